@@ -96,6 +96,23 @@ def test_a_limit_by_an_engine(
             stays(engine)
 
 
+def test_an_image_for_which_podman_mounts_cgroups_writable(
+    workspace: Path, installation: Installation, machine: Driver, archive: Path, entered: Namespace
+) -> None:
+    """As it does for one whose command is /sbin/init, which needn't be what it is called."""
+    folder = workspace / "limits-writable"
+    with engine_of("podman", folder, installation, machine, archive, entered) as engine:
+        config = folder.with_name(f"{folder.name}-etc") / "config.toml"
+        config.write_text(f'{config.read_text()}[gpuhook.limits]\nmost-device-memory = "8GiB"\n')
+        assert told(engine.run(DEBIAN, *PROBE, env=[GPU])) == EIGHT
+        away = 'mkdir /sys/fs/cgroup/away && echo $$ >/sys/fs/cgroup/away/cgroup.procs && exec "$@"'
+        words = ("sh", "-c", away, "sh", *PROBE)
+        refused = engine.run(DEBIAN, *words, env=[GPU], options=["--systemd=always"])
+        assert refused.status != 0
+        assert told(refused) == []
+        assert "may write to cgroups, which are mounted at" in refused.stderr, refused
+
+
 def stays(engine: Docker) -> None:
     """See that a limit stays after docker update and a restart."""
     words = ("--detach", "--runtime=gpu-py", "-e", GPU, "-e", LIMIT, DEBIAN, "sleep", "999")

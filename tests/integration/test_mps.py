@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -205,6 +206,21 @@ def test_the_compute_mode_is_set_back_after_a_kill(site: Site) -> None:
 
 
 @ONE
+def test_a_gpu_that_is_lost_keeps_no_other_in_its_mode(site: Site) -> None:
+    site.mps("start").ok()
+    simulate_command = (site.installation.command, "simulate", site.driver.root)
+    run([*simulate_command, "--lost", "0"]).ok()
+    try:
+        site.mps("stop").failed()
+        assert site.modes()[1:] == [DEFAULT] * 2
+        assert not site.daemons()
+    finally:
+        run([*simulate_command, "--found", "0"]).ok()
+    site.mps("stop").ok()
+    assert site.modes() == [DEFAULT] * 3
+
+
+@ONE
 def test_a_daemon_that_does_not_start_changes_nothing(site: Site) -> None:
     program = site.driver.root / "usr/bin/nvidia-cuda-mps-control"
     kept = program.with_suffix(".kept")
@@ -276,6 +292,71 @@ def test_starts_that_are_killed_leave_nothing_that_stop_does_not_find(site: Site
         site.mps("stop").ok()
         assert site.modes() == [DEFAULT] * 3
         assert not site.daemons()
+
+
+# Says when the daemon was started or, with set-up, has got the first of its limits, and then waits.
+KILLED = """
+import sys
+import time
+from gpuhook.ground.config.loader import load
+from gpuhook.tools.mps import control, keep
+def stop(*words):
+    print("here", flush=True)
+    time.sleep(1000)
+name = sys.argv[1]
+if name == "started":
+    keep.Keeper._set_up = stop
+else:
+    tell, told = control.Control.tell, []
+    control.Control.tell = lambda *words: told and stop() or told.append(tell(*words)) or None
+    told = []
+keep.Keeper(load(), print).start()
+"""
+
+
+@ONE
+@pytest.mark.parametrize("moment", ["started", "set-up"])
+def test_a_start_that_is_killed_before_all_limits_are_set(site: Site, moment: str) -> None:
+    """No container begins meanwhile, and what comes next sets them."""
+    site.change("active-thread-percentage = 40\n", "")  # for which the daemon could be asked
+    program = site.installation.command.parent / "python"
+    env = {**os.environ, "GPUHOOK_CONFIG": str(site.config)}
+    words: list[str | Path] = [program, "-c", KILLED, moment]
+    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE) as start:
+        try:
+            assert start.stdout is not None
+            assert start.stdout.readline() == b"here\n"
+            assert "control daemon has no limits yet" in site.refusal("0")
+        finally:
+            start.kill()
+    assert site.status()["problem"] != ""
+    site.mps("start").ok()
+    made = site.client("0")
+    assert re.search(r"percentage=\S* memory=(0=)?8192M", site.said(made)), site.said(made)
+
+
+@ONE
+@pytest.mark.parametrize(
+    "machine", [version for version in LIMITS if version < "615"], indirect=True
+)
+def test_a_client_that_comes_before_the_limits(site: Site) -> None:
+    """A container of the daemon before has its folder still, and has the daemon start a server."""
+    site.mps("start").ok()
+    program = f"while :; do timeout 0.2 {CUDA_PROBE} --context; done"
+    eager = site.ask("0", command=program)
+    assert site.start(eager).status == 0
+    os.kill(site.daemon(), signal.SIGKILL)
+    program_of = site.installation.command.parent / "python"
+    code = (
+        "import time; from gpuhook.ground.config.loader import load;"
+        "from gpuhook.tools.mps import keep; set_up = keep.Keeper._set_up;"
+        "keep.Keeper._set_up = lambda *words: time.sleep(3) or set_up(*words);"
+        "keep.Keeper(load(), print).start()"
+    )
+    done = run([program_of, "-c", code], env={"GPUHOOK_CONFIG": str(site.config)})
+    assert "became a client of MPS before the limits were set" in done.stderr
+    assert site.modes() == [DEFAULT] * 3
+    assert not site.daemons()
 
 
 @ONE

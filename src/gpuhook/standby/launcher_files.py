@@ -49,7 +49,7 @@ def words(config: "Config") -> tuple[str, ...] | None:
     None where there are no such words, because the configuration names something that JSON
     could write in many ways, or limits the memory of devices, whoever gave them.
     """
-    if config.device_memory or config.most_device_memory or config.limit_required:
+    if config.limits_memory:
         return None  # protects: limits-launcher
     names = [variable for _, variable in sources.swarm_variables(config.swarm_resource)]
     prefixes = config.cdi_annotation_prefixes if config.reads_annotations else ()

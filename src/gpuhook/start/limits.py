@@ -170,7 +170,37 @@ def find(
     grants = [grant for grant in every if grant.devices]
     if not grants:
         return None
-    return of_grants(grants, words.read(SpecReader(spec.data, config)), config)
+    reader = SpecReader(spec.data, config)
+    limits = of_grants(grants, words.read(reader), config)
+    if limits is not None and config.limits_memory and not is_privileged(spec.data):
+        _check_cgroups(spec.data)  # protects: limit-writable
+    return limits
+
+
+def _check_cgroups(data: "dict[str, Any]") -> None:
+    """Refuse a container that could leave its cgroup, or change what is set there; LimitError."""
+    for mount in given_nodes.objects(data.get("mounts")):
+        kind, options = mount.get("type"), mount.get("options")
+        options = options if isinstance(options, list) else []
+        said = [word for word in options if word in ("ro", "rro", "rw")]
+        is_writable = said[-1:] in ([], ["rw"])
+        is_cgroup = kind in ("cgroup", "cgroup2") or _has_cgroups(mount.get("source"))
+        if is_writable and is_cgroup:
+            raise LimitError(
+                f"The container may write to cgroups, which are mounted at "
+                f"{shown(mount.get('destination'))}, and so undo the administrator's limit",
+                "Have the engine mount them read-only, as podman does with --systemd=false",
+            )
+
+
+def _has_cgroups(source: "Any") -> bool:
+    """Tell whether a path is in the tree of cgroups, or has it below."""
+    if not isinstance(source, str) or not source.startswith("/"):
+        return False
+    path, tree = f"{os.path.normpath(source).strip('/')}/", f"{dmem.TREE[1:]}/"
+    if path == "/" or path.startswith(tree) or tree.startswith(path):
+        return True
+    return given_nodes.is_on_one_device(source, dmem.TREE)  # whatever links lead there
 
 
 def of_grants(grants: "Sequence[Grant]", said: "Words", config: "Config") -> Limits | None:

@@ -141,9 +141,12 @@ class Site:
         return len(ready) == 1 and self.processes == ready | {parent_of(pid) for pid in ready}
 
     def stand(self) -> None:
-        """Start a container, and wait until a process stands ready for the next."""
+        """Start containers until a process stands ready for the next.
+
+        None does for two seconds after an installation, or after a file was made.
+        """
         self.works()
-        wait_until(self.is_standing, "a process stands ready")
+        self.stand_again(())
 
     def stand_again(self, before: Container[int]) -> None:
         """Start containers until a process stands ready that is none of those.

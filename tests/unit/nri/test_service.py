@@ -16,9 +16,9 @@ from hypothesis import strategies as some
 from wire import Value, integer, messages, string
 
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import PluginError
+from gpuhook.ground.errors import PluginError, RequestError
 from gpuhook.start.inventory import cache
-from gpuhook.tools.nri.answer import Way
+from gpuhook.tools.nri.answer import Asked, Way, edits
 from gpuhook.tools.nri.service import Plugin, _refusal, run
 from gpuhook.tools.nri.transport import PLUGIN, REQUEST, RESPONSE, RUNTIME, Connection
 
@@ -223,6 +223,39 @@ def test_the_gate(gated: Gated) -> None:
     names.append(("amd.com/gpu", "0x84cafeae17e7610"))
     assert len(nodes(served.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
     assert "asks for AMD GPU 2" in refusal(served.engine.create("AMD_VISIBLE_DEVICES=1,2"))
+
+
+@pytest.mark.parametrize("handler", ["gpu-py", "nvidia"])
+def test_a_runtime_class_is_no_way_around_the_gate(gated: Gated, handler: str) -> None:
+    """The runtime would give what the container asks for, and a pod's author names the class."""
+    served, names = gated
+    pod = ((7, handler),)
+    assert "asks for AMD GPU 1 by" in refusal(
+        served.engine.create("AMD_VISIBLE_DEVICES=1", pod=pod)
+    )
+    every = served.engine.create("AMD_VISIBLE_DEVICES=all", pod=pod)
+    assert environment(every) == {"AMD_VISIBLE_DEVICES": "none"}
+    names.append(("amd.com/gpu", "0x84cafeae17e7610"))
+    assert adjustment(served.engine.create("AMD_VISIBLE_DEVICES=1", pod=pod)) == b""
+    every = served.engine.create("AMD_VISIBLE_DEVICES=all", pod=pod)
+    assert environment(every) == {"AMD_VISIBLE_DEVICES": "1"}
+    assert messages(adjustment(every), 6) == [], "nodes are the runtime's to give"
+    assert adjustment(served.engine.create("PATH=/bin", pod=pod)) == b""
+
+
+@pytest.mark.parametrize("handler", ["gpu-py", "nvidia"])
+def test_mounts_are_no_way_around_the_gate(way: Way, handler: str) -> None:
+    config = way.config
+    config.accept_volume_mounts = True
+    given = [("amd.com/gpu", "0x84cafeae17e7610")]
+    gated = Way(config, HOOK, given=lambda *_: given)
+    for name in ("all", "2"):
+        mounts = (("/var/run/amd-container-devices/" + name, "/dev/null"),)
+        asked = Asked("team", "pod", "main", handler, ("AMD_VISIBLE_DEVICES=1",), mounts)
+        with pytest.raises(RequestError, match="kubelet hasn't given it"):
+            edits(asked, gated)
+    mounts = (("/var/run/amd-container-devices/1", "/dev/null"),)
+    assert edits(Asked("team", "pod", "main", handler, (), mounts), gated) == {}
 
 
 def test_an_image_that_says_all_gets_what_was_granted(gated: Gated) -> None:

@@ -187,6 +187,50 @@ def test_privilege_is_more_than_a_rule() -> None:
     assert given(MOST, nodes=nodes, process=ADMIN) == {"0": 8}
 
 
+@pytest.mark.parametrize(
+    ("kind", "source", "options", "refused"),
+    [
+        ("cgroup", "cgroup", ["nosuid", "rw"], True),
+        ("cgroup", "cgroup", [], True),
+        ("cgroup2", "cgroup2", None, True),
+        ("cgroup", "cgroup", ["ro", "rw"], True),
+        ("cgroup", "cgroup", ["rw", "ro"], False),
+        ("bind", "/sys/fs/cgroup", ["rbind"], True),
+        ("bind", "/sys/fs/cgroup/../cgroup/engine", ["rbind", "rw"], True),
+        ("none", "/sys", ["rbind"], True),
+        ("bind", "/", ["rbind"], True),
+        ("bind", "//sys/fs/cgroup", ["rbind"], True),
+        ("bind", "/proc/self/root/sys/fs/cgroup", ["rbind"], True),
+        ("bind", "/sys/fs/cgroup", ["rbind", "ro"], False),
+        ("bind", "/sys/fs/cgroups", ["rbind"], False),
+        ("tmpfs", "tmpfs", ["rw"], False),
+    ],
+)
+def test_who_may_write_to_cgroups_has_no_limit_of_the_administrators(
+    kind: str, source: Any, options: Any, refused: bool
+) -> None:
+    """A program that runs in a cgroup of its own making isn't counted by every driver."""
+    mount = {"destination": "/where", "type": kind, "source": source, "options": options}
+    env = ("NVIDIA_VISIBLE_DEVICES=0", "GPUHOOK_DEVICE_MEMORY=8GiB")
+
+    def limits(text: str, privileges: Any) -> Limits | None:
+        config, inventories = loads(text), {"nvidia": nvidia()}
+        known = registry.known(config)
+        data = {"process": {"env": env, **privileges}, "mounts": [mount]}
+        spec = Spec("config.json", json.dumps(data))
+        resolved = resolve.resolve(spec.data, config, known, inventories=inventories)
+        return resolve.limits(spec, config, known, resolved, inventories)
+
+    for text in (MOST, REQUIRED, '[gpuhook.limits]\ndevice-memory = "8GiB"\n'):
+        if refused:
+            with pytest.raises(LimitError, match="may write to cgroups, which are mounted at"):
+                limits(text, {})
+        else:
+            assert limits(text, {})
+        assert limits(text, ADMIN), "it may do more than that"
+    assert limits("", {}), "it is its own limit"
+
+
 class Broken:
     """Has the drivers of a machine fail, as they do by a fault or by being absent."""
 
@@ -389,6 +433,7 @@ def test_a_cgroup_of_which_others_are(tree: Tree) -> None:
             # In a container that runs, programs may be in mount namespaces of their own.
             amds().set(process, {2: "/engine/container"})
             other.kill()
+            other.wait()
         procs.write_text(f"{os.getpid()}\n{other.pid}\n")
         amds().set(process)
     finally:

@@ -214,6 +214,11 @@ class Config:
         return dict(entry.split("=", 1) for entry in self.driver_roots).get(vendor, "")
 
     @property
+    def limits_memory(self) -> bool:
+        """Whether the administrator limits the memory of containers' devices."""
+        return bool(self.device_memory or self.most_device_memory or self.limit_required)
+
+    @property
     def reads_annotations(self) -> bool:
         """Whether annotations may name devices at all: always in mode cdi, else on request."""
         return self.mode == "cdi" or self.accept_annotations  # protects: annotations-accepted

@@ -186,7 +186,7 @@ def saved_inventory(case: Case) -> Iterator[Finding]:
 def memory_limits(case: Case) -> Iterator[Finding]:
     """Ask whether the limits of memory that the configuration sets can be set here."""
     config = case.config
-    if not (config.device_memory or config.most_device_memory or config.limit_required):
+    if not config.limits_memory:
         return
     for each in registry.known(config).values():
         vendor = contract.load(each)

@@ -99,6 +99,18 @@ class Control:
             if "error" in answer.lower() or "fail" in answer.lower():
                 raise _unexpected(line, answer)
 
+    def start_first_server(self) -> None:
+        """Start a server (version 2); MpsError where a client has had one started before.
+
+        That one hasn't got the defaults that were set since.
+        """
+        if _numbers(self.ask("get_server_list")):  # protects: mps-first-server
+            raise MpsError(
+                "A program became a client of MPS before the limits were set",
+                "End the containers of these GPUs, and run gpuhook mps start again",
+            )
+        self.tell("start_server -uid 0")
+
     def ask(self, line: str, patience: float = _PATIENCE) -> str:
         """Return what it answers to a line, without the last newline."""
         return self._run([self._program], f"{line}\n", {}, patience).removesuffix("\n")

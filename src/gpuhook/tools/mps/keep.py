@@ -52,7 +52,7 @@ class Keeper:
             before = mps.read(self._config.state_dir)
             wanted = self._wanted(before)
             if before is not None:
-                if before.but(daemon="") == wanted and self._answers(before):
+                if before.but(daemon="", ready=False) == wanted and self._answers(before):
                     return before
                 self._end_daemon(before)
             return self._start(wanted, before)
@@ -69,7 +69,7 @@ class Keeper:
             daemon = control.start([each.uuid for each in state.devices])
             state = state.but(daemon=daemon)
             self._save(state.but(places=()))  # whoever ends it has to know it
-            state = self._set_up(control, state)
+            state = self._set_up(control, state).but(ready=True)
             control.check(state.threads)
         except GpuhookError:
             self._undo()
@@ -82,13 +82,13 @@ class Keeper:
     def _set_up(self, control: Control, state: mps.State) -> mps.State:
         """Give the daemon its limits, and make the places of version 3."""
         if state.version < 3:
-            control.tell("start_server -uid 0")
             if state.threads:
                 control.tell(f"set_default_active_thread_percentage {state.threads}")
             for place, each in enumerate(state.devices):
                 if each.memory:
                     limit = f"{each.memory // _MEGA}M"
                     control.tell(f"set_default_device_pinned_mem_limit {place} {limit}")
+            control.start_first_server()  # after the defaults: it has those of its beginning
             return state
         uuids = ",".join(each.uuid for each in state.devices)
         control.tell(f"server create {SERVER} --uid=0 --allowed-devices={uuids}")
@@ -203,6 +203,8 @@ class Keeper:
         """Raise MpsError where the daemon isn't there or doesn't answer."""
         if not mps.lives(state):
             raise MpsError("MPS' control daemon isn't running", mps.START)
+        if not state.ready:  # protects: mps-set-up
+            raise MpsError("MPS' control daemon hasn't got its limits", mps.START)
         self.control(state).check(state.threads)
 
     def serve(self, interval: float, ready: Callable[[], None]) -> None:

@@ -28,12 +28,18 @@ def read(config: Config, root: str, uuids: list[str]) -> dict[str, tuple[int, in
 
 
 def write(config: Config, root: str, modes: Mapping[str, int]) -> None:
-    """Set compute modes by UUID; DriverError where one can't be set."""
+    """Set compute modes by UUID, all that can be set; DriverError where one can't."""
 
     def question(pynvml: Any) -> dict[str, Any]:
+        failures = []
         for uuid, mode in modes.items():
-            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
-            pynvml.nvmlDeviceSetComputeMode(handle, mode)
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
+                pynvml.nvmlDeviceSetComputeMode(handle, mode)
+            except pynvml.NVMLError as error:  # protects: mps-each-mode
+                failures.append(error)
+        if failures:
+            raise failures[0]
         return {}
 
     if modes:

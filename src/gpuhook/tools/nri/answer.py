@@ -15,7 +15,7 @@ from gpuhook.start.cdi.generate import Source, tidy
 from gpuhook.start.contract import Grant, Vendor
 from gpuhook.start.inventory import cache
 from gpuhook.start.inventory.model import Device, Inventory
-from gpuhook.start.resolve import resolve
+from gpuhook.start.resolve import Resolved, resolve
 from gpuhook.tools.vendors import cluster, survey
 from gpuhook.vendors import registry
 
@@ -52,15 +52,14 @@ def edits(asked: Asked, way: Way) -> dict[str, Any]:
 
     RequestError or a DriverError, with a sentence, for one that may not have what it asks for.
     """
-    if asked.handler in HANDLERS:
+    by_runtime = asked.handler in HANDLERS
+    if by_runtime and way.given is None:  # protects: nri-gate-handlers
         return {}
-    spec = {
-        "process": {"env": list(asked.env)},
-        "mounts": [{"destination": to, "source": source} for to, source in asked.mounts],
-    }
-    resolved = resolve(spec, way.config, registry.known(way.config))
+    resolved = _resolved(asked, way)
     if resolved is None:
         return {}
+    if by_runtime:
+        return _edits_for_runtime(resolved, asked, way)
     if resolved.cdi_devices:
         raise RequestError(
             f"CDI devices of other makers ({listed(resolved.cdi_devices)}) aren't given this way",
@@ -72,6 +71,38 @@ def edits(asked: Asked, way: Way) -> dict[str, Any]:
         for key, values in _edits(grant, devices, way).items():
             found.setdefault(key, []).extend(values)
     return found
+
+
+def _resolved(asked: Asked, way: Way, *more: str) -> Resolved | None:
+    """Return what a container asks for with ``more`` variables."""
+    spec = {
+        "process": {"env": [*asked.env, *more]},
+        "mounts": [{"destination": to, "source": source} for to, source in asked.mounts],
+    }
+    return resolve(spec, way.config, registry.known(way.config))
+
+
+def _edits_for_runtime(resolved: Resolved, asked: Asked, way: Way) -> dict[str, Any]:
+    """Return the variables by which a runtime of ours gives what the gate lets through.
+
+    RequestError where it would give more all the same.
+    """
+    env = []
+    for grant in resolved.grants:
+        devices = _let_through(grant, asked, way)
+        if len(devices) < len(grant.devices):
+            names = grant.vendor.names
+            labels = ",".join(device.label for device in devices) or cluster.of(names).nothing
+            env.append(f"{next(iter(names.VARIABLES), '')}={labels}")
+    after = _resolved(asked, way, *env) if env else None
+    for grant in after.grants if after is not None else ():
+        if len(_let_through(grant, asked, way)) < len(grant.devices):
+            raise RequestError(
+                f"The container {printable(asked.name)} asks for all devices in a way that no "
+                "variable changes, and the kubelet hasn't given it all",
+                f"Ask by a variable, such as {next(iter(grant.vendor.names.VARIABLES), '')}=all",
+            )
+    return {"env": env} if env else {}
 
 
 # What the kubelet gave --------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class State(Record, devices=Shared):
     ``daemon`` is the control daemon's process, PID-STARTED as the records have it, "" where there
     is none. ``threads`` are percent, 0 for no limit; at most ``clients`` containers have a device.
     ``places`` are the folders, below the pipe folder, of the namespaces that containers get one
-    each of (version 3).
+    each of (version 3). ``ready`` says that the daemon has its limits and places.
     """
 
     version: int
@@ -75,6 +75,7 @@ class State(Record, devices=Shared):
     threads: int = 0
     clients: int = 1
     places: tuple[str, ...] = ()
+    ready: bool = False
 
     def device(self, uuid: str) -> Shared | None:
         """Return one of the devices, None where it isn't shared."""
@@ -127,6 +128,11 @@ def check(grant: "Grant") -> None:
         raise DriverError(
             f"{listed(wanted)} is shared by MPS here, and no control daemon of MPS is running",
             START,
+        )
+    if not state.ready:  # protects: mps-not-ready
+        raise DriverError(
+            f"{listed(wanted)} is shared by MPS here, whose control daemon has no limits yet",
+            f"Try it again in a moment. {START}",
         )
     others = [device.label for device in grant.devices if state.device(device.id) is None]
     if others:

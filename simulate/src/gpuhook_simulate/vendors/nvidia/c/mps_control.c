@@ -56,9 +56,12 @@ static struct peer peers[MOST_PEERS];
 static int peer_count;
 static char server_names[MOST_SPACES][NAME_SIZE];
 static int server_count;
-static struct limits defaults = {"100.0", ""};
-static struct { char device[WORD_SIZE], limit[WORD_SIZE]; } pinned[MOST_LIMITS];
-static int pinned_count, quitting;
+static struct defaults {
+    char percentage[WORD_SIZE];
+    struct { char device[WORD_SIZE], limit[WORD_SIZE]; } pinned[MOST_LIMITS];
+    int count;
+} defaults = {.percentage = "100.0"}, served; /* of the next server, and of the one there is */
+static int quitting;
 static char answer[1 << 16];
 static size_t answered;
 
@@ -224,14 +227,23 @@ static void set_pinned(const char *device, const char *limit)
 {
     int i;
 
-    for (i = 0; i < pinned_count && strcmp(pinned[i].device, device); i++)
+    for (i = 0; i < defaults.count && strcmp(defaults.pinned[i].device, device); i++)
         ;
     if (i == MOST_LIMITS)
         return;
-    snprintf(pinned[i].device, WORD_SIZE, "%s", device);
-    snprintf(pinned[i].limit, WORD_SIZE, "%s", limit);
-    if (i == pinned_count)
-        pinned_count++;
+    snprintf(defaults.pinned[i].device, WORD_SIZE, "%s", device);
+    snprintf(defaults.pinned[i].limit, WORD_SIZE, "%s", limit);
+    if (i == defaults.count)
+        defaults.count++;
+}
+
+/* Starts the server of version 2, where there is none: defaults that come later aren't its own. */
+static void start_server(void)
+{
+    if (!server_count) {
+        server_count = 1;
+        served = defaults;
+    }
 }
 
 static void version2(char **words, int count)
@@ -239,7 +251,7 @@ static void version2(char **words, int count)
     int i;
 
     if (!strcmp(words[0], "start_server") && count == 3) {
-        server_count = 1;
+        start_server();
     } else if (!strcmp(words[0], "get_server_list")) {
         if (server_count)
             say("%d\n", getpid());
@@ -253,9 +265,9 @@ static void version2(char **words, int count)
     } else if (!strcmp(words[0], "set_default_device_pinned_mem_limit") && count == 3) {
         set_pinned(words[1], words[2]);
     } else if (!strcmp(words[0], "get_default_device_pinned_mem_limit") && count == 2) {
-        for (i = 0; i < pinned_count; i++)
-            if (!strcmp(pinned[i].device, words[1]))
-                say("%s\n", pinned[i].limit);
+        for (i = 0; i < defaults.count; i++)
+            if (!strcmp(defaults.pinned[i].device, words[1]))
+                say("%s\n", defaults.pinned[i].limit);
     } else {
         say("error: unknown command %s\n", words[0]);
     }
@@ -288,14 +300,15 @@ static int greet(struct peer *peer)
     if (others >= MOST_CLIENTS || (version == 3 && peer->space < 0))
         return 0;
     peer->is_client = 1;
-    server_count += server_count == 0; /* the first client starts the server */
+    if (version == 2)
+        start_server(); /* the first client does that */
     if (peer->space >= 0)
         say("ok percentage=%s memory=%s", spaces[peer->space].limits.percentage,
             spaces[peer->space].limits.memory);
     else
-        say("ok percentage=%s memory=", defaults.percentage);
-    for (i = 0; peer->space < 0 && i < pinned_count; i++)
-        say("%s%s=%s", i ? "," : "", pinned[i].device, pinned[i].limit);
+        say("ok percentage=%s memory=", served.percentage);
+    for (i = 0; peer->space < 0 && i < served.count; i++)
+        say("%s%s=%s", i ? "," : "", served.pinned[i].device, served.pinned[i].limit);
     say("\n");
     return 1;
 }
