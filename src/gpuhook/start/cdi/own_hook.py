@@ -3,6 +3,7 @@
 import os
 
 from gpuhook.ground import names
+from gpuhook.ground.config.model import DEFAULT_PATH
 from gpuhook.ground.oci.spec import hook_name
 
 TYPE_CHECKING = False
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from gpuhook.ground.config.model import DEFAULT_PATH, Config
+    from gpuhook.ground.config.model import Config
     from gpuhook.ground.oci.spec import Spec
     from gpuhook.start.resolve import Resolved
 
