@@ -11,15 +11,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import declared_vendors
 import pytest
+from harness import vendors
 from harness.commands import Result
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.installation import Installation, write_config
 from harness.namespaces import HOLD, Namespace, held
 from harness.sandbox import contents
 
+from gpuhook.ground.config.loader import loads
+
 ASK = "NVIDIA_VISIBLE_DEVICES"
 CACHE = "etc/ld.so.cache"
+_NODES = "busybox find /dev -type c -exec busybox stat -c %t:%T {} +"
 # In namespaces of a user's own, as its root.
 IN_USER_NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount", "--")
 
@@ -209,8 +214,50 @@ def test_the_files_are_the_drivers_and_read_only(folder: Folder, driver: Driver)
     assert folder.inside("sh", "-c", f"echo > /{library.relative_to(driver.root)}").status != 0
 
 
-def test_several_makers(folder: Folder, tmp_path: Path) -> None:
-    """Each by a name of its own kind; of a maker that isn't here, in a sentence."""
+def test_several_makers_in_one_folder(
+    folder: Folder, installation: Installation, driver: Driver, workspace: Path
+) -> None:
+    """NVIDIA's, AMD's and those of a maker that config.toml declares, by variable or CDI name."""
+    table = declared_vendors.tables()["maker"]
+    declares = folder.state.parent / "maker.toml"
+    declares.write_text(table)
+    places = [workspace / f"{name}-{folder.root.name}" for name in ("amd", "maker")]
+    with (
+        vendors.devices(installation, places[0], "amd", 2) as amd,
+        vendors.devices(installation, places[1], "maker", 3, config=declares) as maker,
+    ):
+        roots = json.dumps([f"amd={amd.root}", f"maker={maker.root}"])
+        text = folder.config.read_text().replace(
+            "[gpuhook]\n", f"[gpuhook]\ndriver-roots = {roots}\n"
+        )
+        folder.config.write_text(f"{text}\n{table}")
+        before = snapshot(folder)
+        variable = loads(table).vendors[0].variable
+        words = (
+            "--device=nvidia.com/gpu=1",
+            "-e",
+            "AMD_VISIBLE_DEVICES=1",
+            "-e",
+            f"{variable}=0,2",
+        )
+        explained = json.loads(folder.call(*words, "--format=json", verb="explain").ok().stdout)
+        done = json.loads(folder.call(*words, "--format=json").ok().stdout)
+        assert explained["operations"] == done["operations"]
+        assert explained["undone"] == done["undone"]
+        looked = folder.inside("sh", "-c", _NODES).ok().stdout.splitlines()
+        given = [amd.numbers("/dev/kfd"), amd.numbers("/dev/dri/renderD129")]
+        given += [maker.numbers(f"/dev/maker{number}") for number in (0, 2)]
+        assert {*given} <= {*looked}
+        others = (amd.numbers("/dev/dri/renderD128"), maker.numbers("/dev/maker1"))
+        assert not {*others} & {*looked}
+        seen = folder.inside("nvidia-smi", "-L").ok().stdout.splitlines()
+        assert seen == lines_of_nvidia_smi(driver.chosen(1))
+        folder.call("--undo").ok()
+        assert folder.mounts() == []
+        assert snapshot(folder) == before
+
+
+def test_a_maker_that_is_not_here(folder: Folder) -> None:
     done = folder.call("--device=nvidia.com/gpu=0", "--device=amd.com/gpu=0").failed()
     assert "AMD" in done.stderr
 

@@ -8,51 +8,24 @@ from pathlib import Path
 
 import pytest
 from harness.commands import Result
+from harness.driven import HOME, USER, driven
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.inside import look, seen
 from harness.installation import Installation
-from harness.releases import Release, release
+from harness.releases import Release
 
-HOME = "/home/joe"
-USER = ("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "env", f"HOME={HOME}")
 # This machine's root may lack a capability, and Apptainer gives a container all of them or none.
 AS_ROOT = ("exec", "--no-privs")
 SMI = ("nvidia-smi", "-L")
 
-# What a machine with the driver has: its nodes, its files, and what /proc shows already.
 SET_UP = """
-set -e
 rm -f /etc/localtime && echo UTC >/etc/localtime
-mount -t tmpfs -o mode=755 tmpfs /dev
-while read -r name major minor; do
-    mknod -m 666 "/dev/$name" c "$major" "$minor"
-done <<NODES
-null 1 3
-zero 1 5
-random 1 8
-urandom 1 9
-tty 5 0
-NODES
-mkdir /dev/pts /dev/shm
-mount -t devpts devpts /dev/pts
-ln -s /proc/self/fd /dev/fd
-ln -s fd/0 /dev/stdin
-ln -s fd/1 /dev/stdout
-ln -s fd/2 /dev/stderr
-cp -a DRIVER/dev/. /dev/
-cp -a DRIVER/usr/. /usr/
-ldconfig
-chmod 1777 /tmp
-useradd --create-home --uid 1000 joe
 echo joe:100000:65536 | tee /etc/subuid >/etc/subgid
 apptainer build --sandbox /srv/box IMAGE
 apptainer build /srv/box.sif /srv/box
 cp -a /srv/box HOME/box
 chown -R joe:joe HOME/box
 chmod -R u+w HOME/box
-ln -s CLI /usr/local/bin/nvidia-container-cli
-mkdir -p /etc/gpuhook
-printf '[nvidia-container-cli]\\nload-kmods = false\\n' >/etc/gpuhook/config.toml
 """
 
 
@@ -65,18 +38,8 @@ def host(
     roots: dict[str, Path],
 ) -> Iterator[Release]:
     """A machine with Apptainer and NVIDIA's driver, and an image as a folder and as a file."""
-    folder = workspace / "apptainer"
-    with release("apptainer", apptainer_root, folder, installation, driver) as made:
-        words = {
-            "DRIVER": driver.root,
-            "IMAGE": roots["debian"],
-            "HOME": HOME,
-            "CLI": made.installation.bin / "gpuhook-container-cli",
-        }
-        script = SET_UP
-        for word, path in words.items():
-            script = script.replace(word, str(path))
-        made.namespace.run("sh", "-c", script).ok()
+    words = (apptainer_root, workspace, installation, driver, SET_UP)
+    with driven("apptainer", *words, IMAGE=roots["debian"]) as made:
         yield made
 
 

@@ -5,42 +5,21 @@ from pathlib import Path
 
 import pytest
 from harness.commands import Result
+from harness.driven import HOME, USER, driven
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.installation import Installation
-from harness.releases import Release, release
+from harness.releases import Release
 
-HOME = "/home/joe"
-USER = ("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "env", f"HOME={HOME}")
 SMI = ("nvidia-smi", "-L")
-DOCUMENTS = Path("/etc/charliecloud/cdi")
+DOCUMENTS = Path("/opt/documents")  # where generate is told to write them
 
-# What a machine with the driver has: its nodes, its files, and what /proc shows already.
 SET_UP = """
-set -e
-mount -t tmpfs -o mode=755 tmpfs /dev
-while read -r name major minor; do
-    mknod -m 666 "/dev/$name" c "$major" "$minor"
-done <<NODES
-null 1 3
-zero 1 5
-random 1 8
-urandom 1 9
-tty 5 0
-NODES
-mkdir /dev/pts /dev/shm
-cp -a DRIVER/dev/. /dev/
-cp -a DRIVER/usr/. /usr/
-ldconfig
-chmod 1777 /tmp
-useradd --create-home --uid 1000 joe
 cp -a IMAGE HOME/box
 mkdir HOME/box/ch # as ch-image leaves it
 cp -a HOME/box HOME/copied
 chown -R joe:joe HOME
 chmod -R u+w HOME
-ln -s CLI /usr/local/bin/nvidia-container-cli
-mkdir -p /etc/gpuhook DOCUMENTS
-printf '[nvidia-container-cli]\\nload-kmods = false\\n' >/etc/gpuhook/config.toml
+mkdir -p DOCUMENTS
 """
 
 
@@ -53,19 +32,8 @@ def host(
     roots: dict[str, Path],
 ) -> Iterator[Release]:
     """A machine with Charliecloud and NVIDIA's driver, and an image as a folder."""
-    folder = workspace / "charliecloud"
-    with release("charliecloud", charliecloud_root, folder, installation, driver) as made:
-        words = {
-            "DRIVER": driver.root,
-            "IMAGE": roots["debian"],
-            "HOME": HOME,
-            "DOCUMENTS": DOCUMENTS,
-            "CLI": made.installation.bin / "gpuhook-container-cli",
-        }
-        script = SET_UP
-        for word, path in words.items():
-            script = script.replace(word, str(path))
-        made.namespace.run("sh", "-c", script).ok()
+    words = (charliecloud_root, workspace, installation, driver, SET_UP)
+    with driven("charliecloud", *words, IMAGE=roots["debian"], DOCUMENTS=DOCUMENTS) as made:
         generate = (made.installation.command, "cdi", "generate", "--for", "charliecloud")
         made.namespace.run(*generate, "--output", f"{DOCUMENTS}/").ok()
         yield made
@@ -113,3 +81,67 @@ def test_what_is_copied_into_the_image(host: Release, driver: Driver) -> None:
     host.namespace.run(*USER, "ch-fromhost", "--nvidia", f"{HOME}/copied").ok()
     done = run_in(host, *SMI, image="copied").ok()
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.gpus)
+
+
+# By install ---------------------------------------------------------------------------------
+
+
+def shell(host: Release, script: str) -> Result:
+    """Run a shell of root's that has logged in."""
+    return host.namespace.run("sh", "-lc", script)
+
+
+def listing(host: Release) -> str:
+    """Return the names, modes, times and checksums of what is in /etc."""
+    every = "find /etc -printf '%p %m %u %T@ %l\\n' | sort; find /etc -type f | sort | xargs md5sum"
+    return host.namespace.run("sh", "-c", every).ok().stdout
+
+
+@pytest.fixture
+def installed(host: Release) -> Iterator[Release]:
+    before = listing(host)
+    command = (host.installation.command, "install", "--engine=charliecloud")
+    done = host.namespace.run(*command, env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}).ok()
+    assert "set CH_RUN_CDI_DIRS=/etc/charliecloud/cdi" in done.stdout
+    yield host
+    host.namespace.run(host.installation.command, "uninstall").ok()
+    # Folders' times have changed, and ldconfig was run.
+    cache = "/etc/ld.so.cache"
+    folders = ("/etc ", "/etc/profile.d ")
+    left = [
+        [line for line in each.splitlines() if not (line.startswith(folders) or cache in line)]
+        for each in (before, listing(host))
+    ]
+    assert left[0] == left[1]
+
+
+def test_install_lets_users_name_no_folder(installed: Release, driver: Driver) -> None:
+    words = " ".join((*USER, "ch-run", "--cdi", f"{HOME}/box", "--", *SMI))
+    done = shell(installed, words).ok()
+    assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.gpus)
+    elsewhere = shell(installed, "CH_RUN_CDI_DIRS=/root/other; . /etc/profile; env").ok()
+    assert "CH_RUN_CDI_DIRS=/root/other\n" in elsewhere.stdout  # a user's own word counts more
+    again = installed.namespace.run(
+        installed.installation.command, "install", "--engine=charliecloud"
+    )
+    assert again.ok().stdout.count("charliecloud: unchanged") == 2
+    assert "wrote" not in again.stdout
+
+
+def test_watch_writes_the_documents_again(installed: Release, driver: Driver) -> None:
+    path = "/etc/charliecloud/cdi/nvidia.com-gpu.json"
+    library = driver.library("libnvidia-opticalflow.so.1")
+    here = f"/{library.relative_to(driver.root)}"
+    says = ("grep", "-c", library.name, path)
+    assert installed.namespace.run(*says).ok()
+    installed.namespace.run("mv", here, "/opt/away").ok()
+    try:
+        watch = (installed.installation.command, "watch", "--interval=0.5")
+        done = installed.namespace.run("timeout", "5", *watch)
+        assert f"charliecloud: wrote {path}" in done.stdout.splitlines()
+        assert installed.namespace.run(*says).stdout == "0\n"
+    finally:
+        installed.namespace.run("mv", "/opt/away", here).ok()
+        installed.namespace.run("ldconfig").ok()  # as whoever installs a driver does
+        installed.namespace.run("timeout", "5", *watch)
+    assert installed.namespace.run(*says).ok()

@@ -176,7 +176,7 @@ def test_an_xid_fires_its_alert(scene: Scene) -> None:
     wait_until(lambda: "GpuXidError" in scene.prometheus.firing(), "the alert fires", PATIENCE)
     [labels] = scene.prometheus.firing()["GpuXidError"]
     assert (labels["xid"], labels["uuid"]) == ("79", scene.driver.gpus[2].uuid)
-    assert {*scene.prometheus.firing()} <= {"GpuXidError"}
+    assert {*scene.prometheus.firing()} <= {"GpuXidError", "GpuNeedsRecovery"}
 
 
 def series(name: str, values: str, **labels: str) -> dict[str, str]:
@@ -198,6 +198,13 @@ FIRING = {
     "GpuXidError": (
         [series("gpuhook_gpu_xid_errors_total", "_x5 1x60", xid="79", instance="a")], "7m",
     ),
+    "GpuNeedsRecovery": (
+        [series("gpuhook_gpu_recovery_action", "1x60", action="gpu_reset", instance="a")], "5m",
+    ),
+    "GpuUncorrectedErrors": (
+        [series("gpuhook_gpu_ecc_errors_total", "0x5 1x60", kind="uncorrected", instance="a")],
+        "10m",
+    ),
     "GpuHot": ([series("gpuhook_gpu_temperature_celsius", "95x60", instance="a")], "10m"),
     "GpuAssignedButIdle": (
         [series("gpuhook_container_gpu_assigned", "1x500", container_id="c", instance="a"),
@@ -212,6 +219,9 @@ QUIET = [
     series("gpuhook_gpu_info", "1x500", vendor="nvidia", uuid="G", instance="a"),
     series("gpuhook_gpu_memory_total_bytes", "5x500", uuid="G", instance="a"),
     series("gpuhook_gpu_temperature_celsius", "80x500", uuid="G", instance="a"),
+    series("gpuhook_gpu_recovery_action", "1x500", action="none", instance="a"),
+    series("gpuhook_gpu_ecc_errors_total", "0+1x500", kind="corrected", instance="a"),
+    series("gpuhook_gpu_ecc_errors_total", "4x500", kind="uncorrected", instance="a"),
     # A program's fault, a while ago another, and a container that has just become idle.
     series("gpuhook_gpu_xid_errors_total", "0+1x500", xid="13", instance="a"),
     series("gpuhook_gpu_xid_errors_total", "2x500", xid="79", instance="a"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import click
 
 from gpuhook.ground import names
-from gpuhook.ground.config.loader import DEFAULT_PATH
+from gpuhook.ground.config.model import DEFAULT_PATH
 from gpuhook.ground.config.source import read_text
 from gpuhook.ground.errors import EngineError
 from gpuhook.tools.engines.lock import Lock

@@ -35,8 +35,8 @@ import time
 from gpuhook import cdi_hook
 from gpuhook.ground import names, preload
 from gpuhook.ground.cgroup import access
-from gpuhook.ground.config.loader import DEFAULT_PATH, load
-from gpuhook.ground.config.model import Config
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.config.model import DEFAULT_PATH, Config
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError
 from gpuhook.ground.oci.spec import read_spec

@@ -36,7 +36,7 @@ class Podman:
         """Whether the user is told what a hook that failed said: crun drops it."""
         return self.runtime is None or self.runtime.name != "crun"
 
-    def call(self, *words: str | Path) -> Result:
+    def call(self, *words: str | Path, env: dict[str, str] | None = None) -> Result:
         """Run podman on this storage."""
         argv = [
             "podman",
@@ -48,7 +48,7 @@ class Podman:
             *([f"--runtime={self.runtime}"] if self.runtime else []),
             *([f"--hooks-dir={self.hooks}"] if self.hooks else []),
         ]
-        return self.namespace.run(*argv, *words)
+        return self.namespace.run(*argv, *words, env=env)
 
     def run(
         self,

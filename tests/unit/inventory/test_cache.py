@@ -250,7 +250,20 @@ def test_only_known_settings_are_asked_for() -> None:
     with pytest.raises(DriverError):
         discover.discover(config)
     root = {"driver_root_of", "own_driver_root", "driver_root", "driver_roots", "root"}
-    assert asked <= {*VENDOR.settings, *root, "nvml_timeout"}
+    error = {"file", "path"}
+    assert asked <= {*VENDOR.settings, *root, *error, "nvml_timeout"}
+
+
+@pytest.mark.parametrize("path", ["/srv/gpuhook.toml", None])
+def test_an_error_names_the_file_to_correct(path: str | None, tmp_path: Path) -> None:
+    config = Config(path)
+    config.user = str(os.getuid())
+    for root in (tmp_path / "nothing", tmp_path):
+        config.driver_root = str(root)
+        with pytest.raises(DriverError) as caught:
+            discover.discover(config)
+        said = f"[nvidia-container-cli] root in {path or '/etc/gpuhook/config.toml'}"
+        assert caught.value.remedy.endswith(said)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -12,7 +12,7 @@ from gpuhook.tools.vendors.nvidia.xids import XIDS
 from gpuhook.tools.vendors.parts import FATAL
 
 PAGE = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
-NAMES = re.compile(r"\b(?:gpuhook|container_accelerator|DCGM_FI_DEV)_\w+")
+NAMES = re.compile(r"\b(?:gpuhook|container_accelerator|DCGM_FI_(?:DEV|PROF))_\w+")
 # What a page may leave out of a name, because it stands beside it.
 PREFIXES = ("container_accelerator", "DCGM_FI_DEV_")
 

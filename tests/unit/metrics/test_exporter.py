@@ -15,11 +15,13 @@ GPU = Device(
     "nvidia", "GPU-1", "0", 3, "0000:1b:00.0", "NVIDIA H200",
     memory_total_bytes=100 << 20, memory_used_bytes=30 << 20, memory_reserved_bytes=10 << 20,
     utilization=0.6, temperature_celsius=40, power_watts=70.5, energy_joules=12.5,
-    xids={79: 2, 13: 1}, readings={"SM_CLOCK": 1980},
+    memory_temperature_celsius=48, ecc_corrected=3, ecc_uncorrected=0,
+    clock_reasons=("sw_power_cap", "sync_boost"), recovery="gpu_reset",
+    xids={79: 2, 13: 1}, readings={"SM_CLOCK": 1980, "PROF_DRAM_ACTIVE": 0.25},
 )  # fmt: skip
 PART = Device(
     "nvidia", "MIG-1", "0:1", 3, "0000:1b:00.0", "NVIDIA H200 MIG 1g.18gb", "GPU-1", "1g.18gb", 7,
-    memory_used_bytes=0,
+    memory_used_bytes=0, utilization=0.5, readings={"PROF_DRAM_ACTIVE": 0.75},
 )  # fmt: skip
 POD = Container(
     "c1", "kubernetes", "", "pod", "space", "web", "uid", "image", devices=("GPU-1", "MIG-gone")
@@ -64,7 +66,13 @@ def test_devices() -> None:
     used = [(uuid, 30 << 20), (part, 0)]
     assert found["gpuhook_gpu_memory_used_bytes"] == used
     assert found["gpuhook_gpu_memory_total_bytes"] == [(uuid, 100 << 20)]
-    assert found["gpuhook_gpu_utilization_ratio"] == [(uuid, 0.6)]
+    assert found["gpuhook_gpu_utilization_ratio"] == [(uuid, 0.6), (part, 0.5)]
+    assert found["gpuhook_gpu_memory_temperature_celsius"] == [(uuid, 48)]
+    errors = [({**uuid, "kind": "corrected"}, 3), ({**uuid, "kind": "uncorrected"}, 0)]
+    assert found["gpuhook_gpu_ecc_errors_total"] == errors
+    reasons = [({**uuid, "reason": word}, 1) for word in ("sw_power_cap", "sync_boost")]
+    assert found["gpuhook_gpu_clock_reason"] == reasons
+    assert found["gpuhook_gpu_recovery_action"] == [({**uuid, "action": "gpu_reset"}, 1)]
     assert found["gpuhook_gpu_temperature_celsius"] == [(uuid, 40)]
     assert found["gpuhook_gpu_power_watts"] == [(uuid, 70.5)]
     assert found["gpuhook_gpu_energy_joules_total"] == [(uuid, 12.5)]
@@ -85,6 +93,7 @@ def test_containers() -> None:
     labels = {
         "vendor": "nvidia", "uuid": "GPU-1", "index": "0", "container_id": "c1",
         "engine": "kubernetes", "name": "", "pod": "pod", "namespace": "space", "container": "web",
+        "slurm_job": "",
     }  # fmt: skip
     nobody = {**dict.fromkeys(labels, ""), "vendor": "nvidia", "uuid": "GPU-1", "index": "0"}
     assert found["gpuhook_container_gpu_assigned"] == [(labels, 1)]
@@ -143,6 +152,25 @@ def test_series_of_dcgm() -> None:
     [part] = [labels for labels, _ in found["DCGM_FI_DEV_FB_USED"] if "GPU_I_ID" in labels]
     assert (part["UUID"], part["GPU_I_PROFILE"], part["GPU_I_ID"]) == ("GPU-1", "1g.18gb", "7")
     assert "pod" not in part
+    assert (values["MEMORY_TEMP"], values["ECC_SBE_VOL_TOTAL"], values["ECC_DBE_VOL_TOTAL"]) == (
+        48, 3, 0,
+    )  # fmt: skip
+    assert [value for _, value in found["DCGM_FI_PROF_DRAM_ACTIVE"]] == [0.25, 0.75]
+    assert len(found["DCGM_FI_DEV_GPU_UTIL"]) == 1  # DCGM has none of MIG devices
+
+
+def test_series_of_dcgm_of_slurms_jobs() -> None:
+    jobs = [Container(f"c{job}", slurm_job=job) for job in ("41", "41 again", "42")]
+    jobs[1] = Container("c1", slurm_job="41")
+    uses = [Usage(each.id, "GPU-1", 1, None, 1) for each in jobs[:2]]
+    idle = Usage(jobs[2].id, "GPU-1", 0, None, 0)
+    look = Snapshot((GPU, PART), tuple(jobs), (*uses, idle))
+    found = samples(SeriesOptions(dcgm=True), look)["DCGM_FI_DEV_FB_USED"]
+    assert [labels.get("hpc_job") for labels, _ in found] == ["41", None]
+    given = Snapshot((GPU,), (Container("c", devices=("GPU-1",), slurm_job="43"),))
+    found = samples(SeriesOptions(dcgm=True), given)["DCGM_FI_DEV_FB_USED"]
+    assert [labels["hpc_job"] for labels, _ in found] == ["43"]
+    assert samples(look=look)["gpuhook_container_gpu_processes"][0][0]["slurm_job"] == "41"
 
 
 @pytest.mark.parametrize("options", [SeriesOptions(), SeriesOptions(cadvisor=True, dcgm=True)])

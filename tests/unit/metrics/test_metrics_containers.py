@@ -31,6 +31,35 @@ def test_pods(case: Case) -> None:
     assert containers.pod_uid(case["input"]["path"]) == case["expected"]["pod_uid"]
 
 
+@pytest.mark.parametrize(
+    ("path", "job"),
+    [
+        ("/slurm/uid_1000/job_41/step_0/task_0", "41"),
+        ("/slurm_node7/uid_0/job_41", "41"),
+        ("/system.slice/slurmstepd.scope/job_41/step_batch/user/task_0", "41"),
+        ("/system.slice/node7_slurmstepd.scope/job_41/step_0", "41"),
+        ("/system.slice/slurmd.service", ""),
+        ("/slurm/uid_1000/job_x", ""),
+        # What a container may call its own cgroups.
+        (f"/docker/{ID}/slurm/uid_0/job_41", ""),
+        ("/user.slice/user@1000.service/slurm/uid_0/job_41", ""),
+        ("/box/system.slice/slurmstepd.scope/job_41", ""),
+        ("/slurm/uid_0/job_7/step_0/slurm/uid_0/job_41", "7"),
+    ],
+)
+def test_slurms_jobs(path: str, job: str) -> None:
+    for groups in ({"devices": path, "": "/"}, {"": path}):
+        found = containers.owner_of(groups)
+        assert found.job == job
+        if not found.id or found.engine == "slurm":
+            assert (found.engine, found.id) == (("slurm", f"slurm:{job}") if job else ("", ""))
+
+
+def test_a_container_in_a_job_is_itself() -> None:
+    found = containers.owner_of({"": f"/system.slice/slurmstepd.scope/job_41/docker-{ID}.scope"})
+    assert (found.engine, found.id, found.job) == ("docker", ID, "41")
+
+
 @pytest.mark.vectors("metrics_cgroup", "metrics.pod_of_process")
 def test_pods_of_processes(case: Case) -> None:
     given = case["input"]

@@ -62,7 +62,7 @@ def of_table(root: Path, *paths: str) -> Found:
             "libraries": [f"{path}/lib*.so" for path in paths],
         }
     )
-    found = declared.discover(str(root), names_of(table))
+    found = declared.discover(str(root), names_of(table), "/srv/gpuhook.toml")
     return [file.path for file in found.files], list(found.refused)
 
 

@@ -6,6 +6,7 @@ from gpuhook.ground import names
 from gpuhook.ground.config.model import (
     ALL_CAPABILITIES,
     CUDA_COMPAT_MODES,
+    DEFAULT_PATH,
     FEATURE_PREFIX,
     FEATURES,
     KEYS,
@@ -31,7 +32,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-DEFAULT_PATH = "/etc/gpuhook/config.toml"
 PATH_VARIABLE = "GPUHOOK_CONFIG"
 
 _OS_RELEASE = "/etc/os-release"

@@ -126,6 +126,8 @@ MISSING_DRIVER = ("fail", "ignore")
 # image's folder is put first in the loader's search and never mounted.
 CUDA_COMPAT_MODES = ("disabled", "hook", "ldconfig", "mount")
 
+DEFAULT_PATH = "/etc/gpuhook/config.toml"
+
 LOG_LEVELS = ("panic", "fatal", "error", "warning", "warn", "info", "debug", "trace")
 
 
@@ -196,6 +198,11 @@ class Config:
         self.vendors = ()
         for attribute, _, default in KEYS.values():
             setattr(self, attribute, default)
+
+    @property
+    def file(self) -> str:
+        """The file to correct: the one that was read, or where one would be found."""
+        return self.path or DEFAULT_PATH
 
     def feature(self, name: str) -> bool:
         """Say whether the optional switch [features] ``name`` is on; absent means off."""

@@ -8,7 +8,7 @@ import os
 import stat
 
 from gpuhook.ground import names
-from gpuhook.ground.config.loader import DEFAULT_PATH
+from gpuhook.ground.config.model import DEFAULT_PATH
 from gpuhook.ground.oci import jsontext
 from gpuhook.start.cdi import apply
 from gpuhook.start.cdi.own_hook import HOOKS, MOUNTS_OPTION

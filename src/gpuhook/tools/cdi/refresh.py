@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpuhook.ground import names as ours
-from gpuhook.ground.config.loader import DEFAULT_PATH, load
-from gpuhook.ground.config.model import Config
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.config.model import DEFAULT_PATH, Config
 from gpuhook.ground.errors import CdiError, GpuhookError, NoDeviceError, NoDriverError
 from gpuhook.ground.host import files as host_files
 from gpuhook.start import contract, dev_char

@@ -56,6 +56,7 @@ def as_json(look: Snapshot, seconds: float) -> dict[str, Any]:
                 "pod": container.pod,
                 "namespace": container.namespace,
                 "container": container.container,
+                "slurm_job": container.slurm_job,
                 "devices": [_use_json(use) for use in uses],
             }
             for container, uses in of.items()
@@ -81,6 +82,8 @@ def _device_json(device: Device) -> dict[str, Any]:
         "vendor", "id", "label", "model", "parent", "mig_profile", "memory_total_bytes",
         "memory_used_bytes", "memory_reserved_bytes", "utilization", "temperature_celsius",
         "power_watts", "power_limit_watts", "clock_mhz", "energy_joules",
+        "memory_temperature_celsius", "ecc_corrected", "ecc_uncorrected", "clock_reasons",
+        "recovery",
     )  # fmt: skip
     found = {("index" if name == "label" else name): getattr(device, name) for name in names}
     return {**found, "xids": {str(xid): count for xid, count in device.xids.items()}}

@@ -6,9 +6,9 @@ from importlib import resources
 
 import click
 
-from gpuhook.ground.config.loader import DEFAULT_PATH, PATH_VARIABLE, examine, load, loads
+from gpuhook.ground.config.loader import PATH_VARIABLE, examine, load, loads
 from gpuhook.ground.config.locate import line_of
-from gpuhook.ground.config.model import WITHOUT_EFFECT
+from gpuhook.ground.config.model import DEFAULT_PATH, WITHOUT_EFFECT
 from gpuhook.ground.config.source import read_text
 from gpuhook.ground.errors import ConfigError
 from gpuhook.ground.host import files as host_files

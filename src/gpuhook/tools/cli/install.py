@@ -37,6 +37,32 @@ _ROOTS = {"docker": "no Docker of yours was found; for the system's, "}
 
 
 @dataclasses.dataclass(frozen=True)
+class Options:
+    """What the command was told, by the names of click's parameters; None is for what wasn't."""
+
+    engines: tuple[str, ...]
+    set_default: bool | None
+    nvidia_names: bool | None
+    cdi: bool | None
+    for_swarm: bool | None
+    hook: str | None
+    machine: str | None
+    variables: tuple[str, ...]
+    devices: tuple[str, ...]
+    rootfs: str
+    config: str | None
+    drop_in_config: str | None
+    runtime_name: str
+    runtime_path: str | None
+    bin_dir: str | None
+    prefix: str
+    state_dir: str | None
+    reload: bool
+    dry_run: bool
+    output_format: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Job:
     """One installation: the engines, what each is told, and where that is remembered.
 
@@ -296,28 +322,7 @@ def _tell_answer(
 @click.option("--reload", is_flag=True, help="Have the running Docker read its configuration.")
 @click.option("--dry-run", is_flag=True, help="Print the changes as a diff and make none.")
 @format_option
-def install(
-    engines: tuple[str, ...],
-    set_default: bool | None,
-    nvidia_names: bool | None,
-    cdi: bool | None,
-    for_swarm: bool | None,
-    hook: str | None,
-    machine: str | None,
-    variables: tuple[str, ...],
-    devices: tuple[str, ...],
-    rootfs: str,
-    config: str | None,
-    drop_in_config: str | None,
-    runtime_name: str,
-    runtime_path: str | None,
-    bin_dir: str | None,
-    prefix: str,
-    state_dir: str | None,
-    reload: bool,
-    dry_run: bool,
-    output_format: str,
-) -> None:
+def install(**given: Any) -> None:
     """Set up container engines to use gpu-py.
 
     What was installed before stays: options add to it, and those that begin with --no- undo
@@ -330,57 +335,67 @@ def install(
     of this node, for which services ask, and gpu-py becomes the default runtime, because a
     service can't choose one.
     """
-    if (config or drop_in_config) and (len(engines) != 1 or shared.ALL in engines):
-        raise click.UsageError("--config and --drop-in-config need one --engine.")
-    if hook not in (None, _NO_HOOK) and not {shared.ALL, "podman"} & {*engines}:
-        shared.warn("--hook is for podman alone, and changes nothing for other engines")
-    spawned = _machine(engines, machine, variables, devices, rootfs)
-    shared.check_name(runtime_name)
-    program = shared.checked_program(runtime_path or our_program(names.RUNTIME), prefix)
-    ask = Ask(
-        runtimes=((runtime_name, program),),
-        also=((options.NVIDIAS_NAME, program),) if nvidia_names else (),
-        set_default=bool(set_default),
-        cdi=bool(cdi),
-        swarm=swarm.resources(load()) if for_swarm else (),
-        config=shared.absolute(config),
-        drop_in=shared.absolute(drop_in_config),
-        prefix=prefix and os.path.abspath(prefix),
-        hook=None if hook == _NO_HOOK else hook,
-        hook_path=os.path.join(os.path.dirname(program), names.HOOK),
-        gpuhook_config=shared.absolute(os.environ.get(PATH_VARIABLE)),
-        rootless=shared.is_rootless(prefix),
-        without=_taken_back(set_default, nvidia_names, cdi, for_swarm, hook),
-        units=_units(spawned),
-    )
-    links = _links_folder(bin_dir, ask) if nvidia_names else None
-    state = shared.state_folder(state_dir, ask.prefix)
-    chosen, roots = chosen_engines(engines, ask)
-    if for_swarm and "docker" not in chosen:
+    told = Options(**given)
+    _check(told)
+    spawned = _machine(told)
+    ask = _asked(told, spawned)
+    links = _links_folder(told.bin_dir, ask) if told.nvidia_names else None
+    state = shared.state_folder(told.state_dir, ask.prefix)
+    chosen, roots = chosen_engines(told.engines, ask)
+    if told.for_swarm and "docker" not in chosen:
         raise click.UsageError("--swarm is Docker's: it needs --engine docker.")
-    as_json = output_format == "json"
-    carry_out(Job(chosen, ask, state, links, reload, dry_run, bool(cdi), roots, as_json))
-    if spawned and not dry_run:
+    as_json = told.output_format == "json"
+    carry_out(
+        Job(chosen, ask, state, links, told.reload, told.dry_run, bool(told.cdi), roots, as_json)
+    )
+    if spawned and not told.dry_run:
         machines.remember(state, spawned)
 
 
-def _machine(
-    engines: tuple[str, ...],
-    name: str | None,
-    variables: tuple[str, ...],
-    devices: tuple[str, ...],
-    rootfs: str,
-) -> Machine | None:
+def _check(told: Options) -> None:
+    """Raise UsageError for options that don't go together, and warn of one without effect."""
+    if (told.config or told.drop_in_config) and (
+        len(told.engines) != 1 or shared.ALL in told.engines
+    ):
+        raise click.UsageError("--config and --drop-in-config need one --engine.")
+    if told.hook not in (None, _NO_HOOK) and not {shared.ALL, "podman"} & {*told.engines}:
+        shared.warn("--hook is for podman alone, and changes nothing for other engines")
+    shared.check_name(told.runtime_name)
+
+
+def _asked(told: Options, spawned: Machine | None) -> Ask:
+    """Return what engines are asked; EngineError where gpu-py can't be started."""
+    program = shared.checked_program(told.runtime_path or our_program(names.RUNTIME), told.prefix)
+    return Ask(
+        runtimes=((told.runtime_name, program),),
+        also=((options.NVIDIAS_NAME, program),) if told.nvidia_names else (),
+        set_default=bool(told.set_default),
+        cdi=bool(told.cdi),
+        swarm=swarm.resources(load()) if told.for_swarm else (),
+        config=shared.absolute(told.config),
+        drop_in=shared.absolute(told.drop_in_config),
+        prefix=told.prefix and os.path.abspath(told.prefix),
+        hook=None if told.hook == _NO_HOOK else told.hook,
+        hook_path=os.path.join(os.path.dirname(program), names.HOOK),
+        gpuhook_config=shared.absolute(os.environ.get(PATH_VARIABLE)),
+        rootless=shared.is_rootless(told.prefix),
+        without=_taken_back(told),
+        units=_units(spawned),
+    )
+
+
+def _machine(told: Options) -> Machine | None:
     """Return the machine of nspawn that is meant; UsageError where one is named in part alone."""
+    name, engines = told.machine, told.engines
     if (machines.ENGINE in engines) != bool(name) or (name and len(engines) != 1):
         raise click.UsageError("--machine goes with --engine nspawn alone, which needs it.")
     if not name:
-        if variables or devices or rootfs:
+        if told.variables or told.devices or told.rootfs:
             raise click.UsageError("-e, --device and --rootfs go with --engine nspawn --machine.")
         return None
     config = shared.absolute(os.environ.get(PATH_VARIABLE))
-    place = os.path.abspath(rootfs) if rootfs else ""
-    return Machine(name, settings(variables), devices, place, config)
+    place = os.path.abspath(told.rootfs) if told.rootfs else ""
+    return Machine(name, settings(told.variables), told.devices, place, config)
 
 
 def _units(machine: Machine | None) -> tuple[tuple[str, str], ...]:
@@ -393,20 +408,14 @@ def _units(machine: Machine | None) -> tuple[tuple[str, str], ...]:
     return found.units
 
 
-def _taken_back(
-    set_default: bool | None,
-    nvidia_names: bool | None,
-    cdi: bool | None,
-    for_swarm: bool | None,
-    hook: str | None,
-) -> frozenset[str]:
+def _taken_back(told: Options) -> frozenset[str]:
     """Return the options of earlier installations that are to be taken back."""
     said = {
-        options.SET_DEFAULT: set_default is False,
-        options.ALIASES: nvidia_names is False,
-        options.CDI: cdi is False,
-        options.SWARM: for_swarm is False,
-        options.HOOK: hook == _NO_HOOK,
+        options.SET_DEFAULT: told.set_default is False,
+        options.ALIASES: told.nvidia_names is False,
+        options.CDI: told.cdi is False,
+        options.SWARM: told.for_swarm is False,
+        options.HOOK: told.hook == _NO_HOOK,
     }
     return frozenset(option for option, is_said in said.items() if is_said)
 

@@ -7,8 +7,8 @@ import time
 import click
 
 from gpuhook.ground import names as ours
-from gpuhook.ground.config.loader import DEFAULT_PATH, load
-from gpuhook.ground.config.model import Config
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.config.model import DEFAULT_PATH, Config
 from gpuhook.ground.errors import PluginError, RequestError, printable, shown
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option

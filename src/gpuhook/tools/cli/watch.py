@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 
 import click
 
@@ -14,6 +15,7 @@ from gpuhook.tools.cli import _systemd as systemd
 from gpuhook.tools.cli._help import Seconds, command
 from gpuhook.tools.cli._output import config_option
 from gpuhook.tools.cli.cdi_refresh import sentence
+from gpuhook.tools.engines import charliecloud
 from gpuhook.tools.host.programs import our_program
 from gpuhook.tools.vendors.uevents import concerns_us
 
@@ -42,22 +44,33 @@ class _Documents:
         return not failed
 
 
-class _Machines:
-    """The machines of nspawn that install has given devices, whose files are written again."""
+class _Files:
+    """What install has written for an engine of the devices, and is written again.
 
-    def __init__(self, state: str) -> None:
-        self._state = state
+    ``write`` does so and returns the files that changed, ``afterwards`` follows that.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        write: Callable[[], list[str]],
+        afterwards: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._engine = engine
+        self._write = write
+        self._afterwards = afterwards
         self._said = ""
 
     def refresh(self) -> bool:
-        """Write their files, and print what changed, and what is wrong once; False for that."""
+        """Write them, and print what changed, and what is wrong once; False for that."""
         wrong = ""
         try:
-            changed = machines.refresh(self._state)
+            changed = self._write()
             for path in changed:
-                click.echo(f"nspawn: wrote {path}")
+                word = "wrote" if os.path.exists(path) else "removed"
+                click.echo(f"{self._engine}: {word} {path}")
             if changed:
-                systemd.call("daemon-reload")
+                self._afterwards()
         except GpuhookError as error:
             wrong = str(error)
         if wrong not in ("", self._said):
@@ -85,9 +98,9 @@ def watch(interval: float, state_dir: str | None, config_path: str | None) -> No
     """Keep the saved inventory fresh, and a process ready for the next container.
 
     The inventory is made again whenever GPUs, MIG devices or the driver change, and a line is
-    printed; so are the CDI documents that ``gpuhook install --cdi`` keeps, and the files of
-    machines of nspawn that have devices. Runs until it is told
-    to stop (SIGTERM, SIGINT). The Debian package runs it as gpuhook-watch.service; where it
+    printed; so are the CDI documents that ``gpuhook install`` keeps, also those for Charliecloud,
+    and the files of machines of nspawn that have devices. Runs until it is told to stop (SIGTERM,
+    SIGINT). The Debian package runs it as gpuhook-watch.service; where it
     doesn't run, the first container after a pause starts more slowly.
     """
     from gpuhook.tools.watch import Events, Watch  # noqa: PLC0415 - pyroute2 takes 100 ms
@@ -98,7 +111,15 @@ def watch(interval: float, state_dir: str | None, config_path: str | None) -> No
     try:
         with Events(lambda event: concerns_us(event, config)) as events:
             state = shared.state_folder(state_dir, "")
-            kept = (_Documents(state), _Machines(state))
+            kept = (
+                _Documents(state),
+                _Files(
+                    machines.ENGINE,
+                    lambda: machines.refresh(state),
+                    lambda: systemd.call("daemon-reload"),
+                ),
+                _Files("charliecloud", lambda: charliecloud.refresh(state, config_path)),
+            )
             launcher = our_program("gpu-py")
 
             def refresh() -> bool:

@@ -1,13 +1,27 @@
 """The container engines that can be told about gpu-py."""
 
 from gpuhook.tools.engines.ask import Engine
+from gpuhook.tools.engines.charliecloud import Charliecloud
 from gpuhook.tools.engines.containerd import Containerd
 from gpuhook.tools.engines.crio import Crio
 from gpuhook.tools.engines.docker import Docker
 from gpuhook.tools.engines.enroot import Enroot
 from gpuhook.tools.engines.nspawn import Nspawn
 from gpuhook.tools.engines.podman import Podman
+from gpuhook.tools.engines.podman_hpc import PodmanHpc
+from gpuhook.tools.engines.sarus import Sarus
 
 ENGINES: dict[str, Engine] = {
-    engine.name: engine for engine in (Docker(), Containerd(), Crio(), Podman(), Enroot(), Nspawn())
+    engine.name: engine
+    for engine in (
+        Docker(),
+        Containerd(),
+        Crio(),
+        Podman(),
+        Enroot(),
+        Charliecloud(),
+        PodmanHpc(),
+        Sarus(),
+        Nspawn(),
+    )
 }

@@ -9,8 +9,7 @@ from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING
 
 from gpuhook.ground import names as ours
-from gpuhook.ground.config.loader import DEFAULT_PATH
-from gpuhook.ground.config.model import Config
+from gpuhook.ground.config.model import DEFAULT_PATH, Config
 from gpuhook.ground.errors import CdiError, GpuhookError, NoDeviceError
 from gpuhook.tools.host import child
 from gpuhook.tools.kubernetes.machine import Found

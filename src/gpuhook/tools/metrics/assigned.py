@@ -25,6 +25,7 @@ class Holder:
     image: str
     bundle: str
     devices: tuple[str, ...]
+    slurm_job: str
 
 
 class Holders:
@@ -37,7 +38,7 @@ class Holders:
         self._others: list[tuple[holders.Container, str]] = []  # with when its process began
         self.problems: tuple[str, ...] = ()  # sentences on what the last look around missed
         self._again = 0.0
-        self._places: dict[tuple[int, str], tuple[str, str]] = {}
+        self._places: dict[tuple[int, str], tuple[str, str, str]] = {}
 
     def look_around(self, inventories: Iterable[Inventory]) -> None:
         """Look for containers without a record, unless that was just done: it takes a while."""
@@ -83,7 +84,7 @@ class Holders:
         container: holders.Container,
         began: str,
         inventories: list[Inventory],
-        places: Mapping[tuple[int, str], tuple[str, str]],
+        places: Mapping[tuple[int, str], tuple[str, str, str]],
     ) -> Holder:
         record = container.record or {}
         key = (container.pid, began)
@@ -93,7 +94,8 @@ class Holders:
             made = groups.Made().of(mine)
             # Of a user who has a cgroup of his own, all below it is one.
             path = groups.own_path(mine if container.record else made, ours)
-            place = ("" if path == "/" else path, owner_of(made).pod_uid)
+            owner = owner_of(made)
+            place = ("" if path == "/" else path, owner.pod_uid, owner.job)
         self._places[key] = place
         return Holder(
             container,
@@ -102,6 +104,7 @@ class Holders:
             record.get("image", ""),
             record.get("bundle", ""),
             tuple(device for each in inventories for device in devices_of(container, each)),
+            place[2],
         )
 
 

@@ -32,6 +32,7 @@ _BUILD = ("version", "python_version")
 _DEVICE = ("vendor", "uuid", "index")
 _CONTAINER = (
     "vendor", "uuid", "index", "container_id", "engine", "name", "pod", "namespace", "container",
+    "slurm_job",
 )  # fmt: skip
 # Family, what it says, and a device's value.
 _GAUGES: tuple[tuple[str, str, Callable[[Device], float | None]], ...] = (
@@ -44,6 +45,11 @@ _GAUGES: tuple[tuple[str, str, Callable[[Device], float | None]], ...] = (
     ),
     ("utilization_ratio", "Share of the time in which something ran.", lambda it: it.utilization),
     ("temperature_celsius", "Temperature of the device.", lambda it: it.temperature_celsius),
+    (
+        "memory_temperature_celsius",
+        "Temperature of the device's memory.",
+        lambda it: it.memory_temperature_celsius,
+    ),
     ("power_watts", "Power that the device draws.", lambda it: it.power_watts),
     ("power_limit_watts", "Power that it may draw.", lambda it: it.power_limit_watts),
     ("clock_hertz", "Clock of what computes.", lambda it: it.clock_mhz and it.clock_mhz * _MHZ),
@@ -109,6 +115,12 @@ def _of_devices(snapshot: Snapshot) -> Iterator[Family]:
             if value is not None:
                 family.add_metric(_device_labels(each), value)
         yield family
+    yield from _of_energy_and_errors(snapshot)
+    yield from _of_states(snapshot)
+
+
+def _of_energy_and_errors(snapshot: Snapshot) -> Iterator[Family]:
+    """Yield what only grows."""
     energy = CounterMetricFamily(
         "gpuhook_gpu_energy_joules", "Energy since the driver was loaded.", labels=[*_DEVICE]
     )
@@ -117,13 +129,42 @@ def _of_devices(snapshot: Snapshot) -> Iterator[Family]:
         "Errors (XIDs) of the device since this was started.",
         labels=[*_DEVICE, "xid"],
     )
+    memory = CounterMetricFamily(
+        "gpuhook_gpu_ecc_errors",
+        "Errors of the device's memory since the driver was loaded, corrected or not.",
+        labels=[*_DEVICE, "kind"],
+    )
     for each in snapshot.devices:
+        labels = _device_labels(each)
         if each.energy_joules is not None:
-            energy.add_metric(_device_labels(each), each.energy_joules)
+            energy.add_metric(labels, each.energy_joules)
         for number, count in sorted(each.xids.items()):
-            xids.add_metric([*_device_labels(each), str(number)], count)
-    yield energy
-    yield xids
+            xids.add_metric([*labels, str(number)], count)
+        kinds = {"corrected": each.ecc_corrected, "uncorrected": each.ecc_uncorrected}
+        for kind, errors in kinds.items():
+            if errors is not None:
+                memory.add_metric([*labels, kind], errors)
+    yield from (energy, xids, memory)
+
+
+def _of_states(snapshot: Snapshot) -> Iterator[Family]:
+    """Yield what a device is in: 1 for each word that holds now, and no sample for the others."""
+    reasons = _gauge(
+        "gpuhook_gpu_clock_reason",
+        "1 for each reason why the clocks aren't the highest.",
+        (*_DEVICE, "reason"),
+    )
+    recovery = _gauge(
+        "gpuhook_gpu_recovery_action",
+        "1 for what the driver would have done to the device.",
+        (*_DEVICE, "action"),
+    )
+    for each in snapshot.devices:
+        for reason in each.clock_reasons or ():
+            reasons.add_metric([*_device_labels(each), reason], 1)
+        if each.recovery:
+            recovery.add_metric([*_device_labels(each), each.recovery], 1)
+    yield from (reasons, recovery)
 
 
 def _device_labels(device: Device) -> list[str]:
@@ -139,6 +180,7 @@ def _container_labels(device: Device, container: Container) -> list[str]:
         container.pod,
         container.namespace,
         container.container,
+        container.slurm_job,
     ]
 
 

@@ -14,6 +14,9 @@ class Device:
     ``label`` is what a person calls it here (3, 0:1), ``bus_id`` the PCI address as /sys spells
     it. ``utilization`` is 0 to 1; ``clock_mhz`` is that of what computes; ``energy_joules`` and
     ``xids`` (number -> how many) only grow.
+    ``ecc_corrected`` and ``ecc_uncorrected`` are errors of memory since the driver was loaded,
+    ``clock_reasons`` are why the clocks are what they are, ``recovery`` is what the driver would
+    have done to the device (none, gpu_reset, ...).
     ``readings`` are others by name, in the driver's own units, where they were asked for.
     """
 
@@ -35,6 +38,11 @@ class Device:
     power_limit_watts: float | None = None
     clock_mhz: float | None = None
     energy_joules: float | None = None
+    memory_temperature_celsius: float | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    clock_reasons: tuple[str, ...] | None = None
+    recovery: str = ""
     xids: Mapping[int, int] = field(default_factory=dict)
     readings: Mapping[str, float] = field(default_factory=dict)
 
@@ -46,7 +54,8 @@ class Container:
     ``engine`` is docker, podman, kubernetes, ... ("" unknown), ``name`` what its engine calls
     it; ``pod``, ``namespace``, ``container`` and ``pod_uid`` are Kubernetes' words. ``devices``
     are the ids of those that it was given, which may be idle. ``id`` is "" for one that is known
-    to the kubelet alone.
+    to the kubelet alone. ``slurm_job`` is the number of the job that it runs in; a job's processes
+    that are in no container are one of engine slurm.
     """
 
     id: str
@@ -58,6 +67,7 @@ class Container:
     pod_uid: str = ""
     image: str = ""
     devices: tuple[str, ...] = ()
+    slurm_job: str = ""
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,7 @@ class Observer:
             problems.append(telemetry.problem)
         found = telemetry.facts(inventory)
         for device, values in (answer or {}).get("devices", {}).items():
-            found.setdefault(device, {}).update(values)
+            found.setdefault(device, {}).update(telemetry.worded(values))
         return found
 
     def _devices(self, vendor: Any, inventory: Inventory, values: Values) -> Iterator[Device]:
@@ -296,7 +296,9 @@ class Observer:
                 return ""
             if found not in known:
                 self._room -= 1
-                known[found] = Container(found, owner.engine, pod_uid=owner.pod_uid)
+                known[found] = Container(
+                    found, owner.engine, pod_uid=owner.pod_uid, slurm_job=owner.job
+                )
         return found
 
     def _container(self, holder: Holder) -> Container:
@@ -308,6 +310,7 @@ class Observer:
             pod_uid=holder.pod_uid,
             image=holder.image,
             devices=holder.devices,
+            slurm_job=holder.slurm_job,
             **words,
         )
 

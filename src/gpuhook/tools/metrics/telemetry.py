@@ -4,6 +4,7 @@ import json
 import os
 import select
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from gpuhook.ground.config.model import Config
@@ -90,6 +91,10 @@ class Telemetry(Talking):
         """Return what only the vendor knows of each device, by fields of ``Device``."""
         found: dict[str, dict[str, Any]] = self._module.facts(inventory)
         return found
+
+    def worded(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the child says of a device with words for what is a number there."""
+        return dict(self._module.worded(values))
 
     def xids_of(self, device: str) -> dict[int, int]:
         """Return how often each error was heard of a device."""

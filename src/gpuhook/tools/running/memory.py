@@ -44,8 +44,11 @@ def look(
     asked: dict[str, str] = {}  # a container's folder -> its id, of those that the driver is asked
     entries: dict[tuple[str, str], dict[str, Any]] = {}
     regions = {each.vendor: _regions(each) for each in inventories}
+    counts = any(names for vendor in regions.values() for names in vendor.values())
     tree = ""
     for container in containers:
+        if not counts and not (container.record or {}).get("limits"):
+            continue  # nobody counts it, and hundreds such cost as much as a look at all others
         place = _place(container)
         if place is None:
             continue

@@ -60,6 +60,9 @@ class Telemetry(Protocol):
     def facts(self, inventory: Any, /) -> Mapping[str, Values]:
         """Return what the inventory itself says of each device, by its id."""
 
+    def worded(self, values: Values, /) -> Values:
+        """Return what the child says of a device with words for what is a number there."""
+
     def begin(self, config: Config, inventory: Any, but: Collection[str], /) -> Work:
         """Return what a child does that is asked about all devices ``but`` some."""
 

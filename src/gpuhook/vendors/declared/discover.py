@@ -19,8 +19,11 @@ _CACHE_LIMIT = 64 << 20
 _SMALL = 1 << 12
 
 
-def discover(path: str, names: ModuleType) -> Inventory:
-    """Look at the driver root; DriverError if there is no driver."""
+def discover(path: str, names: ModuleType, config_file: str) -> Inventory:
+    """Look at the driver root; DriverError if there is no driver.
+
+    ``config_file`` is the configuration that names the root, for the error.
+    """
     try:
         with Rootfs(path) as root:
             return _Search(root, names).inventory()
@@ -28,7 +31,7 @@ def discover(path: str, names: ModuleType) -> Inventory:
         kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
         raise kind(
             f"{names.TITLE}'s driver root {path} can't be read: {error.strerror}",
-            "Start the driver, or correct [gpuhook] root in config.toml",
+            f"Start the driver, or correct [gpuhook] root in {config_file}",
         ) from None
 
 

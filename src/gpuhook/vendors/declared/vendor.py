@@ -42,7 +42,7 @@ class Declared(Vendor):
     def _discover(self, config: "Config") -> "Inventory":
         from gpuhook.vendors.declared import discover  # noqa: PLC0415 - costly, and rarely needed
 
-        return discover.discover(self.root(config), self.names)
+        return discover.discover(self.root(config), self.names, config.file)
 
     def surroundings(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")

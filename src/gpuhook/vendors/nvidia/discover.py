@@ -44,7 +44,7 @@ def discover(config: "Config") -> Inventory:
         kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
         raise kind(
             f"The driver root {path} can't be opened: {error.strerror}",
-            "Start the driver container, or correct [nvidia-container-cli] root in config.toml",
+            f"Start the driver container, or correct [nvidia-container-cli] root in {config.file}",
         ) from None
     with root:
         return _discover(root, config)
@@ -54,7 +54,7 @@ def library(config: "Config") -> str:
     """Return the path of NVML's library below the driver root; NoDriverError if there's none."""
     with Rootfs(config.driver_root_of(names.NAME)) as root:
         index = driver_files.LibraryIndex(root, config.ldcache, config.library_search_paths)
-        return driver_files.find_nvml(root, index)
+        return driver_files.find_nvml(root, index, config.file)
 
 
 def _discover(root: Rootfs, config: "Config") -> Inventory:
@@ -62,7 +62,7 @@ def _discover(root: Rootfs, config: "Config") -> Inventory:
         return wsl.discover(root, config)
     index = driver_files.LibraryIndex(root, config.ldcache, config.library_search_paths)
     try:
-        library = driver_files.find_nvml(root, index)
+        library = driver_files.find_nvml(root, index, config.file)
     except NoDriverError:
         if tegra.is_here(root):
             return tegra.discover(root, config)

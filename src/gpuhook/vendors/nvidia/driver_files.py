@@ -155,15 +155,18 @@ def _is_library(found: str, name: str) -> bool:
     return found == name or found.startswith(name + ".")
 
 
-def find_nvml(root: Rootfs, index: LibraryIndex) -> str:
-    """Return the resolved path of libnvidia-ml below the root; DriverError if there is none."""
+def find_nvml(root: Rootfs, index: LibraryIndex, config_file: str) -> str:
+    """Return the resolved path of libnvidia-ml below the root; DriverError if there is none.
+
+    ``config_file`` is the configuration that names the root, for the error.
+    """
     for path in index.candidates("libnvidia-ml.so"):
         if root.exists(path):
             return root.real_path(path)
     where = "on this host" if root.path == "/" else f"below the driver root {root.path}"
     raise NoDriverError(
         f"There is no NVIDIA driver {where}: libnvidia-ml.so.1 is not there",
-        "Install the driver and run ldconfig, or set [nvidia-container-cli] root in config.toml",
+        f"Install the driver and run ldconfig, or set [nvidia-container-cli] root in {config_file}",
     )
 
 

@@ -48,7 +48,7 @@ _BRANDS = {
 _REMEDIES = {
     4: "Give the configured user ([nvidia-container-cli] user) access to the driver's device nodes",
     9: "Load the driver (modprobe nvidia) and make nvidia-smi work on the host first",
-    12: "Install the driver's libraries, and check [nvidia-container-cli] root in config.toml",
+    12: "Install the driver's libraries below the driver root, which gpuhook doctor names",
     18: "The libraries were upgraded under the loaded kernel module: reload it or reboot",
     999: "Check that /dev/nvidiactl can be opened and that nvidia-smi works on the host",
 }

@@ -56,7 +56,8 @@ class Root:
 
     def nvml(self) -> str:
         with Rootfs(str(self.path)) as root:
-            return driver_files.find_nvml(root, driver_files.LibraryIndex(root, "", ()))
+            index = driver_files.LibraryIndex(root, "", ())
+            return driver_files.find_nvml(root, index, "/srv/gpuhook.toml")
 
 
 @pytest.fixture

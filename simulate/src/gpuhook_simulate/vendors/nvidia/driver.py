@@ -17,6 +17,7 @@ NVML_SOURCES = (
     "nvml_processes.c",
     "nvml_links.c",
     "nvml_fields.c",
+    "nvml_gpm.c",
     "nvml_events.c",
     "nvml_mig.c",
     "nvml_instances.c",

@@ -6,7 +6,11 @@ from gpuhook_simulate.vendors.nvidia.machine import SimulatedGpu, SimulatedMachi
 from gpuhook_simulate.vendors.nvidia.models import MigProfile, Model
 from gpuhook_simulate.vendors.nvidia.options import NVLINKS, Failure
 
-_LIMITS_BRANCH = 615  # the first release with limits of memory by cgroup
+# The first releases with limits of memory by cgroup, GPU performance monitoring and an action of
+# recovery.
+_LIMITS_BRANCH = 615
+_GPM_BRANCH = 520
+_RECOVERY_BRANCH = 570
 
 _STATES = {
     Failure.NOT_LOADED: "SIM_FAIL_NOT_LOADED",
@@ -22,12 +26,15 @@ def generated_header(
     ``only_node`` is the one node of a platform that has no other, and no minors.
     """
     version = machine.driver_version
+    branch = int(version.partition(".")[0])
     failed = "SIM_FAIL_NONE" if failure is None else _STATES[failure]
     return (
         f"#define SIM_DRIVER_VERSION {_text(version)}\n"
         f"#define SIM_NVML_VERSION {_text(f'{machine.cuda // 1000}.{version}')}\n"
         f"#define SIM_DRIVER_BRANCH {_text('r' + version.rpartition('.')[0].replace('.', '_'))}\n"
-        f"#define SIM_LIMITS {int(int(version.partition('.')[0]) >= _LIMITS_BRANCH)}\n"
+        f"#define SIM_LIMITS {int(branch >= _LIMITS_BRANCH)}\n"
+        f"#define SIM_GPM {int(branch >= _GPM_BRANCH)}\n"
+        f"#define SIM_RECOVERY {int(branch >= _RECOVERY_BRANCH)}\n"
         f"#define SIM_CUDA_VERSION {machine.cuda}\n"
         f"#define SIM_LIBRARY_DIR {_text(library_dir)}\n"
         f"#define SIM_MARKER {_text(MARKER)}\n"

@@ -15,6 +15,7 @@ _SERIES = (
     ("SM_CLOCK", "gauge", "SM clock frequency (in MHz)."),
     ("MEM_CLOCK", "gauge", "Memory clock frequency (in MHz)."),
     ("GPU_TEMP", "gauge", "GPU temperature (in C)."),
+    ("MEMORY_TEMP", "gauge", "Memory temperature (in C)."),
     ("POWER_USAGE", "gauge", "Power draw (in W)."),
     ("TOTAL_ENERGY_CONSUMPTION", "counter", "Energy since the driver was loaded (in mJ)."),
     ("PCIE_REPLAY_COUNTER", "counter", "Total number of PCIe retries."),
@@ -29,24 +30,38 @@ _SERIES = (
     ("UNCORRECTABLE_REMAPPED_ROWS", "counter", "Rows remapped for uncorrectable errors."),
     ("CORRECTABLE_REMAPPED_ROWS", "counter", "Rows remapped for correctable errors."),
     ("ROW_REMAP_FAILURE", "gauge", "Whether remapping of rows has failed."),
+    ("ECC_SBE_VOL_TOTAL", "counter", "Corrected errors of memory since the driver was loaded."),
+    ("ECC_DBE_VOL_TOTAL", "counter", "Uncorrected errors of memory since the driver was loaded."),
+    ("ECC_SBE_AGG_TOTAL", "counter", "Corrected errors of memory, ever."),
+    ("ECC_DBE_AGG_TOTAL", "counter", "Uncorrected errors of memory, ever."),
+    ("NVLINK_BANDWIDTH_TOTAL", "counter", "Data sent and received on all NVLinks (in KiB)."),
+    ("VGPU_LICENSE_STATUS", "gauge", "vGPU License status"),
+    ("CLOCKS_EVENT_REASONS", "gauge", "Why the clocks are what they are (bits)."),
+    ("GET_GPU_RECOVERY_ACTION", "gauge", "What the driver would have done to the GPU."),
+    ("PROF_GR_ENGINE_ACTIVE", "gauge", "Ratio of time the graphics engine is active."),
+    ("PROF_PIPE_TENSOR_ACTIVE", "gauge", "Ratio of cycles the tensor pipe is active."),
+    ("PROF_DRAM_ACTIVE", "gauge", "Ratio of cycles the memory interface is active."),
+    ("PROF_PCIE_TX_BYTES", "gauge", "Data sent over PCI Express (in bytes per second)."),
+    ("PROF_PCIE_RX_BYTES", "gauge", "Data received over PCI Express (in bytes per second)."),
 )
 _LABELS = (
     "gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID",
     "DCGM_FI_DRIVER_VERSION", "container", "namespace", "pod", "pod_uid",
+    "hpc_job",
 )  # fmt: skip
 
 
 def series(snapshot: Snapshot) -> Iterator[Series]:
-    """Yield the series, each for each pod that has the device, or once without a pod."""
+    """Yield the series, each for each pod that has the device and each job that uses it.
+
+    Where there is neither, each is there once.
+    """
+    jobs = _jobs(snapshot)
     rows = [
-        (
-            [*labels, container.container, container.namespace, container.pod, container.pod_uid],
-            _values(device),
-        )
+        ([*_labels(device, snapshot), *_words(each)], _values(device))
         for device in snapshot.devices
         if device.vendor == NAME
-        for labels in [_labels(device, snapshot)]
-        for container in _pods(device, snapshot) or [Container("")]
+        for each in [*_pods(device, snapshot), *jobs.get(device.id, ())] or [Container("")]
     ]
     for name, kind, about in _SERIES:
         found: list[Sample] = []
@@ -54,7 +69,24 @@ def series(snapshot: Snapshot) -> Iterator[Series]:
             if (value := values.get(name)) is not None:
                 pairs = zip(_LABELS, labels, strict=True)
                 found.append(({key: word for key, word in pairs if word}, value))
-        yield Series(f"DCGM_FI_DEV_{name}", kind, about, found)
+        group = "" if name.startswith("PROF_") else "DEV_"
+        yield Series(f"DCGM_FI_{group}{name}", kind, about, found)
+
+
+def _words(it: Container) -> list[str]:
+    return [it.container, it.namespace, it.pod, it.pod_uid, it.slurm_job]
+
+
+def _jobs(snapshot: Snapshot) -> dict[str, list[Container]]:
+    """Return the Slurm jobs that have or use each device, one container of each."""
+    every = {each.id: each for each in snapshot.containers if each.slurm_job and not each.pod}
+    found: dict[str, dict[str, Container]] = {}
+    pairs = [(device, each) for each in every.values() for device in each.devices]
+    pairs += [(use.device, every[use.container]) for use in snapshot.usages
+              if use.container in every and use.processes]  # fmt: skip
+    for device, each in pairs:
+        found.setdefault(device, {})[each.slurm_job] = each
+    return {device: [*jobs.values()] for device, jobs in found.items()}
 
 
 def _pods(device: Device, snapshot: Snapshot) -> list[Container]:
@@ -85,7 +117,11 @@ def _values(device: Device) -> dict[str, float | None]:
         "GPU_TEMP": device.temperature_celsius,
         "POWER_USAGE": device.power_watts,
         "TOTAL_ENERGY_CONSUMPTION": None if energy is None else energy * 1000,
-        "GPU_UTIL": None if share is None else round(share * _PERCENT),
+        "MEMORY_TEMP": device.memory_temperature_celsius,
+        "ECC_SBE_VOL_TOTAL": device.ecc_corrected,
+        "ECC_DBE_VOL_TOTAL": device.ecc_uncorrected,
+        # As DCGM has it, not of MIG devices.
+        "GPU_UTIL": None if share is None or device.parent else round(share * _PERCENT),
         "XID_ERRORS": None if device.parent else float(last[0]) if last else 0.0,
         "FB_FREE": None if free is None else free // _MIB,
         "FB_USED": None if used is None else used // _MIB,

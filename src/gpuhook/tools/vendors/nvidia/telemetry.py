@@ -15,15 +15,17 @@ say; "processes" are [pid, bytes or null], "sm" is what those that computed used
 """
 
 import time
+from contextlib import contextmanager
 
 from gpuhook.ground.container import kernel
-from gpuhook.tools.vendors.nvidia import events
+from gpuhook.tools.vendors.nvidia import events, gpm
+from gpuhook.tools.vendors.nvidia.asking import ALL_LINKS, ask, fields
 from gpuhook.vendors.nvidia import nvml
 from gpuhook.vendors.nvidia.discover import library
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from typing import Any
 
     from gpuhook.ground.config.model import Config
@@ -37,6 +39,40 @@ _TICK = _SECOND  # the longest time between two samples of a process' utilisatio
 _FIRST = 2 * _SECOND  # how far the first question looks back
 _MILLI = 1000
 _SM_CLOCK, _MEMORY_CLOCK = 1, 2  # nvmlClockType_t
+_SENT, _RECEIVED = 0, 1  # nvmlPcieUtilCounter_t
+_KIB, _MIB = 1 << 10, 1 << 20
+_PERCENT = 100
+_BETWEEN = 0.1  # seconds between the first two samples: less makes shares of chance
+# NVML_FI_DEV_...; errors of memory are those since the driver was loaded.
+_FIELDS = {
+    "memory_temperature_celsius": 82,
+    "ecc_corrected": 3,
+    "ecc_uncorrected": 4,
+    "recovery": 230,
+}
+_MORE_FIELDS: "dict[str, int | tuple[int, int]]" = {
+    "ECC_SBE_AGG_TOTAL": 5,
+    "ECC_DBE_AGG_TOTAL": 6,
+    "NVLINK_SENT": (138, ALL_LINKS),
+    "NVLINK_RECEIVED": (139, ALL_LINKS),
+}
+_SHARES = {
+    "PROF_GR_ENGINE_ACTIVE": gpm.GRAPHICS,
+    "PROF_PIPE_TENSOR_ACTIVE": gpm.TENSOR,
+    "PROF_DRAM_ACTIVE": gpm.DRAM,
+}
+_RATES = {"PROF_PCIE_TX_BYTES": gpm.PCIE_SENT, "PROF_PCIE_RX_BYTES": gpm.PCIE_RECEIVED}
+# Bits of nvmlClocksEventReasons, in words.
+_REASONS = (
+    "gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost",
+    "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown",
+    "display_clock_setting",
+)  # fmt: skip
+# nvmlDeviceGpuRecoveryAction_t, in words.
+_RECOVERY = (
+    "none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain",
+    "bus_reset", "system_reboot",
+)  # fmt: skip
 _KINDS = ("Compute", "Graphics", "MPSCompute")  # the lists of processes that NVML has
 
 
@@ -53,6 +89,21 @@ def facts(inventory: "Inventory") -> "dict[str, Values]":
         for mig in gpu.mig:
             profile = mig.name.rpartition("MIG ")[2]
             found[mig.uuid] = {"minor": gpu.minor, "mig_profile": profile, "gpu_instance": mig.gi}
+    return found
+
+
+def worded(values: "Mapping[str, Any]") -> "Values":
+    """Return the values of a device with words for what the driver says as numbers."""
+    found = dict(values)
+    if "clock_reasons" in found:
+        bits = int(found["clock_reasons"])
+        found["clock_reasons"] = tuple(
+            word for place, word in enumerate(_REASONS) if bits >> place & 1
+        )
+    if "recovery" in found:
+        number = int(found["recovery"])
+        known = 0 <= number < len(_RECOVERY)
+        found["recovery"] = _RECOVERY[number] if known else str(number)
     return found
 
 
@@ -104,32 +155,73 @@ class _Eyes:
         self._say = say
         self._handles: dict[str, Any] = {}
         self._since: dict[str, int] = {}
+        self._samples = gpm.Samples(it)
+        self._sampled = float("-inf")  # when the last first sample of a device was taken
 
     def measure(
         self, gpus: dict[str, list[str]], *, more: bool
     ) -> "tuple[dict[str, Values], dict[str, str]]":
         """Return what each device says, and why others say nothing."""
-        found, failed = {}, {}
+        self._take_first_samples(gpus, more=more)
+        found: dict[str, Values] = {}
+        failed: dict[str, str] = {}
         for gpu, parts in gpus.items():
             for uuid in (gpu, *parts):
-                self._say({"asking": uuid})
-                try:
+                with self._asking(uuid, failed):
                     found[uuid] = self._device(uuid, gpu, parted=bool(parts), more=more)
-                except self._nvml.NVMLError as error:
-                    self._handles.pop(uuid, None)
-                    failed[uuid] = str(error)
         return found, failed
+
+    @contextmanager
+    def _asking(self, uuid: str, failed: dict[str, str]) -> "Iterator[None]":
+        """Say that a device is asked, in which the driver may hang; note why it says nothing."""
+        self._say({"asking": uuid})
+        try:
+            yield
+        except self._nvml.NVMLError as error:
+            self._handles.pop(uuid, None)
+            self._samples.forget(uuid)
+            failed[uuid] = str(error)
+
+    def _take_first_samples(self, gpus: dict[str, list[str]], *, more: bool) -> None:
+        """Take samples of devices without one, so that the first look has their shares, too."""
+        for gpu, parts in gpus.items():
+            for uuid in (gpu, *parts):
+                if (more or uuid != gpu) and not self._samples.has(uuid):
+                    with self._asking(uuid, {}):
+                        self._sample(uuid, gpu)
+                        self._sampled = time.monotonic()
+        time.sleep(max(0.0, self._sampled + _BETWEEN - time.monotonic()))
+
+    def _handle(self, uuid: str) -> "Any":
+        if uuid not in self._handles:
+            self._handles[uuid] = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+        return self._handles[uuid]
+
+    def _sample(self, uuid: str, gpu: str) -> dict[int, float]:
+        """Return what a device did since the last time, by the numbers of ``gpm``."""
+        instance = None
+        if uuid != gpu:
+            instance = self._ask("GetGpuInstanceId", self._handle(uuid))
+            if instance is None:
+                return {}
+        return self._samples.between(uuid, gpu, self._handle(gpu), instance)
 
     def _device(self, uuid: str, gpu: str, *, parted: bool, more: bool) -> "Values":
         """Return the values of a device; a GPU that has parts leaves its processes to them."""
-        if uuid not in self._handles:
-            self._handles[uuid] = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-        handle = self._handles[uuid]
+        handle = self._handle(uuid)
         found = self._memory(handle)
+        done = self._sample(uuid, gpu) if more or uuid != gpu else {}
         if uuid == gpu:
             found.update(self._sensors(handle))
-            if more:
-                found["readings"] = self._readings(handle)
+            found.update(fields(self._nvml, handle, _FIELDS))
+        elif gpm.GRAPHICS in done:  # nothing else says it of a MIG device
+            found["utilization"] = min(done[gpm.GRAPHICS] / _PERCENT, 1.0)
+        if more:
+            found["readings"] = _shares(done)
+            if uuid == gpu:
+                found["readings"].update(self._readings(handle, found))
+            if uuid == gpu and not self._samples.has(uuid):
+                found["readings"].update(self._throughput(handle))
         if uuid != gpu or not parted:
             found["processes"] = self._processes(handle)
         if uuid == gpu and not parted:
@@ -137,16 +229,7 @@ class _Eyes:
         return {name: value for name, value in found.items() if value is not None}
 
     def _ask(self, name: str, handle: "Any", *words: "Any") -> "Any":
-        """Return what NVML answers, None where it hasn't got that here."""
-        it = self._nvml
-        try:
-            return getattr(it, f"nvmlDevice{name}")(handle, *words)
-        except AttributeError:
-            return None  # a pynvml that is older than the call
-        except it.NVMLError as error:
-            if error.value in (it.NVML_ERROR_GPU_IS_LOST, it.NVML_ERROR_INVALID_ARGUMENT):
-                raise
-            return None
+        return ask(self._nvml, f"nvmlDevice{name}", handle, *words)
 
     def _memory(self, handle: "Any") -> "Values":
         """Return the memory, what the driver keeps for itself apart where it says it."""
@@ -173,15 +256,16 @@ class _Eyes:
             "power_limit_watts": None if limit is None else limit / _MILLI,
             "clock_mhz": self._ask("GetClockInfo", handle, _SM_CLOCK),
             "energy_joules": None if energy is None else energy / _MILLI,
+            "clock_reasons": self._ask("GetCurrentClocksEventReasons", handle),
         }
 
-    def _readings(self, handle: "Any") -> dict[str, float]:
+    def _readings(self, handle: "Any", known: "Values") -> dict[str, float]:
         """Return further values, by the names and in the units of DCGM's fields."""
         rates = self._ask("GetUtilizationRates", handle)
         encoder = self._ask("GetEncoderUtilization", handle)
         decoder = self._ask("GetDecoderUtilization", handle)
         rows = self._ask("GetRemappedRows", handle)
-        found = {
+        found: dict[str, Any] = {
             "SM_CLOCK": self._ask("GetClockInfo", handle, _SM_CLOCK),
             "MEM_CLOCK": self._ask("GetClockInfo", handle, _MEMORY_CLOCK),
             "MEM_COPY_UTIL": None if rates is None else rates.memory,
@@ -192,7 +276,28 @@ class _Eyes:
             "UNCORRECTABLE_REMAPPED_ROWS": rows and rows[1],
             "ROW_REMAP_FAILURE": rows and rows[3],
         }
+        found["CLOCKS_EVENT_REASONS"] = known["clock_reasons"]
+        found["GET_GPU_RECOVERY_ACTION"] = known.get("recovery")
+        found.update(self._traffic(handle))
         return {name: value for name, value in found.items() if value is not None}
+
+    def _traffic(self, handle: "Any") -> "dict[str, float | None]":
+        """Return what goes over links, counters of errors that stay, and whether it is licensed."""
+        found: dict[str, Any] = fields(self._nvml, handle, _MORE_FIELDS)
+        both = [found.pop(f"NVLINK_{way}", None) for way in ("SENT", "RECEIVED")]
+        if None not in both:
+            found["NVLINK_BANDWIDTH_TOTAL"] = sum(both)
+        licences = self._ask("GetGridLicensableFeatures", handle)
+        if licences is not None:
+            features = licences.gridLicensableFeatures[: licences.licensableFeaturesCount]
+            found["VGPU_LICENSE_STATUS"] = int(any(each.featureState for each in features))
+        return found
+
+    def _throughput(self, handle: "Any") -> "dict[str, float]":
+        """Return the bytes a second on PCI Express; NVML looks on for 20 ms each."""
+        ways = {"PROF_PCIE_TX_BYTES": _SENT, "PROF_PCIE_RX_BYTES": _RECEIVED}
+        said = {name: self._ask("GetPcieThroughput", handle, way) for name, way in ways.items()}
+        return {name: value * _KIB for name, value in said.items() if value is not None}
 
     def _processes(self, handle: "Any") -> list[list[int | None]]:
         """Return [pid, bytes] of the processes; one may have contexts of several kinds."""
@@ -222,6 +327,18 @@ class _Eyes:
         ]
         used, self._since[uuid] = mean(values, since, now)
         return {str(pid): share for pid, share in used.items()}
+
+
+def _shares(done: dict[int, float]) -> dict[str, float]:
+    """Return what a device did by the names and in the units of DCGM's fields."""
+    found = {}
+    for name, metric in _SHARES.items():
+        if metric in done:
+            found[name] = done[metric] / _PERCENT
+    for name, metric in _RATES.items():
+        if metric in done:
+            found[name] = done[metric] * _MIB
+    return found
 
 
 def mean(

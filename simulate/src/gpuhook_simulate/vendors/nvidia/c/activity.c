@@ -365,6 +365,27 @@ struct sim_usage sim_usage(struct sim_device device)
     return usage;
 }
 
+struct sim_work sim_work(struct sim_device device)
+{
+    struct sim_work work = {sim_now(), 0, 0};
+    unsigned p;
+
+    pthread_mutex_lock(&activity_lock);
+    refresh();
+    for (p = 0; p < SIM_PROCESSES; p++) {
+        struct sim_process process = processes[p];
+
+        if (!process.gpu || !is_of(&process, device))
+            continue;
+        if (!process.end)
+            settle(&process, work.time);
+        work.sm += process.sm_total;
+        work.memory += process.memory_total;
+    }
+    pthread_mutex_unlock(&activity_lock);
+    return work;
+}
+
 struct sim_condition sim_condition(const struct sim_gpu *gpu)
 {
     struct history *history = &histories[gpu - sim_gpus], now;

@@ -32,6 +32,12 @@ struct sim_usage {
     unsigned sm, memory, encoder, decoder; /* percent, 100 at most */
 };
 
+/* What a GPU or a MIG device has done until a time: percent times microseconds, which only grow. */
+struct sim_work {
+    u64 time; /* microseconds since 1970 */
+    u64 sm, memory;
+};
+
 /* How a GPU is just now. */
 struct sim_condition {
     u64 energy;  /* millijoules since the machine was built */
@@ -43,6 +49,7 @@ struct sim_condition {
 u64 sim_now(void);
 
 struct sim_usage sim_usage(struct sim_device device);
+struct sim_work sim_work(struct sim_device device);
 struct sim_condition sim_condition(const struct sim_gpu *gpu);
 
 /* Copies the device's running processes of these kinds, `room` at most; returns how many there

@@ -12,6 +12,16 @@
 #define XID_REMAPPING_FAILED 64
 #define STACKED 4096 /* bits: a bus of stacked memory, which has a sensor */
 #define HOTTER 8 /* degrees that memory is above the GPU */
+#define ALL_LINKS 0xffffffff /* a scope */
+#define XID_OFF_THE_BUS 79 /* only a new start of the machine helps */
+
+#if SIM_RECOVERY
+/* nvmlDeviceGpuRecoveryAction_t */
+enum recovery { RECOVERY_NONE, RECOVERY_RESET, RECOVERY_REBOOT };
+
+/* XIDs after which a GPU has to be reset: errors of memory, of its firmware, of remapping. */
+static const unsigned resets[] = {48, XID_REMAPPING_FAILED, 95, 119, 120};
+#endif
 
 enum value_type { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3 };
 
@@ -91,6 +101,34 @@ static int remapped(nvml_device handle, struct field_value *field)
     return result ? result : set_number(field, rows[field->id - 142]);
 }
 
+/* Errors of memory that were corrected and not corrected, since the driver was loaded. */
+static int ecc_errors(const struct sim_gpu *gpu, struct field_value *field)
+{
+    if (!gpu->ecc)
+        return NVML_ERROR_NOT_SUPPORTED;
+    return set_long(field, field->id % 2 ? count_xids(gpu, 92) : count_xids(gpu, 48));
+}
+
+#if SIM_RECOVERY
+/* What the driver would have done, until a new start, which a simulated machine doesn't have. */
+static int recovery(const struct sim_gpu *gpu, struct field_value *field)
+{
+    unsigned x, action = count_xids(gpu, XID_OFF_THE_BUS) ? RECOVERY_REBOOT : RECOVERY_NONE;
+
+    for (x = 0; !action && x < sizeof resets / sizeof *resets; x++)
+        action = count_xids(gpu, resets[x]) ? RECOVERY_RESET : RECOVERY_NONE;
+    return set_number(field, action);
+}
+#endif
+
+/* KiB that went over all NVLinks; ten times a second's percents. */
+static int traffic(const struct sim_gpu *gpu, struct field_value *field)
+{
+    if (SIM_NVLINK == SIM_NVLINK_NONE || !gpu->nvlinks || field->scope != ALL_LINKS)
+        return NVML_ERROR_NOT_SUPPORTED;
+    return set_long(field, sim_work((struct sim_device){gpu, NULL}).sm / 100000);
+}
+
 /* The numbers are NVML_FI_DEV_... */
 static int get_field(nvml_device handle, const struct sim_gpu *gpu, struct field_value *field)
 {
@@ -98,7 +136,7 @@ static int get_field(nvml_device handle, const struct sim_gpu *gpu, struct field
     case 1: case 2: /* mode of error correction */
         return set_number(field, (unsigned)gpu->ecc);
     case 3: case 4: case 5: case 6: /* errors of memory */
-        return gpu->ecc ? set_long(field, 0) : NVML_ERROR_NOT_SUPPORTED;
+        return ecc_errors(gpu, field);
     case 82:
         return gpu->bus_width >= STACKED
                    ? set_number(field, sim_condition(gpu).temperature + HOTTER)
@@ -109,12 +147,18 @@ static int get_field(nvml_device handle, const struct sim_gpu *gpu, struct field
         return set_number(field, SIM_NVLINK == SIM_NVLINK_NONE ? 0 : gpu->nvlinks);
     case 94: case 95: /* replays on PCI Express */
         return set_number(field, 0);
+    case 138: case 139: /* data sent and received on NVLinks */
+        return traffic(gpu, field);
     case 142: case 143: case 144: case 145:
         return remapped(handle, field);
     case 185: case 186:
         return set_number(field, sim_condition(gpu).power);
     case 188: case 189: case 190:
         return set_number(field, gpu->power_limit);
+#if SIM_RECOVERY
+    case 230:
+        return recovery(gpu, field);
+#endif
     default:
         return NVML_ERROR_NOT_SUPPORTED;
     }
@@ -136,4 +180,17 @@ API int nvmlDeviceGetFieldValues(nvml_device handle, int count, struct field_val
         fields[f].result = get_field(handle, gpu, &fields[f]);
     }
     return NVML_SUCCESS;
+}
+
+/* `type` is 0 for what was corrected, `counter` 0 for since the driver was loaded. */
+API int nvmlDeviceGetTotalEccErrors(nvml_device handle, unsigned type, unsigned counter, u64 *count)
+{
+    struct field_value field = {.id = 3 + (type ? 1 : 0) + (counter ? 2 : 0)};
+    int result;
+
+    if (!count)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    result = nvmlDeviceGetFieldValues(handle, 1, &field);
+    *count = field.value.long_number;
+    return result ? result : field.result;
 }

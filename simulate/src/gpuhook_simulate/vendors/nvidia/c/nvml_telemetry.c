@@ -174,18 +174,17 @@ API int nvmlDeviceGetEccMode(nvml_device handle, unsigned *current, unsigned *pe
     return NVML_SUCCESS;
 }
 
-API int nvmlDeviceGetTotalEccErrors(nvml_device handle, unsigned type, unsigned counter, u64 *count)
+/* Nothing of a physical GPU has a licence: only a virtual machine's share of one does. */
+API int nvmlDeviceGetGridLicensableFeatures_v4(nvml_device handle, unsigned supported_and_count[2])
 {
-    unsigned mode;
-    int result = nvmlDeviceGetDefaultEccMode(handle, &mode);
+    const struct sim_gpu *gpu;
+    int result = sim_resolve_gpu(handle, &gpu);
 
-    (void)type;
-    (void)counter;
     if (result)
         return result;
-    if (!count)
+    if (!supported_and_count)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *count = 0;
+    supported_and_count[0] = supported_and_count[1] = 0;
     return NVML_SUCCESS;
 }
 

@@ -39,7 +39,8 @@ def driver_root(case: Case) -> Iterator[Finding]:
         yield failure(
             "driver-root",
             f"The driver root {case.driver_root} can't be opened: {error.strerror}",
-            "Start the driver container, or correct [nvidia-container-cli] root in config.toml",
+            "Start the driver container, or correct [nvidia-container-cli] root in "
+            f"{case.config.file}",
         )
 
 
@@ -134,7 +135,7 @@ def _has_gpu(case: Case) -> bool:
 def _has_libraries(case: Case) -> bool:
     try:
         with _driver(case) as (root, index):
-            return bool(driver_files.find_nvml(root, index))
+            return bool(driver_files.find_nvml(root, index, case.config.file))
     except (OSError, DriverError, LdCacheError):
         return False
 
@@ -143,7 +144,7 @@ def driver_versions(case: Case) -> Iterator[Finding]:
     """Compare the version of the libraries with the kernel module's."""
     try:
         with _driver(case) as (root, index):
-            library = driver_files.find_nvml(root, index)
+            library = driver_files.find_nvml(root, index, case.config.file)
     except (DriverError, LdCacheError) as error:
         yield failure("driver-versions", error.cause, error.remedy)
         return
@@ -176,7 +177,7 @@ def nvml_answers(case: Case) -> Iterator[Finding]:
     """Ask NVML for the GPUs and take the time."""
     try:
         with _driver(case) as (root, index):
-            library = driver_files.find_nvml(root, index)
+            library = driver_files.find_nvml(root, index, case.config.file)
             before = time.monotonic()
             answer = nvml.ask(root.path, library, case.config.user, case.config.nvml_timeout)
             seconds = time.monotonic() - before

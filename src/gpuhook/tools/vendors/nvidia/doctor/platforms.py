@@ -28,7 +28,7 @@ def _has_nvml(root: Rootfs, case: Case) -> bool:
     folders = case.config.library_search_paths
     try:
         index = driver_files.LibraryIndex(root, case.config.ldcache, folders)
-        return bool(driver_files.find_nvml(root, index))
+        return bool(driver_files.find_nvml(root, index, case.config.file))
     except DriverError:
         return False
 

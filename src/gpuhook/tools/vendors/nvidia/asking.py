@@ -1,0 +1,39 @@
+"""Ask NVML for what a GPU or a driver may not have."""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # by that
+ALL_LINKS = 0xFFFFFFFF  # a scope of fields: the sum over all NVLinks
+
+
+def ask(pynvml: "Any", function: str, *words: "Any") -> "Any":
+    """Return what NVML answers, None where it hasn't got that here.
+
+    A GPU that is lost raises NVMLError.
+    """
+    try:
+        return getattr(pynvml, function)(*words)
+    except AttributeError:
+        return None  # a pynvml that is older than the call
+    except pynvml.NVMLError as error:
+        if error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
+            raise
+        return None
+
+
+def fields(
+    pynvml: "Any", handle: "Any", asked: "Mapping[str, int | tuple[int, int]]"
+) -> "dict[str, int | float]":
+    """Return values of a device by names that the caller gives them; absent: it hasn't got them.
+
+    What is asked are NVML_FI_DEV_... of nvml.h, each with a scope where it needs one.
+    """
+    values = ask(pynvml, "nvmlDeviceGetFieldValues", handle, [*asked.values()])
+    return {
+        name: getattr(value.value, _MEMBERS[value.valueType])
+        for name, value in zip(asked, values or (), strict=False)
+        if value.nvmlReturn == pynvml.NVML_SUCCESS and value.valueType < len(_MEMBERS)
+    }

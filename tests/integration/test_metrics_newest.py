@@ -1,0 +1,176 @@
+"""What only newer drivers and GPUs say: shares of MIG devices, links, errors, and Slurm's jobs."""
+
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.commands import run, stop, wait_until
+from harness.driver import Driver, simulate
+from harness.installation import Installation, write_config
+from harness.metrics import GIB, Samples, exporter, labels_of, of_container, scrape, using
+
+from gpuhook_simulate.vendors.nvidia import report_xid
+from gpuhook_simulate.vendors.nvidia.state import load_machine
+
+MIB = 1 << 20
+SHARES = ("GR_ENGINE_ACTIVE", "PIPE_TENSOR_ACTIVE", "DRAM_ACTIVE")
+HIERARCHIES = ("/sys/fs/cgroup/devices", "/sys/fs/cgroup")  # whose names are looked at: v1's, v2's
+
+
+class Machine:
+    """A simulated driver of its own, and a configuration for it."""
+
+    def __init__(self, installation: Installation, folder: Path, *options: str) -> None:
+        self.driver = simulate(installation, folder / "driver", *options)
+        self.config = write_config(folder / "config", self.driver.root, ["runc"])
+
+
+@pytest.fixture
+def make(installation: Installation, workspace: Path) -> Iterator[type[Machine]]:
+    made = []
+
+    def build(*options: str) -> Machine:
+        folder = workspace / f"newest-{uuid.uuid4().hex[:8]}"
+        made.append(Machine(installation, folder, *options))
+        return made[-1]
+
+    yield build  # type: ignore[misc]
+    for each in made:
+        run([installation.command, "simulate", "--remove", each.driver.root]).ok()
+
+
+def values(samples: Samples, name: str) -> dict[str, float]:
+    """Return the values of a series by the device's UUID, of DCGM's a MIG device's by its id."""
+    return {
+        labels.get("uuid") or labels.get("GPU_I_ID") or labels["UUID"]: value
+        for each, labels, value in samples
+        if each == name
+    }
+
+
+def test_what_mig_devices_do_is_said_in_the_first_look_and_then_since_the_last(make: type) -> None:
+    here = make("--gpus=2", "--mig=0:1g.18gb,2g.35gb")
+    first = load_machine(str(here.driver.root)).gpus[0].migs[0].uuid
+    whole = here.driver.gpus[1].uuid
+    with (
+        using(here.driver, first, 11, GIB, 60),
+        using(here.driver, whole, 12, GIB, 40),
+        exporter(here.config, "--dcgm") as port,
+    ):
+        found = scrape(port)
+        shares = values(found, "gpuhook_gpu_utilization_ratio")
+        assert shares[first] == pytest.approx(0.6, abs=0.01)
+        assert sorted(shares.values())[:1] == [0]  # the other one's
+        for name, expected in zip(SHARES, (0.4, 0.2, 0.0), strict=True):
+            seen = values(found, f"DCGM_FI_PROF_{name}")
+            assert seen[whole] == pytest.approx(expected, abs=0.01), name
+            assert len(seen) == 4  # two GPUs and two parts of one
+        sent = values(found, "DCGM_FI_PROF_PCIE_TX_BYTES")[whole]
+        assert sent == pytest.approx(400 * MIB, rel=0.01)
+        begun = time.monotonic()
+        with using(here.driver, whole, 13, GIB, 40):
+            time.sleep(1)
+            busy = time.monotonic() - begun
+        time.sleep(1)
+        whole_time = time.monotonic() - begun
+        share = values(scrape(port), f"DCGM_FI_PROF_{SHARES[0]}")[whole]
+        assert share == pytest.approx(0.4 + 0.4 * busy / whole_time, abs=0.05)
+
+
+def test_older_drivers_and_gpus_lack_them_and_nothing_is_missing(make: type) -> None:
+    for options in (
+        ["--driver-version=470.57.02", "--mig=0:1g.18gb"],
+        ["--model=A100"],
+        ["--model=L4"],
+    ):
+        here = make("--gpus=1", *options)
+        gpu = here.driver.gpus[0].uuid
+        with exporter(here.config, "--dcgm") as port:
+            found = scrape(port)
+            errors = [value for name, _, value in found if name == "gpuhook_metrics_errors_total"]
+            assert set(errors) == {0}
+            for name in SHARES:
+                assert values(found, f"DCGM_FI_PROF_{name}") == {}, options
+            assert gpu in values(found, "DCGM_FI_PROF_PCIE_TX_BYTES")
+            has_stack = "--model=L4" not in options
+            assert (gpu in values(found, "gpuhook_gpu_memory_temperature_celsius")) == has_stack
+            is_old = "--driver-version=470.57.02" in options
+            assert (gpu in values(found, "gpuhook_gpu_recovery_action")) != is_old
+
+
+def test_errors_of_memory_and_what_the_driver_would_have_done(make: type) -> None:
+    here = make("--gpus=2", "--nvlink=pairs")
+    well, ill = (gpu.uuid for gpu in here.driver.gpus)
+    with exporter(here.config, "--dcgm") as port, using(here.driver, well, 1, GIB, 50):
+        found = scrape(port)
+        assert _actions(found) == {well: "none", ill: "none"}
+        report_xid(str(here.driver.root), 48, ill)
+        found = scrape(port)
+        assert _actions(found) == {well: "none", ill: "gpu_reset"}
+        assert values(found, "DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION") == {well: 0, ill: 1}
+        errors = {(labels["uuid"], labels["kind"]): value for name, labels, value in found
+                  if name == "gpuhook_gpu_ecc_errors_total"}  # fmt: skip
+        assert errors == {(well, "corrected"): 0, (well, "uncorrected"): 0,
+                          (ill, "corrected"): 0, (ill, "uncorrected"): 1}  # fmt: skip
+        assert values(found, "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL") == {well: 0, ill: 1}
+        idle = [labels["uuid"] for name, labels, _ in found if name == "gpuhook_gpu_clock_reason"]
+        assert idle == [ill]
+        assert values(found, "DCGM_FI_DEV_VGPU_LICENSE_STATUS") == {well: 0, ill: 0}
+        before = values(found, "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL")
+        time.sleep(0.2)
+        after = values(scrape(port), "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL")
+        assert after[well] > before[well] > 0
+        assert after[ill] == 0
+
+
+def _actions(samples: Samples) -> dict[str, str]:
+    return {labels["uuid"]: labels["action"] for name, labels, value in samples
+            if name == "gpuhook_gpu_recovery_action" and value == 1}  # fmt: skip
+
+
+@pytest.fixture
+def job() -> Iterator[int]:
+    """A process in the cgroup that slurmd makes for job 41; give its pid."""
+    hierarchy = next(Path(each) for each in HIERARCHIES if Path(each, "cgroup.procs").exists())
+    name = f"slurm_{uuid.uuid4().hex[:8]}"
+    top = hierarchy / name if hierarchy.name == "devices" else hierarchy / "system.slice"
+    group = top / "uid_0/job_41" if hierarchy.name == "devices" else (
+        top / f"{name}_slurmstepd.scope/job_41"
+    )  # fmt: skip
+    made = [folder for folder in (group, *group.parents) if not folder.exists()]
+    group.mkdir(parents=True)
+    process = subprocess.Popen(["sh", "-c", f"echo $$ > {group}/cgroup.procs; exec sleep 1000"])
+    try:
+        pids = group / "cgroup.procs"
+        wait_until(lambda: pids.read_text().split() == [str(process.pid)], "it is in its cgroup")
+        yield process.pid
+    finally:
+        stop(process)
+        for folder in made:
+            wait_until(lambda here=folder: _is_removed(here), "the cgroup is removed")  # type: ignore[misc]
+
+
+def _is_removed(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except OSError:
+        return not folder.exists()
+    return True
+
+
+def test_what_a_slurm_job_uses_outside_of_containers(
+    driver: Driver, configs: dict[str, Path], job: int
+) -> None:
+    device = driver.gpus[1].uuid
+    with using(driver, device, job, 2 * GIB, 30), exporter(configs["runc"], "--dcgm") as port:
+        found = scrape(port)
+        assert of_container(found, "slurm:41")["memory_used_bytes", device] == 2 * GIB
+        labels = labels_of(found, "slurm:41")
+        assert (labels["engine"], labels["slurm_job"]) == ("slurm", "41")
+        assert ("memory_used_bytes", device) not in of_container(found, "")
+        jobs = {labels["UUID"]: labels.get("hpc_job", "") for name, labels, _ in found
+                if name == "DCGM_FI_DEV_FB_USED"}  # fmt: skip
+        assert jobs == {gpu.uuid: "41" if gpu.uuid == device else "" for gpu in driver.gpus}
