@@ -73,6 +73,7 @@ def _check(path: str, prefix: str) -> None:
             raise EngineError(
                 f"{path} can't be looked at: {error.strerror}", "Make the folder of hooks first"
             ) from None
+        # protects: saruss-owners
         if found.st_uid != 0 or stat.S_IMODE(found.st_mode) & 0o022:
             raise EngineError(
                 f"Others than root may change {path}, and Sarus would refuse every container",

@@ -94,6 +94,7 @@ def pod_of(v1: Mapping[str, str], v2: str) -> str:
 
 def job_of(paths: Iterable[str]) -> str:
     """Return the number of the Slurm job that a process' cgroups are of, "" for none."""
+    # protects: own-job-name
     return next((match[1] for path in paths if (match := _JOB.fullmatch(path))), "")
 
 
