@@ -294,9 +294,9 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=5,
 )
-NAMES = ["version", "flags", "plugin", "sharing", "timeSlicing", "mps", "memory", "resources", "name",
-         "replicas", "devices", "rename", "imex", "channelIDs", "gpuhook", "xids", "migStrategy",
-         "gpus", "renameByDefault"]  # fmt: skip
+NAMES = ["version", "flags", "plugin", "sharing", "timeSlicing", "mps", "memory", "resources",
+         "name", "replicas", "devices", "rename", "imex", "channelIDs", "gpuhook", "xids",
+         "migStrategy", "gpus", "renameByDefault"]  # fmt: skip
 TABLES = st.recursive(
     VALUES,
     lambda inner: (
