@@ -203,7 +203,7 @@ class DocumentInjection:
             data = {**data, "mounts": [{"destination": path} for path in mounted]}
         self._work = Work(data, vendor, inventory, config)
         self._prepared: Prepared | None = None
-        self._limits = _limits(spec, config)
+        self.limits = _limits(spec, config)
 
     @property
     def _examiners(self) -> "dict[str, Examine]":
@@ -214,8 +214,8 @@ class DocumentInjection:
         from gpuhook import inject  # noqa: PLC0415 - preloaded
 
         self._prepared = inject.Prepared(self._work.plan)
-        if self._limits is not None:
-            self._limits.begin()
+        if self.limits is not None:
+            self.limits.begin()
         self._prepared.begin(self._spec.root_path, self._config, self._examiners)
 
     def read_state(self, text: bytes, hook: int) -> State:
@@ -250,8 +250,8 @@ class DocumentInjection:
         found = inject.examine(container, self._config, self._examiners)
         plan = (self._prepared or inject.Prepared(self._work.plan)).for_image(found)
         with self._record(state, process):
-            if self._limits is not None:
-                self._limits.set(process)
+            if self.limits is not None:
+                self.limits.set(process)
             inject.apply_inside(plan, container, enter=enter)
         if self._config.cli_debug:
             facts = {"devices": list(self._work.grant.ids), "cgroup": "cdi"}
@@ -269,7 +269,7 @@ class DocumentInjection:
             record = claims.describe(state, self._spec, grants, (), known, config, save=False)
         else:
             record = records.describe(state, self._spec.data.get("annotations"), grants)
-        if self._limits is not None:
-            record["limits"] = self._limits.to_json()
+        if self.limits is not None:
+            record["limits"] = self.limits.to_json()
         exclusive = config.exclusive
         return records.Written(config.state_dir, process, record, add=True, exclusive=exclusive)

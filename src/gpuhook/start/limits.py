@@ -63,6 +63,7 @@ class Limits:
     def __init__(self, parts: "list[tuple[Limiter, list[LimitMemory]]]") -> None:
         self.operations = [op for _, operations in parts for op in operations]
         self._parts = parts
+        self.are_slow = any(limiter.is_slow for limiter, _ in parts)
 
     def begin(self) -> None:
         """Do beforehand what takes time."""
