@@ -142,7 +142,7 @@ def _run(
     """Answer until the parent ends, whatever happens; never return into its code."""
     try:
         kernel.keep_only((socket.fileno(), telling))
-        kernel.end_after(patience)
+        kernel.end_after(max(patience, 1))  # 0 would be no end
         kernel.die_with_parent()
         if os.getppid() == parent:
             setter = limits.Setter(*key)
