@@ -7,6 +7,8 @@ from kinds import (
     BY_NAME,
     BY_NAME_PAUSED,
     EIGHT,
+    LIMITED,
+    LIMITED_SLOW,
     NO_GPU,
     PAUSED,
     RUNC,
@@ -61,6 +63,12 @@ def budget(results: Results) -> list[Row]:
 
     share = rounds.processor_share(EIGHT) if quiet else None
     hook = (rounds.added(BY_ENGINE) - rounds.added(WITHOUT_HOOK)) / rounds.unit if quiet else None
+    limits = [
+        (rounds.added(kind) - rounds.added(EIGHT)) / rounds.unit
+        if quiet and kind in rounds.lives
+        else None
+        for kind in (LIMITED, LIMITED_SLOW)
+    ]
     by_name = rounds.processor_share(BY_NAME) if quiet else None
     multiple = rounds.multiple(EIGHT) if results.busy == _BUSY else None
     slowest = slowness(results.storms[EIGHT], results.storms[RUNC]) if stormy else None
@@ -73,6 +81,8 @@ def budget(results: Results) -> list[Row]:
         units("8 GPUs, first after a pause", 3.8, 3.0, PAUSED),
         units("8 GPUs, nvmlInit 2 s, saved, helper standing", 1.8, 1.2, SLOW),
         Row("the hook of a document, helper standing, units", 1.2, 1.0, hook),
+        Row("a limit of memory, helper standing, units", 1.0, 0.8, limits[0]),
+        Row("the same, nvmlInit 150 ms", 1.0, 0.8, limits[1]),
         units("8 GPUs, mode cdi, helper standing", 2.5, 2.0, BY_NAME),
         units("8 GPUs, mode cdi, first after a pause", 4.0, 3.5, BY_NAME_PAUSED),
         Row("mode cdi: processor time added, of plain runc's", 0.8, 0.7, by_name),

@@ -65,7 +65,7 @@ class Group:
 
     def seconds(self) -> float:
         """Return the processor time of all its processes so far, dead ones included."""
-        if _is_unified():
+        if is_unified():
             lines = (self.folder / "cpu.stat").read_text().splitlines()
             counted = int(dict(line.split() for line in lines)["usage_usec"]) / 1e6
         else:
@@ -111,21 +111,21 @@ def enter(folder: Path) -> None:
     (folder / "cgroup.procs").write_text("0")
 
 
-def _is_unified() -> bool:
+def is_unified() -> bool:
     """Tell whether the machine has cgroup v2 alone; runc and crun look at the same folder."""
     return (_TOP / "cgroup.controllers").exists()
 
 
 def _hierarchy() -> Path:
     """Return the mount point of the hierarchy that counts processor time."""
-    return _TOP if _is_unified() else _TOP / "cpuacct"
+    return _TOP if is_unified() else _TOP / "cpuacct"
 
 
 def _home() -> Path:
     """Return the group that the benchmark was started in."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers == "" if _is_unified() else "cpuacct" in controllers.split(","):
+        if controllers == "" if is_unified() else "cpuacct" in controllers.split(","):
             return _hierarchy() / path.lstrip("/")
     raise RuntimeError("This kernel has no control groups that count processor time (cpuacct)")
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from containers import Container
-from groups import Groups
+from groups import Groups, is_unified
 from machine import Machine
 
 RUNC = "plain runc"
@@ -18,6 +18,8 @@ BY_NAME_PAUSED = "8 GPUs, mode cdi, first after a pause"
 BY_ENGINE = "8 GPUs, document applied by engine"
 BY_ENGINE_ALONE = "8 GPUs, the same, nothing stands"
 WITHOUT_HOOK = "8 GPUs, the same, without our hook"
+LIMITED = "8 GPUs, a limit of memory"
+LIMITED_SLOW = "8 GPUs, the same, nvmlInit 150 ms"
 
 _SOME = "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 _EVERY = "NVIDIA_DRIVER_CAPABILITIES=all"
@@ -55,6 +57,9 @@ _OURS = {
     BY_ENGINE_ALONE: _Kind(settings="standby = 0\n", by_engine=True),
     WITHOUT_HOOK: _Kind(settings="standby = 0\n", by_engine=True, hooks=False),
 }
+# A limit needs cgroup v2 at /sys/fs/cgroup.
+_LIMIT = (*_ALL_GPUS, "GPUHOOK_DEVICE_MEMORY=50%")
+_LIMITED = {LIMITED: _Kind(_LIMIT), LIMITED_SLOW: _Kind(_LIMIT, init_seconds=0.15)}
 
 
 def kinds(machine: Machine, groups: Groups, others: Sequence[str]) -> dict[str, Container]:
@@ -66,7 +71,8 @@ def kinds(machine: Machine, groups: Groups, others: Sequence[str]) -> dict[str, 
         RUNC: Container(groups.new(), "runc"),
         "plain runc, an empty hook": Container(groups.new(), "runc", hook="/bin/true"),
     }
-    ours = [(name, machine.runtime, kind) for name, kind in _OURS.items()]
+    every = {**_OURS, **(_LIMITED if is_unified() else {})}
+    ours = [(name, machine.runtime, kind) for name, kind in every.items()]
     theirs = [
         (f"against {number}: {name}", other, _OURS[name])
         for number, other in enumerate(others, 1)

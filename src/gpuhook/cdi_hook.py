@@ -23,7 +23,7 @@ from gpuhook.vendors import registry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
     from typing import NoReturn
 
@@ -140,6 +140,7 @@ def _work_inside(
     vendor: "Vendor",
     inventory: "Inventory",
     process: int,
+    report: "Callable[[DocumentInjection], None]" = lambda _: None,
 ) -> None:
     """Do the work in the container's mount namespace, where we are; ``process`` is its first."""
     from gpuhook import inject  # noqa: PLC0415 - preloaded
@@ -147,23 +148,34 @@ def _work_inside(
     with inject.open_inside(state.root or spec.root_path) as container:
         seen = None if _says_all(spec) else container.mounted()
         injection = DocumentInjection(spec, config, vendor, inventory, seen)
+        report(injection)
         injection.apply(state, container, process, enter=False)
 
 
 def serve(
-    state_text: bytes, hook: int, config: Config, vendor: "Vendor", inventory: "Inventory"
+    state_text: bytes,
+    hook: int,
+    config: Config,
+    vendor: "Vendor",
+    inventory: "Inventory",
+    report: "Callable[[DocumentInjection], None]",
 ) -> None:
-    """Do the work for a hook, from the host's mount namespace; ``hook`` is its process id."""
+    """Do the work for a hook, from the host's mount namespace; ``hook`` is its process id.
+
+    ``report`` is told what is to be done, before it is.
+    """
     state, process = _of_hook(state_text, hook)
     try:
         spec = read_spec(os.path.join(state.bundle, "config.json"))
         if _says_all(spec):
-            DocumentInjection(spec, config, vendor, inventory).finish(state)
+            injection = DocumentInjection(spec, config, vendor, inventory)
+            report(injection)
+            injection.finish(state)
             return
         from gpuhook import inject  # noqa: PLC0415 - preloaded
 
         inject.enter(process)
-        _work_inside(state, spec, config, vendor, inventory, process)
+        _work_inside(state, spec, config, vendor, inventory, process, report)
     finally:
         os.close(process)
 
@@ -262,7 +274,7 @@ class DocumentInjection:
         self._work = Work(given, mounts, vendor, inventory, config)
         self._prepared: Prepared | None = None
         more = () if mounted is None else (self._work.grant,)  # protects: limit-by-mounts
-        self._limits = _limits(spec, config, more)
+        self.limits = _limits(spec, config, more)
 
     @property
     def _examiners(self) -> "dict[str, Examine]":
@@ -273,8 +285,8 @@ class DocumentInjection:
         from gpuhook import inject  # noqa: PLC0415 - preloaded
 
         self._prepared = inject.Prepared(self._work.plan)
-        if self._limits is not None:
-            self._limits.begin()
+        if self.limits is not None:
+            self.limits.begin()
         self._prepared.begin(self._spec.root_path, self._config, self._examiners)
 
     def read_state(self, text: bytes, hook: int) -> State:
@@ -298,8 +310,8 @@ class DocumentInjection:
         found = inject.examine(container, self._config, self._examiners)
         plan = (self._prepared or inject.Prepared(self._work.plan)).for_image(found)
         with self._record(state, process):
-            if self._limits is not None:
-                self._limits.set(process)
+            if self.limits is not None:
+                self.limits.set(process)
             inject.apply_inside(plan, container, enter=enter)
         if self._config.cli_debug:
             facts = {"devices": list(self._work.grant.ids), "cgroup": "cdi"}
@@ -317,7 +329,7 @@ class DocumentInjection:
             record = claims.describe(state, self._spec, grants, (), known, config, save=False)
         else:
             record = records.describe(state, self._spec.data.get("annotations"), grants)
-        if self._limits is not None:
-            record["limits"] = self._limits.to_json()
+        if self.limits is not None:
+            record["limits"] = self.limits.to_json()
         exclusive = config.exclusive
         return records.Written(config.state_dir, process, record, add=True, exclusive=exclusive)

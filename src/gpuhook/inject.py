@@ -91,16 +91,16 @@ class Injection:
         self._spec = spec
         self._config = config
         self._resolved = resolved
-        self._limits = limits(spec, config, resolved.known, resolved)
-        steps = self._limits.operations if self._limits is not None else ()
+        self.limits = limits(spec, config, resolved.known, resolved)
+        steps = self.limits.operations if self.limits is not None else ()
         self._prepared = Prepared(
             lambda found: make_plan(resolved.grants, found, resolved.groups, steps)
         )
 
     def begin(self) -> None:
         """Prepare for the image as it lies in the bundle; ``finish`` checks that it is so."""
-        if self._limits is not None:
-            self._limits.begin()
+        if self.limits is not None:
+            self.limits.begin()
         self._prepared.begin(self._spec.root_path, self._config, self._resolved.examiners())
 
     def read_state(self, text: bytes, hook: int) -> "State":  # noqa: ARG002 - it says who starts
@@ -121,8 +121,8 @@ class Injection:
                 how = allow_devices(
                     container.process, plan.devices, spec.device_rules, no_cgroups=config.no_cgroups
                 )
-                if self._limits is not None:
-                    self._limits.set(container.process)  # protects: limit-set
+                if self.limits is not None:
+                    self.limits.set(container.process)  # protects: limit-set
                 apply(plan, container)
         if config.cli_debug:
             facts = {"devices": list(self._resolved.ids), "cgroup": how}
@@ -133,7 +133,7 @@ class Injection:
     def _record(self, state: "State") -> "dict[str, Any]":
         """Return what is written down of the container."""
         record = self._described(state)
-        return record if self._limits is None else {**record, "limits": self._limits.to_json()}
+        return record if self.limits is None else {**record, "limits": self.limits.to_json()}
 
     def _described(self, state: "State") -> "dict[str, Any]":
         if not self._config.exclusive:

@@ -50,6 +50,15 @@ def test_it_is_what_the_manifests_are(mode: str) -> None:
     assert comparable(rendered(f"--set=mode={mode}")) == comparable(render(MODES[mode]))
 
 
+def test_mps() -> None:
+    both = rendered("--set=mode=runtime", "--set=mps=true")
+    assert comparable(both) == comparable(render("overlays/mps"))
+    gone = rendered("--set=mode=remove", "--set=mps=true")
+    assert comparable(gone) == comparable(render("overlays/remove"))
+    refused = helm("template", "--set=mps=true").failed()
+    assert "mps needs mode runtime or environment" in refused.stderr
+
+
 def test_the_default_is_what_is_recommended() -> None:
     assert rendered() == rendered("--set=mode=cdi")
     assert {*MODES} == {*helm_modes()}

@@ -20,8 +20,8 @@ from harness.manifests import (
 
 from gpuhook import __version__
 
-WITH_RUNTIME = ("base", "overlays/environment", "overlays/remove")
-WITH_UNIT = ("overlays/cdi",)
+WITH_RUNTIME = ("base", "overlays/environment", "overlays/mps", "overlays/remove")
+WITH_UNIT = ("overlays/cdi", "overlays/mps")
 METRICS = ("overlays/metrics", "overlays/metrics-operator")
 # Where the node's systemctl is run.
 ENTERS = ["SYS_ADMIN", "SYS_CHROOT", "SYS_PTRACE"]
@@ -41,7 +41,7 @@ def variant(request: pytest.FixtureRequest) -> str:
 
 def test_kinds(variant: str) -> None:
     kinds = [document["kind"] for document in render(variant)]
-    runtime = ["RuntimeClass"] if variant in WITH_RUNTIME[:2] else []
+    runtime = ["RuntimeClass"] if variant in WITH_RUNTIME[:3] else []
     sets = ["DaemonSet"] * (1 if variant in ("overlays/mounts", *WITH_UNIT, *METRICS) else 2)
     service = ["Service"] if variant in METRICS else []
     monitor = ["ServiceMonitor"] if variant == METRICS[1] else []

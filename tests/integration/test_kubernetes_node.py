@@ -457,6 +457,51 @@ def test_the_plugin_as_a_unit(fresh: Node, systemctl: Path, newer: str, tmp_path
     assert not [*fresh.path("/opt/gpuhook").iterdir()]
 
 
+def test_mps_as_a_unit(fresh: Node, systemctl: Path, newer: str, tmp_path: Path) -> None:
+    """It is restarted with its own settings alone, because that ends the programs that use it."""
+    document = daemon_set("overlays/mps", "installer")
+    settings = containers(pod_of(document))["installer"]["env"]
+    settings += [{"name": "INSTALL_NODE_ENGINE", "value": "none"}]
+    config = tmp_path / "config.toml"
+    host = {"gpuhook-config": str(tmp_path)}
+    mps = UNIT.with_name("gpuhook-mps.service")
+
+    def put(image: str = IMAGE) -> list[str]:
+        """Return how systemctl was called for MPS' unit."""
+        systemctl.unlink(missing_ok=True)
+        fresh.pod(document, "installer", host=host, image=image, options=("--rm",)).ok()
+        return [line for line in systemctl.read_text().splitlines() if mps.name in line]
+
+    refused = fresh.pod(document, "installer", host=host, options=("--rm",)).failed()
+    assert "shares no GPU by MPS" in refused.stderr
+    started = [f"enable --quiet {mps.name}", f"restart --no-block {mps.name}"]
+    shared = '[gpuhook.mps]\ndevices = "all"\n'
+    config.write_text(shared)
+    assert put() == started
+    lines = fresh.path(mps).read_text().splitlines()
+    assert "ExecStart=/opt/gpuhook/bin/gpuhook mps serve" in lines
+    assert "ExecStopPost=/opt/gpuhook/bin/gpuhook mps stop" in lines
+    config.write_text(f"disable-require = true\n{shared}")
+    assert put() == [f"start --no-block {mps.name}"]
+    config.write_text(f"{shared}clients = 4\n")
+    assert put() == started
+    assert put(newer) == started
+
+    plain = daemon_set("overlays/cdi", "installer")
+    without = fresh.pod(plain, "installer", options=("--rm",)).failed()
+    assert f"{mps.name} keeps MPS' control daemon" in without.stderr
+    systemctl.unlink()
+    install(fresh, *REMOVE).ok()
+    assert f"disable --quiet --now {mps.name}" in systemctl.read_text()
+    assert not fresh.path(mps).exists()
+    assert not [*fresh.path("/opt/gpuhook").iterdir()]
+
+
+def test_mps_needs_a_plugin_that_sees_it(fresh: Node) -> None:
+    refused = install(fresh, "install", "--mps").failed()
+    assert "a plugin in a pod doesn't see the daemon" in refused.stderr
+
+
 def test_a_unit_with_wrong_options(fresh: Node, systemctl: Path, tmp_path: Path) -> None:
     (tmp_path / "device-plugin.yaml").write_text("version: v1\nflags: {migStrategy: some}\n")
     host = {"gpuhook-config": str(tmp_path)}

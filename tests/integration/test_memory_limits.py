@@ -26,6 +26,7 @@ from harness.installation import Installation, write_config
 from harness.namespaces import Namespace, host_cgroups, runtime_layouts
 
 from gpuhook.start.records import records
+from gpuhook.start.request.sources import SOURCE, limit_place
 
 GIB = 1 << 30
 OPTIONS = ("--gpus=2", "--model=H100", "--set=driver-version=615.10.01")
@@ -319,6 +320,27 @@ def test_what_is_used_of_a_limit_is_the_cgroups(place: Place) -> None:
     [use] = [each for one in stats["containers"] for each in one["devices"]]
     keys = ("memory_used_bytes", "memory_limit_bytes", "memory_source")
     assert [use[key] for key in keys] == [2 * GIB, 8 * GIB, "nvml"]
+
+
+@ONE
+def test_a_limit_of_a_document_can_not_be_widened(place: Place) -> None:
+    """As a cluster's driver makes documents for claims: it stands in a mount beside the device."""
+    config = place.configured()
+    document = generate(place.installation, config, place.folder / "cdi")
+    wider = "GPUHOOK_DEVICE_MEMORY=70GiB"
+    folder = "/var/run/nvidia-container-devices"
+    limit = limit_place(folder, place.driver.gpus[0].uuid, "8GiB")
+
+    def mount(spec: Spec) -> None:
+        spec["mounts"].append({"source": SOURCE, "destination": limit, "options": ["bind"]})
+
+    for env in ((), (wider,), (wider, "NVIDIA_VISIBLE_DEVICES=0")):
+        made = place.made()
+        give(made, document, "0")
+        made.environ(*env)
+        made.change(mount)
+        done = made.run(place.installation.runtime, {"GPUHOOK_CONFIG": str(config)})
+        assert told(done) == EIGHT, (env, done)
 
 
 @ONE

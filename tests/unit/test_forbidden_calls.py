@@ -312,7 +312,7 @@ ALLOWED_TO_CUT = {
     "tools/nvidia_cli/ctk._to_standard_error: open": "written to, and nowhere",
     "tools/nvidia_cli/gpu_docker._split: .split": "a user's own command line",
     "standby/helper.answer: .split": "our own sentence, made one line",
-    "standby/standby._leave_cgroups: open": "written to",
+    "standby/place.leave_cgroups: open": "written to",
     "tools/vendors/ascend/cluster.resource: .split": "our own name of a model",
     "vendors/nvidia/requirements.parse: .split": "one variable, as NVIDIA reads it",
     "vendors/nvidia/variables._meant: .split": "one name of a model",

@@ -7,7 +7,7 @@ that it changes at their own paths. Below FOLDER it keeps
     bin/PROGRAM     a link to the program of the version that counts
     lock            held while something is changed
     restart         is there from before an engine's files change until it was restarted
-    restart-plugin  is there from before the plugin's unit changes until it was restarted
+    restart-UNIT    is there from before a unit of ours changes until it was restarted
     settings        what the node's config.toml was, and what was made of it
     device-plugin.yaml  the device plugin's options, of a ConfigMap
 
@@ -29,6 +29,7 @@ from functools import partial
 
 import click
 from node import TASKS, Node, say, say_last, systemctl
+from node_mps import put_mps, refuse_mps, remove_mps
 from node_plugin import put_plugin, refuse_plugin, remove_plugin
 from node_settings import settle, unsettle
 
@@ -376,11 +377,15 @@ def install(node: Node) -> None:
         check_programs(node)
         if not node.plugin:
             refuse_plugin(node)
+        if not node.mps:
+            refuse_mps(node)
         settle(node)
         version = put_version(node)
         link_programs(node, version)
         if node.engine != NO_ENGINE:
             tell_engine(node)
+        if node.mps:
+            put_mps(node, version)
         if node.plugin:
             put_plugin(node, version, os.environ)
         remove_old(node, version)
@@ -398,6 +403,7 @@ def remove(node: Node, *, patient: bool) -> None:
         with node.locked().held():
             check_programs(node)
             remove_plugin(node)
+            remove_mps(node)
             found = users(node)
             if node.engine != NO_ENGINE:
                 if found and patient:
@@ -443,6 +449,7 @@ def wait_for_end() -> None:
 @click.option("--tasks", default=TASKS, help="Where containerd's shims note their containers.")
 @click.option("--settings", default="", help="KEY=VALUE... for the node's config.toml.")
 @click.option("--plugin", is_flag=True, help="Run the device plugin as a unit of the node.")
+@click.option("--mps", is_flag=True, help="Keep MPS' control daemon by a unit; with --plugin.")
 @click.option("--remove-at-end", is_flag=True, help="stay: remove it when the pod ends.")
 def cli(
     action: str,
@@ -455,6 +462,7 @@ def cli(
     tasks: str,
     settings: str,
     plugin: bool,
+    mps: bool,
     remove_at_end: bool,
 ) -> None:
     """Put gpuhook on this node, or take it away again.
@@ -464,10 +472,12 @@ def cli(
     """
     if action in ("stay", "wait"):
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    if mps and not plugin:
+        raise click.UsageError("--mps needs --plugin: a plugin in a pod doesn't see the daemon")
     folder = os.path.abspath(folder)
     words = tuple(filter(None, settings.split(" ")))
     unit = unit or engine
-    node = Node(folder, engine, config, restart, unit, set_default, tasks, words, plugin)
+    node = Node(folder, engine, config, restart, unit, set_default, tasks, words, plugin, mps)
     actions: dict[str, Callable[[], None]] = {
         "install": partial(install, node),
         "stay": partial(install, node),

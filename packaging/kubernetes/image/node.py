@@ -30,7 +30,7 @@ class Node:
     ``config`` is the engine's configuration file, "" for its usual one; ``unit`` is the systemd
     unit to restart; ``tasks`` is the folder where containerd's shims note their containers.
     ``settings`` are KEY=VALUE for the node's config.toml. With ``plugin`` the device plugin is a
-    unit of the node's systemd.
+    unit of the node's systemd, and with ``mps`` MPS' control daemon.
     """
 
     folder: str
@@ -42,6 +42,7 @@ class Node:
     tasks: str = TASKS
     settings: tuple[str, ...] = ()
     plugin: bool = False
+    mps: bool = False
     settings_file: str = DEFAULT_PATH
     units: str = UNITS
 

@@ -4,17 +4,17 @@ import hashlib
 import os
 from collections.abc import Mapping
 
-from node import Node, say, systemctl, text_of
+from node import Node, say, text_of
+from node_unit import Unit
 
 from gpuhook.ground.errors import EngineError, shown
 from gpuhook.ground.host import files as host_files
 from gpuhook.tools.kubernetes import configure
 from gpuhook.tools.kubernetes.options import VARIABLES
 
-UNIT = "gpuhook-device-plugin.service"
+UNIT = Unit("gpuhook-device-plugin.service", "runs the device plugin")
 # Where a ConfigMap's file of the plugin's options is, if there is one.
 GIVEN = "/config/device-plugin.yaml"
-_FIRST_LINE = "# Made by gpuhook's installer, which replaces and removes it.\n"
 _FILE = "CONFIG_FILE"
 # All that has a kubelet in it. TimeoutStartSec is how long it waits at boot, at most.
 _TEXT = """\
@@ -43,7 +43,7 @@ def put_plugin(node: Node, version: str, environ: Mapping[str, str]) -> None:
 
     It is restarted where anything that it reads at its start has changed, and only there.
     """
-    path, given = _unit(node), text_of(GIVEN)
+    given = text_of(GIVEN)
     options = {name: environ[name] for name in VARIABLES if name in environ}
     _check(options, given)
     _put(node.plugin_file, given)
@@ -54,38 +54,18 @@ def put_plugin(node: Node, version: str, environ: Mapping[str, str]) -> None:
     text = _TEXT.format(program=f"{node.programs}/gpuhook", environment="\n".join(lines))
     read = "\n".join([version, given or "", text_of(node.settings_file) or ""])
     digest = hashlib.sha256(read.encode()).hexdigest()
-    text = f"{_FIRST_LINE}# What else it reads: {digest}\n{text}"
-    if text_of(path) == text and not os.path.exists(_marker(node)):
-        systemctl("start", UNIT)
-        return
-    with open(_marker(node), "wb") as file:
-        os.fsync(file)
-    host_files.replace(path, text.encode(), 0o644)
-    systemctl("daemon-reload")
-    systemctl("enable", "--quiet", UNIT)
-    systemctl("restart", UNIT)
-    os.unlink(_marker(node))
-    say(f"started {UNIT}")
+    UNIT.put(node, f"# What else it reads: {digest}\n{text}")
 
 
 def refuse_plugin(node: Node) -> None:
     """Raise EngineError where the unit is there and the node is to have none."""
-    if text_of(_unit(node)) is not None:
-        raise EngineError(
-            f"{UNIT} runs the device plugin on this node, which is to run in a pod now",
-            "Apply overlays/remove first, and this when that is done",
-        )
+    UNIT.refuse(node)
 
 
 def remove_plugin(node: Node) -> None:
     """Stop the unit and take it away, where it is there."""
     _put(node.plugin_file, None)
-    if text_of(_unit(node)) is not None:
-        systemctl("disable", "--quiet", "--now", UNIT)
-        os.unlink(_unit(node))
-        systemctl("daemon-reload")
-        say(f"removed {UNIT}")
-    _put(_marker(node), None)
+    UNIT.remove(node)
 
 
 def quoted(name: str, value: str) -> str:
@@ -97,23 +77,6 @@ def quoted(name: str, value: str) -> str:
         )
     text = value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{name}={text}"'
-
-
-def _unit(node: Node) -> str:
-    """Return the path of the unit; EngineError where it is there and isn't ours."""
-    path = f"{node.units}/{UNIT}"
-    text = text_of(path)
-    if text is not None and not text.startswith(_FIRST_LINE):
-        raise EngineError(
-            f"{path} is there, and install-node didn't put it there",
-            f"Remove it (systemctl disable --now {UNIT} before that); it is tried again then",
-        )
-    return path
-
-
-def _marker(node: Node) -> str:
-    """Return the file that says that the unit hasn't been started with what it says now."""
-    return f"{node.folder}/restart-plugin"
 
 
 def _check(options: Mapping[str, str], given: str | None) -> None:

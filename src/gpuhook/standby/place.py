@@ -8,6 +8,7 @@ import os
 import select
 
 from gpuhook.ground import names
+from gpuhook.ground.cgroup import access
 from gpuhook.ground.config.loader import PATH_VARIABLE
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container import kernel
@@ -133,3 +134,18 @@ def lock_name(launcher: str) -> str:
     """Return what the lock of this mount namespace's standing process is called."""
     program, namespace = os.stat(launcher), os.stat("/proc/self/ns/mnt")
     return f".lock-{namespace.st_ino}-{program.st_dev}-{program.st_ino}"
+
+
+def leave_cgroups() -> None:
+    """Keep nothing of whoever started the first container: its cgroups, OOM score.
+
+    A cgroup that we stayed in would count us, and its scope or pod would not end before us.
+    Each step is for the better, and none is needed.
+    """
+    # protects: outermost-cgroups
+    for path in ("/proc/self/oom_score_adj", *access.outermost("/proc")):
+        try:
+            with open(path, "w", encoding="ascii") as file:
+                file.write("0")
+        except OSError:
+            continue

@@ -34,7 +34,6 @@ import time
 
 from gpuhook import cdi_hook
 from gpuhook.ground import names, preload
-from gpuhook.ground.cgroup import access
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import DEFAULT_PATH, Config
 from gpuhook.ground.container import kernel
@@ -46,12 +45,14 @@ from gpuhook.start.cdi import saved
 from gpuhook.start.edit import edit
 from gpuhook.start.inventory import cache, freshness
 from gpuhook.vendors import registry
+from gpuhook.vendors.nvidia.ready_nvml import ReadyNvml
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpuhook.ground.oci.spec import Spec
+    from gpuhook.inject import Injection
     from gpuhook.start.contract import Known
     from gpuhook.start.resolve import Resolved
 
@@ -63,7 +64,7 @@ SEATS, SEAT_COUNT = 64, 192
 ASKED, ANSWER, REPORT = 3, 4, 7
 _FREE = 16  # from here to the seats a descriptor is in nobody's way
 _NO = b"no\n"
-_ANSWERED, _STALE = b"a", b"s"
+_ANSWERED, _STALE, _LIMITED = b"a", b"s", b"l"
 
 _PATIENCE = 2.0  # seconds that an answer may take
 _BEAT = 1.0  # seconds after which it puts off its end again
@@ -89,7 +90,7 @@ def main(launcher: str, argv: list[str]) -> "NoReturn":
         if folder is not None and config.helper and config.standby:
             _arrange(folder, launcher, int(lock))
             if float(seconds):
-                _leave_cgroups()
+                place.leave_cgroups()
             try:
                 _remove_forgotten()
                 _import_all(config)
@@ -100,21 +101,6 @@ def main(launcher: str, argv: list[str]) -> "NoReturn":
         pass  # the next container goes the ordinary way, and says what is wrong
     finally:
         os._exit(0)
-
-
-def _leave_cgroups() -> None:
-    """Keep nothing of whoever started the first container: its cgroups, OOM score.
-
-    A cgroup that we stayed in would count us, and its scope or pod would not end before us.
-    Each step is for the better, and none is needed.
-    """
-    # protects: outermost-cgroups
-    for path in ("/proc/self/oom_score_adj", *access.outermost("/proc")):
-        try:
-            with open(path, "w", encoding="ascii") as file:
-                file.write("0")
-        except OSError:
-            continue
 
 
 def _end(*_: object) -> "NoReturn":
@@ -268,13 +254,15 @@ def _poll(several: select.poll, seconds: float) -> list[int]:
 class Child:
     """One forked child, as its parent knows it.
 
-    ``since`` is when it was asked, 0 after its answer.
+    ``since`` is when it was asked, 0 after its answer. ``limits`` says that its container has
+    limits that a driver sets.
     """
 
     def __init__(self, pid: int, report: int) -> None:
         self.pid = pid
         self.report = report
         self.since = time.monotonic()
+        self.limits = False
 
 
 _BUSY, _IDLE = b"busy", b"idle"
@@ -292,6 +280,7 @@ class Server:
         self._worked = self._looked = time.monotonic()
         self._steps = 0
         self._progress = -1
+        self._nvml = ReadyNvml(self._poll)
 
     def run(self, parent: int, door: int, progress: int) -> "NoReturn":
         """Serve until there was no work for long enough, or something has changed."""
@@ -327,7 +316,7 @@ class Server:
         for fd in happened:
             if fd == DOOR:
                 self._open_door()
-            else:
+            elif not self._nvml.hear(fd):
                 self._hear(self._children[fd])
         self._kill_late()
         if now >= self._looked + _LOOK:
@@ -361,7 +350,7 @@ class Server:
             os.close(report)
             pid = -1
         if pid == 0:
-            answering = Answering(self._launcher, self._around)
+            answering = Answering(self._launcher, self._around, self._nvml)
             answering.run(parent, SEATS + seat, reporting, asker, about)
         os.close(reporting)
         _set_seat(seat)
@@ -375,6 +364,7 @@ class Server:
         said = os.read(child.report, 16)
         if said:
             child.since = 0.0
+            child.limits |= _LIMITED in said
             if _STALE in said:
                 raise SystemExit
             return
@@ -382,6 +372,9 @@ class Server:
         os.close(child.report)
         del self._children[child.report]
         os.waitpid(child.pid, 0)
+        if child.limits:
+            inventory = self._around.inventories.get("nvidia")
+            self._nvml.keep(inventory, self._around.config)
 
     def _kill_late(self) -> None:
         """Kill children that don't answer in time; those that are stopped can't do it themselves.
@@ -407,6 +400,7 @@ class Server:
         """See whether all is as it was, and free seats that nobody sits on."""
         if not self._around.is_same_in_detail() or not os.fstat(MARK).st_nlink:
             raise SystemExit
+        self._nvml.end_in_time()
         for seat in range(SEAT_COUNT):
             name = _claim_name(os.getpid(), seat)
             if _is_older(name, _PATIENCE):
@@ -445,7 +439,6 @@ def _import_all(config: Config) -> None:
     from gpuhook.start import dev_char, limiter, limits  # noqa: F401, PLC0415
     from gpuhook.start.plan import spec_edits  # noqa: F401, PLC0415
     from gpuhook.start.records import claims  # noqa: F401, PLC0415
-    from gpuhook.vendors.nvidia import limits as _  # noqa: F401, PLC0415
 
 
 # Names in the folder -------------------------------------------------------------------------
@@ -496,8 +489,9 @@ def _remove_forgotten() -> None:
 class Answering:
     """A child: edits one config.json, answers, and then is that container's helper."""
 
-    def __init__(self, launcher: str, around: Around) -> None:
+    def __init__(self, launcher: str, around: Around, nvml: ReadyNvml) -> None:
         self._config = around.config
+        self._nvml = nvml
         self._folder = os.path.dirname(os.path.abspath(launcher))
         self._around = around
         self._wanted: tuple[Spec, Config, Resolved, str] | None = None
@@ -529,7 +523,7 @@ class Answering:
         os.dup2(report, REPORT, inheritable=False)
         asked = helper.pipe_for_both()
         os.dup2(asked, ASKED, inheritable=False)
-        kernel.keep_only((ASKED, ANSWER, MARK, REPORT))
+        kernel.keep_only((ASKED, ANSWER, MARK, REPORT, *self._nvml.descriptors()))
         if os.getppid() != parent:
             os._exit(0)
 
@@ -551,7 +545,15 @@ class Answering:
         if self._wanted is not None:
             kernel.end_after(helper.DEADLINE)
             injection = helper.injection_of(*self._wanted, around.inventories)
+            self._report_limits(injection)
             helper.serve(helper.Pipes(ASKED, ANSWER, MARK, runtime), self._config, injection)
+
+    def _report_limits(self, injection: "Injection | cdi_hook.DocumentInjection") -> None:
+        """Say that the container has limits that NVML sets; keep no way to ask it for others."""
+        if injection.limits is not None and injection.limits.are_slow:
+            os.write(REPORT, _LIMITED)
+        else:
+            self._nvml.forget()
 
     def _is_same(self) -> bool:
         """Tell whether all is as it was; where it isn't, everything ends."""
@@ -573,7 +575,8 @@ class Answering:
 
         def work() -> None:
             vendor = contract.load(vendor_names)
-            cdi_hook.serve(helper.state_text(hook), hook, self._config, vendor, inventory)
+            text = helper.state_text(hook)
+            cdi_hook.serve(text, hook, self._config, vendor, inventory, self._report_limits)
 
         helper.answer(ANSWER, self._config, names.CDI_HOOK, work)
 

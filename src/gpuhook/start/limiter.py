@@ -19,6 +19,7 @@ class Limiter:
     """Sets limits for one container, once."""
 
     memory: "Bytes"  # what each device has that may be limited
+    is_slow = False  # its means take long to be ready, unless they are kept so
 
     def means(self, device: "Device") -> str:
         """Say by what a device's limit is set, in a word or two."""

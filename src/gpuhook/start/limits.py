@@ -70,6 +70,7 @@ class Limits:
     def __init__(self, parts: "list[tuple[Limiter, list[LimitMemory]]]") -> None:
         self.operations = [op for _, operations in parts for op in operations]
         self._parts = parts
+        self.are_slow = any(limiter.is_slow for limiter, _ in parts)
 
     def begin(self) -> None:
         """Do beforehand what takes time."""
@@ -170,8 +171,9 @@ def find(
     grants = [grant for grant in every if grant.devices]
     if not grants:
         return None
-    reader = SpecReader(spec.data, config)
-    limits = of_grants(grants, words.read(reader), config)
+    vendors = {grant.vendor.names.NAME: grant.vendor.names for grant in grants}
+    said = words.read(SpecReader(spec.data, config), vendors.values())
+    limits = of_grants(grants, said, config)
     if limits is not None and config.limits_memory and not is_privileged(spec.data):
         _check_cgroups(spec.data)  # protects: limit-writable
     return limits
@@ -257,17 +259,18 @@ def _named(grants: "Sequence[Grant]", name: str, source: str) -> "list[Device]":
     if name.lower() in ("", "all"):
         return [device for grant in grants for device in grant.devices]
     kind, _, bare = name.partition("=")
-    if cdi_parts(name):
+    by_kind = cdi_parts(name) is not None
+    if by_kind:
         grants, name = [each for each in grants if kind == each.vendor.names.KIND], bare
     found = [matches for grant in grants if (matches := _matches(grant, name, source))]
-    if len(found) > 1:
+    if len(found) > 1 and not by_kind:
         raise LimitError(
             f"{source} names {shown(name)}, which devices of several vendors are called",
             f"Name them by their kind, as {grants[0].vendor.names.KIND}={name} does",
         )
     if not found:
         raise words.unknown_name(name, source)
-    return found[0]
+    return [device for each in found for device in each]
 
 
 def _matches(grant: "Grant", name: str, source: str) -> "list[Device]":

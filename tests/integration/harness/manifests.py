@@ -13,7 +13,7 @@ from harness.images import REPOSITORY
 MANIFESTS = REPOSITORY / "packaging/kubernetes"
 VARIANTS = (
     "base", "overlays/mounts", "overlays/cdi", "overlays/cdi-pod", "overlays/environment",
-    "overlays/metrics", "overlays/metrics-operator", "overlays/remove",
+    "overlays/metrics", "overlays/metrics-operator", "overlays/mps", "overlays/remove",
 )  # fmt: skip
 IMAGE = "localhost/gpuhook:test"  # scripts/lib/image
 

@@ -79,6 +79,28 @@ def test_mounts_ask_where_the_environment_may_not() -> None:
     assert answer.mounts == tuple(Mount(each, "/dev/null", read_only=False) for each in places)
 
 
+@pytest.mark.parametrize(
+    ("memory", "ids", "places"),
+    [
+        (("25%",) * 4, ["a::0"], ["25%/a"]),
+        (("25%",) * 4, ["a::0", "b::3", "a::2", "a::0"], ["50%/a", "25%/b"]),
+        (("80%", "80%"), ["a::0", "a::1"], ["100%/a"]),
+        (("8GiB", "4GiB"), ["a::1"], [f"{4 << 30}/a"]),
+        (("8GiB", "4GiB"), ["a::1", "b::0", "b::1"], [f"{4 << 30}/a", f"{10 << 30}/b"]),
+    ],
+)
+def test_a_share_of_memory_is_in_the_mount_that_asks(
+    memory: tuple[str, ...], ids: list[str], places: list[str]
+) -> None:
+    """No mount asks for the device without the limit, so that nobody can do without it."""
+    facts: dict[str, Any] = {"memory": memory, "replicas": len(memory), "places": ("imex/3",)}
+    units = tuple(unit(name, memory=10 << 30) for name in ("a", "b"))
+    answer = allocate(replace(gpus(**facts), units=units), ids, by("volume-mounts"))
+    expected = [*(f"{FOLDER}/memory/{place}" for place in places), f"{FOLDER}/imex/3"]
+    assert [mount.container for mount in answer.mounts] == expected
+    assert answer.envs == {"NVIDIA_VISIBLE_DEVICES": FOLDER}
+
+
 def test_names_for_the_engine() -> None:
     resource = gpus("a", "b", cdi=("nvidia.com/gds=all",), environment=ENABLED)
     answer = allocate(resource, ["b", "a"], by("cdi-cri"))

@@ -192,8 +192,35 @@ def test_the_words_of_nvidias_plugin_for_mps(tmp_path: Path) -> None:
     assert found == Sharing(GPU, 2, f"{GPU}.shared", (50, 50), single=False)
 
 
+@pytest.mark.parametrize(
+    ("entry", "memory", "overcommits"),
+    [
+        ("replicas: 4", ("25%",) * 4, False),
+        ("replicas: 3", ("33%",) * 3, False),
+        ("sizes: [50, 30%, 20]", ("50%", "30%", "20%"), False),
+        ("sizes: [8GiB, 16 GiB]", ("8GiB", "16 GiB"), False),
+        ("sizes: [80, 80], overcommit: true", ("80%", "80%"), True),
+    ],
+)
+def test_shares_of_memory(
+    tmp_path: Path, entry: str, memory: tuple[str, ...], overcommits: bool
+) -> None:
+    content = written(tmp_path, MEMORY.format(entry))
+    [found] = content.sharing.values()
+    assert found == Sharing(GPU, len(memory), GPU, (), True, memory, overcommits)
+    assert content.warnings == []
+
+
+@pytest.mark.parametrize("way", ["mps", "memory"])
+def test_our_own_words_are_known(tmp_path: Path, way: str) -> None:
+    entry = "replicas: 2, overcommit: true"
+    text = f"sharing: {{{way}: {{resources: [{{name: gpu, {entry}}}]}}}}"
+    assert written(tmp_path, text).warnings == []
+
+
 SHARED = "sharing:\n  timeSlicing:\n    resources:\n    - name: gpu\n      replicas: {}\n"
 MPS = "sharing:\n  mps:\n    resources:\n    - {{name: gpu, {}}}\n"
+MEMORY = MPS.replace("mps", "memory")
 SHARED_AND_LONG = f"""sharing:
   timeSlicing:
     renameByDefault: true
@@ -226,6 +253,15 @@ SHARED_AND_LONG = f"""sharing:
         (MPS.format("sizes: [0]"), 4, "whole numbers from 1 to 100"),
         (MPS.format("sizes: [100]"), 4, "from 2 to"),
         (MPS.format("replicas: 49"), 4, "MPS serves 48"),
+        (MEMORY.format("replicas: 2, sizes: [50, 50]"), 4, "replicas or sizes"),
+        (MEMORY.format("sizes: [60, 60]"), 4, "120 % together"),
+        (MEMORY.format("sizes: [true, 60]"), 4, "percents from 1 to 100"),
+        (MEMORY.format("sizes: [8GiB, 60]"), 4, "sizes such as 8GiB"),
+        (MEMORY.format("sizes: [8G, 8G]"), 4, "sizes such as 8GiB"),
+        (MEMORY.format("sizes: []"), 4, "sizes such as 8GiB"),
+        (MEMORY.format("sizes: [101]"), 4, "percents from 1 to 100"),
+        (MEMORY.format("sizes: [8GiB]"), 4, "from 2 to"),
+        (MEMORY.format("replicas: 101"), 4, "from 2 to 100"),
         ("sharing:\n  timeSlicing:\n    renameByDefault: 1", 3, "true or false"),
         ("sharing:\n  timeSlicing:\n    resources: {}", 3, "must be a list"),
         (SHARED.format(1), 5, "from 2 to"),
@@ -258,9 +294,9 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=5,
 )
-NAMES = ["version", "flags", "plugin", "sharing", "timeSlicing", "mps", "resources", "name",
-         "replicas", "devices", "rename", "imex", "channelIDs", "gpuhook", "xids", "migStrategy",
-         "gpus", "renameByDefault"]  # fmt: skip
+NAMES = ["version", "flags", "plugin", "sharing", "timeSlicing", "mps", "memory", "resources",
+         "name", "replicas", "devices", "rename", "imex", "channelIDs", "gpuhook", "xids",
+         "migStrategy", "gpus", "renameByDefault"]  # fmt: skip
 TABLES = st.recursive(
     VALUES,
     lambda inner: (

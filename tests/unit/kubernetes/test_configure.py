@@ -65,6 +65,20 @@ def test_every_option_as_flag_and_variable(option: object) -> None:
     assert one.is_ours == one.variables[0].startswith("GPUHOOK_")
 
 
+@pytest.mark.parametrize(
+    "strategy",
+    [*(each for each in STRATEGIES if each != "volume-mounts"), "volume-mounts,envvar"],
+)
+def test_shares_of_memory_need_what_a_pod_cannot_undo(tmp_path: Path, strategy: str) -> None:
+    path = tmp_path / "f"
+    path.write_text("sharing: {memory: {resources: [{name: gpu, replicas: 2}]}}")
+    flags = {"config-file": str(path)}
+    with pytest.raises(ConfigError, match="needs the strategy volume-mounts alone"):
+        read({**flags, "device-list-strategy": strategy}, {})
+    found, _ = read({**flags, "device-list-strategy": "volume-mounts"}, {})
+    assert found.sharing["nvidia.com/gpu"].memory == ("50%", "50%")
+
+
 @pytest.mark.parametrize("word", ["1", "t", "T", "TRUE", "true", "True"])
 def test_words_for_yes(word: str) -> None:
     assert read({}, {"PASS_DEVICE_SPECS": word})[0].pass_device_specs

@@ -355,6 +355,47 @@ def test_sharing(tmp_path: Path) -> None:
     assert ["nvidia.com/mig-1g.5gb" in each for each in warnings] == [True]
 
 
+@pytest.mark.parametrize(
+    ("memory", "overcommits", "reason"),
+    [
+        (("8GiB", "72GiB"), False, ""),
+        (("50%", "50%"), False, ""),
+        (("8GiB", "73GiB"), False, "is shared in 81GiB, and it has 80GiB"),
+        (("80GiB", "80GiB"), True, ""),
+        (("8GiB", "81GiB"), True, "is shared in 81GiB, and it has 80GiB"),
+    ],
+)
+def test_shares_of_memory(
+    tmp_path: Path, memory: tuple[str, ...], overcommits: bool, reason: str
+) -> None:
+    found = machine(tmp_path, gpu(0, 0).but(memory=80 << 30)).but(version="615.10.01")
+    shared = Sharing(GPU, 2, GPU, single=False, memory=memory, overcommits=overcommits)
+    facts: dict[str, Any] = {"sharing": {GPU: shared}, "device_list_strategy": ("volume-mounts",)}
+    answer = offered(found, **facts)
+    one = only(answer)
+    assert (one.memory, one.single, [*one.offers()]) == (
+        memory,
+        False,
+        [f"{UUIDS[0]}::0", f"{UUIDS[0]}::1"],
+    )
+    assert one.units[0].memory == 80 << 30
+    assert [reason in each for each in reasons(one)] == [True]
+    assert bool(one.units[0].reason) == bool(reason)
+    assert State.from_line(answer[0].to_line()) == answer[0]
+
+
+def test_no_share_of_memory_of_what_has_no_limit(tmp_path: Path) -> None:
+    """By the driver's release; the other vendor's devices aren't in the kernel's dmem here."""
+    shared = Sharing(GPU, 2, GPU, memory=("50%", "50%"))
+    facts: dict[str, Any] = {"device_list_strategy": ("volume-mounts",)}
+    one = only(offered(machine(tmp_path, gpu(0, 0)), sharing={GPU: shared}, **facts))
+    assert ["from release 615 on" in each for each in reasons(one)] == [True]
+    gaudi = paper.machine("gaudi", tmp_path / "gaudi", 1)
+    other = Sharing("habana.ai/gaudi", 2, "habana.ai/gaudi", memory=("50%", "50%"))
+    one = only(offered(gaudi, sharing={other.name: other}, **facts))
+    assert ["can't be limited" in each for each in reasons(one)] == [True]
+
+
 def test_single_requests_are_of_what_is_shared_alone(tmp_path: Path) -> None:
     assert not only(offered(machine(tmp_path, gpu(0, 0)), single_requests=True)).single
 

@@ -1,6 +1,14 @@
 {{- define "gpuhook.modes" -}}cdi cdi-pod mounts runtime environment remove{{- end }}
 
+{{/* Whether the plugin is a unit of the nodes' systemd: "true" or nothing. */}}
+{{- define "gpuhook.unit" -}}
+{{- if or (eq .Values.mode "cdi") (and .Values.mps (ne .Values.mode "remove")) }}true{{ end }}
+{{- end }}
+
 {{- define "gpuhook.checked" -}}
+{{- if and .Values.mps (not (has .Values.mode (list "runtime" "environment" "remove"))) }}
+{{- fail (printf "mps needs mode runtime or environment, which has gpu-py, and mode is %q" .Values.mode) }}
+{{- end }}
 {{- if not (has .Values.mode (splitList " " (include "gpuhook.modes" .))) }}
 {{- fail (printf "mode is %q and must be one of %s" .Values.mode (include "gpuhook.modes" .)) }}
 {{- end }}

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpuhook.ground.errors import RequestError, UnknownDeviceError, listed, shown
+from gpuhook.ground.sizes import Size, parse_size
 from gpuhook.start.cdi.names import ANNOTATION_PREFIX, annotate
+from gpuhook.start.request.sources import SOURCE, limit_place
 from gpuhook.tools.kubernetes.settings import (
     CDI_ANNOTATIONS,
     CDI_CRI,
@@ -23,7 +25,6 @@ from gpuhook.vendors.nvidia.variables import MPS_LIMITS
 _PLUGIN = "nvidia-device-plugin"  # in the annotation's key, for whom engines know it by
 _WHOLE = 100  # percent
 _MEBI = 1 << 20
-_NULL = "/dev/null"  # what is mounted where a mount's place is all that counts
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def allocate(
         envs.update(_limits(resource, ids, units))
     return Answer(
         envs=envs,
-        mounts=_mounts(resource, units, settings, by_mounts, by_nodes),
+        mounts=_mounts(resource, ids, units, settings, by_mounts, by_nodes),
         devices=_nodes(units) if gives_nodes else (),
         annotations=_annotations(names, settings, allocation_id),
         cdi_devices=tuple(names) if CDI_CRI in strategies else (),
@@ -152,15 +153,44 @@ def _limits(resource: Resource, ids: Sequence[str], units: list[Unit]) -> dict[s
 
 
 def _mounts(
-    resource: Resource, units: list[Unit], settings: Settings, by_mounts: bool, by_nodes: bool
+    resource: Resource,
+    ids: Sequence[str],
+    units: list[Unit],
+    settings: Settings,
+    by_mounts: bool,
+    by_nodes: bool,
 ) -> tuple[Mount, ...]:
     found = []
     if by_mounts:
-        places = [*(unit.selector for unit in units), *resource.places]
-        found += [Mount(f"{resource.mounts}/{place}", _NULL, read_only=False) for place in places]
+        if resource.memory:
+            places = _limited(resource, ids, units)  # protects: plugin-memory
+        else:
+            places = [f"{resource.mounts}/{unit.selector}" for unit in units]
+        places += [f"{resource.mounts}/{place}" for place in resource.places]
+        found += [Mount(place, SOURCE, read_only=False) for place in places]
     if by_nodes and units and resource.driver_folder:
         found.append(Mount(resource.driver_folder, settings.driver_folder, read_only=True))
     return tuple(found)
+
+
+def _limited(resource: Resource, ids: Sequence[str], units: list[Unit]) -> list[str]:
+    """Return where mounts ask for devices with a limit: several shares of a device add up."""
+    offers = resource.offers()
+    shares: dict[str, list[Size]] = {}
+    for each in dict.fromkeys(ids):
+        size = parse_size(resource.memory_of(each))
+        if size is None:
+            raise ValueError(f"{resource.memory_of(each)} is no size")
+        shares.setdefault(offers[each].id, []).append(size)
+    found = []
+    for unit in units:
+        total = sum(size.number for size in shares[unit.id])
+        if shares[unit.id][0].percent:
+            text = f"{min(total, _WHOLE)}%"
+        else:
+            text = str(min(total, unit.memory))
+        found.append(limit_place(resource.mounts, unit.selector, text, gives=True))
+    return found
 
 
 def _nodes(units: list[Unit]) -> tuple[Node, ...]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from gpuhook.ground.config.mps import MOST_CLIENTS
 from gpuhook.ground.errors import ConfigError, shown
 from gpuhook.ground.host import files
+from gpuhook.ground.sizes import Size, parse_size
 from gpuhook.start.cdi import tree
 from gpuhook.tools.kubernetes import options
 from gpuhook.tools.kubernetes.names import full_name
@@ -21,8 +22,8 @@ VERSION = "v1"
 # Those of options, and what else there is.
 _OPTIONS = tuple(dict.fromkeys(each.place[0] for each in options.OPTIONS if each.place))
 _SECTIONS = ("version", "resources", "sharing", *_OPTIONS)
-_SLICING, _MPS = "timeSlicing", "mps"
-_OURS = ("sizes", "overcommit", "unlimited")  # of sharing.mps
+_SLICING, _MPS, _MEMORY = "timeSlicing", "mps", "memory"
+_OURS = ("sizes", "overcommit", "unlimited")  # of sharing.mps; sharing.memory has the first two
 _WHOLE = 100
 _SHARED = ".shared"
 _MOST_REPLICAS = 1024  # of a device; the kubelet has a limit for what one list may hold
@@ -141,13 +142,13 @@ class Reader:
     # Sharing -----------------------------------------------------------------------------------
 
     def _sharing(self, node: tree.Node) -> None:
-        ways = self.table(node, ("sharing",), (_SLICING, _MPS))
+        ways = self.table(node, ("sharing",), (_SLICING, _MPS, _MEMORY))
         for way, value in ways.items():
             if not _is_null(value):
                 self._shared_by(way, value)
 
     def _shared_by(self, way: str, node: tree.Node) -> None:
-        """Read what is shared in one way: sharing.timeSlicing or sharing.mps."""
+        """Read what is shared in one way: sharing.timeSlicing, sharing.mps or sharing.memory."""
         place = ("sharing", way)
         one = "failRequestsGreaterThanOne"
         found = self.table(node, place, ("renameByDefault", one, "resources"))
@@ -157,7 +158,7 @@ class Reader:
         if way == _SLICING:
             self.content.single_requests = single
         elif said is None or _is_null(said):
-            single = True  # as NVIDIA's plugin has it for MPS
+            single = True  # as NVIDIA's plugin has it for MPS; sharing.memory is ours
         listed = found.get("resources")
         if listed is None or _is_null(listed):
             return
@@ -173,7 +174,15 @@ class Reader:
         return value is True
 
     def _shared(self, node: tree.Node, renames: bool, way: str, single: bool) -> None:
-        found, shares = self._of_mps(node) if way == _MPS else (self.replicated(node), ())
+        shares: tuple[int, ...] = ()
+        memory: tuple[str, ...] = ()
+        overcommits = False
+        if way == _MPS:
+            found, shares = self._of_mps(node)
+        elif way == _MEMORY:
+            found, memory, overcommits = self._of_memory(node)
+        else:
+            found = self.replicated(node)
         if found.name in self.content.sharing:
             raise self.wrong(node.line, f"the resource {found.name} is shared twice")
         rename = found.name + _SHARED if renames else found.name
@@ -192,7 +201,13 @@ class Reader:
                     f"are shared, as {rename}",
                 )
         self.content.sharing[found.name] = Sharing(
-            found.name, found.replicas, rename, shares, single if way == _MPS else None
+            found.name,
+            found.replicas,
+            rename,
+            shares,
+            None if way == _SLICING else single,
+            memory,
+            overcommits,
         )
 
     def _of_mps(self, node: tree.Node) -> tuple[Replicated, tuple[int, ...]]:
@@ -213,12 +228,48 @@ class Reader:
                 f"the sizes are {sum(sizes)} % together; overcommit: true allows that",
             )
         extra = (0,) if self._is_true(found.get("unlimited"), "mps.resources.unlimited") else ()
-        one = self.replicated(node, len(sizes) + len(extra) if sizes else 0)
+        one = self.replicated(node, len(sizes) + len(extra) if sizes else 0, _OURS)
         shares = sizes or (max(_WHOLE // one.replicas, 1),) * one.replicas
         every_share = (*shares, *extra)
         if len(every_share) > MOST_CLIENTS:
             raise self.wrong(node.line, f"MPS serves {MOST_CLIENTS} containers for each device")
         return one._replace(replicas=len(every_share)), every_share
+
+    def _of_memory(self, node: tree.Node) -> tuple[Replicated, tuple[str, ...], bool]:
+        """Return one entry of sharing.memory, with each replica's limit, and ``overcommit``."""
+        ours = ("sizes", "overcommit")
+        every = ("name", "rename", "devices", "replicas", *ours)
+        found = self.table(node, ("sharing", _MEMORY, "resources"), every)
+        sizes = self._amounts(found["sizes"]) if "sizes" in found else []
+        if sizes and "replicas" in found:
+            raise self.wrong(node.line, "a resource has replicas or sizes, not both")
+        overcommits = self._is_true(found.get("overcommit"), "memory.resources.overcommit")
+        percent = sum(size.number for size in sizes if size.percent)
+        if percent > _WHOLE and not overcommits:
+            raise self.wrong(
+                found["sizes"].line,
+                f"the sizes are {percent} % together; overcommit: true allows that",
+            )
+        one = self.replicated(node, len(sizes), ours)
+        if not sizes and one.replicas > _WHOLE:
+            wanted = f"from 2 to {_WHOLE}"
+            raise self.wrong(
+                found["replicas"].line, f"replicas must be {wanted}, not {one.replicas}"
+            )
+        texts = tuple(size.text for size in sizes)
+        return one, texts or (f"{_WHOLE // one.replicas}%",) * one.replicas, overcommits
+
+    def _amounts(self, node: tree.Node) -> "list[Size]":
+        """Return sizes of memory: numbers are percent, as in sharing.mps."""
+        values = [self._scalar(each) for each in node.items] if node.is_list else []
+        texts = [f"{each}%" if isinstance(each, int) else str(each) for each in values]
+        sizes = [size for text in texts if (size := parse_size(text))]
+        if not sizes or len(sizes) != len(texts) or len({size.percent for size in sizes}) > 1:
+            raise self.wrong(
+                node.line,
+                "sizes must be a list of sizes such as 8GiB, or of percents from 1 to 100",
+            )
+        return sizes
 
     def _sizes(self, node: tree.Node) -> tuple[int, ...]:
         sizes = [self._scalar(each) for each in node.items] if node.is_list else []
@@ -227,13 +278,14 @@ class Reader:
             raise self.wrong(node.line, "sizes must be a list of whole numbers from 1 to 100")
         return found
 
-    def replicated(self, node: tree.Node, known: int = 0) -> Replicated:
+    def replicated(self, node: tree.Node, known: int = 0, ours: tuple[str, ...] = ()) -> Replicated:
         """Return one entry of the resources to be shared; ConfigError where it is wrong.
 
-        ``known`` is the number of replicas where something else says it, else 0.
+        ``known`` is the number of replicas where something else says it, else 0. ``ours`` are
+        names that were read before.
         """
         place = ("sharing", _SLICING, "resources")
-        every = ("name", "rename", "devices", "replicas", *(_OURS if known else ()))
+        every = ("name", "rename", "devices", "replicas", *ours)
         found = self.table(node, place, every)
         for name in ("name",) if known else ("name", "replicas"):
             if name not in found or _is_null(found[name]):

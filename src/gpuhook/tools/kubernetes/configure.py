@@ -34,8 +34,21 @@ def read(flags: Mapping[str, str], environ: Mapping[str, str]) -> tuple[Settings
                 ) from None
     settings = _settings(values, environ)
     settings = replace(settings, sharing=content.sharing, single_requests=content.single_requests)
+    _check_memory(settings)
     given = [*_ineffective(flags, environ), *content.warnings]
     return settings, given + _together(settings)
+
+
+def _check_memory(settings: Settings) -> None:
+    """Refuse limits of memory where a pod could be without them; ConfigError."""
+    limited = [each.name for each in settings.sharing.values() if each.memory]
+    # protects: plugin-memory-strategy
+    if limited and settings.device_list_strategy != (VOLUME_MOUNTS,):
+        raise ConfigError(
+            f"sharing.memory of {limited[0]} needs the strategy volume-mounts alone, because only "
+            "its mounts keep a pod from having the device without the limit",
+            "Set deviceListStrategy to volume-mounts, or share by timeSlicing",
+        )
 
 
 def _settings(values: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:

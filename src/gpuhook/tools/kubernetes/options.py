@@ -149,7 +149,9 @@ INEFFECTIVE = (
     Ineffective("nvidia-ctk-path", _DOCUMENTS, (*_PLUGIN, "nvidiaCTKPath")),
     Ineffective("cdi-feature-flags", _DOCUMENTS),
     Ineffective("cdi-disable-hooks", _DOCUMENTS),
-    Ineffective("mps-root", "gpuhook shares GPUs by time-slicing alone", ("flags", "mpsRoot")),
+    Ineffective(
+        "mps-root", "gpuhook mps keeps the daemon and its folders on the node", ("flags", "mpsRoot")
+    ),
     Ineffective(
         "device-discovery-strategy",
         "gpuhook finds out by itself which platform it is on",

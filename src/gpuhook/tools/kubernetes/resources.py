@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import DriverError, GpuhookError, RequestError, listed
+from gpuhook.ground.errors import DriverError, GpuhookError, LimitError, RequestError, listed
+from gpuhook.ground.sizes import amount, parse_size
 from gpuhook.start.cdi.generate import SOURCE
 from gpuhook.start.cdi.names import is_device
 from gpuhook.start.contract import Grant, Vendor
@@ -122,6 +123,10 @@ class _Vendors:
                 shared = self.settings.sharing.get(name)
                 if shared is not None and shared.shares:
                     units = self._by_mps(units, shared)
+                elif shared is not None and shared.memory:
+                    units = [
+                        self._by_memory(*pair, shared) for pair in zip(devices, units, strict=True)
+                    ]
                 found.append(self._resource(name, units))
         return found
 
@@ -143,6 +148,7 @@ class _Vendors:
             nothing=self.cluster.nothing,
             driver_folder=self.cluster.driver_folder,
             shares=shared.shares if shared else (),
+            memory=shared.memory if shared else (),
         )
 
     def _is_single(self, shared: Sharing) -> bool:
@@ -177,6 +183,20 @@ class _Vendors:
             total = device.total if device else 0
             found.append(replace(unit, reason=unit.reason or why, memory=total))
         return found
+
+    def _by_memory(self, device: Device, unit: Unit, shared: Sharing) -> Unit:
+        """Return a device that is shared by memory: what it has, or why it can't be given."""
+        if unit.reason:
+            return unit
+        try:
+            limiter = self.vendor.limiter(self._grant((device,)), self.config)
+        except LimitError as error:
+            return replace(unit, reason=error.cause)
+        memory = limiter.memory[device.id]
+        sizes = [size.of(memory) for text in shared.memory if (size := parse_size(text))]
+        together = max(sizes) if shared.overcommits else sum(sizes)
+        why = f"{shared.name} is shared in {amount(together)}, and it has {amount(memory)}"
+        return replace(unit, memory=memory, reason=why if together > memory else "")
 
     def _check_variable(self) -> None:
         """Refuse to hand out what nothing can ask for: a declared vendor may have the variable."""

@@ -25,8 +25,10 @@ class Sharing:
 
     ``rename`` is the name under which it is offered then, its own where it keeps that. ``shares``
     are those of MPS in percent of a device, by the replica's number, 0 for one without limits;
-    () is time-slicing. With ``single`` a container may ask for one only (None: as
-    ``single_requests`` says).
+    () where MPS doesn't share it. ``memory`` are the limits of memory by the replica's number, as
+    ``ground.sizes`` has them, all in percent or none; () is no limit. With ``overcommits`` they may
+    be more together than the device has. With ``single`` a container may ask for one only (None:
+    as ``single_requests`` says).
     """
 
     name: str
@@ -34,6 +36,8 @@ class Sharing:
     rename: str
     shares: tuple[int, ...] = ()
     single: bool | None = None
+    memory: tuple[str, ...] = ()
+    overcommits: bool = False
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Unit:
     among them. ``numa`` is the node of memory that it is near to, if one is known, and
     ``variables`` what its programs need where gpu-py doesn't set it. ``reason``
     says why it can't be given, in a sentence; "" where it can. ``memory`` is what it has in bytes,
-    where it is shared by MPS.
+    where that is shared.
     """
 
     id: str
@@ -65,7 +65,8 @@ class Resource:
     driver's files where no runtime of ours puts them in ("": it needs none, or there is no such
     place). ``links`` says how near two accelerators are: for the ``whole`` of each, that of the
     others with a score, more is nearer, 0 is not said. ``shares`` are those of MPS in percent of a
-    device, by the replica's number, 0 for one without limits.
+    device, by the replica's number, 0 for one without limits. ``memory`` are limits by the
+    replica's number, all in percent or none, as ``ground.sizes`` has them.
     """
 
     name: str
@@ -82,24 +83,33 @@ class Resource:
     nothing: str = "void"
     driver_folder: str = ""
     shares: tuple[int, ...] = ()
+    memory: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         """Rebuild from what ``asdict`` returned."""
         units = tuple(map(Unit.from_json, data["units"]))
-        names = {name: tuple(data[name]) for name in ("cdi", "places", "shares")}
+        names = {name: tuple(data[name]) for name in ("cdi", "places", "shares", "memory")}
         return cls(**{**data, "units": units, **names})
 
     def offers(self) -> dict[str, Unit]:
         """Return what the kubelet may give away: its ids, each with its device."""
         if self.replicas < 2:
             return {unit.id: unit for unit in self.units}
-        numbers = range(self.replicas)  # what ``share_of`` reads
+        numbers = range(self.replicas)  # what ``_replica`` reads
         return {f"{unit.id}{REPLICA}{n}": unit for unit in self.units for n in numbers}
 
     def share_of(self, identity: str) -> int:
         """Return the share of one of the kubelet's ids, in percent; 0 has no limit."""
-        return self.shares[int(identity.rpartition(REPLICA)[2])]
+        return self.shares[_replica(identity)]
+
+    def memory_of(self, identity: str) -> str:
+        """Return the limit of memory of one of the kubelet's ids."""
+        return self.memory[_replica(identity)]
+
+
+def _replica(identity: str) -> int:
+    return int(identity.rpartition(REPLICA)[2])
 
 
 @dataclass(frozen=True)

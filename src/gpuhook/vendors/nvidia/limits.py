@@ -21,12 +21,12 @@ from gpuhook.start.limiter import Limiter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any, NoReturn
 
     from gpuhook.ground.config.model import Config
     from gpuhook.start.contract import Grant
-    from gpuhook.start.inventory.model import Device
+    from gpuhook.start.inventory.model import Device, Inventory
     from gpuhook.start.limiter import Bytes, Use
 
 DRIVER = 615
@@ -36,7 +36,7 @@ _SET, _GET = "nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"
 _SPARE_SECONDS = 5
 _PATIENCE = 120  # seconds that the container may take to be made, as a helper waits
 _REAP_SECONDS = 0.5
-_SIGKILL = 9
+SIGKILL = 9
 _MOST = 1 << 20
 _WORD = 8
 # nvmlReturn_t in nvml.h, as far as these calls answer so -> what it means here.
@@ -51,11 +51,16 @@ _MEANINGS = {
 }
 # What the driver answers of a cgroup that never had a limit: where it counts by itself, and else.
 _NEVER_SET = (3, 6)
+# How a process that stands ready has limits set for the containers that it serves; tells whether
+# that is done, for a driver root and library, a cgroup and what is wanted (``ready_nvml``).
+kept: "Callable[[tuple[str, str], str, Bytes], bool] | None" = None
 _OLD = f"Install NVIDIA's driver {DRIVER} or newer, or start without a limit"
 
 
 class Nvml(Limiter):
     """Limits by NVML; LimitError where this driver or these devices can't have any."""
+
+    is_slow = True
 
     def __init__(self, grant: "Grant", config: "Config") -> None:
         inventory = grant.inventory
@@ -63,14 +68,7 @@ class Nvml(Limiter):
         self._timeout = config.nvml_timeout
         self._child: _Child | None = None
         _check(grant)
-        libraries = [
-            file.path
-            for file in inventory.files
-            if file.kind == "library" and file.soname == LIBRARY
-        ]
-        if not libraries:
-            raise LimitError(f"The driver has no {LIBRARY}, by which limits are set", _OLD)
-        self._library = libraries[0]
+        self._library = library_of(inventory)
         memory = {gpu.id: gpu.memory for gpu in inventory.gpus}
         self.memory = {device.id: memory[device.id] for device in grant.devices}
         unknown = [device.label for device in grant.devices if not self.memory[device.id]]
@@ -85,8 +83,9 @@ class Nvml(Limiter):
         return "NVML"
 
     def begin(self) -> None:
-        """Start the child, which calls nvmlInit."""
-        self._started()
+        """Start the child, which calls nvmlInit, unless one is kept ready."""
+        if kept is None:
+            self._started()
 
     def _started(self) -> "_Child":
         if self._child is None:
@@ -96,7 +95,9 @@ class Nvml(Limiter):
 
     def set(self, tree: str, folder: str, wanted: "Bytes") -> None:
         """Have NVML set the limits, and say what it knows of them afterwards."""
-        self._ask(tree, [folder], wanted)
+        ready = kept if tree == TREE else None
+        if ready is None or not ready((self._root, self._library), folder, wanted):
+            self._ask(tree, [folder], wanted)
 
     def used(self, tree: str, folders: "Iterable[str]") -> "dict[str, Use]":
         """Ask NVML what cgroups use."""
@@ -137,6 +138,14 @@ class Nvml(Limiter):
         if self._child is not None:
             self._child.end()
             self._child = None
+
+
+def library_of(inventory: "Inventory") -> str:
+    """Return the path of NVML below the driver root; LimitError without one."""
+    for file in inventory.files:
+        if file.kind == "library" and file.soname == LIBRARY:
+            return file.path
+    raise LimitError(f"The driver has no {LIBRARY}, by which limits are set", _OLD)
 
 
 def _check(grant: "Grant") -> None:
@@ -197,14 +206,14 @@ class _Child:
         """End it, and wait for that as long as it is worth."""
         os.close(self._asks)
         os.close(self._answers)
-        os.kill(self._pid, _SIGKILL)
+        os.kill(self._pid, SIGKILL)
         kernel.reap(self._pid, _REAP_SECONDS)
 
 
 # In the child -------------------------------------------------------------------------------
 
 
-class _NvmlError(Exception):
+class NvmlError(Exception):
     """What NVML has answered instead, in words, and its number (0: it answered well)."""
 
     def __init__(self, text: str, number: int = 0) -> None:
@@ -222,8 +231,9 @@ def _serve(
         kernel.end_after(seconds + _SPARE_SECONDS)
         kernel.die_with_parent()
         try:
-            ready: Any = _Ready(root, library, uuids)
-        except (OSError, AttributeError, _NvmlError) as error:
+            ready: Any = Setter(root, library)
+            ready.find(uuids)
+        except (OSError, AttributeError, NvmlError) as error:
             ready = error
         data = b""
         while not data.endswith(b"\n"):
@@ -238,36 +248,46 @@ def _serve(
 
 
 def _answer(ready: "Any", question: "dict[str, Any]") -> "dict[str, Any]":
-    if not isinstance(ready, _Ready):
+    if not isinstance(ready, Setter):
         return {"error": str(ready)}
     try:
         if not question["wanted"]:
             return {"used": {folder: ready.used(folder) for folder in question["folders"]}}
         for uuid, limit in question["wanted"].items():
             ready.limit(uuid, question["folders"][0], limit)
-    except (AttributeError, _NvmlError) as error:
+    except (AttributeError, NvmlError) as error:
         return {"error": str(error)}
     return {}
 
 
-class _Ready:
-    """NVML, initialized, with the GPUs' handles."""
+class Setter:
+    """NVML, initialized, with the handles of GPUs.
 
-    def __init__(self, root: str, library: str, uuids: list[str]) -> None:
+    OSError, AttributeError or NvmlError for what fails.
+    """
+
+    def __init__(self, root: str, library: str) -> None:
         if root != "/":
             _enter(root)
         kernel.set_no_new_privileges()
         self._nvml = clib.Library(library)
         self._call("nvmlInit_v2")
-        self._handles = {uuid: self._handle(uuid) for uuid in uuids}
+        self._handles: dict[str, Any] = {}
+
+    def find(self, uuids: list[str]) -> None:
+        """Look up GPUs, of which ``used`` speaks."""
+        for uuid in uuids:
+            if uuid not in self._handles:
+                self._handles[uuid] = self._handle(uuid)
 
     def limit(self, uuid: str, folder: str, limit: int) -> None:
         """Set a hard limit in bytes, and see that the driver has it."""
+        self.find([uuid])
         name = _name(folder)
         self._call(_SET, self._handles[uuid], _struct(name, 0, limit))
         _, hard = self._get(uuid, folder)
         if hard > limit:  # protects: nvml-read-back
-            raise _NvmlError(f"{_GET} says {hard} bytes after {limit} were set")
+            raise NvmlError(f"{_GET} says {hard} bytes after {limit} were set")
 
     def used(self, folder: str) -> dict[str, tuple[int, int]]:
         """Return what a cgroup uses of each GPU, and its hard limit, in bytes."""
@@ -275,7 +295,7 @@ class _Ready:
         for uuid in self._handles:
             try:
                 found[uuid] = self._get(uuid, folder)
-            except _NvmlError as error:
+            except NvmlError as error:
                 if error.number not in _NEVER_SET:
                     raise
         return found
@@ -295,7 +315,7 @@ class _Ready:
         result = getattr(self._nvml, name)(*arguments)
         if result != 0:
             why = _MEANINGS.get(result)
-            raise _NvmlError(f"{name} answers {result}" + (f" ({why})" if why else ""), result)
+            raise NvmlError(f"{name} answers {result}" + (f" ({why})" if why else ""), result)
 
 
 def _name(folder: str) -> "Any":
@@ -326,5 +346,7 @@ def _enter(root: str) -> None:
     isolation.own_mounts()
     place = os.open(root + TREE, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     kernel.attach_mount(cgroups, place, root + TREE)
+    for fd in (tree, cgroups, place):
+        os.close(fd)
     os.chroot(root)
     os.chdir("/")

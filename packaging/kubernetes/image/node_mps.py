@@ -1,0 +1,58 @@
+"""MPS' control daemon as a unit of the node's systemd, for GPUs that pods share by it."""
+
+import hashlib
+
+from node import Node, text_of
+from node_unit import Unit
+
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.errors import EngineError
+
+UNIT = Unit("gpuhook-mps.service", "keeps MPS' control daemon", waits=False)
+# As packaging/systemd has it, for where a node has no driver yet, or no GPU at all. A restart ends
+# the daemon, and its clients.
+_TEXT = """\
+[Unit]
+Description=Share GPUs between containers by NVIDIA's MPS
+After=nvidia-persistenced.service systemd-modules-load.service systemd-udevd.service
+Before=kubelet.service k3s.service k3s-agent.service rke2-server.service rke2-agent.service
+
+[Service]
+Type=notify
+ExecStart={program} mps serve
+ExecStopPost={program} mps stop
+Restart=on-failure
+RestartSec=30
+TimeoutStartSec=5min
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def put_mps(node: Node, version: str) -> None:
+    """Have the unit run this version with what config.toml says of MPS; EngineError without that.
+
+    It is restarted where one of the two has changed, and only there.
+    """
+    config = loads(text_of(node.settings_file) or "")
+    if not config.mps_devices:
+        raise EngineError(
+            f"{UNIT.name} is to be on this node, and its config.toml shares no GPU by MPS",
+            "Set devices in [gpuhook.mps] of config.toml in the ConfigMap gpuhook-config",
+        )
+    settings = [getattr(config, name) for name in sorted(vars(config)) if name.startswith("mps_")]
+    read = "\n".join(map(str, [version, config.root, *settings]))
+    digest = hashlib.sha256(read.encode()).hexdigest()
+    text = _TEXT.format(program=f"{node.programs}/gpuhook")
+    UNIT.put(node, f"# What else it reads: {digest}\n{text}")
+
+
+def refuse_mps(node: Node) -> None:
+    """Raise EngineError where the unit is there and the node is to have none."""
+    UNIT.refuse(node)
+
+
+def remove_mps(node: Node) -> None:
+    """Stop the unit and take it away, where it is there."""
+    UNIT.remove(node)

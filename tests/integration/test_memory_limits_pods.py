@@ -1,0 +1,200 @@
+"""Limits of the memory of GPUs in a cluster: by the device plugin, and by a pod's own word.
+
+The kubelet is the tests'; containerd, its CRI and runc are real, on cgroup v2.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.commands import path_of
+from harness.containerd import WITH_HANDLERS, containerd
+from harness.cri import Container, Cri, CriError, Pod
+from harness.device_plugin import device_plugin, start
+from harness.driver import Driver, simulate
+from harness.images import CUDA_PROBE, image
+from harness.installation import Installation, harden, write_config
+from harness.namespaces import Namespace, host_cgroups, namespace
+from kubelet import Answers, Kubelet, Mount
+from test_device_plugin_containers import cri_of, pause_archive
+from test_memory_limits import EIGHT, NINE, OPTIONS, told
+
+__all__ = ["pause_archive"]
+
+DEBIAN = image("debian")
+GPU = "nvidia.com/gpu"
+FOLDER = "/var/run/nvidia-container-devices"
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def entered() -> Iterator[Namespace]:
+    with namespace("v2") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def driver(workspace: Path, installation: Installation) -> Driver:
+    return simulate(installation, workspace / "driver-615-pods", *OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def low_level(workspace: Path) -> str:
+    """Runc, without the shares of processors that the CRI gives the processes of pods.
+
+    A hybrid host's tree of v2 has no controller for them.
+    """
+    if host_cgroups() == "v2":
+        return "runc"
+    made = workspace / "limits-runc"
+    made.write_text(
+        "#!/bin/sh\nfor word; do\n"
+        '    if [ -f "$word/config.json" ]; then\n'
+        """        sed -i 's/"shares":[0-9]*,*//' "$word/config.json"\n"""
+        f'    fi\ndone\nexec {path_of("runc")} "$@"\n'
+    )
+    made.chmod(0o755)
+    return str(made)
+
+
+@pytest.fixture(scope="module")
+def config(workspace: Path, driver: Driver, low_level: str) -> Path:
+    return write_config(workspace / "limits-pods-etc", driver.root, [low_level])
+
+
+@pytest.fixture(scope="module")
+def hardened(workspace: Path, driver: Driver, low_level: str) -> Path:
+    """As the manifests have a node: its settings are those of gpu-py at the handler's start."""
+    return harden(write_config(workspace / "limits-node-etc", driver.root, [low_level]))
+
+
+@pytest.fixture(scope="module")
+def cri(
+    workspace: Path,
+    entered: Namespace,
+    installation: Installation,
+    archive: Path,
+    pause_archive: Path,
+    hardened: Path,
+) -> Iterator[Cri]:
+    env = {"GPUHOOK_CONFIG": str(hardened)}
+    words = (workspace / "limits-cri", entered, installation.runtime, archive, env, WITH_HANDLERS)
+    with containerd(*words) as engine, cri_of(engine, archive, pause_archive) as made:
+        yield made
+
+
+@pytest.fixture
+def place(workspace: Path, tmp_path: Path) -> Path:
+    """A new folder with a short name: a socket's path has at most 107 characters."""
+    return workspace / f"l{hash(tmp_path) & 0xFFFFFFFF:x}"
+
+
+@pytest.fixture
+def kubelet(
+    place: Path, installation: Installation, hardened: Path, tmp_path: Path
+) -> Iterator[Kubelet]:
+    """A kubelet whose node has shares of 8 GiB and of 16 GiB of each GPU."""
+    file = tmp_path / "plugin.yaml"
+    file.write_text(
+        "flags: {plugin: {deviceListStrategy: [volume-mounts]}}\n"
+        "sharing:\n  memory:\n    failRequestsGreaterThanOne: false\n    resources:\n"
+        "    - {name: gpu, sizes: [8GiB, 16GiB]}\n"
+    )
+    words = (f"--config-file={file}",)
+    with device_plugin(place, installation, hardened, GPU, *words) as found:
+        yield found
+
+
+def allocated(container: Container) -> list[str]:
+    """Return what a program sees and gets that wants 9 GiB."""
+    return told(container.exec(CUDA_PROBE, "9"))
+
+
+def shares(kubelet: Kubelet) -> dict[str, Answers]:
+    """Admit pods for both shares of a GPU; return what they are given, by the share's number."""
+    every = [kubelet.admit(f"pod-{number}", {GPU: 1}) for number in range(4)]
+    by_id = {answers["ids"][GPU][0]: answers for answers in every}
+    uuid = next(iter(by_id)).partition("::")[0]
+    return {number: by_id[f"{uuid}::{number}"] for number in ("0", "1")}
+
+
+def test_a_share_is_a_limit_that_the_neighbour_has_not(cri: Cri, kubelet: Kubelet) -> None:
+    given = shares(kubelet)
+    with cri.pod("gpu-py", "small") as small, cri.pod("gpu-py", "large") as large:
+        assert allocated(start(small, DEBIAN, given["0"])) == EIGHT
+        neighbour = allocated(start(large, DEBIAN, given["1"]))
+        assert neighbour == ["CUDA memory: 16384 MiB of 16384 MiB", *NINE]
+
+
+WIDER = {
+    "a size": ("GPUHOOK_DEVICE_MEMORY=70GiB",),
+    "all devices": ("NVIDIA_VISIBLE_DEVICES=all", "GPUHOOK_DEVICE_MEMORY=100%"),
+    "no device": ("NVIDIA_VISIBLE_DEVICES=void",),
+}
+
+
+@pytest.mark.parametrize("name", WIDER)
+def test_a_pod_that_asks_for_more_gets_nothing_more(cri: Cri, kubelet: Kubelet, name: str) -> None:
+    """Its own variables come after the plugin's, as the kubelet has it."""
+    answers = shares(kubelet)["0"]
+    for setting in WIDER[name]:
+        key, _, value = setting.partition("=")
+        answers["envs"][key] = value
+    with cri.pod("gpu-py", "wide") as pod:
+        assert allocated(start(pod, DEBIAN, answers)) == EIGHT
+
+
+def test_a_pod_that_asks_for_less_gets_less(cri: Cri, kubelet: Kubelet) -> None:
+    answers = shares(kubelet)["0"]
+    with cri.pod("gpu-py", "less") as pod:
+        less = allocated(start(pod, DEBIAN, answers, ("GPUHOOK_DEVICE_MEMORY=4GiB",)))
+    assert less == ["CUDA memory: 4096 MiB of 4096 MiB", "CUDA allocated: 4 GiB of 9 GiB"]
+
+
+def test_a_volume_in_the_mounts_place(cri: Cri, kubelet: Kubelet, tmp_path: Path) -> None:
+    """Where an engine keeps the pod's volume of two mounts in one place, the device goes, too."""
+    answers = shares(kubelet)["0"]
+    [mount] = answers["mounts"]
+    place = mount[0]
+    assert place.startswith(f"{FOLDER}/memory/{8 * GIB}/GPU-")
+    volume = tmp_path / "volume"
+    volume.write_text("")
+    with cri.pod("gpu-py", "over") as pod:
+        answers["mounts"] = [mount, Mount(place, str(volume), read_only=False)]
+        assert allocated(start(pod, DEBIAN, answers)) == EIGHT
+    with cri.pod("gpu-py", "instead") as pod:
+        answers["mounts"] = [Mount(place, str(volume), read_only=False)]
+        without = start(pod, DEBIAN, answers)
+        assert "nvidia" not in without.exec("ls", "/dev").ok().stdout
+
+
+def test_two_shares_of_a_device_add_up(cri: Cri, kubelet: Kubelet) -> None:
+    answers = kubelet.admit("both", {GPU: 4})
+    assert len(answers["mounts"]) == 2
+    with cri.pod("gpu-py", "both") as pod:
+        found = allocated(start(pod, DEBIAN, answers))
+        assert found == ["CUDA memory: 24576 MiB of 24576 MiB", *NINE]
+
+
+def test_a_limit_by_a_pods_own_word(
+    workspace: Path,
+    entered: Namespace,
+    installation: Installation,
+    archive: Path,
+    pause_archive: Path,
+    config: Path,
+) -> None:
+    """By env, on a node where that may ask."""
+    env = {"GPUHOOK_CONFIG": str(config)}
+    words = (workspace / "limits-own", entered, installation.runtime, archive, env, WITH_HANDLERS)
+    gpu = "NVIDIA_VISIBLE_DEVICES=0"
+
+    def begin(pod: Pod, *settings: str) -> Container:
+        return pod.start(DEBIAN, "sleep", "1000", env=[gpu, *settings])
+
+    with containerd(*words) as engine, cri_of(engine, archive, pause_archive) as cri:
+        with cri.pod("gpu-py", "limited") as one, cri.pod("gpu-py", "other") as two:
+            assert allocated(begin(one, "GPUHOOK_DEVICE_MEMORY=8GiB")) == EIGHT
+            assert allocated(begin(two))[1:] == NINE
+        with cri.pod("gpu-py", "bad") as pod, pytest.raises(CriError, match="no size of memory"):
+            begin(pod, "GPUHOOK_DEVICE_MEMORY=8G")

@@ -1,0 +1,130 @@
+"""NVML that is kept ready for limits of memory, beside the process that stands ready.
+
+On cgroup v2, with a driver that takes two seconds to start.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.bundles import Bundle, Spec
+from harness.commands import Result, wait_until
+from harness.driver import Driver, simulate
+from harness.images import CUDA_PROBE
+from harness.installation import Installation
+from harness.namespaces import Namespace
+from harness.standing import Site, is_running, open_files, parent_of
+from test_memory_limits import EIGHT, ONE, OPTIONS, told
+
+LIMIT = "GPUHOOK_DEVICE_MEMORY=8GiB"
+INIT_S = 2.0
+GPUS = "--gpus=3"
+
+
+@pytest.fixture(scope="module")
+def slow(workspace: Path, installation: Installation) -> Driver:
+    options = (GPUS, *OPTIONS[1:], f"--init-seconds={INIT_S:g}")
+    return simulate(installation, workspace / "driver-615-slow", *options)
+
+
+@pytest.fixture
+def limited(
+    bundle: Bundle,
+    installation: Installation,
+    slow: Driver,
+    low_level: tuple[str, Namespace],
+    tmp_path: Path,
+) -> Iterator[Site]:
+    """A site whose containers have a limit, and see their cgroups as Docker's do."""
+    made = Site(bundle, installation, slow, low_level[0], tmp_path)
+
+    def see_cgroups(spec: Spec) -> None:
+        options = ["nosuid", "noexec", "nodev", "relatime", "ro"]
+        mount = {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup"}
+        spec["mounts"].append({**mount, "options": options})
+        spec["linux"]["namespaces"].append({"type": "cgroup"})
+
+    bundle.change(see_cgroups)
+    bundle.command("sh", "-c", f"{CUDA_PROBE} 9; true")
+    made.plain = bundle.config.read_bytes()
+    yield made
+    made.clear()
+
+
+def seconds(site: Site) -> float:
+    """Lead a container through its life, see its limit, and return how long that took."""
+    begun = time.monotonic()
+    done = site.run()
+    taken = time.monotonic() - begun
+    has_its_limit(done)
+    return taken
+
+
+def has_its_limit(done: Result) -> None:
+    assert done.status == 0, done
+    assert told(done) == EIGHT, done
+
+
+def kept(site: Site) -> set[int]:
+    """Return what there is beside the process that stands ready and the one that watches it."""
+    return site.processes - {pid for server in site.ready for pid in (server, parent_of(server))}
+
+
+def keep(site: Site) -> int:
+    """Start containers with a limit until none waits for the driver; return what keeps NVML."""
+    site.asks(LIMIT)
+    assert seconds(site) >= INIT_S, "nothing is ready for the first one"
+    wait_until(lambda: seconds(site) < INIT_S, "a container is served by what is ready")
+    [pid] = kept(site)
+    return pid
+
+
+@ONE
+def test_no_container_waits_for_a_slow_driver(limited: Site) -> None:
+    keeper = keep(limited)
+    times = [seconds(limited) for _ in range(5)]
+    assert max(times) < INIT_S, times
+    assert kept(limited) == {keeper}
+
+
+@ONE
+def test_who_has_no_limit_keeps_nothing(limited: Site) -> None:
+    for _ in range(3):
+        assert limited.run().status == 0
+    wait_until(limited.is_standing, "a process stands ready, and nothing beside it")
+
+
+@ONE
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_whatever_becomes_of_it_the_limit_is_set(limited: Site, how: signal.Signals) -> None:
+    keeper = keep(limited)
+    os.kill(keeper, how)
+    seconds(limited)  # which sees that the limit is there
+    wait_until(lambda: not is_running(keeper), "it is gone")
+    wait_until(lambda: seconds(limited) < INIT_S, "there is another")
+
+
+@ONE
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_it_ends_with_the_process_that_stands_ready(limited: Site, how: signal.Signals) -> None:
+    keeper = keep(limited)
+    os.kill(limited.server, how)
+    wait_until(lambda: not is_running(keeper), "it is gone")
+    seconds(limited)
+
+
+@ONE
+def test_it_holds_its_own_alone(limited: Site) -> None:
+    keeper = keep(limited)
+    found = sorted(name.partition(":")[0] for name in open_files(keeper))
+    assert found == ["/dev/null", "/dev/null", "/dev/null", "pipe", "socket"]
+    status = dict(line.split(":\t", 1) for line in _read(f"/proc/{keeper}/status").splitlines())
+    assert status["NoNewPrivs"] == "1"
+    assert str(limited.bundle.path) not in _read(f"/proc/{keeper}/mountinfo")
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text()

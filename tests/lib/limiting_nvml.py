@@ -1,0 +1,72 @@
+"""A library of NVML's name that sets limits as a test has it, and what sets limits by it."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from machines import gpu, machine
+
+from gpuhook.ground.config.model import Config
+from gpuhook.start import contract
+from gpuhook.start.inventory.model import DriverFile
+from gpuhook.start.request.reader import Request
+from gpuhook.vendors.nvidia import limits
+from gpuhook.vendors.nvidia.limits import Nvml
+from gpuhook.vendors.nvidia.vendor import VENDOR
+
+GIB = 1 << 30
+FOLDER = "/sys/fs/cgroup/engine/container"
+
+LIBRARY = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+typedef unsigned long long u64;
+struct set { const char *path; u64 soft, hard; };
+struct get { const char *path; u64 soft, hard, used; };
+static u64 hard = ~0ULL;
+int nvmlInit_v2(void) { INIT; return 0; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle)
+{
+    *handle = (void *)0x7f1234567890;
+    return strncmp(uuid, "GPU-", 4) ? 6 : 0;
+}
+#ifndef OLD
+int nvmlDeviceSetMemoryLimits_v1(void *handle, struct set *it)
+{
+    if (handle != (void *)0x7f1234567890 || strcmp(it->path, PATH) || it->soft || geteuid())
+        return 2;
+    SET;
+    return 0;
+}
+int nvmlDeviceGetMemoryLimits_v1(void *handle, struct get *it)
+{
+    if (handle != (void *)0x7f1234567890 || strcmp(it->path, PATH))
+        return 2;
+    it->hard = hard;
+    it->used = 1ULL << 33;
+    GET;
+    return 0;
+}
+#endif
+"""
+TAKES = "hard = it->hard"
+
+
+def limiter(
+    folder: Path, set_: str = TAKES, get: str = "", init: str = "", *more: str, wait: float = 10
+) -> Nvml:
+    """Make a library in a folder that does so much in each call; return what sets limits by it."""
+    path = folder / "libnvidia-ml.so.1"
+    values = {"SET": set_, "GET": get, "INIT": init, "PATH": f'"{FOLDER}"'}
+    words = [f"-D{name}={value}" for name, value in values.items()]
+    gcc = shutil.which("gcc") or "gcc"
+    command = [gcc, "-shared", "-fPIC", "-w", *words, *more, "-o", str(path), "-xc", "-"]
+    subprocess.run(command, input=LIBRARY, text=True, check=True)
+    file = DriverFile("library", str(path), path.name, "utility", limits.LIBRARY)
+    inventory = machine(gpu(0, 3).but(memory=80 * GIB)).but(version="615.1", files=(file,))
+    grant = contract.Grant(VENDOR, Request("nvidia"), inventory, inventory.devices)
+    config = Config()
+    config.nvml_timeout = wait
+    return Nvml(grant, config)

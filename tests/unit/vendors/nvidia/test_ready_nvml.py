@@ -1,0 +1,125 @@
+"""NVML that is kept ready: what it does when it is asked, and for whom it does nothing."""
+
+import os
+import select
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from limiting_nvml import FOLDER, GIB, limiter
+
+from gpuhook.vendors.nvidia import limits, ready_nvml
+from gpuhook.vendors.nvidia.limits import Nvml
+from gpuhook.vendors.nvidia.ready_nvml import ReadyNvml
+
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets root alone set limits")
+
+
+class Standing:
+    """What a process that stands ready does with it."""
+
+    def __init__(self, nvml: Nvml) -> None:
+        self.poll = select.poll()
+        self.ready = ReadyNvml(self.poll)
+        self.key = nvml._root, nvml._library
+        self.wanted = dict.fromkeys(nvml.memory, 8 * GIB)
+
+    def start(self) -> None:
+        self.ready._key = self.key
+        self.ready._until = time.monotonic() + 60
+        self.ready._start(10)
+        self.poll.register(self.ready._news, select.POLLIN)
+        self.hear()
+
+    def hear(self) -> None:
+        """Wait for news, and take them in."""
+        [(descriptor, _)] = self.poll.poll(20_000)
+        assert self.ready.hear(descriptor)
+
+    def end(self) -> None:
+        with suppress(ProcessLookupError):
+            if self.ready._pid:
+                os.kill(self.ready._pid, limits.SIGKILL)
+                self.hear()
+
+
+@pytest.fixture
+def standing(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Standing]:
+    """What is ready, with a library that does so much."""
+    made = Standing(limiter(tmp_path, **getattr(request, "param", {})))
+    made.start()
+    yield made
+    made.end()
+    assert limits.kept is None
+
+
+@ROOT
+def test_it_sets_limits_again_and_again(standing: Standing) -> None:
+    assert limits.kept is not None
+    assert all(limits.kept(standing.key, FOLDER, standing.wanted) for _ in range(3))
+    assert not limits.kept(standing.key, "/sys/fs/cgroup/another", standing.wanted)
+    assert not limits.kept(standing.key, FOLDER, {"no GPU": GIB})
+    assert limits.kept(standing.key, FOLDER, standing.wanted), "it goes on"
+
+
+@ROOT
+def test_it_is_of_one_driver(standing: Standing) -> None:
+    root, library = standing.key
+    for key in (("/run/nvidia/driver", library), (root, f"{library}.1")):
+        assert not standing.ready.ask(key, FOLDER, standing.wanted)
+
+
+@ROOT
+@pytest.mark.parametrize(
+    "standing",
+    [{"set_": ""}, {"set_": "return 3"}, {"set_": "_exit(0)"}, {"set_": "abort()"}],
+    ids=str,
+    indirect=True,
+)
+def test_anything_but_a_yes_is_a_no(standing: Standing) -> None:
+    assert not standing.ready.ask(standing.key, FOLDER, standing.wanted)
+
+
+@ROOT
+@pytest.mark.parametrize("standing", [{"set_": "sleep(60)"}], indirect=True)
+def test_one_that_hangs_is_not_waited_for(standing: Standing) -> None:
+    begun = time.monotonic()
+    assert not standing.ready.ask(standing.key, FOLDER, standing.wanted)
+    standing.hear()  # the kernel ends it
+    assert time.monotonic() - begun < 15
+    assert limits.kept is None
+
+
+@ROOT
+def test_nobody_asks_what_has_ended(standing: Standing) -> None:
+    os.kill(standing.ready._pid, limits.SIGKILL)
+    assert not standing.ready.ask(standing.key, FOLDER, standing.wanted)
+    standing.hear()
+    assert standing.ready.descriptors() == ()
+    assert not standing.ready.ask(standing.key, FOLDER, standing.wanted)
+
+
+@ROOT
+def test_it_ends_when_there_were_no_limits_for_long(
+    standing: Standing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standing.ready.end_in_time()
+    assert limits.kept is not None
+    later = time.monotonic() + ready_nvml._KEPT + 1
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    standing.ready.end_in_time()
+    assert limits.kept is None
+    standing.hear()
+
+
+@ROOT
+def test_a_driver_that_does_not_start_is_not_kept(tmp_path: Path) -> None:
+    made = Standing(limiter(tmp_path, init="return 9"))
+    made.ready._key = made.key
+    made.ready._start(10)
+    made.poll.register(made.ready._news, select.POLLIN)
+    made.hear()
+    assert limits.kept is None
+    assert made.ready.descriptors() == ()
