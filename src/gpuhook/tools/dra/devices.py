@@ -5,7 +5,7 @@ read these verdicts, so both say the same.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuhook.ground.config.model import Config
@@ -72,6 +72,7 @@ class Devices:
         self._drivers: dict[str, Driver] = {}
         self._troubled: dict[str, Driver] = {}
         self._known: list[Known] = []
+        self._names: dict[str, None] = {}  # of drivers
 
     def tend(self) -> bool:
         """Do what is due; tell whether anything is different: a device, or how one is."""
@@ -93,11 +94,14 @@ class Devices:
 
     def drivers(self) -> Sequence[str]:
         """Return the names of all drivers that this node has, or had before theirs failed."""
-        return [*self._troubled]
+        return [*self._names]
 
-    def objects(self) -> list[dict[str, Any]]:
-        """Return the DeviceClasses and ResourceSlices, with taints, as --dry-run prints them."""
-        return dra.rendered(self._troubled, self.choices)
+    def objects(self, kubernetes: tuple[int, int]) -> list[dict[str, Any]]:
+        """Return the DeviceClasses and ResourceSlices, with taints, as --dry-run prints them.
+
+        For that version of Kubernetes.
+        """
+        return dra.rendered(self._troubled, replace(self.choices, kubernetes=kubernetes))
 
     def found(self, known: Known) -> tuple[Vendor, Inventory]:
         """Return a device's vendor, and the inventory that has it."""
@@ -112,6 +116,7 @@ class Devices:
         """Describe the devices again; asks drivers in children."""
         found = self.observed.machine.found
         self._drivers, warnings = dra.described(found, self.choices, self.config)
+        self._names.update(dict.fromkeys(self._drivers))
         for warning in warnings:
             if warning not in self._warnings:
                 self._tell(warning)
