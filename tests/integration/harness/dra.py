@@ -87,27 +87,30 @@ class Node:
         """Delete a claim in the cluster."""
         (self.claims / f"{claim.namespace}_{claim.name}.json").unlink()
 
+    def options(self) -> dict[str, str]:
+        """Return the folders that the service is told."""
+        return {
+            "plugins": str(self.kubelet.plugins),
+            "registry": str(self.kubelet.registry),
+            "cdi_folder": str(self.cdi),
+        }
+
     @contextmanager
     def service(
         self,
         ready: Callable[[], bool] | None = None,
         instance: str = "",
+        options: Mapping[str, str] | None = None,
         **words: Any,
     ) -> Iterator[Popen[bytes]]:
         """Run ``gpuhook dra`` until the end of the block."""
         self.starts += 1
-        options = {
-            "plugins": str(self.kubelet.plugins),
-            "registry": str(self.kubelet.registry),
-            "cdi_folder": str(self.cdi),
-            "instance": instance,
-        }
         told = {
             "program": str(self.installation.command),
             "config": str(self.config),
             "claims": str(self.claims),
             "node": NODE,
-            "options": options,
+            "options": {**self.options(), "instance": instance, **(options or {})},
             **self.more,
             **words,
         }

@@ -26,6 +26,7 @@ from gpuhook.tools.kubernetes.handed import (
     check_names,
     is_same,
 )
+from gpuhook.tools.kubernetes.state import REPLICA
 from gpuhook.tools.vendors import cluster
 
 _STALE = 600.0  # seconds after which nobody works any more on a claim that was begun
@@ -38,8 +39,7 @@ Ref = Mapping[str, str]  # namespace, name and uid of a claim
 class Handing:
     """Prepares and unprepares claims by what ``devices`` knows.
 
-    ``in_use`` returns which (resource, id) pairs pods have by the kubelet, None where it doesn't
-    say.
+    ``in_use`` returns the ids of devices that pods have by the kubelet, None where it doesn't say.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Handing:
         devices: Devices,
         claims: Claims,
         options: Options,
-        in_use: Callable[[], set[tuple[str, str]] | None],
+        in_use: Callable[[], set[str] | None],
     ) -> None:
         self._devices = devices
         self._claims = claims
@@ -188,10 +188,10 @@ class Handing:
         for _, lease in wished:
             self._records.give_up(lease)
 
-    def _is_used(self, lease: Lease, used: set[tuple[str, str]]) -> bool:
-        """Tell whether a pod has what was leased, or may be about to."""
+    def _is_used(self, lease: Lease, used: set[str]) -> bool:
+        """Tell whether a pod has what was leased, or a replica of it, or may be about to."""
         is_young = 0 <= time.time() - lease.at < _YOUNG
-        return is_young or any((lease.resource, each) in used for each in lease.ids)
+        return is_young or any(each.partition(REPLICA)[0] == lease.unit for each in used)
 
     # Unprepare --------------------------------------------------------------------------------
 

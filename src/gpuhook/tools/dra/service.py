@@ -8,6 +8,7 @@ import select
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 from gpuhook.ground.errors import PluginError, shown
@@ -89,7 +90,7 @@ class Supervisor:
         self._publisher = publisher
         self._signals = signals
         self._clock = time.monotonic
-        self._handing = Handing(devices, claims, options, in_use)
+        self._handing = Handing(devices, claims, options, partial(in_use, options.pod_resources))
         self._server = Server(options, tell, self._clock)
         self._jobs: list[Job] = []
         self._calls: list[Mapping[str, Any]] = []  # that wait for a free place
@@ -212,12 +213,8 @@ class Supervisor:
         self._server.give(state)
 
 
-def in_use() -> set[tuple[str, str]] | None:
-    """Return which (resource, id) pairs pods have by the kubelet, None where it doesn't say."""
+def in_use(socket: str) -> set[str] | None:
+    """Return the ids of devices that pods have by the kubelet, None where it doesn't say."""
     with suppress(PluginError):
-        return {
-            (resource, each)
-            for _, _, _, ids in kubelet.pods(kubelet.SOCKET, _KUBELET)
-            for resource, each in ids
-        }
+        return {each for *_, ids in kubelet.pods(socket, _KUBELET) for _, each in ids}
     return None

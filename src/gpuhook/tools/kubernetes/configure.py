@@ -60,6 +60,7 @@ def apply(settings: Settings, config: Config) -> Settings:
     In a pod the driver root has another path than on the host: it is looked at by the one, and
     the kubelet is given the other. Outside of one there is no such folder.
     """
+    settings = replace(settings, state_dir=config.state_dir)
     on_host = settings.driver_root or config.root or config.driver_root or "/"
     if os.path.isdir(settings.driver_root_ctr_path):
         config.root = settings.driver_root_ctr_path

@@ -63,14 +63,13 @@ class Held:
 class Lease:
     """A device that the device plugin has given to a container: ids as in ``Held``.
 
-    ``resource`` and ``ids`` are the kubelet's, ``at`` is the time of the day in seconds.
+    ``resource`` is what the pod asked for, ``at`` the time of the day in seconds.
     """
 
     vendor: str
     unit: str
     whole: str
     resource: str
-    ids: tuple[str, ...]
     boot: str
     at: float
 
@@ -258,10 +257,14 @@ class Records:
             for name in sorted(os.listdir(f"{self.folder}/{_LEASES}")):
                 with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                     data = json.loads(files.read(f"{self.folder}/{_LEASES}/{name}", _MOST))
-                    lease = Lease(**{**data, "ids": tuple(data["ids"])})
+                    lease = Lease(**data)
                     if lease.boot == self.boot:
                         found.append(lease)
         return found
+
+    def lease(self, vendor: str, unit: str, whole: str, resource: str) -> Lease:
+        """Return a lease that begins now."""
+        return Lease(vendor, unit, whole, resource, self.boot, time.time())
 
     def lend(self, leases: list[Lease]) -> None:
         """Write down what the device plugin gives; RequestError where a claim has one of them.
