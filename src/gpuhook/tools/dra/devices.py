@@ -28,7 +28,7 @@ class Known:
     in the vendor's own CDI documents ("": none). ``parent`` is the id of the device that it is
     a part of. ``memory`` is what it has, in bytes, 0 where that isn't known. ``reason`` says why
     it shouldn't be given now ("": it can be), ``taint`` and ``value`` are the taint's key, without
-    the driver's domain, and its value.
+    the driver's domain, and its value; ``is_lost`` is whether it can't be reached.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Known:
     reason: str = ""
     taint: str = ""
     value: str = ""
+    is_lost: bool = False
 
 
 class Devices:
@@ -158,6 +159,7 @@ def _known(drivers: Mapping[str, Driver]) -> list[Known]:
                     each.reason,
                     each.taint if each.reason else "",
                     each.value if each.reason else "",
+                    bool(each.reason) and each.taint == slices.of(vendor.names).lost_taint,
                 )
             )
     return found

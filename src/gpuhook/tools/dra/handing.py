@@ -127,7 +127,7 @@ class Handing:
         self, driver: str, uid: str, result: Mapping[str, Any], known: Known | None
     ) -> tuple[Held, Given]:
         """Return one device of a claim; PluginError where it can't be given."""
-        if known is None or known.device is None:
+        if known is None or known.device is None or known.is_lost:  # protects: dra-lost
             why = "isn't here" if known is None else "can't be reached any more"
             name = shown(str(result.get("device")))
             raise PluginError(f"The device {name} of {driver} {why}", _TRY_AGAIN)

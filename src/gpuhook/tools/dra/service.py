@@ -188,6 +188,7 @@ class Supervisor:
 
     def _finish(self, job: Job) -> None:
         self._jobs.remove(job)
+        job.leave()
         self._dying.append(job)
         for sentence in job.sentences:
             tell(sentence)

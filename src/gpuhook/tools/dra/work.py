@@ -62,7 +62,10 @@ class Job(Talking):
         if self.answer is None:
             self.answer = {"error": otherwise}
             self.sentences.append(f"{self.what}: {otherwise}")
-        self._kill()  # it may only be late in ending
+
+    def leave(self) -> None:
+        """Let it end, which it may be late in: it has answered, or never will."""
+        self._kill()
         self._close()
         self.pid = 0
 
