@@ -163,7 +163,8 @@ def find(
     grants = [grant for grant in every if grant.devices]
     if not grants:
         return None
-    return of_grants(grants, words.read(SpecReader(spec.data, config)), config)
+    vendors = {grant.vendor.names.NAME: grant.vendor.names for grant in grants}
+    return of_grants(grants, words.read(SpecReader(spec.data, config), vendors.values()), config)
 
 
 def of_grants(grants: "Sequence[Grant]", said: "Words", config: "Config") -> Limits | None:
@@ -220,17 +221,18 @@ def _named(grants: "Sequence[Grant]", name: str, source: str) -> "list[Device]":
     if name.lower() in ("", "all"):
         return [device for grant in grants for device in grant.devices]
     kind, _, bare = name.partition("=")
-    if cdi_parts(name):
+    by_kind = cdi_parts(name) is not None
+    if by_kind:
         grants, name = [each for each in grants if kind == each.vendor.names.KIND], bare
     found = [matches for grant in grants if (matches := _matches(grant, name, source))]
-    if len(found) > 1:
+    if len(found) > 1 and not by_kind:
         raise LimitError(
             f"{source} names {shown(name)}, which devices of several vendors are called",
             f"Name them by their kind, as {grants[0].vendor.names.KIND}={name} does",
         )
     if not found:
         raise words.unknown_name(name, source)
-    return found[0]
+    return [device for each in found for device in each]
 
 
 def _matches(grant: "Grant", name: str, source: str) -> "list[Device]":

@@ -8,6 +8,7 @@ from gpuhook.ground import preload
 from gpuhook.ground.errors import NoDriverError, RequestError, shown
 from gpuhook.start import contract
 from gpuhook.start.request.reader import SpecReader, check_kinds
+from gpuhook.start.request.sources import may_limit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -158,9 +159,17 @@ def _says_limit(spec: "dict[str, Any]") -> bool:
     process, annotations = spec.get("process"), spec.get("annotations")
     env = process.get("env") if isinstance(process, dict) else None
     start = f"{common.MEMORY_VARIABLE}="
-    return (isinstance(annotations, dict) and common.MEMORY_ANNOTATION in annotations) or any(
-        isinstance(each, str) and each.startswith(start)
-        for each in (env if isinstance(env, list) else ())
+    mounts = spec.get("mounts")
+    return (
+        (isinstance(annotations, dict) and common.MEMORY_ANNOTATION in annotations)
+        or any(
+            isinstance(each, str) and each.startswith(start)
+            for each in (env if isinstance(env, list) else ())
+        )
+        or any(
+            isinstance(each, dict) and may_limit(each.get("destination"))
+            for each in (mounts if isinstance(mounts, list) else ())
+        )
     )
 
 

@@ -7,6 +7,7 @@ the kernel does with a write is done by the test: what a kernel says besides isn
 import errno
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,14 @@ from gpuhook.ground.config.model import Config
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError, LimitError
 from gpuhook.ground.oci.spec import Spec
+from gpuhook.start import contract, resolve
 from gpuhook.start import limits as limiting
-from gpuhook.start import resolve
 from gpuhook.start.inventory import model
 from gpuhook.start.inventory.model import Device
 from gpuhook.start.limits import Limits
+from gpuhook.start.request import limits as words
+from gpuhook.start.request.reader import Request, SpecReader
+from gpuhook.start.request.sources import limit_place
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.model import Inventory
 
@@ -52,12 +56,15 @@ AMD = drm("amd", "0000:03:00.0")
 INTEL = drm("intel_gpu", "0000:8c:00.0")
 
 
-def found(*env: str, config: Config | None = None, **inventories: Any) -> Limits | None:
-    """Return the limits of a container with these variables."""
+def found(
+    *env: str, config: Config | None = None, mounts: Sequence[str] = (), **inventories: Any
+) -> Limits | None:
+    """Return the limits of a container with these variables, and mounts of /dev/null."""
     config = config or Config()
     inventories = inventories or {"nvidia": nvidia()}
     known = registry.known(config)
-    spec = Spec("config.json", json.dumps({"process": {"env": env}}))
+    mounted = [{"source": "/dev/null", "destination": place} for place in mounts]
+    spec = Spec("config.json", json.dumps({"process": {"env": env}, "mounts": mounted}))
     resolved = resolve.resolve(spec.data, config, known, inventories=inventories)
     return resolve.limits(spec, config, known, resolved, inventories)
 
@@ -110,6 +117,84 @@ def test_what_has_no_limit_is_refused_where_one_is_required() -> None:
         with pytest.raises(LimitError, match="gives no device without a limit"):
             found(*env, config=config)
     assert found(config=config) is None, "it has no device"
+
+
+NVIDIA, ITS_AMD = "/var/run/nvidia-container-devices", "/var/run/amd-container-devices"
+BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts = true\n"
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        (limit_place(NVIDIA, "GPU-00000001", "8GiB"), {"1": 8}),
+        (limit_place(NVIDIA, "0", "50%"), {"0": 40}),
+        (limit_place(NVIDIA, "", "8GiB"), {"0": 8, "1": 8}),
+        (f"{NVIDIA}//limit/./8GiB/0", {"0": 8}),
+        ("/var/../var/run/nvidia-container-devices/x/../limit/8GiB/0", {"0": 8}),
+        (limit_place(ITS_AMD, "0", "8GiB"), {}),
+        ("/srv/limit/8GiB/0", {}),
+    ],
+)
+def test_a_mount_limits_what_the_container_has(place: str, expected: dict[str, int]) -> None:
+    """Whatever the configuration says of mounts: nobody gets more by one."""
+    assert sizes(ALL, mounts=[place]) == expected
+    assert sizes(ALL, mounts=[place], config=loads(BY_MOUNTS)) == expected
+
+
+def test_a_mount_that_gives_a_device_with_its_limit() -> None:
+    config = loads(BY_MOUNTS + "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")
+    place = limit_place(NVIDIA, "GPU-00000001", "8GiB", gives=True)
+    assert sizes(mounts=[place], config=config) == {"1": 8}
+    assert sizes(ALL, "GPUHOOK_DEVICE_MEMORY=80GiB", mounts=[place], config=config) == {"1": 8}
+    assert sizes(ALL, "GPUHOOK_DEVICE_MEMORY=4GiB", mounts=[place], config=config) == {"1": 4}
+    both = [place, limit_place(NVIDIA, "0", "10%", gives=True), limit_place(NVIDIA, "0", "4GiB")]
+    assert sizes(mounts=both, config=config) == {"1": 8, "0": 4}
+    assert sizes(mounts=[f"{NVIDIA}/0"], config=config) == {}
+
+
+def test_of_mount_and_configuration_the_smaller_limit_holds() -> None:
+    place = limit_place(NVIDIA, "0", "50%", gives=True)
+    for key, size, expected in (
+        ("device-memory", "25%", 20),
+        ("most-device-memory", "25%", 20),
+        ("device-memory", "75%", 40),
+        ("most-device-memory", "75%", 40),
+    ):
+        config = loads(f'{BY_MOUNTS}[gpuhook.limits]\n{key} = "{size}"\n')
+        assert sizes(mounts=[place], config=config) == {"0": expected}, (key, size)
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        (f"{NVIDIA}/limit/8G/0", "no size of memory"),
+        (f"{NVIDIA}/limit/0", "no size of memory"),
+        (f"{NVIDIA}/limit", "no size of memory"),
+        (f"{NVIDIA}/memory/8GiB,4GiB/0", "no size of memory"),
+        (f"{NVIDIA}/limit/81GiB/0", "which has 80GiB"),
+        (f"{NVIDIA}/limit/8GiB/7", "none of the devices that the container is given"),
+        (f"{NVIDIA}/limit/8GiB/0,1", "none of the devices that the container is given"),
+        (f"{NVIDIA}/limit/8GiB/imex/0", "none of the devices that the container is given"),
+    ],
+)
+def test_a_mount_that_makes_no_sense_is_refused(place: str, why: str) -> None:
+    with pytest.raises(LimitError, match=why):
+        found(ALL, mounts=[place])
+
+
+def test_a_mount_for_all_devices_of_a_vendor_in_whichever_ways_they_came() -> None:
+    config = Config()
+    inventory = nvidia()
+    vendor = contract.load(registry.known(config)["nvidia"])
+    grants = [
+        contract.Grant(vendor, Request("nvidia"), inventory, (device,))
+        for device in inventory.devices
+    ]
+    spec = {"mounts": [{"source": "/dev/null", "destination": limit_place(NVIDIA, "", "8GiB")}]}
+    said = words.read(SpecReader(spec, config), [vendor.names])
+    limits = limiting.of_grants(grants, said, config)
+    assert limits is not None
+    assert [(op.device, op.bytes) for op in limits.operations] == [("0", 8 * GIB), ("1", 8 * GIB)]
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,12 @@ from gpuhook.ground.names import MEMORY_ANNOTATION, MEMORY_VARIABLE
 from gpuhook.ground.oci.jsontext import Record
 from gpuhook.ground.sizes import Size, amount, parse_size
 from gpuhook.start.request.reader import is_privileged
+from gpuhook.start.request.sources import MountRequests
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from types import ModuleType
 
     from gpuhook.ground.config.model import Config
     from gpuhook.start.request.reader import SpecReader
@@ -57,8 +59,13 @@ def parse(text: str, source: str) -> "tuple[tuple[str, Size], ...]":
     return tuple(found)
 
 
-def read(reader: "SpecReader") -> Words:
-    """Return what a container says; LimitError where that is malformed."""
+def read(reader: "SpecReader", vendors: "Iterable[ModuleType]" = ()) -> Words:
+    """Return what a container says; LimitError where that is malformed.
+
+    Mounts say it below the folders of ``vendors`` (names), those of the container's devices. They
+    are heard whatever the configuration says of devices' mounts, because they only make a limit
+    smaller.
+    """
     config = reader.config
     privileged = is_privileged(reader.spec)
     heard = config.accept_envvar_unprivileged or privileged
@@ -72,7 +79,21 @@ def read(reader: "SpecReader") -> Words:
         if not isinstance(text, str):
             raise LimitError(f"{source} is no text", _REMEDY)
         said.append(Word(source, parse(text, source), heard and config.reads_annotations))
+    for names in vendors:
+        said += _by_mounts(reader, names)  # protects: limit-mounts
     return Words(tuple(said), privileged)
+
+
+def _by_mounts(reader: "SpecReader", names: "ModuleType") -> "list[Word]":
+    """Return what mounts below a vendor's folder say, which is of its devices alone."""
+    found = []
+    for size, device in MountRequests(reader.mounts, names.MOUNTS).limits:
+        source = f"A mount below {names.MOUNTS}"
+        limit = parse_size(size)
+        if limit is None:
+            raise LimitError(f"{source} has {shown(size)}, which is no size of memory", _REMEDY)
+        found.append(Word(source, ((f"{names.KIND}={device or 'all'}", limit),), widens=False))
+    return found
 
 
 def decide(

@@ -1,7 +1,8 @@
 """Where a container's spec holds requests: in its environment and in its mounts.
 
 A cluster's device plugin asks by mounting /dev/null below a folder that its vendor has given
-a name, because a user's image can't forge mounts.
+a name, because a user's image can't forge mounts. For the same reason limits of devices' memory
+that a pod must not lose stand there (``limit_place``).
 """
 
 from os.path import normpath
@@ -15,26 +16,64 @@ if TYPE_CHECKING:
 
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 
-_SOURCE = "/dev/null"
+SOURCE = "/dev/null"
+
+# Below a vendor's folder, before SIZE/DEVICE: what limits a device that the container has by other
+# means, and what asks for the device as well.
+_LIMIT, _LIMITED = "limit", "memory"
+_PARTS = ("/limit", "/memory")
+_FOLDERS = "-container-devices"  # in the name of every vendor's folder
+
+
+def limit_place(folder: str, device: str, size: str, *, gives: bool = False) -> str:
+    """Return where SOURCE has to be mounted in a container that may use ``size`` of a device.
+
+    ``folder`` is the vendor's ``MOUNTS``, ``device`` any of the device's names ("": each of the
+    vendor's devices that the container has), ``size`` as ``ground.sizes`` has it. For those whom a
+    pod must not undo: gpu-py and the hooks find the mount in config.json, which no image and no
+    variable writes. Of several limits of a device the smallest holds.
+
+    With ``gives`` the mount asks for the device, too. Some engines let a pod's own volume take the
+    place of a plugin's mount; it takes the device with it then, and not only the limit. CDI
+    documents, which bring the device themselves and whose mounts nothing replaces, do without.
+    """
+    return "/".join([folder, _LIMITED if gives else _LIMIT, size, *filter(None, (device,))])
+
+
+def may_limit(destination: object) -> bool:
+    """Tell whether a mount could be such a one: quick, and True for all that are."""
+    return (
+        isinstance(destination, str)
+        and _FOLDERS in destination
+        and any(part in destination for part in _PARTS)
+    )
 
 
 class MountRequests:
     """The names found: ``devices`` and ``imex`` channels in mount order, once each.
 
+    ``limits`` are pairs of size and device, as ``limit_place`` takes them, and unchecked.
     ``skipped`` says for every name that can't be understood why.
     """
 
-    __slots__ = ("devices", "imex", "skipped")
+    __slots__ = ("devices", "imex", "limits", "skipped")
 
     def __init__(self, mounts: "Iterable[tuple[str, str]]", root: str) -> None:
         """Read (source, destination) pairs; ``root`` is the vendor's folder, "" if it has none."""
         devices: dict[str, None] = {}
         imex: dict[str, None] = {}
+        limits: dict[tuple[str, str], None] = {}
         skipped: dict[str, None] = {}
         for source, destination in mounts if root else ():
             name = _name(source, destination, root)
             if name is None:
                 continue
+            kind, _, rest = name.partition("/")
+            if kind in (_LIMIT, _LIMITED):
+                size, _, name = rest.partition("/")
+                limits[size, name] = None
+                if kind == _LIMIT or not name:
+                    continue
             if name.startswith("imex/"):
                 imex[name[5:]] = None
             elif name.startswith("cdi/"):
@@ -47,12 +86,13 @@ class MountRequests:
                 devices[name] = None
         self.devices = tuple(devices)
         self.imex = tuple(imex)
+        self.limits = tuple(limits)
         self.skipped = tuple(skipped)
 
 
 def _name(source: str, destination: str, root: str) -> str | None:
     """Return what a mount asks for; None for a mount that is no request."""
-    if _clean(source) != _SOURCE:
+    if _clean(source) != SOURCE:
         return None
     # The slash keeps out folders whose names only begin in the same way.
     head, found, name = _clean(destination).partition(root + "/")
