@@ -29,13 +29,17 @@ _LONGEST = 255  # bytes of a file's name
 
 @dataclass(frozen=True)
 class Given:
-    """A device in a claim's document: its name there, whose it is, and edits beside its own."""
+    """A device in a claim's document: its name there, whose it is, and edits beside its own.
+
+    ``with_hook`` is whether our hook has to run for it, also where it is nodes alone.
+    """
 
     name: str
     device: Device
     vendor: Vendor
     inventory: Inventory
     more: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    with_hook: bool = False
 
 
 def kind(driver: str) -> str:
@@ -82,6 +86,8 @@ def write(
         edits: dict[str, list[Any]] = {}
         _join(edits, sources[name].edits([each.device]))
         _join(edits, each.more)
+        if each.with_hook:  # protects: dra-limit-hook
+            _join(edits, {"hooks": [sources[name].hook_entry()]})
         devices.append({"name": each.name, "containerEdits": edits})
     root = given[0].inventory.root
     document = {

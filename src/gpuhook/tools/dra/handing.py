@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpuhook.ground.errors import GpuhookError, PluginError, RequestError, shown
+from gpuhook.ground.errors import GpuhookError, RequestError
 from gpuhook.tools.dra import document
+from gpuhook.tools.dra.allotted import Ref, allotted
 from gpuhook.tools.dra.claims import Claims
-from gpuhook.tools.dra.devices import Devices, Known
+from gpuhook.tools.dra.devices import Devices
 from gpuhook.tools.dra.document import Given
+from gpuhook.tools.dra.effects import Effects
 from gpuhook.tools.dra.options import Options
 from gpuhook.tools.kubernetes.handed import (
     COMPLETED,
@@ -27,13 +29,9 @@ from gpuhook.tools.kubernetes.handed import (
     is_same,
 )
 from gpuhook.tools.kubernetes.state import REPLICA
-from gpuhook.tools.vendors import cluster
 
 _STALE = 600.0  # seconds after which nobody works any more on a claim that was begun
 _YOUNG = 60.0  # seconds in which the kubelet may not know yet who has a device
-_TRY_AGAIN = "The kubelet tries again; if it goes on, delete the pod, so that it gets other devices"
-
-Ref = Mapping[str, str]  # namespace, name and uid of a claim
 
 
 class Handing:
@@ -56,6 +54,8 @@ class Handing:
         self._in_use = in_use
         self._config = devices.config
         self._records = Records(self._config.state_dir)
+        self._effects = Effects(devices)
+        self._news: list[dict[str, Any]] | None = None  # for the claim's status
 
     def say_by(self, tell: Callable[[str], None]) -> None:
         """Give sentences for the log to ``tell`` from now on."""
@@ -79,15 +79,43 @@ class Handing:
             if record is not None and self._is_there(record):
                 return record
             self._undo(driver, uid)
-            return self._give(driver, ref, claim)
+            try:
+                record = self._give(driver, ref, claim)
+            except GpuhookError as error:
+                self._news = self._status(uid) + _failed(claim, driver, error)
+                raise
+            self._news = self._status(uid)
+            return record
+
+    def report(self, ref: Ref) -> None:
+        """Write into the claim's status what has become of it, if that is anything new."""
+        if self._news is not None:
+            self._claims.report(ref["namespace"], ref["name"], ref["uid"], self._news)
+
+    def _status(self, uid: str) -> list[dict[str, Any]]:
+        """Return what the claim's status says of our drivers: all of them, as one writes all."""
+        every = [each for each in self._current() if each.uid == uid]
+        return [
+            _device_status(
+                each.driver, held.pool, held.device, held.share, "Prepared", "It was prepared"
+            )
+            for each in every
+            if each.state == COMPLETED
+            for held in each.devices
+        ]
 
     def _is_there(self, record: Record) -> bool:
         complete = self._records.is_complete(record)
         return complete and (not record.document or os.path.exists(record.document))
 
     def _give(self, driver: str, ref: Ref, claim: Mapping[str, Any]) -> Record:
-        held = self._held(driver, ref, claim)
-        self._check_free(driver, ref["uid"], held)
+        found = allotted(self._devices, driver, ref, claim)
+        self._check_free(driver, ref["uid"], [each.held for each in found])
+        others = [
+            each for each in self._current() if (each.driver, each.uid) != (driver, ref["uid"])
+        ]
+        effects = self._effects.planned(found, driver, ref["uid"])
+        self._effects.check(effects, others)
         where = document.path(self._options.cdi_folder, driver, ref["uid"])
         record = Record(
             driver,
@@ -96,69 +124,30 @@ class Handing:
             ref["name"],
             STARTED,
             self._records.boot,
-            tuple(each for each, _ in held),
-            where if held else "",
+            tuple(each.held for each in found),
+            where if found else "",
+            tuple(effects),
         )
         self._records.write(record)  # protects: dra-started-first
-        if held:
-            given = [each for _, each in held]
+        edits = [self._effects.begin(effect) for effect in effects]
+        if found:
+            given = [_with(each.given, edits) for each in found]
             document.write(where, driver, given, self._options, self._config)
         record = replace(record, state=COMPLETED)
         self._records.write(record)
         return record
 
-    def _held(self, driver: str, ref: Ref, claim: Mapping[str, Any]) -> list[tuple[Held, Given]]:
-        """Return what a claim was allocated of a driver, with the devices that these are."""
-        known = {each.name: each for each in self._devices.look() if each.driver == driver}
-        pool = self._devices.choices.pool or self._devices.choices.node
-        found = []
-        for result in _results(claim, driver, ref):
-            name = str(result.get("device"))
-            if result.get("pool") != pool:
-                raise PluginError(
-                    f"The claim was allocated {shown(name)} of the pool "
-                    f"{shown(str(result.get('pool')))}, and this node's is {pool}",
-                    "Start gpuhook dra with the --pool and --node that it published devices with",
-                )
-            found.append(self._one(driver, ref["uid"], result, known.get(name)))
-        return found
-
-    def _one(
-        self, driver: str, uid: str, result: Mapping[str, Any], known: Known | None
-    ) -> tuple[Held, Given]:
-        """Return one device of a claim; PluginError where it can't be given."""
-        if known is None or known.device is None or known.is_lost:  # protects: dra-lost
-            why = "isn't here" if known is None else "can't be reached any more"
-            name = shown(str(result.get("device")))
-            raise PluginError(f"The device {name} of {driver} {why}", _TRY_AGAIN)
-        failure = self._devices.failure(known)
-        if failure:  # protects: dra-hangs
-            raise PluginError(f"The device {known.name} can't be given now: {failure}", _TRY_AGAIN)
-        share = str(result.get("shareID") or "")
-        vendor, inventory = self._devices.found(known)
-        answers = cluster.of(vendor.names)
-        by_id = {each.id: each for each in inventory.devices}
-        name = f"{uid}-{known.name}{f'-{share}' if share else ''}"
-        held = Held(
-            str(result.get("request", "")).partition("/")[0],
-            str(result.get("pool")),
-            known.name,
-            admin=result.get("adminAccess") is True,
-            share=share,
-            vendor=known.vendor,
-            unit=answers.id(known.device),
-            whole=answers.id(by_id.get(known.parent, known.device)),
-            cdi=(f"{document.kind(driver)}={name}",),
-        )
-        return held, Given(name, known.device, vendor, inventory)
+    def _current(self) -> list[Record]:
+        """Return the records of this boot."""
+        return [each for each in self._records.every() if each.boot == self._records.boot]
 
     # Who has it already -----------------------------------------------------------------------
 
-    def _check_free(self, driver: str, uid: str, held: Sequence[tuple[Held, Given]]) -> None:
+    def _check_free(self, driver: str, uid: str, held: Sequence[Held]) -> None:
         """Raise RequestError where another claim, or the device plugin, has one of the devices."""
-        wanted = [each for each, _ in held if not each.admin]
-        for record in self._records.every():
-            if record.boot != self._records.boot or (record.driver, record.uid) == (driver, uid):
+        wanted = [each for each in held if not each.admin]
+        for record in self._current():
+            if (record.driver, record.uid) == (driver, uid):
                 continue
             for theirs in record.devices:
                 for ours in wanted:
@@ -199,10 +188,17 @@ class Handing:
         """Put back all that a claim has; one that has nothing, or that nobody knows, is well."""
         check_names(driver, ref["uid"])
         with self._records.locked():
+            had = self._records.read(driver, ref["uid"]) is not None
             self._undo(driver, ref["uid"])
+            self._news = self._status(ref["uid"]) if had else None
 
     def _undo(self, driver: str, uid: str) -> None:
         """Undo what was begun for a claim, as far as it came; the record goes last."""
+        record = self._records.read(driver, uid)
+        if record is not None and record.boot == self._records.boot:
+            others = [each for each in self._current() if (each.driver, each.uid) != (driver, uid)]
+            for effect in record.effects:
+                self._effects.undo(effect, others)
         document.remove(document.path(self._options.cdi_folder, driver, uid))
         self._records.remove(driver, uid)
 
@@ -223,6 +219,8 @@ class Handing:
                     if (driver, uid) not in kept:
                         document.remove(document.path(self._options.cdi_folder, driver, uid))
 
+        self._effects.look_after(self._current(), self._tell)
+
     def _is_stale(self, record: Record) -> bool:
         if record.state == COMPLETED:
             return False
@@ -234,20 +232,36 @@ def _shares(one: Held, other: Held) -> bool:
     return bool(one.share and other.share) and one.device == other.device
 
 
-def _results(claim: Mapping[str, Any], driver: str, ref: Ref) -> list[Mapping[str, Any]]:
-    """Return what a claim was allocated of a driver; PluginError where that isn't said."""
-    uid = (claim.get("metadata") or {}).get("uid")
-    if uid != ref["uid"]:  # protects: dra-uid
-        raise PluginError(
-            f"The claim {ref['namespace']}/{ref['name']} is another one by now: its uid is "
-            f"{shown(str(uid))}, and the kubelet asks for {ref['uid']}",
-            "The kubelet starts the new claim's pod by itself",
-        )
-    allocation = (claim.get("status") or {}).get("allocation")
-    if not isinstance(allocation, dict):
-        raise PluginError(
-            f"The claim {ref['namespace']}/{ref['name']} has no allocation",
-            "Look at `kubectl describe resourceclaim`; the scheduler allocates devices",
-        )
+def _with(given: Given, edits: Sequence[tuple[Sequence[str], Mapping[str, list[Any]]]]) -> Given:
+    """Return a device with the edits of what was done to it."""
+    more = {key: [*values] for key, values in given.more.items()}
+    for devices, each in edits:
+        for key, values in each.items() if given.device.id in devices else ():
+            more.setdefault(key, []).extend(values)
+    return replace(given, more=more)
+
+
+def _failed(claim: Mapping[str, Any], driver: str, error: GpuhookError) -> list[dict[str, Any]]:
+    """Return what a claim's status says of the devices of a driver that it can't have."""
+    allocation = (claim.get("status") or {}).get("allocation") or {}
     results = (allocation.get("devices") or {}).get("results") or []
-    return [each for each in results if each.get("driver") == driver]
+    words = (
+        [str(each.get(key) or "") for key in ("pool", "device", "shareID")]
+        for each in results
+        if each.get("driver") == driver
+    )
+    return [
+        _device_status(driver, pool, device, share, "NotPrepared", str(error))
+        for pool, device, share in words
+    ]
+
+
+def _device_status(
+    driver: str, pool: str, device: str, share: str, reason: str, message: str
+) -> dict[str, Any]:
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    ready = "True" if reason == "Prepared" else "False"
+    condition = {"type": "Ready", "status": ready, "reason": reason, "message": message,
+                 "lastTransitionTime": now}  # fmt: skip
+    about = {"driver": driver, "pool": pool, "device": device, "conditions": [condition]}
+    return {**about, "shareID": share} if share else about

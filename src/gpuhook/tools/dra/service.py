@@ -142,8 +142,7 @@ class Supervisor:
                 job.call = 0
         for job in [*self._jobs]:
             job.tend()
-            if job.answer is not None:
-                self._finish(job)
+            self._take_from(job)
         self._dying = [job for job in self._dying if not job.is_gone()]
         if self._clock() >= self._sweep_at:
             self._sweep_at = self._clock() + _SWEEP
@@ -186,14 +185,18 @@ class Supervisor:
         job.begin(self._handing, call["do"], call["driver"], claim)
         self._jobs.append(job)
 
-    def _finish(self, job: Job) -> None:
-        self._jobs.remove(job)
-        job.leave()
-        self._dying.append(job)
+    def _take_from(self, job: Job) -> None:
+        """Hand on what a claim's child has said, and let go of one that has ended."""
         for sentence in job.sentences:
             tell(sentence)
+        job.sentences.clear()
         if job.answer is not None and job.call:
             self._server.reply(job.call, job.answer)
+            job.call = 0
+        if job.has_ended:
+            self._jobs.remove(job)
+            job.leave()
+            self._dying.append(job)
 
     def _report(self) -> None:
         """Have the server know all drivers, and how their devices are."""

@@ -37,6 +37,7 @@ class Job(Talking):
         self.what = what
         self.limit = clock() + LIMIT
         self.answer: dict[str, Any] | None = None
+        self.has_ended = False
         self.sentences: list[str] = []
 
     def begin(self, handing: Handing, do: str, driver: str, claim: Mapping[str, str]) -> None:
@@ -44,7 +45,7 @@ class Job(Talking):
         self._begin(lambda talk: _work(talk, handing, do, driver, claim))
 
     def read(self) -> None:
-        """Take in what it says; ``answer`` is there when it has ended."""
+        """Take in what it says; ``answer`` is there when it ``has_ended``, or before."""
         for line in self._lines():
             if "say" in line:
                 self.sentences.append(str(line["say"]))
@@ -59,6 +60,7 @@ class Job(Talking):
             self._finish(_LATE.format(LIMIT))
 
     def _finish(self, otherwise: str) -> None:
+        self.has_ended = True
         if self.answer is None:
             self.answer = {"error": otherwise}
             self.sentences.append(f"{self.what}: {otherwise}")
@@ -97,6 +99,8 @@ def _work(talk: Talk, handing: Handing, do: str, driver: str, claim: Mapping[str
         talk.say({"answer": {"error": str(error)}})
     except Exception as error:  # noqa: BLE001 - a process of its own: nobody else would say it
         talk.say({"answer": {"error": f"It failed: {type(error).__name__}: {error}"}})
+    if claim:
+        handing.report(claim)  # the kubelet has its answer already
 
 
 class Server(Talking):
