@@ -15,6 +15,7 @@ from dra_kubelet import Claim, DraKubelet
 
 from harness.commands import daemon
 from harness.installation import Installation
+from harness.namespaces import Namespace
 
 NODE = "n1"
 PROGRAM = Path(__file__).parents[2] / "lib/dra_program.py"
@@ -44,6 +45,7 @@ class Node:
     drivers: tuple[str, ...] = (GPU_DRIVER,)
     more: Mapping[str, Any] = field(default_factory=dict)
     starts: int = 0
+    namespace: Namespace | None = None
 
     def __post_init__(self) -> None:
         self.folder.mkdir()
@@ -123,6 +125,8 @@ class Node:
             )
 
         argv: list[str | Path] = [sys.executable, PROGRAM, json.dumps(told)]
+        if self.namespace is not None:
+            argv = [*self.namespace.enter(*argv)]
         log = self.folder / f"log-{self.starts}"
         with daemon(argv, log, ready or registered, {"PYTHONPATH": _paths()}) as process:
             yield process

@@ -172,5 +172,7 @@ def _limit(vendor: Vendor, device: Device, limit: int) -> dict[str, Any]:
             f"There is no way to limit the memory of {vendor.names.TITLE}'s devices",
             "Claim the device without a limit",
         )
-    place = limit_place(folder, device.label, str(limit))
+    names = {name for space in device.names.values() for name in space}
+    name = device.id if device.id in names else device.label  # a number may be another's later
+    place = limit_place(folder, name, str(limit))
     return {"hostPath": SOURCE, "containerPath": place, "options": [*_OPTIONS]}
