@@ -119,6 +119,17 @@ def test_one_device_is_never_two_claims(node: Node, driver: Driver) -> None:
         assert "is claim ns/second's" in refused(node, first)
 
 
+def test_of_many_claims_at_once_one_gets_the_device(node: Node, driver: Driver) -> None:
+    with node.service():
+        for attempt in range(3):
+            name = result(gpu(driver, attempt))
+            claims = [node.claim(f"c{number}", name) for number in range(12)]
+            found = node.kubelet.prepare(GPU_DRIVER, *claims)
+            assert sum(not isinstance(each, str) for each in found.values()) == 1
+            assert len(node.documents()) == len(node.written()) == 1
+            node.kubelet.unprepare(GPU_DRIVER, *claims)
+
+
 def test_kill_and_restart_and_a_wiped_folder(node: Node, driver: Driver) -> None:
     claim = node.claim("a", result(gpu(driver, 0)))
     other = node.claim("b", result(gpu(driver, 0)))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_kubelet import Claim
+from dra_kubelet import Claim, PodError
 from harness import bundles
 from harness.bundles import Bundle
 from harness.commands import wait_until
@@ -194,9 +194,23 @@ def test_mps_of_a_claims_own(node: Node, driver: Driver) -> None:
         assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
         assert daemons(driver) == []
         assert modes(driver) == [0, 0, 0]
-        assert not [*node.config.parent.glob("state/dra-*")]
+        assert not [*node.config.parent.glob("state/dra/nvidia-*")]
         mig = node.claim("m", result(_mig(node)), config=configs)
         assert not isinstance(ask(node, mig), str)  # GpuConfig is for other devices
+
+
+@pytest.mark.parametrize("point", [14, 22, 30, 38, 46])
+def test_mps_that_was_begun_and_killed(point: int, node: Node, driver: Driver) -> None:
+    """Whatever was started until then is ended, and the GPU is as it was."""
+    configs = [config(gpu_config(strategy="MPS"))]
+    claim = node.claim("a", result(gpu(driver, 0)), config=configs)
+    with node.service(kill=("prepare", point)), suppress(PodError):
+        ask(node, claim)
+    with node.service():
+        assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
+        assert node.left() == []
+        assert daemons(driver) == []
+        assert modes(driver) == [0, 0, 0]
 
 
 def _mig(node: Node) -> str:

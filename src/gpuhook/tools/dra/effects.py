@@ -36,7 +36,7 @@ class Effects:
                 by_vendor.setdefault(each.held.vendor, []).append(pair)
         found: list[Effect] = []
         for vendor, wanted in by_vendor.items():
-            folder = f"{self._config.state_dir}/{FOLDER}-{vendor}-{uid}"
+            folder = f"{self._config.state_dir}/{FOLDER}/{vendor}-{uid}"
             inventory = self._inventory(vendor)
             made = self._module(vendor).effects(inventory, wanted, folder)
             found += [{_VENDOR: vendor, "driver": driver, **effect} for effect in made]

@@ -132,6 +132,7 @@ class Handing:
         edits = [self._effects.begin(effect) for effect in effects]
         if found:
             given = [_with(each.given, edits) for each in found]
+            # protects: dra-document
             document.write(where, driver, given, self._options, self._config)
         record = replace(record, state=COMPLETED)
         self._records.write(record)
@@ -207,7 +208,8 @@ class Handing:
         with self._records.locked():
             for driver, uid in self._records.names():
                 record = self._records.read(driver, uid)
-                if record is None or record.boot != self._records.boot or self._is_stale(record):
+                is_old = record is None or record.boot != self._records.boot  # protects: dra-boot
+                if is_old or (record is not None and self._is_stale(record)):
                     try:
                         self._undo(driver, uid)
                     except GpuhookError as error:
@@ -218,8 +220,7 @@ class Handing:
                 for uid in document.uids(self._options.cdi_folder, driver):
                     if (driver, uid) not in kept:
                         document.remove(document.path(self._options.cdi_folder, driver, uid))
-
-        self._effects.look_after(self._current(), self._tell)
+            self._effects.look_after(self._current(), self._tell)
 
     def _is_stale(self, record: Record) -> bool:
         if record.state == COMPLETED:

@@ -80,7 +80,7 @@ class _Supervisor:
         self._waiting[number] = future
         self._write({"call": number, "do": do, "driver": driver, "claim": claim})
         try:
-            async with asyncio.timeout(_ANSWER):  # protects: dra-deadline
+            async with asyncio.timeout(_ANSWER):
                 found: dict[str, Any] = await future
                 return found
         except TimeoutError:

@@ -56,7 +56,8 @@ class Job(Talking):
 
     def tend(self) -> None:
         """End it where it takes too long."""
-        if self._fd >= 0 and self._clock() >= self.limit and not self._has_spoken():
+        late = self._fd >= 0 and self._clock() >= self.limit  # protects: dra-deadline
+        if late and not self._has_spoken():
             self._finish(_LATE.format(LIMIT))
 
     def _finish(self, otherwise: str) -> None:

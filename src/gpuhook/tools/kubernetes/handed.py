@@ -200,7 +200,6 @@ class Records:
 
     def is_complete(self, record: Record | None) -> bool:
         """Tell whether all that a record names was there when it was written, since this boot."""
-        # protects: dra-boot
         return record is not None and (record.state, record.boot) == (COMPLETED, self.boot)
 
     def every(self) -> list[Record]:

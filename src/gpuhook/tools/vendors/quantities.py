@@ -2,8 +2,11 @@
 
 import re
 from decimal import Decimal, InvalidOperation
+from math import ceil
 
-_FORM = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)(Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E|[eE]\d{1,2})?")
+_FORM = re.compile(
+    r"(\d{1,20}(?:\.\d{1,20})?)(Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E|[eE]\d{1,2})?", re.ASCII
+)
 _POWERS = {letter: power for power, letter in enumerate("kMGTPE", start=1)}
 _MOST = 1 << 60
 
@@ -26,5 +29,5 @@ def bytes_of(text: object) -> int | None:
     elif unit:
         base = 1024 if unit.endswith("i") else 1000
         value *= Decimal(base) ** _POWERS[unit[0].replace("K", "k")]
-    found = -int(-value // 1)
+    found = ceil(value)
     return found if 0 < found <= _MOST else None

@@ -41,7 +41,7 @@ def read(parameters: Mapping[str, Any], *, is_part: bool) -> Plan | None:
     RequestError, in a sentence, for what isn't known or can't be done.
     """
     kind = parameters.get("kind")
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise RequestError(
             f"gpuhook knows no configuration of the kind {shown(str(kind))}",
             f"Use one of {', '.join(_KINDS)}",
@@ -67,7 +67,8 @@ def read(parameters: Mapping[str, Any], *, is_part: bool) -> Plan | None:
 def _time_slice(given: Mapping[str, Any], *, is_part: bool) -> Plan:
     _only(given, ("interval",), "timeSlicingConfig")
     interval = given.get("interval", "Default")
-    if interval not in _SLICES or (is_part and given):
+    known = isinstance(interval, str) and interval in _SLICES
+    if not known or (is_part and given):
         raise RequestError(
             f"timeSlicingConfig.interval is {shown(str(interval))}",
             "MIG devices have no such setting" if is_part else f"Use one of {', '.join(_SLICES)}",
