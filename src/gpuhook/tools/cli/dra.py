@@ -16,7 +16,6 @@ from gpuhook.ground.errors import RequestError, printable, shown
 from gpuhook.start import contract
 from gpuhook.start.inventory import cache
 from gpuhook.start.inventory.model import Inventory
-from gpuhook.tools.cdi.write import to_text
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, print_json, raise_last
 from gpuhook.tools.dra.options import Options
@@ -123,6 +122,8 @@ def dra(
             )
         sys.exit(_serve(config, choices, Options(instance=os.environ.get("POD_UID", ""),
                                                  recovery=recovery, **places)))  # fmt: skip
+    from gpuhook.tools.cdi.write import to_text  # noqa: PLC0415 - YAML's memory isn't for serving
+
     found, failed = survey.present(config, lambda vendor: (vendor, _asked(config, vendor)))
     objects, warnings = describing.objects(found, choices, config)
     for warning in warnings:

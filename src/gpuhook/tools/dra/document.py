@@ -4,22 +4,23 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuhook.ground import names as ours
 from gpuhook.ground.config.loader import DEFAULT_PATH
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import CdiError
 from gpuhook.start.cdi import versions
-from gpuhook.start.cdi.generate import Source, tidy
 from gpuhook.start.cdi.names import file_stem
 from gpuhook.start.contract import Vendor
 from gpuhook.start.inventory.model import Device, Inventory
-from gpuhook.tools.cdi import write as writing
 from gpuhook.tools.dra.options import Options
 from gpuhook.tools.host.programs import our_program
 from gpuhook.tools.kubernetes import handed
 from gpuhook.tools.kubernetes.documents import on_host
+
+if TYPE_CHECKING:
+    from gpuhook.start.cdi.generate import Source
 
 _CLASS = "claim"
 _DOMAIN = "k8s."  # before the driver's name, as NVIDIA's driver has it: k8s.gpu.nvidia.com/claim
@@ -70,6 +71,9 @@ def write(
 
     A device that is none any more, or whose nodes are missing, is in no document.
     """
+    from gpuhook.start.cdi.generate import Source, tidy  # noqa: PLC0415 - in a claim's child alone
+    from gpuhook.tools.cdi import write as writing  # noqa: PLC0415
+
     devices: list[dict[str, Any]] = []
     common: dict[str, list[Any]] = {}
     remedy = "Reinstall gpuhook, so that its programs are in one folder"
@@ -109,7 +113,7 @@ def remove(where: str) -> None:
         ) from None
 
 
-def _check(given: Given, source: Source) -> None:
+def _check(given: Given, source: "Source") -> None:
     """Raise CdiError for a device that can't be given; what it needs may have gone just now."""
     device, inventory = given.device, given.inventory
     whole = next((each for each in inventory.devices if each.id == device.parent), None)
