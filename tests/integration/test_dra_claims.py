@@ -148,6 +148,15 @@ def test_kill_and_restart_and_a_wiped_folder(node: Node, driver: Driver) -> None
         assert prepared(node, other)
 
 
+def test_sigterm_to_every_process_takes_leave(node: Node) -> None:
+    """As systemd ends a service: no socket is left for the kubelet to call in vain."""
+    with node.service() as process:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+        assert [*node.kubelet.registry.iterdir()] == []
+        assert [*(node.kubelet.plugins / GPU_DRIVER).iterdir()] == []
+
+
 def _kill(process: Popen[bytes]) -> None:
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()

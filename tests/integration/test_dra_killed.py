@@ -6,6 +6,7 @@ kubelet's next attempt ends well, no other claim gets the device meanwhile, and 
 
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -36,13 +37,16 @@ def node(
 def test_killed_at_every_point_of_prepare_and_unprepare(node: Node, driver: Driver) -> None:
     names = [slice_name(gpu.uuid) for gpu in driver.gpus]
     kills = 0
-    for verb in ("prepare", "unprepare"):
+    for verb, was_killed_before in (("prepare", False), ("unprepare", False), ("prepare", True)):
         for point in range(1, MOST):
             claim = node.claim("a", *(result(name) for name in names))
             other = node.claim("b", result(names[0]))
             if verb == "unprepare":
                 with node.service():
                     assert not isinstance(node.kubelet.prepare(GPU_DRIVER, claim)[claim.uid], str)
+            if was_killed_before:  # with the record and a part of the document there
+                with node.service(kill=("prepare", 12)), suppress(PodError):
+                    node.kubelet.prepare(GPU_DRIVER, claim)
             with node.service(kill=(verb, point)) as process:
                 try:
                     getattr(node.kubelet, verb)(GPU_DRIVER, claim)
@@ -64,7 +68,7 @@ def test_killed_at_every_point_of_prepare_and_unprepare(node: Node, driver: Driv
                 assert node.left() == [], (verb, point)
             if not was_killed:
                 break
-    assert kills >= 20, kills
+    assert kills >= 40, kills
 
 
 def test_killed_while_tidying_up(node: Node, driver: Driver) -> None:

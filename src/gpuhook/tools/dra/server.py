@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -183,6 +184,8 @@ class _Driver:
             self.health.wake()
             await self._close()
             for folder in self.folders:
+                if folder.events >= 0:
+                    asyncio.get_running_loop().remove_reader(folder.events)
                 folder.close()
 
     def _say(self, sentence: str) -> None:
@@ -356,6 +359,8 @@ class _Server:
         line = socket.socket(fileno=os.dup(self._talk.fileno()))
         reader, writer = await asyncio.open_connection(sock=line, limit=_LINE)
         self._supervisor = _Supervisor(writer)
+        for number in (signal.SIGTERM, signal.SIGINT):  # as systemd sends to all processes
+            asyncio.get_running_loop().add_signal_handler(number, reader.feed_eof)
         looking = asyncio.create_task(self._look_again())
         while text := await reader.readline():
             self._take_in(json.loads(text))

@@ -121,8 +121,7 @@ class Folder:
         if not os.path.isdir(self.path):
             raise PluginError(
                 f"The kubelet's folder {self.path} isn't there",
-                "The kubelet makes it when it starts; where it has another one, name that with "
-                "--kubelet-socket",
+                "The kubelet makes it when it starts; where it has another one, name that one",
             )
         try:
             files.check_way(path)
