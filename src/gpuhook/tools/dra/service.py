@@ -105,7 +105,9 @@ class Supervisor:
         if problem is not None:
             tell(str(problem))
             tell("Waiting until there is a device")
-        self._old = {driver for driver, _ in Records(self._devices.config.state_dir).names()}
+        records = Records(self._devices.config.state_dir)
+        records.make()
+        self._old = {driver for driver, _ in records.names()}
         self._report()
         if self._publisher is not None:
             self._publisher.start()

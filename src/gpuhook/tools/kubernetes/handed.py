@@ -156,6 +156,10 @@ class Records:
         finally:
             os.close(fd)
 
+    def make(self) -> None:
+        """Make the folder where it isn't there; PluginError where it can't be used."""
+        os.close(self._open_lock())
+
     def _open_lock(self) -> int:
         above = cache.make_folder(self._state_dir)
         if above is None:
