@@ -85,6 +85,7 @@ def test_options_reach_the_service(started: list[Any], empty: str, tmp_path: Pat
         register=False,
         driver_root="/run/nvidia/driver",
         xids={68: "ignore", 13: "fatal", 94: "ignore"},
+        state_dir=config.state_dir,
     )
     assert config.driver_root_of("nvidia") == "/run/nvidia/driver"
     assert "nvidia.com/gds" in done.stderr, "what goes badly together is said"

@@ -1,5 +1,6 @@
 """The device plugin's settings: which place counts, what is wrong, and whose root is looked at."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -167,7 +168,7 @@ def test_no_two_options_share_a_name() -> None:
 def test_in_a_pod_the_drivers_root_has_another_path(tmp_path: Path) -> None:
     config = Config()
     pod = Settings(driver_root="/run/nvidia/driver", driver_root_ctr_path=str(tmp_path))
-    assert apply(pod, config) == pod
+    assert apply(pod, config) == replace(pod, state_dir=config.state_dir)
     assert config.driver_root_of("nvidia") == str(tmp_path)
 
 
@@ -184,8 +185,8 @@ def test_outside_of_a_pod(tmp_path: Path) -> None:
     config = Config()
     config.root = "/srv/gpus"
     settings = Settings(driver_root_ctr_path=absent)
-    assert apply(settings, config) == settings
+    assert apply(settings, config) == replace(settings, state_dir=config.state_dir)
     assert config.root == "/srv/gpus"
     settings = Settings(driver_root="/run/nvidia/driver", driver_root_ctr_path=absent)
-    assert apply(settings, config) == settings
+    assert apply(settings, config) == replace(settings, state_dir=config.state_dir)
     assert config.root == "/run/nvidia/driver"

@@ -18,6 +18,7 @@ from gpuhook.tools.vendors.intel_gpu import telemetry as intel_gpu_telemetry
 from gpuhook.tools.vendors.intel_npu import doctor as intel_npu_doctor
 from gpuhook.tools.vendors.neuron import doctor as neuron_doctor
 from gpuhook.tools.vendors.neuron import programs as neuron_programs
+from gpuhook.tools.vendors.nvidia import claim_config as nvidia_claim_config
 from gpuhook.tools.vendors.nvidia import doctor as nvidia_doctor
 from gpuhook.tools.vendors.nvidia import driver_folder as nvidia_driver_folder
 from gpuhook.tools.vendors.nvidia import events as nvidia_events
@@ -28,6 +29,7 @@ from gpuhook.tools.vendors.nvidia import plugin as nvidia_plugin
 from gpuhook.tools.vendors.nvidia import programs as nvidia_programs
 from gpuhook.tools.vendors.nvidia import telemetry as nvidia_telemetry
 from gpuhook.tools.vendors.parts import (
+    ClaimConfig,
     Doctor,
     DriverFolder,
     Events,
@@ -51,6 +53,7 @@ SIMULATORS: tuple[Simulator, ...] = (
 )  # fmt: skip
 READINGS: tuple[Readings, ...] = (amd_telemetry, intel_gpu_telemetry)
 TELEMETRY: tuple[Telemetry, ...] = (nvidia_telemetry,)
+CLAIM_CONFIGS: tuple[ClaimConfig, ...] = (nvidia_claim_config,)
 EVENTS: tuple[Events, ...] = (nvidia_events,)
 LABELS: tuple[Labels, ...] = (amd_labels, nvidia_labels)
 LINKS: tuple[Links, ...] = (nvidia_links,)
@@ -67,10 +70,11 @@ OTHERS = {"declared.doctor"}
 
 
 def test_none_is_forgotten() -> None:
-    known = (*DOCTORS, *READINGS, *TELEMETRY, *DRIVER_FOLDERS, *EVENTS, *LABELS, *LINKS,
-             *MAKERS_SERIES, *PLUGINS, *PROGRAMS)  # fmt: skip
+    known = (*CLAIM_CONFIGS, *DOCTORS, *READINGS, *TELEMETRY, *DRIVER_FOLDERS, *EVENTS, *LABELS,
+             *LINKS, *MAKERS_SERIES, *PLUGINS, *PROGRAMS)  # fmt: skip
     compared = {str(getattr(each, "__name__", "")) for each in known}
     kinds = (
+        "claim_config",
         "doctor",
         "driver_folder",
         "telemetry",

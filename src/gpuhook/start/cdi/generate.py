@@ -150,12 +150,13 @@ class Source:
         if self._without_hook:
             edits["hooks"] = _in_nvidias_words(plan)
         elif any(not isinstance(op, _WRITTEN) for op in plan.operations):
-            edits["hooks"] = [self._hook_entry()]
+            edits["hooks"] = [self.hook_entry()]
         first = next(iter(self.vendor.names.VARIABLES))
         edits["env"] = [*edits.get("env", ()), f"{first}=void"]
         return edits
 
-    def _hook_entry(self) -> "dict[str, Any]":
+    def hook_entry(self) -> "dict[str, Any]":
+        """Return our hook as documents name it."""
         config = ["--config", self._config_path] if self._config_path else []
         # protects: cdi-environment
         return {

@@ -1,34 +1,65 @@
-"""gpuhook dra: describe this machine's devices to a cluster, by Dynamic Resource Allocation."""
+"""gpuhook dra: this machine's devices for a cluster's claims, by Dynamic Resource Allocation."""
 
 import os
 import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
 
 import click
 
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import PluginError, RequestError, printable, shown
+from gpuhook.ground.errors import RequestError, printable, shown
 from gpuhook.start import contract
 from gpuhook.start.inventory import cache
 from gpuhook.start.inventory.model import Inventory
-from gpuhook.tools.cdi.write import to_text
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, print_json, raise_last
+from gpuhook.tools.dra.options import Options
 from gpuhook.tools.kubernetes import dra as describing
+from gpuhook.tools.kubernetes.configure import look_at
+from gpuhook.tools.kubernetes.handed import FOLDER
 from gpuhook.tools.vendors import survey
 from gpuhook.vendors import registry
 
+# Of the command as it serves a kubelet: a field of dra.options.Options, and what the help says.
+_PLACES = {
+    "plugins": "The kubelet's folder in which each driver's socket is.",
+    "registry": "The kubelet's folder in which drivers are registered.",
+    "cdi_folder": "Where engines look for the CDI documents of claims.",
+    "cdi_hook_path": "The hook's path on the host.  [default: beside this program]",
+    "driver_root": "The driver root on the host.",
+    "driver_root_ctr_path": "The driver root as this process sees it, in a pod.",
+    "dev_root": "The folder on the host above the nodes' /dev, if not the driver root.",
+}
 _VERSION = re.compile(r"v?([0-9]{1,3})\.([0-9]{1,4})(?:\.[0-9A-Za-z.+-]*)?")
+
+
+def _places(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say where things are, each with its variable."""
+    usual = Options()
+    for name, text in reversed(_PLACES.items()):
+        default = getattr(usual, name)
+        shown_default = f"{text}  [default: {default}]" if default else text
+        command = click.option(
+            f"--{name.replace('_', '-')}", envvar=f"GPUHOOK_{name.upper()}", metavar="PATH",
+            default=default, help=shown_default,
+        )(command)  # fmt: skip
+    return command
 
 
 @command(
     examples={
+        "gpuhook dra": "Publish this node's devices, and prepare claims for its kubelet",
         "gpuhook dra --dry-run --node gpu7": "Print what the node gpu7 would publish, as YAML",
         "gpuhook dra --dry-run --dynamic-mig --format json": "With all MIG devices that could be",
         "gpuhook dra --dry-run --driver amd=gpu.example.com": "Under another driver's name",
     },
 )
-@click.option("--dry-run", is_flag=True, help="Print the objects, and end; needed for now.")
+@click.option("--dry-run", is_flag=True, help="Print what would be published, and end.")
 @click.option(
     "--format", "form", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True,
     help="How to print them.",
@@ -49,6 +80,11 @@ _VERSION = re.compile(r"v?([0-9]{1,3})\.([0-9]{1,4})(?:\.[0-9A-Za-z.+-]*)?")
     "--kubernetes", "release", metavar="VERSION", default="1.35", show_default=True,
     help="The version of the cluster: 1.34 wants counters and devices in one slice.",
 )  # fmt: skip
+@click.option(
+    "--recovery", metavar="SECONDS", default=300.0, show_default=True,
+    help="After how long without trouble a device that answers is well again; 0 for never.",
+)  # fmt: skip
+@_places
 @config_option
 def dra(
     dry_run: bool,
@@ -58,20 +94,18 @@ def dra(
     drivers: tuple[str, ...],
     dynamic_mig: bool,
     release: str,
+    recovery: float,
     config_path: str | None,
+    **places: Any,
 ) -> None:
-    """Describe the machine's devices to a Kubernetes cluster, by Dynamic Resource Allocation.
+    """Hand the machine's devices to a Kubernetes cluster, by Dynamic Resource Allocation.
 
-    Prints the ResourceSlices of every vendor and the DeviceClasses that claims name, as kubectl
-    apply takes them. Devices that can't be used have a taint, and the reason is a warning. No
-    cluster is needed. That a kubelet is served isn't done yet: only --dry-run works.
+    Publishes the devices of every vendor, and prepares what claims are given for the node's
+    kubelet, until it is told to stop (SIGTERM, SIGINT). An instance beside another one, as at an
+    update, needs a name of its own: $POD_UID. --dry-run prints the ResourceSlices and the
+    DeviceClasses that claims name, as kubectl apply takes them; devices that can't be used have a
+    taint, and the reason is a warning. No cluster is needed for that.
     """
-    if not dry_run:
-        raise PluginError(
-            "gpuhook dra doesn't serve a kubelet yet",
-            "Print what it would publish with --dry-run, and hand devices out with "
-            "`gpuhook device-plugin`",
-        )
     config = load(config_path)
     choices = describing.Choices(
         node=node or os.environ.get("NODE_NAME") or os.uname().nodename.lower(),
@@ -80,6 +114,16 @@ def dra(
         dynamic=dynamic_mig,
         kubernetes=_release(release),
     )
+    if not dry_run:
+        if dynamic_mig:
+            raise RequestError(
+                "gpuhook prepares no MIG device that has to be made first",
+                "Use --dynamic-mig with --dry-run alone",
+            )
+        sys.exit(_serve(config, choices, Options(instance=os.environ.get("POD_UID", ""),
+                                                 recovery=recovery, **places)))  # fmt: skip
+    from gpuhook.tools.cdi.write import to_text  # noqa: PLC0415 - YAML's memory isn't for serving
+
     found, failed = survey.present(config, lambda vendor: (vendor, _asked(config, vendor)))
     objects, warnings = describing.objects(found, choices, config)
     for warning in warnings:
@@ -89,6 +133,27 @@ def dra(
     else:
         click.echo("".join(to_text(each, "yaml") for each in objects), nl=False)
     raise_last(failed)
+
+
+def _serve(config: Config, choices: describing.Choices, options: Options) -> int:
+    """Serve the kubelet, and publish, until told to stop; return the exit status."""
+    from gpuhook.tools.dra import service  # noqa: PLC0415 - nothing of it is needed above
+    from gpuhook.tools.dra.devices import Devices  # noqa: PLC0415
+    from gpuhook.tools.kubernetes.service import check_packages, tell  # noqa: PLC0415
+
+    access, api_client, cluster, publish = (
+        import_module(f"gpuhook.tools.dra.{name}")
+        for name in ("access", "api_client", "cluster", "publish")
+    )
+    check_packages()
+    root = look_at(options.driver_root, options.driver_root_ctr_path, config)
+    options = replace(options, driver_root=root)
+    way = access.find(None, None)
+    devices = Devices(config, choices, tell, recovery=options.recovery)
+    claims = cluster.Cluster(api_client.Client(way), choices.node, tell)
+    lock = f"{config.state_dir}/{FOLDER}/publisher"
+    publisher = publish.Publisher(way, choices.node, devices, tell, lock=lock)
+    return service.run(devices, options, claims, publisher)
 
 
 def _asked(config: Config, vendor: contract.Vendor) -> Inventory:

@@ -87,6 +87,10 @@ class Talk:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
+    def fileno(self) -> int:
+        """Return the descriptor, for who reads and writes by other means."""
+        return self._fd
+
     def say(self, line: Mapping[str, Any]) -> None:
         """Say a line; wait until the parent takes it."""
         write_all(self._fd, json.dumps(line).encode() + b"\n")

@@ -31,7 +31,8 @@ DEVICE_PLUGIN = "v1beta1.DevicePlugin"
 LIST_POD_RESOURCES = "/v1.PodResourcesLister/List"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 
-# Message -> field -> its number and type. "*" is a list, "map" one of strings to strings.
+# Message -> field -> its number and type. "*" is a list, "?" says whether it is there, "map" is
+# one of strings to strings, "map:NAME" one of strings to messages.
 Table = Mapping[str, Mapping[str, tuple[int, str]]]
 
 _DEVICE_PLUGIN: Table = {
@@ -141,14 +142,16 @@ _SCALARS = {
 }
 
 
-def _add_map(message: descriptor_pb2.DescriptorProto, package: str, name: str, number: int) -> None:
+def _add_map(
+    message: descriptor_pb2.DescriptorProto, package: str, name: str, number: int, value: str
+) -> None:
     """Add a map: what it is on the wire is a list of messages {key, value}."""
     words = name.split("_")
     entry = "".join(word.capitalize() for word in words) + "Entry"
     pair = message.nested_type.add(name=entry)
     pair.options.map_entry = True
-    for at, each in enumerate(("key", "value"), start=1):
-        pair.field.add(name=each, number=at, type=_FIELD.TYPE_STRING, label=_FIELD.LABEL_OPTIONAL)
+    for at, (each, what) in enumerate((("key", "string"), ("value", value)), start=1):
+        _set_type(pair.field.add(name=each, number=at, label=_FIELD.LABEL_OPTIONAL), package, what)
     kind = f".{package}.{message.name}.{entry}"
     message.field.add(
         name=name,
@@ -157,6 +160,13 @@ def _add_map(message: descriptor_pb2.DescriptorProto, package: str, name: str, n
         type_name=kind,
         label=_FIELD.LABEL_REPEATED,
     )
+
+
+def _set_type(field: descriptor_pb2.FieldDescriptorProto, package: str, kind: str) -> None:
+    scalar = _SCALARS.get(kind)
+    field.type = _FIELD.TYPE_MESSAGE if scalar is None else scalar
+    if scalar is None:
+        field.type_name = f".{package}.{kind}"
 
 
 def classes(package: str, table: Table) -> SimpleNamespace:
@@ -170,15 +180,16 @@ def classes(package: str, table: Table) -> SimpleNamespace:
     for name, fields in table.items():
         message = file.message_type.add(name=name)
         for field, (number, kind) in fields.items():
-            if kind == "map":
-                _add_map(message, package, field, number)
+            if kind.startswith("map"):
+                _add_map(message, package, field, number, kind.partition(":")[2] or "string")
                 continue
             label = _FIELD.LABEL_REPEATED if kind.startswith("*") else _FIELD.LABEL_OPTIONAL
             new = message.field.add(name=field, number=number, label=label)
-            scalar = _SCALARS.get(kind.removeprefix("*"))
-            new.type = _FIELD.TYPE_MESSAGE if scalar is None else scalar
-            if scalar is None:
-                new.type_name = f".{package}.{kind.removeprefix('*')}"
+            _set_type(new, package, kind.lstrip("*?"))
+            if kind.startswith("?"):
+                new.proto3_optional = True
+                new.oneof_index = len(message.oneof_decl)
+                message.oneof_decl.add(name=f"_{field}")
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     made: dict[str, Any] = {}

@@ -73,13 +73,19 @@ def apply(settings: Settings, config: Config) -> Settings:
     In a pod the driver root has another path than on the host: it is looked at by the one, and
     the kubelet is given the other. Outside of one there is no such folder.
     """
-    on_host = settings.driver_root or config.root or config.driver_root or "/"
-    if os.path.isdir(settings.driver_root_ctr_path):
-        config.root = settings.driver_root_ctr_path
-        return replace(settings, driver_root=on_host)
-    if settings.driver_root:
-        config.root = settings.driver_root
-    return settings
+    root = look_at(settings.driver_root, settings.driver_root_ctr_path, config)
+    return replace(settings, driver_root=root, state_dir=config.state_dir)
+
+
+def look_at(driver_root: str, seen_as: str, config: Config) -> str:
+    """Have the configuration look at a driver root as this process sees it; return the host's."""
+    on_host = driver_root or config.root or config.driver_root or "/"
+    if os.path.isdir(seen_as):
+        config.root = seen_as
+        return on_host
+    if driver_root:
+        config.root = driver_root
+    return driver_root
 
 
 def _content(path: str) -> Content:

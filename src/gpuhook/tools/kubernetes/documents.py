@@ -6,7 +6,7 @@ supervisor shouldn't have for the rest of its life.
 
 import os
 from collections.abc import Callable, Container, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuhook.ground import names as ours
 from gpuhook.ground.config.model import DEFAULT_PATH, Config
@@ -21,6 +21,22 @@ if TYPE_CHECKING:
 
 _PATIENCE = 60  # seconds
 _FORMAT = "yaml"
+
+
+class Places(Protocol):
+    """What ``settings.Settings`` has of where the driver is; the fields mean the same."""
+
+    @property
+    def driver_root(self) -> str:
+        """The driver root on the host."""
+
+    @property
+    def driver_root_ctr_path(self) -> str:
+        """The driver root as this process sees it."""
+
+    @property
+    def dev_root(self) -> str:
+        """The folder on the host above the nodes' /dev."""
 
 
 def bring(
@@ -109,18 +125,24 @@ def _bring_one(
 def _made(settings: Settings, config: Config, found: Found) -> "Generated":
     """Return the document of a vendor's devices, with the paths that they have on the host."""
     from gpuhook.start.cdi.generate import Generated, Source, generate  # noqa: PLC0415
-    from gpuhook.tools.cdi import transform  # noqa: PLC0415 - as above
     from gpuhook.tools.host.programs import our_program  # noqa: PLC0415
 
     remedy = "Reinstall gpuhook, so that its programs are in one folder"
     hook = settings.cdi_hook_path or our_program(ours.CDI_HOOK, remedy)
     own = config.path and os.path.abspath(config.path)
     made = generate(Source(*found, config, hook, own if own != DEFAULT_PATH else None))
-    document, root = made.document, found[1].root.rstrip("/")
+    return Generated(on_host(made.document, settings, found[1].root), made.warnings)
+
+
+def on_host(document: dict[str, Any], settings: Places, root: str) -> dict[str, Any]:
+    """Return a document with the host's paths, where this process sees another driver root."""
+    from gpuhook.tools.cdi import transform  # noqa: PLC0415 - as above
+
+    root = root.rstrip("/")
     if settings.dev_root:
         real = settings.dev_root.rstrip("/")
         document = transform.root(document, f"{root}/dev", f"{real}/dev", transform.HOST)
     if settings.driver_root:
         seen, real = settings.driver_root_ctr_path, settings.driver_root
         document = transform.root(document, seen, real, transform.HOST)
-    return Generated(document, made.warnings)
+    return document

@@ -6,7 +6,7 @@ that has one device too many.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpuhook.ground.config.model import Config
@@ -49,14 +49,31 @@ class Choices:
 
 
 @dataclass
-class _Driver:
-    """What one driver publishes: of one vendor, or of several that have one name."""
+class Driver:
+    """What one driver publishes: of one vendor, or of several that have one name.
+
+    ``vendors`` has whose each device is, by the device's name.
+    """
 
     name: str
     devices: dict[str, Published] = field(default_factory=dict)
     counters: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    vendors: dict[str, tuple[Vendor, Inventory]] = field(default_factory=dict)
     classes: dict[str, DeviceClass] = field(default_factory=dict)
     places: dict[str, dict[str, Value]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a device is unwell, in words, and the key (without its domain) and value of a taint."""
+
+    reason: str
+    taint: str = slices.UNHEALTHY
+    value: str = ""
+
+
+# Each driver's devices, by the driver's name and theirs, as ``described`` returns them.
+Drivers = Mapping[str, "Driver"]
 
 
 def objects(
@@ -66,8 +83,19 @@ def objects(
 
     RequestError for names that can't be; one vendor with something wrong never stops the others.
     """
+    drivers, warnings = described(found, choices, config)
+    return rendered(drivers, choices), warnings
+
+
+def described(
+    found: Sequence[tuple[Vendor, Inventory]], choices: Choices, config: Config
+) -> tuple[dict[str, "Driver"], list[str]]:
+    """Return what each driver publishes, by its name, and sentences; raises as ``objects``.
+
+    May ask drivers, in children that have a time limit.
+    """
     _check(choices)
-    drivers: dict[str, _Driver] = {}
+    drivers: dict[str, Driver] = {}
     warnings: list[str] = []
     for vendor, inventory in found:
         try:
@@ -78,6 +106,30 @@ def objects(
             warnings.append(f"{vendor.names.TITLE}'s devices aren't published: {why}")
         except DriverError as error:
             warnings.append(f"{vendor.names.TITLE}'s devices aren't published: {error.cause}")
+    return drivers, warnings
+
+
+def troubled(drivers: Drivers, troubles: Mapping[str, Trouble]) -> dict[str, "Driver"]:
+    """Return the drivers with taints on devices that are unwell, by the inventory's ids."""
+    found = {}
+    for name, driver in drivers.items():
+        devices = {
+            each.name: replace(
+                each,
+                reason=trouble.reason,
+                taint=trouble.taint,
+                value=trouble.value,
+            )
+            if (trouble := troubles.get(each.id)) is not None and not each.reason
+            else each
+            for each in driver.devices.values()
+        }
+        found[name] = replace(driver, devices=devices)
+    return found
+
+
+def rendered(drivers: Drivers, choices: Choices) -> list[dict[str, Any]]:
+    """Return the DeviceClasses and ResourceSlices of drivers; pure."""
     made: list[dict[str, Any]] = []
     served: set[str] = set()
     for driver in drivers.values():
@@ -86,7 +138,7 @@ def objects(
             served.add(each.resource)
     for driver in drivers.values():
         made += [*_slices(driver, choices)]
-    return made, warnings
+    return made
 
 
 def _check(choices: Choices) -> None:
@@ -114,7 +166,7 @@ def driver_of(vendor: Vendor, choices: Choices) -> str:
 
 
 def _collect(
-    drivers: dict[str, _Driver],
+    drivers: dict[str, Driver],
     vendor: Vendor,
     inventory: Inventory,
     root: Rootfs,
@@ -125,13 +177,14 @@ def _collect(
     name = driver_of(vendor, choices)
     answers = slices.of(vendor.names)
     offer = answers.offer(config, inventory, root, dynamic=choices.dynamic)
-    driver = drivers.setdefault(name, _Driver(name))
+    driver = drivers.setdefault(name, Driver(name))
     warnings = [*offer.warnings]
     for device in offer.devices:
         if device.name in driver.devices:
             warnings.append(f"Two devices would be {device.name}: the second isn't published")
             continue
         driver.devices[device.name] = device
+        driver.vendors[device.name] = vendor, inventory
         driver.places[device.name] = _place(root, device.bus_id)
         if device.reason:
             warnings.append(f"{device.name} is tainted: {device.reason}")
@@ -168,7 +221,7 @@ def _class(given: DeviceClass, served: set[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _slices(driver: _Driver, choices: Choices) -> Iterator[dict[str, Any]]:
+def _slices(driver: Driver, choices: Choices) -> Iterator[dict[str, Any]]:
     devices = [*driver.devices.values()]
     apart = choices.kubernetes >= COUNTERS_APART
     contents = [*(_apart(driver, devices) if apart else _together(driver, devices))] or [
@@ -189,7 +242,7 @@ def _slices(driver: _Driver, choices: Choices) -> Iterator[dict[str, Any]]:
         }
 
 
-def _apart(driver: _Driver, devices: list[Published]) -> Iterator[dict[str, Any]]:
+def _apart(driver: Driver, devices: list[Published]) -> Iterator[dict[str, Any]]:
     """Yield what slices hold from 1.35 on: counters, or devices."""
     names = [*driver.counters]
     for at in range(0, len(names), _MOST_SETS):
@@ -198,7 +251,7 @@ def _apart(driver: _Driver, devices: list[Published]) -> Iterator[dict[str, Any]
         yield {"devices": [_device(driver, device) for device in group]}
 
 
-def _together(driver: _Driver, devices: list[Published]) -> Iterator[dict[str, Any]]:
+def _together(driver: Driver, devices: list[Published]) -> Iterator[dict[str, Any]]:
     """Yield what slices hold in 1.34: counters, and beside them all devices that use them."""
     alone = [[device] for device in devices if not device.counters]
     users = [[each for each in devices if each.counters == name] for name in driver.counters]
@@ -233,11 +286,11 @@ def _fits(group: list[Published], counters: Mapping[str, Mapping[str, int]]) -> 
     )
 
 
-def _sets(driver: _Driver, names: Sequence[str]) -> list[dict[str, Any]]:
+def _sets(driver: Driver, names: Sequence[str]) -> list[dict[str, Any]]:
     return [{"name": name, "counters": _counts(driver.counters[name])} for name in names]
 
 
-def _device(driver: _Driver, given: Published) -> dict[str, Any]:
+def _device(driver: Driver, given: Published) -> dict[str, Any]:
     facts = {**given.attributes, **driver.places[given.name]}
     room = _MOST_FACTS - len(given.capacity)
     made: dict[str, Any] = {"name": given.name}
@@ -248,7 +301,9 @@ def _device(driver: _Driver, given: Published) -> dict[str, Any]:
         used = {"counterSet": given.counters, "counters": _counts(given.uses)}
         made["consumesCounters"] = [used]
     if given.reason:
-        made["taints"] = [{"key": f"{driver.name}/{given.taint}", "effect": "NoSchedule"}]
+        value = {"value": given.value} if given.value else {}
+        key = f"{driver.name}/{given.taint}"
+        made["taints"] = [{"key": key, **value, "effect": "NoSchedule"}]
     return made
 
 

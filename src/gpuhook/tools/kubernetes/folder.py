@@ -87,39 +87,41 @@ class Folder:
         is_socket = stat.S_ISSOCK(found.st_mode)
         return (found.st_dev, found.st_ino, found.st_ctime_ns) if is_socket else None
 
-    def sweep(self) -> None:
+    def sweep(self, ours: re.Pattern[str] = _OURS) -> None:
         """Remove what processes of ours that were killed have left: sockets that nobody serves."""
         try:
             names = os.listdir(self.path)
         except OSError:
             return
-        for name in filter(_OURS.fullmatch, names):
+        for name in filter(ours.fullmatch, names):
             if self.identity(name) and not self._is_served(name):
                 self.remove(name)
 
     def prepare(self, resource: str) -> str:
-        """Return the name for a resource's socket, which isn't there; PluginError if none can be.
-
-        One that nobody serves is removed.
-        """
+        """Return the name for a resource's socket, which isn't there; PluginError as ``free``."""
         if not _RESOURCE.fullmatch(resource):
             raise PluginError(
                 f"{shown(resource)} isn't a resource name",
                 "Name it like nvidia.com/gpu in the device plugin's configuration",
             )
         # A domain has no "_", so two resources never share a name.
-        name = f"gpuhook-{resource.replace('/', '_')}.sock"
+        return self.free(f"gpuhook-{resource.replace('/', '_')}.sock")
+
+    def free(self, name: str) -> str:
+        """Return the name of a socket that isn't there; PluginError if none can be so.
+
+        One that nobody serves is removed.
+        """
         path = f"{self.path}/{name}"
         if len(os.fsencode(path)) > _LONGEST:
             raise PluginError(
                 f"The path {path} is too long for a socket, which may have {_LONGEST} bytes",
-                "Use a shorter folder, or a shorter name for the resource",
+                "Use a shorter folder, or a shorter name",
             )
         if not os.path.isdir(self.path):
             raise PluginError(
                 f"The kubelet's folder {self.path} isn't there",
-                "The kubelet makes it when it starts; where it has another one, name that with "
-                "--kubelet-socket",
+                "The kubelet makes it when it starts; where it has another one, name that one",
             )
         try:
             files.check_way(path)

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gpuhook.ground.errors import GpuhookError, PluginError, RequestError, listed, shown
-from gpuhook.tools.kubernetes import INSTALL, allocate, api, prefer
+from gpuhook.tools.kubernetes import INSTALL, allocate, api, handed, prefer
 from gpuhook.tools.kubernetes.folder import Folder, Identity
 from gpuhook.tools.kubernetes.settings import Settings
 from gpuhook.tools.kubernetes.state import Resource, State
@@ -244,6 +244,7 @@ class _Service:
             ids = list(each.devices_ids)
             try:
                 given = allocate.allocate(offer.resource, ids, offer.settings)
+                await asyncio.to_thread(self._lend, ids)  # another may have the lock
             except GpuhookError as error:
                 offer.tell(f"{offer.resource.name}: {error}")
                 await _refuse(context, error)
@@ -251,6 +252,25 @@ class _Service:
             count = _devices(len(ids))
             offer.tell(f"{offer.resource.name}: {count} for a container: {listed(ids)}")
         return answer
+
+    def _lend(self, ids: list[str]) -> None:
+        """Write down that these devices were given away, so that no claim gets them (``handed``).
+
+        Where that can't be, and no claim ever got anything here, it is said.
+        """
+        resource, state_dir = self._offer.resource, self._offer.settings.state_dir
+        if not state_dir:
+            return
+        records = handed.Records(state_dir)
+        offers = resource.offers()
+        units = {offers[each].id: offers[each] for each in ids}.values()
+        given = [(resource.vendor, unit.id, unit.whole) for unit in units]
+        try:
+            records.lend([records.lease(*each, resource.name) for each in given])
+        except PluginError as error:
+            if os.path.isdir(records.folder):
+                raise
+            self._offer.tell(f"{resource.name}: {error}")
 
     async def _pre_start(self, _request: Any, _context: Any) -> Any:
         return api.plugin.PreStartContainerResponse()

@@ -54,6 +54,7 @@ class Settings:
     CDI documents are kept for the strategies that name devices to the engine, and
     ``cdi_hook_path`` the host's path of the hook in them ("": the hook beside this program).
     ``vendors`` has what the options of vendors say, by their names (``parts.Plugin.settings``).
+    ``state_dir`` is where it is written down what was given away ("": nowhere).
     """
 
     fail_on_init_error: bool = True
@@ -75,3 +76,4 @@ class Settings:
     recovery: float = 300.0
     interval: float = 30.0
     vendors: Mapping[str, Any] = field(default_factory=dict)
+    state_dir: str = ""

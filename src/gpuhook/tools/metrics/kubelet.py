@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container import kernel
-from gpuhook.ground.errors import GpuhookError
+from gpuhook.ground.errors import GpuhookError, PluginError
 from gpuhook.tools.host.child import Talk, Work
 
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -47,35 +47,51 @@ def begin(config: Config, place: Place, but: Collection[str]) -> Work:  # noqa: 
 def _answer_all(path: str, talk: Talk) -> None:
     kernel.set_name("gpuhook-kubelet")
     try:
-        import grpc  # noqa: PLC0415 - in this process alone
+        import grpc  # noqa: PLC0415, F401 - in this process alone
 
-        from gpuhook.tools.kubernetes import api  # noqa: PLC0415
+        from gpuhook.tools.kubernetes import api  # noqa: PLC0415, F401
     except (ImportError, GpuhookError):
         why = "the kubelet can't be asked without the Python packages grpcio and protobuf"
         talk.say({"error": why})
         return
     talk.say({"ready": 1})
+    for question in talk.asked():
+        try:
+            talk.say({"answer": question["ask"], "pods": pods(path, _DEADLINE)})
+        except PluginError as error:
+            talk.say({"answer": question["ask"], "failed": {path: error.cause}})
+
+
+def pods(path: str, seconds: float) -> list[list[Any]]:
+    """Return the pods with devices, as this module's first lines have them.
+
+    PluginError where the kubelet doesn't say within ``seconds``. Loads gRPC: for a process that
+    forks no more.
+    """
+    import grpc  # noqa: PLC0415 - as said
+
+    from gpuhook.tools.kubernetes import api  # noqa: PLC0415
+
     options = (
         ("grpc.max_receive_message_length", _LIMIT),
         ("grpc.default_authority", "localhost"),
         ("grpc.enable_http_proxy", 0),
     )
     messages = api.pod_resources
-    for question in talk.asked():
-        number = question["ask"]
-        with grpc.insecure_channel(f"unix:{quote(path)}", options=options) as channel:
-            call = channel.unary_unary(
-                api.LIST_POD_RESOURCES,
-                request_serializer=messages.ListPodResourcesRequest.SerializeToString,
-                response_deserializer=messages.ListPodResourcesResponse.FromString,
-            )
-            try:
-                found = call(messages.ListPodResourcesRequest(), timeout=_DEADLINE)
-            except grpc.RpcError as error:
-                why = f"the kubelet doesn't say which pods have devices: {error.details()}"
-                talk.say({"answer": number, "failed": {path: why}})
-                continue
-        talk.say({"answer": number, "pods": [*_pods(found)]})
+    with grpc.insecure_channel(f"unix:{quote(path)}", options=options) as channel:
+        call = channel.unary_unary(
+            api.LIST_POD_RESOURCES,
+            request_serializer=messages.ListPodResourcesRequest.SerializeToString,
+            response_deserializer=messages.ListPodResourcesResponse.FromString,
+        )
+        try:
+            found = call(messages.ListPodResourcesRequest(), timeout=seconds)
+        except grpc.RpcError as error:
+            raise PluginError(
+                f"the kubelet doesn't say which pods have devices: {error.details()}",
+                f"See that it serves {path}",
+            ) from None
+    return [*_pods(found)]
 
 
 def _pods(answer: Any) -> Iterator[list[Any]]:

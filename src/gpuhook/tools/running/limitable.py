@@ -6,18 +6,31 @@ from gpuhook.ground.cgroup import dmem
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import GpuhookError, LimitError
 from gpuhook.start.contract import Grant, Vendor
-from gpuhook.start.inventory.model import Inventory
+from gpuhook.start.inventory.model import Device, Inventory
 from gpuhook.start.request.reader import Request
 
 
-def what_it_takes(vendor: Vendor, inventory: Inventory, config: Config) -> GpuhookError | None:
-    """Return why no limit can be set for a vendor's devices here, None where one can."""
+def what_it_takes(
+    vendor: Vendor,
+    inventory: Inventory,
+    config: Config,
+    devices: tuple[Device, ...] | None = None,
+) -> GpuhookError | None:
+    """Return why no limit can be set for a vendor's devices here, None where one can.
+
+    For those ``devices``, all of them for None.
+    """
     if not os.path.exists(f"{dmem.TREE}/cgroup.controllers"):
         return LimitError(
             f"Limits of memory need cgroup v2 at {dmem.TREE}",
             "Boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1)",
         )
-    every = Grant(vendor, Request(vendor.names.NAME), inventory, inventory.devices)
+    every = Grant(
+        vendor,
+        Request(vendor.names.NAME),
+        inventory,
+        inventory.devices if devices is None else devices,
+    )
     try:
         vendor.limiter(every, config)
     except GpuhookError as error:

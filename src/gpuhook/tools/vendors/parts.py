@@ -5,7 +5,7 @@ every vendor's. Inventories are of the vendor's own class, so they are Any here.
 """
 
 import importlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -201,6 +201,38 @@ class DriverFolder(Protocol):
         """
 
 
+class ClaimConfig(Protocol):
+    """``claim_config``: what a cluster's claims may ask of devices in the maker's own words.
+
+    An effect is a plain dict with ``devices``, the inventory's ids: it is written down before it
+    is begun, and undone by whoever reads it.
+    """
+
+    @property
+    def APIS(self) -> tuple[str, ...]:  # noqa: N802
+        """The apiVersions of the parameters that it reads."""
+
+    def read(self, parameters: Values, /, *, is_part: bool) -> Values | None:
+        """Return what is asked for a device, None where the kind is for others; RequestError."""
+
+    def effects(
+        self, inventory: Any, wanted: Sequence[tuple[Device, Values]], folder: str, /
+    ) -> list[dict[str, Any]]:
+        """Return what has to be done for a claim, which has a ``folder`` of its own."""
+
+    def conflict(self, effect: Values, other: Values, /) -> bool:
+        """Tell whether two claims want different things of one device."""
+
+    def begin(self, config: Config, inventory: Any, effect: Values, /) -> dict[str, list[Any]]:
+        """Do it, whether it was done before or not; return CDI edits for the devices."""
+
+    def look_after(self, config: Config, effect: Values, /) -> None:
+        """Start again what has ended by itself."""
+
+    def undo(self, config: Config, inventory: Any, effect: Values, /) -> None:
+        """Have the devices as they were before."""
+
+
 class Programs(Protocol):
     """``programs``: what those that use a vendor's devices read."""
 
@@ -232,6 +264,7 @@ driver_folder: Part[DriverFolder] = Part("driver_folder")
 makers_series: Part[MakersSeries] = Part("makers_series")
 plugin: Part[Plugin] = Part("plugin")
 labels: Part[Labels] = Part("labels")
+claim_config: Part[ClaimConfig] = Part("claim_config")
 
 
 def programs(names: ModuleType) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ from gpuhook.start.inventory.model import Device
 from gpuhook.tools.vendors import cluster
 from gpuhook.tools.vendors.parts import part
 
+UNHEALTHY = "unhealthy"  # the taint of a device of which no more is known
+
 _LONGEST = 63  # characters of a device's name, which is a label of DNS
 _STRANGE = re.compile(r"[^a-z0-9]+")
 _NUMBERS = re.compile(r"[0-9]+(?:\.[0-9]+)*")
@@ -39,7 +41,8 @@ class Published:
 
     ``attributes`` and ``capacity`` (in bytes, or pieces) have the names of the vendor's driver.
     Of the set of counters ``counters`` it uses ``uses``: what two devices use of one thing doesn't
-    go to both. ``reason`` says why nobody should be given it now, ``taint`` is a word for that.
+    go to both. ``reason`` says why nobody should be given it now, ``taint`` is a word for that and
+    ``value`` the taint's value. ``id`` is the inventory's for the device, "" for what there is not.
     """
 
     name: str
@@ -49,7 +52,9 @@ class Published:
     counters: str = ""
     uses: Mapping[str, int] = field(default_factory=dict)
     reason: str = ""
-    taint: str = "unhealthy"
+    taint: str = UNHEALTHY
+    value: str = ""
+    id: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,7 @@ class Slices:
     """A vendor's answers; these are for devices of which nothing more is known."""
 
     driver = ""  # the name of the maker's own driver; "" for none
+    lost_taint = "lost"
 
     def __init__(self, names: ModuleType) -> None:
         self.names = names
@@ -105,12 +111,19 @@ class Slices:
             self.attributes(device, inventory, root),
             self.capacity(device, inventory, root),
             reason=why_not(device, inventory),
+            id=device.id,
         )
 
     def lost(self, device: Device, root: Rootfs) -> Published:
         """Return a device that is there and can't be reached."""
         about = {"type": self.names.TYPES[0]}
-        return Published(self.name(device, root), "", about, reason=device.state, taint="lost")
+        return Published(
+            self.name(device, root), "", about, reason=device.state, taint=self.lost_taint
+        )
+
+    def taint(self, event: Mapping[str, Any]) -> tuple[str, str]:
+        """Return a word and a value for what the vendor's ``events`` reported; {} for nothing."""
+        return self.lost_taint if "lost" in event else UNHEALTHY, ""
 
     def name(self, device: Device, root: Rootfs) -> str:
         """Return the name by which a claim is told a device: the same after a reboot."""

@@ -9,6 +9,8 @@ scheduler gives nothing twice.
 """
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container.rootfs import Rootfs
@@ -36,6 +38,7 @@ class NvidiaSlices(Slices):
     """GPUs, or their MIG devices."""
 
     driver = "gpu.nvidia.com"
+    lost_taint = "gpu-lost"
 
     def offer(self, config: Config, inventory: Inventory, root: Rootfs, *, dynamic: bool) -> Offer:
         warnings = []
@@ -59,7 +62,12 @@ class NvidiaSlices(Slices):
     def lost(self, device: Device, root: Rootfs) -> Published:
         known = device.id.startswith("GPU-")
         about: dict[str, Value] = {"type": "gpu", **({"uuid": device.id} if known else {})}
-        return Published(_gpu_name(device.id), "", about, reason=device.state, taint="gpu-lost")
+        return Published(
+            _gpu_name(device.id), "", about, reason=device.state, taint=self.lost_taint
+        )
+
+    def taint(self, event: Mapping[str, Any]) -> tuple[str, str]:
+        return ("xid", str(event["xid"])) if "xid" in event else super().taint(event)
 
     def classes(self, driver: str, inventory: Inventory, root: Rootfs) -> list[DeviceClass]:
         kinds = {"gpu": driver, "mig": f"mig.{driver.removeprefix('gpu.')}"}
@@ -122,6 +130,7 @@ class _OneGpu:
             self.counters if divisible else "",
             self.all_counters() if divisible else {},
             why_not(device, self.inventory),
+            id=device.id,
         )
 
     def _static(self, mig: Mig) -> Published | None:
@@ -136,7 +145,8 @@ class _OneGpu:
         found = next((each for each in self.division.instances if each[0] == mig.gi), None)
         size = self.division.profile(found[1]) if found else None
         if found is None or size is None:
-            return Published(device_name("mig", mig.uuid), device.bus_id, about, reason=reason)
+            name = device_name("mig", mig.uuid)
+            return Published(name, device.bus_id, about, reason=reason, id=device.id)
         _, number, start, count = found
         slices = range(start, start + count)
         return Published(
@@ -147,6 +157,7 @@ class _OneGpu:
             self.counters,
             _used(size.counted, slices),
             reason,
+            id=device.id,
         )
 
     def _could_be(self) -> list[Published]:

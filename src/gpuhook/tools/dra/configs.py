@@ -1,0 +1,107 @@
+"""What a claim's opaque configurations ask for each of its devices.
+
+There are a vendor's own (``parts.claim_config``) and ours:
+
+    apiVersion: gpuhook.io/v1
+    kind: DeviceConfig
+    memory: 8Gi          # or 50%
+
+Of several for a device the claim's beat the class', and later ones earlier ones: NVIDIA's group and
+ours apart. What isn't known is refused, never passed over.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from gpuhook.ground.errors import RequestError, listed, shown
+from gpuhook.ground.sizes import Size, parse_size
+from gpuhook.tools.vendors import parts
+from gpuhook.tools.vendors.quantities import bytes_of
+
+API, KIND = "gpuhook.io/v1", "DeviceConfig"
+_FIELDS = ("apiVersion", "kind", "memory")
+_SOURCES = ("FromClass", "FromClaim")  # the later beats the earlier
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked for one device: at most so much memory, and what its vendor understands."""
+
+    memory: Size | None = None
+    plan: Mapping[str, Any] = field(default_factory=dict)
+
+
+def wish(
+    configs: Iterable[Mapping[str, Any]],
+    driver: str,
+    request: str,
+    names: ModuleType,
+    *,
+    is_part: bool,
+) -> Wish:
+    """Return what ``configs`` of an allocation ask for a device of one of its requests.
+
+    ``request`` is as a result has it, with its subrequest. RequestError for what can't be.
+    """
+    memory: Size | None = None
+    plan: Mapping[str, Any] = {}
+    ordered = sorted(configs, key=_rank)  # stable: later ones stay later
+    for each in ordered:
+        opaque = each.get("opaque") or {}
+        if opaque.get("driver") != driver or not _concerns(each.get("requests") or (), request):
+            continue
+        parameters = opaque.get("parameters")
+        if not isinstance(parameters, Mapping):
+            raise RequestError("A claim's configuration has no parameters", "Correct it")
+        if parameters.get("apiVersion") == API:
+            memory = _ours(parameters)
+            continue
+        module = parts.claim_config(names)
+        if module is None or parameters.get("apiVersion") not in module.APIS:
+            known = [API, *(module.APIS if module else ())]
+            raise RequestError(
+                f"gpuhook knows no configuration of {shown(str(parameters.get('apiVersion')))} for "
+                f"{names.TITLE}'s devices",
+                f"Use one of {', '.join(known)}",
+            )
+        found = module.read(parameters, is_part=is_part)
+        if found is not None:
+            plan = found
+        elif each.get("requests"):
+            raise RequestError(
+                f"The configuration {parameters.get('kind')} is for the request {request}, which "
+                "was given another kind of device",
+                "Correct the claim's configuration",
+            )
+    return Wish(memory, plan)
+
+
+def _rank(config: Mapping[str, Any]) -> int:
+    source = config.get("source")
+    return _SOURCES.index(source) if source in _SOURCES else 0
+
+
+def _concerns(requests: Iterable[str], request: str) -> bool:
+    """Tell whether a configuration's requests mean one: all for none, a name its subrequests."""
+    named = [*requests]
+    return not named or request in named or request.partition("/")[0] in named
+
+
+def _ours(parameters: Mapping[str, Any]) -> Size | None:
+    unknown = [shown(str(each)) for each in parameters if each not in _FIELDS]
+    if parameters.get("kind") != KIND or unknown:
+        what = listed(unknown) or f"kind {shown(str(parameters.get('kind')))}"
+        raise RequestError(
+            f"gpuhook knows no {what} in a configuration of {API}",
+            f"Use kind {KIND} with memory alone",
+        )
+    if "memory" not in parameters:
+        return None
+    text = parameters["memory"]
+    number = bytes_of(text)
+    size = Size(str(text), number) if number is not None else parse_size(str(text))
+    if size is None:
+        raise RequestError(f"memory is {shown(str(text))}", "Write a quantity such as 8Gi, or 50%")
+    return size

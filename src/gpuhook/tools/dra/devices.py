@@ -1,0 +1,165 @@
+"""The devices of this node as claims name them, each with what is wrong with it at the moment.
+
+By the same code as ``gpuhook dra --dry-run``. Whoever publishes devices and whoever hands them out
+read these verdicts, so both say the same.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpuhook.ground.config.model import Config
+from gpuhook.start.cdi.names import is_device
+from gpuhook.start.contract import Vendor
+from gpuhook.start.inventory.model import Device, Inventory
+from gpuhook.tools.kubernetes import dra
+from gpuhook.tools.kubernetes.dra import Choices, Driver, Trouble
+from gpuhook.tools.kubernetes.observed import Observed
+from gpuhook.tools.vendors import slices
+
+
+@dataclass(frozen=True)
+class Known:
+    """A device that claims may name.
+
+    ``name`` is the slice's, ``driver`` the driver's; ``vendor`` is the vendor's name and ``kind``
+    its CDI kind (nvidia.com/gpu). ``id`` is the inventory's id, such as the UUID, and ``device``
+    that device: "" and None for one that could be made, or is lost. ``cdi`` is its qualified name
+    in the vendor's own CDI documents ("": none). ``parent`` is the id of the device that it is
+    a part of. ``memory`` is what it has, in bytes, 0 where that isn't known. ``reason`` says why
+    it shouldn't be given now ("": it can be), ``taint`` and ``value`` are the taint's key, without
+    the driver's domain, and its value; ``is_lost`` is whether it can't be reached.
+    """
+
+    name: str
+    driver: str
+    vendor: str
+    kind: str
+    id: str = ""
+    device: Device | None = None
+    cdi: str = ""
+    parent: str = ""
+    memory: int = 0
+    reason: str = ""
+    taint: str = ""
+    value: str = ""
+    is_lost: bool = False
+
+
+class Devices:
+    """All devices of all vendors, kept true by the supervisor's loop, which calls ``tend``.
+
+    ``look``, ``drivers`` and ``slices`` never ask a driver or wait: they return what is known. The
+    supervisor forks, so nobody who reads this may have threads in its process: a publisher works
+    in a child of its own and is woken (``Publisher.wake``, called in the supervisor) whenever
+    ``tend`` returns True.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        choices: Choices,
+        tell: Callable[[str], None],
+        *,
+        recovery: float = 300.0,
+        interval: float = 30.0,
+        chosen: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.config = config
+        self.choices = choices
+        self.observed = Observed(config, recovery, interval, chosen or {}, tell, linked=False)
+        self._tell = tell
+        self._warnings: list[str] = []
+        self._drivers: dict[str, Driver] = {}
+        self._troubled: dict[str, Driver] = {}
+        self._known: list[Known] = []
+        self._names: dict[str, None] = {}  # of drivers
+
+    def tend(self) -> bool:
+        """Do what is due; tell whether anything is different: a device, or how one is."""
+        observed = self.observed
+        observed.tend()
+        if observed.arranged:
+            observed.arranged = False
+            self._arrange()
+        if not observed.changed:
+            return False
+        observed.changed = False
+        self._troubled = dra.troubled(self._drivers, self._troubles())
+        self._known = _known(self._troubled)
+        return True
+
+    def look(self) -> list[Known]:
+        """Return all devices, as far as known now."""
+        return self._known
+
+    def drivers(self) -> Sequence[str]:
+        """Return the names of all drivers that this node has, or had before theirs failed."""
+        return [*self._names]
+
+    def objects(self, kubernetes: tuple[int, int]) -> list[dict[str, Any]]:
+        """Return the DeviceClasses and ResourceSlices, with taints, as --dry-run prints them.
+
+        For that version of Kubernetes.
+        """
+        return dra.rendered(self._troubled, replace(self.choices, kubernetes=kubernetes))
+
+    def found(self, known: Known) -> tuple[Vendor, Inventory]:
+        """Return a device's vendor, and the inventory that has it."""
+        return self._troubled[known.driver].vendors[known.name]
+
+    def failure(self, known: Known) -> str:
+        """Return what is wrong with a device's driver as a whole, "" where it answers."""
+        failure = self.observed.machine.failures().get(known.vendor)
+        return "" if failure is None else failure.cause
+
+    def _arrange(self) -> None:
+        """Describe the devices again; asks drivers in children."""
+        found = self.observed.machine.found
+        self._drivers, warnings = dra.described(found, self.choices, self.config)
+        self._names.update(dict.fromkeys(self._drivers))
+        for warning in warnings:
+            if warning not in self._warnings:
+                self._tell(warning)
+        self._warnings = warnings
+
+    def _troubles(self) -> dict[str, Trouble]:
+        vendors = {
+            device.id: vendor.names
+            for vendor, inventory in self.observed.machine.found
+            for device in inventory.devices
+        }
+        found = {}
+        for device, reason in self.observed.reasons().items():
+            event = self.observed.event(device)
+            taint, value = slices.of(vendors[device]).taint(event)
+            found[device] = Trouble(reason, taint, value)
+        return found
+
+
+def _known(drivers: Mapping[str, Driver]) -> list[Known]:
+    found = []
+    for driver in drivers.values():
+        for each in driver.devices.values():
+            vendor, inventory = driver.vendors[each.name]
+            device = next((one for one in inventory.devices if one.id == each.id), None)
+            kind = str(vendor.names.KIND)
+            name = each.id if is_device(each.id) else device.label if device else ""
+            found.append(
+                Known(
+                    each.name,
+                    driver.name,
+                    vendor.names.NAME,
+                    kind,
+                    each.id if device else "",
+                    device,
+                    f"{kind}={name}" if device else "",
+                    device.parent if device else "",
+                    each.capacity.get("memory", 0),
+                    each.reason,
+                    each.taint if each.reason else "",
+                    each.value if each.reason else "",
+                    bool(each.reason) and each.taint == slices.of(vendor.names).lost_taint,
+                )
+            )
+    return found

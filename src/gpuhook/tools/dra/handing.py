@@ -1,0 +1,268 @@
+"""What happens to one claim on this node: its devices are prepared for containers, and put back.
+
+Called in a child that ends afterwards, and that may be killed at any point: what a record says was
+begun is undone before anything else is done for that claim. Work on claims is one after the other.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gpuhook.ground.errors import GpuhookError, RequestError
+from gpuhook.tools.dra import document
+from gpuhook.tools.dra.allotted import Ref, allotted
+from gpuhook.tools.dra.claims import Claims
+from gpuhook.tools.dra.devices import Devices
+from gpuhook.tools.dra.document import Given
+from gpuhook.tools.dra.effects import Effects
+from gpuhook.tools.dra.options import Options
+from gpuhook.tools.kubernetes.handed import (
+    COMPLETED,
+    STARTED,
+    Held,
+    Lease,
+    Record,
+    Records,
+    check_names,
+    is_same,
+)
+from gpuhook.tools.kubernetes.state import REPLICA
+
+_STALE = 600.0  # seconds after which nobody works any more on a claim that was begun
+_YOUNG = 60.0  # seconds in which the kubelet may not know yet who has a device
+
+
+class Handing:
+    """Prepares and unprepares claims by what ``devices`` knows.
+
+    ``in_use`` returns the ids of devices that pods have by the kubelet, None where it doesn't say.
+    """
+
+    def __init__(
+        self,
+        devices: Devices,
+        claims: Claims,
+        options: Options,
+        in_use: Callable[[], set[str] | None],
+    ) -> None:
+        self._devices = devices
+        self._claims = claims
+        self._options = options
+        self._tell: Callable[[str], None] = lambda _: None
+        self._in_use = in_use
+        self._config = devices.config
+        self._records = Records(self._config.state_dir)
+        self._effects = Effects(devices)
+        self._news: list[dict[str, Any]] | None = None  # for the claim's status
+
+    def say_by(self, tell: Callable[[str], None]) -> None:
+        """Give sentences for the log to ``tell`` from now on."""
+        self._tell = tell
+
+    # Prepare ----------------------------------------------------------------------------------
+
+    def prepare(self, driver: str, ref: Ref) -> Record:
+        """Return what a claim has, once all of it is there; GpuhookError where it can't be.
+
+        The answer is the same each time. What was begun stays until the next attempt undoes it.
+        """
+        uid = ref["uid"]
+        check_names(driver, uid)
+        record = self._records.read(driver, uid)
+        if record is not None and self._is_there(record):
+            return record
+        claim = self._claims.claim(ref["namespace"], ref["name"], uid)
+        with self._records.locked():
+            record = self._records.read(driver, uid)
+            if record is not None and self._is_there(record):
+                return record
+            self._undo(driver, uid)
+            try:
+                record = self._give(driver, ref, claim)
+            except GpuhookError as error:
+                self._news = self._status(uid) + _failed(claim, driver, error)
+                raise
+            self._news = self._status(uid)
+            return record
+
+    def report(self, ref: Ref) -> None:
+        """Write into the claim's status what has become of it, if that is anything new."""
+        if self._news is not None:
+            self._claims.report(ref["namespace"], ref["name"], ref["uid"], self._news)
+
+    def _status(self, uid: str) -> list[dict[str, Any]]:
+        """Return what the claim's status says of our drivers: all of them, as one writes all."""
+        every = [each for each in self._current() if each.uid == uid]
+        return [
+            _device_status(
+                each.driver, held.pool, held.device, held.share, "Prepared", "It was prepared"
+            )
+            for each in every
+            if each.state == COMPLETED
+            for held in each.devices
+        ]
+
+    def _is_there(self, record: Record) -> bool:
+        complete = self._records.is_complete(record)
+        return complete and (not record.document or os.path.exists(record.document))
+
+    def _give(self, driver: str, ref: Ref, claim: Mapping[str, Any]) -> Record:
+        found = allotted(self._devices, driver, ref, claim)
+        self._check_free(driver, ref["uid"], [each.held for each in found])
+        others = [
+            each for each in self._current() if (each.driver, each.uid) != (driver, ref["uid"])
+        ]
+        effects = self._effects.planned(found, driver, ref["uid"])
+        self._effects.check(effects, others)
+        where = document.path(self._options.cdi_folder, driver, ref["uid"])
+        record = Record(
+            driver,
+            ref["uid"],
+            ref["namespace"],
+            ref["name"],
+            STARTED,
+            self._records.boot,
+            tuple(each.held for each in found),
+            where if found else "",
+            tuple(effects),
+        )
+        self._records.write(record)  # protects: dra-started-first
+        edits = [self._effects.begin(effect) for effect in effects]
+        if found:
+            given = [_with(each.given, edits) for each in found]
+            # protects: dra-document
+            document.write(where, driver, given, self._options, self._config)
+        record = replace(record, state=COMPLETED)
+        self._records.write(record)
+        return record
+
+    def _current(self) -> list[Record]:
+        """Return the records of this boot."""
+        return [each for each in self._records.every() if each.boot == self._records.boot]
+
+    # Who has it already -----------------------------------------------------------------------
+
+    def _check_free(self, driver: str, uid: str, held: Sequence[Held]) -> None:
+        """Raise RequestError where another claim, or the device plugin, has one of the devices."""
+        wanted = [each for each in held if not each.admin]
+        for record in self._current():
+            if (record.driver, record.uid) == (driver, uid):
+                continue
+            for theirs in record.devices:
+                for ours in wanted:
+                    if not theirs.admin and not _shares(ours, theirs) and is_same(ours, theirs):
+                        raise RequestError(  # protects: dra-not-twice
+                            f"The device {ours.device} is claim {record.claim}'s, which was "
+                            "prepared for it before",
+                            "The pod can start when the pods of that claim have ended",
+                        )
+        self._check_leases(wanted)
+
+    def _check_leases(self, wanted: Sequence[Held]) -> None:
+        leases = self._records.leases()
+        wished = [(ours, each) for each in leases for ours in wanted if is_same(ours, each)]
+        if not wished:
+            return
+        used = self._in_use()
+        for ours, lease in wished:
+            if used is None or self._is_used(lease, used):  # protects: dra-not-twice-claim
+                because = ", and the kubelet doesn't say whether its pod has ended" * (used is None)
+                raise RequestError(
+                    f"gpuhook device-plugin has given the device {ours.device} to a pod as "
+                    f"{lease.resource}{because}",
+                    "Let one of gpuhook dra and gpuhook device-plugin hand out a node's devices; "
+                    "the claim's pod can start when that pod has ended",
+                )
+        for _, lease in wished:
+            self._records.give_up(lease)
+
+    def _is_used(self, lease: Lease, used: set[str]) -> bool:
+        """Tell whether a pod has what was leased, or a replica of it, or may be about to."""
+        is_young = 0 <= time.time() - lease.at < _YOUNG
+        return is_young or any(each.partition(REPLICA)[0] == lease.unit for each in used)
+
+    # Unprepare --------------------------------------------------------------------------------
+
+    def unprepare(self, driver: str, ref: Ref) -> None:
+        """Put back all that a claim has; one that has nothing, or that nobody knows, is well."""
+        check_names(driver, ref["uid"])
+        with self._records.locked():
+            had = self._records.read(driver, ref["uid"]) is not None
+            self._undo(driver, ref["uid"])
+            self._news = self._status(ref["uid"]) if had else None
+
+    def _undo(self, driver: str, uid: str) -> None:
+        """Undo what was begun for a claim, as far as it came; the record goes last."""
+        record = self._records.read(driver, uid)
+        if record is not None and record.boot == self._records.boot:
+            others = [each for each in self._current() if (each.driver, each.uid) != (driver, uid)]
+            for effect in record.effects:
+                self._effects.undo(effect, others)
+        document.remove(document.path(self._options.cdi_folder, driver, uid))
+        self._records.remove(driver, uid)
+
+    def sweep(self) -> None:
+        """Undo what nobody else is going to: of earlier boots, and begun long ago or half."""
+        with self._records.locked():
+            for driver, uid in self._records.names():
+                record = self._records.read(driver, uid)
+                is_old = record is None or record.boot != self._records.boot  # protects: dra-boot
+                if is_old or (record is not None and self._is_stale(record)):
+                    try:
+                        self._undo(driver, uid)
+                    except GpuhookError as error:
+                        self._tell(str(error))
+            self._records.tidy()
+            kept = {*self._records.names()}
+            for driver in self._devices.drivers():
+                for uid in document.uids(self._options.cdi_folder, driver):
+                    if (driver, uid) not in kept:
+                        document.remove(document.path(self._options.cdi_folder, driver, uid))
+            self._effects.look_after(self._current(), self._tell)
+
+    def _is_stale(self, record: Record) -> bool:
+        if record.state == COMPLETED:
+            return False
+        return self._records.age(record) >= _STALE
+
+
+def _shares(one: Held, other: Held) -> bool:
+    """Tell whether both are shares of a device that several claims may have."""
+    return bool(one.share and other.share) and one.device == other.device
+
+
+def _with(given: Given, edits: Sequence[tuple[Sequence[str], Mapping[str, list[Any]]]]) -> Given:
+    """Return a device with the edits of what was done to it."""
+    more = {key: [*values] for key, values in given.more.items()}
+    for devices, each in edits:
+        for key, values in each.items() if given.device.id in devices else ():
+            more.setdefault(key, []).extend(values)
+    return replace(given, more=more)
+
+
+def _failed(claim: Mapping[str, Any], driver: str, error: GpuhookError) -> list[dict[str, Any]]:
+    """Return what a claim's status says of the devices of a driver that it can't have."""
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    results = (allocation.get("devices") or {}).get("results") or []
+    words = (
+        [str(each.get(key) or "") for key in ("pool", "device", "shareID")]
+        for each in results
+        if each.get("driver") == driver
+    )
+    return [
+        _device_status(driver, pool, device, share, "NotPrepared", str(error))
+        for pool, device, share in words
+    ]
+
+
+def _device_status(
+    driver: str, pool: str, device: str, share: str, reason: str, message: str
+) -> dict[str, Any]:
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    ready = "True" if reason == "Prepared" else "False"
+    condition = {"type": "Ready", "status": ready, "reason": reason, "message": message,
+                 "lastTransitionTime": now}  # fmt: skip
+    about = {"driver": driver, "pool": pool, "device": device, "conditions": [condition]}
+    return {**about, "shareID": share} if share else about

@@ -1,0 +1,226 @@
+"""``gpuhook dra``'s supervisor: looks at the machine, and has claims' work done in children.
+
+One thread and one loop. It has no gRPC itself and so may fork; whoever publishes devices works in
+a child, too.
+"""
+
+import select
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol
+
+from gpuhook.ground.errors import PluginError, shown
+from gpuhook.tools.dra.claims import Claims
+from gpuhook.tools.dra.devices import Devices
+from gpuhook.tools.dra.handing import Handing
+from gpuhook.tools.dra.options import Options
+from gpuhook.tools.dra.work import Job, Server
+from gpuhook.tools.kubernetes import folder
+from gpuhook.tools.kubernetes.handed import Records
+from gpuhook.tools.kubernetes.service import Signals, Stopped, check_packages, tell
+from gpuhook.tools.metrics import kubelet
+from gpuhook.tools.ready import report_ready
+
+_MOST = 16  # claims that are worked on at once; others wait for one to end
+_SWEEP = 600.0  # seconds between two looks for what nobody undoes
+_KUBELET = 5.0  # seconds for the kubelet to say what pods have
+_POLL = 1.0  # seconds until a process that was killed is looked for again
+_UNKNOWN, _HEALTHY, _UNHEALTHY = 0, 1, 2  # as api has them, which isn't for this process
+
+
+class Publisher(Protocol):
+    """What publishes devices to the cluster; in the supervisor it never waits and has no thread."""
+
+    def start(self) -> None:
+        """Begin, with what ``Devices`` says now."""
+
+    def stop(self) -> None:
+        """End; wait a moment for that, and no longer."""
+
+    def wake(self) -> None:
+        """Publish again: something changed in ``Devices``."""
+
+    def tend(self) -> None:
+        """Do what is due."""
+
+    def deadline(self) -> float | None:
+        """Return when something is due, None for never."""
+
+    def wants(self) -> int:
+        """Return the descriptor to ``write`` on when it takes something, -1 for none."""
+
+    def write(self) -> None:
+        """Write as much as it takes."""
+
+
+def run(devices: Devices, options: Options, claims: Claims, publisher: Publisher | None) -> int:
+    """Serve this node's kubelet until SIGTERM or SIGINT; return the exit status.
+
+    PluginError where the packages that speak with the kubelet are missing, or its folder was
+    deleted.
+    """
+    check_packages()
+    with Signals() as signals:
+        supervisor = Supervisor(devices, options, claims, publisher, signals)
+        try:
+            supervisor.run()
+        except Stopped:
+            return 0
+        finally:
+            signals.ignore()
+            supervisor.end()
+    return 0
+
+
+class Supervisor:
+    """All that the loop knows."""
+
+    def __init__(
+        self,
+        devices: Devices,
+        options: Options,
+        claims: Claims,
+        publisher: Publisher | None,
+        signals: Signals,
+    ) -> None:
+        self._devices = devices
+        self._options = options
+        self._publisher = publisher
+        self._signals = signals
+        self._clock = time.monotonic
+        self._handing = Handing(devices, claims, options, partial(in_use, options.pod_resources))
+        self._server = Server(options, tell, self._clock)
+        self._jobs: list[Job] = []
+        self._calls: list[Mapping[str, Any]] = []  # that wait for a free place
+        self._old: set[str] = set()  # drivers that served claims before
+        self._sweep_at = 0.0
+        self._dying: list[Job] = []
+
+    def run(self) -> None:
+        """Do it, for ever."""
+        self._devices.tend()
+        problem = self._devices.observed.machine.why_nothing()
+        if problem is not None:
+            tell(str(problem))
+            tell("Waiting until there is a device")
+        records = Records(self._devices.config.state_dir)
+        records.make()
+        self._old = {driver for driver, _ in records.names()}
+        self._report()
+        if self._publisher is not None:
+            self._publisher.start()
+        while True:
+            self._tend()
+            report_ready()
+            self._wait()
+
+    def end(self) -> None:
+        """End all children."""
+        self._server.end()
+        if self._publisher is not None:
+            self._publisher.stop()
+        for job in (*self._jobs, *self._dying):
+            job.stop()
+        self._devices.observed.end()
+
+    def _tend(self) -> None:
+        if self._signals.hangup:
+            self._signals.hangup = False
+            self._devices.observed.hang_up()
+        if self._devices.observed.is_due():
+            for each in (self._options.registry, self._options.plugins):
+                folder.check_there(each)
+        if self._devices.tend():
+            self._report()
+            if self._publisher is not None:
+                self._publisher.wake()
+        if self._publisher is not None:
+            self._publisher.tend()
+        if self._server.tend():
+            self._calls = []  # nobody waits for them any more, and their numbers come again
+            for job in self._jobs:
+                job.call = 0
+        for job in [*self._jobs]:
+            job.tend()
+            self._take_from(job)
+        self._dying = [job for job in self._dying if not job.is_gone()]
+        if self._clock() >= self._sweep_at:
+            self._sweep_at = self._clock() + _SWEEP
+            self._begin({"call": 0, "do": "sweep", "driver": "", "claim": {}})
+        while self._calls and len(self._jobs) < _MOST:
+            self._begin(self._calls.pop(0))
+
+    def _wait(self) -> None:
+        """Wait until something is said or due, and take in what is said."""
+        times = [*self._devices.observed.deadlines(), self._sweep_at]
+        times += [job.limit for job in self._jobs]
+        times += [self._clock() + _POLL for _ in self._dying]
+        reading: list[Any] = [self._signals, *self._devices.observed.readers(), *self._jobs]
+        if self._server.fileno() >= 0:
+            reading.append(self._server)
+        writers: list[Any] = [self._server, *([] if self._publisher is None else [self._publisher])]
+        times += [each.deadline() for each in writers]
+        writing = {each.wants(): each for each in writers if each.wants() >= 0}
+        end = min(at for at in times if at is not None)
+        ready, free, _ = select.select(reading, writing, [], max(0.0, end - self._clock()))
+        if self._signals in ready:
+            self._signals.read()
+        self._devices.observed.read(ready)
+        if self._server in ready:
+            self._calls += self._server.calls()
+        for job in self._jobs:
+            if job in ready:
+                job.read()
+        for fd in free:
+            writing[fd].write()
+
+    # Claims -----------------------------------------------------------------------------------
+
+    def _begin(self, call: Mapping[str, Any]) -> None:
+        claim = call["claim"]
+        what = (
+            f"claim {shown(claim['namespace'])}/{shown(claim['name'])}" if claim else "old claims"
+        )
+        job = Job(self._clock, call["call"], what)
+        job.begin(self._handing, call["do"], call["driver"], claim)
+        self._jobs.append(job)
+
+    def _take_from(self, job: Job) -> None:
+        """Hand on what a claim's child has said, and let go of one that has ended."""
+        for sentence in job.sentences:
+            tell(sentence)
+        job.sentences.clear()
+        if job.answer is not None and job.call:
+            self._server.reply(job.call, job.answer)
+            job.call = 0
+        if job.has_ended:
+            self._jobs.remove(job)
+            job.leave()
+            self._dying.append(job)
+
+    def _report(self) -> None:
+        """Have the server know all drivers, and how their devices are."""
+        pool = self._devices.choices.pool or self._devices.choices.node
+        state: dict[str, list[dict[str, Any]]] = {name: [] for name in sorted(self._old)}
+        self._old |= {*self._devices.drivers()}
+        for known in self._devices.look():
+            failure = self._devices.failure(known)
+            health = _UNKNOWN if failure else _UNHEALTHY if known.reason else _HEALTHY
+            state.setdefault(known.driver, []).append(
+                {
+                    "pool": pool,
+                    "device": known.name,
+                    "health": health,
+                    "message": failure or known.reason,
+                }
+            )
+        self._server.give(state)
+
+
+def in_use(socket: str) -> set[str] | None:
+    """Return the ids of devices that pods have by the kubelet, None where it doesn't say."""
+    with suppress(PluginError):
+        return {each for *_, ids in kubelet.pods(socket, _KUBELET) for _, each in ids}
+    return None

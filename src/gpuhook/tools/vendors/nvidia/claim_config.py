@@ -1,0 +1,235 @@
+"""What a claim's configuration of NVIDIA's group asks of GPUs: time slices, or MPS.
+
+GpuConfig and MigDeviceConfig as NVIDIA's own DRA driver reads them (resource.nvidia.com/v1beta1).
+MPS is a control daemon of the claim's own, kept as ``gpuhook mps`` keeps one: no pod is needed for
+it. What can't be done for sure is refused.
+"""
+
+import copy
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpuhook.ground import names as common
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError, RequestError, listed, printable, shown
+from gpuhook.ground.host import files
+from gpuhook.start.inventory.model import Device
+from gpuhook.tools.mps import modes
+from gpuhook.tools.mps.keep import Keeper
+from gpuhook.tools.vendors.quantities import bytes_of
+from gpuhook.vendors.nvidia import mps
+from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook.vendors.nvidia.variables import MPS_LIMITS
+
+APIS = ("resource.nvidia.com/v1beta1",)
+_KINDS = {"GpuConfig": False, "MigDeviceConfig": True}  # whether it is for parts
+_SLICES = {"Default": 0, "Short": 1, "Medium": 2, "Long": 3}
+_SLICE, _MPS = "time-slice", "mps"
+_PATIENCE = 10.0  # seconds for nvidia-smi
+_MEGA = 1 << 20
+_SHOWN = 200  # characters of what a program says
+
+Plan = Mapping[str, Any]
+
+
+def read(parameters: Mapping[str, Any], *, is_part: bool) -> Plan | None:
+    """Return what is to be done to a device, {} for nothing; None where it is for other devices.
+
+    RequestError, in a sentence, for what isn't known or can't be done.
+    """
+    kind = parameters.get("kind")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise RequestError(
+            f"gpuhook knows no configuration of the kind {shown(str(kind))}",
+            f"Use one of {', '.join(_KINDS)}",
+        )
+    _only(parameters, ("apiVersion", "kind", "sharing"), kind)
+    sharing = _object(parameters, "sharing")
+    _only(sharing, ("strategy", "timeSlicingConfig", "mpsConfig"), "sharing")
+    if _KINDS[kind] != is_part:
+        return None
+    strategy = sharing.get("strategy", "TimeSlicing" if sharing else "")
+    if not strategy:
+        return {}
+    if strategy == "TimeSlicing" and "mpsConfig" not in sharing:
+        return _time_slice(_object(sharing, "timeSlicingConfig"), is_part=is_part)
+    if strategy == "MPS" and "timeSlicingConfig" not in sharing:
+        return _mps(_object(sharing, "mpsConfig"), is_part=is_part)
+    raise RequestError(
+        f"sharing.strategy is {shown(str(strategy))}, and sharing has {listed([*sharing])}",
+        "Use TimeSlicing with timeSlicingConfig, or MPS with mpsConfig",
+    )
+
+
+def _time_slice(given: Mapping[str, Any], *, is_part: bool) -> Plan:
+    _only(given, ("interval",), "timeSlicingConfig")
+    interval = given.get("interval", "Default")
+    known = isinstance(interval, str) and interval in _SLICES
+    if not known or (is_part and given):
+        raise RequestError(
+            f"timeSlicingConfig.interval is {shown(str(interval))}",
+            "MIG devices have no such setting" if is_part else f"Use one of {', '.join(_SLICES)}",
+        )
+    return {} if is_part else {"do": _SLICE, "slice": _SLICES[interval]}
+
+
+def _mps(given: Mapping[str, Any], *, is_part: bool) -> Plan:
+    threads, memory = "defaultActiveThreadPercentage", "defaultPinnedDeviceMemoryLimit"
+    _only(given, (threads, memory), "mpsConfig")
+    if is_part:
+        raise RequestError("gpuhook shares no MIG device by MPS", "Claim a whole GPU for that")
+    percent = given.get(threads, 0)
+    if isinstance(percent, bool) or not isinstance(percent, int) or not 0 <= percent <= 100:
+        raise RequestError(
+            f"mpsConfig.{threads} is {shown(str(percent))}", "Write a whole number from 1 to 100"
+        )
+    size = bytes_of(given[memory]) if memory in given else 0
+    if size is None or 0 < size < _MEGA:
+        raise RequestError(
+            f"mpsConfig.{memory} is {shown(str(given[memory]))}", "Write a quantity such as 8Gi"
+        )
+    return {"do": _MPS, "threads": percent, "memory": size}
+
+
+def _only(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    unknown = [shown(str(each)) for each in given if each not in known]
+    if unknown:  # protects: dra-unknown-fields
+        raise RequestError(
+            f"gpuhook knows no {listed(unknown)} in {where} of a claim's configuration",
+            f"Remove it; there are {', '.join(known)}",
+        )
+
+
+def _object(given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = given.get(key, {})
+    if not isinstance(found, Mapping):
+        raise RequestError(f"{key} of a claim's configuration is no object", "Correct it")
+    return found
+
+
+# What is done -------------------------------------------------------------------------------------
+
+
+def effects(
+    inventory: Inventory, wanted: Sequence[tuple[Device, Plan]], folder: str
+) -> list[dict[str, Any]]:
+    """Return what has to be done, and undone, for a claim's devices; each is a plain dict.
+
+    ``folder`` is one of the claim's own. RequestError where it can't be done together.
+    """
+    del inventory
+    found = [
+        {"do": _SLICE, "devices": [device.id], "slice": plan["slice"]}
+        for device, plan in wanted
+        if plan.get("do") == _SLICE
+    ]
+    shared = [(device, plan) for device, plan in wanted if plan.get("do") == _MPS]
+    if len({(plan["threads"], plan["memory"]) for _, plan in shared}) > 1:
+        raise RequestError(
+            "A claim has one MPS daemon, and its configurations say different limits",
+            "Give all of its GPUs the same mpsConfig, or claim them apart",
+        )
+    if shared:
+        devices = [device.id for device, _ in shared]
+        found.append({**shared[0][1], "devices": devices, "folder": folder})
+    return found
+
+
+def conflict(effect: Plan, other: Plan) -> bool:
+    """Tell whether two claims that share a device want different things of it."""
+    if {*effect["devices"]}.isdisjoint(other["devices"]):
+        return False
+    return _MPS in (effect["do"], other["do"]) or effect["slice"] != other["slice"]
+
+
+def begin(config: Config, inventory: Inventory, effect: Plan) -> dict[str, list[Any]]:
+    """Do it; return CDI edits for who gets the devices. Done twice it is as done once.
+
+    A GpuhookError where that fails.
+    """
+    if effect["do"] == _SLICE:
+        _set_slice(config, inventory, effect["devices"], effect["slice"])
+        return {}
+    return _mps_edits(_keeper(config, effect).start(), effect["folder"])
+
+
+def look_after(config: Config, effect: Plan) -> None:
+    """Start again what has ended by itself."""
+    if effect["do"] == _MPS:
+        _keeper(config, effect).look_after()
+
+
+def undo(config: Config, inventory: Inventory, effect: Plan) -> None:
+    """Have the devices as they were; a GpuhookError where that fails."""
+    if effect["do"] == _SLICE:
+        here = {gpu.uuid for gpu in inventory.gpus}
+        _set_slice(config, inventory, [each for each in effect["devices"] if each in here], 0)
+    elif os.path.isdir(effect["folder"]):
+        _keeper(config, effect).stop()
+        shutil.rmtree(effect["folder"], ignore_errors=True)
+
+
+def _keeper(config: Config, effect: Plan) -> Keeper:
+    """Return who keeps a claim's daemon, with the limits that the claim has."""
+    own = copy.copy(config)
+    own.state_dir = effect["folder"]
+    own.mps_devices = ",".join(effect["devices"])
+    own.mps_percentage = effect["threads"]
+    own.mps_memory = f"{effect['memory'] // _MEGA}MiB" if effect["memory"] else ""
+    own.mps_clients = 1  # places: all containers of a claim have one, and its limits together
+    return Keeper(own, lambda _: None)
+
+
+def _mps_edits(state: mps.State, folder: str) -> dict[str, list[Any]]:
+    base = f"{folder}/{mps.FOLDER}"
+    options = ["nosuid", "nodev", "noexec", "rbind", "rprivate"]
+    own = f"/{state.places[0]}" if state.version >= 3 else ""
+    mounts = [{"hostPath": f"{base}/{mps.PIPE}{own}", "containerPath": mps.PLACE,
+               "options": ["ro", *options]}]  # fmt: skip
+    if state.version < 3:
+        shm = "/dev/shm"  # noqa: S108 - of the container
+        mounts.append({"hostPath": f"{base}/{mps.SHM}", "containerPath": shm, "options": options})
+    env = [f"{mps.PIPE_VARIABLE}={mps.PLACE}"]
+    if state.threads:
+        env.append(f"{MPS_LIMITS[0]}={state.threads}")
+    return {"env": env, "mounts": mounts}
+
+
+def _set_slice(config: Config, inventory: Inventory, devices: Sequence[str], number: int) -> None:
+    """Set the length of GPUs' time slices; only the driver's own program can."""
+    if not devices:
+        return
+    modes.write(config, inventory.root, dict.fromkeys(devices, modes.DEFAULT))
+    root = inventory.root.rstrip("/")
+    path = ":".join(root + each for each in common.SEARCH_PATH.split(":"))
+    program = shutil.which("nvidia-smi", path=path)
+    if program is None:
+        raise DriverError(
+            f"The driver below {inventory.root} has no nvidia-smi, which sets time slices",
+            "Install the driver's package that has it",
+        )
+    files.check_way(program)
+    cuda = next((each.path for each in inventory.files if "/libcuda.so." in each.path), "")
+    environment = {"PATH": common.SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
+    if root and cuda:
+        environment["LD_LIBRARY_PATH"] = root + os.path.dirname(cuda)
+    for device in devices:
+        words = [program, "compute-policy", "-i", device, f"--set-timeslice={number}"]
+        try:
+            done = subprocess.run(
+                words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE,
+                env=environment, cwd="/", check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise DriverError(
+                f"nvidia-smi didn't answer within {_PATIENCE:g} seconds", "Look at the kernel's log"
+            ) from None
+        if done.returncode:
+            said = printable((done.stdout + done.stderr).decode(errors="replace").strip())
+            raise DriverError(
+                f"nvidia-smi can't set the time slice of {device}: {said[:_SHOWN]}",
+                "GPUs before Volta have no such setting",
+            )

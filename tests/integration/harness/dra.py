@@ -1,0 +1,166 @@
+"""``gpuhook dra`` beside a kubelet of the tests', with claims that lie in a folder."""
+
+import json
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+from dra_kubelet import Claim, DraKubelet
+
+from harness.commands import daemon
+from harness.installation import Installation
+from harness.namespaces import Namespace
+
+NODE = "n1"
+PROGRAM = Path(__file__).parents[2] / "lib/dra_program.py"
+GPU_DRIVER = "gpu.nvidia.com"
+
+
+def slice_name(gpu: str) -> str:
+    """Return the name under which a GPU with this UUID is published."""
+    return f"gpu-{gpu.removeprefix('GPU-').lower()}"
+
+
+def result(device: str, request: str = "gpu", driver: str = GPU_DRIVER, **more: Any) -> Any:
+    """Return what an allocation says of one device."""
+    return {"request": request, "driver": driver, "pool": NODE, "device": device, **more}
+
+
+@dataclass
+class Node:
+    """A node: the kubelet, the claims, and ``gpuhook dra`` as it is started again and again.
+
+    ``drivers`` have to be registered for the service to count as ready.
+    """
+
+    folder: Path
+    installation: Installation
+    config: Path
+    drivers: tuple[str, ...] = (GPU_DRIVER,)
+    more: Mapping[str, Any] = field(default_factory=dict)
+    starts: int = 0
+    namespace: Namespace | None = None
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir()
+        self.claims.mkdir()
+        self.cdi.mkdir()
+        self.kubelet = DraKubelet(self.folder)
+
+    @property
+    def claims(self) -> Path:
+        return self.folder / "claims"
+
+    @property
+    def cdi(self) -> Path:
+        return self.folder / "cdi"
+
+    @property
+    def records(self) -> Path:
+        return self.config.parent / "state/dra"
+
+    @property
+    def log(self) -> str:
+        """What the service has said since it was started last."""
+        return (self.folder / f"log-{self.starts}").read_text()
+
+    def claim(self, name: str, *results: Any, uid: str = "", **more: Any) -> Claim:
+        """Put a claim with that allocation into the cluster; return how the kubelet names it."""
+        uid = uid or str(uuid.uuid4())
+        config = more.pop("config", [])
+        devices = {"results": [*results], "config": config}
+        claim = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"namespace": "ns", "name": name, "uid": uid},
+            "status": {"allocation": {"devices": devices}},
+            **more,
+        }
+        (self.claims / f"ns_{name}.json").write_text(json.dumps(claim))
+        return Claim("ns", name, uid)
+
+    def forget(self, claim: Claim) -> None:
+        """Delete a claim in the cluster."""
+        (self.claims / f"{claim.namespace}_{claim.name}.json").unlink()
+
+    def options(self) -> dict[str, str]:
+        """Return the folders that the service is told."""
+        return {
+            "plugins": str(self.kubelet.plugins),
+            "registry": str(self.kubelet.registry),
+            "cdi_folder": str(self.cdi),
+        }
+
+    @contextmanager
+    def service(
+        self,
+        ready: Callable[[], bool] | None = None,
+        instance: str = "",
+        options: Mapping[str, str] | None = None,
+        **words: Any,
+    ) -> Iterator[Popen[bytes]]:
+        """Run ``gpuhook dra`` until the end of the block."""
+        self.starts += 1
+        told = {
+            "program": str(self.installation.command),
+            "config": str(self.config),
+            "claims": str(self.claims),
+            "node": NODE,
+            "options": {**self.options(), "instance": instance, **(options or {})},
+            **self.more,
+            **words,
+        }
+        before = {each: {id(one) for one in self.kubelet.instances(each)} for each in self.drivers}
+
+        def registered() -> bool:
+            return all(
+                any(id(one) not in before[each] for one in self.kubelet.instances(each))
+                for each in self.drivers
+            )
+
+        argv: list[str | Path] = [sys.executable, PROGRAM, json.dumps(told)]
+        if self.namespace is not None:
+            argv = [*self.namespace.enter(*argv)]
+        log = self.folder / f"log-{self.starts}"
+        with daemon(argv, log, ready or registered, {"PYTHONPATH": _paths()}) as process:
+            yield process
+
+    def documents(self) -> list[Path]:
+        """Return the documents of claims."""
+        return sorted(self.cdi.iterdir())
+
+    def written(self) -> list[Path]:
+        """Return the records of claims."""
+        return sorted(self.records.glob("*_*.json"))
+
+    def left(self) -> list[str]:
+        """Return the names of all files of claims, temporary ones too."""
+        names = [*self.documents(), *(each for each in self.records.iterdir() if each.is_file())]
+        return sorted(each.name for each in names if each.name != "lock")
+
+    def document(self, claim: Claim) -> Any:
+        """Return the document of a claim."""
+        found = [each for each in self.documents() if claim.uid in each.name]
+        assert len(found) == 1, found
+        return json.loads(found[0].read_text())
+
+
+def nodes_of(document: Any, name: str) -> set[str]:
+    """Return the nodes for CUDA that a document has for a device by its qualified name."""
+    kind, _, device = name.partition("=")
+    assert document["kind"] == kind
+    edits = [each["containerEdits"] for each in document["devices"] if each["name"] == device]
+    assert len(edits) == 1, document
+    every = {node["path"] for node in edits[0].get("deviceNodes", ())}
+    return {path for path in every if not path.startswith("/dev/dri/")}
+
+
+def _paths() -> str:
+    """Return where the tests' own process finds modules."""
+    return os.pathsep.join(path for path in sys.path if path)

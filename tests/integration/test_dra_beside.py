@@ -1,0 +1,106 @@
+"""gpuhook dra and gpuhook device-plugin on one node: no device is handed out by both."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dra_kubelet import Claim
+from harness.device_plugin import device_plugin
+from harness.dra import GPU_DRIVER, Node, result, slice_name
+from harness.driver import Driver, simulate
+from harness.installation import Installation, write_config
+from kubelet import AdmissionError
+from pod_resources import PodResources
+
+GPU = "nvidia.com/gpu"
+
+
+@pytest.fixture
+def driver(installation: Installation, tmp_path: Path) -> Driver:
+    words = ("--gpus", "2", "--set", "model=H100", "--set", "mig=1:1g.10gb,1g.10gb")
+    return simulate(installation, tmp_path / "root", *words)
+
+
+@pytest.fixture
+def node(
+    installation: Installation, workspace: Path, tmp_path: Path, driver: Driver
+) -> Iterator[Node]:
+    config = write_config(tmp_path / "config", driver.root, ["runc"])
+    made = Node(workspace / f"b{hash(tmp_path) & 0xFFFFFFFF:x}", installation, config)
+    with made.kubelet:
+        yield made
+
+
+def asked(node: Node, claim: Claim) -> str:
+    """Return what becomes of a claim: "" where it was prepared."""
+    found = node.kubelet.prepare(GPU_DRIVER, claim)[claim.uid]
+    return found if isinstance(found, str) else ""
+
+
+def grow_old(node: Node) -> None:
+    """Have the leases of the device plugin be some minutes old."""
+    for path in (node.records / "device-plugin").iterdir():
+        text = path.read_text()
+        head, _, at = text.rpartition('"at": ')
+        path.write_text(f'{head}"at": {float(at.rstrip("}")) - 600}}}')
+
+
+def test_who_comes_first_has_it(
+    node: Node, driver: Driver, installation: Installation, workspace: Path
+) -> None:
+    whole = node.claim("whole", result(slice_name(driver.gpus[0].uuid)))
+    pods = node.folder / "pods.sock"
+    folder = node.folder / "dp"
+    with (
+        node.service(options={"pod_resources": str(pods)}),
+        device_plugin(folder, installation, node.config, GPU) as plugin,
+    ):
+        assert asked(node, whole) == ""
+        with pytest.raises(AdmissionError, match="claim ns/whole's, which gpuhook dra gave it to"):
+            _admit(plugin, "one", driver.gpus[0].uuid)
+        node.kubelet.unprepare(GPU_DRIVER, whole)
+        _admit(plugin, "one", driver.gpus[0].uuid)
+        assert "device-plugin has given the device" in asked(node, whole)
+        grow_old(node)
+        assert "doesn't say whether its pod has ended" in asked(node, whole)
+        given = ("ns", "one", "main", GPU, (driver.gpus[0].uuid,))
+        with PodResources(pods, given) as kubelet:
+            assert f"to a pod as {GPU}" in asked(node, whole)
+            kubelet.given.clear()
+            assert asked(node, whole) == ""
+        # What it gave away is remembered however often it was killed; a new boot forgets it.
+        with pytest.raises(AdmissionError, match="claim ns/whole's"):
+            _admit(plugin, "two", driver.gpus[0].uuid)
+
+
+def test_a_gpu_and_its_parts(
+    node: Node, driver: Driver, installation: Installation, workspace: Path
+) -> None:
+    """A claim has one part: the GPU isn't handed out whole, and nor is its claim if it was."""
+    plugin_folder = node.folder / "dp"
+    with (
+        node.service(),
+        device_plugin(plugin_folder, installation, node.config, GPU) as plugin,
+    ):
+        health = node.kubelet.wait(GPU_DRIVER)
+        node.kubelet.wait_until(lambda: health.lists > 0, "health is said")
+        parts = sorted(name for _, name in health.devices if "-mig-" in name)
+        assert len(parts) == 2
+        first, second = (node.claim(name, result(name)) for name in parts)
+        assert asked(node, first) == asked(node, second) == ""
+        with pytest.raises(AdmissionError, match="which gpuhook dra gave it to"):
+            _admit(plugin, "one", driver.gpus[1].uuid)
+        for each in (first, second):
+            node.kubelet.unprepare(GPU_DRIVER, each)
+        _admit(plugin, "one", driver.gpus[1].uuid)
+        assert "device-plugin has given the device" in asked(node, first)
+
+
+def _admit(plugin: object, pod: str, uuid: str) -> None:
+    """Have the kubelet give a pod that GPU."""
+    choose = plugin._choose  # type: ignore[attr-defined]
+    plugin._choose = lambda *_: [uuid]  # type: ignore[attr-defined]
+    try:
+        plugin.admit(pod, {GPU: 1})  # type: ignore[attr-defined]
+    finally:
+        plugin._choose = choose  # type: ignore[attr-defined]

@@ -1,0 +1,212 @@
+"""gpuhook dra and a kubelet: registration, claims that are prepared and put back, and faults."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+import pytest
+from dra_kubelet import Claim
+from harness.commands import wait_until
+from harness.dra import GPU_DRIVER, Node, nodes_of, result, slice_name
+from harness.driver import Driver, simulate
+from harness.installation import Installation, write_config
+
+PREFIX = "k8s.gpu.nvidia.com/claim="
+
+
+@pytest.fixture
+def driver(installation: Installation, tmp_path: Path) -> Driver:
+    return simulate(installation, tmp_path / "root", "--gpus", "4")
+
+
+@pytest.fixture
+def node(
+    installation: Installation, workspace: Path, tmp_path: Path, driver: Driver
+) -> Iterator[Node]:
+    """A node with a short path, as sockets want it."""
+    config = write_config(tmp_path / "config", driver.root, ["runc"])
+    made = Node(workspace / f"d{hash(tmp_path) & 0xFFFFFFFF:x}", installation, config)
+    with made.kubelet:
+        yield made
+
+
+def gpu(driver: Driver, number: int) -> str:
+    return slice_name(driver.gpus[number].uuid)
+
+
+def prepared(node: Node, claim: Claim) -> Any:
+    found = node.kubelet.prepare(GPU_DRIVER, claim)[claim.uid]
+    assert not isinstance(found, str), found
+    return found
+
+
+def refused(node: Node, claim: Claim) -> str:
+    found = node.kubelet.prepare(GPU_DRIVER, claim)[claim.uid]
+    assert isinstance(found, str), found
+    return found
+
+
+def test_a_claim_is_prepared_and_put_back(node: Node, driver: Driver) -> None:
+    claim = node.claim("a", result(gpu(driver, 1)), result(gpu(driver, 2), "other/sub"))
+    with node.service():
+        plugin = node.kubelet.wait(GPU_DRIVER)
+        assert plugin.versions == [
+            "v1.DRAPlugin",
+            "v1beta1.DRAPlugin",
+            "v1.DRAResourceHealth",
+            "v1alpha1.DRAResourceHealth",
+        ]
+        first, second = prepared(node, claim)
+        assert (first.requests, first.pool, first.name) == (["gpu"], "n1", gpu(driver, 1))
+        assert second.requests == ["other"]  # without its subrequest
+        assert first.cdi == [f"{PREFIX}{claim.uid}-{gpu(driver, 1)}"]
+        document = node.document(claim)
+        minors = [driver.gpus[number].minor for number in (1, 2)]
+        assert nodes_of(document, first.cdi[0]) == {f"/dev/nvidia{minors[0]}"}
+        assert nodes_of(document, second.cdi[0]) == {f"/dev/nvidia{minors[1]}"}
+        before = [each.stat().st_mtime_ns for each in (*node.documents(), *node.written())]
+        assert prepared(node, claim) == [first, second]
+        after = [each.stat().st_mtime_ns for each in (*node.documents(), *node.written())]
+        assert before == after
+        assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
+        assert node.left() == []
+        assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
+        stranger = Claim("ns", "never", "11111111-2222-3333-4444-555555555555")
+        assert node.kubelet.unprepare(GPU_DRIVER, stranger) == {stranger.uid: ""}
+    assert not [*node.kubelet.registry.iterdir()]
+
+
+def test_old_kubelets_and_broken_claims(node: Node, driver: Driver) -> None:
+    node.kubelet.knows = ("v1beta1.DRAPlugin",)
+    good = node.claim("good", result(gpu(driver, 0)))
+    gone = node.claim("gone", result(gpu(driver, 1)))
+    node.forget(gone)
+    other = node.claim("other", result(gpu(driver, 1)), trusting=True)
+    other = other._replace(uid=str(other.uid[:-1]) + "f" * (other.uid[-1] != "f") or "e")
+    none = node.claim("none")
+    waiting = node.claim("waiting", status={})
+    strange = node.claim("strange", result("gpu-that-never-was"))
+    with node.service():
+        every = (good, gone, other, none, waiting, strange)
+        found = node.kubelet.prepare(GPU_DRIVER, *every)
+        assert [each.name for each in found[good.uid]] == [gpu(driver, 0)]  # type: ignore[union-attr]
+        assert found[none.uid] == []
+        assert "isn't there" in found[gone.uid]
+        assert "is another one by now" in found[other.uid]
+        assert "has no allocation" in found[waiting.uid]
+        assert "isn't here" in found[strange.uid]
+        assert node.kubelet.prepare(GPU_DRIVER) == {}
+        bad = Claim("ns", "x", "../../etc/passwd")
+        assert "can't be the uid" in node.kubelet.prepare(GPU_DRIVER, bad)[bad.uid]
+        assert "can't be the uid" in node.kubelet.unprepare(GPU_DRIVER, bad)[bad.uid]
+
+
+def test_one_device_is_never_two_claims(node: Node, driver: Driver) -> None:
+    first = node.claim("first", result(gpu(driver, 0)))
+    second = node.claim("second", result(gpu(driver, 0)))
+    admin = node.claim("admin", result(gpu(driver, 0), adminAccess=True))
+    with node.service():
+        prepared(node, first)
+        assert "is claim ns/first's" in refused(node, second)
+        assert prepared(node, admin)
+        node.kubelet.unprepare(GPU_DRIVER, first)
+        assert prepared(node, second)  # who only looks doesn't hold it
+        assert "is claim ns/second's" in refused(node, first)
+
+
+def test_of_many_claims_at_once_one_gets_the_device(node: Node, driver: Driver) -> None:
+    with node.service():
+        for attempt in range(3):
+            name = result(gpu(driver, attempt))
+            claims = [node.claim(f"c{number}", name) for number in range(12)]
+            found = node.kubelet.prepare(GPU_DRIVER, *claims)
+            assert sum(not isinstance(each, str) for each in found.values()) == 1
+            assert len(node.documents()) == len(node.written()) == 1
+            node.kubelet.unprepare(GPU_DRIVER, *claims)
+
+
+def test_kill_and_restart_and_a_wiped_folder(node: Node, driver: Driver) -> None:
+    claim = node.claim("a", result(gpu(driver, 0)))
+    other = node.claim("b", result(gpu(driver, 0)))
+    with node.service() as process:
+        answer = prepared(node, claim)
+        _kill(process)
+    node.forget(claim)  # the API isn't asked for what was prepared
+    with node.service():
+        assert prepared(node, claim) == answer
+        node.kubelet.wipe()
+        node.kubelet.wait_until(lambda: not node.kubelet.instances(GPU_DRIVER), "it is gone")
+        node.kubelet.wait(GPU_DRIVER)
+        assert prepared(node, claim) == answer
+        assert "is claim ns/a's" in refused(node, other)
+        assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
+        assert prepared(node, other)
+
+
+def test_sigterm_to_every_process_takes_leave(node: Node) -> None:
+    """As systemd ends a service: no socket is left for the kubelet to call in vain."""
+    with node.service() as process:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+        assert [*node.kubelet.registry.iterdir()] == []
+        assert [*(node.kubelet.plugins / GPU_DRIVER).iterdir()] == []
+
+
+def _kill(process: Popen[bytes]) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_another_boot_and_half_written_records(node: Node, driver: Driver) -> None:
+    claim, other = (node.claim(name, result(gpu(driver, 0))) for name in ("a", "b"))
+    with node.service():
+        prepared(node, claim)
+    record = node.written()[0]
+    data = json.loads(record.read_text())
+    record.write_text(json.dumps({**data, "boot": "another-boot"}))
+    with node.service():
+        wait_until(lambda: not node.left(), "what an earlier boot left is gone")
+        assert prepared(node, other)
+    record = node.written()[0]
+    record.write_text(record.read_text()[:50])
+    with node.service():
+        assert prepared(node, claim)
+        assert node.kubelet.unprepare(GPU_DRIVER, other) == {other.uid: ""}
+        assert [each.name for each in node.documents()] == [
+            f"k8s.gpu.nvidia.com-claim_{claim.uid}.json"
+        ]
+        shutil.rmtree(node.cdi)  # tmpfs that is gone, or a hand that was too quick
+        node.cdi.mkdir()
+        assert prepared(node, claim)
+        assert node.document(claim)
+
+
+def test_two_instances_during_an_update(node: Node, driver: Driver) -> None:
+    claim, other = (node.claim(name, result(gpu(driver, 0))) for name in ("a", "b"))
+    with node.service(instance="uid-of-the-old-pod"):
+        old = node.kubelet.wait(GPU_DRIVER)
+        answer = node.kubelet.prepare(GPU_DRIVER, claim, plugin=old)
+        with node.service(instance="uid-of-the-new-pod"):
+            node.kubelet.wait(GPU_DRIVER, 2)
+            new = next(each for each in node.kubelet.instances(GPU_DRIVER) if each is not old)
+            assert node.kubelet.prepare(GPU_DRIVER, claim, plugin=new) == answer
+            found = node.kubelet.prepare(GPU_DRIVER, other, plugin=new)
+            assert "is claim ns/a's" in found[other.uid]
+            assert node.kubelet.unprepare(GPU_DRIVER, claim, plugin=old) == {claim.uid: ""}
+            assert node.kubelet.prepare(GPU_DRIVER, other, plugin=new)
+            assert len({*node.kubelet.registry.iterdir()}) == 2
+
+
+def test_a_late_api_server_is_one_claims_error(node: Node, driver: Driver) -> None:
+    late = node.claim("late", result(gpu(driver, 0)), hang=100)
+    good = node.claim("good", result(gpu(driver, 1)))
+    with node.service():
+        found = node.kubelet.prepare(GPU_DRIVER, late, good)
+        assert "took longer than 38 seconds" in found[late.uid]
+        assert [each.name for each in found[good.uid]] == [gpu(driver, 1)]  # type: ignore[union-attr]
+        assert node.kubelet.unprepare(GPU_DRIVER, late) == {late.uid: ""}

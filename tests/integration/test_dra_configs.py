@@ -1,0 +1,304 @@
+"""What claims' configurations ask of devices: time slices, MPS, limits of memory, shares."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_kubelet import Claim, PodError
+from harness import bundles
+from harness.bundles import Bundle
+from harness.commands import wait_until
+from harness.dra import GPU_DRIVER, Node, result, slice_name
+from harness.driver import Driver, simulate
+from harness.images import CUDA_PROBE
+from harness.installation import Installation, write_config
+from harness.namespaces import Namespace, host_cgroups, runtime_layouts
+
+from gpuhook.start.cdi import apply, folders
+
+NVIDIA = "resource.nvidia.com/v1beta1"
+V2 = [pair for pair in runtime_layouts() if pair[1] == "v2" or host_cgroups() == "v2"]
+ONE = pytest.mark.parametrize("low_level", V2[:1], ids="-".join, indirect=True)
+EIGHT = ["CUDA memory: 8192 MiB of 8192 MiB", "CUDA allocated: 8 GiB of 9 GiB"]
+# In place of nvidia-smi: NVIDIA's own sets time slices, and runs nowhere here.
+SMI = """#!/bin/sh
+printf '%s\\n' "$*" >>{log}
+! [ -e {log}.fails ]
+"""
+
+
+@pytest.fixture
+def driver(installation: Installation, tmp_path: Path) -> Driver:
+    words = ("--gpus=3", "--model=H100", "--set=driver-version=615.10.01", "--set=mig=2:1g.10gb")
+    return simulate(installation, tmp_path / "root", *words)
+
+
+@pytest.fixture
+def node(
+    installation: Installation, workspace: Path, tmp_path: Path, driver: Driver
+) -> Iterator[Node]:
+    # What is mounted and run has to be in folders that root alone can change.
+    folder = workspace / f"c{hash(tmp_path) & 0xFFFFFFFF:x}"
+    config = write_config(folder.with_suffix(".etc"), driver.root, ["runc"])
+    made = Node(folder, installation, config)
+    with made.kubelet:
+        yield made
+
+
+def config(parameters: Any, *requests: str, source: str = "FromClaim") -> Any:
+    opaque = {"driver": GPU_DRIVER, "parameters": parameters}
+    return {"source": source, "requests": [*requests], "opaque": opaque}
+
+
+def gpu_config(**sharing: Any) -> Any:
+    return {"apiVersion": NVIDIA, "kind": "GpuConfig", "sharing": sharing}
+
+
+def sliced(interval: str) -> Any:
+    return gpu_config(strategy="TimeSlicing", timeSlicingConfig={"interval": interval})
+
+
+def ask(node: Node, claim: Claim) -> Any:
+    return node.kubelet.prepare(GPU_DRIVER, claim)[claim.uid]
+
+
+def gpu(driver: Driver, number: int) -> str:
+    return slice_name(driver.gpus[number].uuid)
+
+
+def modes(driver: Driver) -> list[int]:
+    """Return the compute modes of the GPUs, as the driver has them."""
+    try:
+        text = (driver.root / "simulate/compute").read_text()
+    except FileNotFoundError:
+        text = ""
+    found = dict(line.split(" ") for line in text.splitlines())
+    return [int(found.get(str(each.index), 0)) for each in driver.gpus]
+
+
+REFUSED = {
+    "an unknown field": ([config({**sliced("Short"), "color": "red"})], "knows no 'color'"),
+    "an unknown field below": (
+        [config(gpu_config(strategy="MPS", mpsConfig={"multiUser": True}))],
+        "knows no 'multiUser' in mpsConfig",
+    ),
+    "an unknown kind": ([config({"apiVersion": NVIDIA, "kind": "VfioDeviceConfig"})], "VfioDevice"),
+    "an unknown group": ([config({"apiVersion": "x.io/v1", "kind": "A"})], "'x.io/v1'"),
+    "an unknown interval": ([config(sliced("Endless"))], "interval is 'Endless'"),
+    "two strategies": (
+        [config(gpu_config(strategy="MPS", timeSlicingConfig={}))],
+        "sharing.strategy is 'MPS'",
+    ),
+    "other devices": (
+        [config({"apiVersion": NVIDIA, "kind": "MigDeviceConfig"}, "gpu")],
+        "another kind of device",
+    ),
+    "no size": (
+        [config({"apiVersion": "gpuhook.io/v1", "kind": "DeviceConfig", "memory": "much"})],
+        "memory is 'much'",
+    ),
+    "a field of ours": (
+        [config({"apiVersion": "gpuhook.io/v1", "kind": "DeviceConfig", "cores": 3})],
+        "knows no 'cores'",
+    ),
+    "no parameters": ([config(None)], "has no parameters"),
+}
+
+
+def test_what_is_not_known_is_refused(node: Node, driver: Driver) -> None:
+    with node.service():
+        for name, (configs, words) in REFUSED.items():
+            claim = node.claim("a", result(gpu(driver, 0)), config=configs)
+            found = ask(node, claim)
+            assert isinstance(found, str), name
+            assert words in found.replace('"', "'"), (name, found)
+            assert node.left() == [], name
+        status = node.claims / "ns_a.status"
+        wait_until(status.exists, "the claim's status says why")
+        [device] = json.loads(status.read_text())["devices"]
+        assert device["device"] == gpu(driver, 0)
+        assert device["conditions"][0]["status"] == "False"
+
+
+def test_time_slices_and_who_wins(node: Node, driver: Driver) -> None:
+    log = node.folder / "smi"
+    program = driver.root / "usr/bin/nvidia-smi"
+    program.unlink()
+    program.write_text(SMI.format(log=log))
+    program.chmod(0o755)
+    uuids = [each.uuid for each in driver.gpus]
+    configs = [
+        config(sliced("Long"), source="FromClaim"),  # beats the class, which stands after it
+        config(sliced("Medium"), "b/big", source="FromClaim"),  # of one subrequest, and later
+        config(sliced("Short"), source="FromClass"),
+        config({"apiVersion": NVIDIA, "kind": "MigDeviceConfig"}),  # for other devices
+    ]
+    names = (result(gpu(driver, 0), "a"), result(gpu(driver, 1), "b/big"))
+    claim = node.claim("a", *names, config=configs)
+    with node.service():
+        assert not isinstance(ask(node, claim), str)
+        set_to = [f"compute-policy -i {uuids[0]} --set-timeslice=3",
+                  f"compute-policy -i {uuids[1]} --set-timeslice=2"]  # fmt: skip
+        assert log.read_text().splitlines() == set_to
+        log.unlink()
+        assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
+        assert log.read_text().splitlines() == [
+            f"compute-policy -i {uuid} --set-timeslice=0" for uuid in uuids[:2]
+        ]
+        failing = log.with_name("smi.fails")
+        failing.touch()
+        assert "can't set the time slice" in ask(node, claim)
+        assert node.documents() == []
+        failing.unlink()
+        assert not isinstance(ask(node, claim), str)
+
+
+def daemons(driver: Driver) -> list[str]:
+    """Return the processes of control daemons of this machine's driver."""
+    program = str(driver.root / "usr/bin/nvidia-cuda-mps-control")
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.readlink(each / "exe") == program:
+                found.append(each.name)
+    return found
+
+
+def test_mps_of_a_claims_own(node: Node, driver: Driver) -> None:
+    words = {"defaultActiveThreadPercentage": 40, "defaultPinnedDeviceMemoryLimit": "8Gi"}
+    configs = [config(gpu_config(strategy="MPS", mpsConfig=words))]
+    claim = node.claim("a", result(gpu(driver, 0)), result(gpu(driver, 1)), config=configs)
+    with node.service() as process:
+        found = ask(node, claim)
+        assert not isinstance(found, str), found
+        assert modes(driver)[:2] == [3, 3]
+        [daemon] = daemons(driver)
+        edits = node.document(claim)["devices"][0]["containerEdits"]
+        assert "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps" in edits["env"]
+        assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40" in edits["env"]
+        [place] = [each["hostPath"] for each in edits["mounts"]
+                   if each["containerPath"] == "/run/nvidia-mps"]  # fmt: skip
+        assert os.path.isdir(place)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert daemons(driver) == [daemon]  # containers go on meanwhile
+    os.kill(int(daemon), signal.SIGKILL)
+    with node.service():
+        wait_until(lambda: len(daemons(driver)) == 1, "it is started again", timeout=90)
+        assert ask(node, claim) == found
+        assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
+        assert daemons(driver) == []
+        assert modes(driver) == [0, 0, 0]
+        assert not [*node.config.parent.glob("state/dra/nvidia-*")]
+        mig = node.claim("m", result(_mig(node)), config=configs)
+        assert not isinstance(ask(node, mig), str)  # GpuConfig is for other devices
+
+
+@pytest.mark.parametrize("point", [14, 22, 30, 38, 46])
+def test_mps_that_was_begun_and_killed(point: int, node: Node, driver: Driver) -> None:
+    """Whatever was started until then is ended, and the GPU is as it was."""
+    configs = [config(gpu_config(strategy="MPS"))]
+    claim = node.claim("a", result(gpu(driver, 0)), config=configs)
+    with node.service(kill=("prepare", point)), suppress(PodError):
+        ask(node, claim)
+    with node.service():
+        assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
+        assert node.left() == []
+        assert daemons(driver) == []
+        assert modes(driver) == [0, 0, 0]
+
+
+def _mig(node: Node) -> str:
+    plugin = node.kubelet.wait(GPU_DRIVER)
+    node.kubelet.wait_until(lambda: plugin.lists > 0, "health is said")
+    return next(name for _, name in plugin.devices if "-mig-" in name)
+
+
+def test_a_limit_that_nobody_can_keep_is_refused(node: Node, driver: Driver) -> None:
+    """Here for want of cgroup v2, where a share can't be given then, nor a limit."""
+    if host_cgroups() == "v2":
+        pytest.skip("this machine has cgroup v2")
+    ours = config({"apiVersion": "gpuhook.io/v1", "kind": "DeviceConfig", "memory": "8Gi"})
+    claim = node.claim("a", result(gpu(driver, 0)), config=[ours])
+    share = {"shareID": "671a50c0-5b3a-4f4c-8b1f-4f2d5a3b1c2d"}
+    consumed = {"consumedCapacity": {"memory": "8Gi"}}
+    shared = node.claim("b", {**result(gpu(driver, 1)), **share, **consumed})
+    bare = node.claim("c", result(gpu(driver, 1), **share))
+    with node.service():
+        assert "need cgroup v2" in ask(node, claim)
+        assert "need cgroup v2" in ask(node, shared)
+        assert "with a limit of its memory alone" in ask(node, bare)
+        assert node.left() == []
+
+
+def run_claimed(node: Node, made: Bundle, installation: Installation, *names: str) -> list[str]:
+    """Run a bundle as an engine does that is given CDI names; return what CUDA says of memory."""
+    found = folders.read_folders([str(node.cdi)])
+    edits = apply.resolve(found, names)
+    made.change(lambda spec: spec.update(apply.apply(spec, edits)))
+    done = made.run(installation.runtime, {"GPUHOOK_CONFIG": str(node.config)})
+    assert done.status == 0 or "OUT_OF_MEMORY" in done.stderr, done
+    return [line for line in done.stdout.splitlines() if "memory" in line or "allocated" in line]
+
+
+def limited(made: Bundle, *settings: str) -> Bundle:
+    """Return a bundle with cgroups as engines show them, whose program wants 9 GiB."""
+
+    def see_cgroups(spec: Any) -> None:
+        options = ["nosuid", "noexec", "nodev", "relatime", "ro"]
+        mount = {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup"}
+        spec["mounts"].append({**mount, "options": options})
+        spec["linux"]["namespaces"].append({"type": "cgroup"})
+
+    made.change(see_cgroups)
+    made.environ(*settings)
+    made.command("sh", "-c", f"{CUDA_PROBE} 9")
+    return made
+
+
+@ONE
+def test_limits_and_shares_that_hold(
+    node: Node,
+    driver: Driver,
+    installation: Installation,
+    workspace: Path,
+    roots: dict[str, Path],
+    low_level: tuple[str, Namespace],
+) -> None:
+    runtime, node.namespace = low_level
+    node.config.write_text(node.config.read_text().replace('"runc"', f'"{runtime}"'))
+    ours = config({"apiVersion": "gpuhook.io/v1", "kind": "DeviceConfig", "memory": "8Gi"})
+    claim = node.claim("a", result(gpu(driver, 0)), config=[ours])
+    shares = [
+        node.claim(
+            f"s{number}",
+            result(gpu(driver, 1), shareID=f"share-{number}", consumedCapacity={"memory": size}),
+        )
+        for number, size in enumerate(("8Gi", "16Gi", "500Gi"))
+    ]
+    whole = node.claim("whole", result(gpu(driver, 1)))
+    place = (workspace / "bundles", roots["debian"], node.namespace, runtime)
+    with node.service():
+        [device] = ask(node, claim)
+        with bundles.bundle(*place) as made:
+            env = "GPUHOOK_DEVICE_MEMORY=100%"  # a pod's own word widens nothing
+            assert run_claimed(node, limited(made, env), installation, *device.cdi) == EIGHT
+        [one], [two] = (ask(node, each) for each in shares[:2])
+        assert {one.share, two.share} == {"share-0", "share-1"}
+        assert "and it has" in ask(node, shares[2])
+        assert "is claim ns/s" in ask(node, whole)
+        for share, gib in ((one, 8), (two, 16)):
+            with bundles.bundle(*place) as made:
+                first = f"CUDA memory: {gib << 10} MiB of {gib << 10} MiB"
+                assert run_claimed(node, limited(made), installation, *share.cdi)[0] == first
+        names = (*device.cdi, *two.cdi)
+        for number, gib in ((0, 8), (1, 16)):  # two claims in one container
+            with bundles.bundle(*place) as made:
+                one_of_them = limited(made, f"CUDA_VISIBLE_DEVICES={number}")
+                first = f"CUDA memory: {gib << 10} MiB of {gib << 10} MiB"
+                assert run_claimed(node, one_of_them, installation, *names)[0] == first

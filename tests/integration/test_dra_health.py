@@ -1,0 +1,108 @@
+"""gpuhook dra while devices fail and get well, while a driver hangs, and while nothing happens."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dra_kubelet import HEALTHY, UNHEALTHY, UNKNOWN
+from harness.commands import run, wait_until
+from harness.dra import GPU_DRIVER, Node, result, slice_name
+from harness.driver import Driver, simulate
+from harness.installation import Installation, write_config
+from harness.node import children, spent
+
+
+@pytest.fixture
+def driver(installation: Installation, tmp_path: Path) -> Driver:
+    return simulate(installation, tmp_path / "root", "--gpus", "8")
+
+
+@pytest.fixture
+def node(
+    installation: Installation, workspace: Path, tmp_path: Path, driver: Driver
+) -> Iterator[Node]:
+    config = write_config(tmp_path / "config", driver.root, ["runc"])
+    text = config.read_text()
+    config.write_text(text.replace("[gpuhook]\n", "[gpuhook]\nnvml-timeout = 0.5\n"))
+    made = Node(workspace / f"h{hash(tmp_path) & 0xFFFFFFFF:x}", installation, config)
+    with made.kubelet:
+        yield made
+
+
+def has(node: Node, device: str, health: int, words: str = "") -> bool:
+    """Tell whether the kubelet was told so of a device, and of no other but what is well."""
+    plugin = node.kubelet.instances(GPU_DRIVER)
+    found = plugin[-1].devices if plugin else {}
+    about = found.get(("n1", device))
+    others = {each.health for name, each in found.items() if name != ("n1", device)}
+    return (
+        about is not None
+        and about.health == health
+        and words in about.message
+        and others == {HEALTHY}
+    )
+
+
+@pytest.mark.parametrize("service", ["v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"])
+def test_an_xid_and_its_end(service: str, node: Node, driver: Driver) -> None:
+    node.kubelet.knows = ("v1.DRAPlugin", service)
+    name = slice_name(driver.gpus[3].uuid)
+    with node.service(recovery=2.0) as process:
+        wait_until(lambda: "gpuhook-events" in children(process.pid), "there is a listener")
+        node.kubelet.wait_until(lambda: has(node, name, HEALTHY), "all are well")
+        began = time.monotonic()
+        command: list[str | Path] = [node.installation.command, "simulate", driver.root]
+        run([*command, "--xid=79", "--gpu=3"]).ok()
+        node.kubelet.wait_until(lambda: has(node, name, UNHEALTHY, "XID 79"), "one is unwell")
+        assert time.monotonic() - began < 5
+        node.kubelet.wait_until(lambda: has(node, name, HEALTHY), "it is well again")
+        run([*command, "--lost=3"]).ok()
+        node.kubelet.wait_until(lambda: has(node, name, UNHEALTHY), "it is lost")
+        claim = node.claim("a", result(name))
+        found = node.kubelet.prepare(GPU_DRIVER, claim)[claim.uid]
+        assert isinstance(found, str), found
+        run([*command, "--found=3"]).ok()
+        node.kubelet.wait_until(lambda: has(node, name, HEALTHY), "it is back")
+        assert not isinstance(node.kubelet.prepare(GPU_DRIVER, claim)[claim.uid], str)
+
+
+def test_a_driver_that_hangs(node: Node, driver: Driver, installation: Installation) -> None:
+    """Is an error in the claim's answer, within the kubelet's time; old claims can be put back."""
+    name = slice_name(driver.gpus[0].uuid)
+    before = node.claim("before", result(name))
+    with node.service(interval=0.2):
+        node.kubelet.prepare(GPU_DRIVER, before)
+        simulate(installation, driver.root, "--gpus", "8", "--init-seconds=3600")
+        node.kubelet.wait_until(
+            lambda: (
+                {each.health for each in node.kubelet.wait(GPU_DRIVER).devices.values()}
+                == {UNKNOWN}
+            ),
+            "nothing is known any more",
+        )
+        began = time.monotonic()
+        claim = node.claim("a", result(slice_name(driver.gpus[1].uuid)))
+        found = node.kubelet.prepare(GPU_DRIVER, claim)[claim.uid]
+        assert "can't be given now" in found
+        assert node.kubelet.unprepare(GPU_DRIVER, before) == {before.uid: ""}
+        assert time.monotonic() - began < 40
+        assert node.left() == []
+
+
+def test_an_idle_one_costs_next_to_nothing(node: Node) -> None:
+    with node.service(interval=30.0) as process:
+        node.kubelet.wait(GPU_DRIVER)
+        wait_until(lambda: "gpuhook-events" in children(process.pid), "there is a listener")
+        claim = node.claim("a")
+        node.kubelet.prepare(GPU_DRIVER, claim)
+        usual = {"gpuhook-events", "gpuhook-server"}
+        wait_until(lambda: {*children(process.pid)} == usual, "the claims' children have ended")
+        pids = [process.pid, *children(process.pid).values()]
+        rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
+        lines = [line.split() for text in rollups for line in text.splitlines()]
+        memory = sum(int(words[1]) for words in lines if words[0] == "Pss:")
+        before, began = sum(map(spent, pids)), time.monotonic()
+        time.sleep(20.0)
+        used = (sum(map(spent, pids)) - before) / (time.monotonic() - began)
+        assert (memory < 52 << 10, used < 0.001) == (True, True), (memory, used)

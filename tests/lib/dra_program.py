@@ -1,0 +1,86 @@
+"""``gpuhook dra`` with claims from a folder instead of an API server; a program of the tests.
+
+Its words are a JSON object: config, claims (the folder), node, options, and ``kill``: in which work
+(prepare, unprepare, sweep) and before which change of a file there, counted from 1, the child
+ends itself and all of the service.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.errors import PluginError
+from gpuhook.tools.dra import service
+from gpuhook.tools.dra.devices import Devices
+from gpuhook.tools.dra.options import Options
+from gpuhook.tools.kubernetes.dra import Choices
+from gpuhook.tools.kubernetes.service import tell
+
+_CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.chmod", "os.truncate")
+
+
+class FolderClaims:
+    """Claims that lie as NAMESPACE_NAME.json in a folder; one that says ``hang`` takes so long."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def claim(self, namespace: str, name: str, uid: str) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads(
+                (self._folder / f"{namespace}_{name}.json").read_text()
+            )
+        except FileNotFoundError:
+            raise PluginError(f"The claim {namespace}/{name} isn't there", "Make it") from None
+        time.sleep(found.get("hang", 0))
+        if (found["metadata"]["uid"]) != uid and not found.get("trusting"):
+            raise PluginError(f"The claim {namespace}/{name} is another one", "Ask again")
+        return found
+
+    def report(self, namespace: str, name: str, uid: str, devices: list[dict[str, Any]]) -> None:
+        path = self._folder / f"{namespace}_{name}.status"
+        path.write_text(json.dumps({"uid": uid, "devices": devices}))
+
+
+def _kill_at(do: str, number: int) -> None:
+    """Have a claim's child end the service before its change of that number."""
+    service_pid = os.getpid()
+    seen = [0]
+
+    def audit(event: str, args: tuple[Any, ...]) -> None:
+        if os.getppid() != service_pid:
+            return
+        writes = event == "open" and isinstance(args[2], int) and args[2] & (os.O_CREAT | 3)
+        if not (writes or event in _CHANGES) or "/dev/" in str(args[0]):
+            return
+        with open("/proc/self/comm", encoding="ascii") as comm:
+            if not f"gpuhook-{do}".startswith(comm.read().strip()):
+                return
+        seen[0] += 1
+        if seen[0] == number:
+            os.kill(service_pid, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(audit)
+
+
+def main() -> None:
+    words = json.loads(sys.argv[1])
+    sys.argv[0] = words["program"]  # our programs are looked for beside it
+    config = load(words["config"])
+    choices = Choices(words["node"], drivers=words.get("drivers", {}))
+    if words.get("kill"):
+        _kill_at(*words["kill"])
+    devices = Devices(config, choices, tell, recovery=words.get("recovery", 300.0),
+                      interval=words.get("interval", 0.2))  # fmt: skip
+    claims = FolderClaims(Path(words["claims"]))
+    sys.exit(service.run(devices, Options(**words["options"]), claims, None))
+
+
+if __name__ == "__main__":
+    main()
