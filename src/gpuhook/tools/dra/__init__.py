@@ -1,0 +1,1 @@
+"""Dynamic Resource Allocation: this node's devices in a cluster, and its claims."""

@@ -1,0 +1,118 @@
+"""Claims, as the API server has them: read, and reported on."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from gpuhook.ground.errors import GpuhookError, PluginError
+from gpuhook.tools.dra import versions
+from gpuhook.tools.dra.api_client import APPLY, ApiError, Client, segment
+
+Object = dict[str, Any]
+
+# Seconds, together 20 for a claim: the kubelet waits 45 for all that prepare does.
+_PATIENCE = 15.0
+_VERSION_PATIENCE = 5.0
+_REPORT_PATIENCE = 5.0
+_MOST_DEVICES = 32  # of a claim's status
+_LONGEST_MANAGER = 128
+
+
+class ClaimGoneError(PluginError):
+    """A claim isn't there any more, or another has its name now: nobody needs its devices."""
+
+
+class Cluster:
+    """Claims of one cluster, for the plugin of ``node``. May be used by several threads at once.
+
+    ``tell`` gets a sentence for what goes wrong with reports.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        node: str,
+        tell: Callable[[str], None],
+        patience: float = _PATIENCE,
+    ) -> None:
+        self._client = client
+        self._manager = f"gpuhook-{node}"[:_LONGEST_MANAGER]
+        self._tell = tell
+        self._patience = patience
+        self._version = ""
+        self._lock = threading.Lock()  # for what was said
+        self._said = ""
+
+    def claim(self, namespace: str, name: str, uid: str) -> Object:
+        """Return a ResourceClaim in the words of v1, whatever version is served.
+
+        PluginError within the patience (20 s) where it can't be had: ClaimGoneError where it isn't
+        there, or is another of that name.
+        """
+        where = f"{namespace}/{name}"
+        try:
+            found = self._client.insist("GET", self._path(namespace, name), self._patience)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            self._version = ""  # or its API isn't served any more: asked again the next time
+            raise ClaimGoneError(
+                f"There is no claim {where}", "It was deleted, or the pod's node is another"
+            ) from None
+        metadata = found.get("metadata")
+        has = metadata.get("uid") if isinstance(metadata, dict) else None
+        if has != uid:  # protects: claim-uid
+            raise ClaimGoneError(
+                f"The claim {where} was replaced: it has the uid {has}, and {uid} was asked for",
+                "Nothing: the kubelet asks again for the one that is there",
+            )
+        return versions.claim_of(found)
+
+    def report(self, namespace: str, name: str, uid: str, devices: list[Object]) -> None:
+        """Say in a claim's status what has become of devices; [] takes back what was said.
+
+        By server-side apply, so that other drivers' entries stay. Takes at most 5 s and never
+        raises: what fails is told, the same failure once.
+        """
+        try:
+            path = f"{self._path(namespace, name)}/status"
+            body = {
+                "apiVersion": f"{versions.GROUP}/{self._version}",
+                "kind": "ResourceClaim",
+                # With the uid a claim that has taken the other's place isn't written to.
+                "metadata": {"name": name, "namespace": namespace, "uid": uid},
+                "status": {"devices": devices[:_MOST_DEVICES]},
+            }
+            query = {"fieldManager": self._manager, "force": "true"}
+            answer = self._client.ask(
+                "PATCH", path, body, query=query, kind=APPLY, patience=_REPORT_PATIENCE
+            )
+        except ApiError as error:
+            gone = error.status == 404 or (error.status == 409 and not devices)
+            self._say("" if gone else f"A claim's status can't be written: {error}")
+        except GpuhookError as error:
+            self._say(f"A claim's status can't be written: {error}")
+        else:
+            status = answer.get("status")
+            kept = isinstance(status, dict) and status.get("devices")
+            self._say(
+                ""
+                if kept or not devices
+                else "The cluster drops what is said in claims' status: the feature gate "
+                "DRAResourceClaimDeviceStatus is off"
+            )
+
+    def _path(self, namespace: str, name: str) -> str:
+        if not self._version:
+            self._version = versions.served(self._client, _VERSION_PATIENCE)
+        return (
+            f"/apis/{versions.GROUP}/{self._version}/namespaces/{segment(namespace)}"
+            f"/resourceclaims/{segment(name)}"
+        )
+
+    def _say(self, sentence: str) -> None:
+        """Tell what is wrong, once until it is something else; "" for nothing."""
+        with self._lock:
+            is_news, self._said = sentence and sentence != self._said, sentence or self._said
+        if is_news:
+            self._tell(sentence)
