@@ -163,10 +163,9 @@ def from_kubeconfig(path: str, server: str | None = None) -> Access:
     key = _either(path, base, user, "client-key")
     if (certificate is None) != (key is None):
         _fail(f"The kubeconfig {path} has a client certificate or its key alone", "Give it both")
-    token: str | bytes | None = _text(path, user, "token").encode() or None
-    token_file = _text(path, user, "tokenFile")
-    if token_file:
-        token = os.path.join(base, token_file)
+    token_file = _text(path, user, "tokenFile")  # counts before the token, as in kubectl
+    words = _text(path, user, "token").encode()
+    token = os.path.join(base, token_file) if token_file else words or None
     return Access(
         server or _text(path, cluster, "server"),
         _either(path, base, cluster, "certificate-authority"),
@@ -180,12 +179,12 @@ def from_kubeconfig(path: str, server: str | None = None) -> Access:
 def _entry(path: str, document: dict[str, Any], kind: str, name: object) -> dict[str, Any]:
     """Return what a kubeconfig's list has under a name."""
     several = document.get(f"{kind}s")
-    named = [
-        each.get(kind)
+    named: list[dict[str, Any]] = [
+        each[kind]
         for each in (several if isinstance(several, list) else [])
-        if isinstance(each, dict) and each.get("name") == name and name
+        if isinstance(each, dict) and each.get("name") == name and isinstance(each.get(kind), dict)
     ]
-    if not named or not isinstance(named[0], dict):
+    if not named or not name:
         _fail(
             f"The kubeconfig {path} has no {kind} {shown(name or '')}",
             "Look at it with `kubectl config view --minify`",

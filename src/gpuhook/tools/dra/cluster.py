@@ -39,7 +39,8 @@ class Cluster:
         self._manager = f"gpuhook-{node}"[:_LONGEST_MANAGER]
         self._tell = tell
         self._patience = patience
-        self._version = ""
+        self._version = versions.KNOWN[0]  # until a server turns out to be older
+        self._is_sure = False
         self._lock = threading.Lock()  # for what was said
         self._said = ""
 
@@ -51,13 +52,12 @@ class Cluster:
         """
         where = f"{namespace}/{name}"
         try:
-            found = self._client.insist("GET", self._path(namespace, name), self._patience)
+            found = self._send("GET", _path(namespace, name))
         except ApiError as error:
             if error.status != 404:
                 raise
-            self._version = ""  # or its API isn't served any more: asked again the next time
             raise ClaimGoneError(
-                f"There is no claim {where}", "It was deleted, or the pod's node is another"
+                f"There is no claim {where}", "It was deleted, or its name is another"
             ) from None
         metadata = found.get("metadata")
         has = metadata.get("uid") if isinstance(metadata, dict) else None
@@ -75,18 +75,13 @@ class Cluster:
         raises: what fails is told, the same failure once.
         """
         try:
-            path = f"{self._path(namespace, name)}/status"
+            # With the uid a claim that has taken the other's place isn't written to.
             body = {
-                "apiVersion": f"{versions.GROUP}/{self._version}",
                 "kind": "ResourceClaim",
-                # With the uid a claim that has taken the other's place isn't written to.
                 "metadata": {"name": name, "namespace": namespace, "uid": uid},
                 "status": {"devices": devices[:_MOST_DEVICES]},
             }
-            query = {"fieldManager": self._manager, "force": "true"}
-            answer = self._client.ask(
-                "PATCH", path, body, query=query, kind=APPLY, patience=_REPORT_PATIENCE
-            )
+            answer = self._send("PATCH", f"{_path(namespace, name)}/status", body)
         except ApiError as error:
             gone = error.status == 404 or (error.status == 409 and not devices)
             self._say("" if gone else f"A claim's status can't be written: {error}")
@@ -102,12 +97,31 @@ class Cluster:
                 "DRAResourceClaimDeviceStatus is off"
             )
 
-    def _path(self, namespace: str, name: str) -> str:
-        if not self._version:
-            self._version = versions.served(self._client, _VERSION_PATIENCE)
-        return (
-            f"/apis/{versions.GROUP}/{self._version}/namespaces/{segment(namespace)}"
-            f"/resourceclaims/{segment(name)}"
+    def _send(self, method: str, path: str, body: Object | None = None) -> Object:
+        """Return what is answered in the version that is served; ApiError if nothing is."""
+        try:
+            return self._send_in(self._version, method, path, body)
+        except ApiError as error:
+            if error.status != 404 or self._is_sure:
+                raise
+            version = versions.served(self._client, _VERSION_PATIENCE)
+            self._is_sure = True
+            if version == self._version:
+                raise
+        self._version = version
+        return self._send_in(version, method, path, body)
+
+    def _send_in(self, version: str, method: str, path: str, body: Object | None) -> Object:
+        path = f"/apis/{versions.GROUP}/{version}{path}"
+        if body is None:
+            return self._client.insist(method, path, self._patience)
+        return self._client.ask(
+            method,
+            path,
+            {"apiVersion": f"{versions.GROUP}/{version}", **body},
+            query={"fieldManager": self._manager, "force": "true"},
+            kind=APPLY,
+            patience=_REPORT_PATIENCE,
         )
 
     def _say(self, sentence: str) -> None:
@@ -116,3 +130,7 @@ class Cluster:
             is_news, self._said = sentence and sentence != self._said, sentence or self._said
         if is_news:
             self._tell(sentence)
+
+
+def _path(namespace: str, name: str) -> str:
+    return f"/namespaces/{segment(namespace)}/resourceclaims/{segment(name)}"
