@@ -145,10 +145,10 @@ def from_kubeconfig(path: str, server: str | None = None) -> Access:
     context = _entry(path, document, "context", current)
     cluster = _entry(path, document, "cluster", context.get("cluster"))
     user = _entry(path, document, "user", context.get("user"))
-    for key, what in _REFUSED.items():
-        if user.get(key):
+    for field, what in _REFUSED.items():
+        if user.get(field):
             _fail(
-                f"The user in the kubeconfig {path} has {key}: {what}, which gpuhook doesn't use",
+                f"The user in the kubeconfig {path} has {field}: {what}, which gpuhook doesn't use",
                 "Give it a client certificate or a token of its own",
             )
     if cluster.get("insecure-skip-tls-verify"):

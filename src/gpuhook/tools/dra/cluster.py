@@ -1,6 +1,5 @@
 """Claims, as the API server has them: read, and reported on."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,7 @@ class ClaimGoneError(PluginError):
 
 
 class Cluster:
-    """Claims of one cluster, for the plugin of ``node``. May be used by several threads at once.
+    """Claims of one cluster, for the plugin of ``node``. For one thread at a time; bears a fork.
 
     ``tell`` gets a sentence for what goes wrong with reports.
     """
@@ -41,7 +40,6 @@ class Cluster:
         self._patience = patience
         self._version = versions.KNOWN[0]  # until a server turns out to be older
         self._is_sure = False
-        self._lock = threading.Lock()  # for what was said
         self._said = ""
 
     def claim(self, namespace: str, name: str, uid: str) -> Object:
@@ -126,9 +124,8 @@ class Cluster:
 
     def _say(self, sentence: str) -> None:
         """Tell what is wrong, once until it is something else; "" for nothing."""
-        with self._lock:
-            is_news, self._said = sentence and sentence != self._said, sentence or self._said
-        if is_news:
+        if sentence and sentence != self._said:
+            self._said = sentence
             self._tell(sentence)
 
 
