@@ -247,7 +247,7 @@ class _Exchange:
     def _hidden(self, text: str) -> str:
         """Return a sentence without the token, which a server could send back, cut short."""
         if self._token:
-            text = text.replace(self._token, "...")  # protects: no-token-said
+            text = text.replace(self._token, "[token]")  # protects: no-token-said
         return printable(text)[:_LONGEST_REASON].rstrip(". ")
 
 

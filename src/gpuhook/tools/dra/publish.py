@@ -99,7 +99,7 @@ def publish(reader: int, client: Client, node: str, tell: Tell, lock: str = "") 
         now = time.monotonic()
         end = keeper.deadline() if may_write else now + _TURN
         watch = keeper.watch() if may_write else None
-        reading = [reader, watch] if watch is not None else [reader]
+        reading: list[Any] = [reader, watch] if watch is not None else [reader]
         patience = None if end is None else max(0.0, end - now)
         ready, _, _ = select.select(reading, [], [], patience)
         if reader not in ready:
