@@ -46,6 +46,7 @@ class Watcher:
 
     resource: str
     node: str
+    end: float  # by the clock that a test moves
     events: "queue.SimpleQueue[bytes | None]" = field(default_factory=queue.SimpleQueue)
 
 
@@ -67,6 +68,7 @@ class ApiServer:
         self.history: list[tuple[int, str, str, Object]] = []
         self.watchers: list[Watcher] = []
         self.lock = threading.RLock()
+        self.clock = 0.0  # of watches that end, where a test moves it
         self.url = ""
         self._made = 0
 
@@ -140,6 +142,16 @@ class ApiServer:
                 kind = _KINDS[each.resource]
                 given = {"kind": kind, "metadata": {"resourceVersion": str(self.version)}}
                 each.events.put(_line("BOOKMARK", given))
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time go by: watches end that were asked to, and the others hear a bookmark."""
+        with self.lock:
+            self.clock += seconds
+            for each in [*self.watchers]:
+                if each.end <= self.clock:
+                    each.events.put(None)
+                    self.watchers.remove(each)
+        self.bookmark()
 
     def forget(self) -> None:
         """Know nothing any more of what happened, and tell the watches so."""
@@ -254,7 +266,8 @@ class ApiServer:
         with self.lock:
             if since < self.floor:
                 return None
-            watcher = Watcher(resource, _node_of(query))
+            end = self.clock + int(query.get("timeoutSeconds") or 3600)
+            watcher = Watcher(resource, _node_of(query), end)
             for version, whose, what, given in self.history:
                 if version > since and whose == resource and _fits(given, watcher.node):
                     watcher.events.put(_line(what, given))

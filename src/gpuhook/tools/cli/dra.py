@@ -14,10 +14,15 @@ from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.cdi.write import to_text
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, print_json, raise_last
+from gpuhook.tools.dra import access, versions
+from gpuhook.tools.dra.api_client import Client
+from gpuhook.tools.dra.probe import probe
 from gpuhook.tools.kubernetes import dra as describing
 from gpuhook.tools.vendors import survey
 from gpuhook.vendors import registry
 
+_REGISTRY = "/var/lib/kubelet/plugins_registry"
+_PATIENCE = 10.0  # seconds for each call of a probe
 _VERSION = re.compile(r"v?([0-9]{1,3})\.([0-9]{1,4})(?:\.[0-9A-Za-z.+-]*)?")
 
 
@@ -46,8 +51,21 @@ _VERSION = re.compile(r"v?([0-9]{1,3})\.([0-9]{1,4})(?:\.[0-9A-Za-z.+-]*)?")
     help="Publish every MIG device that GPUs could be divided into, beside the whole GPUs.",
 )  # fmt: skip
 @click.option(
-    "--kubernetes", "release", metavar="VERSION", default="1.35", show_default=True,
-    help="The version of the cluster: 1.34 wants counters and devices in one slice.",
+    "--kubernetes", "release", metavar="VERSION",
+    help="The version of the cluster: 1.34 wants counters and devices in one slice.  "
+    "[default: the API server's, or with --dry-run 1.35]",
+)  # fmt: skip
+@click.option(
+    "--kubeconfig",
+    metavar="FILE",
+    help="How to ask the API server, outside of a pod: by a certificate or a token.",
+)
+@click.option(
+    "--api-server", metavar="URL", help="Its address, https://..., in place of the usual one."
+)
+@click.option(
+    "--probe", "is_probe", is_flag=True,
+    help="Ask the plugin of this pod ($POD_UID) by its sockets, as the kubelet does, and end.",
 )  # fmt: skip
 @config_option
 def dra(
@@ -57,15 +75,22 @@ def dra(
     pool: str | None,
     drivers: tuple[str, ...],
     dynamic_mig: bool,
-    release: str,
+    release: str | None,
+    kubeconfig: str | None,
+    api_server: str | None,
+    is_probe: bool,
     config_path: str | None,
 ) -> None:
     """Describe the machine's devices to a Kubernetes cluster, by Dynamic Resource Allocation.
 
     Prints the ResourceSlices of every vendor and the DeviceClasses that claims name, as kubectl
     apply takes them. Devices that can't be used have a taint, and the reason is a warning. No
-    cluster is needed. That a kubelet is served isn't done yet: only --dry-run works.
+    cluster is needed; with --kubeconfig or --api-server it is asked for its version. That a
+    kubelet is served isn't done yet: only --dry-run works.
     """
+    if is_probe:
+        probe(_REGISTRY, os.environ.get("POD_UID", ""), _PATIENCE)
+        return
     if not dry_run:
         raise PluginError(
             "gpuhook dra doesn't serve a kubelet yet",
@@ -78,7 +103,7 @@ def dra(
         pool=pool or "",
         drivers=_drivers(drivers, config),
         dynamic=dynamic_mig,
-        kubernetes=_release(release),
+        kubernetes=_kubernetes(release, kubeconfig, api_server),
     )
     found, failed = survey.present(config, lambda vendor: (vendor, _asked(config, vendor)))
     objects, warnings = describing.objects(found, choices, config)
@@ -109,6 +134,20 @@ def _drivers(given: tuple[str, ...], config: Config) -> dict[str, str]:
             )
         found[vendor] = name
     return found
+
+
+def _kubernetes(
+    release: str | None, kubeconfig: str | None, api_server: str | None
+) -> tuple[int, int]:
+    """Return the version of the cluster: as it was given, as the API server says, or our default.
+
+    PluginError where the API server is named and can't be asked.
+    """
+    if release is not None:
+        return _release(release)
+    if not kubeconfig and not api_server:
+        return describing.COUNTERS_APART
+    return versions.release(Client(access.find(kubeconfig, api_server)))
 
 
 def _release(text: str) -> tuple[int, int]:

@@ -335,11 +335,9 @@ class Watch:
 
     def wait(self, seconds: float) -> bool:
         """Tell whether something came within so many seconds."""
-        return bool(self._socket.pending() or select.select([self], [], [], seconds)[0])
-
-    def has_more(self) -> bool:
-        """Tell whether something came already that the descriptor doesn't show."""
-        return self._socket.pending() > 0
+        poll = select.poll()
+        poll.register(self, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
 
     def close(self) -> None:
         """End it."""
