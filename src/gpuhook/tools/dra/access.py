@@ -134,7 +134,7 @@ def from_kubeconfig(path: str, server: str | None = None) -> Access:
     Programs (exec) aren't run, and a server whose certificate isn't checked isn't asked. Where we
     are root, nobody else may have a hand in the file.
     """
-    host_files.check_way(path)
+    host_files.check_way(path)  # protects: kubeconfig-way
     try:
         document = yaml.safe_load(_read(path))
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -146,12 +146,12 @@ def from_kubeconfig(path: str, server: str | None = None) -> Access:
     cluster = _entry(path, document, "cluster", context.get("cluster"))
     user = _entry(path, document, "user", context.get("user"))
     for field, what in _REFUSED.items():
-        if user.get(field):
+        if user.get(field):  # protects: kubeconfig-programs
             _fail(
                 f"The user in the kubeconfig {path} has {field}: {what}, which gpuhook doesn't use",
                 "Give it a client certificate or a token of its own",
             )
-    if cluster.get("insecure-skip-tls-verify"):
+    if cluster.get("insecure-skip-tls-verify"):  # protects: api-server-checked
         _fail(
             f"The kubeconfig {path} has insecure-skip-tls-verify: anybody could be the server",
             "Name the authority by certificate-authority instead",
@@ -221,6 +221,7 @@ def _parts(server: str) -> tuple[str, int, str]:
         port = found.port or 443
     except ValueError:
         found, port = urlsplit(""), 0
+    # protects: token-over-tls
     good = found.scheme == "https" and found.hostname and not (found.query or found.fragment)
     if not good or found.username is not None or not server.isprintable() or " " in server:
         _fail(

@@ -199,7 +199,7 @@ class Keeper:
             was_there = self._there.pop(uid, None) is not None
             self._written.pop(uid, None)
             self._owner = {}  # with a node that was made again it is another
-            if was_there:
+            if was_there:  # protects: slices-come-back
                 self._note_undone()
         elif given["spec"].get("driver") in self._drivers and not is_ours:
             self._note(given)
@@ -217,14 +217,14 @@ class Keeper:
             self._undone.reset()
         if now >= self._undone_at + self._undone.pause:
             self._undone_at = now
-            self._undone.grow()
+            self._undone.grow()  # protects: no-race-for-slices
         self._be_due(self._undone_at + self._undone.pause)
 
     # The cluster as it should be ------------------------------------------------------------------
 
     def _put_right(self) -> None:
         """Write what isn't as it should be."""
-        for _ in range(_ROUNDS):  # protects: no-endless-writes
+        for _ in range(_ROUNDS):
             if self._write_all():
                 break
         self._due = None
@@ -266,7 +266,7 @@ class Keeper:
         """
         metadata = there["metadata"]
         version, written = self._written.get(metadata["uid"], ("", {}))
-        if version == metadata.get("resourceVersion"):
+        if version == metadata.get("resourceVersion"):  # protects: no-endless-writes
             return written == want
         return pools.is_same(want, there)
 
@@ -307,7 +307,7 @@ class Keeper:
         lost = pools.dropped(write.want, versions.slice_of(came)) - self._lacking
         for gate, consequence in dict.fromkeys(GATES[name] for name in sorted(lost)):
             self._tell(f"The cluster's feature gate {gate} is off: {consequence}")
-        self._lacking |= lost
+        self._lacking |= lost  # protects: dropped-fields
         return not lost
 
     def _delete(self, path: str, there: Object) -> None:

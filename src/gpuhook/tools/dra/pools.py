@@ -91,7 +91,7 @@ def plan(
     wanted = _wanted(pool, node, owner, max(newest, 1))
     writes = _writes(wanted, kept, is_right)
     current = [each for each in gone if _generation(each) == newest]
-    if len(writes) + len(current) > 1:
+    if len(writes) + len(current) > 1:  # protects: slice-generation
         newest = max(newest, 1) + 1 if there or known else 1
         wanted = _wanted(pool, node, owner, newest)
         writes = _writes(wanted, kept, is_right)
