@@ -398,12 +398,17 @@ def test_a_server_that_changes_what_it_takes(
         return made
 
     monkeypatch.setattr(api, "_accepted", changed)
-    node.want(slices([A]))
-    node.run(lambda: node.names() == ["a"])
+    node.want(slices([A], [B]))
+    node.run(lambda: node.names() == ["a", "b"])
     for _ in range(10):
         api.bookmark()
         node.rest(300)
-    assert node.writes() == 1
+    assert node.writes() == 2
+    api.wipe(name=api.slices("n1")[1]["metadata"]["name"])  # what is there is compared again
+    node.run(lambda: node.names() == ["a", "b"], 5)
+    node.rest(300)
+    assert node.writes() == 3
+    assert generation(node) == {(1, 2)}
 
 
 def test_real_time(settled: Node) -> None:
