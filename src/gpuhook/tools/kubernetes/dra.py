@@ -248,7 +248,7 @@ def _device(driver: _Driver, given: Published) -> dict[str, Any]:
         used = {"counterSet": given.counters, "counters": _counts(given.uses)}
         made["consumesCounters"] = [used]
     if given.reason:
-        made["taints"] = [{"key": f"{driver.name}/{given.taint}", "effect": "NoSchedule"}]
+        made["taints"] = [{"key": f"{driver.name}/{given.taint}", "effect": given.effect}]
     return made
 
 

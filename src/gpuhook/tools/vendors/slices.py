@@ -19,6 +19,7 @@ from gpuhook.start.inventory.model import Device
 from gpuhook.tools.vendors import cluster
 from gpuhook.tools.vendors.parts import part
 
+KEEP_AWAY, SEND_AWAY = "NoSchedule", "NoExecute"  # a taint's effects, as the API has them
 _LONGEST = 63  # characters of a device's name, which is a label of DNS
 _STRANGE = re.compile(r"[^a-z0-9]+")
 _NUMBERS = re.compile(r"[0-9]+(?:\.[0-9]+)*")
@@ -39,7 +40,8 @@ class Published:
 
     ``attributes`` and ``capacity`` (in bytes, or pieces) have the names of the vendor's driver.
     Of the set of counters ``counters`` it uses ``uses``: what two devices use of one thing doesn't
-    go to both. ``reason`` says why nobody should be given it now, ``taint`` is a word for that.
+    go to both. ``reason`` says why nobody should be given it now, ``taint`` is a word for that and
+    ``effect`` what becomes of pods: KEEP_AWAY new ones, or SEND_AWAY those that have it, too.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Published:
     uses: Mapping[str, int] = field(default_factory=dict)
     reason: str = ""
     taint: str = "unhealthy"
+    effect: str = KEEP_AWAY
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,10 @@ class Slices:
         """Return a device that is there and can't be reached."""
         about = {"type": self.names.TYPES[0]}
         return Published(self.name(device, root), "", about, reason=device.state, taint="lost")
+
+    def effect(self, event: Mapping[str, Any]) -> str:
+        """Return the effect of the taint for what the vendor's ``events`` reported."""
+        return KEEP_AWAY
 
     def name(self, device: Device, root: Rootfs) -> str:
         """Return the name by which a claim is told a device: the same after a reboot."""

@@ -9,15 +9,19 @@ scheduler gives nothing twice.
 """
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import DriverError
 from gpuhook.start.inventory.model import Device
-from gpuhook.tools.vendors.nvidia import architectures
+from gpuhook.tools.vendors.nvidia import architectures, xids
 from gpuhook.tools.vendors.nvidia.cluster import is_whole, profile
 from gpuhook.tools.vendors.nvidia.instances import Division, Profile, divisions
 from gpuhook.tools.vendors.slices import (
+    KEEP_AWAY,
+    SEND_AWAY,
     DeviceClass,
     Offer,
     Published,
@@ -60,6 +64,9 @@ class NvidiaSlices(Slices):
         known = device.id.startswith("GPU-")
         about: dict[str, Value] = {"type": "gpu", **({"uuid": device.id} if known else {})}
         return Published(_gpu_name(device.id), "", about, reason=device.state, taint="gpu-lost")
+
+    def effect(self, event: Mapping[str, Any]) -> str:
+        return SEND_AWAY if xids.must_be_left(event) else KEEP_AWAY
 
     def classes(self, driver: str, inventory: Inventory, root: Rootfs) -> list[DeviceClass]:
         kinds = {"gpu": driver, "mig": f"mig.{driver.removeprefix('gpu.')}"}
