@@ -16,6 +16,7 @@ from gpuhook import __version__
 MODES = {
     "cdi": "overlays/cdi",
     "cdi-pod": "overlays/cdi-pod",
+    "dra": "overlays/dra",
     "mounts": "overlays/mounts",
     "runtime": "base",
     "environment": "overlays/environment",

@@ -23,6 +23,10 @@ from gpuhook import __version__
 WITH_RUNTIME = ("base", "overlays/environment", "overlays/mps", "overlays/remove")
 WITH_UNIT = ("overlays/cdi", "overlays/mps")
 METRICS = ("overlays/metrics", "overlays/metrics-operator")
+# What claims need in the cluster, and nothing else has: an account with rights, and their limits.
+POLICY = "ValidatingAdmissionPolicy"
+CLAIMS = ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", *(POLICY, f"{POLICY}Binding") * 2]
+CLAIMS += ["DeviceClass"] * 8
 # Where the node's systemctl is run.
 ENTERS = ["SYS_ADMIN", "SYS_CHROOT", "SYS_PTRACE"]
 IMAGE = f"localhost/gpuhook:{__version__}"
@@ -46,7 +50,8 @@ def test_kinds(variant: str) -> None:
     service = ["Service"] if variant in METRICS else []
     monitor = ["ServiceMonitor"] if variant == METRICS[1] else []
     expected = [*sets, "Namespace", *runtime, *service, "ServiceAccount", *monitor]
-    assert sorted(kinds) == expected
+    claims = CLAIMS if variant == "overlays/dra" else []
+    assert sorted(kinds) == sorted([*expected, *claims])
 
 
 def test_pods_are_told_apart(variant: str) -> None:
@@ -65,12 +70,12 @@ def test_who_may_do_what(variant: str) -> None:
         assert not {"hostNetwork", "hostIPC"} & pod.keys()
         signals = is_installers and variant in (*WITH_RUNTIME, *WITH_UNIT)
         assert pod.get("hostPID", False) == (signals or variant in METRICS)
-        assert pod["automountServiceAccountToken"] is False
+        assert pod["automountServiceAccountToken"] is ("dra" in containers(pod))
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         for name, container in containers(pod).items():
             security = container["securityContext"]
             assert security["readOnlyRootFilesystem"] is True
-            if name in ("device-plugin", "metrics") and variant != "overlays/remove":
+            if name in ("device-plugin", "dra", "metrics") and variant != "overlays/remove":
                 assert security["privileged"] is True
                 continue
             assert security["allowPrivilegeEscalation"] is False
@@ -104,7 +109,7 @@ def test_every_volume_is_used_and_every_mount_has_one(variant: str) -> None:
 
 def test_few_places_name_the_image() -> None:
     places = [str(path.parent.name) for path in FILES if "newName" in path.read_text()]
-    assert places == ["common", "installer", "metrics"]
+    assert places == ["common", "installer", "dra", "metrics"]
 
 
 def test_what_is_monitored_is_there() -> None:

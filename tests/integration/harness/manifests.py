@@ -12,8 +12,9 @@ from harness.images import REPOSITORY
 
 MANIFESTS = REPOSITORY / "packaging/kubernetes"
 VARIANTS = (
-    "base", "overlays/mounts", "overlays/cdi", "overlays/cdi-pod", "overlays/environment",
-    "overlays/metrics", "overlays/metrics-operator", "overlays/mps", "overlays/remove",
+    "base", "overlays/mounts", "overlays/cdi", "overlays/cdi-pod", "overlays/dra",
+    "overlays/environment", "overlays/metrics", "overlays/metrics-operator", "overlays/mps",
+    "overlays/remove",
 )  # fmt: skip
 IMAGE = "localhost/gpuhook:test"  # scripts/lib/image
 

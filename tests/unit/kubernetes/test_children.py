@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import DriverError
 from gpuhook.tools.host.child import Talk, Work
-from gpuhook.tools.kubernetes import children
 from gpuhook.tools.kubernetes.children import Listener, Server
 from gpuhook.tools.kubernetes.settings import Settings
 from gpuhook.tools.kubernetes.state import State
@@ -230,12 +229,12 @@ def server(
     """A server that reads nothing, and a pipe on which it would say so."""
     reader, writer = os.pipe2(os.O_NONBLOCK)
 
-    def serve(settings: Settings, states: int, tell: object) -> None:
+    def be(server: Server, states: int) -> None:
         while True:
             os.write(writer, b"x")
             signal.pause()
 
-    monkeypatch.setattr(children, "_serve", serve)
+    monkeypatch.setattr(Server, "_be", be)
     made = Server(Settings(), said.append, clock)
     yield made, reader
     made.end()

@@ -1,23 +1,21 @@
 """A node's labels: AMD's, as its labeller has them, and how they get to the API server."""
 
-import json
 import re
-import ssl
-import subprocess
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import machines
 import paper
 import pytest
+from api_server import GARBAGE, ApiServer, serving
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import PluginError
 from gpuhook.start import contract
 from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.dra.access import Access
+from gpuhook.tools.dra.api_client import Client
 from gpuhook.tools.kubernetes.node_labels import OURS, Node, labels, text
 from gpuhook.tools.kubernetes.settings import Settings
 from gpuhook.vendors import registry
@@ -93,118 +91,55 @@ def test_text() -> None:
 # The API server ---------------------------------------------------------------------------------
 
 
-class Server:
-    """An API server with one node; ``status`` and ``answer`` are what it says where set."""
-
-    def __init__(self) -> None:
-        self.metadata: dict[str, Any] = {"labels": {"kubernetes.io/os": "linux"}}
-        self.asked: list[tuple[str, str, str]] = []
-        self.status, self.answer = 200, b""
-
-    def handle(self, method: str, path: str, token: str, body: bytes) -> bytes:
-        self.asked.append((method, path, token))
-        if method == "PATCH" and self.status == 200:
-            for part, changes in json.loads(body)["metadata"].items():
-                kept = {**(self.metadata.get(part) or {}), **changes}
-                self.metadata[part] = {k: v for k, v in kept.items() if v is not None}
-        return self.answer or json.dumps({"metadata": self.metadata}).encode()
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[ApiServer]:
+    with serving(tmp_path) as made:
+        made.add("nodes", "n1", {"metadata": {"labels": {"kubernetes.io/os": "linux"}}})
+        yield made
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    more = ["-nodes", "-days", "1", "-subj", "/CN=x", "-addext", "subjectAltName=IP:127.0.0.1"]
-    files = ["-keyout", f"{tmp_path}/key.pem", "-out", f"{tmp_path}/ca.crt"]
-    subprocess.run([*words, *more, *files], check=True, capture_output=True)
-    (tmp_path / "token").write_text("secret\n")
-    kept = Server()
-
-    class Handler(BaseHTTPRequestHandler):
-        def answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            token = self.headers["Authorization"]
-            said = kept.handle(self.command, self.path, token, body)
-            self.send_response(kept.status)
-            self.send_header("Content-Length", str(len(said)))
-            self.end_headers()
-            self.wfile.write(said)
-
-        do_GET = do_PATCH = answer  # noqa: N815 - as the standard library calls them
-
-        def log_message(self, *words: object) -> None:
-            pass
-
-    made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "ca.crt", tmp_path / "key.pem")
-    made.socket = context.wrap_socket(made.socket, server_side=True)
-    kept.port = made.server_address[1]  # type: ignore[attr-defined]
-    thread = threading.Thread(target=made.serve_forever)
-    thread.start()
-    try:
-        yield kept
-    finally:
-        made.shutdown()
-        thread.join()
-        made.server_close()
+def node(api: ApiServer, tmp_path: Path) -> Node:
+    access = Access(api.url, f"{tmp_path}/ca.crt", token=f"{tmp_path}/token")
+    return Node("n1", Client(access))
 
 
-@pytest.fixture
-def node(server: Server, tmp_path: Path) -> Node:
-    port = str(server.port)  # type: ignore[attr-defined]
-    environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
-    return Node("n1", environ, str(tmp_path))
+def metadata(api: ApiServer) -> dict[str, Any]:
+    found: dict[str, Any] = api.objects["nodes", "", "n1"]["metadata"]
+    return found
 
 
-def test_a_node_is_labelled(server: Server, node: Node) -> None:
+def test_a_node_is_labelled(api: ApiServer, node: Node) -> None:
     assert node.keep({"amd.com/a": "1", "amd.com/b": "2"})
-    assert server.metadata["labels"] == {
+    assert metadata(api)["labels"] == {
         "kubernetes.io/os": "linux", "amd.com/a": "1", "amd.com/b": "2",
     }  # fmt: skip
-    assert {*server.asked} == {
-        (method, "/api/v1/nodes/n1", "Bearer secret") for method in ("GET", "PATCH")
-    }
+    assert [each[:2] for each in api.asked] == [
+        (method, "/api/v1/nodes/n1") for method in ("GET", "PATCH")
+    ]
 
 
-def test_nothing_is_written_twice(server: Server, node: Node) -> None:
+def test_nothing_is_written_twice(api: ApiServer, node: Node) -> None:
     node.keep({"amd.com/a": "1"})
-    server.asked.clear()
+    api.asked.clear()
     assert not node.keep({"amd.com/a": "1"})
-    assert [method for method, *_ in server.asked] == ["GET"]
+    assert [method for method, *_ in api.asked] == ["GET"]
 
 
-def test_what_is_ours_goes_and_nothing_else(server: Server, node: Node) -> None:
-    server.metadata["labels"]["amd.com/theirs"] = "x"
+def test_what_is_ours_goes_and_nothing_else(api: ApiServer, node: Node) -> None:
+    metadata(api)["labels"]["amd.com/theirs"] = "x"
     node.keep({"amd.com/a": "1", "amd.com/b": "2"})
     node.keep({"amd.com/b": "3", "amd.com/c": "4"})
-    assert server.metadata["labels"] == {
+    assert metadata(api)["labels"] == {
         "kubernetes.io/os": "linux", "amd.com/theirs": "x", "amd.com/b": "3", "amd.com/c": "4",
     }  # fmt: skip
     node.keep({})
-    assert server.metadata["labels"] == {"kubernetes.io/os": "linux", "amd.com/theirs": "x"}
-    assert OURS not in server.metadata["annotations"]
+    assert metadata(api)["labels"] == {"kubernetes.io/os": "linux", "amd.com/theirs": "x"}
+    assert OURS not in metadata(api)["annotations"]
 
 
-@pytest.mark.parametrize(
-    ("status", "answer"),
-    [(403, b'{"message": "nodes is forbidden"}'), (500, b""), (200, b"no JSON"), (200, b"[]")],
-)
-def test_an_api_server_that_refuses(status: int, answer: bytes, server: Server, node: Node) -> None:
-    server.status, server.answer = status, answer
+@pytest.mark.parametrize("what", [403, 500, GARBAGE])
+def test_an_api_server_that_refuses(what: Any, api: ApiServer, node: Node) -> None:
+    api.fail(what)
     with pytest.raises(PluginError):
         node.keep({"amd.com/a": "1"})
-
-
-def test_another_certificate_is_refused(server: Server, node: Node, tmp_path: Path) -> None:
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    more = ["-nodes", "-days", "1", "-subj", "/CN=y"]
-    files = ["-keyout", f"{tmp_path}/other.pem", "-out", f"{tmp_path}/ca.crt"]
-    subprocess.run([*words, *more, *files], check=True, capture_output=True)
-    with pytest.raises(PluginError, match="CERTIFICATE_VERIFY_FAILED"):
-        node.keep({"amd.com/a": "1"})
-    assert not server.asked
-
-
-def test_outside_of_a_pod() -> None:
-    with pytest.raises(PluginError, match="isn't a pod"):
-        Node("n1", {})

@@ -1,4 +1,4 @@
-{{- define "gpuhook.modes" -}}cdi cdi-pod mounts runtime environment remove{{- end }}
+{{- define "gpuhook.modes" -}}cdi cdi-pod dra mounts runtime environment remove{{- end }}
 
 {{/* Whether the plugin is a unit of the nodes' systemd: "true" or nothing. */}}
 {{- define "gpuhook.unit" -}}
@@ -19,7 +19,8 @@ image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- end }}
 
-{{/* What all DaemonSets have in common; called with the context and a name. */}}
+{{/* What all DaemonSets have in common; called with the context and a name. One that has an account of
+its own speaks with the API server; with surge a new pod serves before the old one goes. */}}
 {{- define "gpuhook.head" -}}
 apiVersion: apps/v1
 kind: DaemonSet
@@ -35,7 +36,12 @@ spec:
   updateStrategy:
     type: RollingUpdate
     rollingUpdate:
+      {{- if .surge }}
+      maxSurge: 10%
+      maxUnavailable: 0
+      {{- else }}
       maxUnavailable: {{ ternary "100%" "10%" (and (eq .context.Values.mode "remove") (ne .name "gpuhook-metrics")) }}
+      {{- end }}
   template:
     metadata:
       labels:
@@ -45,8 +51,8 @@ spec:
         gpuhook/config: {{ . | sha256sum }}
       {{- end }}
     spec:
-      serviceAccountName: gpuhook
-      automountServiceAccountToken: false
+      serviceAccountName: {{ .account | default "gpuhook" }}
+      automountServiceAccountToken: {{ hasKey . "account" }}
       enableServiceLinks: false
       priorityClassName: system-node-critical
       terminationGracePeriodSeconds: 30

@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import click
@@ -18,7 +17,10 @@ from gpuhook.start.inventory import cache
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, print_json, raise_last
+from gpuhook.tools.dra import access, versions
+from gpuhook.tools.dra.api_client import Client
 from gpuhook.tools.dra.options import Options
+from gpuhook.tools.dra.probe import probe
 from gpuhook.tools.kubernetes import dra as describing
 from gpuhook.tools.kubernetes.configure import look_at
 from gpuhook.tools.kubernetes.handed import FOLDER
@@ -35,6 +37,7 @@ _PLACES = {
     "driver_root_ctr_path": "The driver root as this process sees it, in a pod.",
     "dev_root": "The folder on the host above the nodes' /dev, if not the driver root.",
 }
+_PATIENCE = 10.0  # seconds for each call of a probe
 _VERSION = re.compile(r"v?([0-9]{1,3})\.([0-9]{1,4})(?:\.[0-9A-Za-z.+-]*)?")
 
 
@@ -77,8 +80,21 @@ def _places(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Publish every MIG device that GPUs could be divided into, beside the whole GPUs.",
 )  # fmt: skip
 @click.option(
-    "--kubernetes", "release", metavar="VERSION", default="1.35", show_default=True,
-    help="The version of the cluster: 1.34 wants counters and devices in one slice.",
+    "--kubernetes", "release", metavar="VERSION",
+    help="The version of the cluster: 1.34 wants counters and devices in one slice.  "
+    "[default: the API server's, or with --dry-run 1.35]",
+)  # fmt: skip
+@click.option(
+    "--kubeconfig",
+    metavar="FILE",
+    help="How to ask the API server, outside of a pod: by a certificate or a token.",
+)
+@click.option(
+    "--api-server", metavar="URL", help="Its address, https://..., in place of the usual one."
+)
+@click.option(
+    "--probe", "is_probe", is_flag=True,
+    help="Ask the plugin of this pod ($POD_UID) by its sockets, as the kubelet does, and end.",
 )  # fmt: skip
 @click.option(
     "--recovery", metavar="SECONDS", default=300.0, show_default=True,
@@ -93,7 +109,10 @@ def dra(
     pool: str | None,
     drivers: tuple[str, ...],
     dynamic_mig: bool,
-    release: str,
+    release: str | None,
+    kubeconfig: str | None,
+    api_server: str | None,
+    is_probe: bool,
     recovery: float,
     config_path: str | None,
     **places: Any,
@@ -106,13 +125,16 @@ def dra(
     DeviceClasses that claims name, as kubectl apply takes them; devices that can't be used have a
     taint, and the reason is a warning. No cluster is needed for that.
     """
+    if is_probe:
+        probe(places["registry"], os.environ.get("POD_UID", ""), _PATIENCE)
+        return
     config = load(config_path)
     choices = describing.Choices(
         node=node or os.environ.get("NODE_NAME") or os.uname().nodename.lower(),
         pool=pool or "",
         drivers=_drivers(drivers, config),
         dynamic=dynamic_mig,
-        kubernetes=_release(release),
+        kubernetes=_kubernetes(release, kubeconfig, api_server),
     )
     if not dry_run:
         if dynamic_mig:
@@ -120,8 +142,8 @@ def dra(
                 "gpuhook prepares no MIG device that has to be made first",
                 "Use --dynamic-mig with --dry-run alone",
             )
-        sys.exit(_serve(config, choices, Options(instance=os.environ.get("POD_UID", ""),
-                                                 recovery=recovery, **places)))  # fmt: skip
+        options = Options(instance=os.environ.get("POD_UID", ""), recovery=recovery, **places)
+        sys.exit(_serve(config, choices, options, kubeconfig, api_server))
     from gpuhook.tools.cdi.write import to_text  # noqa: PLC0415 - YAML's memory isn't for serving
 
     found, failed = survey.present(config, lambda vendor: (vendor, _asked(config, vendor)))
@@ -135,22 +157,24 @@ def dra(
     raise_last(failed)
 
 
-def _serve(config: Config, choices: describing.Choices, options: Options) -> int:
+def _serve(
+    config: Config,
+    choices: describing.Choices,
+    options: Options,
+    kubeconfig: str | None,
+    api_server: str | None,
+) -> int:
     """Serve the kubelet, and publish, until told to stop; return the exit status."""
-    from gpuhook.tools.dra import service  # noqa: PLC0415 - nothing of it is needed above
+    from gpuhook.tools.dra import cluster, publish, service  # noqa: PLC0415 - nothing of it is needed above
     from gpuhook.tools.dra.devices import Devices  # noqa: PLC0415
     from gpuhook.tools.kubernetes.service import check_packages, tell  # noqa: PLC0415
 
-    access, api_client, cluster, publish = (
-        import_module(f"gpuhook.tools.dra.{name}")
-        for name in ("access", "api_client", "cluster", "publish")
-    )
     check_packages()
     root = look_at(options.driver_root, options.driver_root_ctr_path, config)
     options = replace(options, driver_root=root)
-    way = access.find(None, None)
+    way = access.find(kubeconfig, api_server)
     devices = Devices(config, choices, tell, recovery=options.recovery)
-    claims = cluster.Cluster(api_client.Client(way), choices.node, tell)
+    claims = cluster.Cluster(Client(way), choices.node, tell)
     lock = f"{config.state_dir}/{FOLDER}/publisher"
     publisher = publish.Publisher(way, choices.node, devices, tell, lock=lock)
     return service.run(devices, options, claims, publisher)
@@ -174,6 +198,20 @@ def _drivers(given: tuple[str, ...], config: Config) -> dict[str, str]:
             )
         found[vendor] = name
     return found
+
+
+def _kubernetes(
+    release: str | None, kubeconfig: str | None, api_server: str | None
+) -> tuple[int, int]:
+    """Return the version of the cluster: as it was given, as the API server says, or our default.
+
+    PluginError where the API server is named and can't be asked.
+    """
+    if release is not None:
+        return _release(release)
+    if not kubeconfig and not api_server:
+        return describing.COUNTERS_APART
+    return versions.release(Client(access.find(kubeconfig, api_server)))
 
 
 def _release(text: str) -> tuple[int, int]:

@@ -23,6 +23,8 @@ from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.cdi.write import write
 from gpuhook.tools.cli._help import Seconds, command
 from gpuhook.tools.cli._output import config_option, format_option, print_json, raise_last
+from gpuhook.tools.dra import access
+from gpuhook.tools.dra.api_client import Client
 from gpuhook.tools.kubernetes import configure, node_labels
 from gpuhook.tools.kubernetes.settings import Settings
 from gpuhook.tools.vendors import survey
@@ -37,10 +39,15 @@ _FEATURES = "/etc/kubernetes/node-feature-discovery/features.d/gpuhook"
         f"gpuhook labels --output {_FEATURES} --interval 60": "Keep a file for "
         "node-feature-discovery",
         "gpuhook labels --node gpu7": "Label the node by the API, in a pod",
+        "gpuhook labels --node gpu7 --kubeconfig /etc/kubernetes/labels.conf": "The same on the "
+        "node itself",
     },
 )
 @click.option("--output", metavar="FILE", help="The file to replace, where it says something else.")
 @click.option("--node", metavar="NAME", help="Label this node by the API, as the pod's account.")
+@click.option(
+    "--kubeconfig", metavar="FILE", help="How to ask the API, with --node, outside of a pod."
+)
 @click.option("--remove", is_flag=True, help="Remove the file, or our labels from the node.")
 @click.option(
     "--interval", type=Seconds(1, 86400), metavar="SECONDS",
@@ -55,6 +62,7 @@ _FEATURES = "/etc/kubernetes/node-feature-discovery/features.d/gpuhook"
 def labels(
     output: str | None,
     node: str | None,
+    kubeconfig: str | None,
     remove: bool,
     interval: float | None,
     config_file: str | None,
@@ -68,6 +76,9 @@ def labels(
     device plugin's file and variables say (MIG_STRATEGY, CONFIG_FILE). Other vendors have none.
     """
     _check(output, node, remove, interval)
+    if kubeconfig and not node:
+        raise RequestError("--kubeconfig is about a node", "Add --node")
+    written_to = node_labels.Node(node, Client(access.find(kubeconfig))) if node else None
     config = load(config_path)
     flags = {configure.FILE: config_file} if config_file else {}
     settings, warnings = configure.read(flags, os.environ)
@@ -76,7 +87,7 @@ def labels(
         click.echo(f"gpuhook: {printable(warning)}.", err=True)
     while True:
         try:
-            _once(config, settings, output, node, output_format, remove=remove)
+            _once(config, settings, output, written_to, output_format, remove=remove)
         except GpuhookError as error:
             if interval is None:
                 raise
@@ -102,7 +113,7 @@ def _once(
     config: Config,
     settings: Settings,
     output: str | None,
-    node: str | None,
+    node: node_labels.Node | None,
     form: str,
     *,
     remove: bool,
@@ -121,8 +132,8 @@ def _once(
     if output or node:
         raise_last(failed)  # what is there stays: the driver may answer the next time
     if node:
-        if node_labels.Node(node).keep(made):
-            click.echo(f"node {node} has {len(made)} labels")
+        if node.keep(made):
+            click.echo(f"node {node.name} has {len(made)} labels")
     elif output:
         _write(os.path.abspath(output), made)
     elif form == "json":

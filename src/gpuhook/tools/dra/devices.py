@@ -132,8 +132,8 @@ class Devices:
         found = {}
         for device, reason in self.observed.reasons().items():
             event = self.observed.event(device)
-            taint, value = slices.of(vendors[device]).taint(event)
-            found[device] = Trouble(reason, taint, value)
+            its = slices.of(vendors[device])
+            found[device] = Trouble(reason, *its.taint(event), its.effect(event))
         return found
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpuhook.ground import names as ours
-from gpuhook.ground.config.loader import DEFAULT_PATH
-from gpuhook.ground.config.model import Config
+from gpuhook.ground.config.model import DEFAULT_PATH, Config
 from gpuhook.ground.errors import CdiError
 from gpuhook.start.cdi import versions
 from gpuhook.start.cdi.names import file_stem

@@ -4,14 +4,12 @@ What is written to one never waits for it, and one that takes or says nothing fo
 killed.
 """
 
-import os
-import signal
 from typing import Any
 
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError
-from gpuhook.tools.host.child import Child, Clock, Talking, Tell
+from gpuhook.tools.host.child import Clock, Talking, Tell
+from gpuhook.tools.host.fed import Fed
 from gpuhook.tools.kubernetes.settings import Settings
 
 _READING = 30.0  # seconds that the server may leave a state unread
@@ -19,111 +17,17 @@ _ENDING = 3.0  # seconds to end in when asked to
 _LONGEST_LINE = 1 << 16
 
 
-class Server(Child):
+class Server(Fed):
     """The process that speaks with the kubelet; it reads states from a pipe."""
 
     def __init__(self, settings: Settings, tell: Tell, clock: Clock) -> None:
-        super().__init__(clock)
-        self._settings = settings
-        self._tell = tell
-        self._fd = -1
-        self._state = b""
-        self._rest = b""  # of a state that was written in part
-        self._is_new = False  # whether the state hasn't been begun
-        self._stuck = 0.0
+        def serve(reader: int) -> int:
+            # Only here is gRPC imported: it has threads, and doesn't bear forks.
+            from gpuhook.tools.kubernetes import server  # noqa: PLC0415
 
-    def wants(self) -> int:
-        """Return the descriptor to write on when it takes something, -1 if there is nothing."""
-        return self._fd if self._rest or self._is_new else -1
+            return server.serve(settings, reader, tell)
 
-    def give(self, state: bytes) -> None:
-        """Have the server read a state, a line; of several that wait only the last one counts."""
-        self._state, self._is_new = state, True
-        self.write()
-
-    def write(self) -> None:
-        """Write as much as the server takes."""
-        while self._fd >= 0 and (self._rest or self._is_new):
-            if not self._rest:
-                self._rest, self._is_new = self._state, False
-            try:
-                written = os.write(self._fd, self._rest)
-            except BlockingIOError:
-                return
-            except OSError:  # it has ended: its status says so
-                return
-            self._rest = self._rest[written:]
-            self._stuck = self._clock()
-
-    def deadline(self) -> float | None:
-        """Return when something is to be done, None if never."""
-        return self._stuck + _READING if self.wants() >= 0 else self.again
-
-    def tend(self) -> None:
-        """Start it where there is none, and end it where it hangs."""
-        status = self.reap()
-        if status is not None:
-            how = os.waitstatus_to_exitcode(status)
-            why = f"signal {-how}" if how < 0 else f"status {how}"
-            self._tell(f"The server ended with {why}; it is started again")
-            self._close()
-            self._note_end()
-        self.write()  # we may have been busy ourselves
-        now = self._clock()
-        if self.pid and self.wants() >= 0 and now >= self._stuck + _READING:
-            self._tell("The server no longer reads; it is started again")
-            self._kill()
-            self._close()
-            self._note_end()
-        if self.again is not None and now >= self.again:
-            self._start()
-
-    def _start(self) -> None:
-        reader, writer = os.pipe2(os.O_CLOEXEC)
-        pid = os.fork()
-        if pid == 0:
-            _serve(self._settings, reader, self._tell)
-        os.close(reader)
-        os.set_blocking(writer, False)
-        self._note_start(pid)
-        self._fd, self._rest, self._is_new = writer, b"", bool(self._state)
-        self._stuck = self._clock()
-        self.write()
-
-    def _close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd, self._rest = -1, b""
-
-    def end(self) -> None:
-        """Have it take leave of the kubelet, and wait for its end."""
-        self._close()
-        if not self.pid:
-            return
-        os.kill(self.pid, signal.SIGTERM)
-        if kernel.reap(self.pid, _ENDING) is None:
-            self._kill()
-        self.pid = 0
-
-
-def _serve(settings: Settings, reader: int, tell: Tell) -> None:
-    """Be the server. Only here is gRPC imported: it has threads, and doesn't bear forks."""
-    status = 1
-    try:
-        kernel.die_with_parent()  # another child may hold the pipe's other end for a while
-        start = 3
-        os.closerange(start, reader)
-        os.closerange(reader + 1, os.sysconf("SC_OPEN_MAX"))
-        kernel.set_name("gpuhook-server")
-        from gpuhook.tools.kubernetes import server  # noqa: PLC0415
-
-        status = server.serve(settings, reader, tell)
-    except GpuhookError as error:
-        tell(str(error))
-    except Exception as error:  # noqa: BLE001 - a process of its own: nobody else would say it
-        tell(f"The server failed: {type(error).__name__}: {error}")
-    finally:
-        os._exit(status)
+        super().__init__(serve, "The server", "gpuhook-server", tell, clock)
 
 
 class Listener(Talking):

@@ -65,11 +65,15 @@ class Driver:
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why a device is unwell, in words, and the key (without its domain) and value of a taint."""
+    """Why a device is unwell, in words.
+
+    The taint's key (without its domain), its value, and its effect.
+    """
 
     reason: str
     taint: str = slices.UNHEALTHY
     value: str = ""
+    effect: str = slices.KEEP_AWAY
 
 
 # Each driver's devices, by the driver's name and theirs, as ``described`` returns them.
@@ -119,6 +123,7 @@ def troubled(drivers: Drivers, troubles: Mapping[str, Trouble]) -> dict[str, "Dr
                 reason=trouble.reason,
                 taint=trouble.taint,
                 value=trouble.value,
+                effect=trouble.effect,
             )
             if (trouble := troubles.get(each.id)) is not None and not each.reason
             else each
@@ -303,7 +308,7 @@ def _device(driver: Driver, given: Published) -> dict[str, Any]:
     if given.reason:
         value = {"value": given.value} if given.value else {}
         key = f"{driver.name}/{given.taint}"
-        made["taints"] = [{"key": key, **value, "effect": "NoSchedule"}]
+        made["taints"] = [{"key": key, **value, "effect": given.effect}]
     return made
 
 

@@ -20,7 +20,7 @@ from gpuhook.tools.vendors import cluster
 from gpuhook.tools.vendors.parts import part
 
 UNHEALTHY = "unhealthy"  # the taint of a device of which no more is known
-
+KEEP_AWAY, SEND_AWAY = "NoSchedule", "NoExecute"  # a taint's effects, as the API has them
 _LONGEST = 63  # characters of a device's name, which is a label of DNS
 _STRANGE = re.compile(r"[^a-z0-9]+")
 _NUMBERS = re.compile(r"[0-9]+(?:\.[0-9]+)*")
@@ -42,7 +42,8 @@ class Published:
     ``attributes`` and ``capacity`` (in bytes, or pieces) have the names of the vendor's driver.
     Of the set of counters ``counters`` it uses ``uses``: what two devices use of one thing doesn't
     go to both. ``reason`` says why nobody should be given it now, ``taint`` is a word for that and
-    ``value`` the taint's value. ``id`` is the inventory's for the device, "" for what there is not.
+    ``value`` the taint's value; ``effect`` is what becomes of pods: KEEP_AWAY new ones, or SEND_AWAY
+    those that have it, too. ``id`` is the inventory's for the device, "" for what there is not.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Published:
     taint: str = UNHEALTHY
     value: str = ""
     id: str = ""
+    effect: str = KEEP_AWAY
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,10 @@ class Slices:
     def taint(self, event: Mapping[str, Any]) -> tuple[str, str]:
         """Return a word and a value for what the vendor's ``events`` reported; {} for nothing."""
         return self.lost_taint if "lost" in event else UNHEALTHY, ""
+
+    def effect(self, event: Mapping[str, Any]) -> str:
+        """Return the effect of the taint for what the vendor's ``events`` reported."""
+        return KEEP_AWAY
 
     def name(self, device: Device, root: Rootfs) -> str:
         """Return the name by which a claim is told a device: the same after a reboot."""

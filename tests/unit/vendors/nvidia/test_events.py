@@ -1,5 +1,6 @@
 """Events and use: which devices they are about, what XIDs mean, what is used of SMs."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,10 +8,12 @@ from machines import gpu, mig
 
 from gpuhook.start.inventory.model import Node
 from gpuhook.tools.metrics.containers import Assigned, assigned
+from gpuhook.tools.vendors import slices
 from gpuhook.tools.vendors.nvidia import events, xids
 from gpuhook.tools.vendors.nvidia.telemetry import mean
 from gpuhook.tools.vendors.nvidia.xids import EVERY
 from gpuhook.tools.vendors.parts import ACTIONS, APPLICATION, FATAL, IGNORE
+from gpuhook.vendors.nvidia import names
 from gpuhook.vendors.nvidia.model import Gpu, Inventory
 
 MIGS = (mig(0, 1, 12, 13), mig(1, 2, 21, 22))
@@ -167,3 +170,59 @@ def test_mean(samples: list[tuple[int, int, int]], now: int, expected: object, e
     used, until = mean(samples, 0, now)
     assert {pid: round(share, 6) for pid, share in used.items()} == expected
     assert until == end
+
+
+# What helps a GPU -----------------------------------------------------------------------------
+
+
+class Nvml:
+    """As much of pynvml as is asked what helps a GPU; ``says`` is the answer, or what it raises."""
+
+    class NVMLError(Exception):
+        """NVML's."""
+
+    NVML_SUCCESS = NVML_ERROR_GPU_IS_LOST = 0
+    NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
+    nvmlEventTypeXidCriticalError = 8  # noqa: N815 - pynvml's name
+
+    def __init__(self, result: int, number: int) -> None:
+        self.says = SimpleNamespace(nvmlReturn=result, value=SimpleNamespace(uiVal=number))
+
+    def nvmlDeviceGetUUID(self, handle: object) -> str:  # noqa: N802 - pynvml's name
+        return "GPU-1"
+
+    def nvmlDeviceGetFieldValues(self, handle: object, fields: list[int]) -> list[Any]:  # noqa: N802
+        assert (handle, fields) == (1, [230])
+        if self.says.nvmlReturn < 0:
+            raise self.NVMLError
+        return [self.says]
+
+
+def heard(nvml: Nvml) -> dict[str, Any]:
+    said: list[dict[str, Any]] = []
+    whole = {"gpuInstanceId": 0xFFFFFFFF, "computeInstanceId": 0xFFFFFFFF}
+    event = SimpleNamespace(eventType=8, eventData=79, device=1, **whole)
+    events.Ears(nvml, said.append)._hear(event)
+    assert said[0] == {"asking": "GPU-1"}  # before NVML is asked, which may hang
+    assert events.is_error(said[-1])
+    return said[-1]
+
+
+@pytest.mark.parametrize(
+    ("nvml", "more", "effect"),
+    [
+        (Nvml(0, 0), {"recovery": 0}, "NoSchedule"),
+        (Nvml(0, 1), {"recovery": 1}, "NoExecute"),  # reset
+        (Nvml(0, 2), {"recovery": 2}, "NoExecute"),  # restart of the node
+        (Nvml(0, 3), {"recovery": 3}, "NoSchedule"),  # peers alone have to go
+        (Nvml(0, 99), {"recovery": 99}, "NoSchedule"),  # newer than we are
+        (Nvml(3, 0), {}, "NoSchedule"),  # not supported
+        (Nvml(-1, 0), {}, "NoSchedule"),
+    ],
+)
+def test_what_helps_a_gpu_decides_what_its_taint_does(
+    nvml: Nvml, more: dict[str, int], effect: str
+) -> None:
+    event = heard(nvml)
+    assert event == {"xid": 79, "gpu": "GPU-1", **more}
+    assert slices.of(names).effect(event) == effect

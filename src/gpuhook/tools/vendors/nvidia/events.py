@@ -7,7 +7,8 @@ still lives every few seconds:
 
     {"asking": UUID}                          the next answer depends on this GPU
     {"watched": 7, "unwatched": {UUID: why}}  it listens now; the others say nothing
-    {"xid": 79, "gpu": UUID, "gi": 1, "ci": 0}  an error; "gi" and "ci" where it is an instance's
+    {"xid": 79, "gpu": UUID, "gi": 1, "ci": 0}  an error; "gi" and "ci" where it is an instance's;
+                                              "recovery" is NVML's number for what helps the GPU
     {"lost": UUID, "why": text}               this GPU can't be reached any more
     {"beat": 1}
     {"error": text}                           it can't listen, and ends
@@ -74,7 +75,7 @@ def concerned(inventory: "Inventory", event: "Mapping[str, Any]") -> "list[Devic
 
 def is_error(line: "Mapping[str, Any]") -> bool:
     """Tell whether a line is an error as it should be: the driver's own code runs in the child."""
-    numbers = (line.get("xid"), line.get("gi", 0), line.get("ci", 0))
+    numbers = (line.get("xid"), line.get("gi", 0), line.get("ci", 0), line.get("recovery", 0))
     return isinstance(line.get("gpu"), str) and all(isinstance(each, int) for each in numbers)
 
 
@@ -196,10 +197,24 @@ class Ears:
         """Say what an event is; of those that aren't errors with a number, nothing."""
         if data.eventType != self._nvml.nvmlEventTypeXidCriticalError:
             return
-        event = {"xid": int(data.eventData), "gpu": self._uuid(data.device)}
+        uuid = self._uuid(data.device)
+        event = {"xid": int(data.eventData), "gpu": uuid, **self._recovery(data.device, uuid)}
         instances = {"gi": data.gpuInstanceId, "ci": data.computeInstanceId}
         given = {name: number for name, number in instances.items() if number != _NO_INSTANCE}
         self._say({**event, **given} if "gi" in given else event)
+
+    def _recovery(self, handle: "Any", uuid: str) -> dict[str, int]:
+        """Return what NVML says helps a GPU, {} where it or the driver doesn't know."""
+        field = getattr(self._nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+        if field is None or not uuid:
+            return {}
+        self._say({"asking": uuid})
+        try:
+            [answer] = self._nvml.nvmlDeviceGetFieldValues(handle, [field])
+        except self._nvml.NVMLError:
+            return {}
+        known = answer.nvmlReturn == self._nvml.NVML_SUCCESS
+        return {"recovery": int(answer.value.uiVal)} if known else {}
 
     def _uuid(self, handle: "Any") -> str:
         """Return whose handle it is; a GPU that is lost may not say so itself."""

@@ -16,10 +16,12 @@ from gpuhook.ground.config.model import Config
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import DriverError
 from gpuhook.start.inventory.model import Device
-from gpuhook.tools.vendors.nvidia import architectures
+from gpuhook.tools.vendors.nvidia import architectures, xids
 from gpuhook.tools.vendors.nvidia.cluster import is_whole, profile
 from gpuhook.tools.vendors.nvidia.instances import Division, Profile, divisions
 from gpuhook.tools.vendors.slices import (
+    KEEP_AWAY,
+    SEND_AWAY,
     DeviceClass,
     Offer,
     Published,
@@ -68,6 +70,9 @@ class NvidiaSlices(Slices):
 
     def taint(self, event: Mapping[str, Any]) -> tuple[str, str]:
         return ("xid", str(event["xid"])) if "xid" in event else super().taint(event)
+
+    def effect(self, event: Mapping[str, Any]) -> str:
+        return SEND_AWAY if xids.must_be_left(event) else KEEP_AWAY
 
     def classes(self, driver: str, inventory: Inventory, root: Rootfs) -> list[DeviceClass]:
         kinds = {"gpu": driver, "mig": f"mig.{driver.removeprefix('gpu.')}"}

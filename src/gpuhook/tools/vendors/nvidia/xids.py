@@ -11,6 +11,16 @@ _MOST = (1 << 64) - 1  # an XID's number has 64 bits
 _ALL = ("all", "xids")
 
 
+# NVML's numbers of what helps a GPU (nvmlDeviceGpuRecoveryAction_t): resets of it and of its bus,
+# alone or after its work has been taken away, and a restart of the machine or the whole system.
+_NEEDS_NOBODY = {1, 2, 4, 6, 7}
+
+
+def must_be_left(event: Mapping[str, object]) -> bool:
+    """Tell whether a GPU gets well only when nothing uses it any more, as NVML said of an error."""
+    return event.get("recovery") in _NEEDS_NOBODY
+
+
 def _span(first: int, last: int, action: str, words: str) -> dict[int, tuple[str, str]]:
     return dict.fromkeys(range(first, last + 1), (action, words))
 

@@ -1,0 +1,133 @@
+"""Claims, as the API server has them: read, and reported on."""
+
+from collections.abc import Callable
+from typing import Any
+
+from gpuhook.ground.errors import GpuhookError, PluginError
+from gpuhook.tools.dra import versions
+from gpuhook.tools.dra.api_client import APPLY, ApiError, Client, segment
+
+Object = dict[str, Any]
+
+# Seconds, together 20 for a claim: the kubelet waits 45 for all that prepare does.
+_PATIENCE = 15.0
+_VERSION_PATIENCE = 5.0
+_REPORT_PATIENCE = 5.0
+_MOST_DEVICES = 32  # of a claim's status
+_LONGEST_MANAGER = 128
+
+
+class ClaimGoneError(PluginError):
+    """A claim isn't there any more, or another has its name now: nobody needs its devices."""
+
+
+class Cluster:
+    """Claims of one cluster, for the plugin of ``node``. For one thread at a time; bears a fork.
+
+    ``tell`` gets a sentence for what goes wrong with reports.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        node: str,
+        tell: Callable[[str], None],
+        patience: float = _PATIENCE,
+    ) -> None:
+        self._client = client
+        self._manager = f"gpuhook-{node}"[:_LONGEST_MANAGER]
+        self._tell = tell
+        self._patience = patience
+        self._version = versions.KNOWN[0]  # until a server turns out to be older
+        self._is_sure = False
+        self._said = ""
+
+    def claim(self, namespace: str, name: str, uid: str) -> Object:
+        """Return a ResourceClaim in the words of v1, whatever version is served.
+
+        PluginError within the patience (20 s) where it can't be had: ClaimGoneError where it isn't
+        there, or is another of that name.
+        """
+        where = f"{namespace}/{name}"
+        try:
+            found = self._send("GET", _path(namespace, name))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            raise ClaimGoneError(
+                f"There is no claim {where}", "It was deleted, or its name is another"
+            ) from None
+        metadata = found.get("metadata")
+        has = metadata.get("uid") if isinstance(metadata, dict) else None
+        if has != uid:  # protects: claim-uid
+            raise ClaimGoneError(
+                f"The claim {where} was replaced: it has the uid {has}, and {uid} was asked for",
+                "Nothing: the kubelet asks again for the one that is there",
+            )
+        return versions.claim_of(found)
+
+    def report(self, namespace: str, name: str, uid: str, devices: list[Object]) -> None:
+        """Say in a claim's status what has become of devices; [] takes back what was said.
+
+        By server-side apply, so that other drivers' entries stay. Takes at most 5 s and never
+        raises: what fails is told, the same failure once.
+        """
+        try:
+            # With the uid a claim that has taken the other's place isn't written to.
+            body = {
+                "kind": "ResourceClaim",
+                "metadata": {"name": name, "namespace": namespace, "uid": uid},
+                "status": {"devices": devices[:_MOST_DEVICES]},
+            }
+            answer = self._send("PATCH", f"{_path(namespace, name)}/status", body)
+        except ApiError as error:
+            gone = error.status == 404 or (error.status == 409 and not devices)
+            self._say("" if gone else f"A claim's status can't be written: {error}")
+        except GpuhookError as error:
+            self._say(f"A claim's status can't be written: {error}")
+        else:
+            status = answer.get("status")
+            kept = isinstance(status, dict) and status.get("devices")
+            self._say(
+                ""
+                if kept or not devices
+                else "The cluster drops what is said in claims' status: the feature gate "
+                "DRAResourceClaimDeviceStatus is off"
+            )
+
+    def _send(self, method: str, path: str, body: Object | None = None) -> Object:
+        """Return what is answered in the version that is served; ApiError if nothing is."""
+        try:
+            return self._send_in(self._version, method, path, body)
+        except ApiError as error:
+            if error.status != 404 or self._is_sure:
+                raise
+            version = versions.served(self._client, _VERSION_PATIENCE)
+            self._is_sure = True
+            if version == self._version:
+                raise
+        self._version = version
+        return self._send_in(version, method, path, body)
+
+    def _send_in(self, version: str, method: str, path: str, body: Object | None) -> Object:
+        path = f"/apis/{versions.GROUP}/{version}{path}"
+        if body is None:
+            return self._client.insist(method, path, self._patience)
+        return self._client.ask(
+            method,
+            path,
+            {"apiVersion": f"{versions.GROUP}/{version}", **body},
+            query={"fieldManager": self._manager, "force": "true"},
+            kind=APPLY,
+            patience=_REPORT_PATIENCE,
+        )
+
+    def _say(self, sentence: str) -> None:
+        """Tell what is wrong, once until it is something else; "" for nothing."""
+        if sentence and sentence != self._said:
+            self._said = sentence
+            self._tell(sentence)
+
+
+def _path(namespace: str, name: str) -> str:
+    return f"/namespaces/{segment(namespace)}/resourceclaims/{segment(name)}"

@@ -1,0 +1,127 @@
+"""A child that is fed: it reads states from a pipe, a line each, of which the last one counts.
+
+What is written to it never waits for it, and one that takes nothing for too long is killed.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+
+from gpuhook.ground.container import kernel
+from gpuhook.ground.errors import GpuhookError
+from gpuhook.tools.host.child import Child, Clock, Tell
+
+_READING = 30.0  # seconds that it may leave a state unread
+_ENDING = 3.0  # seconds to end in when asked to
+
+# What it does with the pipe's end that it reads from; returns its exit status.
+Serve = Callable[[int], int]
+
+
+class Fed(Child):
+    """A process that does ``serve``. ``title`` is what it is called to a person: The server.
+
+    ``name`` is what the kernel calls it.
+    """
+
+    def __init__(self, serve: Serve, title: str, name: str, tell: Tell, clock: Clock) -> None:
+        super().__init__(clock)
+        self._serve = serve
+        self._title = title
+        self._name = name
+        self._tell = tell
+        self._fd = -1
+        self._state = b""
+        self._rest = b""  # of a state that was written in part
+        self._is_new = False  # whether the state hasn't been begun
+        self._stuck = 0.0
+
+    def wants(self) -> int:
+        """Return the descriptor to write on when it takes something, -1 if there is nothing."""
+        return self._fd if self._rest or self._is_new else -1
+
+    def give(self, state: bytes) -> None:
+        """Have it read a state, a line; of several that wait only the last one counts."""
+        self._state, self._is_new = state, True
+        self.write()
+
+    def write(self) -> None:
+        """Write as much as it takes."""
+        while self._fd >= 0 and (self._rest or self._is_new):
+            if not self._rest:
+                self._rest, self._is_new = self._state, False
+            try:
+                written = os.write(self._fd, self._rest)
+            except BlockingIOError:
+                return
+            except OSError:  # it has ended: its status says so
+                return
+            self._rest = self._rest[written:]
+            self._stuck = self._clock()
+
+    def deadline(self) -> float | None:
+        """Return when something is to be done, None if never."""
+        return self._stuck + _READING if self.wants() >= 0 else self.again
+
+    def tend(self) -> None:
+        """Start it where there is none, and end it where it hangs."""
+        status = self.reap()
+        if status is not None:
+            how = os.waitstatus_to_exitcode(status)
+            why = f"signal {-how}" if how < 0 else f"status {how}"
+            self._tell(f"{self._title} ended with {why}; it is started again")
+            self._close()
+            self._note_end()
+        self.write()  # we may have been busy ourselves
+        now = self._clock()
+        if self.pid and self.wants() >= 0 and now >= self._stuck + _READING:
+            self._tell(f"{self._title} no longer reads; it is started again")
+            self._kill()
+            self._close()
+            self._note_end()
+        if self.again is not None and now >= self.again:
+            self._start()
+
+    def _start(self) -> None:
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        pid = os.fork()
+        if pid == 0:
+            self._be(reader)
+        os.close(reader)
+        os.set_blocking(writer, False)
+        self._note_start(pid)
+        self._fd, self._rest, self._is_new = writer, b"", bool(self._state)
+        self._stuck = self._clock()
+        self.write()
+
+    def _be(self, reader: int) -> None:
+        """Be the child."""
+        status = 1
+        try:
+            kernel.die_with_parent()  # another child may hold the pipe's other end for a while
+            start = 3
+            os.closerange(start, reader)
+            os.closerange(reader + 1, os.sysconf("SC_OPEN_MAX"))
+            kernel.set_name(self._name)
+            status = self._serve(reader)
+        except GpuhookError as error:
+            self._tell(str(error))
+        except Exception as error:  # noqa: BLE001 - a process of its own: nobody else would say it
+            self._tell(f"{self._title} failed: {type(error).__name__}: {error}")
+        finally:
+            os._exit(status)
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._rest = -1, b""
+
+    def end(self) -> None:
+        """Have it take its leave by SIGTERM, and wait for its end."""
+        self._close()
+        if not self.pid:
+            return
+        os.kill(self.pid, signal.SIGTERM)
+        if kernel.reap(self.pid, _ENDING) is None:
+            self._kill()
+        self.pid = 0

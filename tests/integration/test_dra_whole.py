@@ -1,0 +1,98 @@
+"""gpuhook dra as it is called, between a kubelet and an API server: slices, claims, statuses."""
+
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from api_server import ApiServer, serving
+from dra_kubelet import Claim, DraKubelet
+from harness.commands import daemon, run, wait_until
+from harness.dra import GPU_DRIVER, NODE, result, slice_name
+from harness.driver import Driver, simulate
+from harness.installation import Installation, write_config
+from harness.node import children
+
+_PROGRAM = "import sys; del sys.argv[0]; from gpuhook.tools.cli import main; main()"
+
+
+@pytest.fixture
+def api(workspace: Path, tmp_path: Path) -> Iterator[ApiServer]:
+    folder = workspace / f"w{hash(tmp_path) & 0xFFFFFFFF:x}"
+    folder.mkdir()
+    with serving(folder) as made:
+        made.add("nodes", NODE, {})
+        yield made
+
+
+@pytest.fixture
+def driver(installation: Installation, tmp_path: Path) -> Driver:
+    return simulate(installation, tmp_path / "root", "--gpus", "8")
+
+
+def kubeconfig(api: ApiServer) -> str:
+    user = {"client-certificate": "client.crt", "client-key": "client.key"}
+    document = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [
+            {"name": "c", "cluster": {"server": api.url, "certificate-authority": "ca.crt"}}
+        ],
+        "users": [{"name": "u", "user": user}],
+    }
+    path = api.folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(document))
+    return str(path)
+
+
+def test_slices_claims_and_statuses(
+    installation: Installation, driver: Driver, api: ApiServer, tmp_path: Path
+) -> None:
+    config = write_config(api.folder / "etc", driver.root, ["runc"])
+    (api.folder / "cdi").mkdir()
+    names = [slice_name(gpu.uuid) for gpu in driver.gpus]
+    argv: list[str | Path] = [sys.executable, "-c", _PROGRAM, installation.command, "dra"]
+    argv += ["--node", NODE, "--config", config, f"--kubeconfig={kubeconfig(api)}"]
+    argv += [f"--plugins={api.folder}/plugins", f"--registry={api.folder}/reg"]
+    argv += [f"--cdi-folder={api.folder}/cdi"]
+    claim = Claim("ns", "a", str(uuid.uuid4()))
+    allocation = {"devices": {"results": [result(names[2])], "config": []}}
+    given = {"metadata": {"uid": claim.uid}, "status": {"allocation": allocation}}
+    api.add("resourceclaims", "a", given, "ns")
+    with (
+        DraKubelet(api.folder) as kubelet,
+        daemon(argv, api.folder / "log", lambda: bool(kubelet.instances(GPU_DRIVER))) as process,
+    ):
+        wait_until(lambda: len(_published(api)) == 8, "all are published")
+        prepared = kubelet.prepare(GPU_DRIVER, claim)[claim.uid]
+        assert not isinstance(prepared, str), prepared
+        assert [device.name for device in prepared] == [names[2]]
+        wait_until(lambda: _status(api) == [(names[2], "True")], "the claim's status says so")
+        run([installation.command, "simulate", driver.root, "--xid=79", "--gpu=3"]).ok()
+        wait_until(lambda: _tainted(api) == [names[3]], "a taint", timeout=20)
+        assert kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
+        wait_until(lambda: _status(api) == [], "the claim's status is empty")
+        usual = {"gpuhook-events", "gpuhook-server", "gpuhook-publish"}
+        wait_until(lambda: {*children(process.pid)} == usual, "the claims' children have ended")
+        pids = [process.pid, *children(process.pid).values()]
+        rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
+        lines = [line.split() for text in rollups for line in text.splitlines()]
+        memory = sum(int(words[1]) for words in lines if words[0] == "Pss:")
+        assert memory < 60 << 10, memory
+
+
+def _published(api: ApiServer) -> list[Any]:
+    return [each for one in api.slices() for each in one["spec"].get("devices", ())]
+
+
+def _tainted(api: ApiServer) -> list[str]:
+    return [each["name"] for each in _published(api) if each.get("taints")]
+
+
+def _status(api: ApiServer) -> list[tuple[str, str]]:
+    found = next(value for key, value in api.objects.items() if key[0] == "resourceclaims")
+    devices = (found.get("status") or {}).get("devices") or []
+    return [(each["device"], each["conditions"][0]["status"]) for each in devices]
