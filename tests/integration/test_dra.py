@@ -184,12 +184,6 @@ def test_names_stay_when_minors_change(machine: Callable[..., Driver], dra: Dra)
     assert names(dra()) == before
 
 
-def test_it_serves_nobody_yet(installation: Installation) -> None:
-    said = run([str(installation.command), "dra"])
-    assert said.status == 1
-    assert "--dry-run" in said.stderr
-
-
 @pytest.mark.parametrize("word", ["nobody=x", "amd"])
 def test_a_driver_of_nobody(word: str, installation: Installation) -> None:
     said = run([str(installation.command), "dra", "--dry-run", "--driver", word])

@@ -1,5 +1,6 @@
 """The liveness probe, by real sockets of a server of the tests."""
 
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,13 @@ class Plugin(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no types
         return b"".join(
             bytes([number << 3 | 2, len(text)]) + text.encode() for number, text in fields.items()
         )
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder whose path leaves room for a socket's name: 107 bytes are all that there is."""
+    with tempfile.TemporaryDirectory(prefix="probe-", dir="/tmp") as name:
+        yield Path(name)
 
 
 @pytest.fixture

@@ -42,8 +42,9 @@ class Published:
     ``attributes`` and ``capacity`` (in bytes, or pieces) have the names of the vendor's driver.
     Of the set of counters ``counters`` it uses ``uses``: what two devices use of one thing doesn't
     go to both. ``reason`` says why nobody should be given it now, ``taint`` is a word for that and
-    ``value`` the taint's value; ``effect`` is what becomes of pods: KEEP_AWAY new ones, or SEND_AWAY
-    those that have it, too. ``id`` is the inventory's for the device, "" for what there is not.
+    ``value`` the taint's value; ``effect`` is what becomes of pods: KEEP_AWAY new ones, or
+    SEND_AWAY those that have it, too. ``id`` is the inventory's for the device, "" for what there
+    is not.
     """
 
     name: str

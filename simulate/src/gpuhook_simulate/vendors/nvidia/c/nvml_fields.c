@@ -10,10 +10,6 @@
 #define AMPERE 7 /* nvmlDeviceArchitecture_t: rows are remapped from here on */
 #define XID_ROW_REMAPPED 63
 #define XID_REMAPPING_FAILED 64
-#define XID_OFF_THE_BUS 79
-#define XID_UNCONTAINED 95
-#define GPU_RESET 1 /* NVML_GPU_RECOVERY_ACTION_... */
-#define NODE_REBOOT 2
 #define STACKED 4096 /* bits: a bus of stacked memory, which has a sensor */
 #define HOTTER 8 /* degrees that memory is above the GPU */
 #define ALL_LINKS 0xffffffff /* a scope */
@@ -157,11 +153,6 @@ static int get_field(nvml_device handle, const struct sim_gpu *gpu, struct field
         return remapped(handle, field);
     case 185: case 186:
         return set_number(field, sim_condition(gpu).power);
-    case 230: /* what helps the GPU, until a reset, which a simulated GPU doesn't have */
-        if (gpu->architecture < AMPERE)
-            return NVML_ERROR_NOT_SUPPORTED;
-        return set_number(field, count_xids(gpu, XID_OFF_THE_BUS) ? NODE_REBOOT
-                                 : count_xids(gpu, XID_UNCONTAINED) ? GPU_RESET : 0);
     case 188: case 189: case 190:
         return set_number(field, gpu->power_limit);
 #if SIM_RECOVERY
