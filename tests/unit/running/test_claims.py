@@ -125,6 +125,7 @@ def gives(*nodes: dict[str, Any], mounts: Sequence[Any] = (), **linux: Any) -> d
 
 MAPPED = [{"type": "user"}]
 EVERYTHING = {"devices": [{"allow": True, "access": "rwm"}]}
+PRIVILEGED = {"capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}
 # How the node /dev/null can come into a container, and what only looks like it.
 WAYS: dict[str, tuple[dict[str, Any], bool]] = {
     "the node": (gives(node("/dev/x0", NULL)), True),
@@ -138,7 +139,10 @@ WAYS: dict[str, tuple[dict[str, Any], bool]] = {
     "a mount beside the bundle": (gives(mounts=[mount("dev/null")]), True),
     "a mount of a folder": (gives(mounts=[mount("/dev")]), False),
     "a user namespace": (gives(node("/dev/null", (77, 3)), namespaces=MAPPED), True),
-    "privileged": (gives(node("/dev/x0", NULL), resources=EVERYTHING), False),
+    "privileged": (
+        {**gives(node("/dev/x0", NULL), resources=EVERYTHING), "process": PRIVILEGED},
+        False,
+    ),
     "odd": (gives(node("/dev/x0", ([], {})), mounts=[3, {}, mount("/\0")]), False),  # type: ignore[arg-type]
 }
 
@@ -180,6 +184,50 @@ def test_a_device_is_held_by_its_node(parts: Inventory, spec: dict[str, Any], ha
     assert [each["selected"] for each in record["given"]] == ([["A"]] if has else [])
     assert bool(leases.wants(record, (KIND,))) == has
     assert all(each["devices"] == [] for each in record["given"]), "what no rule allows"
+
+
+def rule(access: str = "rwm", **numbers: int) -> dict[str, Any]:
+    return {"allow": True, "type": "c", "access": access, **numbers}
+
+
+RULES: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
+    "its own": ([rule(major=240, minor=1)], [1]),
+    "of the major": ([rule(major=240)], [1, 2, 11]),
+    "of every device, without privilege": (EVERYTHING["devices"], [1, 2, 11]),
+    "of every device of that type": ([rule()], [1, 2, 11]),
+    "to make nodes alone": ([rule("m")], []),
+    "taken back": ([rule(major=240), {"allow": False, "access": "rwm"}], []),
+    "of the kernel's own devices": ([rule(major=1), rule(major=5)], []),
+}
+
+
+@pytest.mark.parametrize(("rules", "minors"), RULES.values(), ids=RULES.keys())
+@pytest.mark.parametrize("by_document", [False, True])
+def test_a_device_is_held_by_a_rule(
+    cards: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    rules: list[dict[str, Any]],
+    minors: list[int],
+    by_document: bool,
+) -> None:
+    """Who may open a device can make its node, as Docker's capabilities allow."""
+    spec = gives(resources={"devices": rules})
+    if by_document:
+        record = held(spec, config=cards)
+        assert [*record["nodes"].get(CARD, {})] == [f"240:{minor}" for minor in minors]
+        return
+    names = {minor: f"/dev/acme{minor}" for minor in (1, 2, 11)}
+    made = Inventory(
+        "acme",
+        "/",
+        "1",
+        tuple(Device(str(minor), str(minor), {}, (path,)) for minor, path in names.items()),
+        tuple(Node(path, 240, minor) for minor, path in names.items()),
+    )
+    monkeypatch.setattr(claims, "get_inventory", lambda *_, **__: made)
+    record = held(spec, KIND)
+    given = [name for each in record["given"] for name in each["selected"]]
+    assert given == [str(minor) for minor in minors]
 
 
 def test_no_more_is_given_back_than_it_had(parts: Inventory) -> None:
@@ -248,6 +296,7 @@ def test_a_privileged_container_has_what_documents_gave_it(cards: Config) -> Non
     every = [node(f"/dev/card{minor}", (240, minor)) for minor in (1, 2, 11)]
     spec = spec_with(f"NVIDIA_VISIBLE_DEVICES={CARD}=uuid-a")
     spec["linux"] = {**spec["linux"], "devices": every, "resources": EVERYTHING}
+    spec["process"].update(PRIVILEGED)
     whole = Spec("/spec", json.dumps(spec))
     record = claims.describe(STATE, whole, (), (f"{CARD}=uuid-a",), known(cards), cards)
     assert record["nodes"] == {CARD: {"240:1": f"{CARD}=a", "240:11": f"{CARD}=a"}}

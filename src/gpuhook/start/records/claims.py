@@ -13,6 +13,7 @@ from gpuhook.ground.oci.spec import State
 from gpuhook.start import contract, given_nodes
 from gpuhook.start.inventory.cache import get_inventory
 from gpuhook.start.records import leases, records
+from gpuhook.start.request.reader import is_privileged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,33 +59,55 @@ def describe(
     ``save``.
     """
     record = records.describe(state, spec.data.get("annotations"), grants)
-    has = _given(spec, names, config)
+    given = _given(spec, names, config)
     documents = [name for name in names if name.partition("=")[0] in config.exclusive]
     record["nodes"] = {}
-    for kind in config.exclusive if has else ():  # protects: claims
+    for kind in config.exclusive if given else ():  # protects: claims
         ours = _inventory(kind, grants, known, config, save)
         if ours is None:
-            record["nodes"][kind] = _of_documents(kind, has, config)
-        elif found := given_nodes.devices_of(has, ours[1]):
-            nodes = (node.numbers for node in ours[1].nodes if node.numbers in has)
-            rules = [pair for pair in nodes if spec_allows(spec.device_rules, *pair)]
+            record["nodes"][kind] = _of_documents(kind, given, config)
+            continue
+        has = given.among({node.numbers for node in ours[1].nodes})
+        if found := given_nodes.devices_of(has, ours[1]):
+            rules = [pair for pair in sorted(has) if spec_allows(spec.device_rules, *pair)]
             _add(record, records.given(*ours, found, rules))
             documents = [name for name in documents if name.partition("=")[0] != kind]
     return {**record, "documents": documents}
 
 
-def _given(spec: "Spec", names: "Sequence[str]", config: "Config") -> "set[Numbers]":
-    """Return the character devices that a container is given.
+class _Given:
+    """What a container is given of character devices: by nodes, and by rules of its cgroup."""
 
-    Of one that may have every device it is what documents gave: the rest it has by its privilege.
+    def __init__(self, nodes: "set[Numbers]", rules: "list[dict[str, Any]]") -> None:
+        self._nodes = nodes
+        self._rules = rules
+
+    def __bool__(self) -> bool:
+        return bool(self._nodes or self._rules)
+
+    def among(self, numbers: "set[Numbers]") -> "set[Numbers]":
+        """Return which of these it has. A node that a rule allows it can make itself."""
+        allowed = {pair for pair in numbers if self._rules and spec_allows(self._rules, *pair)}
+        return (numbers & self._nodes) | allowed  # protects: claimed-rule
+
+
+def _given(spec: "Spec", names: "Sequence[str]", config: "Config") -> _Given:
+    """Return what a container is given.
+
+    Of a privileged one that may have every device it is what documents gave: the rest it has by
+    its privilege.
     """
-    if not any(given_nodes.allows_all(rule) for rule in given_nodes.objects(spec.device_rules)):
-        return given_nodes.numbers(spec.data, os.path.dirname(spec.path))
+    rules = [*given_nodes.objects(spec.device_rules)]
+    # protects: claimed-unprivileged
+    if not (is_privileged(spec.data) and any(map(given_nodes.allows_all, rules))):
+        nodes = given_nodes.numbers(spec.data, os.path.dirname(spec.path))
+        return _Given(nodes, rules if given_nodes.opened(rules) else [])
     if not names:
-        return set()
+        return _Given(set(), [])
     from gpuhook.start.cdi import apply, saved  # noqa: PLC0415 - for such containers alone
 
-    return given_nodes.numbers(apply.apply({}, apply.resolve(saved.read_folders(config), names)))
+    edits = apply.resolve(saved.read_folders(config), names)
+    return _Given(given_nodes.numbers(apply.apply({}, edits)), [])
 
 
 def _inventory(
@@ -114,7 +137,7 @@ def _add(record: "dict[str, Any]", found: "dict[str, Any]") -> None:
     record["given"].append(found)
 
 
-def _of_documents(kind: str, has: "set[Numbers]", config: "Config") -> dict[str, str]:
+def _of_documents(kind: str, given: _Given, config: "Config") -> dict[str, str]:
     """Return nodes of a kind that documents alone describe, "MAJOR:MINOR", and whose each is.
 
     A node counts as a device's own where the devices that have it contain each other, as ``all``
@@ -130,7 +153,7 @@ def _of_documents(kind: str, has: "set[Numbers]", config: "Config") -> dict[str,
             nodes = given_nodes.numbers(apply.apply({}, device.edits))
         except CdiError:  # a node that this machine hasn't got, so nobody has
             continue
-        for pair in nodes & has:
+        for pair in given.among(nodes):
             owners.setdefault(pair, []).append((len(nodes), name, nodes))
     found = {}
     for pair, several in sorted(owners.items()):
