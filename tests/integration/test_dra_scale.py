@@ -1,6 +1,6 @@
 """Many nodes that publish to one API server: how often it is asked, by a clock that the test moves.
 
-100 here; `NODES=1000 ./scripts/test integration -n0 -s tests/integration/test_dra_scale.py` has the
+20 here; `NODES=1000 ./scripts/test integration -n0 -s tests/integration/test_dra_scale.py` has the
 numbers of docs/kubernetes/dra.md.
 """
 
@@ -16,7 +16,7 @@ from api_server import ApiServer, serving
 from dra_node import Node, device, slices
 from dra_reader import check
 
-COUNT = int(os.environ.get("NODES", "100"))
+COUNT = int(os.environ.get("NODES", "20"))
 GPUS = 8
 HOURS = 2
 

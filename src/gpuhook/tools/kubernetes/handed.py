@@ -161,6 +161,25 @@ class Records:
         os.close(self._open_lock())
 
     def _open_lock(self) -> int:
+        folder = self._open_folder()
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            return os.open(_LOCK, flags, _MODE, dir_fd=folder)
+        except OSError as error:
+            raise self._unusable(error) from None
+        finally:
+            os.close(folder)
+
+    def _open_folder(self) -> int:
+        """Open our folder, made where it isn't there; PluginError where others may change it.
+
+        In a pod it is mounted, below a folder that everybody may write to (an emptyDir): a mount
+        is in nobody's hands but root's.
+        """
+        if os.path.ismount(self.folder):
+            mounted = cache.open_folder(self.folder)
+            if mounted is not None:
+                return mounted
         above = cache.make_folder(self._state_dir)
         if above is None:
             raise PluginError(
@@ -171,18 +190,11 @@ class Records:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(FOLDER, 0o700, dir_fd=above)
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            folder = os.open(FOLDER, flags, dir_fd=above)
+            return os.open(FOLDER, flags, dir_fd=above)
         except OSError as error:
             raise self._unusable(error) from None
         finally:
             os.close(above)
-        try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            return os.open(_LOCK, flags, _MODE, dir_fd=folder)
-        except OSError as error:
-            raise self._unusable(error) from None
-        finally:
-            os.close(folder)
 
     def _unusable(self, error: OSError) -> PluginError:
         remedy = files.remedy(error, "Run this as root")
