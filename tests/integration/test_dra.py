@@ -184,6 +184,14 @@ def test_names_stay_when_minors_change(machine: Callable[..., Driver], dra: Dra)
     assert names(dra()) == before
 
 
+@pytest.mark.parametrize("word", ["nobody", "nvidia=1", "nvidia=x", "nvidia=129", "nvidia="])
+def test_shares_that_there_are_not(word: str, installation: Installation) -> None:
+    said = run([str(installation.command), "dra", "--dry-run", "--share", word])
+    assert said.status == 1
+    assert "Write " in said.stderr
+    assert "Traceback" not in said.stderr
+
+
 @pytest.mark.parametrize("word", ["nobody=x", "amd"])
 def test_a_driver_of_nobody(word: str, installation: Installation) -> None:
     said = run([str(installation.command), "dra", "--dry-run", "--driver", word])

@@ -99,7 +99,7 @@ def _check_device(device: Any, sets: dict[str, dict[str, Any]]) -> None:
         assert len(str(text).encode()) <= 64
         assert "version" not in said or SEMVER.fullmatch(said["version"]), said
     for value in capacity.values():
-        parse_quantity(value.value)
+        _check_policy(parse_quantity(value.value), value.request_policy, device)
     for used in device.consumes_counters or []:
         for name, value in used.counters.items():
             all_of_it = parse_quantity(sets[used.counter_set][name].value)
@@ -109,6 +109,27 @@ def _check_device(device: Any, sets: dict[str, dict[str, Any]]) -> None:
         assert SUBDOMAIN.fullmatch(domain)
         assert LABEL.fullmatch(word)
         assert taint.effect in {"NoSchedule", "NoExecute"}
+
+
+def _check_policy(capacity: Any, policy: Any, device: Any) -> None:
+    """Check how much of a capacity claims may ask for (resource/v1, CapacityRequestPolicy)."""
+    if policy is None:
+        return
+    assert device.allow_multiple_allocations
+    default = parse_quantity(policy.default)
+    assert 0 < default <= capacity
+    assert (policy.valid_values is None) != (policy.valid_range is None)
+    if policy.valid_values is not None:
+        values = [parse_quantity(each) for each in policy.valid_values]
+        assert values == sorted({*values})
+        assert len(values) <= 10
+        assert default in values
+        return
+    sizes = policy.valid_range
+    least, most, step = (parse_quantity(each) for each in (sizes.min, sizes.max, sizes.step))
+    assert least <= default <= most <= capacity
+    assert least + step <= capacity
+    assert {default % step, most % step} == {0}
 
 
 # Claims -----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import yaml
 from dra_reader import Object, check, chosen
 from hypothesis import given
 from hypothesis import strategies as some
+from kubernetes.utils.quantity import parse_quantity
 
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import Config
@@ -21,6 +22,7 @@ from gpuhook.start.inventory.model import Inventory, Node
 from gpuhook.tools.cdi.write import to_text
 from gpuhook.tools.kubernetes import dra
 from gpuhook.tools.kubernetes.dra import Choices, objects, quantity
+from gpuhook.tools.running import limitable
 from gpuhook.tools.vendors import slices
 from gpuhook.tools.vendors.slices import Published, Slices, device_name, semantic
 from gpuhook.vendors import registry
@@ -261,6 +263,41 @@ def test_a_driver_that_fails_leaves_the_others(tmp_path: Path) -> None:
     assert devices(made)[name]["attributes"]["architecture"] == {"string": "Hopper"}
     assert "capacity" not in devices(made)[name]
     assert any("isn't known" in each for each in warnings)
+
+
+# Shares -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shares", [0, 3, 4])
+@pytest.mark.parametrize("release", [(1, 34), (1, 35)])
+def test_shares_of_memory(
+    shares: int, release: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim that says nothing gets all of a device's memory, or one share of it."""
+    monkeypatch.setattr(limitable, "what_it_takes", lambda *_: None)
+    choices = Choices("n1", kubernetes=release, shares={"amd": shares})
+    made = published(paper.machine("amd", tmp_path), choices=choices)
+    every = [each for one in check(made, release) for each in one.spec.devices or ()]
+    assert len(every) == 4
+    for each in every:
+        assert each.allow_multiple_allocations
+        memory = each.capacity["memory"]
+        policy = memory.request_policy
+        whole = parse_quantity(memory.value) / (shares or 1)
+        assert 0 <= whole - parse_quantity(policy.default) < 1 << 20
+        lowest = policy.valid_values[0] if shares else policy.valid_range.min
+        assert lowest == (policy.default if shares else "1Mi")
+
+
+def test_what_no_limit_holds_for_is_not_shared(tmp_path: Path) -> None:
+    """No kernel here has dmem for that driver: a share would be all of the GPU."""
+    vendor = contract.load(registry.KNOWN["amd"])
+    choices = Choices("n1", shares={"amd": 4})
+    made, warnings = objects([(vendor, paper.machine("amd", tmp_path))], choices, Config())
+    check(made)
+    assert len(devices(made)) == 4
+    assert not any("allowMultipleAllocations" in each for each in devices(made).values())
+    assert len([each for each in warnings if "isn't shared: " in each]) == 4
 
 
 # Limits -----------------------------------------------------------------------------------------

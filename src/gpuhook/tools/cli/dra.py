@@ -38,6 +38,8 @@ _PLACES = {
     "dev_root": "The folder on the host above the nodes' /dev, if not the driver root.",
 }
 _PATIENCE = 10.0  # seconds for each call of a probe
+_NUMBER = re.compile(r"[0-9]{1,3}")
+_MOST_SHARES = 128
 _VERSION = re.compile(r"v?([0-9]{1,3})\.([0-9]{1,4})(?:\.[0-9A-Za-z.+-]*)?")
 
 
@@ -60,6 +62,7 @@ def _places(command: Callable[..., Any]) -> Callable[..., Any]:
         "gpuhook dra --dry-run --node gpu7": "Print what the node gpu7 would publish, as YAML",
         "gpuhook dra --dry-run --dynamic-mig --format json": "With all MIG devices that could be",
         "gpuhook dra --dry-run --driver amd=gpu.example.com": "Under another driver's name",
+        "gpuhook dra --share nvidia=4": "Let four claims have a GPU, each with a quarter of it",
     },
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be published, and end.")
@@ -74,6 +77,11 @@ def _places(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--driver", "drivers", metavar="VENDOR=NAME", multiple=True,
     help="Another name for a vendor's driver than its maker's own.",
+)  # fmt: skip
+@click.option(
+    "--share", "shared", metavar="VENDOR[=N]", multiple=True,
+    help="Let several claims have a vendor's device, each with a part of its memory: of any size, "
+    "or N equal ones.",
 )  # fmt: skip
 @click.option(
     "--dynamic-mig", is_flag=True,
@@ -108,6 +116,7 @@ def dra(
     node: str | None,
     pool: str | None,
     drivers: tuple[str, ...],
+    shared: tuple[str, ...],
     dynamic_mig: bool,
     release: str | None,
     kubeconfig: str | None,
@@ -135,6 +144,7 @@ def dra(
         drivers=_drivers(drivers, config),
         dynamic=dynamic_mig,
         kubernetes=_kubernetes(release, kubeconfig, api_server),
+        shares=_shares(shared, config),
     )
     if not dry_run:
         if dynamic_mig:
@@ -197,6 +207,26 @@ def _drivers(given: tuple[str, ...], config: Config) -> dict[str, str]:
                 f"Write VENDOR=NAME, with one of {', '.join(known)}",
             )
         found[vendor] = name
+    return found
+
+
+def _shares(given: tuple[str, ...], config: Config) -> dict[str, int]:
+    """Return in how many shares a vendor's devices go, 0 for any size; RequestError for rubbish."""
+    known = [*registry.known(config)]
+    found = {}
+    for each in given:
+        vendor, equals, number = each.partition("=")
+        if vendor not in known:
+            raise RequestError(
+                f"--share {shown(each)} names no vendor",
+                f"Write VENDOR or VENDOR=N, with one of {', '.join(known)}",
+            )
+        if equals and not (_NUMBER.fullmatch(number) and 2 <= int(number) <= _MOST_SHARES):
+            raise RequestError(
+                f"--share {shown(each)} has no number of shares",
+                f"Write one from 2 to {_MOST_SHARES} after the =, or leave both out",
+            )
+        found[vendor] = int(number or 0)
     return found
 
 

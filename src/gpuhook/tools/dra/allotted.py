@@ -14,13 +14,13 @@ from gpuhook.start.request.sources import SOURCE, limit_place
 from gpuhook.tools.dra import configs, document
 from gpuhook.tools.dra.devices import Devices, Known
 from gpuhook.tools.dra.document import Given
+from gpuhook.tools.kubernetes.dra import MEMORY
 from gpuhook.tools.kubernetes.handed import Held
 from gpuhook.tools.running import limitable
 from gpuhook.tools.vendors import cluster
 from gpuhook.tools.vendors.quantities import bytes_of
 
 TRY_AGAIN = "The kubelet tries again; if it goes on, delete the pod, so that it gets other devices"
-_MEMORY = "memory"  # the capacity that shares have of a device
 _OPTIONS = ("ro", "nosuid", "nodev", "noexec", "rbind", "rprivate")
 
 Ref = Mapping[str, str]  # namespace, name and uid of a claim
@@ -115,7 +115,7 @@ class _Reading:
             known.name,
             admin=result.get("adminAccess") is True,
             share=share,
-            consumed={_MEMORY: consumed.number} if consumed else {},
+            consumed={MEMORY: consumed.number} if consumed else {},
             vendor=known.vendor,
             unit=answers.id(device),
             whole=answers.id(by_id.get(known.parent, device)),
@@ -133,7 +133,7 @@ class _Reading:
 def _consumed(result: Mapping[str, Any]) -> Size | None:
     """Return what of a device's memory a result has, None where it says nothing of it."""
     consumed = result.get("consumedCapacity") or {}
-    texts = [text for key, text in consumed.items() if key.rpartition("/")[2] == _MEMORY]
+    texts = [text for key, text in consumed.items() if key.rpartition("/")[2] == MEMORY]
     if not texts:
         return None
     number = bytes_of(texts[0])

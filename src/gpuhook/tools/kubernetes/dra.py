@@ -14,6 +14,7 @@ from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import DriverError, RequestError, shown
 from gpuhook.start.contract import Vendor
 from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.running import limitable
 from gpuhook.tools.vendors import pci, slices
 from gpuhook.tools.vendors.slices import DeviceClass, Published, Value, Version
 
@@ -31,6 +32,8 @@ _LONGEST_VALUE = 64  # bytes
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+MEMORY = "memory"  # the capacity that shares are of
+_MEBI = 1 << 20
 _UNITS = ("", "Ki", "Mi", "Gi", "Ti", "Pi")
 
 
@@ -38,7 +41,8 @@ _UNITS = ("", "Ki", "Mi", "Gi", "Ti", "Pi")
 class Choices:
     """What an administrator chose: names, and which Kubernetes reads this.
 
-    ``drivers`` are by vendor; ``pool`` is the node where it is "".
+    ``drivers`` are by vendor; ``pool`` is the node where it is "". ``shares`` are by vendor what
+    ``Published`` has of its devices.
     """
 
     node: str
@@ -46,6 +50,7 @@ class Choices:
     drivers: Mapping[str, str] = field(default_factory=dict)
     dynamic: bool = False
     kubernetes: tuple[int, int] = COUNTERS_APART
+    shares: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -185,6 +190,9 @@ def _collect(
     driver = drivers.setdefault(name, Driver(name))
     warnings = [*offer.warnings]
     for device in offer.devices:
+        if vendor.names.NAME in choices.shares:
+            device, why = _shared(device, vendor, inventory, choices, config)  # noqa: PLW2901
+            warnings += why
         if device.name in driver.devices:
             warnings.append(f"Two devices would be {device.name}: the second isn't published")
             continue
@@ -197,6 +205,24 @@ def _collect(
     for each in answers.classes(name, inventory, root):
         driver.classes.setdefault(each.name, each)
     return warnings
+
+
+def _shared(
+    given: Published, vendor: Vendor, inventory: Inventory, choices: Choices, config: Config
+) -> tuple[Published, list[str]]:
+    """Return a device as several claims may have it, and why not, where it isn't shared.
+
+    A share is a limit of memory, so the device must have one that holds. Parts aren't shared.
+    """
+    device = next((each for each in inventory.devices if each.id == given.id), None)
+    if given.reason or given.counters or device is None:
+        return given, []
+    if not given.capacity.get(MEMORY):
+        return given, [f"{given.name} isn't shared: how much memory it has isn't known"]
+    problem = limitable.what_it_takes(vendor, inventory, config, (device,))
+    if problem is not None:  # protects: dra-shared-limits
+        return given, [f"{given.name} isn't shared: {problem.cause}"]
+    return replace(given, shares=choices.shares[vendor.names.NAME]), []
 
 
 def _place(root: Rootfs, bus_id: str) -> dict[str, Value]:
@@ -302,6 +328,9 @@ def _device(driver: Driver, given: Published) -> dict[str, Any]:
     made["attributes"] = {name: _value(value) for name, value in [*facts.items()][:room]}
     if given.capacity:
         made["capacity"] = _counts(given.capacity)
+    if given.shares is not None:
+        made["allowMultipleAllocations"] = True
+        made["capacity"][MEMORY]["requestPolicy"] = _policy(given.capacity[MEMORY], given.shares)
     if given.uses:
         used = {"counterSet": given.counters, "counters": _counts(given.uses)}
         made["consumesCounters"] = [used]
@@ -310,6 +339,19 @@ def _device(driver: Driver, given: Published) -> dict[str, Any]:
         key = f"{driver.name}/{given.taint}"
         made["taints"] = [{"key": key, **value, "effect": given.effect}]
     return made
+
+
+def _policy(memory: int, shares: int) -> dict[str, Any]:
+    """Return what claims may ask for of a memory of so many bytes: one share, or any size.
+
+    Who says nothing gets a share, or all of it. Sizes are whole MiB.
+    """
+    most = memory // max(shares, 1) // _MEBI * _MEBI
+    if shares:
+        return {"default": quantity(most), "validValues": [quantity(most)]}
+    step = quantity(_MEBI)
+    sizes = {"min": step, "max": quantity(most), "step": step}
+    return {"default": quantity(most), "validRange": sizes}
 
 
 def _value(value: Value) -> dict[str, Any]:

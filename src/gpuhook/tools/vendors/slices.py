@@ -44,7 +44,8 @@ class Published:
     go to both. ``reason`` says why nobody should be given it now, ``taint`` is a word for that and
     ``value`` the taint's value; ``effect`` is what becomes of pods: KEEP_AWAY new ones, or
     SEND_AWAY those that have it, too. ``id`` is the inventory's for the device, "" for what there
-    is not.
+    is not. ``shares`` is in how many equal parts of its memory several claims may have it, 0 for
+    parts of any size, None for a device that goes to one claim.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Published:
     value: str = ""
     id: str = ""
     effect: str = KEEP_AWAY
+    shares: int | None = None
 
 
 @dataclass(frozen=True)
