@@ -17,6 +17,7 @@ MODES = {
     "cdi": "overlays/cdi",
     "cdi-pod": "overlays/cdi-pod",
     "dra": "overlays/dra",
+    "nri": "overlays/nri",
     "mounts": "overlays/mounts",
     "runtime": "base",
     "environment": "overlays/environment",

@@ -21,7 +21,7 @@ from harness.manifests import (
 from gpuhook import __version__
 
 WITH_RUNTIME = ("base", "overlays/environment", "overlays/mps", "overlays/remove")
-WITH_UNIT = ("overlays/cdi", "overlays/mps")
+WITH_UNIT = ("overlays/cdi", "overlays/mps", "overlays/nri")
 METRICS = ("overlays/metrics", "overlays/metrics-operator")
 # What claims need in the cluster, and nothing else has: an account with rights, and their limits.
 POLICY = "ValidatingAdmissionPolicy"

@@ -497,6 +497,35 @@ def test_mps_as_a_unit(fresh: Node, systemctl: Path, newer: str, tmp_path: Path)
     assert not [*fresh.path("/opt/gpuhook").iterdir()]
 
 
+def test_the_engines_plugin_as_a_unit(fresh: Node, systemctl: Path, tmp_path: Path) -> None:
+    """It is restarted where config.toml changes; the engine's files stay as they are."""
+    document = daemon_set("overlays/nri", "installer")
+    host = {"gpuhook-config": str(tmp_path)}
+    nri = UNIT.with_name("gpuhook-nri.service")
+
+    def put() -> list[str]:
+        """Return how systemctl was called for that unit."""
+        systemctl.unlink(missing_ok=True)
+        fresh.pod(document, "installer", host=host, options=("--rm",)).ok()
+        return [line for line in systemctl.read_text().splitlines() if nri.name in line]
+
+    started = [f"enable --quiet {nri.name}", f"restart --no-block {nri.name}"]
+    assert put() == started
+    assert "ExecStart=/opt/gpuhook/bin/gpuhook nri --gate" in fresh.path(nri).read_text()
+    assert "DEVICE_LIST_STRATEGY=envvar" in fresh.path(UNIT).read_text().replace('"', "")
+    assert put() == [f"start --no-block {nri.name}"]
+    (tmp_path / "config.toml").write_text("disable-require = true\n")
+    assert put() == started
+
+    plain = daemon_set("overlays/cdi", "installer")
+    without = fresh.pod(plain, "installer", options=("--rm",)).failed()
+    assert f"{nri.name} gives pods their devices" in without.stderr
+    systemctl.unlink()
+    install(fresh, *REMOVE).ok()
+    assert f"disable --quiet --now {nri.name}" in systemctl.read_text()
+    assert not fresh.path(nri).exists()
+
+
 def test_mps_needs_a_plugin_that_sees_it(fresh: Node) -> None:
     refused = install(fresh, "install", "--mps").failed()
     assert "a plugin in a pod doesn't see the daemon" in refused.stderr

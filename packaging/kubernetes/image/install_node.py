@@ -30,6 +30,8 @@ from functools import partial
 import click
 from node import TASKS, Node, say, say_last, systemctl
 from node_mps import put_mps, refuse_mps, remove_mps
+from node_nri import UNIT as NRI
+from node_nri import put_nri
 from node_plugin import put_plugin, refuse_plugin, remove_plugin
 from node_settings import settle, unsettle
 
@@ -379,6 +381,8 @@ def install(node: Node) -> None:
             refuse_plugin(node)
         if not node.mps:
             refuse_mps(node)
+        if not node.nri:
+            NRI.refuse(node)
         settle(node)
         version = put_version(node)
         link_programs(node, version)
@@ -386,6 +390,8 @@ def install(node: Node) -> None:
             tell_engine(node)
         if node.mps:
             put_mps(node, version)
+        if node.nri:
+            put_nri(node, version)
         if node.plugin:
             put_plugin(node, version, os.environ)
         remove_old(node, version)
@@ -404,6 +410,7 @@ def remove(node: Node, *, patient: bool) -> None:
             check_programs(node)
             remove_plugin(node)
             remove_mps(node)
+            NRI.remove(node)
             found = users(node)
             if node.engine != NO_ENGINE:
                 if found and patient:
@@ -450,6 +457,7 @@ def wait_for_end() -> None:
 @click.option("--settings", default="", help="KEY=VALUE... for the node's config.toml.")
 @click.option("--plugin", is_flag=True, help="Run the device plugin as a unit of the node.")
 @click.option("--mps", is_flag=True, help="Keep MPS' control daemon by a unit; with --plugin.")
+@click.option("--nri", is_flag=True, help="Run the engine's plugin as a unit of the node.")
 @click.option("--remove-at-end", is_flag=True, help="stay: remove it when the pod ends.")
 def cli(
     action: str,
@@ -463,6 +471,7 @@ def cli(
     settings: str,
     plugin: bool,
     mps: bool,
+    nri: bool,
     remove_at_end: bool,
 ) -> None:
     """Put gpuhook on this node, or take it away again.
@@ -477,7 +486,7 @@ def cli(
     folder = os.path.abspath(folder)
     words = tuple(filter(None, settings.split(" ")))
     unit = unit or engine
-    node = Node(folder, engine, config, restart, unit, set_default, tasks, words, plugin, mps)
+    node = Node(folder, engine, config, restart, unit, set_default, tasks, words, plugin, mps, nri)
     actions: dict[str, Callable[[], None]] = {
         "install": partial(install, node),
         "stay": partial(install, node),

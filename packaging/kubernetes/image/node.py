@@ -30,7 +30,8 @@ class Node:
     ``config`` is the engine's configuration file, "" for its usual one; ``unit`` is the systemd
     unit to restart; ``tasks`` is the folder where containerd's shims note their containers.
     ``settings`` are KEY=VALUE for the node's config.toml. With ``plugin`` the device plugin is a
-    unit of the node's systemd, and with ``mps`` MPS' control daemon.
+    unit of the node's systemd; with ``mps`` MPS' control daemon is one, with ``nri`` the engine's
+    plugin.
     """
 
     folder: str
@@ -43,6 +44,7 @@ class Node:
     settings: tuple[str, ...] = ()
     plugin: bool = False
     mps: bool = False
+    nri: bool = False
     settings_file: str = DEFAULT_PATH
     units: str = UNITS
 

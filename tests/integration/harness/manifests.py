@@ -14,7 +14,7 @@ MANIFESTS = REPOSITORY / "packaging/kubernetes"
 VARIANTS = (
     "base", "overlays/mounts", "overlays/cdi", "overlays/cdi-pod", "overlays/dra",
     "overlays/environment", "overlays/metrics", "overlays/metrics-operator", "overlays/mps",
-    "overlays/remove",
+    "overlays/nri", "overlays/remove",
 )  # fmt: skip
 IMAGE = "localhost/gpuhook:test"  # scripts/lib/image
 

@@ -1,8 +1,8 @@
-{{- define "gpuhook.modes" -}}cdi cdi-pod dra mounts runtime environment remove{{- end }}
+{{- define "gpuhook.modes" -}}cdi cdi-pod dra nri mounts runtime environment remove{{- end }}
 
 {{/* Whether the plugin is a unit of the nodes' systemd: "true" or nothing. */}}
 {{- define "gpuhook.unit" -}}
-{{- if or (eq .Values.mode "cdi") (and .Values.mps (ne .Values.mode "remove")) }}true{{ end }}
+{{- if or (has .Values.mode (list "cdi" "nri")) (and .Values.mps (ne .Values.mode "remove")) }}true{{ end }}
 {{- end }}
 
 {{- define "gpuhook.checked" -}}
@@ -90,7 +90,7 @@ device-plugin.yaml: |
 
 {{/* The plugin's variables: those of the mode, and yours, which count before them. */}}
 {{- define "gpuhook.options" -}}
-{{- $strategy := get (dict "mounts" "mounts" "runtime" "volume-mounts" "environment" "envvar") .Values.mode | default "cdi-cri" }}
+{{- $strategy := get (dict "mounts" "mounts" "runtime" "volume-mounts" "environment" "envvar" "nri" "envvar") .Values.mode | default "cdi-cri" }}
 {{- $found := dict "DEVICE_LIST_STRATEGY" $strategy "FAIL_ON_INIT_ERROR" "false" }}
 {{- include "gpuhook.env" (merge (dict) .Values.devicePlugin.env $found) }}
 {{- end }}
