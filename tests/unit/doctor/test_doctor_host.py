@@ -257,6 +257,31 @@ def test_device_plugins(
     assert all(words in found[status] for status, words in expected.items())
 
 
+@pytest.mark.parametrize(
+    ("unit", "runs", "listens", "expected"),
+    [
+        (False, False, True, []),
+        (True, True, True, [("ok", "runs beside an engine")]),
+        (False, True, True, [("ok", "runs beside an engine")]),
+        (True, True, False, [("warning", "no engine here asks plugins")]),
+        (True, False, True, [("warning", "pods start without their devices")]),
+    ],
+)
+def test_the_engines_plugin(
+    tree: Tree, unit: bool, runs: bool, listens: bool, expected: list[tuple[str, str]]
+) -> None:
+    """Nobody else says that it is down: the engine starts pods without it."""
+    if unit:
+        tree.write("/etc/systemd/system/gpuhook-nri.service", "")
+    if listens:
+        tree.write("/var/run/nri/nri.sock", "")
+    if runs:
+        tree.process(72, "gpuhook-nri")
+    found = [*kubernetes.engines_plugin(tree.case)]
+    assert [each.status.value for each in found] == [status for status, _ in expected]
+    assert all(words in each.message for each, (_, words) in zip(found, expected, strict=True))
+
+
 def test_without_the_packages(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     tree.write(f"{PLUGINS}/{REGISTRY}", "")
     [one] = kubernetes.device_plugin(tree.case)

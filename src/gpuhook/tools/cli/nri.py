@@ -13,6 +13,7 @@ from gpuhook.ground.errors import PluginError, RequestError, printable, shown
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option
 from gpuhook.tools.host.programs import our_program
+from gpuhook.tools.nri import SOCKET
 from gpuhook.tools.nri.answer import Given, Way
 
 _INDEX = re.compile(r"[0-9]{2}")
@@ -26,7 +27,7 @@ _GATE_PATIENCE = 1.5  # seconds for the kubelet's answer; the engine waits for t
     },
 )
 @click.option(
-    "--socket", metavar="PATH", default="/var/run/nri/nri.sock", show_default=True,
+    "--socket", metavar="PATH", default=SOCKET, show_default=True,
     help="The engine's socket for plugins.",
 )  # fmt: skip
 @click.option(

@@ -42,6 +42,7 @@ STEPS: tuple[Step, ...] = (
     Step(cdi.refresh_errors, needs=_DOCUMENTS),
     Step(cdi_engines.readers, needs=(CONFIGURATION,)),
     Step(kubernetes.device_plugin),
+    Step(kubernetes.engines_plugin),
 )
 
 

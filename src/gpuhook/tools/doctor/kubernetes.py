@@ -1,12 +1,14 @@
-"""Checks of a node of a Kubernetes cluster: device plugins' sockets beside the kubelet's."""
+"""Checks of a node of a Kubernetes cluster: its device plugins, and the engine's plugin."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
 
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, note, ok, warning
+from gpuhook.tools.nri import PROCESS, SOCKET, UNIT
 
 _CHECK = "device-plugin"
+_NRI = "nri"
 _FOLDER = "/var/lib/kubelet/device-plugins"
 _REGISTRY = "kubelet.sock"
 _SERVER = "gpuhook-server"  # what the plugin's server calls itself: children.py of tools/kubernetes
@@ -49,6 +51,27 @@ def device_plugin(case: Case) -> Iterator[Finding]:
             _CHECK,
             "A kubelet runs here, and no device plugin of gpuhook's or NVIDIA's",
             f"For a cluster's pods to get devices: {extra}gpuhook device-plugin",
+        )
+
+
+def engines_plugin(case: Case) -> Iterator[Finding]:
+    """Ask whether `gpuhook nri` runs, where it is to: without it pods start without devices."""
+    machine = case.machine
+    if machine.processes(PROCESS):
+        if machine.exists(SOCKET):
+            yield ok(_NRI, "gpuhook nri runs beside an engine that asks plugins")
+        else:
+            yield warning(
+                _NRI,
+                f"gpuhook nri runs, and no engine here asks plugins: {SOCKET} isn't there",
+                "Turn NRI on in the engine's configuration (docs/kubernetes/nri.md)",
+            )
+    elif machine.exists(UNIT):
+        yield warning(
+            _NRI,
+            f"{UNIT} is there, and gpuhook nri doesn't run: pods start without their devices",
+            "Look at `systemctl status gpuhook-nri`; docs/kubernetes/nri.md says how an engine is "
+            "told to start nothing without it",
         )
 
 

@@ -5,3 +5,7 @@ no RuntimeClass of ours is needed, and no file of the engine's is changed. One p
 it needs protobuf, and with a gate a child that asks the kubelet. ``transport`` is the wire,
 ``service`` the conversation, ``answer`` what a container gets.
 """
+
+SOCKET = "/var/run/nri/nri.sock"  # the engines' usual one
+PROCESS = "gpuhook-nri"  # what the process calls itself
+UNIT = "/etc/systemd/system/gpuhook-nri.service"  # as the page and the installer have it

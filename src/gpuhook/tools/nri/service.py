@@ -9,16 +9,16 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuhook import __version__
+from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError, PluginError, printable
 from gpuhook.tools.kubernetes.api import DecodeError
-from gpuhook.tools.nri import answer
+from gpuhook.tools.nri import PROCESS, answer
 from gpuhook.tools.nri.answer import Asked, Way
 from gpuhook.tools.nri.messages import nri, ttrpc
 from gpuhook.tools.nri.transport import PLUGIN, REQUEST, RESPONSE, RUNTIME, Connection, dial
 
 NAME = "gpuhook"
 INDEX = "50"  # plugins are called in the order of these two digits
-SOCKET = "/var/run/nri/nri.sock"
 _SERVICE = "nri.pkg.api.v1alpha1."
 _CREATE = 1 << (4 - 1)  # the bit of the event CREATE_CONTAINER
 # gRPC's codes
@@ -32,6 +32,7 @@ Tell = Callable[[str], None]
 
 def run(path: str, way: Way, tell: Tell, *, index: str = INDEX) -> None:
     """Serve the engine at ``path`` until told to stop, through all its restarts."""
+    kernel.set_name(PROCESS)
     stopping = _stop_pipe()
     said = ""
     while True:
