@@ -54,6 +54,11 @@ def test_every_statement_can_be_replaced(protections: list[Any]) -> None:
                 if file.endswith(".py"):
                     trees[file] = trees.get(file) or ast.dump(ast.parse(text))
                     assert trees[file] != ast.dump(ast.parse(without)), each.name
+                elif without.startswith("#!/bin/sh"):
+                    read = subprocess.run(
+                        ["sh", "-n"], input=without, capture_output=True, text=True, check=False
+                    )
+                    assert read.returncode == 0, (each.name, read.stderr)
 
 
 @pytest.mark.parametrize(
