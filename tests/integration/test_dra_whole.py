@@ -81,7 +81,8 @@ def test_slices_claims_and_statuses(
         rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
         lines = [line.split() for text in rollups for line in text.splitlines()]
         memory = sum(int(words[1]) for words in lines if words[0] == "Pss:")
-        assert memory < 60 << 10, memory
+        # 54 to 65 MiB, by how many others have the libraries loaded: docs/kubernetes/dra.md.
+        assert memory < 72 << 10, memory
 
 
 def _published(api: ApiServer) -> list[Any]:
