@@ -3,6 +3,8 @@
 Their runtime is plain runc, and nothing of ours is configured in them.
 """
 
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from harness import images
-from harness.commands import stop, wait_until
+from harness.commands import daemon, stop, wait_until
 from harness.containerd import WITH_CDI, Containerd, containerd
 from harness.cri import Cri, CriError, Security
 from harness.driver import Driver, lines_of_nvidia_smi
@@ -234,3 +236,18 @@ def test_the_gate(node: Node, driver: Driver) -> None:
             env = "NVIDIA_VISIBLE_DEVICES=all"
             assert seen(inside(node, env, command=look())).gpu_minors == {gpu.minor}
             assert seen(inside(node, env, command=look(), title="b")).gpu_minors == set()
+
+
+def test_the_engine_is_restarted(node: Node, driver: Driver) -> None:
+    """The plugin connects again by itself. The last test: the others' engine ends here."""
+    engine, env = node.engine, "NVIDIA_VISIBLE_DEVICES=2"
+    assert engine.pid is not None
+    stat = Path(f"/proc/{engine.pid}/stat")
+    argv = node.system.namespace.enter("containerd", "--config", engine.folder / "config.toml")
+    with node.plugin():
+        assert seen(inside(node, env, command=look())).gpu_minors == {driver.gpus[2].minor}
+        os.kill(engine.pid, signal.SIGTERM)
+        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", "it has ended")
+        with daemon(argv, engine.folder / "log-again", node.cri.is_ready):
+            node.serves(2)
+            assert seen(inside(node, env, command=look())).gpu_minors == {driver.gpus[2].minor}
