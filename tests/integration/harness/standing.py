@@ -145,8 +145,16 @@ class Site:
 
         None does for two seconds after an installation, or after a file was made.
         """
-        self.works()
-        self.stand_again(())
+
+        def stands() -> bool:
+            self.works()
+            try:
+                wait_until(self.is_standing, "it stands", timeout=5.0)
+            except AssertionError:
+                return False
+            return True
+
+        wait_until(stands, "a process stands ready")
 
     def stand_again(self, before: Container[int]) -> None:
         """Start containers until a process stands ready that is none of those.
