@@ -17,6 +17,8 @@ from harness.installation import Installation, write_config
 from harness.snapshot import nothing_left
 from harness.standing import RUNTIMES, open_files
 
+from gpuhook.standby.helper import DEADLINE
+
 WRAPPER = """\
 #!/bin/sh
 words=$(sed -n 's/.*"--helper",\\([^]]*\\)\\].*/\\1/p' {bundle}/config.json)
@@ -259,7 +261,8 @@ def test_deadline(case: Case, installation: Installation) -> None:
     try:
         wait_until((case.folder / "helper").exists, "the helper runs")
         os.kill(case.helper, signal.SIGSTOP)
-        wait_until(case.helper_is_gone, "the helper is gone")
+        # In seconds, but where it is stopped before it waits to be asked: then by its first timer.
+        wait_until(case.helper_is_gone, "the helper is gone", timeout=2 * DEADLINE)
         assert started.poll() is None, "the runtime still waits"
     finally:
         case.go_on()
