@@ -14,9 +14,9 @@ from harness.bundles import Bundle
 from harness.commands import Result, run, wait_until
 from harness.driver import Driver, simulate
 from harness.installation import Installation
+from harness.mps import PLACE, SETTINGS
 from harness.namespaces import Namespace
 from harness.standing import ONE, Site
-from test_mps import PLACE, SETTINGS
 
 VERSIONS = {"575.51": 2, "615.10": 3}
 SAYS = f'echo "$CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"; ls {PLACE}'
