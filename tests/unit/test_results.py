@@ -84,6 +84,23 @@ def test_the_tables_have_the_date_of_what_was_run_by_hand() -> None:
     ]
 
 
+def test_runs_of_one_date_are_added_up() -> None:
+    by_hand = {"by-hand-a": result(row()), "by-hand-b": result(row(passed=3, cgroups="v2"))}
+    said = results.tables(by_hand)
+    assert "|  | 2026-11-23: containers 5 passed (cgroups v1, v2) |" in said
+
+
+@pytest.mark.parametrize(
+    ("selection", "shown"),
+    [
+        ("tests/unit tests/machine/booted", "tests/unit tests/machine/booted"),
+        (" ".join(f"tests/unit/{each}" for each in range(11)), "11 parts, as the file lists them"),
+    ],
+)
+def test_a_long_list_of_tests_is_in_the_file_alone(selection: str, shown: str) -> None:
+    assert f"| {shown} |" in results.tables({"by-hand-a": result(selection=selection)})
+
+
 def test_what_was_not_counted_is_not_given_a_number() -> None:
     known = {name: DOCKER[name] for name in ("program", "version", "of")}
     zeros = {"passed": 0, "failed": 0, "skipped": 0}
