@@ -88,7 +88,7 @@ def tables(every: Mapping[str, Result]) -> str:
 
 
 def _programs(every: Mapping[str, Result]) -> Iterator[str]:
-    yield "| program | of | every change | by hand |"
+    yield "| program | of | passed at every change | passed by hand |"
     yield "| --- | --- | --- | --- |"
     found: dict[tuple[str, str, str], dict[str, list[Result]]] = {}
     for name, result in every.items():
@@ -116,16 +116,18 @@ def _kinds(rows: list[Result]) -> str:
     for row in rows:
         counts = {name: row[name] for name in OUTCOMES if name in row}
         kinds.setdefault(row.get("kind", ""), Counter()).update(counts)
-    said = [f"{kind} {_counts(counts)}".strip() for kind, counts in sorted(kinds.items())]
+    said = [
+        f"{kind} {_counts(counts, passed='')}".strip() for kind, counts in sorted(kinds.items())
+    ]
     layouts = sorted({row["cgroups"] for row in rows if "cgroups" in row})
     return ", ".join(said) + (f" (cgroups {', '.join(layouts)})" if layouts else "")
 
 
-def _counts(counts: Counts) -> str:
+def _counts(counts: Counts, passed: str = " passed") -> str:
     """Return how tests ended; what isn't a pass is never counted as one."""
     if not counts:
         return NOT_COUNTED
-    said = [f"{counts['passed']} passed"] if counts["passed"] else []
+    said = [f"{counts['passed']}{passed}"] if counts["passed"] else []
     said += [f"**{counts['failed']} failed**"] if counts["failed"] else []
     said += [f"{counts['skipped']} not run"] if counts["skipped"] else []
     return ", ".join(said) or "none"
