@@ -1,7 +1,8 @@
 """A client of Kubernetes' API server: plain HTTPS by Python's own library, a request a connection.
 
 Not the package ``kubernetes``, which has a class for every object of every API: its import takes
-25 MiB more than this module with all that it imports, of 60 that all processes may have together.
+25 MiB more than this module with all that it imports, of 60 that all processes may have together
+(44 against 19 MiB resident, with its version 37 and Python 3.11; 50 against 22 with a client made).
 Four kinds of objects, as they are in JSON, need none of it.
 
 Each request has a deadline for all of it, whatever the server does meanwhile. No redirect is

@@ -1,7 +1,7 @@
 """A simulated NVIDIA driver: a driver root with GPUs that don't exist, for tests.
 
 ``build(Options(root="/srv/sim", gpus=8))`` makes the tree, ``remove`` deletes it; see
-docs/simulate.md for what the tree holds and how its libraries behave.
+docs/engineering/simulated-driver.md for what the tree holds and how its libraries behave.
 """
 
 from gpuhook_simulate.place import remove
