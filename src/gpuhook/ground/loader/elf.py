@@ -92,12 +92,16 @@ def note(source: int | bytes, name: bytes, owner: bytes, path: str = "library") 
     return None
 
 
-def wants_loader(source: int | bytes, path: str = "program") -> bool:
-    """Tell whether a program is started by a dynamic loader: not if it is static.
+def loader(source: int | bytes, path: str = "program") -> str:
+    """Return the path of the dynamic loader by which a program is started, "" if it is static.
 
-    ``path`` is only for messages. Raises ElfError for anything that is not an ELF file.
+    ``path`` is only for messages. Raises ElfError for anything that is not a well-formed ELF file.
     """
-    return any(segment[0] == PT_INTERP for segment in _Elf(source, path).segments())
+    elf = _Elf(source, path)
+    for kind, offset, _address, size in elf.segments():
+        if kind == PT_INTERP:
+            return os.fsdecode(elf.read(offset, min(size, MAX_STRING)).partition(b"\0")[0])
+    return ""
 
 
 class _Elf:

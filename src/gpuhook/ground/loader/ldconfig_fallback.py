@@ -57,7 +57,7 @@ def load(path: str) -> int:
     try:
         with open(path, "rb") as file:
             program = file.read(64 * _MIB)
-        if elf.wants_loader(program, path):
+        if elf.loader(program, path):
             raise _unfit(path, "it is not statically linked")
         return isolation.sealed_program("ldconfig", program)
     except ElfError as error:

@@ -5,7 +5,6 @@ beside numbers is not written down there, so an answer that isn't understood is 
 """
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -15,6 +14,7 @@ from gpuhook.ground import names
 from gpuhook.ground.errors import MpsError, printable
 from gpuhook.ground.host import files, proc
 from gpuhook.start.records import records
+from gpuhook.tools.host import driver_program
 from gpuhook.vendors.nvidia import mps
 
 SERVER = "gpuhook"  # what our server is called, in version 3
@@ -210,12 +210,10 @@ def _unexpected(line: str, answer: str) -> MpsError:
 def program_in(root: str) -> str:
     """Return the daemon's program of a driver root; MpsError where there is none."""
     name = "nvidia-cuda-mps-control"
-    path = ":".join(root.rstrip("/") + each for each in names.SEARCH_PATH.split(":"))
-    found = shutil.which(name, path=path)
+    found = driver_program.find(root, name)
     if found is None:
         raise MpsError(
             f"The driver below {root} has no {name}",
             "Install the driver's package that has it (nvidia-cuda-mps on Debian)",
         )
-    files.check_way(found)
     return found

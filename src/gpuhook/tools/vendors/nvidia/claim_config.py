@@ -12,12 +12,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpuhook.ground import names as common
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import DriverError, RequestError, listed, printable, shown
-from gpuhook.ground.host import files
 from gpuhook.start.inventory.model import Device
+from gpuhook.tools.host import driver_program
 from gpuhook.tools.mps import modes
+from gpuhook.tools.mps.control import program_in
 from gpuhook.tools.mps.keep import Keeper
 from gpuhook.tools.vendors.quantities import bytes_of
 from gpuhook.vendors.nvidia import mps
@@ -28,7 +28,8 @@ APIS = ("resource.nvidia.com/v1beta1",)
 _KINDS = {"GpuConfig": False, "MigDeviceConfig": True}  # whether it is for parts
 _SLICES = {"Default": 0, "Short": 1, "Medium": 2, "Long": 3}
 _SLICE, _MPS = "time-slice", "mps"
-_PATIENCE = 10.0  # seconds for nvidia-smi
+_SMI = "nvidia-smi"
+_PATIENCE = 10.0  # seconds for it
 _MEGA = 1 << 20
 _SHOWN = 200  # characters of what a program says
 
@@ -118,9 +119,9 @@ def effects(
 ) -> list[dict[str, Any]]:
     """Return what has to be done, and undone, for a claim's devices; each is a plain dict.
 
-    ``folder`` is one of the claim's own. RequestError where it can't be done together.
+    ``folder`` is one of the claim's own. RequestError where it can't be done together, or not
+    here; DriverError where the driver lacks something for it.
     """
-    del inventory
     found = [
         {"do": _SLICE, "devices": [device.id], "slice": plan["slice"]}
         for device, plan in wanted
@@ -135,6 +136,7 @@ def effects(
     if shared:
         devices = [device.id for device, _ in shared]
         found.append({**shared[0][1], "devices": devices, "folder": folder})
+    _check_programs(inventory, found)
     return found
 
 
@@ -166,7 +168,8 @@ def undo(config: Config, inventory: Inventory, effect: Plan) -> None:
     """Have the devices as they were; a GpuhookError where that fails."""
     if effect["do"] == _SLICE:
         here = {gpu.uuid for gpu in inventory.gpus}
-        _set_slice(config, inventory, [each for each in effect["devices"] if each in here], 0)
+        if driver_program.find(inventory.root, _SMI):  # gone with the driver that was told
+            _set_slice(config, inventory, [each for each in effect["devices"] if each in here], 0)
     elif os.path.isdir(effect["folder"]):
         _keeper(config, effect).stop()
         shutil.rmtree(effect["folder"], ignore_errors=True)
@@ -202,34 +205,46 @@ def _set_slice(config: Config, inventory: Inventory, devices: Sequence[str], num
     """Set the length of GPUs' time slices; only the driver's own program can."""
     if not devices:
         return
+    program = _slicer(inventory)
     modes.write(config, inventory.root, dict.fromkeys(devices, modes.DEFAULT))
     root = inventory.root.rstrip("/")
-    path = ":".join(root + each for each in common.SEARCH_PATH.split(":"))
-    program = shutil.which("nvidia-smi", path=path)
-    if program is None:
-        raise DriverError(
-            f"The driver below {inventory.root} has no nvidia-smi, which sets time slices",
-            "Install the driver's package that has it",
-        )
-    files.check_way(program)
     cuda = next((each.path for each in inventory.files if "/libcuda.so." in each.path), "")
-    environment = {"PATH": common.SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
-    if root and cuda:
-        environment["LD_LIBRARY_PATH"] = root + os.path.dirname(cuda)
+    libraries = root + os.path.dirname(cuda) if root and cuda else ""
     for device in devices:
-        words = [program, "compute-policy", "-i", device, f"--set-timeslice={number}"]
+        words = ["compute-policy", "-i", device, f"--set-timeslice={number}"]
         try:
-            done = subprocess.run(
-                words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE,
-                env=environment, cwd="/", check=False,
-            )  # fmt: skip
+            done = driver_program.run(inventory.root, program, words, libraries, _PATIENCE)
         except subprocess.TimeoutExpired:
             raise DriverError(
-                f"nvidia-smi didn't answer within {_PATIENCE:g} seconds", "Look at the kernel's log"
+                f"{_SMI} didn't answer within {_PATIENCE:g} seconds", "Look at the kernel's log"
             ) from None
         if done.returncode:
             said = printable((done.stdout + done.stderr).decode(errors="replace").strip())
             raise DriverError(
-                f"nvidia-smi can't set the time slice of {device}: {said[:_SHOWN]}",
+                f"{_SMI} can't set the time slice of {device}: {said[:_SHOWN]}",
                 "GPUs before Volta have no such setting",
+            )
+
+
+def _slicer(inventory: Inventory) -> str:
+    """Return the program that sets time slices; DriverError where none can be run."""
+    program = driver_program.find(inventory.root, _SMI)
+    if program is None:
+        raise DriverError(
+            f"The driver below {inventory.root} has no {_SMI}, which sets time slices",
+            "Install the driver's package that has it",
+        )
+    driver_program.root_of(inventory.root, program)
+    return program
+
+
+def _check_programs(inventory: Inventory, found: Sequence[Plan]) -> None:
+    """Raise DriverError or RequestError where what an effect needs can't be run here."""
+    for each in found:
+        if each["do"] == _SLICE:
+            _slicer(inventory)
+        elif not driver_program.runs_here(program_in(inventory.root)):  # protects: dra-mps-here
+            raise RequestError(
+                "The driver's MPS programs don't run in this pod",
+                "Run gpuhook dra on the node, as a service, for claims with MPS",
             )

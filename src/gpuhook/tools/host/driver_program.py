@@ -1,0 +1,91 @@
+"""Programs of the driver's, run where its root may be another system than this process' own.
+
+In a pod the image has no C library for programs that aren't its own, and the driver root is the
+node's system, or that of a driver's container: there they run with that as their root.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+from gpuhook.ground import names
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import DriverError, ElfError
+from gpuhook.ground.host import files
+from gpuhook.ground.loader import elf
+
+_LINE = 256  # bytes that the kernel reads of a script's first line (execve(2))
+
+
+def find(root: str, name: str) -> str | None:
+    """Return the path on this host of a program below a driver root, None where there is none.
+
+    UntrustedPathError where another user than root could have put it there.
+    """
+    path = ":".join(root.rstrip("/") + each for each in names.SEARCH_PATH.split(":"))
+    found = shutil.which(name, path=path)
+    if found is not None:
+        files.check_way(found)
+    return found
+
+
+def starter(program: str) -> str:
+    """Return what a program is started by, a loader or a script's interpreter; "" for none.
+
+    DriverError where it can't be read.
+    """
+    try:
+        with open(program, "rb") as file:
+            line = file.read(_LINE).partition(b"\n")[0]
+            if line.startswith(b"#!"):
+                return os.fsdecode(line[2:].split()[0])
+            return elf.loader(file.fileno(), program)
+    except (OSError, IndexError, ElfError) as error:
+        raise DriverError(
+            f"{program} can't be run: {error}", "Install the driver's programs again"
+        ) from None
+
+
+def runs_here(program: str) -> bool:
+    """Tell whether this system has what a program is started by."""
+    return os.path.exists(starter(program) or "/")
+
+
+def root_of(root: str, program: str) -> str:
+    """Return the root with which a program of a driver root runs; DriverError for none."""
+    if runs_here(program):
+        return "/"
+    with Rootfs(root) as driver:
+        if driver.stat(starter(program)) is not None:
+            return root
+    raise DriverError(
+        f"{program} needs {starter(program)}, which neither this system nor {root} has",
+        "Run gpuhook on the node, as a service",
+    )
+
+
+def run(
+    root: str, program: str, arguments: Sequence[str], libraries: str, seconds: float
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a program of a driver root to its end.
+
+    ``libraries`` is the folder of the driver's libraries on this host, "" where the loader finds
+    them; a root that is a system of its own does. DriverError where it can't be run,
+    subprocess.TimeoutExpired where it takes longer.
+    """
+    with_root = root_of(root, program)
+    environment = {"PATH": names.SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
+    if with_root != "/":
+        program = program.removeprefix(root.rstrip("/"))
+    elif libraries:
+        environment["LD_LIBRARY_PATH"] = libraries
+
+    def enter() -> None:
+        os.chroot(with_root)
+        os.chdir("/")
+
+    return subprocess.run(
+        [program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds,
+        env=environment, check=False, preexec_fn=enter,
+    )  # fmt: skip
