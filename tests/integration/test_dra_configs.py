@@ -125,6 +125,20 @@ def test_what_is_not_known_is_refused(node: Node, driver: Driver) -> None:
         assert device["conditions"][0]["status"] == "False"
 
 
+def test_who_only_looks_changes_nothing(node: Node, driver: Driver) -> None:
+    """A claim by adminAccess, which may have what others work with."""
+    for parameters in (sliced("Short"), gpu_config(strategy="MPS")):
+        looking = result(gpu(driver, 0), "look", adminAccess=True)
+        claim = node.claim("a", looking, config=[config(parameters)])
+        other = node.claim("b", looking, config=[config(parameters, "gpu")])
+        with node.service():
+            assert "has adminAccess to" in ask(node, claim)
+            assert node.left() == []
+            assert not isinstance(ask(node, other), str)
+            node.kubelet.unprepare(GPU_DRIVER, other)
+    assert modes(driver) == [0, 0, 0]
+
+
 def test_time_slices_and_who_wins(node: Node, driver: Driver) -> None:
     log = node.folder / "smi"
     program = driver.root / "usr/bin/nvidia-smi"

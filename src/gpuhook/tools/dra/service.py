@@ -149,8 +149,8 @@ class Supervisor:
         if self._clock() >= self._sweep_at:
             self._sweep_at = self._clock() + _SWEEP
             self._begin({"call": 0, "do": "sweep", "driver": "", "claim": {}})
-        while self._calls and len(self._jobs) < _MOST:
-            self._begin(self._calls.pop(0))
+        while len(self._jobs) < _MOST and (call := self._next()) is not None:
+            self._begin(call)
 
     def _wait(self) -> None:
         """Wait until something is said or due, and take in what is said."""
@@ -178,12 +178,24 @@ class Supervisor:
 
     # Claims -----------------------------------------------------------------------------------
 
+    def _next(self) -> Mapping[str, Any] | None:
+        """Take the first call that can be begun, None for none.
+
+        What is asked about one claim is done in its order: a claim may be put back while somebody
+        prepares it, of whom a kubelet that was started again no longer knows.
+        """
+        busy = {job.about for job in self._jobs}
+        for number, call in enumerate(self._calls):
+            if _about(call) not in busy:  # protects: dra-in-order
+                return self._calls.pop(number)
+        return None
+
     def _begin(self, call: Mapping[str, Any]) -> None:
         claim = call["claim"]
         what = (
             f"claim {shown(claim['namespace'])}/{shown(claim['name'])}" if claim else "old claims"
         )
-        job = Job(self._clock, call["call"], what)
+        job = Job(self._clock, call["call"], _about(call), what)
         job.begin(self._handing, call["do"], call["driver"], claim)
         self._jobs.append(job)
 
@@ -217,6 +229,11 @@ class Supervisor:
                 }
             )
         self._server.give(state)
+
+
+def _about(call: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the driver and the claim's uid that a call is about."""
+    return call["driver"], call["claim"].get("uid", "")
 
 
 def in_use(socket: str) -> set[str] | None:

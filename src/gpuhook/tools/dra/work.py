@@ -29,11 +29,15 @@ _LATE = "Its work took longer than {:g} seconds and was ended; what it had begun
 
 
 class Job(Talking):
-    """One piece of work, in a child of its own; ``call`` is the server's number, 0 for none."""
+    """One piece of work, in a child of its own; ``call`` is the server's number, 0 for none.
 
-    def __init__(self, clock: Clock, call: int, what: str) -> None:
+    ``about`` are the driver and the uid of its claim, "" for all.
+    """
+
+    def __init__(self, clock: Clock, call: int, about: tuple[str, str], what: str) -> None:
         super().__init__(clock, _LONGEST_LINE)
         self.call = call
+        self.about = about
         self.what = what
         self.limit = clock() + LIMIT
         self.answer: dict[str, Any] | None = None
