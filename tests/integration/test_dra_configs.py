@@ -293,7 +293,7 @@ def test_limits_and_shares_that_hold(
             f"s{number}",
             result(gpu(driver, 1), shareID=f"share-{number}", consumedCapacity={"memory": size}),
         )
-        for number, size in enumerate(("8Gi", "16Gi", "500Gi"))
+        for number, size in enumerate(("8Gi", "16Gi", "500Gi", "60Gi"))
     ]
     whole = node.claim("whole", result(gpu(driver, 1)))
     place = (workspace / "bundles", roots["debian"], node.namespace, runtime)
@@ -305,6 +305,7 @@ def test_limits_and_shares_that_hold(
         [one], [two] = (ask(node, each) for each in shares[:2])
         assert {one.share, two.share} == {"share-0", "share-1"}
         assert "and it has" in ask(node, shares[2])
+        assert "of memory together" in ask(node, shares[3])
         assert "is claim ns/s" in ask(node, whole)
         for share, gib in ((one, 8), (two, 16)):
             with bundles.bundle(*place) as made:

@@ -18,6 +18,7 @@ from gpuhook.tools.dra.devices import Devices
 from gpuhook.tools.dra.document import Given
 from gpuhook.tools.dra.effects import Effects
 from gpuhook.tools.dra.options import Options
+from gpuhook.tools.kubernetes.dra import MEMORY
 from gpuhook.tools.kubernetes.handed import (
     COMPLETED,
     STARTED,
@@ -200,8 +201,23 @@ class Handing:
                             "prepared for it before",
                             "The pod can start when the pods of that claim have ended",
                         )
+        self._check_shares(driver, uid, wanted)
         if wanted:
             self._check_leases(wanted)
+
+    def _check_shares(self, driver: str, uid: str, wanted: Sequence[Held]) -> None:
+        """Raise RequestError where the shares of a device are more than it has of memory."""
+        every = [held for record in self._others(driver, uid) for held in record.devices]
+        memory = {each.name: each.memory for each in self._devices.look() if each.driver == driver}
+        for ours in wanted:
+            shares = [each for each in (*every, *wanted) if _shares(ours, each)]
+            total = sum(each.consumed.get(MEMORY, 0) for each in shares)
+            if shares and total > memory.get(ours.device, 0):  # protects: dra-shares-sum
+                raise RequestError(
+                    f"The shares of {ours.device} would be {total} bytes of memory together, and "
+                    f"it has {memory.get(ours.device, 0)}",
+                    "The pod can start when pods with other shares of it have ended",
+                )
 
     def _check_leases(self, wanted: Sequence[Held]) -> None:
         leases = self._records.leases()
@@ -277,7 +293,8 @@ def _is_stale(record: Record) -> bool:
 
 def _shares(one: Held, other: Held) -> bool:
     """Tell whether both are shares of a device that several claims may have."""
-    return bool(one.share and other.share) and one.device == other.device
+    both = bool(one.share and other.share)
+    return both and (one.vendor, one.device) == (other.vendor, other.device)
 
 
 def _with(given: Given, edits: Sequence[tuple[Sequence[str], Mapping[str, list[Any]]]]) -> Given:
