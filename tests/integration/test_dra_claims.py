@@ -18,6 +18,9 @@ from harness.dra import GPU_DRIVER, Node, nodes_of, result, slice_name
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
 
+from gpuhook.ground.errors import PluginError
+from gpuhook.tools.dra.probe import probe
+
 PREFIX = "k8s.gpu.nvidia.com/claim="
 
 
@@ -262,6 +265,20 @@ def test_two_instances_during_an_update(node: Node, driver: Driver) -> None:
             assert node.kubelet.unprepare(GPU_DRIVER, claim, plugin=old) == {claim.uid: ""}
             assert node.kubelet.prepare(GPU_DRIVER, other, plugin=new)
             assert len({*node.kubelet.registry.iterdir()}) == 2
+
+
+def test_a_probe_notices_a_supervisor_that_hangs(node: Node) -> None:
+    """The server alone would answer, and each claim fail after its time."""
+    with node.service(instance="pod") as process:
+        plugin = node.kubelet.wait(GPU_DRIVER)
+        assert len(probe(str(node.kubelet.registry), "pod", 20)) == 1
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(PluginError, match="NodePrepareResources: DEADLINE_EXCEEDED"):
+                probe(str(node.kubelet.registry), "pod", 2)
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+        assert plugin.call("NodePrepareResources", b"") == b""
 
 
 def test_a_late_api_server_is_one_claims_error(node: Node, driver: Driver) -> None:

@@ -42,7 +42,7 @@ class Publisher(Protocol):
     def wake(self) -> None:
         """Publish again: something changed in ``Devices``."""
 
-    def tend(self) -> None:
+    def tend(self) -> object:
         """Do what is due."""
 
     def deadline(self) -> float | None:
@@ -169,7 +169,11 @@ class Supervisor:
             self._signals.read()
         self._devices.observed.read(ready)
         if self._server in ready:
-            self._calls += self._server.calls()
+            for call in self._server.calls():
+                if call["claim"]:
+                    self._calls.append(call)
+                else:
+                    self._server.reply(call["call"], {})
         for job in self._jobs:
             if job in ready:
                 job.read()
@@ -228,7 +232,7 @@ class Supervisor:
                     "message": failure or known.reason,
                 }
             )
-        self._server.give(state)
+        self._server.know(state)
 
 
 def _about(call: Mapping[str, Any]) -> tuple[str, str]:

@@ -263,7 +263,7 @@ class Records:
             return False
         except _DAMAGE:
             return True
-        return data.get("boot", self.boot) == self.boot
+        return str(data.get("boot", self.boot)) == self.boot
 
     def check_readable(self, but: tuple[str, str] | None = None) -> None:
         """Raise PluginError where what claims have isn't known, ``but`` for a driver's claim."""
