@@ -60,6 +60,19 @@ def test_what_can_t_be_read_gives_nothing_away(records: Records, data: bytes) ->
         records.leases()
 
 
+def test_what_stands_in_the_way(records: Records) -> None:
+    """Folders where files should be: root alone could make them."""
+    path = written(records)
+    path.unlink()
+    path.mkdir()
+    (Path(records.folder) / ".left").mkdir()
+    records.tidy()
+    with pytest.raises(PluginError, match="can't be used: Is a directory"):
+        records.remove(DRIVER, UID)
+    with pytest.raises(PluginError, match="can't be read"):
+        records.check_readable()
+
+
 def test_what_an_earlier_boot_left_is_no_matter(records: Records) -> None:
     path = written(records)
     path.write_text('{"boot": "another", "of": "another version"}')

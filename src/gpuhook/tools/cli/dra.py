@@ -35,7 +35,7 @@ _PLACES = {
     "driver_root_ctr_path": "The driver root as this process sees it, in a pod.",
     "dev_root": "The folder on the host above the nodes' /dev, if not the driver root.",
 }
-_PATIENCE = 10.0  # seconds for each call of a probe
+_PATIENCE = 60.0  # seconds for each call of a probe; a driver that hangs keeps us for 30
 _NUMBER = re.compile(r"[0-9]{1,3}")
 _MOST_SHARES = 128
 _LONGEST = 10**9  # seconds

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-import yaml
-
 from gpuhook.ground.errors import PluginError, shown
 from gpuhook.ground.host import files as host_files
 
@@ -134,6 +132,8 @@ def from_kubeconfig(path: str, server: str | None = None) -> Access:
     Programs (exec) aren't run, and a server whose certificate isn't checked isn't asked. Where we
     are root, nobody else may have a hand in the file, or in one that it names.
     """
+    import yaml  # noqa: PLC0415 - a pod has no kubeconfig, and its memory for nothing
+
     host_files.check_writers(path)  # protects: kubeconfig-way
     try:
         document = yaml.safe_load(_read(path))

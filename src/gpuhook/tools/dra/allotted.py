@@ -115,7 +115,7 @@ class _Reading:
             raise RequestError(
                 f"The claim has adminAccess to {known.name}, and a configuration that would change "
                 "it for whoever else has it",
-                f"Leave the request {request} out of the configuration's requests",
+                f"Leave the request {shown(request)} out of it, or use a class that has none",
             )
         held = Held(
             request.partition("/")[0],

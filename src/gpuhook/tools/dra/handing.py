@@ -86,8 +86,9 @@ class Handing:
                 if record is None:
                     self._undo(driver, uid)
                     record = self._give(driver, ref, claim)
-                else:  # protects: dra-completed
-                    record = self._renew(record, allotted(self._devices, driver, ref, claim))
+                else:
+                    found = allotted(self._devices, driver, ref, claim)
+                    record = self._renew(record, found)  # protects: dra-completed
             except GpuhookError as error:
                 self._news = self._status(uid) + _failed(claim, driver, error)
                 raise
@@ -199,7 +200,9 @@ class Handing:
                         raise RequestError(  # protects: dra-not-twice
                             f"The device {ours.device} is claim {record.claim}'s, which was "
                             "prepared for it before",
-                            "The pod can start when the pods of that claim have ended",
+                            "The pod can start when the pods of that claim have ended; where the "
+                            "kubelet has lost its own folder it never says so: then remove "
+                            f"{self._records.path(record.driver, record.uid)} once they have",
                         )
         self._check_shares(driver, uid, wanted)
         if wanted:

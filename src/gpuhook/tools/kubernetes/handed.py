@@ -158,7 +158,7 @@ def _remove_remains(folder: str, start: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir(folder):
             if name.startswith(start):
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(OSError):  # nobody reads them
                     os.unlink(f"{folder}/{name}")
 
 
@@ -243,7 +243,7 @@ class Records:
         What one would name that can't be read is looked for by ``uid``.
         """
         try:
-            found = Record.from_json(_read(self._path(driver, uid)))
+            found = Record.from_json(_read(self.path(driver, uid)))
         except _DAMAGE:
             return None
         is_its = (found.driver, found.uid) == (driver, uid)
@@ -253,7 +253,7 @@ class Records:
         """Tell whether a record can't be read that may be of this boot."""
         if self.read(driver, uid) is not None:
             return False
-        return self._may_count(self._path(driver, uid))
+        return self._may_count(self.path(driver, uid))
 
     def _may_count(self, path: str) -> bool:
         """Tell whether a file is there and doesn't say that it is of another boot."""
@@ -269,7 +269,7 @@ class Records:
         """Raise PluginError where what claims have isn't known, ``but`` for a driver's claim."""
         for each in self.names():
             if each != but and self.is_unknown(*each):  # protects: dra-unreadable
-                raise _unreadable(self._path(*each), "its claim's pods")
+                raise _unreadable(self.path(*each), "its claim's pods")
 
     def is_complete(self, record: Record | None) -> bool:
         """Tell whether all that a record names was there when it was written, since this boot."""
@@ -297,7 +297,7 @@ class Records:
         """Write a record, in one step; PluginError where that fails."""
         text = json.dumps(asdict(record)).encode()
         try:
-            files.replace(self._path(record.driver, record.uid), text, _MODE)
+            files.replace(self.path(record.driver, record.uid), text, _MODE)
         except OSError as error:
             raise PluginError(
                 f"The record of claim {record.claim} can't be written: {error.strerror}",
@@ -305,8 +305,14 @@ class Records:
             ) from None
 
     def remove(self, driver: str, uid: str) -> None:
-        """Remove a record that may be there, and what a write of it left that was ended."""
-        remove(self._path(driver, uid))
+        """Remove a record that may be there, and what a write of it left that was ended.
+
+        PluginError where that can't be.
+        """
+        try:
+            remove(self.path(driver, uid))
+        except OSError as error:
+            raise self._unusable(error) from None
 
     def tidy(self) -> None:
         """Remove what writes left that were ended; the lock says that nobody writes now."""
@@ -375,6 +381,7 @@ class Records:
         digest = hashlib.sha256(f"{lease.vendor}/{lease.unit}".encode()).hexdigest()[:32]
         return f"{self.folder}/{_LEASES}/{digest}{_END}"
 
-    def _path(self, driver: str, uid: str) -> str:
+    def path(self, driver: str, uid: str) -> str:
+        """Return where a claim's record is."""
         check_names(driver, uid)
         return f"{self.folder}/{uid}_{driver}{_END}"
