@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import Popen
@@ -279,6 +280,18 @@ def test_a_probe_notices_a_supervisor_that_hangs(node: Node) -> None:
         finally:
             os.kill(process.pid, signal.SIGCONT)
         assert plugin.call("NodePrepareResources", b"") == b""
+
+
+def test_what_nobody_waits_for_is_in_nobody_s_way(node: Node, driver: Driver) -> None:
+    """An API server that hangs for more claims than are worked on at once."""
+    hanging = [node.claim(f"h{number}", hang=100) for number in range(34)]
+    good = node.claim("good", result(gpu(driver, 1)))
+    with node.service():
+        found = node.kubelet.prepare(GPU_DRIVER, *hanging, good)
+        assert all(isinstance(each, str) for each in found.values()), found
+        began = time.monotonic()
+        assert prepared(node, good)
+        assert time.monotonic() - began < 20
 
 
 def test_a_late_api_server_is_one_claims_error(node: Node, driver: Driver) -> None:

@@ -1,6 +1,7 @@
 """Records of what was handed out that can't be read, or that another version wrote."""
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -58,6 +59,22 @@ def test_what_can_t_be_read_gives_nothing_away(records: Records, data: bytes) ->
     borrowed.write_bytes(data)
     with pytest.raises(PluginError, match=f"{borrowed} can't be read"):
         records.leases()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has somebody to fear")
+@pytest.mark.parametrize("how", ["mode", "owner", "link"])
+def test_a_folder_that_others_may_change(records: Records, how: str) -> None:
+    """They would say which devices are free."""
+    folder = Path(records.folder)
+    if how == "mode":
+        folder.chmod(0o777)
+    elif how == "owner":
+        os.chown(folder, 1000, 0)
+    else:
+        folder.rename(folder.parent / "other")
+        folder.symlink_to(folder.parent / "other")
+    with pytest.raises(PluginError, match=f"{folder} can't be used"), records.locked():
+        pass
 
 
 def test_what_stands_in_the_way(records: Records) -> None:

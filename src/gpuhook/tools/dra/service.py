@@ -16,7 +16,7 @@ from gpuhook.tools.dra.claims import Claims
 from gpuhook.tools.dra.devices import Devices
 from gpuhook.tools.dra.handing import Handing
 from gpuhook.tools.dra.options import Options
-from gpuhook.tools.dra.work import Job, Server
+from gpuhook.tools.dra.work import LIMIT, Job, Server
 from gpuhook.tools.kubernetes import folder
 from gpuhook.tools.kubernetes.handed import Records
 from gpuhook.tools.kubernetes.service import Signals, Stopped, check_packages, tell
@@ -24,6 +24,7 @@ from gpuhook.tools.metrics import kubelet
 from gpuhook.tools.ready import report_ready
 
 _MOST = 16  # claims that are worked on at once; others wait for one to end
+_BUSY = "Work on other claims took all of the time. It is tried again"
 _SWEEP = 600.0  # seconds between two looks for what nobody undoes
 _KUBELET = 5.0  # seconds for the kubelet to say what pods have
 _POLL = 1.0  # seconds until a process that was killed is looked for again
@@ -93,7 +94,8 @@ class Supervisor:
         self._handing = Handing(devices, claims, options, partial(in_use, options.pod_resources))
         self._server = Server(options, tell, self._clock)
         self._jobs: list[Job] = []
-        self._calls: list[Mapping[str, Any]] = []  # that wait for a free place
+        # That wait for a free place, each with the time until which the kubelet waits for it.
+        self._calls: list[tuple[float, Mapping[str, Any]]] = []
         self._old: set[str] = set()  # drivers that served claims before
         self._sweep_at = 0.0
         self._dying: list[Job] = []
@@ -149,6 +151,8 @@ class Supervisor:
         if self._clock() >= self._sweep_at:
             self._sweep_at = self._clock() + _SWEEP
             self._begin({"call": 0, "do": "sweep", "driver": "", "claim": {}})
+        while self._calls and self._clock() >= self._calls[0][0]:  # protects: dra-in-time
+            self._server.reply(self._calls.pop(0)[1]["call"], {"error": _BUSY})
         while len(self._jobs) < _MOST and (call := self._next()) is not None:
             self._begin(call)
 
@@ -156,6 +160,7 @@ class Supervisor:
         """Wait until something is said or due, and take in what is said."""
         times = [*self._devices.observed.deadlines(), self._sweep_at]
         times += [job.limit for job in self._jobs]
+        times += [at for at, _ in self._calls[:1]]
         times += [self._clock() + _POLL for _ in self._dying]
         reading: list[Any] = [self._signals, *self._devices.observed.readers(), *self._jobs]
         if self._server.fileno() >= 0:
@@ -171,7 +176,7 @@ class Supervisor:
         if self._server in ready:
             for call in self._server.calls():
                 if call["claim"]:
-                    self._calls.append(call)
+                    self._calls.append((self._clock() + LIMIT, call))
                 else:
                     self._server.reply(call["call"], {})
         for job in self._jobs:
@@ -189,9 +194,10 @@ class Supervisor:
         prepares it, of whom a kubelet that was started again no longer knows.
         """
         busy = {job.about for job in self._jobs}
-        for number, call in enumerate(self._calls):
+        for number, (_, call) in enumerate(self._calls):
             if _about(call) not in busy:  # protects: dra-in-order
-                return self._calls.pop(number)
+                del self._calls[number]
+                return call
         return None
 
     def _begin(self, call: Mapping[str, Any]) -> None:

@@ -213,10 +213,17 @@ class Records:
         In a pod it is mounted, below a folder that everybody may write to (an emptyDir): a mount
         is in nobody's hands but root's.
         """
-        if os.path.ismount(self.folder):
-            mounted = cache.open_folder(self.folder)
-            if mounted is not None:
-                return mounted
+        if not os.path.ismount(self.folder):
+            self._make_folder()
+        found = cache.open_folder(self.folder)  # protects: dra-folder
+        if found is None:
+            raise PluginError(
+                f"{self.folder} can't be used, or isn't root's alone",
+                "See that it is a folder of root's that nobody else may write to",
+            )
+        return found
+
+    def _make_folder(self) -> None:
         above = cache.make_folder(self._state_dir)
         if above is None:
             raise PluginError(
@@ -226,8 +233,6 @@ class Records:
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(FOLDER, 0o700, dir_fd=above)
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            return os.open(FOLDER, flags, dir_fd=above)
         except OSError as error:
             raise self._unusable(error) from None
         finally:
