@@ -66,6 +66,16 @@ def _check_options(is_probe: bool, dry_run: bool) -> None:
             raise RequestError(f"{each.opts[0]} {mode}", "Leave one of the two out")
 
 
+def _check_places(places: dict[str, str]) -> None:
+    """Raise RequestError for a path that would mean another one to the kubelet and to engines."""
+    usual = Options()
+    for name, path in places.items():
+        if not path.startswith("/") and (path or getattr(usual, name)):
+            raise RequestError(
+                f"--{name.replace('_', '-')} {shown(path)} is no path from / on", "Write it whole"
+            )
+
+
 def _places(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say where things are, each with its variable."""
     usual = Options()
@@ -158,6 +168,7 @@ def dra(
     taint, and the reason is a warning. No cluster is needed for that.
     """
     _check_options(is_probe, dry_run)
+    _check_places(places)
     if is_probe:
         probe(places["registry"], os.environ.get("POD_UID", ""), _PATIENCE)
         return

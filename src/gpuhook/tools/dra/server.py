@@ -369,6 +369,7 @@ class _Server:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_STOP)
+        writer.close()
 
     def _take_in(self, line: Mapping[str, Any]) -> None:
         if "call" in line:
@@ -381,6 +382,8 @@ class _Server:
 
     def _begin(self, name: str) -> None:
         driver = _Driver(name, self._options, self._supervisor)
+        if name in self._drivers:  # it failed; the supervisor says only what is new
+            driver.health.update(self._drivers[name].health.devices)
         self._drivers[name] = driver
         for folder in driver.folders:
             if folder.events >= 0:
