@@ -184,6 +184,36 @@ def test_names_stay_when_minors_change(machine: Callable[..., Driver], dra: Dra)
     assert names(dra()) == before
 
 
+def test_a_dry_run_leaves_nothing(machine: Callable[..., Driver], dra: Dra, tmp_path: Path) -> None:
+    machine("--gpus", "2", "--set", "lost=1")
+    before = sorted(tmp_path.rglob("*"))
+    assert len(names(dra())) == 2
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+WITHOUT = {
+    "a version": (("--kubernetes", "1.34"), "--kubernetes is for --dry-run"),
+    "a format": (("--format", "json"), "--format is for --dry-run"),
+    "places": (("--dry-run", "--cdi-folder", "/x"), "--cdi-folder isn't for --dry-run"),
+    "a recovery": (("--dry-run", "--recovery", "5"), "--recovery isn't for --dry-run"),
+    "a probe": (("--probe", "--dry-run"), "--dry-run isn't for --probe"),
+    "a probe's node": (("--probe", "--node", "a"), "--node isn't for --probe"),
+    "no path": (("--plugins", "x"), "--plugins 'x' is no path from / on"),
+    "an empty path": (("--cdi-folder", ""), "--cdi-folder '' is no path from / on"),
+    "no time": (("--recovery", "-1"), "recovery"),
+    "no number": (("--recovery", "nan"), "recovery"),
+}
+
+
+@pytest.mark.parametrize(("words", "said"), WITHOUT.values(), ids=[*WITHOUT])
+def test_options_that_would_do_nothing(
+    words: tuple[str, ...], said: str, installation: Installation
+) -> None:
+    done = run([str(installation.command), "dra", *words])
+    assert done.status != 0
+    assert said in done.stderr
+
+
 @pytest.mark.parametrize("word", ["nobody", "nvidia=1", "nvidia=x", "nvidia=129", "nvidia="])
 def test_shares_that_there_are_not(word: str, installation: Installation) -> None:
     said = run([str(installation.command), "dra", "--dry-run", "--share", word])

@@ -124,6 +124,15 @@ def test_dry_run_asks_for_the_version(
     )
 
 
+def test_serving_begins_without_the_api_server(
+    installation: Installation, api: ApiServer, call: Call, kubeconfig: str, tmp_path: Path
+) -> None:
+    """What is prepared can be put back while it is away; here gRPC is missing, which ends it."""
+    simulate(installation, tmp_path / "root", *MACHINES["whole"])
+    assert "grpcio" in call("dra", "--kubeconfig", kubeconfig).failed().stderr
+    assert api.asked == []
+
+
 def test_labels_outside_of_a_pod(
     installation: Installation, api: ApiServer, call: Call, kubeconfig: str, tmp_path: Path
 ) -> None:

@@ -4,17 +4,23 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
+import grpc
 import pytest
+import wire
 from dra_kubelet import Claim
 from harness.commands import wait_until
 from harness.dra import GPU_DRIVER, Node, nodes_of, result, slice_name
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
+
+from gpuhook.ground.errors import PluginError
+from gpuhook.tools.dra.probe import probe
 
 PREFIX = "k8s.gpu.nvidia.com/claim="
 
@@ -162,7 +168,7 @@ def _kill(process: Popen[bytes]) -> None:
     process.wait()
 
 
-def test_another_boot_and_half_written_records(node: Node, driver: Driver) -> None:
+def test_another_boot_and_damaged_records(node: Node, driver: Driver) -> None:
     claim, other = (node.claim(name, result(gpu(driver, 0))) for name in ("a", "b"))
     with node.service():
         prepared(node, claim)
@@ -173,17 +179,77 @@ def test_another_boot_and_half_written_records(node: Node, driver: Driver) -> No
         wait_until(lambda: not node.left(), "what an earlier boot left is gone")
         assert prepared(node, other)
     record = node.written()[0]
-    record.write_text(record.read_text()[:50])
-    with node.service():
-        assert prepared(node, claim)
+    text = record.read_text()
+    record.write_text(text[:50])
+    with node.service():  # its containers may run: nothing of it goes
+        assert "can't be read, which says who has devices" in refused(node, claim)
+        assert node.document(other)
+        assert record.exists()
+        assert prepared(node, other)  # by what the API server says it is whole again
+        record.write_text(text[:50])
         assert node.kubelet.unprepare(GPU_DRIVER, other) == {other.uid: ""}
-        assert [each.name for each in node.documents()] == [
-            f"k8s.gpu.nvidia.com-claim_{claim.uid}.json"
-        ]
-        shutil.rmtree(node.cdi)  # tmpfs that is gone, or a hand that was too quick
-        node.cdi.mkdir()
+        assert node.left() == []
         assert prepared(node, claim)
+
+
+def test_what_was_prepared_stays_until_it_is_put_back(node: Node, driver: Driver) -> None:
+    """Containers may have it, whatever becomes of the document, and whatever fails then."""
+    claim, other = (node.claim(name, result(gpu(driver, 0))) for name in ("a", "b"))
+    with node.service():
+        answer = prepared(node, claim)
+        for results in ([], [result(gpu(driver, 1))], [result("gpu-gone")]):
+            shutil.rmtree(node.cdi)  # tmpfs that is gone, or a hand that was too quick
+            node.cdi.mkdir()
+            node.claim("a", *results, uid=claim.uid)
+            refused(node, claim)
+            assert "is claim ns/a's" in refused(node, other)
+        node.claim("a", result(gpu(driver, 0)), uid=claim.uid)
+        assert prepared(node, claim) == answer
         assert node.document(claim)
+    node.cdi.rename(node.folder / "old")  # engines were told another folder, and we are
+    node.cdi.mkdir()
+    with node.service():
+        assert prepared(node, claim) == answer
+        assert node.document(claim)
+
+
+def test_another_claim_with_its_uid(node: Node, driver: Driver) -> None:
+    claim = node.claim("a", result(gpu(driver, 0)))
+    with node.service():
+        prepared(node, claim)
+        for stranger in (claim._replace(name="b"), claim._replace(namespace="other")):
+            assert "has the uid of the claim ns/a" in refused(node, stranger)
+
+
+def test_a_claim_that_is_put_back_while_it_is_prepared(node: Node, driver: Driver) -> None:
+    """A kubelet that was started again asks for the one, and no longer waits for the other."""
+    late = node.claim("late", result(gpu(driver, 0)), hang=4)
+    with node.service():
+        plugin = node.kubelet.wait(GPU_DRIVER)
+        request = wire.message(
+            (1, wire.message((1, late.namespace), (2, late.uid), (3, late.name)))
+        )
+        with pytest.raises(grpc.RpcError, match="DEADLINE_EXCEEDED"):
+            plugin.call("NodePrepareResources", request, timeout=1)
+        assert node.kubelet.unprepare(GPU_DRIVER, late) == {late.uid: ""}
+        wait_until((node.claims / "ns_late.status").exists, "its work is done")
+        assert node.left() == []
+
+
+def test_a_device_twice_in_one_claim(node: Node, driver: Driver) -> None:
+    """As somebody has it who looks at a device that he works with."""
+    name = gpu(driver, 0)
+    claim = node.claim("a", result(name), result(name, "look", adminAccess=True))
+    with node.service():
+        one, two = prepared(node, claim)
+        assert one.cdi != two.cdi
+        for each in (one, two):
+            assert nodes_of(node.document(claim), each.cdi[0]) == {
+                f"/dev/nvidia{driver.gpus[0].minor}"
+            }
+        status = node.claims / "ns_a.status"
+        wait_until(status.exists, "the claim's status says so")
+        assert len(json.loads(status.read_text())["devices"]) == 1
 
 
 def test_two_instances_during_an_update(node: Node, driver: Driver) -> None:
@@ -200,6 +266,32 @@ def test_two_instances_during_an_update(node: Node, driver: Driver) -> None:
             assert node.kubelet.unprepare(GPU_DRIVER, claim, plugin=old) == {claim.uid: ""}
             assert node.kubelet.prepare(GPU_DRIVER, other, plugin=new)
             assert len({*node.kubelet.registry.iterdir()}) == 2
+
+
+def test_a_probe_notices_a_supervisor_that_hangs(node: Node) -> None:
+    """The server alone would answer, and each claim fail after its time."""
+    with node.service(instance="pod") as process:
+        plugin = node.kubelet.wait(GPU_DRIVER)
+        assert len(probe(str(node.kubelet.registry), "pod", 20)) == 1
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(PluginError, match="NodePrepareResources: DEADLINE_EXCEEDED"):
+                probe(str(node.kubelet.registry), "pod", 2)
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+        assert plugin.call("NodePrepareResources", b"") == b""
+
+
+def test_what_nobody_waits_for_is_in_nobody_s_way(node: Node, driver: Driver) -> None:
+    """An API server that hangs for more claims than are worked on at once."""
+    hanging = [node.claim(f"h{number}", hang=100) for number in range(34)]
+    good = node.claim("good", result(gpu(driver, 1)))
+    with node.service():
+        found = node.kubelet.prepare(GPU_DRIVER, *hanging, good)
+        assert all(isinstance(each, str) for each in found.values()), found
+        began = time.monotonic()
+        assert prepared(node, good)
+        assert time.monotonic() - began < 20
 
 
 def test_a_late_api_server_is_one_claims_error(node: Node, driver: Driver) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -26,7 +27,7 @@ V2 = [pair for pair in runtime_layouts() if pair[1] == "v2" or host_cgroups() ==
 ONE = pytest.mark.parametrize("low_level", V2[:1], ids="-".join, indirect=True)
 EIGHT = ["CUDA memory: 8192 MiB of 8192 MiB", "CUDA allocated: 8 GiB of 9 GiB"]
 # In place of nvidia-smi: NVIDIA's own sets time slices, and runs nowhere here.
-SMI = """#!/bin/sh
+SMI = """#!{shell}
 printf '%s\\n' "$*" >>{log}
 ! [ -e {log}.fails ]
 """
@@ -125,12 +126,36 @@ def test_what_is_not_known_is_refused(node: Node, driver: Driver) -> None:
         assert device["conditions"][0]["status"] == "False"
 
 
-def test_time_slices_and_who_wins(node: Node, driver: Driver) -> None:
-    log = node.folder / "smi"
+def test_who_only_looks_changes_nothing(node: Node, driver: Driver) -> None:
+    """A claim by adminAccess, which may have what others work with."""
+    for parameters in (sliced("Short"), gpu_config(strategy="MPS")):
+        looking = result(gpu(driver, 0), "look", adminAccess=True)
+        claim = node.claim("a", looking, config=[config(parameters)])
+        other = node.claim("b", looking, config=[config(parameters, "gpu")])
+        with node.service():
+            assert "has adminAccess to" in ask(node, claim)
+            assert node.left() == []
+            assert not isinstance(ask(node, other), str)
+            node.kubelet.unprepare(GPU_DRIVER, other)
+    assert modes(driver) == [0, 0, 0]
+
+
+def put_smi(driver: Driver, shell: str, log: str) -> None:
     program = driver.root / "usr/bin/nvidia-smi"
     program.unlink()
-    program.write_text(SMI.format(log=log))
+    program.write_text(SMI.format(shell=shell, log=log))
     program.chmod(0o755)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["here", "in the driver root"])
+def test_time_slices_and_who_wins(node: Node, driver: Driver, whole: bool) -> None:
+    """Where a pod has nothing that starts the driver's program, it runs in the driver root."""
+    log = (driver.root if whole else node.folder) / "smi"
+    shell = "/only/in/the/root/sh" if whole else "/bin/sh"
+    put_smi(driver, shell, "/smi" if whole else str(log))
+    if whole:
+        (driver.root / shell[1:]).parent.mkdir(parents=True)
+        shutil.copy("/bin/busybox", driver.root / shell[1:])
     uuids = [each.uuid for each in driver.gpus]
     configs = [
         config(sliced("Long"), source="FromClaim"),  # beats the class, which stands after it
@@ -156,6 +181,30 @@ def test_time_slices_and_who_wins(node: Node, driver: Driver) -> None:
         assert node.documents() == []
         failing.unlink()
         assert not isinstance(ask(node, claim), str)
+
+
+def test_what_cannot_run_here_is_refused_before_anything_is_begun(
+    node: Node, driver: Driver
+) -> None:
+    put_smi(driver, "/nowhere/sh", "/smi")
+    control = driver.root / "usr/bin/nvidia-cuda-mps-control"
+    control.unlink()
+    control.write_text("#!/only/in/the/root/sh\n")
+    control.chmod(0o755)
+    refusals = {
+        "needs /nowhere/sh, which neither this system nor": sliced("Short"),
+        "MPS programs don't run in this pod": gpu_config(strategy="MPS"),
+    }
+    with node.service():
+        for said, wanted in refusals.items():
+            claim = node.claim("a", result(gpu(driver, 0)), config=[config(wanted)])
+            assert said in ask(node, claim)
+            assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
+        put_smi(driver, "/bin/sh", str(node.folder / "smi"))
+        claim = node.claim("b", result(gpu(driver, 0)), config=[config(sliced("Short"))])
+        assert not isinstance(ask(node, claim), str)
+        (driver.root / "usr/bin/nvidia-smi").unlink()  # the driver's package was removed
+        assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
 
 
 def daemons(driver: Driver) -> list[str]:
@@ -279,7 +328,7 @@ def test_limits_and_shares_that_hold(
             f"s{number}",
             result(gpu(driver, 1), shareID=f"share-{number}", consumedCapacity={"memory": size}),
         )
-        for number, size in enumerate(("8Gi", "16Gi", "500Gi"))
+        for number, size in enumerate(("8Gi", "16Gi", "500Gi", "60Gi"))
     ]
     whole = node.claim("whole", result(gpu(driver, 1)))
     place = (workspace / "bundles", roots["debian"], node.namespace, runtime)
@@ -291,6 +340,7 @@ def test_limits_and_shares_that_hold(
         [one], [two] = (ask(node, each) for each in shares[:2])
         assert {one.share, two.share} == {"share-0", "share-1"}
         assert "and it has" in ask(node, shares[2])
+        assert "of memory together" in ask(node, shares[3])
         assert "is claim ns/s" in ask(node, whole)
         for share, gib in ((one, 8), (two, 16)):
             with bundles.bundle(*place) as made:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kubelet import Kubelet
@@ -32,7 +32,8 @@ def children(pid: int) -> dict[str, int]:
     """Return a process' children by what they are called."""
     found = {}
     for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        found[Path(f"/proc/{each}/comm").read_text().strip()] = int(each)
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            found[Path(f"/proc/{each}/comm").read_text().strip()] = int(each)
     return found
 
 

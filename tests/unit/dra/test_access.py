@@ -159,3 +159,21 @@ def test_another_user_s_kubeconfig(tmp_path: Path) -> None:
     (folder / "kubeconfig").write_bytes(Path(path).read_bytes())
     with pytest.raises(GpuhookError, match="theirs"):
         find(f"{folder}/kubeconfig")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has somebody to fear")
+@pytest.mark.parametrize("name", ["kubeconfig", "ca.crt", "client.crt", "client.key", "token"])
+@pytest.mark.parametrize("how", ["mode", "owner"])
+def test_files_that_others_may_change(tmp_path: Path, name: str, how: str) -> None:
+    """Who writes one of them chooses the server, and with that what claims were given."""
+    certify(tmp_path)
+    (tmp_path / "token").write_text("t")
+    user = {"client-certificate": "client.crt", "client-key": "client.key", "tokenFile": "token"}
+    path = written(tmp_path, config(user, {"server": SERVER, "certificate-authority": "ca.crt"}))
+    assert find(path).context()
+    if how == "mode":
+        (tmp_path / name).chmod(0o666)
+    else:
+        os.chown(tmp_path / name, 1000, 0)
+    with pytest.raises(GpuhookError, match=f"{name} may be written by others"):
+        find(path)

@@ -97,6 +97,26 @@ def test_nobody_there(api: ApiServer) -> None:
     assert caught.value.may_pass
 
 
+def test_the_second_address(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server with two names' worth of addresses, of which the first takes and says nothing."""
+    look_up = socket.getaddrinfo
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        first = silent.getsockname()
+
+        def both(*words: object, **more: object) -> list[object]:
+            found = look_up(*words, **more)  # type: ignore[arg-type]
+            return [(*found[0][:4], first), found[0]]
+
+        monkeypatch.setattr(socket, "getaddrinfo", both)
+        assert client(api).ask("GET", NODE, patience=2)["metadata"]["name"] == "n1"
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".com", "\xdf" + "a" * 63])
+def test_a_name_that_is_none(api: ApiServer, host: str) -> None:
+    with pytest.raises(ApiError, match="can't be asked"):
+        client(api, f"https://{host}").ask("GET", NODE)
+
+
 @pytest.mark.parametrize("what", [HANG, DRIP])
 def test_a_server_that_takes_its_time(api: ApiServer, what: str) -> None:
     """Also one that sends a byte now and then, which no limit of a single wait would end."""

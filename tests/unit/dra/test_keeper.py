@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import api_server
 import pytest
 from api_server import CUT, DRIP, GARBAGE, HANG, ApiServer, serving
 from dra_node import DRIVER, Node, counted, counters, device, slices
@@ -201,6 +202,24 @@ def test_slices_that_aren_t_ours_and_older_ones(api: ApiServer, node: Node) -> N
     assert {*drivers} == {DRIVER, "gpu.other.com"}
     assert drivers[DRIVER]["spec"]["devices"][0]["name"] == "a"
     assert len(api.slices("n2")) == 1
+
+
+def test_a_server_that_tells_of_other_nodes(settled: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their slices are theirs, also where the server passes over the selector."""
+    api = settled.api
+    monkeypatch.setattr(api_server, "_fits", lambda *_: True)
+    [theirs] = slices([A], node="n2")
+    name = api.add("resourceslices", "", theirs)["metadata"]["name"]
+    api.cut_watches()
+    settled.rest(100)
+    with api.lock:
+        api.floor = api.version  # and once more from a list
+    api.cut_watches()
+    settled.rest(100)
+    api.change(name, lambda found: found["metadata"].update(labels={"a": "b"}))
+    settled.rest(100)
+    assert settled.writes() == 0
+    assert [each["metadata"]["name"] for each in api.slices("n2")] == [name]
 
 
 def test_a_driver_that_is_no_more(settled: Node) -> None:

@@ -146,7 +146,7 @@ def check_writers(path: str) -> None:
     if not is_roots(status.st_uid) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UntrustedPathError(
             f"{path} may be written by others than root, who would decide what root does",
-            f"Run chown root:root {path} and chmod 644 {path}",
+            f"Run chown root:root {path} and chmod go-w {path}",
         )
 
 

@@ -8,13 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import RequestError, printable, shown
-from gpuhook.start import contract
-from gpuhook.start.inventory import cache
-from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, print_json, raise_last
 from gpuhook.tools.dra import access, versions
@@ -37,10 +35,45 @@ _PLACES = {
     "driver_root_ctr_path": "The driver root as this process sees it, in a pod.",
     "dev_root": "The folder on the host above the nodes' /dev, if not the driver root.",
 }
-_PATIENCE = 10.0  # seconds for each call of a probe
+_PATIENCE = 60.0  # seconds for each call of a probe; a driver that hangs keeps us for 30
 _NUMBER = re.compile(r"[0-9]{1,3}")
 _MOST_SHARES = 128
+_LONGEST = 10**9  # seconds
+_FOR_PROBE = ("is_probe", "registry", "config_path")  # the options that a probe heeds
 _VERSION = re.compile(r"v?([0-9]{1,3})\.([0-9]{1,4})(?:\.[0-9A-Za-z.+-]*)?")
+
+
+def _seconds(_context: click.Context, _option: click.Parameter, value: float) -> float:
+    if not 0 <= value <= _LONGEST:
+        raise click.BadParameter(f"{value} is no number of seconds from 0 to {_LONGEST}")
+    return value
+
+
+def _check_options(is_probe: bool, dry_run: bool) -> None:
+    """Raise RequestError for an option that was given and would do nothing."""
+    context = click.get_current_context()
+    for each in context.command.params:
+        name = str(each.name)
+        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        if is_probe:
+            mode = "" if name in _FOR_PROBE else "isn't for --probe"
+        elif dry_run:
+            mode = "isn't for --dry-run" if name in ("recovery", *_PLACES) else ""
+        else:
+            mode = "is for --dry-run" if name in ("form", "release") else ""
+        if mode:
+            raise RequestError(f"{each.opts[0]} {mode}", "Leave one of the two out")
+
+
+def _check_places(places: dict[str, str]) -> None:
+    """Raise RequestError for a path that would mean another one to the kubelet and to engines."""
+    usual = Options()
+    for name, path in places.items():
+        if not path.startswith("/") and (path or getattr(usual, name)):
+            raise RequestError(
+                f"--{name.replace('_', '-')} {shown(path)} is no path from / on", "Write it whole"
+            )
 
 
 def _places(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,8 +122,8 @@ def _places(command: Callable[..., Any]) -> Callable[..., Any]:
 )  # fmt: skip
 @click.option(
     "--kubernetes", "release", metavar="VERSION",
-    help="The version of the cluster: 1.34 wants counters and devices in one slice.  "
-    "[default: the API server's, or with --dry-run 1.35]",
+    help="The version of the cluster to print for: 1.34 wants counters and devices in one slice.  "
+    "[default: that of the API server that is named, or 1.35]",
 )  # fmt: skip
 @click.option(
     "--kubeconfig",
@@ -105,7 +138,7 @@ def _places(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Ask the plugin of this pod ($POD_UID) by its sockets, as the kubelet does, and end.",
 )  # fmt: skip
 @click.option(
-    "--recovery", metavar="SECONDS", default=300.0, show_default=True,
+    "--recovery", metavar="SECONDS", default=300.0, show_default=True, callback=_seconds,
     help="After how long without trouble a device that answers is well again; 0 for never.",
 )  # fmt: skip
 @_places
@@ -134,6 +167,8 @@ def dra(
     DeviceClasses that claims name, as kubectl apply takes them; devices that can't be used have a
     taint, and the reason is a warning. No cluster is needed for that.
     """
+    _check_options(is_probe, dry_run)
+    _check_places(places)
     if is_probe:
         probe(places["registry"], os.environ.get("POD_UID", ""), _PATIENCE)
         return
@@ -143,7 +178,6 @@ def dra(
         pool=pool or "",
         drivers=_drivers(drivers, config),
         dynamic=dynamic_mig,
-        kubernetes=_kubernetes(release, kubeconfig, api_server),
         shares=_shares(shared, config),
     )
     if not dry_run:
@@ -156,7 +190,9 @@ def dra(
         sys.exit(_serve(config, choices, options, kubeconfig, api_server))
     from gpuhook.tools.cdi.write import to_text  # noqa: PLC0415 - YAML's memory isn't for serving
 
-    found, failed = survey.present(config, lambda vendor: (vendor, _asked(config, vendor)))
+    choices = replace(choices, kubernetes=_kubernetes(release, kubeconfig, api_server))
+    # Asks each driver: what is saved may have a GPU that is lost since. Saves nothing itself.
+    found, failed = survey.present(config, lambda vendor: (vendor, vendor.discover(config)))
     objects, warnings = describing.objects(found, choices, config)
     for warning in warnings:
         click.echo(f"gpuhook: {printable(warning)}.", err=True)
@@ -188,11 +224,6 @@ def _serve(
     lock = f"{config.state_dir}/{FOLDER}/publisher"
     publisher = publish.Publisher(way, choices.node, devices, tell, lock=lock)
     return service.run(devices, options, claims, publisher)
-
-
-def _asked(config: Config, vendor: contract.Vendor) -> Inventory:
-    """Return what a driver says now: a saved inventory may have a GPU that is lost since."""
-    return cache.follow(config, vendor, ask=True).inventory
 
 
 def _drivers(given: tuple[str, ...], config: Config) -> dict[str, str]:

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-import yaml
-
 from gpuhook.ground.errors import PluginError, shown
 from gpuhook.ground.host import files as host_files
 
@@ -132,9 +130,11 @@ def from_kubeconfig(path: str, server: str | None = None) -> Access:
     """Return the way in that the current context of a kubeconfig has; PluginError if it has none.
 
     Programs (exec) aren't run, and a server whose certificate isn't checked isn't asked. Where we
-    are root, nobody else may have a hand in the file.
+    are root, nobody else may have a hand in the file, or in one that it names.
     """
-    host_files.check_way(path)  # protects: kubeconfig-way
+    import yaml  # noqa: PLC0415 - a pod has no kubeconfig, and its memory for nothing
+
+    host_files.check_writers(path)  # protects: kubeconfig-way
     try:
         document = yaml.safe_load(_read(path))
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -165,7 +165,7 @@ def from_kubeconfig(path: str, server: str | None = None) -> Access:
         _fail(f"The kubeconfig {path} has a client certificate or its key alone", "Give it both")
     token_file = _text(path, user, "tokenFile")  # counts before the token, as in kubectl
     words = _text(path, user, "token").encode()
-    token = os.path.join(base, token_file) if token_file else words or None
+    token = _believed(base, token_file) if token_file else words or None
     return Access(
         server or _text(path, cluster, "server"),
         _either(path, base, cluster, "certificate-authority"),
@@ -201,7 +201,14 @@ def _either(path: str, base: str, table: dict[str, Any], name: str) -> str | byt
         except (binascii.Error, ValueError):
             _fail(f"{name}-data in the kubeconfig {path} isn't in base 64", "Write it again")
     named = _text(path, table, name)
-    return os.path.join(base, named) if named else None
+    return _believed(base, named) if named else None
+
+
+def _believed(base: str, named: str) -> str:
+    """Return the path of a file that a kubeconfig names; UntrustedPathError for another user's."""
+    path = os.path.join(base, named)
+    host_files.check_writers(path)  # protects: kubeconfig-files
+    return path
 
 
 def _text(path: str, table: dict[str, Any], name: str) -> str:

@@ -72,6 +72,7 @@ class _Reading:
         self._config = config
         self._known = {each.name: each for each in devices.look() if each.driver == driver}
         self._pool = devices.choices.pool or devices.choices.node
+        self._names: list[str] = []  # in the document
 
     def one(self, result: Mapping[str, Any]) -> Allotted:
         """Return what one result gives."""
@@ -97,7 +98,7 @@ class _Reading:
         vendor, inventory = self._devices.found(known)
         answers = cluster.of(vendor.names)
         by_id = {each.id: each for each in inventory.devices}
-        name = f"{self._uid}-{known.name}{f'-{share}' if share else ''}"
+        name = self._name(f"{self._uid}-{known.name}{f'-{share}' if share else ''}")
         consumed = _consumed(result)
         wish = configs.wish(
             self._config, self._driver, request, vendor.names, is_part=bool(device.parent)
@@ -109,11 +110,18 @@ class _Reading:
                 "limit of its memory alone",
                 "Ask for some of the capacity memory, without a configuration of the vendor's",
             )
+        is_admin = result.get("adminAccess") is True
+        if is_admin and wish.plan:  # protects: dra-admin-changes-nothing
+            raise RequestError(
+                f"The claim has adminAccess to {known.name}, and a configuration that would change "
+                "it for whoever else has it",
+                f"Leave the request {shown(request)} out of it, or use a class that has none",
+            )
         held = Held(
             request.partition("/")[0],
             self._pool,
             known.name,
-            admin=result.get("adminAccess") is True,
+            admin=is_admin,
             share=share,
             consumed={MEMORY: consumed.number} if consumed else {},
             vendor=known.vendor,
@@ -128,6 +136,12 @@ class _Reading:
         more = {"mounts": [_limit(vendor, device, limit)]} if limit else {}
         given = Given(name, device, vendor, inventory, more, with_hook=bool(limit))
         return Allotted(held, given, wish.plan)
+
+    def _name(self, usual: str) -> str:
+        """Return a name that no device has yet: one may be there twice, once by adminAccess."""
+        count = self._names.count(usual)
+        self._names.append(usual)
+        return f"{usual}-{count + 1}" if count else usual  # protects: dra-device-twice
 
 
 def _consumed(result: Mapping[str, Any]) -> Size | None:

@@ -171,7 +171,8 @@ class _Exchange:
             text = None if body is None else json.dumps(body, separators=(",", ":")).encode()
             connection.request(method, where, text, headers)
             return connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
+        # ValueError: of a name that is none, by whoever looks it up.
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise self._unreachable(error) from None
 
     def object_of(self, method: str, path: str, response: http.client.HTTPResponse) -> Object:
@@ -204,20 +205,24 @@ class _Exchange:
             each.close()
 
     def _connect(self, context: ssl.SSLContext) -> ssl.SSLSocket:
-        """Return a connection to the first of the server's addresses that takes one."""
+        """Return a connection to the first of the server's addresses that takes one.
+
+        Each has an equal part of the time that is left, so that a silent one doesn't take it all.
+        """
         failure: OSError = TimeoutError("timed out")
         host, port = self._access.host, self._access.port
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        ):
+        every = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for number, (family, kind, protocol, _, address) in enumerate(every):
             plain = socket.socket(family, kind, protocol)
+            now = self._clock()
+            end = now + (self._end - now) / (len(every) - number)
             try:
-                plain.settimeout(_left(self._end, self._clock))
+                plain.settimeout(_left(end, self._clock))
                 plain.connect(address)
                 plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 for option, value in _KEEP_ALIVE:
                     plain.setsockopt(socket.IPPROTO_TCP, option, value)
-                plain.settimeout(_left(self._end, self._clock))
+                plain.settimeout(_left(end, self._clock))
                 return context.wrap_socket(plain, server_hostname=self._access.server_name)
             except OSError as error:
                 plain.close()

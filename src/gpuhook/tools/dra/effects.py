@@ -61,7 +61,11 @@ class Effects:
         return effect["devices"], edits
 
     def undo(self, effect: Effect, others: Iterable[Record]) -> None:
-        """Undo it, unless another claim wants the same; what has no driver is undone by that."""
+        """Undo it, unless another claim wants the same.
+
+        A DriverError while the driver fails: it is to be tried again. Without one there is nothing
+        left of what it was told.
+        """
         module = self._module(effect[_VENDOR])
         kept = {
             device
@@ -73,8 +77,9 @@ class Effects:
         if kept.issuperset(effect["devices"]):
             return
         inventory = self._inventory(effect[_VENDOR])
-        if inventory is None:
-            return
+        failure = self._devices.observed.machine.failures().get(effect[_VENDOR])
+        if inventory is None and failure is not None:  # protects: dra-undone
+            raise failure
         try:
             module.undo(self._config, inventory, effect)
         except NoDriverError:

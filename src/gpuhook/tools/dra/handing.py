@@ -10,14 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpuhook.ground.errors import GpuhookError, RequestError
+from gpuhook.ground.errors import GpuhookError, PluginError, RequestError, shown
 from gpuhook.tools.dra import document
-from gpuhook.tools.dra.allotted import Ref, allotted
+from gpuhook.tools.dra.allotted import Allotted, Ref, allotted
 from gpuhook.tools.dra.claims import Claims
 from gpuhook.tools.dra.devices import Devices
 from gpuhook.tools.dra.document import Given
 from gpuhook.tools.dra.effects import Effects
 from gpuhook.tools.dra.options import Options
+from gpuhook.tools.kubernetes.dra import MEMORY
 from gpuhook.tools.kubernetes.handed import (
     COMPLETED,
     STARTED,
@@ -27,6 +28,7 @@ from gpuhook.tools.kubernetes.handed import (
     Records,
     check_names,
     is_same,
+    now,
 )
 from gpuhook.tools.kubernetes.state import REPLICA
 
@@ -67,20 +69,26 @@ class Handing:
         """Return what a claim has, once all of it is there; GpuhookError where it can't be.
 
         The answer is the same each time. What was begun stays until the next attempt undoes it.
+        What was completed is the claim's until ``unprepare``, whatever fails here: containers may
+        have it.
         """
         uid = ref["uid"]
         check_names(driver, uid)
-        record = self._records.read(driver, uid)
+        record = self._completed(driver, ref)
         if record is not None and self._is_there(record):
             return record
         claim = self._claims.claim(ref["namespace"], ref["name"], uid)
         with self._records.locked():
-            record = self._records.read(driver, uid)
+            record = self._completed(driver, ref)
             if record is not None and self._is_there(record):
                 return record
-            self._undo(driver, uid)
             try:
-                record = self._give(driver, ref, claim)
+                if record is None:
+                    self._undo(driver, uid)
+                    record = self._give(driver, ref, claim)
+                else:
+                    found = allotted(self._devices, driver, ref, claim)
+                    record = self._renew(record, found)  # protects: dra-completed
             except GpuhookError as error:
                 self._news = self._status(uid) + _failed(claim, driver, error)
                 raise
@@ -88,13 +96,18 @@ class Handing:
             return record
 
     def report(self, ref: Ref) -> None:
-        """Write into the claim's status what has become of it, if that is anything new."""
+        """Write into the claim's status what has become of it, if that is anything new.
+
+        Of several words on one device the last ones count, as a status has one entry for each.
+        """
         if self._news is not None:
-            self._claims.report(ref["namespace"], ref["name"], ref["uid"], self._news)
+            keys = ("driver", "pool", "device", "shareID")
+            news = {tuple(each.get(key) for key in keys): each for each in self._news}
+            self._claims.report(ref["namespace"], ref["name"], ref["uid"], [*news.values()])
 
     def _status(self, uid: str) -> list[dict[str, Any]]:
         """Return what the claim's status says of our drivers: all of them, as one writes all."""
-        every = [each for each in self._current() if each.uid == uid]
+        every = [each for each in self._records.current() if each.uid == uid]
         return [
             _device_status(
                 each.driver, held.pool, held.device, held.share, "Prepared", "It was prepared"
@@ -104,16 +117,28 @@ class Handing:
             for held in each.devices
         ]
 
+    def _completed(self, driver: str, ref: Ref) -> Record | None:
+        """Return a claim's record if it was completed; PluginError where that is another claim."""
+        record = self._records.read(driver, ref["uid"])
+        if record is None or not self._records.is_complete(record):
+            return None
+        if (record.namespace, record.name) != (ref["namespace"], ref["name"]):
+            raise PluginError(  # protects: dra-same-claim
+                f"{shown(ref['namespace'])}/{shown(ref['name'])} has the uid of the claim "
+                f"{record.claim}, which was prepared",
+                "Two claims never have one uid: look at the kubelet's log",
+            )
+        return record
+
     def _is_there(self, record: Record) -> bool:
-        complete = self._records.is_complete(record)
-        return complete and (not record.document or os.path.exists(record.document))
+        """Tell whether engines find what a claim has; their folder may be another by now."""
+        where = document.path(self._options.cdi_folder, record.driver, record.uid)
+        return not record.devices or (record.document == where and os.path.exists(where))
 
     def _give(self, driver: str, ref: Ref, claim: Mapping[str, Any]) -> Record:
         found = allotted(self._devices, driver, ref, claim)
         self._check_free(driver, ref["uid"], [each.held for each in found])
-        others = [
-            each for each in self._current() if (each.driver, each.uid) != (driver, ref["uid"])
-        ]
+        others = self._others(driver, ref["uid"])
         effects = self._effects.planned(found, driver, ref["uid"])
         self._effects.check(effects, others)
         where = document.path(self._options.cdi_folder, driver, ref["uid"])
@@ -127,38 +152,75 @@ class Handing:
             tuple(each.held for each in found),
             where if found else "",
             tuple(effects),
+            now(),
         )
         self._records.write(record)  # protects: dra-started-first
-        edits = [self._effects.begin(effect) for effect in effects]
-        if found:
-            given = [_with(each.given, edits) for each in found]
-            # protects: dra-document
-            document.write(where, driver, given, self._options, self._config)
+        self._bring(record, found)
         record = replace(record, state=COMPLETED)
         self._records.write(record)
         return record
 
-    def _current(self) -> list[Record]:
-        """Return the records of this boot."""
-        return [each for each in self._records.every() if each.boot == self._records.boot]
+    def _bring(self, record: Record, found: Sequence[Allotted]) -> None:
+        """Do all that a record says; what is done already is done again."""
+        edits = [self._effects.begin(effect) for effect in record.effects]
+        if found:
+            given = [_with(each.given, edits) for each in found]
+            # protects: dra-document
+            document.write(record.document, record.driver, given, self._options, self._config)
+
+    def _renew(self, record: Record, found: Sequence[Allotted]) -> Record:
+        """Write the document of a claim again that was completed: it isn't where it should be."""
+        if tuple(each.held for each in found) != record.devices:
+            raise PluginError(
+                f"The claim {record.claim} has other devices by now than were prepared for it",
+                "The pod can start when the claim's other pods have ended",
+            )
+        where = document.path(self._options.cdi_folder, record.driver, record.uid)
+        record = replace(record, document=where)
+        self._bring(record, found)
+        self._records.write(record)
+        return record
+
+    def _others(self, driver: str, uid: str) -> list[Record]:
+        """Return the records of all claims but this one."""
+        current = self._records.current()
+        return [each for each in current if (each.driver, each.uid) != (driver, uid)]
 
     # Who has it already -----------------------------------------------------------------------
 
     def _check_free(self, driver: str, uid: str, held: Sequence[Held]) -> None:
         """Raise RequestError where another claim, or the device plugin, has one of the devices."""
         wanted = [each for each in held if not each.admin]
-        for record in self._current():
-            if (record.driver, record.uid) == (driver, uid):
-                continue
+        if wanted:
+            self._records.check_readable((driver, uid))
+        for record in self._others(driver, uid):
             for theirs in record.devices:
                 for ours in wanted:
                     if not theirs.admin and not _shares(ours, theirs) and is_same(ours, theirs):
                         raise RequestError(  # protects: dra-not-twice
                             f"The device {ours.device} is claim {record.claim}'s, which was "
                             "prepared for it before",
-                            "The pod can start when the pods of that claim have ended",
+                            "The pod can start when the pods of that claim have ended; where the "
+                            "kubelet has lost its own folder it never says so: then remove "
+                            f"{self._records.path(record.driver, record.uid)} once they have",
                         )
-        self._check_leases(wanted)
+        self._check_shares(driver, uid, wanted)
+        if wanted:
+            self._check_leases(wanted)
+
+    def _check_shares(self, driver: str, uid: str, wanted: Sequence[Held]) -> None:
+        """Raise RequestError where the shares of a device are more than it has of memory."""
+        every = [held for record in self._others(driver, uid) for held in record.devices]
+        memory = {each.name: each.memory for each in self._devices.look() if each.driver == driver}
+        for ours in wanted:
+            shares = [each for each in (*every, *wanted) if _shares(ours, each)]
+            total = sum(each.consumed.get(MEMORY, 0) for each in shares)
+            if shares and total > memory.get(ours.device, 0):  # protects: dra-shares-sum
+                raise RequestError(
+                    f"The shares of {ours.device} would be {total} bytes of memory together, and "
+                    f"it has {memory.get(ours.device, 0)}",
+                    "The pod can start when pods with other shares of it have ended",
+                )
 
     def _check_leases(self, wanted: Sequence[Held]) -> None:
         leases = self._records.leases()
@@ -180,7 +242,7 @@ class Handing:
 
     def _is_used(self, lease: Lease, used: set[str]) -> bool:
         """Tell whether a pod has what was leased, or a replica of it, or may be about to."""
-        is_young = 0 <= time.time() - lease.at < _YOUNG
+        is_young = 0 <= now() - lease.at < _YOUNG
         return is_young or any(each.partition(REPLICA)[0] == lease.unit for each in used)
 
     # Unprepare --------------------------------------------------------------------------------
@@ -197,10 +259,12 @@ class Handing:
         """Undo what was begun for a claim, as far as it came; the record goes last."""
         record = self._records.read(driver, uid)
         if record is not None and record.boot == self._records.boot:
-            others = [each for each in self._current() if (each.driver, each.uid) != (driver, uid)]
+            others = self._others(driver, uid)
             for effect in record.effects:
                 self._effects.undo(effect, others)
-        document.remove(document.path(self._options.cdi_folder, driver, uid))
+        usual = document.path(self._options.cdi_folder, driver, uid)
+        for path in {usual, (record and record.document) or usual}:  # the option may have changed
+            document.remove(path)
         self._records.remove(driver, uid)
 
     def sweep(self) -> None:
@@ -208,8 +272,10 @@ class Handing:
         with self._records.locked():
             for driver, uid in self._records.names():
                 record = self._records.read(driver, uid)
+                if record is None and self._records.is_unknown(driver, uid):
+                    continue  # its containers may run; whoever is refused for it is told
                 is_old = record is None or record.boot != self._records.boot  # protects: dra-boot
-                if is_old or (record is not None and self._is_stale(record)):
+                if is_old or (record is not None and _is_stale(record)):
                     try:
                         self._undo(driver, uid)
                     except GpuhookError as error:
@@ -220,17 +286,18 @@ class Handing:
                 for uid in document.uids(self._options.cdi_folder, driver):
                     if (driver, uid) not in kept:
                         document.remove(document.path(self._options.cdi_folder, driver, uid))
-            self._effects.look_after(self._current(), self._tell)
+            self._effects.look_after(self._records.current(), self._tell)
 
-    def _is_stale(self, record: Record) -> bool:
-        if record.state == COMPLETED:
-            return False
-        return self._records.age(record) >= _STALE
+
+def _is_stale(record: Record) -> bool:
+    """Tell whether a claim was begun, and nobody has come to end that."""
+    return record.state == STARTED and now() - record.at >= _STALE
 
 
 def _shares(one: Held, other: Held) -> bool:
     """Tell whether both are shares of a device that several claims may have."""
-    return bool(one.share and other.share) and one.device == other.device
+    both = bool(one.share and other.share)
+    return both and (one.vendor, one.device) == (other.vendor, other.device)
 
 
 def _with(given: Given, edits: Sequence[tuple[Sequence[str], Mapping[str, list[Any]]]]) -> Given:

@@ -201,14 +201,20 @@ class Keeper:
             self._owner = {}  # with a node that was made again it is another
             if was_there:  # protects: slices-come-back
                 self._note_undone()
-        elif given["spec"].get("driver") in self._drivers and not is_ours:
-            self._note(given)
+        elif not is_ours and self._note(given):
             self._note_undone()
 
-    def _note(self, given: Any) -> None:
-        """Remember a slice, if it is one of our drivers'."""
-        if _is_slice(given) and given["spec"].get("driver") in self._drivers:
+    def _note(self, given: Any) -> bool:
+        """Remember a slice if it is one of our drivers' on this node; tell whether it is.
+
+        Whatever a server is asked for, others' slices are theirs.
+        """
+        spec = given["spec"] if _is_slice(given) else {}
+        # protects: slices-of-this-node
+        is_its = spec.get("driver") in self._drivers and spec.get("nodeName") == self._node
+        if is_its:
             self._there[given["metadata"]["uid"]] = versions.slice_of(given)
+        return is_its
 
     def _note_undone(self) -> None:
         """See to it that what others did is undone: soon, but not in a race with them."""

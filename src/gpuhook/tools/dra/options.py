@@ -1,12 +1,18 @@
 """What can be chosen of ``gpuhook dra`` as it serves a kubelet."""
 
 from dataclasses import dataclass
+from hashlib import sha256
 
 from gpuhook.tools.kubernetes.settings import CDI_FOLDER
 from gpuhook.tools.metrics.kubelet import SOCKET
 
 PLUGINS = "/var/lib/kubelet/plugins"
 REGISTRY = "/var/lib/kubelet/plugins_registry"
+
+
+def short(instance: str) -> str:
+    """Return what tells an instance's sockets from another's: few characters, "" for one alone."""
+    return instance and sha256(instance.encode()).hexdigest()[:10]
 
 
 @dataclass(frozen=True)

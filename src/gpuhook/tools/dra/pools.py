@@ -84,7 +84,7 @@ def plan(
     for each in sorted(there, key=_name):
         index = _index(each)
         right = _generation(each) == newest and index < len(pool.contents) and index not in kept
-        if right and each["spec"].get("nodeName") == node:
+        if right:
             kept[index] = each
         else:
             gone.append(each)

@@ -5,9 +5,9 @@ For the pod's liveness probe. Asks what costs nothing: who it is, and to prepare
 
 import os
 from collections.abc import Iterator
-from hashlib import sha256
 
 from gpuhook.ground.errors import PluginError, shown
+from gpuhook.tools.dra.options import short
 from gpuhook.tools.kubernetes import INSTALL
 
 _INFO = "/pluginregistration.Registration/GetInfo"
@@ -25,7 +25,7 @@ def probe(registry: str, instance: str, seconds: float) -> list[str]:
         raise PluginError(
             "A probe needs to know whose sockets to ask", "Set POD_UID to the pod's uid"
         )
-    own = f"-{sha256(instance.encode()).hexdigest()[:10]}-reg.sock"
+    own = f"-{short(instance)}-reg.sock"
     try:
         names = sorted(each for each in os.listdir(registry) if each.endswith(own))
     except OSError as error:

@@ -15,14 +15,13 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from hashlib import sha256
 from typing import Any
 from urllib.parse import quote
 
 from gpuhook.ground.errors import PluginError, listed, shown
 from gpuhook.tools.dra import api
-from gpuhook.tools.dra.options import Options
-from gpuhook.tools.host.child import Talk
+from gpuhook.tools.dra.options import Options, short
+from gpuhook.tools.host.child import Tell
 from gpuhook.tools.kubernetes import INSTALL
 from gpuhook.tools.kubernetes.folder import Folder, Identity
 
@@ -50,28 +49,25 @@ _LINE = 16 << 20  # bytes of a line, at most
 Method = Callable[[Any, Any], Awaitable[Any]]
 
 
-def serve(options: Options, talk: Talk) -> None:
-    """Serve until the supervisor has ended. Changes this process: its mask for new files."""
+def serve(options: Options, fd: int, tell: Tell) -> int:
+    """Serve until the supervisor, at the descriptor's other end, has ended; return the exit status.
+
+    ``tell`` gets a sentence for what an operator wants to know. Changes this process: its mask for
+    new files.
+    """
     os.umask(0o077)  # the sockets are root's alone
-    asyncio.run(_Server(options, talk).run())
-
-
-def short(instance: str) -> str:
-    """Return what tells an instance's sockets from another's: few characters, "" for one alone."""
-    return instance and sha256(instance.encode()).hexdigest()[:10]
+    asyncio.run(_Server(options, fd, tell).run())
+    return 0
 
 
 class _Supervisor:
     """What does the work: asked by lines, and it answers in any order."""
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, say: Tell) -> None:
+        self.say = say
         self._writer = writer
         self._number = 0
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-
-    def say(self, sentence: str) -> None:
-        """Have a sentence in the log."""
-        self._write({"say": sentence})
 
     async def ask(self, do: str, driver: str, claim: Mapping[str, str]) -> dict[str, Any]:
         """Return the answer for a claim; its ``error`` says where there is none in time."""
@@ -79,7 +75,8 @@ class _Supervisor:
         number = self._number
         future = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
-        self._write({"call": number, "do": do, "driver": driver, "claim": claim})
+        call = {"call": number, "do": do, "driver": driver, "claim": claim}
+        self._writer.write(json.dumps(call).encode() + b"\n")
         try:
             async with asyncio.timeout(_ANSWER):
                 found: dict[str, Any] = await future
@@ -94,9 +91,6 @@ class _Supervisor:
         future = self._waiting.get(number)
         if future is not None and not future.done():
             future.set_result(answer)
-
-    def _write(self, line: Mapping[str, Any]) -> None:
-        self._writer.write(json.dumps(line).encode() + b"\n")
 
 
 class _Health:
@@ -311,7 +305,12 @@ class _Driver:
         return answer
 
     async def _ask_all(self, do: str, request: Any) -> dict[str, dict[str, Any]]:
-        """Return the answer for each claim of a request, by uid: those, and no other."""
+        """Return the answer for each claim of a request, by uid: those, and no other.
+
+        One without a claim is a probe's: whether the supervisor answers.
+        """
+        if not request.claims:
+            await self._supervisor.ask(do, self.name, {})  # protects: dra-probe
         claims = {
             each.uid: {"namespace": each.namespace, "name": each.name, "uid": each.uid}
             for each in request.claims
@@ -348,17 +347,18 @@ def _unary(method: Method, request: Any) -> Any:
 class _Server:
     """All drivers of the newest state."""
 
-    def __init__(self, options: Options, talk: Talk) -> None:
+    def __init__(self, options: Options, fd: int, tell: Tell) -> None:
         self._options = options
-        self._talk = talk
+        self._fd = fd
+        self._tell = tell
         self._drivers: dict[str, _Driver] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Serve until the supervisor says no more."""
-        line = socket.socket(fileno=os.dup(self._talk.fileno()))
+        line = socket.socket(fileno=self._fd)
         reader, writer = await asyncio.open_connection(sock=line, limit=_LINE)
-        self._supervisor = _Supervisor(writer)
+        self._supervisor = _Supervisor(writer, self._tell)
         for number in (signal.SIGTERM, signal.SIGINT):  # as systemd sends to all processes
             asyncio.get_running_loop().add_signal_handler(number, reader.feed_eof)
         looking = asyncio.create_task(self._look_again())
@@ -369,6 +369,7 @@ class _Server:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_STOP)
+        writer.close()
 
     def _take_in(self, line: Mapping[str, Any]) -> None:
         if "call" in line:
@@ -381,6 +382,8 @@ class _Server:
 
     def _begin(self, name: str) -> None:
         driver = _Driver(name, self._options, self._supervisor)
+        if name in self._drivers:  # it failed; the supervisor says only what is new
+            driver.health.update(self._drivers[name].health.devices)
         self._drivers[name] = driver
         for folder in driver.folders:
             if folder.events >= 0:

@@ -16,7 +16,7 @@ from gpuhook.tools.dra.claims import Claims
 from gpuhook.tools.dra.devices import Devices
 from gpuhook.tools.dra.handing import Handing
 from gpuhook.tools.dra.options import Options
-from gpuhook.tools.dra.work import Job, Server
+from gpuhook.tools.dra.work import LIMIT, Job, Server
 from gpuhook.tools.kubernetes import folder
 from gpuhook.tools.kubernetes.handed import Records
 from gpuhook.tools.kubernetes.service import Signals, Stopped, check_packages, tell
@@ -24,6 +24,7 @@ from gpuhook.tools.metrics import kubelet
 from gpuhook.tools.ready import report_ready
 
 _MOST = 16  # claims that are worked on at once; others wait for one to end
+_BUSY = "Work on other claims took all of the time. It is tried again"
 _SWEEP = 600.0  # seconds between two looks for what nobody undoes
 _KUBELET = 5.0  # seconds for the kubelet to say what pods have
 _POLL = 1.0  # seconds until a process that was killed is looked for again
@@ -42,7 +43,7 @@ class Publisher(Protocol):
     def wake(self) -> None:
         """Publish again: something changed in ``Devices``."""
 
-    def tend(self) -> None:
+    def tend(self) -> object:
         """Do what is due."""
 
     def deadline(self) -> float | None:
@@ -93,7 +94,8 @@ class Supervisor:
         self._handing = Handing(devices, claims, options, partial(in_use, options.pod_resources))
         self._server = Server(options, tell, self._clock)
         self._jobs: list[Job] = []
-        self._calls: list[Mapping[str, Any]] = []  # that wait for a free place
+        # That wait for a free place, each with the time until which the kubelet waits for it.
+        self._calls: list[tuple[float, Mapping[str, Any]]] = []
         self._old: set[str] = set()  # drivers that served claims before
         self._sweep_at = 0.0
         self._dying: list[Job] = []
@@ -149,13 +151,16 @@ class Supervisor:
         if self._clock() >= self._sweep_at:
             self._sweep_at = self._clock() + _SWEEP
             self._begin({"call": 0, "do": "sweep", "driver": "", "claim": {}})
-        while self._calls and len(self._jobs) < _MOST:
-            self._begin(self._calls.pop(0))
+        while self._calls and self._clock() >= self._calls[0][0]:  # protects: dra-in-time
+            self._server.reply(self._calls.pop(0)[1]["call"], {"error": _BUSY})
+        while len(self._jobs) < _MOST and (call := self._next()) is not None:
+            self._begin(call)
 
     def _wait(self) -> None:
         """Wait until something is said or due, and take in what is said."""
         times = [*self._devices.observed.deadlines(), self._sweep_at]
         times += [job.limit for job in self._jobs]
+        times += [at for at, _ in self._calls[:1]]
         times += [self._clock() + _POLL for _ in self._dying]
         reading: list[Any] = [self._signals, *self._devices.observed.readers(), *self._jobs]
         if self._server.fileno() >= 0:
@@ -169,7 +174,11 @@ class Supervisor:
             self._signals.read()
         self._devices.observed.read(ready)
         if self._server in ready:
-            self._calls += self._server.calls()
+            for call in self._server.calls():
+                if call["claim"]:
+                    self._calls.append((self._clock() + LIMIT, call))
+                else:
+                    self._server.reply(call["call"], {})
         for job in self._jobs:
             if job in ready:
                 job.read()
@@ -178,12 +187,25 @@ class Supervisor:
 
     # Claims -----------------------------------------------------------------------------------
 
+    def _next(self) -> Mapping[str, Any] | None:
+        """Take the first call that can be begun, None for none.
+
+        What is asked about one claim is done in its order: a claim may be put back while somebody
+        prepares it, of whom a kubelet that was started again no longer knows.
+        """
+        busy = {job.about for job in self._jobs}
+        for number, (_, call) in enumerate(self._calls):
+            if _about(call) not in busy:  # protects: dra-in-order
+                del self._calls[number]
+                return call
+        return None
+
     def _begin(self, call: Mapping[str, Any]) -> None:
         claim = call["claim"]
         what = (
             f"claim {shown(claim['namespace'])}/{shown(claim['name'])}" if claim else "old claims"
         )
-        job = Job(self._clock, call["call"], what)
+        job = Job(self._clock, call["call"], _about(call), what)
         job.begin(self._handing, call["do"], call["driver"], claim)
         self._jobs.append(job)
 
@@ -216,7 +238,12 @@ class Supervisor:
                     "message": failure or known.reason,
                 }
             )
-        self._server.give(state)
+        self._server.know(state)
+
+
+def _about(call: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the driver and the claim's uid that a call is about."""
+    return call["driver"], call["claim"].get("uid", "")
 
 
 def in_use(socket: str) -> set[str] | None:

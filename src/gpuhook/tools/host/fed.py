@@ -1,38 +1,40 @@
-"""A child that is fed: it reads states from a pipe, a line each, of which the last one counts.
+"""A child that is fed: it reads states, a line each, of which the last one counts.
 
-What is written to it never waits for it, and one that takes nothing for too long is killed.
+What is written to it never waits for it, and one that takes nothing for too long is killed. It may
+ask by lines too, and be answered: answers are never left out, but with the child that asked.
 """
 
 import os
 import signal
+import socket
 from collections.abc import Callable
 
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError
-from gpuhook.tools.host.child import Child, Clock, Tell
+from gpuhook.tools.host.child import Clock, Talking, Tell
 
 _READING = 30.0  # seconds that it may leave a state unread
 _ENDING = 3.0  # seconds to end in when asked to
+_LONGEST_LINE = 16 << 20  # bytes of a line of its own
 
-# What it does with the pipe's end that it reads from; returns its exit status.
+# What it does with the descriptor that it reads from; returns its exit status.
 Serve = Callable[[int], int]
 
 
-class Fed(Child):
+class Fed(Talking):
     """A process that does ``serve``. ``title`` is what it is called to a person: The server.
 
     ``name`` is what the kernel calls it.
     """
 
     def __init__(self, serve: Serve, title: str, name: str, tell: Tell, clock: Clock) -> None:
-        super().__init__(clock)
+        super().__init__(clock, _LONGEST_LINE)
         self._serve = serve
         self._title = title
         self._name = name
         self._tell = tell
-        self._fd = -1
         self._state = b""
-        self._rest = b""  # of a state that was written in part
+        self._rest = b""  # of what has to be written
         self._is_new = False  # whether the state hasn't been begun
         self._stuck = 0.0
 
@@ -42,8 +44,20 @@ class Fed(Child):
 
     def give(self, state: bytes) -> None:
         """Have it read a state, a line; of several that wait only the last one counts."""
+        self._note_waiting()
         self._state, self._is_new = state, True
         self.write()
+
+    def answer(self, line: bytes) -> None:
+        """Have it read a line before what waits, if it is still the one that asked."""
+        if self._fd >= 0:
+            self._note_waiting()
+            self._rest += line
+            self.write()
+
+    def _note_waiting(self) -> None:
+        if self.wants() < 0:
+            self._stuck = self._clock()
 
     def write(self) -> None:
         """Write as much as it takes."""
@@ -63,8 +77,8 @@ class Fed(Child):
         """Return when something is to be done, None if never."""
         return self._stuck + _READING if self.wants() >= 0 else self.again
 
-    def tend(self) -> None:
-        """Start it where there is none, and end it where it hangs."""
+    def tend(self) -> bool:
+        """Start it where there is none, and end it where it hangs; tell whether it is a new one."""
         status = self.reap()
         if status is not None:
             how = os.waitstatus_to_exitcode(status)
@@ -76,34 +90,35 @@ class Fed(Child):
         now = self._clock()
         if self.pid and self.wants() >= 0 and now >= self._stuck + _READING:
             self._tell(f"{self._title} no longer reads; it is started again")
-            self._kill()
-            self._close()
-            self._note_end()
-        if self.again is not None and now >= self.again:
-            self._start()
+            self._give_up()
+        if self.again is None or now < self.again:
+            return False
+        self._start()
+        return True
 
     def _start(self) -> None:
-        reader, writer = os.pipe2(os.O_CLOEXEC)
+        ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
-            self._be(reader)
-        os.close(reader)
-        os.set_blocking(writer, False)
+            self._be(theirs.detach())
+        theirs.close()
+        ours.setblocking(False)
         self._note_start(pid)
-        self._fd, self._rest, self._is_new = writer, b"", bool(self._state)
+        self._fd, self._buffer = ours.detach(), b""
+        self._rest, self._is_new = b"", bool(self._state)
         self._stuck = self._clock()
         self.write()
 
-    def _be(self, reader: int) -> None:
+    def _be(self, fd: int) -> None:
         """Be the child."""
         status = 1
         try:
-            kernel.die_with_parent()  # another child may hold the pipe's other end for a while
+            kernel.die_with_parent()  # another child may hold the other end for a while
             start = 3
-            os.closerange(start, reader)
-            os.closerange(reader + 1, os.sysconf("SC_OPEN_MAX"))
+            os.closerange(start, fd)
+            os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
             kernel.set_name(self._name)
-            status = self._serve(reader)
+            status = self._serve(fd)
         except GpuhookError as error:
             self._tell(str(error))
         except Exception as error:  # noqa: BLE001 - a process of its own: nobody else would say it
@@ -112,9 +127,8 @@ class Fed(Child):
             os._exit(status)
 
     def _close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd, self._rest = -1, b""
+        super()._close()
+        self._rest = b""
 
     def end(self) -> None:
         """Have it take its leave by SIGTERM, and wait for its end."""

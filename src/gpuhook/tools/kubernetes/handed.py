@@ -8,6 +8,9 @@ instance of gpuhook it is: during an update two run at once.
 The device plugin leaves a *lease* of each device that it gives to a container, because no claim
 may have that one then. Nobody tells it when the container has ended; who is refused by a lease
 asks the kubelet whether some pod has the device.
+
+What another version of gpuhook wrote is read as far as it is known. While something can't be read
+at all, nothing is handed out: it may say that a container has the device.
 """
 
 import contextlib
@@ -17,7 +20,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from gpuhook.ground.errors import PluginError, RequestError, shown
@@ -35,6 +38,8 @@ _DRIVER = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 _END = ".json"
 _MOST = 1 << 20  # bytes of a record
 _MODE = 0o600
+# What reading a file may raise that is damaged, or that somebody else wrote.
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class Held:
 class Lease:
     """A device that the device plugin has given to a container: ids as in ``Held``.
 
-    ``resource`` is what the pod asked for, ``at`` the time of the day in seconds.
+    ``resource`` is what the pod asked for, ``at`` the seconds from the boot on (``now``).
     """
 
     vendor: str
@@ -82,7 +87,10 @@ def is_same(one: Held | Lease, other: Held | Lease) -> bool:
 
 @dataclass(frozen=True)
 class Record:
-    """A claim, and what it has of one driver; ``effects`` are to be undone, each a plain dict."""
+    """A claim, and what it has of one driver; ``effects`` are to be undone, each a plain dict.
+
+    ``at`` is when that was begun, in seconds from the boot on.
+    """
 
     driver: str
     uid: str
@@ -93,17 +101,46 @@ class Record:
     devices: tuple[Held, ...] = ()
     document: str = ""
     effects: tuple[dict[str, Any], ...] = ()
+    at: float = 0.0
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         """Rebuild from what ``asdict`` returned; ValueError, KeyError, TypeError otherwise."""
-        devices = tuple(Held(**{**each, "cdi": tuple(each["cdi"])}) for each in data.pop("devices"))
-        return cls(devices=devices, effects=tuple(data.pop("effects")), **data)
+        devices = tuple(
+            Held(**{**_known(Held, each), "cdi": tuple(each["cdi"])}) for each in data["devices"]
+        )
+        lists = {"devices": devices, "effects": tuple(data["effects"])}
+        return cls(**{**_known(cls, data), **lists})
 
     @property
     def claim(self) -> str:
         """What to call the claim in a sentence."""
         return f"{self.namespace}/{self.name}" if self.name else f"with the uid {self.uid}"
+
+
+def _known(kind: type[Any], data: dict[str, Any]) -> dict[str, Any]:
+    """Return what of some data is a field: a newer version may have written more."""
+    return {each.name: data[each.name] for each in fields(kind) if each.name in data}
+
+
+def now() -> float:
+    """Return the seconds from the boot on, whatever the clock is set to."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _read(path: str) -> dict[str, Any]:
+    """Return the object in a file; one of ``_DAMAGE`` where there is none."""
+    found = json.loads(files.read(path, _MOST))
+    if not isinstance(found, dict):
+        raise TypeError(path)
+    return found
+
+
+def _unreadable(path: str, whose: str) -> PluginError:
+    return PluginError(
+        f"{path} can't be read, which says who has devices: nothing is handed out meanwhile",
+        f"Delete {whose}; remove the file if it is still there when no container of theirs runs",
+    )
 
 
 def remove(path: str) -> None:
@@ -121,7 +158,7 @@ def _remove_remains(folder: str, start: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir(folder):
             if name.startswith(start):
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(OSError):  # nobody reads them
                     os.unlink(f"{folder}/{name}")
 
 
@@ -176,10 +213,17 @@ class Records:
         In a pod it is mounted, below a folder that everybody may write to (an emptyDir): a mount
         is in nobody's hands but root's.
         """
-        if os.path.ismount(self.folder):
-            mounted = cache.open_folder(self.folder)
-            if mounted is not None:
-                return mounted
+        if not os.path.ismount(self.folder):
+            self._make_folder()
+        found = cache.open_folder(self.folder)  # protects: dra-folder
+        if found is None:
+            raise PluginError(
+                f"{self.folder} can't be used, or isn't root's alone",
+                "See that it is a folder of root's that nobody else may write to",
+            )
+        return found
+
+    def _make_folder(self) -> None:
         above = cache.make_folder(self._state_dir)
         if above is None:
             raise PluginError(
@@ -189,8 +233,6 @@ class Records:
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(FOLDER, 0o700, dir_fd=above)
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            return os.open(FOLDER, flags, dir_fd=above)
         except OSError as error:
             raise self._unusable(error) from None
         finally:
@@ -203,25 +245,45 @@ class Records:
     def read(self, driver: str, uid: str) -> Record | None:
         """Return a claim's record, None where there is none that can be read.
 
-        That one was half written is as if it hadn't been: what it would name is looked for by
-        ``uid``.
+        What one would name that can't be read is looked for by ``uid``.
         """
         try:
-            data = json.loads(files.read(self._path(driver, uid), _MOST))
-            found = Record.from_json(data)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            found = Record.from_json(_read(self.path(driver, uid)))
+        except _DAMAGE:
             return None
-        is_same = (found.driver, found.uid) == (driver, uid)
-        return found if is_same else None
+        is_its = (found.driver, found.uid) == (driver, uid)
+        return found if is_its else None
+
+    def is_unknown(self, driver: str, uid: str) -> bool:
+        """Tell whether a record can't be read that may be of this boot."""
+        if self.read(driver, uid) is not None:
+            return False
+        return self._may_count(self.path(driver, uid))
+
+    def _may_count(self, path: str) -> bool:
+        """Tell whether a file is there and doesn't say that it is of another boot."""
+        try:
+            data = _read(path)
+        except FileNotFoundError:
+            return False
+        except _DAMAGE:
+            return True
+        return str(data.get("boot", self.boot)) == self.boot
+
+    def check_readable(self, but: tuple[str, str] | None = None) -> None:
+        """Raise PluginError where what claims have isn't known, ``but`` for a driver's claim."""
+        for each in self.names():
+            if each != but and self.is_unknown(*each):  # protects: dra-unreadable
+                raise _unreadable(self.path(*each), "its claim's pods")
 
     def is_complete(self, record: Record | None) -> bool:
         """Tell whether all that a record names was there when it was written, since this boot."""
         return record is not None and (record.state, record.boot) == (COMPLETED, self.boot)
 
-    def every(self) -> list[Record]:
-        """Return all records that can be read, those of other boots among them."""
+    def current(self) -> list[Record]:
+        """Return the records of this boot that can be read."""
         found = (self.read(driver, uid) for driver, uid in self.names())
-        return [each for each in found if each is not None]
+        return [each for each in found if each is not None and each.boot == self.boot]
 
     def names(self) -> list[tuple[str, str]]:
         """Return the driver and the uid of every record, those that can't be read among them."""
@@ -236,18 +298,11 @@ class Records:
             if _UID.fullmatch(uid) and _DRIVER.fullmatch(driver)
         ]
 
-    def age(self, record: Record) -> float:
-        """Return how many seconds ago a record was written, 0 where that isn't known."""
-        try:
-            return time.time() - os.stat(self._path(record.driver, record.uid)).st_mtime
-        except OSError:
-            return 0.0
-
     def write(self, record: Record) -> None:
         """Write a record, in one step; PluginError where that fails."""
         text = json.dumps(asdict(record)).encode()
         try:
-            files.replace(self._path(record.driver, record.uid), text, _MODE)
+            files.replace(self.path(record.driver, record.uid), text, _MODE)
         except OSError as error:
             raise PluginError(
                 f"The record of claim {record.claim} can't be written: {error.strerror}",
@@ -255,8 +310,14 @@ class Records:
             ) from None
 
     def remove(self, driver: str, uid: str) -> None:
-        """Remove a record that may be there, and what a write of it left that was ended."""
-        remove(self._path(driver, uid))
+        """Remove a record that may be there, and what a write of it left that was ended.
+
+        PluginError where that can't be.
+        """
+        try:
+            remove(self.path(driver, uid))
+        except OSError as error:
+            raise self._unusable(error) from None
 
     def tidy(self) -> None:
         """Remove what writes left that were ended; the lock says that nobody writes now."""
@@ -266,28 +327,36 @@ class Records:
     # Leases of the device plugin --------------------------------------------------------------
 
     def leases(self) -> list[Lease]:
-        """Return what the device plugin has given away since this boot, as far as known."""
+        """Return what the device plugin has given away since this boot.
+
+        PluginError where some of that can't be read.
+        """
         found = []
         with contextlib.suppress(FileNotFoundError):
             for name in sorted(os.listdir(f"{self.folder}/{_LEASES}")):
-                with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                    data = json.loads(files.read(f"{self.folder}/{_LEASES}/{name}", _MOST))
-                    lease = Lease(**data)
-                    if lease.boot == self.boot:
-                        found.append(lease)
+                path = f"{self.folder}/{_LEASES}/{name}"
+                try:
+                    lease = Lease(**_known(Lease, _read(path)))
+                except _DAMAGE:
+                    if name.endswith(_END) and self._may_count(path):
+                        raise _unreadable(path, "the pod that it is about") from None
+                    continue
+                if lease.boot == self.boot:
+                    found.append(lease)
         return found
 
     def lease(self, vendor: str, unit: str, whole: str, resource: str) -> Lease:
         """Return a lease that begins now."""
-        return Lease(vendor, unit, whole, resource, self.boot, time.time())
+        return Lease(vendor, unit, whole, resource, self.boot, now())
 
     def lend(self, leases: list[Lease]) -> None:
         """Write down what the device plugin gives; RequestError where a claim has one of them.
 
-        PluginError where that can't be written.
+        PluginError where that can't be written, or what claims have isn't known.
         """
         with self.locked():
-            claims = [each for each in self.every() if each.boot == self.boot]
+            self.check_readable()
+            claims = self.current()
             for lease in leases:
                 for record in claims:
                     self._refuse(lease, record)
@@ -317,6 +386,7 @@ class Records:
         digest = hashlib.sha256(f"{lease.vendor}/{lease.unit}".encode()).hexdigest()[:32]
         return f"{self.folder}/{_LEASES}/{digest}{_END}"
 
-    def _path(self, driver: str, uid: str) -> str:
+    def path(self, driver: str, uid: str) -> str:
+        """Return where a claim's record is."""
         check_names(driver, uid)
         return f"{self.folder}/{uid}_{driver}{_END}"

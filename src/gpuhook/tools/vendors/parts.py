@@ -230,7 +230,7 @@ class ClaimConfig(Protocol):
         """Start again what has ended by itself."""
 
     def undo(self, config: Config, inventory: Any, effect: Values, /) -> None:
-        """Have the devices as they were before."""
+        """Have the devices as they were before; the inventory is None without a driver."""
 
 
 class Programs(Protocol):

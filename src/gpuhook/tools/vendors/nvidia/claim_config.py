@@ -164,11 +164,12 @@ def look_after(config: Config, effect: Plan) -> None:
         _keeper(config, effect).look_after()
 
 
-def undo(config: Config, inventory: Inventory, effect: Plan) -> None:
+def undo(config: Config, inventory: Inventory | None, effect: Plan) -> None:
     """Have the devices as they were; a GpuhookError where that fails."""
     if effect["do"] == _SLICE:
-        here = {gpu.uuid for gpu in inventory.gpus}
-        if driver_program.find(inventory.root, _SMI):  # gone with the driver that was told
+        # Without the driver, or its program, what was told to it is gone.
+        if inventory is not None and driver_program.find(inventory.root, _SMI):
+            here = {gpu.uuid for gpu in inventory.gpus}
             _set_slice(config, inventory, [each for each in effect["devices"] if each in here], 0)
     elif os.path.isdir(effect["folder"]):
         _keeper(config, effect).stop()
