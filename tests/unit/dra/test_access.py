@@ -2,7 +2,9 @@
 
 import base64
 import os
+import ssl
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +140,35 @@ def test_files_that_can_t_be_read(tmp_path: Path) -> None:
     access = Access(SERVER, f"{tmp_path}/bad")
     with pytest.raises(PluginError, match="certificate"):
         access.context()
+
+
+def test_an_authority_without_key_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many clusters have one; Python 3.13 on is strict about it, unless told otherwise."""
+    certify(tmp_path)
+    default = ssl.create_default_context
+
+    def strict(**given: Any) -> ssl.SSLContext:
+        made = default(**given)
+        made.verify_flags |= ssl.VERIFY_X509_STRICT
+        return made
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
+    with pytest.raises(ssl.SSLCertVerificationError, match="key usage"):
+        shake(strict(cafile=f"{tmp_path}/ca.crt"), server)
+    shake(Access(SERVER, f"{tmp_path}/ca.crt").context(), server)
+
+
+def shake(ours: ssl.SSLContext, theirs: ssl.SSLContext) -> None:
+    """Have both sides of a connection accept each other."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ours.wrap_bio(back, there, server_hostname="kubernetes")
+    server = theirs.wrap_bio(there, back, server_side=True)
+    for side in (client, server, client, server):
+        with suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    assert client.getpeercert()
 
 
 def test_a_locked_key_asks_nobody(tmp_path: Path) -> None:
