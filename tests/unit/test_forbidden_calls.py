@@ -124,6 +124,7 @@ def handling_images() -> dict[str, str]:
 # Modules that hold a Rootfs of the host or of the driver, or change nothing in an image.
 OF_THE_HOST = {
     "tools/vendors/nvidia/driver_folder": "reads a plan, and carries out none",
+    "tools/host/driver_program": "runs in the driver root",
     "tools/driver_folder/keep": "reads the driver root; writes to a folder of the host's",
     "start/inventory/freshness": "looks at the driver root",
     "vendors/nvidia/vendor": "looks at the driver root",

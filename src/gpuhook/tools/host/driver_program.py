@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from gpuhook.ground import names
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import DriverError, ElfError
-from gpuhook.ground.host import files
+from gpuhook.ground.host import files, proc
 from gpuhook.ground.loader import elf
 
 _LINE = 256  # bytes that the kernel reads of a script's first line (execve(2))
@@ -39,7 +39,7 @@ def starter(program: str) -> str:
         with open(program, "rb") as file:
             line = file.read(_LINE).partition(b"\n")[0]
             if line.startswith(b"#!"):
-                return os.fsdecode(line[2:].split()[0])
+                return os.fsdecode(proc.words(line[2:])[0])
             return elf.loader(file.fileno(), program)
     except (OSError, IndexError, ElfError) as error:
         raise DriverError(

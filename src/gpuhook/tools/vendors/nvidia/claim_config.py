@@ -244,7 +244,7 @@ def _check_programs(inventory: Inventory, found: Sequence[Plan]) -> None:
     for each in found:
         if each["do"] == _SLICE:
             _slicer(inventory)
-        elif not driver_program.runs_here(program_in(inventory.root)):  # protects: dra-mps-here
+        elif not driver_program.runs_here(program_in(inventory.root)):
             raise RequestError(
                 "The driver's MPS programs don't run in this pod",
                 "Run gpuhook dra on the node, as a service, for claims with MPS",
