@@ -301,7 +301,7 @@ def containerd_crun(
 def podman_config(workspace: Path, configs: dict[str, Path]) -> Path:
     """The config.toml that is found without GPUHOOK_CONFIG, which podman doesn't pass on."""
     config = Path("/etc/gpuhook/config.toml")  # the session has an /etc of its own
-    config.parent.mkdir()  # an installed one's is hidden
+    config.parent.mkdir(exist_ok=True)  # an installed one's is hidden; podman_node mounts on it
     config.symlink_to(configs[RUNC])
     return config
 

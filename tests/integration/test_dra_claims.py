@@ -288,7 +288,7 @@ def test_what_nobody_waits_for_is_in_nobody_s_way(node: Node, driver: Driver) ->
     good = node.claim("good", result(gpu(driver, 1)))
     with node.service():
         found = node.kubelet.prepare(GPU_DRIVER, *hanging, good)
-        assert all(isinstance(each, str) for each in found.values()), found
+        assert all(isinstance(found[each.uid], str) for each in hanging), found
         began = time.monotonic()
         assert prepared(node, good)
         assert time.monotonic() - began < 20
