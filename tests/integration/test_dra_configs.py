@@ -18,6 +18,7 @@ from harness.dra import GPU_DRIVER, Node, result, slice_name
 from harness.driver import Driver, simulate
 from harness.images import CUDA_PROBE
 from harness.installation import Installation, write_config
+from harness.mps import daemons
 from harness.namespaces import Namespace, host_cgroups, runtime_layouts
 
 from gpuhook.start.cdi import apply, folders
@@ -205,17 +206,6 @@ def test_what_cannot_run_here_is_refused_before_anything_is_begun(
         assert not isinstance(ask(node, claim), str)
         (driver.root / "usr/bin/nvidia-smi").unlink()  # the driver's package was removed
         assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
-
-
-def daemons(driver: Driver) -> list[str]:
-    """Return the processes of control daemons of this machine's driver."""
-    program = str(driver.root / "usr/bin/nvidia-cuda-mps-control")
-    found = []
-    for each in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if os.readlink(each / "exe") == program:
-                found.append(each.name)
-    return found
 
 
 def test_mps_of_a_claims_own(node: Node, driver: Driver) -> None:

@@ -61,14 +61,7 @@ class Site:
         return int(self.kept()["daemon"].partition("-")[0] or 0)
 
     def daemons(self) -> list[str]:
-        """Return the processes of control daemons of this machine's driver."""
-        program = str(self.driver.root / "usr/bin/nvidia-cuda-mps-control")
-        found = []
-        for each in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if os.readlink(each / "exe") == program:
-                    found.append(each.name)
-        return found
+        return daemons(self.driver)
 
     def change(self, old: str, new: str) -> None:
         text = self.config.read_text()
@@ -105,3 +98,14 @@ class Site:
         done = self.start(self.ask(devices, *env))
         assert done.status != 0
         return (self.state / "errors.log").read_text() + done.stderr
+
+
+def daemons(driver: Driver) -> list[str]:
+    """Return the processes of control daemons of a machine's driver."""
+    program = str(driver.root / "usr/bin/nvidia-cuda-mps-control")
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.readlink(each / "exe") == program:
+                found.append(each.name)
+    return found
