@@ -5,7 +5,6 @@ node's system, or that of a driver's container: there they run with that as thei
 """
 
 import os
-import shutil
 import subprocess
 from collections.abc import Sequence
 
@@ -14,6 +13,7 @@ from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import DriverError, ElfError
 from gpuhook.ground.host import files, proc
 from gpuhook.ground.loader import elf
+from gpuhook.vendors.nvidia import driver_files
 
 _LINE = 256  # bytes that the kernel reads of a script's first line (execve(2))
 
@@ -23,10 +23,12 @@ def find(root: str, name: str) -> str | None:
 
     UntrustedPathError where another user than root could have put it there.
     """
-    path = ":".join(root.rstrip("/") + each for each in names.SEARCH_PATH.split(":"))
-    found = shutil.which(name, path=path)
-    if found is not None:
-        files.check_way(found)
+    with Rootfs(root) as driver:
+        inside = driver_files.find_program(driver, name)
+    if inside is None:
+        return None
+    found = root.rstrip("/") + inside
+    files.check_way(found)
     return found
 
 

@@ -92,7 +92,19 @@ SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket"
 # /run/udev has the socket by which udev is stopped.
 _GDS_FILES = ("/run/udev/data", "/etc/cufile.json")  # protects: udev-socket
 
-_BINARY_FOLDERS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/usr/local/sbin")
+# The last is of systems that keep the driver in one folder, as GKE's nodes do.
+_BINARY_FOLDERS = (
+    "/usr/bin",
+    "/usr/sbin",
+    "/bin",
+    "/sbin",
+    "/usr/local/bin",
+    "/usr/local/sbin",
+    "/usr/local/nvidia/bin",
+)
+_FIRMWARE = "/lib/firmware"
+_FIRMWARE_PARAMETER = "/sys/module/firmware_class/parameters/path"
+_PARAMETER_LIMIT = 1 << 13  # bytes; the kernel keeps a path
 _CACHE_LIMIT = 64 << 20
 
 
@@ -106,6 +118,11 @@ def library_folders(machine: str) -> tuple[str, ...]:
         "/usr/lib",
         f"{folder}/vdpau",
         "/usr/lib64/vdpau",
+        # Of a driver root that is one folder, and of systems that have such a folder.
+        f"/lib/{triplet(machine)}",
+        "/lib64",
+        "/lib",
+        "/usr/local/nvidia/lib64",
     )
 
 
@@ -228,23 +245,63 @@ def volatile_paths() -> list[str]:
     return paths
 
 
+def find_program(root: Rootfs, name: str) -> str | None:
+    """Return the resolved path of a program of the driver's below the root, None for none.
+
+    A script counts only where there is nothing else: such a wrapper runs what a container and
+    another root don't have.
+    """
+    script = None
+    for folder in _BINARY_FOLDERS:
+        status = root.stat(f"{folder}/{name}")
+        if status is None or not stat.S_ISREG(status.st_mode):
+            continue
+        path = root.real_path(f"{folder}/{name}")
+        if _is_elf(root, path):
+            return path
+        script = script or path
+    return script
+
+
+def _is_elf(root: Rootfs, path: str) -> bool:
+    fd = root.open_file(path)
+    if fd is None:
+        return False
+    try:
+        return os.pread(fd, len(elf.MAGIC), 0) == elf.MAGIC
+    finally:
+        os.close(fd)
+
+
 def _binaries(root: Rootfs) -> "Iterator[DriverFile]":
     for capability, names in BINARIES.items():
         for name in names:
-            for folder in _BINARY_FOLDERS:
-                status = root.stat(f"{folder}/{name}")
-                if status is not None and stat.S_ISREG(status.st_mode):
-                    path = root.real_path(f"{folder}/{name}")
-                    yield DriverFile("binary", path, f"/usr/bin/{name}", capability)
-                    break
+            path = find_program(root, name)
+            if path is not None:
+                yield DriverFile("binary", path, f"/usr/bin/{name}", capability)
 
 
 def _firmware(root: Rootfs, version: str) -> "Iterator[DriverFile]":
-    folder = f"/lib/firmware/nvidia/{version}"
-    for name in root.list_folder(folder):
-        if name.startswith("gsp") and name.endswith(".bin"):
-            path = root.real_path(f"{folder}/{name}")
-            yield DriverFile("firmware", path, f"{folder}/{name}", "")
+    """Yield GSP's firmware, each file where the kernel finds it first.
+
+    Source: Documentation/driver-api/firmware/fw_search_path.rst.
+    """
+    found = set()
+    for place in _firmware_folders(root):
+        folder = f"{place}/nvidia/{version}"
+        for name in root.list_folder(folder):
+            if name.startswith("gsp") and name.endswith(".bin") and name not in found:
+                found.add(name)
+                path = root.real_path(f"{folder}/{name}")
+                yield DriverFile("firmware", path, f"{_FIRMWARE}/nvidia/{version}/{name}", "")
+
+
+def _firmware_folders(root: Rootfs) -> list[str]:
+    release = os.uname().release
+    folders = [f"{_FIRMWARE}/updates/{release}", f"{_FIRMWARE}/updates"]
+    folders += [f"{_FIRMWARE}/{release}", _FIRMWARE]
+    own = os.fsdecode((root.read_file(_FIRMWARE_PARAMETER, _PARAMETER_LIMIT) or b"").strip())
+    return [own.rstrip("/"), *folders] if own.startswith("/") else folders
 
 
 def sockets() -> tuple[DriverFile, ...]:

@@ -123,7 +123,7 @@ def query(
             f"NVML didn't answer within {timeout:g} seconds",
             "Enable persistence mode (nvidia-smi -pm 1), or raise nvml-timeout in config.toml",
         )
-    return _decode(data, _SIGKILL if status is None else status)
+    return _decode(data, _SIGKILL if status is None else status, root)
 
 
 def ids(user: str) -> tuple[int, int]:
@@ -169,7 +169,7 @@ def _read_until(fd: int, deadline: float) -> bytes | None:
     return b"".join(chunks)
 
 
-def _decode(data: bytes, status: int) -> "dict[str, Any]":
+def _decode(data: bytes, status: int, root: str) -> "dict[str, Any]":
     try:
         answer: dict[str, Any] = jsontext.loads(data.decode())
     except ValueError:
@@ -179,11 +179,15 @@ def _decode(data: bytes, status: int) -> "dict[str, Any]":
             "Make nvidia-smi work on the host first",
         ) from None
     if "error" in answer:
-        kind = NoDriverError if answer["number"] == _NOT_LOADED else DriverError
-        raise kind(
-            f"NVML failed: {answer['error'].rstrip('.')}",
-            _REMEDIES.get(answer["number"], _DEFAULT_REMEDY),
-        )
+        number = answer["number"]
+        remedy = _REMEDIES.get(number, _DEFAULT_REMEDY)
+        if number == _NOT_LOADED and root != "/":
+            remedy += (
+                f"; if {root} is a folder of files, without /dev and /proc, it is no driver root: "
+                "name its libraries' folder in gpuhook.library-search-paths"
+            )
+        kind = NoDriverError if number == _NOT_LOADED else DriverError
+        raise kind(f"NVML failed: {answer['error'].rstrip('.')}", remedy)
     return answer
 
 

@@ -1,5 +1,6 @@
 """driver_files, graphics_files: what is found below a driver root."""
 
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -165,6 +166,46 @@ def test_programs_and_firmware(root: Root) -> None:
     }
 
 
+FOLDERS = ("usr/bin", "usr/sbin", "usr/local/bin", "usr/local/sbin", "usr/local/nvidia/bin")
+
+
+@pytest.mark.parametrize("wrapper", FOLDERS)
+@pytest.mark.parametrize("program", FOLDERS)
+def test_a_wrapper_of_the_host_is_no_program_of_the_driver(
+    root: Root, wrapper: str, program: str
+) -> None:
+    root.put(f"{wrapper}/nvidia-smi", b"#!/bin/sh\nexec /opt/driver/nvidia-smi")
+    found = targets(root.find())
+    assert found == {"/usr/bin/nvidia-smi": f"/{wrapper}/nvidia-smi"}, "it is all that there is"
+    root.put(f"{program}/nvidia-smi", b"\x7fELF and so on")
+    assert targets(root.find()) == {"/usr/bin/nvidia-smi": f"/{program}/nvidia-smi"}
+
+
+@pytest.mark.parametrize("folder", ["lib64", "lib", f"lib/{LIBS.rpartition('/')[2]}"])
+def test_a_driver_may_be_a_folder_of_its_own(root: Root, folder: str) -> None:
+    root.add("libnvidia-ml.so", "libnvidia-ml.so.1", folder)
+    root.put("bin/nvidia-smi", b"\x7fELF and so on")
+    assert root.nvml() == f"/{folder}/libnvidia-ml.so.{VERSION}"
+    assert set(targets(root.find())) == {f"libnvidia-ml.so.{VERSION}", "/usr/bin/nvidia-smi"}
+
+
+def test_a_driver_may_be_in_a_folder_that_the_loader_does_not_know(root: Root) -> None:
+    root.add("libnvidia-ml.so", "libnvidia-ml.so.1", "usr/local/nvidia/lib64")
+    root.make_cache()
+    assert root.nvml() == f"/usr/local/nvidia/lib64/libnvidia-ml.so.{VERSION}"
+
+
+@pytest.mark.parametrize("first", range(5))
+def test_firmware_is_where_the_kernel_finds_it_first(root: Root, first: int) -> None:
+    root.put("sys/module/firmware_class/parameters/path", b"/opt/driver/firmware/\n")
+    places = ["opt/driver/firmware", f"lib/firmware/updates/{os.uname().release}"]
+    places += ["lib/firmware/updates", f"lib/firmware/{os.uname().release}", "lib/firmware"]
+    for place in places[first:]:
+        root.put(f"{place}/nvidia/{VERSION}/gsp_ga10x.bin")
+    target = f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin"
+    assert targets(root.find()) == {target: f"/{places[first]}/nvidia/{VERSION}/gsp_ga10x.bin"}
+
+
 def test_graphics_files_go_where_loaders_look(root: Root) -> None:
     root.put("usr/share/glvnd/egl_vendor.d/10_nvidia.json")
     root.put("usr/share/vulkan/icd.d/nvidia_icd.json")
@@ -191,7 +232,7 @@ def test_graphics_files_go_where_loaders_look(root: Root) -> None:
 def test_debians_folders_have_names_of_their_own(
     root: Root, monkeypatch: pytest.MonkeyPatch, machine: str, folder: str
 ) -> None:
-    monkeypatch.setattr("os.uname", lambda: SimpleNamespace(machine=machine))
+    monkeypatch.setattr("os.uname", lambda: SimpleNamespace(machine=machine, release="6.1"))
     module = f"/usr/lib/{folder}/nvidia/xorg/nvidia_drv.so"
     root.add("libcuda.so", "libcuda.so.1", f"usr/lib/{folder}")
     root.put(module[1:])
