@@ -69,7 +69,7 @@ def has_its_limit(done: Result) -> None:
 
 
 def kept(site: Site) -> set[int]:
-    """Return what there is beside the process that stands ready and the one that watches it."""
+    """Return what there is beside the process that stands ready and its parent."""
     return site.processes - {pid for server in site.ready for pid in (server, parent_of(server))}
 
 

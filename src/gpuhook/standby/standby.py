@@ -17,10 +17,10 @@ answer than ``go`` and its own process id.
 The hook of a CDI document asks in the same way, wherever the engine or gpu-py applied it. It is in
 the container's namespaces already, so the child finds out itself whether those were made in ours.
 
-Nobody waits long for one that hangs. The process kills a child that doesn't answer in time;
-the process itself is the child of another that does nothing but to look whether questions are
-answered, and kills it if they aren't. Where somebody stops all of them (SIGSTOP), the kernel
-does it: each has a timer that kills it unless it goes on. If anything is not as it was when all
+Nobody waits long for one that hangs. The process kills a child that doesn't answer in time. The
+process itself is killed by the kernel: it has a timer that it puts off while it goes on, and so has
+each child, because somebody may stop all of them (SIGSTOP). The process is the child of another,
+which does nothing but to tidy up after it. If anything is not as it was when all
 was loaded, the configuration, the inventory, our own files, the child answers so, and everything
 ends.
 """
@@ -69,6 +69,7 @@ _ANSWERED, _STALE, _LIMITED = b"a", b"s", b"l"
 _PATIENCE = 2.0  # seconds that an answer may take
 _BEAT = 1.0  # seconds after which it puts off its end again
 _END = 3  # seconds after which the kernel kills what doesn't
+_SELDOM, _LAST = 5.0, 10  # the same for the process that tidies up, for which nobody waits
 _LOOK = 10.0  # seconds between two looks in detail whether all is as it was
 _QUESTIONS = 1 << 16  # bytes: as many as a pipe holds
 
@@ -209,45 +210,31 @@ def _are_same(seen: dict[str, tuple[int, ...] | None]) -> bool:
     return all(freshness.identity(path) == identity for path, identity in seen.items())
 
 
-# The process that watches, and the one that serves -----------------------------------------
+# The process that tidies up, and the one that serves ---------------------------------------
 
 
 def _stand(server: "Server") -> None:
-    """Fork the process that serves, and kill it if it leaves a question where it is."""
-    door = helper.pipe_for_both()
-    progress = os.memfd_create("gpuhook-standby")
+    """Fork the process that serves, wait for its end, and remove what it leaves.
+
+    It is our child for the rule by which the kernel resumes its own (``Server.run``), too.
+    """
     pid = os.fork()
     if pid == 0:
-        server.run(os.getppid(), door, progress)
+        server.run(os.getppid())
     try:
-        _watch(pid, door, progress)
+        ended = select.poll()
+        ended.register(os.pidfd_open(pid), select.POLLIN)
+        while not _poll(ended, _SELDOM, _LAST):
+            pass
     finally:
         os.kill(pid, _signal.SIGKILL)
         os.waitpid(pid, 0)
         _remove_names(pid)
 
 
-def _watch(pid: int, door: int, progress: int) -> None:
-    """Return when the process has ended, or when it no longer deals with what it is asked."""
-    ended = os.pidfd_open(pid)
-    everything, end = select.poll(), select.poll()
-    everything.register(door, select.POLLIN)
-    for each in (everything, end):
-        each.register(ended, select.POLLIN)
-    while ended not in (happened := _poll(everything, _BEAT)):
-        if not happened:
-            continue
-        before = os.pread(progress, 32, 0)
-        if end.poll(_PATIENCE * 1000):
-            return
-        waiting = everything.poll(0) or before.endswith(_BUSY)
-        if waiting and os.pread(progress, 32, 0) == before:
-            return
-
-
-def _poll(several: select.poll, seconds: float) -> list[int]:
+def _poll(several: select.poll, seconds: float, end: int = _END) -> list[int]:
     """Return the descriptors on which something happens in this time; put off our end."""
-    kernel.end_after(_END)
+    kernel.end_after(end)
     return [fd for fd, _ in several.poll(seconds * 1000)]
 
 
@@ -265,9 +252,6 @@ class Child:
         self.limits = False
 
 
-_BUSY, _IDLE = b"busy", b"idle"
-
-
 class Server:
     """The process that stands ready: forks a child for each question, and ends those that hang."""
 
@@ -278,11 +262,9 @@ class Server:
         self._children: dict[int, Child] = {}  # by the descriptor that they report by
         self._poll = select.poll()
         self._worked = self._looked = time.monotonic()
-        self._steps = 0
-        self._progress = -1
         self._nvml = ReadyNvml(self._poll)
 
-    def run(self, parent: int, door: int, progress: int) -> "NoReturn":
+    def run(self, parent: int) -> "NoReturn":
         """Serve until there was no work for long enough, or something has changed."""
         try:
             _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
@@ -292,13 +274,10 @@ class Server:
             # When we end, the kernel resumes children that are stopped (setpgid(2): SIGHUP and
             # SIGCONT to a group that nobody is left to control), those too that had no end yet.
             os.setpgid(0, 0)  # protects: stopped-child
-            self._progress = _moved(progress)
-            os.dup2(_moved(door), DOOR, inheritable=False)
+            os.dup2(_moved(helper.pipe_for_both()), DOOR, inheritable=False)
             for seat in range(SEAT_COUNT):
                 _set_seat(seat)
-            kernel.keep_only(
-                (DOOR, MARK, LAUNCHER, self._progress, *range(SEATS, SEATS + SEAT_COUNT))
-            )
+            kernel.keep_only((DOOR, MARK, LAUNCHER, *range(SEATS, SEATS + SEAT_COUNT)))
             self._poll.register(DOOR, select.POLLIN)
             os.close(os.open(str(os.getpid()), os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=MARK))
             while not 0 < self._seconds <= time.monotonic() - self._worked:
@@ -325,21 +304,13 @@ class Server:
 
     def _open_door(self) -> None:
         """Fork a child for each question: SEAT PID BUNDLE, or SEAT PID KIND of a CDI hook."""
-        self._note(_BUSY)
         for line in os.fsdecode(os.read(DOOR, _QUESTIONS)).split("\n"):
             if not line:
                 continue
             seat, pid, about = line.split(" ", 2)
+            kernel.end_after(_END)
             self._fork(int(seat), int(pid), about)
-            self._note(_BUSY)
         self._worked = time.monotonic()
-        self._note(_IDLE)
-
-    def _note(self, state: bytes) -> None:
-        """Let the watching process, and the kernel, see that we go on."""
-        kernel.end_after(_END)
-        self._steps += 1
-        os.pwrite(self._progress, b"%d %s" % (self._steps, state), 0)
 
     def _fork(self, seat: int, asker: int, about: str) -> None:
         report, reporting = (_moved(fd) for fd in os.pipe())
@@ -357,7 +328,7 @@ class Server:
         _remove(_claim_name(os.getpid(), seat))
         if pid > 0:
             self._children[report] = Child(pid, report)
-            self._poll.register(report, select.POLLIN)
+            self._poll.register(report, 0)  # its end alone: nobody waits for what it says before
 
     def _hear(self, child: Child) -> None:
         """Read what a child reports, or that it has ended."""
@@ -379,31 +350,33 @@ class Server:
     def _kill_late(self) -> None:
         """Kill children that don't answer in time; those that are stopped can't do it themselves.
 
-        One that has answered since we last heard of it may be a container's helper by now. So
-        it is stopped first, and lives if there is a report to read then.
+        One that has answered may be a container's helper by now. So one that seems not to is
+        stopped first, and lives if there is a report to read then.
         """
         late = time.monotonic() - _PATIENCE
         for child in list(self._children.values()):
             if not 0 < child.since <= late:  # protects: late-child
                 continue
-            os.kill(child.pid, _signal.SIGSTOP)
             reports = select.poll()
             reports.register(child.report, select.POLLIN)
-            if reports.poll(0):
+            if not reports.poll(0):
+                os.kill(child.pid, _signal.SIGSTOP)
+                if not reports.poll(0):
+                    os.kill(child.pid, _signal.SIGKILL)
+                    child.since = 0.0
+                    continue
                 os.kill(child.pid, _signal.SIGCONT)
-                self._hear(child)
-            else:
-                os.kill(child.pid, _signal.SIGKILL)
-                child.since = 0.0
+            self._hear(child)
 
     def _tidy(self) -> None:
         """See whether all is as it was, and free seats that nobody sits on."""
         if not self._around.is_same_in_detail() or not os.fstat(MARK).st_nlink:
             raise SystemExit
         self._nvml.end_in_time()
+        claimed = set(os.listdir(MARK))
         for seat in range(SEAT_COUNT):
             name = _claim_name(os.getpid(), seat)
-            if _is_older(name, _PATIENCE):
+            if name in claimed and _is_older(name, _PATIENCE):
                 # Of a launcher that has ended, or is so late that it finds the end of a file.
                 _set_seat(seat)
                 _remove(name)

@@ -124,7 +124,7 @@ class Site:
 
     @property
     def processes(self) -> set[int]:
-        """That process, the one that watches it, and children that serve a container."""
+        """That process, the one that tidies up after it, and children that serve a container."""
         mark = f"\0GPUHOOK_CONFIG={self.config}\0".encode()
         found = set()
         for entry in Path("/proc").glob("[0-9]*"):
@@ -212,10 +212,8 @@ def open_files(pid: int) -> list[str]:
 
 
 def steps(server: int) -> int:
-    """Return how far a process has come that stands ready; two steps for each question."""
-    for fd in Path(f"/proc/{server}/fd").iterdir():
-        with suppress(FileNotFoundError):
-            if not os.readlink(fd).startswith("/memfd:"):
-                continue
-            return int((fd.read_text() or "0 idle").split()[0])
-    raise AssertionError("it shows no progress")
+    """Return how far a process has come that stands ready: it grows with each child that ends.
+
+    They are the page faults of the children that it has waited for, proc(5).
+    """
+    return int(Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[8])
