@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from dra_kubelet import HEALTHY, UNHEALTHY, UNKNOWN
+from dra_rest import memory, woken
 from harness.commands import run, wait_until
 from harness.dra import GPU_DRIVER, Node, result, slice_name
 from harness.driver import Driver, simulate
@@ -91,6 +92,7 @@ def test_a_driver_that_hangs(node: Node, driver: Driver, installation: Installat
 
 
 def test_an_idle_one_costs_next_to_nothing(node: Node) -> None:
+    """Counted in how often it wakes up: the time that takes depends on what else is running."""
     with node.service(interval=30.0) as process:
         node.kubelet.wait(GPU_DRIVER)
         wait_until(lambda: "gpuhook-events" in children(process.pid), "there is a listener")
@@ -99,10 +101,14 @@ def test_an_idle_one_costs_next_to_nothing(node: Node) -> None:
         usual = {"gpuhook-events", "gpuhook-server"}
         wait_until(lambda: {*children(process.pid)} == usual, "the claims' children have ended")
         pids = [process.pid, *children(process.pid).values()]
-        rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
-        lines = [line.split() for text in rollups for line in text.splitlines()]
-        memory = sum(int(words[1]) for words in lines if words[0] == "Pss:")
-        before, began = sum(map(spent, pids)), time.monotonic()
+        wait_until(
+            lambda: memory(pids) < 52 << 20, "little memory", shown=lambda: str(memory(pids))
+        )
+        woken_before, spent_before, began = woken(pids), sum(map(spent, pids)), time.monotonic()
         time.sleep(20.0)
-        used = (sum(map(spent, pids)) - before) / (time.monotonic() - began)
-        assert (memory < 52 << 10, used < 0.001) == (True, True), (memory, used)
+        seconds = time.monotonic() - began
+        # Looks at the machine and at folders, the listener's beats: 17 in 20 s.
+        often = (woken(pids) - woken_before) / seconds
+        # Below 0.1 % of a processor where nothing else runs, and more beside other work.
+        used = (sum(map(spent, pids)) - spent_before) / seconds
+        assert (often < 1.5, used < 0.02) == (True, True), (often, used)

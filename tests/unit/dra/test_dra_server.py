@@ -33,6 +33,6 @@ def test_a_driver_that_fails_is_begun_again_as_it_was(
     os.write(ours.fileno(), b'{"state": {"d": [{"pool": "n1", "device": "a", "health": 1, ')
     os.write(ours.fileno(), b'"message": ""}]}}\n')
     options = Options(plugins=str(tmp_path), registry=str(tmp_path))
-    asyncio.run(server._Server(options, theirs.detach(), said.append).run())
+    asyncio.run(server._Server(options, None, theirs.detach(), said.append).run())
     assert [[*each.health.devices] for each in begun] == [[device], [device]]
     assert "is started again" in said[0]

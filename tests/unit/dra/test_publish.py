@@ -1,9 +1,11 @@
-"""The process that publishes, as its parent has it: started, woken, killed, in turns."""
+"""The thread that publishes: started, told what is wanted, failing, in turns."""
 
-import os
-import signal
+import json
+import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,15 @@ from dra_node import device, slices
 
 from gpuhook.ground.config.model import Config
 from gpuhook.start import contract
+from gpuhook.tools.dra import publish
 from gpuhook.tools.dra.access import Access
-from gpuhook.tools.dra.publish import Publisher, line
+from gpuhook.tools.dra.keeper import Keeper
+from gpuhook.tools.dra.publish import Publisher, wanted
 from gpuhook.tools.kubernetes import dra
 from gpuhook.vendors import registry
 
 Object = dict[str, Any]
+THREAD = "gpuhook-publish"
 
 
 class Devices:
@@ -43,27 +48,37 @@ def api(tmp_path: Path) -> Iterator[ApiServer]:
 
 
 class Started:
-    """A publisher, and the sentences that its parent says."""
+    """A publisher, and the sentences that it says."""
 
     def __init__(self, api: ApiServer, devices: Devices, lock: str = "") -> None:
         self.api = api
         self.devices = devices
         self.said: list[str] = []
         access = Access(api.url, f"{api.folder}/ca.crt", token=f"{api.folder}/token")
-        self.publisher = Publisher(access, "n1", devices, self.said.append, lock=lock)
+        self.publisher = Publisher(access, "n1", self.said.append, lock=lock)
         self.publisher.start()
+        self.want()
+
+    def want(self) -> None:
+        """Publish what the devices are now."""
+        self.publisher.want(json.loads(json.dumps(wanted(self.devices))))
 
     def until(self, condition: Callable[[], object]) -> None:
-        """Tend it until something is so."""
+        """Wait until something is so."""
         end = time.monotonic() + 20
         while not condition():
-            self.publisher.tend()
             assert time.monotonic() < end, (self.said, self.api.asked)
             time.sleep(0.01)
 
     def names(self) -> list[str]:
         found = self.api.slices("n1")
         return [each["name"] for one in found for each in one["spec"].get("devices", [])]
+
+    def stop(self) -> None:
+        """Stop it, and wait for that."""
+        threads = [each for each in threading.enumerate() if each.name == THREAD]
+        self.publisher.stop()
+        self.until(lambda: any(not each.is_alive() for each in threads))
 
 
 @pytest.fixture
@@ -77,7 +92,8 @@ def start(api: ApiServer) -> Iterator[Callable[..., Started]]:
 
     yield begin
     for each in every:
-        each.publisher.stop()
+        with suppress(OSError):  # a test may have stopped it
+            each.publisher.stop()
 
 
 def test_from_start_to_stop(start: Callable[..., Started]) -> None:
@@ -85,25 +101,29 @@ def test_from_start_to_stop(start: Callable[..., Started]) -> None:
     started.until(lambda: started.names() == ["a"])
     started.devices.contents = ([device("a", "xid=79")],)
     began = time.monotonic()
-    started.publisher.wake()
+    started.want()
     started.until(lambda: "taints" in str(started.api.slices()))
     assert time.monotonic() - began < 5
-    pid = started.publisher.pid
-    started.publisher.stop()
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+    started.stop()
     assert started.names() == ["a"]  # for who comes next
     assert started.said == []
 
 
-def test_one_that_is_killed(start: Callable[..., Started]) -> None:
+def test_one_that_fails(start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begins again, says why once, and has all that is wanted."""
+    failures = [RuntimeError("of a test"), RuntimeError("of a test")]
+    tend = Keeper.tend
+
+    def fail(keeper: Keeper) -> None:
+        if failures:
+            raise failures.pop()
+        tend(keeper)
+
+    monkeypatch.setattr(Keeper, "tend", fail)
+    monkeypatch.setattr(publish, "_PAUSES", (0.01, 0.02))
     started = start([device("a")])
     started.until(lambda: started.names() == ["a"])
-    os.kill(started.publisher.pid, signal.SIGKILL)
-    started.until(lambda: started.said)
-    assert started.said == ["What publishes devices ended with signal 9; it is started again"]
-    started.api.wipe("n1")
-    started.until(lambda: started.names() == ["a"])
+    assert started.said == ["What publishes devices failed: RuntimeError: of a test"]
 
 
 def test_two_at_an_update(start: Callable[..., Started], tmp_path: Path) -> None:
@@ -113,22 +133,36 @@ def test_two_at_an_update(start: Callable[..., Started], tmp_path: Path) -> None
     older.until(lambda: older.names() == ["a"])
     newer = start([device("b")], lock=lock)
     asked = len(older.api.asked)
-    end = time.monotonic() + 3
-    newer.until(lambda: time.monotonic() > end)
+    time.sleep(3)
     assert older.names() == ["a"]
     assert len(older.api.asked) == asked
-    os.kill(older.publisher.pid, signal.SIGKILL)
+    older.stop()
     newer.until(lambda: newer.names() == ["b"])
+    newer.stop()
+    holding = ["flock", "--no-fork", lock, "sh", "-c", "echo; exec sleep 600"]
+    with subprocess.Popen(holding, stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout is not None
+            holder.stdout.readline()
+            newest = start([device("c")], lock=lock)
+            time.sleep(0.5)
+            assert newest.names() == ["b"]
+        finally:
+            holder.kill()
+    newest.until(lambda: newest.names() == ["c"])
 
 
 def test_a_lock_that_can_t_be(start: Callable[..., Started], tmp_path: Path) -> None:
-    """Not a link that somebody put there; the child says so, and is started again."""
-    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    started = start([device("a")], lock=str(tmp_path / "link"))
+    """Not a link that somebody put there; that is said, and tried again."""
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "elsewhere")
+    started = start([device("a")], lock=str(link))
     started.until(lambda: started.said)
-    assert started.said == ["What publishes devices ended with status 1; it is started again"]
+    assert "link can't be opened" in started.said[0]
     assert not (tmp_path / "elsewhere").exists()
     assert started.names() == []
+    link.unlink()
+    started.until(lambda: started.names() == ["a"])
 
 
 class Machine:
@@ -153,9 +187,9 @@ def test_what_a_machine_has(api: ApiServer, start: Callable[..., Started], tmp_p
     started = Started(api, machine)  # type: ignore[arg-type]
     started.until(lambda: len(started.names()) == 8)
     reader.check(as_sent(api))
-    started.publisher.stop()
+    started.stop()
     assert started.said == []
-    assert len(line(machine)) < 100_000
+    assert len(json.dumps(wanted(machine))) < 100_000
 
 
 def as_sent(api: ApiServer) -> list[Object]:

@@ -222,7 +222,7 @@ def _serve(
     devices = Devices(config, choices, tell, recovery=options.recovery)
     claims = cluster.Cluster(Client(way), choices.node, tell)
     lock = f"{config.state_dir}/{FOLDER}/publisher"
-    publisher = publish.Publisher(way, choices.node, devices, tell, lock=lock)
+    publisher = publish.Publisher(way, choices.node, tell, lock=lock)
     return service.run(devices, options, claims, publisher)
 
 

@@ -50,9 +50,7 @@ class Devices:
     """All devices of all vendors, kept true by the supervisor's loop, which calls ``tend``.
 
     ``look``, ``drivers`` and ``slices`` never ask a driver or wait: they return what is known. The
-    supervisor forks, so nobody who reads this may have threads in its process: a publisher works
-    in a child of its own and is woken (``Publisher.wake``, called in the supervisor) whenever
-    ``tend`` returns True.
+    supervisor forks, so nobody who reads this may have threads in its process.
     """
 
     def __init__(

@@ -1,32 +1,33 @@
-"""The process that publishes this node's devices, and its parent's end.
+"""What publishes this node's devices.
 
-A child of the supervisor, because requests wait for a server and the supervisor must not. It reads
-what is wanted from a pipe, a line of JSON, whenever it is woken; ``keeper`` does the rest. What was
-written stays when it ends: a new instance takes it over as it is, and the kubelet removes it where
-none comes within 30 s.
+A thread of the server's, because requests wait for the API server and nothing else must; a process
+of its own would take 5 MiB more. It is told what is wanted whenever that changes; ``keeper`` does
+the rest. What was written stays when it ends: a new instance takes it over as it is, and the
+kubelet removes it where none comes within 30 s.
 """
 
 import fcntl
-import json
 import os
 import select
+import threading
 import time
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from typing import Any, Protocol, Self
 
-from gpuhook.ground.errors import PluginError
+from gpuhook.ground.errors import GpuhookError, PluginError
 from gpuhook.tools.dra.access import Access
 from gpuhook.tools.dra.api_client import Client
 from gpuhook.tools.dra.keeper import APART, TOGETHER, Keeper
-from gpuhook.tools.host.child import Clock, Tell
-from gpuhook.tools.host.fed import Fed
+from gpuhook.tools.host.child import BackOff, Clock, Tell
 from gpuhook.tools.kubernetes.dra import COUNTERS_APART, OLDEST
 
 Object = dict[str, Any]
 
-_PIECE = 1 << 20
+_PIECE = 1 << 12
 _TURN = 2.0  # seconds until we look again whether another instance has ended
-_NAME = "gpuhook-publish"
+_PAUSES = (1.0, 30.0)  # seconds until it is begun again after a failure: at first, at most
+_LIVED = 60.0  # seconds after which a failure counts as the first one
 
 
 class Described(Protocol):
@@ -39,78 +40,92 @@ class Described(Protocol):
         """Return the names of all drivers that this node has, or had."""
 
 
-class Publisher(Fed):
-    """Has a child keep this node's ResourceSlices as ``devices`` describes them.
+def wanted(devices: Described) -> dict[str, Any]:
+    """Return what a publisher is told: JSON values."""
+    slices = {
+        form: [each for each in devices.objects(release) if each["kind"] == "ResourceSlice"]
+        for form, release in ((APART, COUNTERS_APART), (TOGETHER, OLDEST))
+    }
+    return {"wanted": slices, "drivers": [*devices.drivers()]}
 
-    ``lock`` is the path of a file, in a folder of root's that all instances of this node share:
-    while two run, at an update, only the older one writes. Beside ``start``, ``stop`` and ``wake``
-    the caller's loop calls ``tend``, at ``deadline``, and ``write`` when ``wants`` takes something.
+
+class Publisher:
+    """Keeps this node's ResourceSlices as it is told, in a thread that ``start`` begins.
+
+    Made in the supervisor, which has no threads, and started in the server. ``lock`` is the path of
+    a file, in a folder of root's that all instances of this node share: while two run, at an
+    update, only the older one writes. ``tell`` gets a sentence for what a person should know.
     """
 
     def __init__(
         self,
         access: Access,
         node: str,
-        devices: Described,
         tell: Tell,
         clock: Clock = time.monotonic,
         lock: str = "",
     ) -> None:
-        self._devices = devices
-
-        def serve(reader: int) -> int:
-            return publish(reader, Client(access), node, tell, lock)
-
-        super().__init__(serve, "What publishes devices", _NAME, tell, clock)
+        self._access = access
+        self._node = node
+        self._tell = tell
+        self._clock = clock
+        self._lock = lock
+        self._told: Mapping[str, Any] = {}
+        self._reader = self._writer = -1
 
     def start(self) -> None:
         """Begin to publish."""
-        self.wake()
-        self.tend()
+        self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        # It may wait for a server when all else has ended, and nothing waits for it.
+        threading.Thread(target=self._run, name="gpuhook-publish", daemon=True).start()
 
     def stop(self) -> None:
-        """Publish no more, and leave the slices as they are."""
-        self.end()
+        """Publish no more, once what is being written is; leave the slices as they are."""
+        os.close(self._writer)
 
-    def wake(self) -> None:
-        """Publish what the devices are now."""
-        self.give(line(self._devices))
+    def want(self, told: Mapping[str, Any]) -> None:
+        """Publish what ``wanted`` returned; never waits."""
+        self._told = told
+        with suppress(BlockingIOError):  # it is going to be woken
+            os.write(self._writer, b"\0")
 
+    def _run(self) -> None:
+        """Publish until stopped, again and again where that fails."""
+        back_off, said = BackOff(*_PAUSES), ""
+        while True:
+            began = self._clock()
+            try:
+                self._publish()
+            except GpuhookError as error:
+                why = str(error)
+            except Exception as error:  # noqa: BLE001 - in a thread nobody else would say it
+                why = f"What publishes devices failed: {type(error).__name__}: {error}"
+            else:
+                return
+            if why != said:
+                self._tell(why)
+            said = why
+            if self._clock() - began >= _LIVED:
+                back_off.reset()
+            time.sleep(back_off.grow())
 
-def line(devices: Described) -> bytes:
-    """Return what the child is told."""
-    wanted = {
-        form: [each for each in devices.objects(release) if each["kind"] == "ResourceSlice"]
-        for form, release in ((APART, COUNTERS_APART), (TOGETHER, OLDEST))
-    }
-    told = {"wanted": wanted, "drivers": [*devices.drivers()]}
-    return json.dumps(told, separators=(",", ":")).encode() + b"\n"
-
-
-def publish(reader: int, client: Client, node: str, tell: Tell, lock: str = "") -> int:
-    """Publish what is read until there is nothing more to read; return the exit status."""
-    keeper = Keeper(client, node, tell)
-    turn = _Turn(lock)
-    held = b""
-    while True:
-        may_write = turn.take()
-        if may_write:
-            keeper.tend()
-        now = time.monotonic()
-        end = keeper.deadline() if may_write else now + _TURN
-        watch = keeper.watch() if may_write else None
-        reading: list[Any] = [reader, watch] if watch is not None else [reader]
-        patience = None if end is None else max(0.0, end - now)
-        ready, _, _ = select.select(reading, [], [], patience)
-        if reader not in ready:
-            continue
-        data = os.read(reader, _PIECE)
-        if not data:
-            return 0
-        *lines, held = (held + data).split(b"\n")
-        if lines:
-            told = json.loads(lines[-1])
-            keeper.want(told["wanted"], told["drivers"])
+    def _publish(self) -> None:
+        keeper = Keeper(Client(self._access), self._node, self._tell, self._clock)
+        with _Turn(self._lock) as turn, closing(keeper):
+            while True:
+                may_write = turn.take()
+                if may_write:
+                    keeper.tend()
+                now = self._clock()
+                end = keeper.deadline() if may_write else now + _TURN
+                watch = keeper.watch() if may_write else None
+                reading: list[Any] = [self._reader, *([] if watch is None else [watch])]
+                patience = None if end is None else max(0.0, end - now)
+                ready, _, _ = select.select(reading, [], [], patience)
+                if self._reader in ready and not os.read(self._reader, _PIECE):
+                    return
+                if self._told:
+                    keeper.want(self._told["wanted"], self._told["drivers"])
 
 
 class _Turn:
@@ -127,6 +142,13 @@ class _Turn:
                 raise PluginError(
                     f"{path} can't be opened: {error.strerror}", "Is its folder there, and root's?"
                 ) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
 
     def take(self) -> bool:
         """Tell whether it is ours, from now on or before."""

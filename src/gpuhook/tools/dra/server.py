@@ -3,7 +3,7 @@
 A child of the supervisor, which does the work: calls go to it as lines, and so come the answers
 and what there is (``work``). Each driver has two sockets, as a kubelet wants it: its own, and the
 one in the folder of registrations that says where that is. Whatever becomes of them, they are made
-again. One thread, one loop.
+again. One thread and one loop, beside gRPC's threads and the publisher's.
 """
 
 import asyncio
@@ -21,7 +21,9 @@ from urllib.parse import quote
 from gpuhook.ground.errors import PluginError, listed, shown
 from gpuhook.tools.dra import api
 from gpuhook.tools.dra.options import Options, short
+from gpuhook.tools.dra.publish import Publisher
 from gpuhook.tools.host.child import Tell
+from gpuhook.tools.host.pages import give_back
 from gpuhook.tools.kubernetes import INSTALL
 from gpuhook.tools.kubernetes.folder import Folder, Identity
 
@@ -37,7 +39,8 @@ except ImportError as missing:
     ) from missing
 
 _ANSWER = 41.0  # seconds for an answer of the supervisor's; the kubelet waits for 45
-_LOOK = 2.0  # seconds between two looks at the folders; inotify says most changes at once
+_LOOK = 10.0  # seconds between two looks at the folders; inotify says most changes at once
+_STARTED = 5.0  # seconds after which what only a start needs isn't needed any more
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds between two attempts
 _END = 0.5  # seconds for calls to end by themselves
 _STOP = 1.5  # seconds for everything, when we are stopped
@@ -49,14 +52,14 @@ _LINE = 16 << 20  # bytes of a line, at most
 Method = Callable[[Any, Any], Awaitable[Any]]
 
 
-def serve(options: Options, fd: int, tell: Tell) -> int:
+def serve(options: Options, publisher: Publisher | None, fd: int, tell: Tell) -> int:
     """Serve until the supervisor, at the descriptor's other end, has ended; return the exit status.
 
-    ``tell`` gets a sentence for what an operator wants to know. Changes this process: its mask for
-    new files.
+    ``publisher`` publishes meanwhile. ``tell`` gets a sentence for what an operator wants to know.
+    Changes this process: its mask for new files.
     """
     os.umask(0o077)  # the sockets are root's alone
-    asyncio.run(_Server(options, fd, tell).run())
+    asyncio.run(_Server(options, publisher, fd, tell).run())
     return 0
 
 
@@ -347,8 +350,9 @@ def _unary(method: Method, request: Any) -> Any:
 class _Server:
     """All drivers of the newest state."""
 
-    def __init__(self, options: Options, fd: int, tell: Tell) -> None:
+    def __init__(self, options: Options, publisher: Publisher | None, fd: int, tell: Tell) -> None:
         self._options = options
+        self._publisher = publisher
         self._fd = fd
         self._tell = tell
         self._drivers: dict[str, _Driver] = {}
@@ -361,9 +365,14 @@ class _Server:
         self._supervisor = _Supervisor(writer, self._tell)
         for number in (signal.SIGTERM, signal.SIGINT):  # as systemd sends to all processes
             asyncio.get_running_loop().add_signal_handler(number, reader.feed_eof)
+        asyncio.get_running_loop().call_later(_STARTED, give_back)
         looking = asyncio.create_task(self._look_again())
+        if self._publisher is not None:
+            self._publisher.start()
         while text := await reader.readline():
             self._take_in(json.loads(text))
+        if self._publisher is not None:
+            self._publisher.stop()
         looking.cancel()
         for task in self._tasks:
             task.cancel()
@@ -379,6 +388,8 @@ class _Server:
             if name not in self._drivers:
                 self._begin(name)
             self._drivers[name].health.update(devices)
+        if self._publisher is not None:
+            self._publisher.want(line["slices"])
 
     def _begin(self, name: str) -> None:
         driver = _Driver(name, self._options, self._supervisor)

@@ -1,7 +1,7 @@
 """``gpuhook dra``'s supervisor: looks at the machine, and has claims' work done in children.
 
-One thread and one loop. It has no gRPC itself and so may fork; whoever publishes devices works in
-a child, too.
+One thread and one loop. It has no gRPC itself and so may fork; what publishes devices is in the
+server, too.
 """
 
 import select
@@ -9,14 +9,16 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from gpuhook.ground.errors import PluginError, shown
 from gpuhook.tools.dra.claims import Claims
 from gpuhook.tools.dra.devices import Devices
 from gpuhook.tools.dra.handing import Handing
 from gpuhook.tools.dra.options import Options
+from gpuhook.tools.dra.publish import Publisher, wanted
 from gpuhook.tools.dra.work import LIMIT, Job, Server
+from gpuhook.tools.host.pages import give_back
 from gpuhook.tools.kubernetes import folder
 from gpuhook.tools.kubernetes.handed import Records
 from gpuhook.tools.kubernetes.service import Signals, Stopped, check_packages, tell
@@ -31,31 +33,6 @@ _POLL = 1.0  # seconds until a process that was killed is looked for again
 _UNKNOWN, _HEALTHY, _UNHEALTHY = 0, 1, 2  # as api has them, which isn't for this process
 
 
-class Publisher(Protocol):
-    """What publishes devices to the cluster; in the supervisor it never waits and has no thread."""
-
-    def start(self) -> None:
-        """Begin, with what ``Devices`` says now."""
-
-    def stop(self) -> None:
-        """End; wait a moment for that, and no longer."""
-
-    def wake(self) -> None:
-        """Publish again: something changed in ``Devices``."""
-
-    def tend(self) -> object:
-        """Do what is due."""
-
-    def deadline(self) -> float | None:
-        """Return when something is due, None for never."""
-
-    def wants(self) -> int:
-        """Return the descriptor to ``write`` on when it takes something, -1 for none."""
-
-    def write(self) -> None:
-        """Write as much as it takes."""
-
-
 def run(devices: Devices, options: Options, claims: Claims, publisher: Publisher | None) -> int:
     """Serve this node's kubelet until SIGTERM or SIGINT; return the exit status.
 
@@ -63,6 +40,7 @@ def run(devices: Devices, options: Options, claims: Claims, publisher: Publisher
     deleted.
     """
     check_packages()
+    give_back()  # before there are children, which would have the same pages
     with Signals() as signals:
         supervisor = Supervisor(devices, options, claims, publisher, signals)
         try:
@@ -92,7 +70,7 @@ class Supervisor:
         self._signals = signals
         self._clock = time.monotonic
         self._handing = Handing(devices, claims, options, partial(in_use, options.pod_resources))
-        self._server = Server(options, tell, self._clock)
+        self._server = Server(options, publisher, tell, self._clock)
         self._jobs: list[Job] = []
         # That wait for a free place, each with the time until which the kubelet waits for it.
         self._calls: list[tuple[float, Mapping[str, Any]]] = []
@@ -111,8 +89,6 @@ class Supervisor:
         records.make()
         self._old = {driver for driver, _ in records.names()}
         self._report()
-        if self._publisher is not None:
-            self._publisher.start()
         while True:
             self._tend()
             report_ready()
@@ -121,8 +97,6 @@ class Supervisor:
     def end(self) -> None:
         """End all children."""
         self._server.end()
-        if self._publisher is not None:
-            self._publisher.stop()
         for job in (*self._jobs, *self._dying):
             job.stop()
         self._devices.observed.end()
@@ -136,10 +110,6 @@ class Supervisor:
                 folder.check_there(each)
         if self._devices.tend():
             self._report()
-            if self._publisher is not None:
-                self._publisher.wake()
-        if self._publisher is not None:
-            self._publisher.tend()
         if self._server.tend():
             self._calls = []  # nobody waits for them any more, and their numbers come again
             for job in self._jobs:
@@ -165,9 +135,8 @@ class Supervisor:
         reading: list[Any] = [self._signals, *self._devices.observed.readers(), *self._jobs]
         if self._server.fileno() >= 0:
             reading.append(self._server)
-        writers: list[Any] = [self._server, *([] if self._publisher is None else [self._publisher])]
-        times += [each.deadline() for each in writers]
-        writing = {each.wants(): each for each in writers if each.wants() >= 0}
+        times.append(self._server.deadline())
+        writing = [self._server.wants()] if self._server.wants() >= 0 else []
         end = min(at for at in times if at is not None)
         ready, free, _ = select.select(reading, writing, [], max(0.0, end - self._clock()))
         if self._signals in ready:
@@ -182,8 +151,8 @@ class Supervisor:
         for job in self._jobs:
             if job in ready:
                 job.read()
-        for fd in free:
-            writing[fd].write()
+        if free:
+            self._server.write()
 
     # Claims -----------------------------------------------------------------------------------
 
@@ -223,7 +192,7 @@ class Supervisor:
             self._dying.append(job)
 
     def _report(self) -> None:
-        """Have the server know all drivers, and how their devices are."""
+        """Have the server know all drivers, how their devices are, and what is to be published."""
         pool = self._devices.choices.pool or self._devices.choices.node
         state: dict[str, list[dict[str, Any]]] = {name: [] for name in sorted(self._old)}
         self._old |= {*self._devices.drivers()}
@@ -238,7 +207,7 @@ class Supervisor:
                     "message": failure or known.reason,
                 }
             )
-        self._server.know(state)
+        self._server.know(state, {} if self._publisher is None else wanted(self._devices))
 
 
 def _about(call: Mapping[str, Any]) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError
 from gpuhook.tools.dra.handing import Handing
 from gpuhook.tools.dra.options import Options
+from gpuhook.tools.dra.publish import Publisher
 from gpuhook.tools.host.child import Clock, Talk, Talking, Tell
 from gpuhook.tools.host.fed import Fed
 
@@ -107,20 +108,29 @@ def _work(talk: Talk, handing: Handing, do: str, driver: str, claim: Mapping[str
 
 
 class Server(Fed):
-    """The process that speaks with the kubelet: it reads what there is, asks, and is answered."""
+    """The process that speaks with the kubelet: it reads what there is, asks, and is answered.
 
-    def __init__(self, options: Options, tell: Tell, clock: Clock) -> None:
+    ``publisher`` works there, too.
+    """
+
+    def __init__(
+        self, options: Options, publisher: Publisher | None, tell: Tell, clock: Clock
+    ) -> None:
         def serve(fd: int) -> int:
             # Only here is gRPC imported: it has threads, and doesn't bear forks.
             from gpuhook.tools.dra import server  # noqa: PLC0415
 
-            return server.serve(options, fd, tell)
+            return server.serve(options, publisher, fd, tell)
 
         super().__init__(serve, "The server", "gpuhook-server", tell, clock)
 
-    def know(self, state: Mapping[str, Any]) -> None:
-        """Have the server know what there is, now and whenever it is started again."""
-        self.give(json.dumps({"state": state}).encode() + b"\n")
+    def know(self, state: Mapping[str, Any], slices: Mapping[str, Any]) -> None:
+        """Have the server know what there is, now and whenever it is started again.
+
+        ``slices`` is what its publisher is told.
+        """
+        line = {"state": state, "slices": slices}
+        self.give(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
     def reply(self, call: int, answer: Mapping[str, Any]) -> None:
         """Answer a call."""

@@ -1,0 +1,28 @@
+"""What processes of ``gpuhook dra`` take while nothing happens."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+_GRPCS_OWN = ("event_engine", "lifeguard", "grpc_global_tim")  # threads that only look around
+
+
+def memory(pids: Iterable[int]) -> int:
+    """Return the bytes of memory that processes have, what others have too by its share."""
+    rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
+    lines = [line.split() for text in rollups for line in text.splitlines()]
+    return sum(int(words[1]) << 10 for words in lines if words[0] == "Pss:")
+
+
+def woken(pids: Iterable[int]) -> int:
+    """Return how often threads have waited for something until now, but for gRPC's own.
+
+    Those wake up eight times a second together, and more often where there are more processors.
+    """
+    tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
+    statuses = [(task / "status").read_text() for task in tasks]
+    fields = [dict(line.split(":", 1) for line in text.splitlines()) for text in statuses]
+    return sum(
+        int(each["voluntary_ctxt_switches"])
+        for each in fields
+        if each["Name"].strip() not in _GRPCS_OWN
+    )
