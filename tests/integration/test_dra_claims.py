@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -18,6 +18,7 @@ from harness.commands import wait_until
 from harness.dra import GPU_DRIVER, Node, nodes_of, result, slice_name
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
+from pod_resources import PodResources
 
 from gpuhook.ground.errors import PluginError
 from gpuhook.tools.dra.probe import probe
@@ -302,3 +303,74 @@ def test_a_late_api_server_is_one_claims_error(node: Node, driver: Driver) -> No
         assert "took longer than 38 seconds" in found[late.uid]
         assert [each.name for each in found[good.uid]] == [gpu(driver, 1)]  # type: ignore[union-attr]
         assert node.kubelet.unprepare(GPU_DRIVER, late) == {late.uid: ""}
+
+
+def _deleted(node: Node, claim: Claim) -> None:
+    node.forget(claim)
+
+
+def _made_again(node: Node, claim: Claim) -> None:
+    node.claim(claim.name, result("another"))
+
+
+def _released(node: Node, claim: Claim) -> None:
+    node.claim(claim.name, uid=claim.uid, status={})
+
+
+def _moved(node: Node, claim: Claim) -> None:
+    node.claim(claim.name, result("another"), uid=claim.uid)
+
+
+@pytest.mark.parametrize("go", [_deleted, _made_again, _released, _moved])
+def test_what_a_claim_has_that_is_gone_is_for_others(
+    go: Callable[[Node, Claim], None], node: Node, driver: Driver
+) -> None:
+    """Where the kubelet never puts it back, as it has lost its folder; but not at once."""
+    pods = node.folder / "pods.sock"
+    gone = node.claim("gone", result(gpu(driver, 0)))
+    other = node.claim("other", result(gpu(driver, 0)))
+    with node.service(options={"pod_resources": str(pods)}):
+        [device] = prepared(node, gone)
+        kind, _, name = device.cdi[0].partition("=")
+        with PodResources(pods):
+            _refuse(node, other, since=False)  # the cluster has the claim
+        go(node, gone)
+        _refuse(node, other, since=False)  # the kubelet doesn't say
+        with PodResources(pods, ("ns", "pod", "main", kind, (name,))) as kubelet:
+            _refuse(node, other, since=False)  # a pod has it
+            kubelet.given.clear()
+            _refuse(node, other, since=True)
+            _refuse(node, other, since=True)  # it is so only now
+            _grow_old(node, gone)
+            kubelet.given.append(("ns", "pod", "main", kind, (name,)))
+            _refuse(node, other, since=False)
+            kubelet.given.clear()
+            _refuse(node, other, since=True)
+            _grow_old(node, gone)
+            node.claim("gone", uid=gone.uid, away=True)  # the API server is
+            _refuse(node, other, since=False)
+            go(node, gone)
+            _refuse(node, other, since=True)
+            _grow_old(node, gone)
+            prepared(node, other)
+        assert [path.name for path in node.written()] == [f"{other.uid}_{GPU_DRIVER}.json"]
+        assert len(node.documents()) == 1
+        assert "Claim ns/gone is gone from the cluster: it is put back" in node.log
+
+
+def _record(node: Node, claim: Claim) -> Path:
+    return node.records / f"{claim.uid}_{GPU_DRIVER}.json"
+
+
+def _refuse(node: Node, claim: Claim, *, since: bool) -> None:
+    """See a claim refused, and whether what is in its way is known to be gone."""
+    assert "claim ns/gone's, which was prepared for it before" in refused(node, claim)
+    [path] = node.written()
+    assert bool(json.loads(path.read_text())["gone"]) is since
+
+
+def _grow_old(node: Node, claim: Claim) -> None:
+    """Have a claim be gone for more than a minute."""
+    path = _record(node, claim)
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "gone": record["gone"] - 61}))

@@ -16,6 +16,7 @@ from typing import Any
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.errors import PluginError
 from gpuhook.tools.dra import service
+from gpuhook.tools.dra.claims import ClaimGoneError
 from gpuhook.tools.dra.devices import Devices
 from gpuhook.tools.dra.options import Options
 from gpuhook.tools.kubernetes.dra import Choices
@@ -36,10 +37,12 @@ class FolderClaims:
                 (self._folder / f"{namespace}_{name}.json").read_text()
             )
         except FileNotFoundError:
-            raise PluginError(f"The claim {namespace}/{name} isn't there", "Make it") from None
+            raise ClaimGoneError(f"The claim {namespace}/{name} isn't there", "Make it") from None
         time.sleep(found.get("hang", 0))
+        if found.get("away"):
+            raise PluginError("The API server can't be asked", "Ask again")
         if (found["metadata"]["uid"]) != uid and not found.get("trusting"):
-            raise PluginError(f"The claim {namespace}/{name} is another one", "Ask again")
+            raise ClaimGoneError(f"The claim {namespace}/{name} is another one", "Ask again")
         return found
 
     def report(self, namespace: str, name: str, uid: str, devices: list[dict[str, Any]]) -> None:

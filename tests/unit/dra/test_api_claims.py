@@ -11,7 +11,8 @@ from limits import in_time
 from gpuhook.ground.errors import PluginError
 from gpuhook.tools.dra.access import Access
 from gpuhook.tools.dra.api_client import ApiError, Client
-from gpuhook.tools.dra.cluster import ClaimGoneError, Cluster
+from gpuhook.tools.dra.claims import ClaimGoneError
+from gpuhook.tools.dra.cluster import Cluster
 
 ALLOCATION = {"devices": {"results": [{"request": "gpu", "driver": "gpu.nvidia.com"}]}}
 DEVICE = {"driver": "gpu.nvidia.com", "pool": "n1", "device": "gpu-1"}
@@ -75,6 +76,15 @@ def test_one_that_is_gone_or_another(api: ApiServer) -> None:
         asking.claim("default", "c1", "uid-other")
     with pytest.raises(PluginError, match="can't be the name"):
         asking.claim("default", "../../nodes/n1", uid)
+
+
+def test_one_that_is_not_said_to_be_gone(api: ApiServer) -> None:
+    """By what is no API server, or has no such API: its devices stay."""
+    uid = claim(api, [EXACTLY])
+    api.fail(404, word="resourceclaims")
+    with pytest.raises(ApiError):
+        cluster(api)[0].claim("default", "c1", uid)
+    assert cluster(api)[0].claim("default", "c1", uid)
 
 
 def test_a_server_that_fails_for_a_while(api: ApiServer) -> None:

@@ -6,6 +6,12 @@ limit; an object must bear being used after a fork.
 
 from typing import Any, Protocol
 
+from gpuhook.ground.errors import PluginError
+
+
+class ClaimGoneError(PluginError):
+    """A claim isn't there any more, or another has its name now: nobody needs its devices."""
+
 
 class Claims(Protocol):
     """The claims of a cluster."""
@@ -13,8 +19,8 @@ class Claims(Protocol):
     def claim(self, namespace: str, name: str, uid: str) -> dict[str, Any]:
         """Return a ResourceClaim as the API server has it, of a version that it serves.
 
-        PluginError, with one sentence, where it is gone, is another one that has its name by now
-        (``uid``), or can't be had in time.
+        PluginError, with one sentence, where it can't be had in time: ClaimGoneError where the
+        server says that it is gone, or is another one that has its name by now (``uid``).
         """
 
     def report(self, namespace: str, name: str, uid: str, devices: list[dict[str, Any]]) -> None:

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from gpuhook.ground.errors import GpuhookError, PluginError
+from gpuhook.ground.errors import GpuhookError
 from gpuhook.tools.dra import versions
 from gpuhook.tools.dra.api_client import APPLY, ApiError, Client, segment
+from gpuhook.tools.dra.claims import ClaimGoneError
 
 Object = dict[str, Any]
 
@@ -15,10 +16,6 @@ _VERSION_PATIENCE = 5.0
 _REPORT_PATIENCE = 5.0
 _MOST_DEVICES = 32  # of a claim's status
 _LONGEST_MANAGER = 128
-
-
-class ClaimGoneError(PluginError):
-    """A claim isn't there any more, or another has its name now: nobody needs its devices."""
 
 
 class Cluster:
@@ -52,7 +49,7 @@ class Cluster:
         try:
             found = self._send("GET", _path(namespace, name))
         except ApiError as error:
-            if error.status != 404:
+            if (error.status, error.reason) != (404, "NotFound"):  # protects: claim-not-found
                 raise
             raise ClaimGoneError(
                 f"There is no claim {where}", "It was deleted, or its name is another"

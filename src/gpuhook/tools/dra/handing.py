@@ -13,7 +13,7 @@ from typing import Any
 from gpuhook.ground.errors import GpuhookError, PluginError, RequestError, shown
 from gpuhook.tools.dra import document
 from gpuhook.tools.dra.allotted import Allotted, Ref, allotted
-from gpuhook.tools.dra.claims import Claims
+from gpuhook.tools.dra.claims import ClaimGoneError, Claims
 from gpuhook.tools.dra.devices import Devices
 from gpuhook.tools.dra.document import Given
 from gpuhook.tools.dra.effects import Effects
@@ -33,7 +33,15 @@ from gpuhook.tools.kubernetes.handed import (
 from gpuhook.tools.kubernetes.state import REPLICA
 
 _STALE = 600.0  # seconds after which nobody works any more on a claim that was begun
-_YOUNG = 60.0  # seconds in which the kubelet may not know yet who has a device
+_YOUNG = 60.0  # seconds in which the kubelet may not know yet who has a device, or no longer
+
+
+class TakenError(RequestError):
+    """Other claims have what one wants: the ``holders``."""
+
+    def __init__(self, holders: Sequence[Record], cause: str, remedy: str) -> None:
+        super().__init__(cause, remedy)
+        self.holders = holders
 
 
 class Handing:
@@ -78,6 +86,15 @@ class Handing:
         if record is not None and self._is_there(record):
             return record
         claim = self._claims.claim(ref["namespace"], ref["name"], uid)
+        try:
+            return self._prepared(driver, ref, claim)
+        except TakenError as error:
+            if not self._free_gone(error.holders):
+                raise
+        return self._prepared(driver, ref, claim)
+
+    def _prepared(self, driver: str, ref: Ref, claim: Mapping[str, Any]) -> Record:
+        uid = ref["uid"]
         with self._records.locked():
             record = self._completed(driver, ref)
             if record is not None and self._is_there(record):
@@ -197,12 +214,13 @@ class Handing:
             for theirs in record.devices:
                 for ours in wanted:
                     if not theirs.admin and not _shares(ours, theirs) and is_same(ours, theirs):
-                        raise RequestError(  # protects: dra-not-twice
+                        raise TakenError(  # protects: dra-not-twice
+                            [record],
                             f"The device {ours.device} is claim {record.claim}'s, which was "
                             "prepared for it before",
                             "The pod can start when the pods of that claim have ended; where the "
-                            "kubelet has lost its own folder it never says so: then remove "
-                            f"{self._records.path(record.driver, record.uid)} once they have",
+                            "kubelet has lost its own folder it never says so: then delete that "
+                            "claim once they have, and the pod starts a minute or two later",
                         )
         self._check_shares(driver, uid, wanted)
         if wanted:
@@ -210,13 +228,15 @@ class Handing:
 
     def _check_shares(self, driver: str, uid: str, wanted: Sequence[Held]) -> None:
         """Raise RequestError where the shares of a device are more than it has of memory."""
-        every = [held for record in self._others(driver, uid) for held in record.devices]
+        others = self._others(driver, uid)
+        every = [held for record in others for held in record.devices]
         memory = {each.name: each.memory for each in self._devices.look() if each.driver == driver}
         for ours in wanted:
             shares = [each for each in (*every, *wanted) if _shares(ours, each)]
             total = sum(each.consumed.get(MEMORY, 0) for each in shares)
             if shares and total > memory.get(ours.device, 0):  # protects: dra-shares-sum
-                raise RequestError(
+                raise TakenError(
+                    [each for each in others if any(_shares(ours, held) for held in each.devices)],
                     f"The shares of {ours.device} would be {total} bytes of memory together, and "
                     f"it has {memory.get(ours.device, 0)}",
                     "The pod can start when pods with other shares of it have ended",
@@ -244,6 +264,48 @@ class Handing:
         """Tell whether a pod has what was leased, or a replica of it, or may be about to."""
         is_young = 0 <= now() - lease.at < _YOUNG
         return is_young or any(each.partition(REPLICA)[0] == lease.unit for each in used)
+
+    # Whose claim is gone ----------------------------------------------------------------------
+
+    def _free_gone(self, holders: Sequence[Record]) -> bool:
+        """Put back what claims have that aren't in the cluster any more; tell whether any was.
+
+        A kubelet that has lost its own folder never asks for that. Only where the kubelet says
+        that no pod has their devices, and only where all that is so a minute later, too: a pod that
+        was deleted by force may still run, and the kubelet ends what it doesn't know.
+        """
+        gone = [record for record in holders if self._is_gone(record)]
+        used = self._in_use() if gone else None
+        freed = False
+        with self._records.locked():
+            for record in holders:
+                if self._records.read(record.driver, record.uid) != record:
+                    continue  # somebody has worked on it since
+                # protects: dra-gone-unused
+                is_free = record in gone and used is not None and not _names(record) & used
+                # protects: dra-gone-twice
+                is_late = record.gone > 0 and now() - record.gone >= _YOUNG
+                if not is_free:
+                    if record.gone:
+                        self._records.write(replace(record, gone=0.0))  # protects: dra-gone-still
+                elif is_late:
+                    self._undo(record.driver, record.uid)
+                    self._tell(f"Claim {record.claim} is gone from the cluster: it is put back")
+                    freed = True
+                elif not record.gone:
+                    self._records.write(replace(record, gone=now()))
+        return freed
+
+    def _is_gone(self, record: Record) -> bool:
+        """Tell whether the cluster says that a claim has nothing of what was prepared for it."""
+        try:
+            claim = self._claims.claim(record.namespace, record.name, record.uid)
+        except ClaimGoneError:
+            return True
+        except GpuhookError:
+            return False  # protects: dra-gone-said
+        has = {(each.get("pool"), each.get("device")) for each in results(claim, record.driver)}
+        return not any((held.pool, held.device) in has for held in record.devices)
 
     # Unprepare --------------------------------------------------------------------------------
 
@@ -289,6 +351,11 @@ class Handing:
             self._effects.look_after(self._records.current(), self._tell)
 
 
+def _names(record: Record) -> set[str]:
+    """Return the names of a claim's devices as the kubelet says that pods have them."""
+    return {name.partition("=")[2] for held in record.devices for name in held.cdi}
+
+
 def _is_stale(record: Record) -> bool:
     """Tell whether a claim was begun, and nobody has come to end that."""
     return record.state == STARTED and now() - record.at >= _STALE
@@ -309,14 +376,18 @@ def _with(given: Given, edits: Sequence[tuple[Sequence[str], Mapping[str, list[A
     return replace(given, more=more)
 
 
+def results(claim: Mapping[str, Any], driver: str) -> list[Any]:
+    """Return what a claim is allocated of a driver, [] where it isn't."""
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    every = (allocation.get("devices") or {}).get("results") or []
+    return [each for each in every if each.get("driver") == driver]
+
+
 def _failed(claim: Mapping[str, Any], driver: str, error: GpuhookError) -> list[dict[str, Any]]:
     """Return what a claim's status says of the devices of a driver that it can't have."""
-    allocation = (claim.get("status") or {}).get("allocation") or {}
-    results = (allocation.get("devices") or {}).get("results") or []
     words = (
         [str(each.get(key) or "") for key in ("pool", "device", "shareID")]
-        for each in results
-        if each.get("driver") == driver
+        for each in results(claim, driver)
     )
     return [
         _device_status(driver, pool, device, share, "NotPrepared", str(error))

@@ -89,7 +89,8 @@ def is_same(one: Held | Lease, other: Held | Lease) -> bool:
 class Record:
     """A claim, and what it has of one driver; ``effects`` are to be undone, each a plain dict.
 
-    ``at`` is when that was begun, in seconds from the boot on.
+    ``at`` is when that was begun, in seconds from the boot on, and ``gone`` since when the claim
+    isn't in the cluster any more, 0 where nobody has asked, or it is.
     """
 
     driver: str
@@ -102,6 +103,7 @@ class Record:
     document: str = ""
     effects: tuple[dict[str, Any], ...] = ()
     at: float = 0.0
+    gone: float = 0.0
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
