@@ -6,11 +6,12 @@ kubelet's next attempt ends well, no other claim gets the device meanwhile, and 
 
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
+from subprocess import Popen
+from typing import NamedTuple
 
 import pytest
-from dra_kubelet import PodError
+from dra_kubelet import Claim, PodError
 from harness.commands import wait_until
 from harness.dra import GPU_DRIVER, Node, result, slice_name
 from harness.driver import Driver, simulate
@@ -34,41 +35,77 @@ def node(
         yield made
 
 
-def test_killed_at_every_point_of_prepare_and_unprepare(node: Node, driver: Driver) -> None:
-    names = [slice_name(gpu.uuid) for gpu in driver.gpus]
-    kills = 0
-    for verb, was_killed_before in (("prepare", False), ("unprepare", False), ("prepare", True)):
-        for point in range(1, MOST):
-            claim = node.claim("a", *(result(name) for name in names))
-            other = node.claim("b", result(names[0]))
-            if verb == "unprepare":
-                with node.service():
-                    assert not isinstance(node.kubelet.prepare(GPU_DRIVER, claim)[claim.uid], str)
-            if was_killed_before:  # with the record and a part of the document there
-                with node.service(kill=("prepare", 12)), suppress(PodError):
-                    node.kubelet.prepare(GPU_DRIVER, claim)
-            with node.service(kill=(verb, point)) as process:
-                try:
-                    getattr(node.kubelet, verb)(GPU_DRIVER, claim)
-                    was_killed = False
-                except PodError:
-                    was_killed = True
-                    wait_until(lambda: process.poll() is not None, "it has ended")
-            with node.service():
-                if was_killed:
-                    kills += 1
-                    held = [each.stem.partition("_")[0] for each in node.written()]
-                    found = node.kubelet.prepare(GPU_DRIVER, other)[other.uid]
-                    assert isinstance(found, str) == (claim.uid in held), (verb, point, found)
-                    node.kubelet.unprepare(GPU_DRIVER, other)
-                again = node.kubelet.prepare(GPU_DRIVER, claim)[claim.uid]
-                assert [each.name for each in again] == names, (verb, point)  # type: ignore[union-attr]
-                assert node.document(claim)["devices"]
-                assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
-                assert node.left() == [], (verb, point)
-            if not was_killed:
+class Attempt(NamedTuple):
+    """A call that was killed at a point, or came to its end before it."""
+
+    verb: str
+    point: int
+    claim: Claim
+    other: Claim
+    was_killed: bool
+
+
+def attempt(
+    node: Node, service: Popen[bytes], verb: str, point: int, devices: list[str]
+) -> Attempt:
+    """Call a service, which is killed at that point, for a new claim of the devices."""
+    claim = node.claim("a", *(result(name) for name in devices))
+    other = node.claim("b", result(devices[0]))
+    if verb == "unprepare":
+        assert not isinstance(node.kubelet.prepare(GPU_DRIVER, claim)[claim.uid], str)
+    return again(node, service, Attempt(verb, point, claim, other, False))
+
+
+def again(node: Node, service: Popen[bytes], wanted: Attempt) -> Attempt:
+    """Call a service for the claim of another attempt."""
+    with node.killed(wanted.verb, wanted.point):
+        try:
+            getattr(node.kubelet, wanted.verb)(GPU_DRIVER, wanted.claim)
+        except PodError:
+            wait_until(lambda: service.poll() is not None, "it has ended")
+            return wanted._replace(was_killed=True)
+    return wanted
+
+
+def check_next(node: Node, before: Attempt, devices: list[str]) -> None:
+    """Check what the next service makes of what an attempt has left."""
+    claim, other = before.claim, before.other
+    if before.was_killed:
+        held = [each.stem.partition("_")[0] for each in node.written()]
+        found = node.kubelet.prepare(GPU_DRIVER, other)[other.uid]
+        assert isinstance(found, str) == (claim.uid in held), (before, found)
+        node.kubelet.unprepare(GPU_DRIVER, other)
+    prepared = node.kubelet.prepare(GPU_DRIVER, claim)[claim.uid]
+    assert [each.name for each in prepared] == devices, before  # type: ignore[union-attr]
+    assert node.document(claim)["devices"]
+    assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
+    assert node.left() == [], before
+
+
+@pytest.mark.parametrize(
+    ("verb", "was_killed_before", "least"),
+    [("prepare", False, 15), ("unprepare", False, 5), ("prepare", True, 15)],
+)
+def test_killed_at_every_point(
+    node: Node, driver: Driver, verb: str, was_killed_before: bool, least: int
+) -> None:
+    """Each service is asked once more after what the one before it has left is put right."""
+    devices = [slice_name(gpu.uuid) for gpu in driver.gpus]
+    before: Attempt | None = None
+    for point in range(1, MOST):
+        with node.service() as service:
+            if before is not None:
+                check_next(node, before, devices)
+            if before is not None and not before.was_killed:
                 break
-    assert kills >= 40, kills
+            first = 12 if was_killed_before else point  # with the record and a part of the document
+            before = attempt(node, service, verb, first, devices)
+        if was_killed_before:
+            assert before.was_killed
+            with node.service() as service:
+                before = again(node, service, before._replace(point=point, was_killed=False))
+    assert before is not None
+    assert before.point > least
 
 
 def test_killed_while_tidying_up(node: Node, driver: Driver) -> None:
@@ -82,7 +119,7 @@ def test_killed_while_tidying_up(node: Node, driver: Driver) -> None:
     for point in range(1, MOST):
         for path, data in kept:
             path.write_bytes(data)
-        with node.service(ready=lambda: True, kill=("sweep", point)) as process:
+        with node.killed("sweep", point), node.service(ready=lambda: True) as process:
             wait_until(
                 lambda: process.poll() is not None or not node.left(),
                 "it was killed, or is done",
@@ -96,11 +133,14 @@ def test_killed_while_tidying_up(node: Node, driver: Driver) -> None:
 
 def test_killed_and_the_pod_is_gone(node: Node, driver: Driver) -> None:
     """Nobody prepares the claim again: the kubelet puts back what it doesn't know to be there."""
-    for point in (4, 6, 8, 10, 12):
-        claim = node.claim("a", result(slice_name(driver.gpus[0].uuid)))
-        with node.service(kill=("prepare", point)), pytest.raises(PodError):
-            node.kubelet.prepare(GPU_DRIVER, claim)
-        node.forget(claim)
-        with node.service():
-            assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
-            assert node.left() == [], point
+    devices = [slice_name(driver.gpus[0].uuid)]
+    killed: Attempt | None = None
+    for point in (4, 6, 8, 10, 12, None):
+        with node.service() as service:
+            if killed is not None:
+                node.forget(killed.claim)
+                assert node.kubelet.unprepare(GPU_DRIVER, killed.claim) == {killed.claim.uid: ""}
+                assert node.left() == [], killed
+            if point is not None:
+                killed = attempt(node, service, "prepare", point, devices)
+                assert killed.was_killed

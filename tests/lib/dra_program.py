@@ -1,8 +1,9 @@
 """``gpuhook dra`` with claims from a folder instead of an API server; a program of the tests.
 
-Its words are a JSON object: config, claims (the folder), node, options, and ``kill``: in which work
-(prepare, unprepare, sweep) and before which change of a file there, counted from 1, the child
-ends itself and all of the service.
+Its words are a JSON object: config, claims (the folder), node, options, and ``limit``, the seconds
+for a claim's work. Where the folder of claims has a file KILL, it says in which work (prepare,
+unprepare, sweep) and before which change of a file there, counted from 1, the child ends itself and
+all of the service.
 """
 
 import json
@@ -15,13 +16,14 @@ from typing import Any
 
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.errors import PluginError
-from gpuhook.tools.dra import service
+from gpuhook.tools.dra import service, work
 from gpuhook.tools.dra.claims import ClaimGoneError
 from gpuhook.tools.dra.devices import Devices
 from gpuhook.tools.dra.options import Options
 from gpuhook.tools.kubernetes.dra import Choices
 from gpuhook.tools.kubernetes.service import tell
 
+KILL = "kill"
 _CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.chmod", "os.truncate")
 
 
@@ -50,8 +52,8 @@ class FolderClaims:
         path.write_text(json.dumps({"uid": uid, "devices": devices}))
 
 
-def _kill_at(do: str, number: int) -> None:
-    """Have a claim's child end the service before its change of that number."""
+def _end_where_told(told: Path) -> None:
+    """Have a claim's child end the service before the change that a file says, if it is there."""
     service_pid = os.getpid()
     seen = [0]
 
@@ -61,11 +63,14 @@ def _kill_at(do: str, number: int) -> None:
         writes = event == "open" and isinstance(args[2], int) and args[2] & (os.O_CREAT | 3)
         if not (writes or event in _CHANGES) or "/dev/" in str(args[0]):
             return
-        with open("/proc/self/comm", encoding="ascii") as comm:
-            if not f"gpuhook-{do}".startswith(comm.read().strip()):
-                return
+        try:
+            do, number = told.read_text().split()
+        except FileNotFoundError:
+            return
+        if not f"gpuhook-{do}".startswith(Path("/proc/self/comm").read_text().strip()):
+            return
         seen[0] += 1
-        if seen[0] == number:
+        if seen[0] == int(number):
             os.kill(service_pid, signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -77,8 +82,9 @@ def main() -> None:
     sys.argv[0] = words["program"]  # our programs are looked for beside it
     config = load(words["config"])
     choices = Choices(words["node"], drivers=words.get("drivers", {}))
-    if words.get("kill"):
-        _kill_at(*words["kill"])
+    _end_where_told(Path(words["claims"]) / KILL)
+    for module in (service, work):
+        vars(module)["LIMIT"] = words.get("limit", work.LIMIT)
     devices = Devices(config, choices, tell, recovery=words.get("recovery", 300.0),
                       interval=words.get("interval", 0.2))  # fmt: skip
     claims = FolderClaims(Path(words["claims"]))

@@ -12,6 +12,7 @@ from subprocess import Popen
 from typing import Any
 
 from dra_kubelet import Claim, DraKubelet
+from dra_program import KILL
 
 from harness.commands import daemon
 from harness.installation import Installation
@@ -88,6 +89,17 @@ class Node:
     def forget(self, claim: Claim) -> None:
         """Delete a claim in the cluster."""
         (self.claims / f"{claim.namespace}_{claim.name}.json").unlink()
+
+    @contextmanager
+    def killed(self, verb: str, point: int) -> Iterator[None]:
+        """Let services that do this work within the block end before a change of a file there."""
+        told = self.claims / KILL
+        told.with_suffix(".new").write_text(f"{verb} {point}")
+        told.with_suffix(".new").rename(told)
+        try:
+            yield
+        finally:
+            told.unlink()
 
     def options(self) -> dict[str, str]:
         """Return the folders that the service is told."""
