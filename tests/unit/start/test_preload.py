@@ -37,13 +37,19 @@ NAMES = "preload.load(preload.REQUEST)\nfrom gpuhook.vendors.nvidia import names
 PRELOAD = ("gpuhook.ground", "gpuhook.ground.names", "gpuhook.ground.preload")
 
 
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """A compiled copy of the package that a test may spoil."""
-    copy = tmp_path / "gpuhook"
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A compiled copy of the package."""
+    copy = tmp_path_factory.mktemp("compiled") / "gpuhook"
     shutil.copytree(SOURCES / "gpuhook", copy, ignore=shutil.ignore_patterns("__pycache__"))
     assert compileall.compile_dir(str(copy), quiet=2)
     return copy
+
+
+@pytest.fixture
+def package(compiled: Path, tmp_path: Path) -> Path:
+    """One that a test may spoil."""
+    return Path(shutil.copytree(compiled, tmp_path / "gpuhook"))
 
 
 def run(package: Path, code: str) -> list[str]:
