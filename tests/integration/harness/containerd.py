@@ -21,6 +21,9 @@ state = "{folder}/state"
   address = "{folder}/containerd.sock"
 [ttrpc]
   address = "{folder}/containerd.sock.ttrpc"
+# Or an idle one looks for garbage 200 times a second.
+[plugins."io.containerd.gc.v1.scheduler"]
+  pause_threshold = 0.0
 """
 WITHOUT_CRI = _COMMON.replace("{plugins}", 'disabled_plugins = ["io.containerd.grpc.v1.cri"]')
 # For the CRI with CDI, which containerd 2 has on by itself.
@@ -114,20 +117,22 @@ def containerd(
     folder: Path,
     namespace: Namespace,
     binary: Path,
-    images: Path,
+    images: Path | None,
     env: Mapping[str, str],
     text: str = WITHOUT_CRI,
+    within: Sequence[str] = (),
 ) -> Iterator[Containerd]:
     """Start containerd below ``folder`` and import ``images``, an archive as docker save writes.
 
     ``binary`` is the runtime for containers; ``env`` is added to the daemon's
-    environment, ``text`` is its configuration.
+    environment, ``text`` is its configuration, ``within`` a command that starts it.
     """
     folder.mkdir()
     config = folder / "config.toml"
     config.write_text(text.format(folder=folder, pause=PAUSE, binary=binary))
     client = Containerd(folder, None, binary, namespace)
-    argv = namespace.enter("containerd", "--config", config)
+    argv = namespace.enter(*within, "containerd", "--config", config)
     with daemon(argv, folder / "log", lambda: client.call("version").status == 0, env) as process:
-        client.call("images", "import", images).ok()
+        if images is not None:
+            client.call("images", "import", images).ok()
         yield Containerd(folder, process.pid, binary, namespace)

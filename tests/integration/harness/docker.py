@@ -8,6 +8,7 @@ from pathlib import Path
 
 from harness.bundles import CGROUP_PARENT
 from harness.commands import Result, daemon
+from harness.containerd import containerd
 from harness.engines import settings
 from harness.namespaces import Namespace, host_cgroups
 
@@ -61,6 +62,7 @@ def dockerd(
 ) -> Iterator[Docker]:
     """Start dockerd below ``folder`` and load ``images``, an archive as docker save writes.
 
+    It has a containerd beside it, as Debian's service has: its own would be busy when idle.
     ``runtimes`` are registered by name; ``env`` is added to the daemon's environment, ``more``
     to its daemon.json.
     """
@@ -69,8 +71,13 @@ def dockerd(
     registered = {name: {"path": str(path)} for name, path in runtimes.items()}
     config.write_text(json.dumps({"runtimes": registered, **(more or {})}))
     client = Docker(folder, None, namespace)
-    argv = namespace.enter(*ALONE, "dockerd", *options(folder, config))
-    with daemon(argv, folder / "log", lambda: client.call("info").status == 0, env):
+    below = folder / "containerd"
+    words = (*options(folder, config), f"--containerd={below}/containerd.sock")
+    argv = namespace.enter(*ALONE, "dockerd", *words)
+    with (
+        containerd(below, namespace, Path("runc"), None, env, within=ALONE),
+        daemon(argv, folder / "log", lambda: client.call("info").status == 0, env),
+    ):
         pid = int((folder / "pid").read_text())
         client.call("load", "--input", images).ok()
         yield Docker(folder, pid, namespace)
