@@ -6,10 +6,13 @@ with all that. Its rules are those of Kubernetes' API conventions, and not gpuho
 
 import contextlib
 import copy
+import functools
 import json
 import queue
+import shutil
 import ssl
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -434,7 +437,7 @@ class _Server(ThreadingHTTPServer):
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[ApiServer]:
     """Serve until the end of the block; ``folder`` gets the certificates, and a token's file."""
-    certify(folder)
+    shutil.copytree(_certified().name, folder, dirs_exist_ok=True)
     (folder / "token").write_text(f"{TOKEN}\n")
     api = ApiServer(folder)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -457,6 +460,14 @@ def serving(folder: Path) -> Iterator[ApiServer]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@functools.cache
+def _certified() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder with the certificates of all servers of this process, made once."""
+    folder = tempfile.TemporaryDirectory(prefix="certificates-")
+    certify(Path(folder.name))
+    return folder
 
 
 def certify(folder: Path) -> None:

@@ -127,10 +127,12 @@ class Site:
         """That process, the one that tidies up after it, and children that serve a container."""
         mark = f"\0GPUHOOK_CONFIG={self.config}\0".encode()
         found = set()
-        for entry in Path("/proc").glob("[0-9]*"):
+        for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
-                if (entry / "comm").read_text() == f"{NAME}\n":
-                    found |= {int(entry.name)} & pids_with(entry / "environ", mark)
+                with open(f"/proc/{pid}/comm", "rb") as file:
+                    if file.read() != f"{NAME}\n".encode():
+                        continue
+                found |= pids_with(Path(f"/proc/{pid}/environ"), mark)
             except OSError:
                 continue
         return {pid for pid in found if is_running(pid)}
