@@ -28,6 +28,8 @@ from harness.standing import ONE, RUNTIMES
 
 DEFAULT, EXCLUSIVE_PROCESS = 0, 3
 GPU = "nvidia.com/gpu"
+# For what is the same whatever the version of MPS is: compute modes, and who isn't a client.
+NEWEST = pytest.mark.parametrize("machine", [[*LIMITS][-1]], indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module", params=[*LIMITS])
@@ -82,6 +84,7 @@ def test_containers_share_a_gpu(site: Site) -> None:
     assert by_id[second.name]["devices"] == uuids[:2]
 
 
+@NEWEST
 @ONE
 def test_a_container_without_mps_is_as_it_was(site: Site) -> None:
     site.mps("start").ok()
@@ -113,6 +116,7 @@ def test_the_compute_mode_is_set_back_after_a_kill(site: Site) -> None:
     assert site.modes() == [DEFAULT, 2, DEFAULT]
 
 
+@NEWEST
 @ONE
 def test_a_gpu_that_is_lost_keeps_no_other_in_its_mode(site: Site) -> None:
     site.mps("start").ok()
@@ -128,6 +132,7 @@ def test_a_gpu_that_is_lost_keeps_no_other_in_its_mode(site: Site) -> None:
     assert site.modes() == [DEFAULT] * 3
 
 
+@NEWEST
 @ONE
 def test_a_daemon_that_does_not_start_changes_nothing(site: Site) -> None:
     program = site.driver.root / "usr/bin/nvidia-cuda-mps-control"
@@ -145,6 +150,7 @@ def test_a_daemon_that_does_not_start_changes_nothing(site: Site) -> None:
     assert not (site.state / "mps.json").exists()
 
 
+@NEWEST
 @ONE
 def test_a_gpu_in_mig_mode_is_not_shared(site: Site) -> None:
     """Neither where MPS is started, nor where a GPU gets MIG mode afterwards."""
@@ -284,6 +290,7 @@ def test_a_daemon_that_nobody_wrote_down_is_ended(site: Site) -> None:
     assert site.modes() == [DEFAULT] * 3
 
 
+@NEWEST
 @ONE
 def test_a_device_that_is_shared_no_more_gets_its_mode_back(site: Site) -> None:
     site.mps("start").ok()
@@ -379,6 +386,7 @@ def test_a_start_that_fails_leaves_no_claim(site: Site) -> None:
     assert site.status()["containers"] == []
 
 
+@NEWEST
 @ONE
 def test_mode_spec_is_refused(site: Site) -> None:
     site.mps("start").ok()
@@ -386,6 +394,7 @@ def test_mode_spec_is_refused(site: Site) -> None:
     assert "can't be given in mode spec" in site.refusal("0")
 
 
+@NEWEST
 @ONE
 def test_shared_and_other_devices_do_not_mix(site: Site) -> None:
     site.mps("start").ok()

@@ -78,15 +78,16 @@ def wait_until(
     interval: float = 0.02,
     shown: Callable[[], str] = str,
 ) -> None:
-    """Return once ``condition`` holds.
+    """Return once ``condition`` holds; look less often the longer that takes, but every 0.1 s.
 
     AssertionError if it never does, naming ``what`` and, below it, what ``shown`` gives then.
     """
-    end = time.monotonic() + timeout
+    began = time.monotonic()
     while not condition():
-        if time.monotonic() > end:
+        waited = time.monotonic() - began
+        if waited > timeout:
             raise AssertionError(f"waited {timeout} s in vain until {what}\n{shown()}")
-        time.sleep(interval)
+        time.sleep(max(interval, min(waited / 20, 0.1)))
 
 
 @contextmanager
