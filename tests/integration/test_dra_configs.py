@@ -243,7 +243,7 @@ def test_mps_that_was_begun_and_killed(point: int, node: Node, driver: Driver) -
     """Whatever was started until then is ended, and the GPU is as it was."""
     configs = [config(gpu_config(strategy="MPS"))]
     claim = node.claim("a", result(gpu(driver, 0)), config=configs)
-    with node.killed("prepare", point), node.service(), suppress(PodError):
+    with node.killed("prepare", point), node.service(killable=True), suppress(PodError):
         ask(node, claim)
     with node.service():
         assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}

@@ -30,7 +30,8 @@ def node(
     installation: Installation, workspace: Path, tmp_path: Path, driver: Driver
 ) -> Iterator[Node]:
     config = write_config(tmp_path / "config", driver.root, ["runc"])
-    made = Node(workspace / f"k{hash(tmp_path) & 0xFFFFFFFF:x}", installation, config)
+    place = workspace / f"k{hash(tmp_path) & 0xFFFFFFFF:x}"
+    made = Node(place, installation, config, more={"killable": True})
     with made.kubelet:
         yield made
 

@@ -22,25 +22,22 @@ def pip(command: str, *words: str | Path) -> None:
     run([sys.executable, "-m", "pip", command, *quietly, *words], timeout=600.0).ok()
 
 
-def wheel_of(source: Path, folder: Path) -> zipfile.ZipFile:
-    pip("wheel", "--no-deps", "--wheel-dir", folder, source)
-    [path] = folder.glob("*.whl")
-    return zipfile.ZipFile(path)
+def build(target: str, source: Path, folder: Path) -> Path:
+    python = run([REPOSITORY / "scripts/lib/builder"], timeout=600.0).ok().stdout.strip()
+    words = (python, "-m", "hatchling", "build", "--target", target, "--directory", folder)
+    run(words, cwd=source, timeout=600.0).ok()
+    [path] = folder.iterdir()
+    return path
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    return wheel_of(REPOSITORY, tmp_path_factory.mktemp("wheel"))
+    return zipfile.ZipFile(build("wheel", REPOSITORY, tmp_path_factory.mktemp("wheel")))
 
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sdist")
-    python = run([REPOSITORY / "scripts/lib/builder"], timeout=600.0).ok().stdout.strip()
-    build = [python, "-m", "hatchling", "build", "--target", "sdist"]
-    run([*build, "--directory", folder], cwd=REPOSITORY, timeout=600.0).ok()
-    [path] = folder.glob("*.tar.gz")
-    return path
+    return build("sdist", REPOSITORY, tmp_path_factory.mktemp("sdist"))
 
 
 def members(wheel: zipfile.ZipFile, under: str) -> dict[str, zipfile.ZipInfo]:
@@ -74,7 +71,7 @@ def test_every_file_of_the_package_and_no_other(wheel: zipfile.ZipFile) -> None:
 
 def test_what_simulates_is_a_wheel_of_its_own(tmp_path: Path) -> None:
     package = REPOSITORY / "simulate/src"
-    wheel = wheel_of(REPOSITORY / "simulate", tmp_path)
+    wheel = zipfile.ZipFile(build("wheel", REPOSITORY / "simulate", tmp_path))
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == {
         str(path.relative_to(package))
         for path in (package / "gpuhook_simulate").rglob("*")
@@ -97,9 +94,11 @@ def test_an_sdist_holds_the_sources_and_builds_the_same_wheel(
         assert default is not None
         assert default.read() == DEFAULT.read_bytes()
     assert {"README.md", "LICENSE", "launchers/gpu-py", "tests/unit/conftest.py"} <= names
-    built = wheel_of(sdist, tmp_path)
+    pip("wheel", "--no-deps", "--wheel-dir", tmp_path, sdist)
+    [built] = tmp_path.iterdir()
     crc = {member.filename: member.CRC for member in wheel.infolist()}
-    assert {member.filename: member.CRC for member in built.infolist()} == crc
+    members_of_built = zipfile.ZipFile(built).infolist()
+    assert {member.filename: member.CRC for member in members_of_built} == crc
 
 
 def test_the_launchers_are_programs(wheel: zipfile.ZipFile) -> None:

@@ -1,9 +1,9 @@
 """``gpuhook dra`` with claims from a folder instead of an API server; a program of the tests.
 
 Its words are a JSON object: config, claims (the folder), node, options, and ``limit``, the seconds
-for a claim's work. Where the folder of claims has a file KILL, it says in which work (prepare,
-unprepare, sweep) and before which change of a file there, counted from 1, the child ends itself and
-all of the service.
+for a claim's work. With ``killable`` a file KILL in the folder of claims, where there is one, says
+in which work (prepare, unprepare, sweep) and before which change of a file there, counted from 1,
+the child ends itself and all of the service.
 """
 
 import json
@@ -82,7 +82,8 @@ def main() -> None:
     sys.argv[0] = words["program"]  # our programs are looked for beside it
     config = load(words["config"])
     choices = Choices(words["node"], drivers=words.get("drivers", {}))
-    _end_where_told(Path(words["claims"]) / KILL)
+    if words.get("killable"):
+        _end_where_told(Path(words["claims"]) / KILL)
     for module in (service, work):
         vars(module)["LIMIT"] = words.get("limit", work.LIMIT)
     devices = Devices(config, choices, tell, recovery=words.get("recovery", 300.0),

@@ -92,7 +92,7 @@ class Node:
 
     @contextmanager
     def killed(self, verb: str, point: int) -> Iterator[None]:
-        """Let services that do this work within the block end before a change of a file there."""
+        """Let killable services that do this work in the block end before a change of a file."""
         told = self.claims / KILL
         told.with_suffix(".new").write_text(f"{verb} {point}")
         told.with_suffix(".new").rename(told)
