@@ -87,7 +87,7 @@ def check_next(node: Node, before: Attempt, devices: list[str]) -> None:
     ("verb", "was_killed_before", "least"),
     [("prepare", False, 15), ("unprepare", False, 5), ("prepare", True, 15)],
 )
-def test_killed_at_every_point(
+def test_killed_at_every_point_of_prepare_and_unprepare(
     node: Node, driver: Driver, verb: str, was_killed_before: bool, least: int
 ) -> None:
     """Each service is asked once more after what the one before it has left is put right."""
