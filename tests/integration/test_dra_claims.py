@@ -361,6 +361,22 @@ def test_what_a_claim_has_that_is_gone_is_for_others(
         assert "Claim ns/gone is gone from the cluster: it is put back" in node.log
 
 
+def test_claims_that_are_gone_are_put_back_together(node: Node, driver: Driver) -> None:
+    """Who wants the devices of several waits one minute, not one for each."""
+    pods = node.folder / "pods.sock"
+    claims = [node.claim(f"gone{number}", result(gpu(driver, number))) for number in range(3)]
+    every = node.claim("every", *(result(gpu(driver, number)) for number in range(3)))
+    with node.service(options={"pod_resources": str(pods)}), PodResources(pods):
+        for claim in claims:
+            prepared(node, claim)
+            node.forget(claim)
+        assert "which was prepared for it before" in refused(node, every)
+        for claim in claims:
+            _grow_old(node, claim)
+        assert len(prepared(node, every)) == 3
+    assert [path.name for path in node.written()] == [f"{every.uid}_{GPU_DRIVER}.json"]
+
+
 def _record(node: Node, claim: Claim) -> Path:
     return node.records / f"{claim.uid}_{GPU_DRIVER}.json"
 

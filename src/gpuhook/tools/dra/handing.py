@@ -210,18 +210,22 @@ class Handing:
         wanted = [each for each in held if not each.admin]
         if wanted:
             self._records.check_readable((driver, uid))
-        for record in self._others(driver, uid):
-            for theirs in record.devices:
-                for ours in wanted:
-                    if not theirs.admin and not _shares(ours, theirs) and is_same(ours, theirs):
-                        raise TakenError(  # protects: dra-not-twice
-                            [record],
-                            f"The device {ours.device} is claim {record.claim}'s, which was "
-                            "prepared for it before",
-                            "The pod can start when the pods of that claim have ended; where the "
-                            "kubelet has lost its own folder it never says so: then delete that "
-                            "claim once they have, and the pod starts a minute or two later",
-                        )
+        taken = [
+            (ours, record)
+            for record in self._others(driver, uid)
+            for ours in wanted
+            if any(_is_taken(ours, theirs) for theirs in record.devices)
+        ]
+        if taken:
+            ours, record = taken[0]
+            raise TakenError(  # protects: dra-not-twice
+                list({(each.driver, each.uid): each for _, each in taken}.values()),
+                f"The device {ours.device} is claim {record.claim}'s, which was prepared for it "
+                "before",
+                "The pod can start when the pods of that claim have ended; where the kubelet has "
+                "lost its own folder it never says so: then delete that claim once they have, and "
+                "the pod starts a minute or two later",
+            )
         self._check_shares(driver, uid, wanted)
         if wanted:
             self._check_leases(wanted)
@@ -359,6 +363,11 @@ def _names(record: Record) -> set[str]:
 def _is_stale(record: Record) -> bool:
     """Tell whether a claim was begun, and nobody has come to end that."""
     return record.state == STARTED and now() - record.at >= _STALE
+
+
+def _is_taken(ours: Held, theirs: Held) -> bool:
+    """Tell whether what another claim has is in the way of what this one wants."""
+    return not theirs.admin and not _shares(ours, theirs) and is_same(ours, theirs)
 
 
 def _shares(one: Held, other: Held) -> bool:
