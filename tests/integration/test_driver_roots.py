@@ -13,13 +13,23 @@ from harness.snapshot import nothing_left
 from harness.standing import ONE
 
 GKE = "usr/local/nvidia/lib64"
+ODD = "opt/driver/lib64"
 
 
 @pytest.fixture(scope="module")
 def moved(workspace: Path, installation: Installation) -> Driver:
     """A driver as on GKE: all libraries in a folder that no ld.so.cache names."""
-    made = simulate(installation, workspace / "driver-gke", "--gpus=2")
-    folder = made.root / GKE
+    return _with_libraries_in(GKE, simulate(installation, workspace / "driver-gke", "--gpus=2"))
+
+
+@pytest.fixture(scope="module")
+def odd(workspace: Path, installation: Installation) -> Driver:
+    """The same where nobody looks for them."""
+    return _with_libraries_in(ODD, simulate(installation, workspace / "driver-odd", "--gpus=2"))
+
+
+def _with_libraries_in(where: str, made: Driver) -> Driver:
+    folder = made.root / where
     folder.mkdir(parents=True)
     for path in (made.root / "usr/lib/x86_64-linux-gnu").iterdir():
         shutil.move(path, folder / path.name)
@@ -37,30 +47,36 @@ def environment(
 
 
 @ONE
+@pytest.mark.parametrize("where", [GKE, ODD])
 def test_libraries_that_no_cache_names(
-    bundle: GpuBundle, low_level: tuple[str, Namespace], moved: Driver, tmp_path: Path
+    bundle: GpuBundle,
+    low_level: tuple[str, Namespace],
+    moved: Driver,
+    odd: Driver,
+    tmp_path: Path,
+    where: str,
 ) -> None:
-    more = f'library-search-paths = ["/{GKE}"]'
-    env = environment(moved.root, tmp_path / "config", low_level, more)
+    driver, more = (moved, "") if where == GKE else (odd, f'library-search-paths = ["/{ODD}"]')
+    env = environment(driver.root, tmp_path / "config", low_level, more)
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
     bundle.command(*look(libraries=["libcuda.so.1", "libnvidia-ml.so.1"]))
-    with nothing_left(moved.root, pid=bundle.namespace.pid):
+    with nothing_left(driver.root, pid=bundle.namespace.pid):
         inside = seen(bundle.run(bundle.gpu_py, env))
-    assert inside.gpu_minors == {gpu.minor for gpu in moved.gpus}
+    assert inside.gpu_minors == {gpu.minor for gpu in driver.gpus}
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
-        status = (moved.root / GKE / name).resolve().stat()
+        status = (driver.root / where / name).resolve().stat()
         assert inside.libraries[name][1] == f"{status.st_dev}:{status.st_ino}"
 
 
 @ONE
-def test_where_they_are_has_to_be_said(
-    bundle: GpuBundle, low_level: tuple[str, Namespace], moved: Driver, tmp_path: Path
+def test_where_odd_ones_are_has_to_be_said(
+    bundle: GpuBundle, low_level: tuple[str, Namespace], odd: Driver, tmp_path: Path
 ) -> None:
-    env = environment(moved.root, tmp_path / "config", low_level, "")
+    env = environment(odd.root, tmp_path / "config", low_level, "")
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
     failed = bundle.run(bundle.gpu_py, env).failed()
     assert "libnvidia-ml.so.1" in failed.stderr
-    assert str(moved.root) in failed.stderr
+    assert str(odd.root) in failed.stderr
 
 
 @ONE

@@ -69,7 +69,7 @@ _ANSWERED, _STALE, _LIMITED = b"a", b"s", b"l"
 _PATIENCE = 2.0  # seconds that an answer may take
 _BEAT = 1.0  # seconds after which it puts off its end again
 _END = 3  # seconds after which the kernel kills what doesn't
-_SELDOM, _LAST = 5.0, 10  # the same for the process that tidies up, for which nobody waits
+_SELDOM, _LAST = 2.0, 5  # the same for the process that tidies up, for which nobody waits
 _LOOK = 10.0  # seconds between two looks in detail whether all is as it was
 _QUESTIONS = 1 << 16  # bytes: as many as a pipe holds
 
