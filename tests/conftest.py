@@ -1,9 +1,10 @@
 """What holds for all tests: short names of temporary files, one compiler, and CI skips nothing."""
 
 import contextlib
+import errno
 import os
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,23 @@ compiled = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gpu
 with contextlib.suppress(OSError):  # a home that is read-only
     compiled.mkdir(0o700, parents=True, exist_ok=True)
 os.environ["GPUHOOK_COMPILED"] = str(compiled)
+
+
+def _to_another(send: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    """Have a function that sends signals know no process of a number like 0.
+
+    To kill(2) that is our own group, so a test that has lost a process would end all of them.
+    """
+
+    def checked(pid: int, number: int) -> None:
+        if pid <= 0:
+            raise ProcessLookupError(errno.ESRCH, f"{pid} is the number of no process")
+        send(pid, number)
+
+    return checked
+
+
+os.kill, os.killpg = _to_another(os.kill), _to_another(os.killpg)
 
 
 @pytest.hookimpl(wrapper=True)

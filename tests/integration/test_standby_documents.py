@@ -255,7 +255,7 @@ class KillsChild(threading.Thread):
         pid = 0
         while not pid and time.monotonic() < end:
             pid = int((children.read_text().split() or ["0"])[0])
-        with suppress(OSError):  # it has ended in between
-            while pid and os.stat(f"/proc/{pid}/ns/mnt").st_ino == host:
+        with suppress(OSError):  # it has ended in between, or was never seen
+            while os.stat(f"/proc/{pid}/ns/mnt").st_ino == host:
                 pass
             os.kill(pid, signal.SIGKILL)
