@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from harness.images import image
 from harness.installation import Installation, write_config
 from harness.podman import Podman
 from harness.standing import ONE
+from yardstick import of_children, yardstick
 
 from gpuhook.start.records import records
 
@@ -151,10 +151,9 @@ def test_filesystem_that_does_not_answer_makes_nobody_wait(
     assert bundle.name[:12] in done.stdout + done.stderr
 
 
-def test_many_containers_and_mig_devices_are_listed_in_a_second(
+def test_many_containers_and_mig_devices_are_listed_quickly(
     installation: Installation, tmp_path: Path
 ) -> None:
-    """Of processor time, because the machine may be busy with more than this."""
     migs = [f"--mig={gpu}:{','.join(['1g.10gb'] * 7)}" for gpu in range(16)]
     made = simulate(installation, tmp_path / "driver", "--gpus=16", "--model=H100", *migs)
     config = write_config(tmp_path / "etc", made.root, ["runc"])
@@ -174,19 +173,17 @@ def test_many_containers_and_mig_devices_are_listed_in_a_second(
                 numbers = [os.major(node), os.minor(node)]
                 record["given"] = [{"vendor": "nvidia", "devices": [numbers]}]
                 (folder / f"{pid}-{record['started']}").write_text(json.dumps(record))
-            times = []
-            for _ in range(3):
-                start = resource.getrusage(resource.RUSAGE_CHILDREN)
-                answer = run([installation.command, "list", "--config", config]).ok().stdout
-                end = resource.getrusage(resource.RUSAGE_CHILDREN)
-                times.append(end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime)
+            argv: list[str | Path] = [installation.command, "list", "--config", config]
+            answer = run(argv).ok().stdout
             assert answer.count("idle-") == 500
             # Another test's container may be ending still.
             table = answer.partition("\n\nWithout a record")[0]
             assert len(table.splitlines()) == 1 + 16 + 112
+            took = min(of_children(lambda: run(argv).ok()) for _ in range(3))
+            # Usually 13 times; 34 if each container looks for each device's nodes.
+            assert took < 25 * yardstick()
         finally:
             idle.terminate()
-    assert min(times) < 1.0
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from harness.inside import look, seen
 from harness.installation import Installation
 from harness.releases import NAMES, Release, release
 from pod_resources import PodResources
+from yardstick import yardstick
 
 DEBIAN = image("debian")
 WITH_NRI = (
@@ -208,9 +209,9 @@ def test_the_time_it_takes(node: Node) -> None:
         for _ in range(4):
             inside(node, "NVIDIA_VISIBLE_DEVICES=all")
         lines = [line for line in node.log.read_text().splitlines() if "answered in" in line]
-    times = sorted(int(line.rpartition(" in ")[2].partition(" ")[0]) for line in lines)
+    times = [int(line.rpartition(" in ")[2].partition(" ")[0]) for line in lines]  # ms
     assert len(times) == 4
-    assert times[1] < 100, times  # beside other work
+    assert min(times) < 6 * 1000 * yardstick(), times
 
 
 def test_by_names_of_cdi_devices(node: Node, driver: Driver) -> None:

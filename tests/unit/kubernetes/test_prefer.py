@@ -1,6 +1,5 @@
 """Which devices suit a container best: the shared cases, links, and what always holds."""
 
-import time
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from yardstick import of_this_process, yardstick
 
 from gpuhook.ground.errors import RequestError
 from gpuhook.tools.kubernetes.prefer import prefer
@@ -95,9 +95,10 @@ def test_sixteen_gpus_take_no_long_time() -> None:
         }
         for one in range(16)
     }
-    begin = time.process_time()
-    assert asked(gpus(16, links), 8) == [f"g{n}" for n in range(0, 16, 2)]
-    assert time.process_time() - begin < 2, "the kubelet waits"
+    found: list[list[str]] = []
+    took = of_this_process(lambda: found.append(asked(gpus(16, links), 8)))
+    assert found == [[f"g{n}" for n in range(0, 16, 2)]]
+    assert took < 20 * yardstick(), "the kubelet waits"
 
 
 def test_more_sets_than_can_be_compared() -> None:
@@ -141,9 +142,12 @@ def test_equal_ones_take_turns() -> None:
 def test_many_replicas_take_no_long_time() -> None:
     resource = replace(mig(*(7,) * 16), replicas=100)
     free = list(resource.offers())
-    begin = time.process_time()
-    assert len(prefer(resource, free, [], 8, policy("distributed"))) == 8
-    assert time.process_time() - begin < 2, "the kubelet waits"
+    found: list[list[str]] = []
+    took = of_this_process(
+        lambda: found.append(prefer(resource, free, [], 8, policy("distributed")))
+    )
+    assert [len(each) for each in found] == [8]
+    assert took < 20 * yardstick(), "the kubelet waits"
 
 
 def test_equal_parts_take_turns() -> None:

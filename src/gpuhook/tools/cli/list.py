@@ -1,7 +1,7 @@
 """gpuhook list: the machine's devices, and the running containers that have them."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -10,14 +10,14 @@ import click
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.sizes import amount
 from gpuhook.start.inventory.cache import get_inventory
-from gpuhook.start.inventory.model import Device, Inventory
+from gpuhook.start.inventory.model import Inventory
 from gpuhook.start.inventory.selection import fallen_off
 from gpuhook.tools.cli import _containers
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json, raise_last
 from gpuhook.tools.metrics.named import with_pods
 from gpuhook.tools.running import memory, of_docker
-from gpuhook.tools.running.holders import Container, running
+from gpuhook.tools.running.holders import Container, running, whole_nodes
 from gpuhook.tools.running.names import Names
 from gpuhook.tools.vendors import survey
 from gpuhook.vendors import registry
@@ -145,7 +145,9 @@ def _table(
 
 def _users(inventory: Inventory, containers: list[Container]) -> dict[str, list[Container]]:
     """Return by device the containers that have it as a whole, not just a part of it."""
-    holders = {device.id: _holders(inventory, device, containers) for device in inventory.devices}
+    holders: dict[str, list[Container]] = {device.id: [] for device in inventory.devices}
+    for name, wanted in whole_nodes(inventory).items():
+        holders[name] = [each for each in containers if wanted <= each.nodes]
     of_parts: dict[str, set[int]] = {}
     for device in inventory.devices:
         if device.parent:
@@ -154,17 +156,6 @@ def _users(inventory: Inventory, containers: list[Container]) -> dict[str, list[
         device: [each for each in found if id(each) not in of_parts.get(device, ())]
         for device, found in holders.items()
     }
-
-
-def _holders(
-    inventory: Inventory, device: Device, containers: Iterable[Container]
-) -> list[Container]:
-    """Return the containers that have all nodes of a device."""
-    nodes = [inventory.node(path) for path in device.nodes]
-    if not nodes or None in nodes:
-        return []
-    wanted = {node.numbers for node in nodes if node is not None}
-    return [each for each in containers if wanted <= each.nodes]
 
 
 def _as_json(

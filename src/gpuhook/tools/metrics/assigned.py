@@ -10,6 +10,7 @@ from gpuhook.start.records import records
 from gpuhook.tools.metrics.containers import owner_of
 from gpuhook.tools.metrics.processes import started
 from gpuhook.tools.running import groups, holders, of_docker
+from gpuhook.tools.running.nodes import Numbers
 
 _PAUSE = 15.0  # seconds between two looks at containers without a record, at least
 _SHARE = 100  # of the time, that such looks may take: one part in so many
@@ -77,13 +78,14 @@ class Holders:
             if began == started(each.pid) != "" and each.name not in names  # or an impostor
         ]
         places, self._places = self._places, {}
-        return [self._holder(*each, inventories, places) for each in (*recorded, *others)]
+        given = Given(inventories)
+        return [self._holder(*each, given, places) for each in (*recorded, *others)]
 
     def _holder(
         self,
         container: holders.Container,
         began: str,
-        inventories: list[Inventory],
+        given: "Given",
         places: Mapping[tuple[int, str], tuple[str, str, str]],
     ) -> Holder:
         record = container.record or {}
@@ -103,24 +105,31 @@ class Holders:
             record.get("uid") or place[1],
             record.get("image", ""),
             record.get("bundle", ""),
-            tuple(device for each in inventories for device in devices_of(container, each)),
+            given.to(container),
             place[2],
         )
 
 
-def devices_of(container: holders.Container, inventory: Inventory) -> list[str]:
-    """Return the ids of the devices that a container was given, as a whole and not just in part."""
-    selected = _selected(container.record or {}, inventory.vendor)
-    if selected:
-        return [device.id for device in inventory.devices if device.id in selected]
-    held = []
-    for device in inventory.devices:
-        nodes = [inventory.node(path) for path in device.nodes]
-        numbers = {node.numbers for node in nodes if node is not None}
-        if nodes and None not in nodes and numbers <= container.nodes:
-            held.append(device)
-    whole = {device.parent for device in held}
-    return [device.id for device in held if device.id not in whole]
+class Given:
+    """Which devices containers were given, as a whole and not just in part."""
+
+    def __init__(self, inventories: Iterable[Inventory]) -> None:
+        self._inventories = [(each, holders.whole_nodes(each)) for each in inventories]
+
+    def to(self, container: holders.Container) -> tuple[str, ...]:
+        """Return the ids of a container's devices, in the order of the inventories."""
+        return tuple(name for each in self._inventories for name in self._of(container, *each))
+
+    def _of(
+        self, container: holders.Container, inventory: Inventory, nodes: Mapping[str, set[Numbers]]
+    ) -> list[str]:
+        selected = _selected(container.record or {}, inventory.vendor)
+        if selected:
+            return [device.id for device in inventory.devices if device.id in selected]
+        has = container.nodes
+        held = [each for each in inventory.devices if each.id in nodes and nodes[each.id] <= has]
+        whole = {device.parent for device in held}
+        return [device.id for device in held if device.id not in whole]
 
 
 def _selected(record: Mapping[str, Any], vendor: str) -> set[str]:

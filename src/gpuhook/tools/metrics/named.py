@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpuhook.ground.config.model import Config
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.metrics import kubelet, pods
-from gpuhook.tools.metrics.assigned import devices_of
+from gpuhook.tools.metrics.assigned import Given
 from gpuhook.tools.metrics.model import Container
 from gpuhook.tools.metrics.telemetry import Telemetry
 from gpuhook.tools.running import holders
@@ -29,8 +29,11 @@ def with_pods(
     """
     place = kubelet.Place(pod_resources)
     inventories = list(inventories)
-    found = [_as_model(each, inventories) for each in containers]
-    if not any(pods.may_be_a_pods(each) for each in found) or not kubelet.can_ask(place):
+    if not kubelet.can_ask(place):
+        return containers, ""
+    given = Given(inventories)
+    found = [_as_model(each, given) for each in containers]
+    if not any(pods.may_be_a_pods(each) for each in found):
         return containers, ""
     asking = Telemetry(kubelet, "Kubernetes", config, time.monotonic, _PATIENCE, "kubelet")
     try:
@@ -40,19 +43,19 @@ def with_pods(
     known = registry.known(config)
     of: list[tuple[str, Inventory, pods.Facts]]
     of = [(known[each.vendor].KIND, each, {}) for each in inventories]
-    given = pods.read((answer or {}).get("pods", ()), of)
-    named = {each.id: each for each in pods.name(found, given) if each.id}
+    by_pod = pods.read((answer or {}).get("pods", ()), of)
+    named = {each.id: each for each in pods.name(found, by_pod) if each.id}
     return [_named(each, named[each.name]) for each in containers], asking.problem
 
 
-def _as_model(container: holders.Container, inventories: list[Inventory]) -> Container:
+def _as_model(container: holders.Container, given: Given) -> Container:
     return Container(
         id=container.name,
         engine=container.engine,
         pod=container.pod,
         namespace=container.namespace,
         container=container.container,
-        devices=tuple(device for each in inventories for device in devices_of(container, each)),
+        devices=given.to(container),
     )
 
 

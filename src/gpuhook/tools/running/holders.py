@@ -166,6 +166,19 @@ def of_record(record: dict[str, Any]) -> Container:
     return Container(name, engine, pid, command, nodes, *names, record)
 
 
+def whole_nodes(inventory: Inventory) -> dict[str, set[Numbers]]:
+    """Return the numbers of each device's nodes, by its id, where all of them are there.
+
+    A container that has them all has the device, or one that it is a part of.
+    """
+    there = {node.path: node.numbers for node in inventory.nodes}
+    return {
+        device.id: {there[path] for path in device.nodes}
+        for device in inventory.devices
+        if device.nodes and all(path in there for path in device.nodes)
+    }
+
+
 def _is_below(group: str, groups: Collection[str]) -> bool:
     """Tell whether a cgroup is one of some others, or below one."""
     while group and group not in groups:
