@@ -1,7 +1,8 @@
-"""What holds for all tests: short names of temporary files, one compiler, and CI skips nothing."""
+"""What holds for all tests: short temporary names, one compiler, forks, and CI skips nothing."""
 
 import contextlib
 import errno
+import gc
 import os
 import tempfile
 from collections.abc import Callable, Generator
@@ -13,6 +14,8 @@ pytest_plugins = ["recording"]
 CI = os.environ.get("CI") == "true"
 # Before anything imports gRPC: its handlers would run in each child that a later test forks.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+# Nor does a child free what is garbage of gRPC's here: that waits for threads, which a fork lacks.
+os.register_at_fork(after_in_child=gc.freeze)
 # The path of a socket has 107 characters at most (unix(7)), and pytest's own folders take 60.
 if len(tempfile.gettempdir()) > 40:
     os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"

@@ -1,0 +1,33 @@
+"""What keeps tests from ending themselves, and from waiting in a child for ever."""
+
+import gc
+import os
+import signal
+import weakref
+
+import pytest
+
+
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_test_that_has_lost_a_process_does_not_end_them_all(send: object, number: int) -> None:
+    assert callable(send)
+    with pytest.raises(ProcessLookupError):
+        send(number, signal.SIGCONT)
+
+
+def test_a_forked_child_frees_no_garbage_of_its_parents() -> None:
+    """A server of gRPC's among it would wait for threads that a child doesn't have."""
+
+    class Ring:
+        def __init__(self) -> None:
+            self.ring = self
+
+    gone = weakref.ref(Ring())
+    pid = os.fork()
+    if pid == 0:
+        gc.collect()
+        os._exit(0 if gone() is not None else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    gc.collect()
+    assert gone() is None
