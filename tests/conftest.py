@@ -14,8 +14,6 @@ pytest_plugins = ["recording"]
 CI = os.environ.get("CI") == "true"
 # Before anything imports gRPC: its handlers would run in each child that a later test forks.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
-# Nor does a child free what is garbage of gRPC's here: that waits for threads, which a fork lacks.
-os.register_at_fork(after_in_child=gc.freeze)
 # The path of a socket has 107 characters at most (unix(7)), and pytest's own folders take 60.
 if len(tempfile.gettempdir()) > 40:
     os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
@@ -44,6 +42,32 @@ def _to_another(send: Callable[[int, int], None]) -> Callable[[int, int], None]:
 
 
 os.kill, os.killpg = _to_another(os.kill), _to_another(os.killpg)
+
+
+def _free_no_garbage() -> None:
+    """Let forked children free nothing that is garbage of gRPC's here.
+
+    That would wait for threads, which a fork lacks. Others' functions run before ours in a child.
+    """
+    was_enabled = True
+
+    def before() -> None:
+        nonlocal was_enabled
+        was_enabled = gc.isenabled()
+        gc.disable()
+
+    def after() -> None:
+        if was_enabled:
+            gc.enable()
+
+    def in_child() -> None:
+        gc.freeze()
+        after()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=in_child)
+
+
+_free_no_garbage()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -23,11 +23,17 @@ def test_a_forked_child_frees_no_garbage_of_its_parents() -> None:
         def __init__(self) -> None:
             self.ring = self
 
+    usual = gc.get_threshold()
+    gc.disable()
+    gc.set_threshold(1)  # it collects whenever it may
     gone = weakref.ref(Ring())
+    gc.enable()
     pid = os.fork()
     if pid == 0:
         gc.collect()
         os._exit(0 if gone() is not None else 1)
+    gc.set_threshold(*usual)
     assert os.waitpid(pid, 0)[1] == 0
+    assert gc.isenabled()
     gc.collect()
     assert gone() is None
