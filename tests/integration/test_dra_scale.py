@@ -36,11 +36,17 @@ def wanted(node: Node, taint: str = "") -> None:
 
 
 def go_on(api: ApiServer, nodes: list[Node], minutes: int) -> None:
-    """Let minutes go by, by the nodes' clocks and the server's."""
+    """Let minutes go by, by the nodes' clocks and the server's.
+
+    Each time the server says something to every watch, or ends it: a node that hasn't heard it
+    yet, on a busy machine, would take it for silence after a few of these minutes.
+    """
     for _ in range(minutes):
         api.pass_time(60)
         for node in nodes:
             node.now += 60
+            watch = node.keeper.watch()
+            assert watch is None or watch.wait(60)
             node.keeper.tend()
 
 
