@@ -81,7 +81,7 @@ class Node:
 
     def run(self, until: Callable[[], object], seconds: float = 0.0) -> None:
         """Let it work until something is so, while its clock goes on by ``seconds`` in all."""
-        stop, end = time.monotonic() + 20, self.now + seconds
+        stop, end = time.monotonic() + 60, self.now + seconds
         while True:
             self.keeper.tend()
             watch = self.keeper.watch()
