@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import IO
 
 import pytest
 from booted import (
@@ -102,10 +103,12 @@ def start(docker: tuple[str, ...]) -> None:
     assert said.split()[1::2] == [ALLOWED] * len(GIVEN)
 
 
-def quietly(*words: str | Path) -> "subprocess.Popen[bytes]":
+def quietly(
+    *words: str | Path, said: IO[str] | int = subprocess.DEVNULL
+) -> "subprocess.Popen[bytes]":
     """Start a command without a terminal, in a group of its own with what it starts."""
     nowhere = subprocess.DEVNULL
-    return subprocess.Popen(words, start_new_session=True, stdin=nowhere, stdout=nowhere)
+    return subprocess.Popen(words, start_new_session=True, stdin=nowhere, stdout=said, stderr=said)
 
 
 def test_an_upgrade_without_a_terminal_keeps_what_was_set_and_containers_start(
@@ -115,12 +118,14 @@ def test_an_upgrade_without_a_terminal_keeps_what_was_set_and_containers_start(
     before = CONFIG.read_text()
     try:
         every = [newer(old, tmp_path) for old in (package(), simulate_package())]
-        upgrade = quietly("apt-get", "install", "--yes", *every)
+        said = tmp_path / "said"
+        with said.open("w") as file:
+            upgrade = quietly("apt-get", "install", "--yes", *every, said=file)
         started = 0
         while upgrade.poll() is None:
             start(docker)
             started += 1
-        assert upgrade.returncode == 0
+        assert upgrade.returncode == 0, said.read_text()
         assert started > 1
         state = call("dpkg-query", "--show", "--showformat=${db:Status-Status}", "gpuhook")
         assert state == "installed"
