@@ -291,7 +291,7 @@ BROKEN: dict[str, Callable[[ApiServer], None]] = {
 def test_a_watch_that_breaks(settled: Node, name: str) -> None:
     BROKEN[name](settled.api)
     settled.api.wipe("n1")
-    settled.run(lambda: settled.names() == ["a", "b"], 60)
+    settled.run(lambda: settled.names() == ["a", "b"], 120)
     settled.rest(100)
     assert settled.names() == ["a", "b"]
 
