@@ -292,7 +292,8 @@ def allow_devices(
 
     ``process`` is a descriptor of /proc/PID. Returns how that was done, for the log.
     """
-    missing = [pair for pair in devices if not access.spec_allows(rules, *pair)]
+    allowed = access.allowed(rules, devices)
+    missing = [pair for pair in devices if pair not in allowed]
     if not missing:
         return "spec"
     if no_cgroups:

@@ -182,7 +182,8 @@ def _edit_spec(spec: "Spec", resolved: "Resolved", config: "Config") -> "Spec":
 def _add_device_rules(spec: "Spec", devices: list[tuple[int, int]]) -> "Spec":
     from gpuhook.ground.cgroup import access  # noqa: PLC0415 - only where a GPU is asked for
 
-    missing = [pair for pair in devices if not access.spec_allows(spec.device_rules, *pair)]
+    allowed = access.allowed(spec.device_rules, devices)
+    missing = [pair for pair in devices if pair not in allowed]
     if not missing:
         return spec
     return spec.append(("linux", "resources", "devices"), access.device_rules(missing))

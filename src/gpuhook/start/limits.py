@@ -6,8 +6,7 @@ container's program runs, and is gone with it. One that can't be set fails the s
 
 import os
 
-from gpuhook.ground.cgroup import dmem
-from gpuhook.ground.cgroup.access import spec_allows
+from gpuhook.ground.cgroup import access, dmem
 from gpuhook.ground.errors import (
     DriverError,
     LimitError,
@@ -324,7 +323,7 @@ def _given_by_others(
             continue
         nodes = {node.numbers for node in inventory.nodes}
         explained |= nodes
-        allowed = {pair for pair in nodes if opened and spec_allows(rules, *pair)}
+        allowed = access.allowed(rules, nodes) if opened else set()
         before = ours.get(names.NAME, ())
         has_already = {name for device in before for name in (device.id, device.parent)}
         given = given_nodes.devices_of(has | allowed, inventory)  # protects: limit-by-rule

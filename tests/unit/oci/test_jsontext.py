@@ -1,5 +1,6 @@
 """jsontext: reads what json reads, and edits without touching the rest."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -59,6 +60,23 @@ def test_a_number_too_large_stays_one() -> None:
 
 def test_reads_integers_of_any_length() -> None:
     assert jsontext.loads("9" * 5000) == float("inf")
+    assert jsontext.loads(f'{{"a": [1, {"9" * 5000}]}}') == {"a": [1, float("inf")]}
+    with pytest.raises(ValueError, match="at character 5005"):
+        jsontext.loads(f"[1, {'9' * 5000},,]")
+
+
+def test_an_interpreter_without_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "_json", None)
+    made = importlib.util.spec_from_file_location("slow_jsontext", jsontext.__file__)
+    assert made is not None
+    assert made.loader is not None
+    slow = importlib.util.module_from_spec(made)
+    made.loader.exec_module(slow)
+    text = f'{{"a":["b",{{"c":null,"d":true}},1,2.5,-1e999],"\u00e9":{"9" * 5000}}}'
+    assert slow.loads(text) == jsontext.loads(text)
+    assert slow.dumps(slow.loads(text)) == jsontext.dumps(jsontext.loads(text))
+    with pytest.raises(TypeError, match="set is not JSON"):
+        slow.dumps([set()])
 
 
 @pytest.mark.parametrize(

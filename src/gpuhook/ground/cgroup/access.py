@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 ACCESS = "rw"
+_EVERY = (None, -1)  # what a rule for all numbers has in a number's place
 DENIED = (errno.EPERM, errno.EACCES)
 
 # include/uapi/linux/nsfs.h: the first user namespace has this inode everywhere.
@@ -33,28 +34,51 @@ def device_rules(devices: "Iterable[tuple[int, int]]") -> "list[dict[str, Any]]"
     ]
 
 
-def spec_allows(rules: "Any", major: int, minor: int, access: str = ACCESS) -> bool:
-    """Whether linux.resources.devices allows all of ``access`` to a character device.
+def allowed(
+    rules: "Any", devices: "Iterable[tuple[int, int]]", access: str = ACCESS
+) -> "set[tuple[int, int]]":
+    """Return which character devices linux.resources.devices allows all of ``access`` to.
 
     Of the rules that match, the last one counts, for each letter of ``access`` alone. What
     no rule allows counts as denied, and a rule that isn't well formed as absent.
     """
-    allowed: set[str] = set()
-    for rule in rules if isinstance(rules, list) else ():
-        if not isinstance(rule, dict) or not _matches(rule, major, minor):
+    exact: dict[tuple[float, float], list[tuple[int, dict[str, Any]]]] = {}
+    wide = []
+    for place, rule in enumerate(rules if isinstance(rules, list) else ()):
+        if not isinstance(rule, dict) or rule.get("type") not in (None, "", "a", "c", "u"):
             continue
-        letters = rule.get("access")
-        if rule.get("allow") is True:
-            allowed.update(letters if isinstance(letters, str) else "")
-        else:
-            allowed.difference_update(letters if isinstance(letters, str) else "rwm")
-    return allowed.issuperset(access)
+        major, minor = rule.get("major"), rule.get("minor")
+        if major in _EVERY or minor in _EVERY:
+            wide.append((place, rule))
+        elif isinstance(major, int | float) and isinstance(minor, int | float):
+            exact.setdefault((major, minor), []).append((place, rule))
+    found = set()
+    for pair in devices:
+        about = [*exact.get(pair, ()), *(each for each in wide if _matches(each[1], *pair))]
+        about.sort(key=_first)
+        if _letters(about).issuperset(access):
+            found.add(pair)
+    return found
+
+
+def _first(pair: "tuple[int, Any]") -> int:
+    return pair[0]
 
 
 def _matches(rule: "dict[str, Any]", major: int, minor: int) -> bool:
-    if rule.get("type") not in (None, "", "a", "c", "u"):
-        return False
-    return rule.get("major") in (None, -1, major) and rule.get("minor") in (None, -1, minor)
+    return rule.get("major") in (*_EVERY, major) and rule.get("minor") in (*_EVERY, minor)
+
+
+def _letters(rules: "Iterable[tuple[int, dict[str, Any]]]") -> set[str]:
+    """Return which access the rules of one device give, one after the other."""
+    given: set[str] = set()
+    for _, rule in rules:
+        letters = rule.get("access")
+        if rule.get("allow") is True:
+            given.update(letters if isinstance(letters, str) else "")
+        else:
+            given.difference_update(letters if isinstance(letters, str) else "rwm")
+    return given
 
 
 def allow(

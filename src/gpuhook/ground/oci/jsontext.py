@@ -60,7 +60,9 @@ except ImportError:
     import json.decoder as _decoder
     import json.encoder as _encoder
 
-    _scan = _decoder.JSONDecoder(strict=False, parse_constant=_no_constant).scan_once  # type: ignore[attr-defined]
+    _scan = _decoder.JSONDecoder(  # type: ignore[attr-defined]
+        strict=False, parse_int=_exact_int, parse_constant=_no_constant
+    ).scan_once
     _scan_string = _decoder.scanstring  # type: ignore[attr-defined]
     _encode_string = _encoder.encode_basestring_ascii
 

@@ -170,6 +170,7 @@ class _Draft:
     def __init__(self, data: "dict[str, Any]") -> None:
         self.data = data
         self.values: dict[tuple[str, ...], Any] = {}
+        self._names: dict[tuple[str, ...], set[str]] = {}
 
     def items(self, *path: str) -> "list[Any]":
         """Return a list to be changed."""
@@ -180,6 +181,20 @@ class _Draft:
             self.values[path] = [*(old or ())]
         found: list[Any] = self.values[path]
         return found
+
+    def add(self, path: tuple[str, ...], key: str, new: "dict[str, Any]") -> None:
+        """Add an item to a list; the first one that has the same value at ``key`` is removed."""
+        items = self.items(*path)
+        if path not in self._names:
+            self._names[path] = {str(each.get(key)) for each in items if isinstance(each, dict)}
+        names = self._names[path]
+        if new[key] in names:
+            for place, item in enumerate(items):
+                if isinstance(item, dict) and item.get(key) == new[key]:
+                    del items[place]
+                    break
+        names.add(new[key])
+        items.append(new)
 
     def put(self, path: tuple[str, ...], value: "Any") -> None:
         """Set a value, whatever is there."""
@@ -269,8 +284,7 @@ def _add_node(draft: _Draft, node: "dict[str, Any]") -> None:
         own = draft.old("process", "user", field)
         if field not in device and isinstance(own, int) and own > 0:
             device[field] = own
-    nodes = draft.items("linux", "devices")
-    _replace(nodes, "path", device)
+    draft.add(("linux", "devices"), "path", device)
     # The library's rule for no access at all, an empty one, is refused by runc and crun.
     access = node.get("permissions") or "rwm"
     if kind in ("b", "c") and access != NO_ACCESS:
@@ -290,19 +304,9 @@ def _is_in_force(rules: "list[Any]", rule: "dict[str, Any]") -> bool:
     return False
 
 
-def _replace(items: "list[Any]", key: str, new: "dict[str, Any]") -> None:
-    """Add an item to a list, the first one with the same value at ``key`` removed."""
-    for place, item in enumerate(items):
-        if isinstance(item, dict) and item.get(key) == new[key]:
-            del items[place]
-            break
-    items.append(new)
-
-
 def _add_mounts(draft: _Draft, mounts: "list[dict[str, Any]]") -> None:
     if not mounts:
         return
-    items = draft.items("mounts")
     namespaces = draft.old("linux", "namespaces") or []
     mapped = any(isinstance(each, dict) and each.get("type") == "user" for each in namespaces)
     for mount in mounts:
@@ -310,8 +314,8 @@ def _add_mounts(draft: _Draft, mounts: "list[dict[str, Any]]") -> None:
         new.update(_some(mount, "type", "options"))
         if mapped and (option := _mapping(mount)):
             new["options"] = [*(mount.get("options") or ()), option]
-        _replace(items, "destination", new)
-    items.sort(key=_depth)
+        draft.add(("mounts",), "destination", new)
+    draft.items("mounts").sort(key=_depth)
 
 
 def _mapping(mount: "dict[str, Any]") -> str:

@@ -61,7 +61,8 @@ def apply_to_spec(
         moved = movable(mounts, edits.get("mounts") or [])
         word = jsontext.dumps([(each["source"], each["destination"]) for each in moved])
         if moved and len(word) <= _MOST_BYTES:
-            values[_PLACES] = [each for each in mounts if each not in moved]
+            made = {id(each) for each in moved}
+            values[_PLACES] = [each for each in mounts if id(each) not in made]
             values[HOOKS] = _with_first(hooks, place, [MOUNTS_OPTION, word])
     light = spec.put(values)
     words = helped(light, resolved, kind)
@@ -107,8 +108,9 @@ def movable(mounts: "list[Entry]", edits: "list[Entry]") -> "list[Entry]":
         for each in mounts
         if (each.get("source"), each.get("destination")) in places and _is_plain(each)
     ]
+    theirs = {id(each) for each in moved}
     # protects: volume-over-mount
-    others = [_usual(each.get("destination")) for each in mounts if each not in moved]
+    others = [_usual(each.get("destination")) for each in mounts if id(each) not in theirs]
     return [each for each in moved if not _meets(_usual(each["destination"]), others)]
 
 

@@ -7,7 +7,7 @@ says what that record is worth, and who has a device now.
 
 import os
 
-from gpuhook.ground.cgroup.access import spec_allows
+from gpuhook.ground.cgroup import access
 from gpuhook.ground.errors import CdiError, DriverError, InjectError
 from gpuhook.ground.oci.spec import State
 from gpuhook.start import contract, given_nodes
@@ -69,7 +69,7 @@ def describe(
             continue
         has = given.among({node.numbers for node in ours[1].nodes})
         if found := given_nodes.devices_of(has, ours[1]):
-            rules = [pair for pair in sorted(has) if spec_allows(spec.device_rules, *pair)]
+            rules = sorted(access.allowed(spec.device_rules, has))
             _add(record, records.given(*ours, found, rules))
             documents = [name for name in documents if name.partition("=")[0] != kind]
     return {**record, "documents": documents}
@@ -87,7 +87,7 @@ class _Given:
 
     def among(self, numbers: "set[Numbers]") -> "set[Numbers]":
         """Return which of these it has. A node that a rule allows it can make itself."""
-        allowed = {pair for pair in numbers if self._rules and spec_allows(self._rules, *pair)}
+        allowed = access.allowed(self._rules, numbers)
         return (numbers & self._nodes) | allowed  # protects: claimed-rule
 
 

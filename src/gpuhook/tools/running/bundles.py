@@ -44,7 +44,7 @@ def allowed_devices(
         except SpecError:
             continue
         # protects: spec-allows
-        return sorted(pair for pair in devices if access.spec_allows(rules, *pair))
+        return sorted(access.allowed(rules, devices))
     return None
 
 
