@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from harness.installation import Installation
 from harness.standing import CHANGES, ONE, Site, is_running, parent_of
 from limits import in_time
 
+from gpuhook.standby.place import OPTION
 from gpuhook.standby.standby import SEAT_COUNT
 
 STOPS = 6
@@ -76,6 +78,11 @@ def test_stopped_at_any_moment(site: Site) -> None:
             site.stand_again(before)
 
 
+def status_of(pid: int) -> str:
+    """Return what /proc says of a process, and what ends it has."""
+    return "".join(Path(f"/proc/{pid}/{name}").read_text() for name in ("status", "timers"))
+
+
 @ONE
 def test_everybody_who_is_stopped_comes_to_an_end(site: Site) -> None:
     """A child too, wherever it was on its way to the answer: so no launcher waits for more."""
@@ -92,7 +99,11 @@ def test_everybody_who_is_stopped_comes_to_an_end(site: Site) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
         helper = site.helper
-        wait_until(lambda: not any(is_running(pid) for pid in stopped - {helper}), "they are gone")
+        wait_until(
+            lambda: not any(is_running(pid) for pid in stopped - {helper}),
+            f"they are gone: {stopped} without {helper}",
+            shown=lambda: "".join(status_of(pid) for pid in stopped if is_running(pid)),
+        )
         with suppress(ProcessLookupError):
             if helper:  # it had answered, and has a minute for the mounts
                 os.kill(helper, signal.SIGKILL)
@@ -128,6 +139,30 @@ def test_stopped_before_it_has_an_end(site: Site, tmp_path: Path) -> None:
         site.clear()
         starting.join()
     site.sees_its_gpus(results[0])
+
+
+@ONE
+def test_stopped_while_it_starts(site: Site, tmp_path: Path) -> None:
+    """It has the lock already: while nobody ended it, no other could ever stand ready."""
+    site.stand()
+    site.clear()
+    lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    log = tmp_path / "strace"
+    stops = ["-e", "trace=openat", "-e", "inject=openat:signal=STOP", "-P", str(site.config)]
+    tracing = subprocess.Popen(
+        ["strace", "-f", "-o", log, *stops, site.installation.runtime, OPTION, str(lock), "60"],
+        env={"PATH": os.environ["PATH"], "GPUHOOK_CONFIG": str(site.config)},
+        pass_fds=[lock],
+    )
+    try:
+        wait_until(lambda: log.exists() and "stopped by SIGSTOP" in log.read_text(), "it reads")
+        [pid] = site.processes
+        assert f"signal: {signal.SIGKILL.value}/" in Path(f"/proc/{pid}/timers").read_text()
+    finally:
+        site.clear()
+        tracing.kill()
+        tracing.wait()
+        os.close(lock)
 
 
 @ONE

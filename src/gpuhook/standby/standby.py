@@ -67,6 +67,7 @@ _NO = b"no\n"
 _ANSWERED, _STALE, _LIMITED = b"a", b"s", b"l"
 
 _PATIENCE = 2.0  # seconds that an answer may take
+_START = 60  # seconds that it may take to load all, where a driver may have to be asked
 _BEAT = 1.0  # seconds after which it puts off its end again
 _END = 3  # seconds after which the kernel kills what doesn't
 _SELDOM, _LAST = 2.0, 5  # the same for the process that tidies up, for which nobody waits
@@ -83,6 +84,7 @@ def main(launcher: str, argv: list[str]) -> "NoReturn":
     The seconds are those without work; 0 stands for ever.
     """
     try:
+        kernel.end_after(_START)  # protects: stopped-start
         kernel.set_name("gpuhook-standby")
         _signal.signal(_signal.SIGTERM, _end)
         _, lock, seconds = argv
@@ -268,6 +270,7 @@ class Server:
         """Serve until there was no work for long enough, or something has changed."""
         try:
             _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
+            kernel.end_after(_END)
             kernel.die_with_parent()
             if os.getppid() != parent:
                 os._exit(0)
