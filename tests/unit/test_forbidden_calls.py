@@ -223,7 +223,7 @@ OF_OTHERS_METHODS = (".read_text", ".read_bytes", ".open", ".expanduser", ".Pope
 
 # Module, function and call -> why another user has no hand in it.
 ALLOWED_TO_COMMANDS = {
-    "tools/cli/_engines.state_folder: os.path.expanduser": "only where we aren't root",
+    "tools/cli/_places.state_folder: os.path.expanduser": "only where we aren't root",
     f"tools/cli/_manual.config_page: {OWN_CONFIG}.read_text": "a file of our own package",
     "tools/cli/_shipped._texts: entry.read_text": "a file of our own package",
     f"tools/cli/config.default_text: {OWN_CONFIG}.read_text": "a file of our own package",

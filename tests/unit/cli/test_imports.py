@@ -24,6 +24,7 @@ CALLS = [
     (["info", "--help"], 170),
     (["list", "--help"], 260),
     (["explain", "--help"], 260),
+    (["apply", "--help"], 255),
 ]
 
 

@@ -18,6 +18,7 @@ from limits import in_time
 from gpuhook.ground.errors import EngineError
 from gpuhook.tools.engines import installer, toml_text
 from gpuhook.tools.engines import store as stores
+from gpuhook.tools.engines.files import DROP_IN_HEADER
 from gpuhook.tools.engines.podman import HOOK_KEYS, hook_document
 from gpuhook.tools.engines.store import Store, Target
 
@@ -102,7 +103,7 @@ def test_what_somebody_wrote_into_a_file_of_ours_stays(store: Store, tmp_path: P
 
     def ours(program: str, *supports: str) -> Target:
         settings = {"supports": [*supports], "runtimes": {"gpu-py": [program]}}
-        text = toml_text.render({"engine": settings}, stores.DROP_IN_HEADER)
+        text = toml_text.render({"engine": settings}, DROP_IN_HEADER)
         owned = (("engine", "runtimes", "gpu-py"),)
         return Target("podman", str(path), "toml", text, str(path), owned, ours=True)
 

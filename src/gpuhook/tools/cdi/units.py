@@ -8,8 +8,7 @@ import re
 from importlib import resources
 
 from gpuhook.tools.cdi.kept import below
-from gpuhook.tools.engines.files import Change, read
-from gpuhook.tools.engines.store import DEFAULT_STATE, DROP_IN_HEADER
+from gpuhook.tools.engines.files import DEFAULT_STATE, DROP_IN_HEADER, Change, read
 
 # File -> the folder of the administrator's files of that kind, the package's one.
 FILES = {

@@ -16,8 +16,8 @@ from gpuhook.start.cdi import versions
 from gpuhook.tools.cdi import refresh as refreshing
 from gpuhook.tools.cdi import units
 from gpuhook.tools.cdi.kept import Kept, below, forget, save
-from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli import _systemd as systemd
+from gpuhook.tools.cli._output import warn
 from gpuhook.tools.cli.cdi_refresh import tell
 from gpuhook.tools.engines import installed
 from gpuhook.tools.engines.files import Change, make_folders, remove_folders
@@ -76,7 +76,7 @@ def install(
     paths = tuple(change.path.removeprefix(site.prefix.rstrip("/")) for change in changes)
     kept = Kept(folder, config, _FORMAT, every, hook, paths, before.made if before else ())
     for warning in (*warnings, *_without_cdi(found)):
-        shared.warn(warning)
+        warn(warning)
     changes += _outdated(site, before, kept)
     if site.dry_run:
         more, report = refreshing.preview(kept.below(site.prefix))
@@ -89,7 +89,7 @@ def install(
     _tell_changes(changes)
     tell(report)
     for warning in _too_new(found, report):
-        shared.warn(warning)
+        warn(warning)
     _enable(site, kept.units)
     return Result(any(changes) or bool(report.done), not report.failures)
 

@@ -12,25 +12,9 @@ from gpuhook.ground.errors import EngineError, shown
 from gpuhook.tools.engines.installer import Outcome
 from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.merge import Path
-from gpuhook.tools.engines.store import DEFAULT_STATE
 from gpuhook.tools.vendors.nvidia.program_links import LinkRecord
 
 ALL = "all"
-
-
-def is_rootless(prefix: str) -> bool:
-    """Tell whether the user's own files are meant and not the system's."""
-    return os.geteuid() != 0 and not prefix
-
-
-def state_folder(given: str | None, prefix: str) -> str:
-    """Return where it is remembered what was changed."""
-    if given:
-        return os.path.abspath(given)
-    if is_rootless(prefix):
-        base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-        return os.path.join(base, "gpuhook")
-    return prefix.rstrip("/") + DEFAULT_STATE
 
 
 def absolute(path: str | None) -> str | None:
@@ -122,8 +106,3 @@ def take_links_back(record: LinkRecord, *, is_last: bool, dry_run: bool) -> list
     for link in gone:
         click.echo(f"{word} {link.path}")
     return [link.path for link in gone]
-
-
-def warn(text: str) -> None:
-    """Print a warning to standard error."""
-    click.echo(f"gpuhook: warning: {text}", err=True)

@@ -38,6 +38,11 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
+def warn(text: str) -> None:
+    """Print a warning to standard error."""
+    click.echo(f"gpuhook: warning: {text}", err=True)
+
+
 def raise_last(errors: Sequence[GpuhookError]) -> None:
     """Say what went wrong beside an answer, if anything did: the command has failed then."""
     for error in errors[:-1]:

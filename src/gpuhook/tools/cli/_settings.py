@@ -11,7 +11,7 @@ from gpuhook.start.plan.operations import Plan
 from gpuhook.tools.apply import machines, units
 from gpuhook.tools.apply.request import Asked, settings
 from gpuhook.tools.cli import _completion as completing
-from gpuhook.tools.cli import _engines as shared
+from gpuhook.tools.cli._output import warn
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -44,5 +44,5 @@ def plan(
     asked = Asked(settings(variables), devices, privileged=True)
     done, made = machines.planned(rootfs or None, asked, load(config_path))
     for warning in (*done.warnings, *units.warnings(made)):
-        shared.warn(printable(warning))
+        warn(printable(warning))
     return made, done.environment

@@ -6,7 +6,7 @@ from gpuhook.ground.config.model import Config
 from gpuhook.start import contract
 from gpuhook.start.cdi.generate import grant
 from gpuhook.start.request.sources import swarm_variables
-from gpuhook.tools.cli._engines import warn
+from gpuhook.tools.cli._output import warn
 from gpuhook.tools.engines import json_text, swarm
 from gpuhook.tools.engines.docker import node_resources
 from gpuhook.tools.engines.store import Target

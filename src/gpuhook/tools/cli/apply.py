@@ -13,10 +13,10 @@ from gpuhook.tools.apply import fstab as fstab_lines
 from gpuhook.tools.apply import work
 from gpuhook.tools.apply.request import STDOUT, Asked, environment, settings
 from gpuhook.tools.cli import _completion as completing
-from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli._explanation import Explanation
 from gpuhook.tools.cli._help import command
-from gpuhook.tools.cli._output import config_option, format_option, print_json
+from gpuhook.tools.cli._output import config_option, format_option, print_json, warn
+from gpuhook.tools.cli._places import state_folder
 from gpuhook.tools.slurm import job
 from gpuhook.vendors import registry
 
@@ -91,7 +91,7 @@ def apply(
     a volume is mounted in it. A folder that has devices gets the new ones in their place.
     """
     rootfs = os.path.abspath(rootfs)
-    state = "" if no_undo else shared.state_folder(state_dir, "")
+    state = "" if no_undo else state_folder(state_dir, "")
     if undo:
         _undo(rootfs, state)
         return
@@ -188,7 +188,7 @@ def _say(
         )
         return
     for warning in done.warnings:
-        shared.warn(printable(warning))
+        warn(printable(warning))
     if any(printed):
         return
     if not done.operations:

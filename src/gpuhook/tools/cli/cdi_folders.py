@@ -10,9 +10,9 @@ from gpuhook.ground.errors import GpuhookError, printable
 from gpuhook.start.cdi import folders
 from gpuhook.start.cdi.folders import FileError, Found
 from gpuhook.tools.cdi import kept
-from gpuhook.tools.cli._engines import state_folder
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json
+from gpuhook.tools.cli._places import state_folder
 
 
 def _folders_option(command: Callable[..., None]) -> Callable[..., None]:

@@ -21,9 +21,8 @@ from gpuhook.tools.cdi import refresh as refreshing
 from gpuhook.tools.cdi import transform as transforming
 from gpuhook.tools.cdi import write as writing
 from gpuhook.tools.cli import _completion as completing
-from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli._help import command, group
-from gpuhook.tools.cli._output import config_option, raise_last
+from gpuhook.tools.cli._output import config_option, raise_last, warn
 from gpuhook.tools.engines.files import Change
 from gpuhook.tools.host.programs import our_program
 from gpuhook.tools.vendors import survey
@@ -144,7 +143,7 @@ def generate(
         )
     for each in made:
         for warning in each.warnings:
-            shared.warn(warning)
+            warn(warning)
         _deliver(each, place, dry_run=dry_run)
     raise_last(failed)
 
@@ -203,7 +202,7 @@ def _deliver(made: Generated, place: Place, *, dry_run: bool) -> None:
     else:
         click.echo(f"{path}: unchanged")
     for warning in refreshing.others(path, made.document["kind"]):
-        shared.warn(warning)
+        warn(warning)
 
 
 @group()

@@ -7,8 +7,9 @@ import click
 
 from gpuhook.tools.cdi import refresh as refreshing
 from gpuhook.tools.cdi.kept import Failure
-from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli._help import command
+from gpuhook.tools.cli._output import warn
+from gpuhook.tools.cli._places import state_folder
 
 _NOTHING = (
     "gpuhook install --cdi keeps no documents here: there is nothing to refresh; "
@@ -31,7 +32,7 @@ def refresh(prefix: str, state_dir: str | None) -> None:
     ``gpuhook watch`` run this; run it yourself after MIG devices were made or removed.
     """
     prefix = prefix and os.path.abspath(prefix)
-    report = refreshing.refresh(shared.state_folder(state_dir, prefix), prefix)
+    report = refreshing.refresh(state_folder(state_dir, prefix), prefix)
     if report is None:
         click.echo(_NOTHING)
         return
@@ -43,7 +44,7 @@ def refresh(prefix: str, state_dir: str | None) -> None:
 def tell(report: refreshing.Report) -> None:
     """Print what a refresh did."""
     for warning in report.warnings:
-        shared.warn(warning)
+        warn(warning)
     lines = [*report.done, *report.said]
     if report.absent and not lines and not report.failures:
         lines = [f"{report.absent[0]}; documents come once there is a driver"]

@@ -21,7 +21,8 @@ from gpuhook.tools.cli import _documents as documents
 from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli import _swarm as swarm
 from gpuhook.tools.cli._help import command
-from gpuhook.tools.cli._output import format_option, print_json
+from gpuhook.tools.cli._output import format_option, print_json, warn
+from gpuhook.tools.cli._places import is_rootless, state_folder
 from gpuhook.tools.engines import ask as options
 from gpuhook.tools.engines import docker, installer
 from gpuhook.tools.engines.ask import Answer, Ask
@@ -180,7 +181,7 @@ def _keep_documents(job: Job, before: Kept | None) -> documents.Result:
     if not engines:
         return documents.Result()
     if job.ask.rootless:
-        shared.warn("CDI documents are for the whole machine: have root run gpuhook install --cdi")
+        warn("CDI documents are for the whole machine: have root run gpuhook install --cdi")
         return documents.Result()
     programs = os.path.dirname(job.ask.runtimes[0][1])
     config = before.config if before and not job.documents else job.ask.gpuhook_config
@@ -201,7 +202,7 @@ def _make_links(job: Job) -> list[str]:
     programs = os.path.dirname(job.ask.runtimes[0][1])
     links, reasons = aliases.plan(folder, programs, job.ask.prefix, record.links())
     for reason in reasons:
-        shared.warn(reason)
+        warn(reason)
     if job.dry_run:
         missing = [link for link in links if not link.is_there]
         word = "would link"
@@ -230,7 +231,7 @@ def _tell_answer(
     Nothing is to be done where nothing changed.
     """
     for warning in answer.warnings:
-        shared.warn(warning)
+        warn(warning)
     reloaded = False
     if job.reload and not job.dry_run:
         reloaded = shared.reload(name, answer.targets[0].config)
@@ -340,7 +341,7 @@ def install(**given: Any) -> None:
     spawned = _machine(told)
     ask = _asked(told, spawned)
     links = _links_folder(told.bin_dir, ask) if told.nvidia_names else None
-    state = shared.state_folder(told.state_dir, ask.prefix)
+    state = state_folder(told.state_dir, ask.prefix)
     chosen, roots = chosen_engines(told.engines, ask)
     if told.for_swarm and "docker" not in chosen:
         raise click.UsageError("--swarm is Docker's: it needs --engine docker.")
@@ -359,7 +360,7 @@ def _check(told: Options) -> None:
     ):
         raise click.UsageError("--config and --drop-in-config need one --engine.")
     if told.hook not in (None, _NO_HOOK) and not {shared.ALL, "podman"} & {*told.engines}:
-        shared.warn("--hook is for podman alone, and changes nothing for other engines")
+        warn("--hook is for podman alone, and changes nothing for other engines")
     shared.check_name(told.runtime_name)
 
 
@@ -378,7 +379,7 @@ def _asked(told: Options, spawned: Machine | None) -> Ask:
         hook=None if told.hook == _NO_HOOK else told.hook,
         hook_path=os.path.join(os.path.dirname(program), names.HOOK),
         gpuhook_config=shared.absolute(os.environ.get(PATH_VARIABLE)),
-        rootless=shared.is_rootless(told.prefix),
+        rootless=is_rootless(told.prefix),
         without=_taken_back(told),
         units=_units(spawned),
     )
@@ -404,7 +405,7 @@ def _units(machine: Machine | None) -> tuple[tuple[str, str], ...]:
         return ()
     found = machines.files(machine)
     for warning in found.warnings:
-        shared.warn(warning)
+        warn(warning)
     return found.units
 
 

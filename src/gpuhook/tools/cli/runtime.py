@@ -13,6 +13,7 @@ from gpuhook.ground.errors import EngineError
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli._help import command, group
+from gpuhook.tools.cli._places import is_rootless, state_folder
 from gpuhook.tools.cli.install import Job, carry_out
 from gpuhook.tools.engines import installer
 from gpuhook.tools.engines.ask import Ask
@@ -143,9 +144,9 @@ def job_of(
         cdi=cdi,
         config=shared.absolute(config),
         drop_in=shared.absolute(drop_in_config),
-        rootless=shared.is_rootless(""),
+        rootless=is_rootless(""),
     )
-    return Job((engine,), ask, shared.state_folder(state_dir, ""))
+    return Job((engine,), ask, state_folder(state_dir, ""))
 
 
 def write_hook(
@@ -159,7 +160,7 @@ def write_hook(
         return
     path = os.path.abspath(oci_hook_path)
     target = Target("podman", path, "json", text, path, HOOK_KEYS, ours=True)
-    store = Store(shared.state_folder(state_dir, ""))
+    store = Store(state_folder(state_dir, ""))
     if dry_run:
         shared.tell(installer.preview(store, [target]), dry_run=True)
         return

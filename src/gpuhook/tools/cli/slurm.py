@@ -7,9 +7,8 @@ import click
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.errors import printable
 from gpuhook.tools.cdi import write as writing
-from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli._help import group
-from gpuhook.tools.cli._output import config_option, raise_last
+from gpuhook.tools.cli._output import config_option, raise_last, warn
 from gpuhook.tools.slurm import devices, gres, job
 from gpuhook.tools.slurm.cores import Cores
 
@@ -64,7 +63,7 @@ def gres_(config_path: str | None, node: str | None, output: str) -> None:
     else:
         click.echo(f"{os.path.abspath(output)}: unchanged")
     for warning in (*machine.warnings, *unknown):
-        shared.warn(printable(warning))
+        warn(printable(warning))
     raise_last(machine.failed)
 
 

@@ -13,7 +13,8 @@ from gpuhook.tools.cdi.kept import Kept, kept
 from gpuhook.tools.cli import _documents as documents
 from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli._help import command
-from gpuhook.tools.cli._output import format_option, print_json
+from gpuhook.tools.cli._output import format_option, print_json, warn
+from gpuhook.tools.cli._places import is_rootless, state_folder
 from gpuhook.tools.engines import in_use, installer
 from gpuhook.tools.engines.ask import Ask
 from gpuhook.tools.engines.installer import Outcome
@@ -90,7 +91,7 @@ def uninstall(
     prefix = prefix and os.path.abspath(prefix)
     chosen = Chosen(
         frozenset(ENGINES if shared.ALL in engines else engines), shared.absolute(config), prefix,
-        shared.state_folder(state_dir, prefix), reload or unless_in_use, unless_in_use, dry_run,
+        state_folder(state_dir, prefix), reload or unless_in_use, unless_in_use, dry_run,
     )  # fmt: skip
     as_json = output_format == "json"
     with shared.silent() if as_json else contextlib.nullcontext():
@@ -166,11 +167,11 @@ def _warn_of_bound(records: list[Record], prefix: str) -> None:
             runtimes=tuple((name, name) for name in names),
             config=config,
             prefix=prefix,
-            rootless=shared.is_rootless(prefix),
+            rootless=is_rootless(prefix),
         )
         bound = ENGINES[engine].bound(names, ask)
         if bound:
-            shared.warn(
+            warn(
                 f"these containers of {engine} were made for {' or '.join(names)} and can't be "
                 f"started without it; make them again with another runtime: {', '.join(bound)}"
             )

@@ -10,10 +10,10 @@ from gpuhook.ground.config.loader import load
 from gpuhook.ground.errors import GpuhookError, WatchError
 from gpuhook.tools.apply import machines
 from gpuhook.tools.cdi import refresh as refreshing
-from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli import _systemd as systemd
 from gpuhook.tools.cli._help import Seconds, command
 from gpuhook.tools.cli._output import config_option
+from gpuhook.tools.cli._places import state_folder
 from gpuhook.tools.cli.cdi_refresh import sentence
 from gpuhook.tools.engines import charliecloud
 from gpuhook.tools.host.programs import our_program
@@ -110,7 +110,7 @@ def watch(interval: float, state_dir: str | None, config_path: str | None) -> No
         signal.signal(number, lambda *_: os._exit(0))  # there is nothing to tidy up
     try:
         with Events(lambda event: concerns_us(event, config)) as events:
-            state = shared.state_folder(state_dir, "")
+            state = state_folder(state_dir, "")
             kept = (
                 _Documents(state),
                 _Files(

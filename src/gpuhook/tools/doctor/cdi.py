@@ -20,7 +20,7 @@ from gpuhook.tools.cdi import kept
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.doctor.host import is_ours
-from gpuhook.tools.engines.store import DEFAULT_STATE
+from gpuhook.tools.engines.files import DEFAULT_STATE
 from gpuhook.vendors import registry
 
 ALL = "all"

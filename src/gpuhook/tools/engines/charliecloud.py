@@ -17,7 +17,8 @@ from gpuhook.start.cdi.names import file_stem, split_kind
 from gpuhook.start.inventory import cache
 from gpuhook.tools.engines import installer, whole_text
 from gpuhook.tools.engines.ask import Answer, Ask, Engine
-from gpuhook.tools.engines.store import DROP_IN_HEADER, Record, Store, Target
+from gpuhook.tools.engines.files import DROP_IN_HEADER
+from gpuhook.tools.engines.store import Record, Store, Target
 from gpuhook.tools.vendors import survey
 
 VARIABLE = "CH_RUN_CDI_DIRS"

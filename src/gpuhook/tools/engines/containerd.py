@@ -15,9 +15,9 @@ from gpuhook.ground import names as our_names
 from gpuhook.ground.errors import EngineError
 from gpuhook.tools.engines import installed, toml_text
 from gpuhook.tools.engines.ask import CDI, SET_DEFAULT, Answer, Ask, Engine
-from gpuhook.tools.engines.files import read_text
+from gpuhook.tools.engines.files import DROP_IN_HEADER, read_text
 from gpuhook.tools.engines.merge import Document, Path, get
-from gpuhook.tools.engines.store import DROP_IN_HEADER, Target
+from gpuhook.tools.engines.store import Target
 
 _CONFIG = "/etc/containerd/config.toml"
 _DROP_IN = "conf.d/99-gpuhook.toml"

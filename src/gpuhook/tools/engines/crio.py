@@ -10,9 +10,9 @@ import shutil
 
 from gpuhook.tools.engines import toml_text
 from gpuhook.tools.engines.ask import Answer, Ask, Engine
-from gpuhook.tools.engines.files import read_json, read_text
+from gpuhook.tools.engines.files import DROP_IN_HEADER, read_json, read_text
 from gpuhook.tools.engines.merge import Document, get
-from gpuhook.tools.engines.store import DROP_IN_HEADER, Target
+from gpuhook.tools.engines.store import Target
 
 _CONFIG = "/etc/crio/crio.conf"
 _DROP_IN = "crio.conf.d/99-gpuhook.conf"

@@ -11,8 +11,8 @@ import shutil
 
 from gpuhook.tools.engines import whole_text
 from gpuhook.tools.engines.ask import Answer, Ask, Engine
-from gpuhook.tools.engines.files import read_text
-from gpuhook.tools.engines.store import DROP_IN_HEADER, Target
+from gpuhook.tools.engines.files import DROP_IN_HEADER, read_text
+from gpuhook.tools.engines.store import Target
 from gpuhook.vendors.nvidia.names import VARIABLES
 from gpuhook.vendors.nvidia.variables import DRIVER_CAPABILITIES, feature_variable
 

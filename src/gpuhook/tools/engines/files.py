@@ -13,6 +13,9 @@ from gpuhook.ground.errors import EngineError
 from gpuhook.ground.host import files as host_files
 from gpuhook.tools.engines.merge import Document
 
+DEFAULT_STATE = "/var/lib/gpuhook"  # where it is kept what was changed
+# The first line of a file of its own, with which it is known as ours without a record too.
+DROP_IN_HEADER = "Written by `gpuhook install`; `gpuhook uninstall` takes it back."
 _NOT_WRITABLE = (
     "Run this as root; where the system's folders are read-only, name a file elsewhere with "
     "--config, or a writable copy of the system with --prefix"

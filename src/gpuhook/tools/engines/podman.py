@@ -14,9 +14,9 @@ from typing import Any
 from gpuhook.ground import names
 from gpuhook.tools.engines import json_text, toml_text
 from gpuhook.tools.engines.ask import HOOK, Answer, Ask, Engine
-from gpuhook.tools.engines.files import read_json, read_text
+from gpuhook.tools.engines.files import DROP_IN_HEADER, read_json, read_text
 from gpuhook.tools.engines.merge import Document, get
-from gpuhook.tools.engines.store import DROP_IN_HEADER, Target
+from gpuhook.tools.engines.store import Target
 
 _DROP_IN = "containers/containers.conf.d/99-gpuhook.conf"
 _HOOK = "containers/oci/hooks.d/gpuhook.json"

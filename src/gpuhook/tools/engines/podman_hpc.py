@@ -8,7 +8,8 @@ import os
 import shutil
 
 from gpuhook.tools.engines.ask import Answer, Ask, Engine
-from gpuhook.tools.engines.store import DROP_IN_HEADER, Target
+from gpuhook.tools.engines.files import DROP_IN_HEADER
+from gpuhook.tools.engines.store import Target
 from gpuhook.vendors.nvidia.names import VARIABLES
 
 _MODULE = "/etc/podman_hpc/modules.d/gpu.yaml"

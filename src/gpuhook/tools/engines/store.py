@@ -25,13 +25,10 @@ from gpuhook.ground import names
 from gpuhook.ground.errors import EngineError
 from gpuhook.ground.host import files as host_files
 from gpuhook.tools.engines import json_text, lock, toml_text, unit_text, whole_text
-from gpuhook.tools.engines.files import Change, decode, read, remove_folders
+from gpuhook.tools.engines.files import DROP_IN_HEADER, Change, decode, read, remove_folders
 from gpuhook.tools.engines.lock import Lock
 from gpuhook.tools.engines.merge import Document, Path, beside, restored, without_ours
 
-DEFAULT_STATE = "/var/lib/gpuhook"
-# The first line of a file of its own, with which it is known as ours without a record too.
-DROP_IN_HEADER = "Written by `gpuhook install`; `gpuhook uninstall` takes it back."
 _RECORD = "record.json"
 _VERSION = "version"
 _PATIENCE = 20.0  # seconds; an installation takes less than one

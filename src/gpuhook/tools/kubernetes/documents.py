@@ -66,7 +66,7 @@ def _bring(
 ) -> bool:
     from gpuhook.tools.cdi import refresh as refreshing  # noqa: PLC0415 - in the child alone
     from gpuhook.tools.cdi import write as writing  # noqa: PLC0415
-    from gpuhook.tools.engines.store import DEFAULT_STATE  # noqa: PLC0415
+    from gpuhook.tools.engines.files import DEFAULT_STATE  # noqa: PLC0415
 
     report = refreshing.refresh(DEFAULT_STATE) if os.geteuid() == 0 else None
     if report is not None:
