@@ -26,4 +26,4 @@ def rendered(*words: str | Path) -> list[Document]:
     """Return what Helm makes of the chart, without a warning."""
     done = helm("template", *words).ok()
     assert done.stderr == ""
-    return [each for each in yaml.safe_load_all(done.stdout) if each]
+    return [each for each in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if each]
