@@ -102,6 +102,7 @@ def test_everybody_who_is_stopped_comes_to_an_end(site: Site) -> None:
         wait_until(
             lambda: not any(is_running(pid) for pid in stopped - {helper}),
             f"they are gone: {stopped} without {helper}",
+            timeout=90.0,  # one that was getting ready has a minute
             shown=lambda: "".join(status_of(pid) for pid in stopped if is_running(pid)),
         )
         with suppress(ProcessLookupError):
