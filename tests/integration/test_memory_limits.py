@@ -353,3 +353,51 @@ def test_explain_shows_it_with_its_reason(place: Place) -> None:
     [operation] = [each for each in found if each["kind"] == "limit-memory"]
     assert (operation["bytes"], operation["device"]) == (8 * GIB, "0")
     assert operation["reason"] == "GPUHOOK_DEVICE_MEMORY says 8GiB"
+
+
+# How a mount has a container reach the host's cgroups: what it names, and with which options.
+REACHING = {
+    "above, read-only at the top alone": ("/sys", ["rbind", "ro"]),
+    "all of the host": ("/", ["rbind", "rslave", "ro"]),
+    "a link to above": ("LINK", ["rbind"]),
+    "a link to above, read-only at the top alone": ("LINK", ["rbind", "ro"]),
+    "a name below the bundle": ("RELATIVE", ["rbind"]),
+    "read-only taken back": ("/sys/fs/cgroup", ["rbind", "ro", "rrw"]),
+}
+LEAVES = (
+    "for f in /host /host/fs/cgroup /host/sys/fs/cgroup; do "
+    "test ! -e $f/cgroup.procs || { echo 0 >$f/cgroup.procs && echo left; }; done"
+)
+
+
+@ONE
+@pytest.mark.parametrize("name", REACHING)
+def test_no_mount_has_a_container_leave_its_cgroup(place: Place, name: str) -> None:
+    source, options = REACHING[name]
+    link = place.folder / "link"
+    link.symlink_to("/sys")
+    made = place.made(command=LEAVES)
+    source = {"LINK": str(link), "RELATIVE": os.path.relpath("/sys", made.path)}.get(source, source)
+    mount = {"destination": "/host", "type": "bind", "source": source, "options": options}
+    made.change(lambda spec: spec["mounts"].append(mount))
+    done = place.run(made, "hook", 'most-device-memory = "8GiB"\n')
+    assert "left" not in done.stdout, done
+    is_said(place, done, "may write to cgroups, which are mounted at '/host'")
+
+
+@ONE
+@pytest.mark.parametrize("way", ["hook", "spec", "alone"])
+def test_no_limit_is_set_below_a_cgroup_of_a_users(place: Place, way: str) -> None:
+    """He could move the container's processes out of its own."""
+    name = f"gpuhook-{os.getpid()}-{place.folder.name}"
+    folder = f"/sys/fs/cgroup/{name}"
+    made = place.made("GPUHOOK_DEVICE_MEMORY=8GiB", command="echo started")
+    made.change(lambda spec: spec["linux"].update(cgroupsPath=f"/{name}/own"))
+    place.namespace.run("sh", "-ec", f"mkdir {folder}; chown -R 1000:1000 {folder}").ok()
+    try:
+        done = place.run(made, way)
+    finally:
+        wait_until(lambda: place.namespace.run("rmdir", folder).status == 0, "it is removed")
+    assert done.status != 0
+    assert "started" not in done.stdout
+    is_said(place, done, "isn't root's alone")

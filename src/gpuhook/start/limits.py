@@ -173,35 +173,51 @@ def find(
     vendors = {grant.vendor.names.NAME: grant.vendor.names for grant in grants}
     said = words.read(SpecReader(spec.data, config), vendors.values())
     limits = of_grants(grants, said, config)
-    if limits is not None and config.limits_memory and not is_privileged(spec.data):
-        _check_cgroups(spec.data)  # protects: limit-writable
+    imposed = config.limits_memory or said.imposed  # protects: limit-imposed
+    if limits is not None and imposed and not is_privileged(spec.data):
+        _check_cgroups(spec)  # protects: limit-writable
     return limits
 
 
-def _check_cgroups(data: "dict[str, Any]") -> None:
+def _check_cgroups(spec: "Spec") -> None:
     """Refuse a container that could leave its cgroup, or change what is set there; LimitError."""
-    for mount in given_nodes.objects(data.get("mounts")):
-        kind, options = mount.get("type"), mount.get("options")
-        options = options if isinstance(options, list) else []
-        said = [word for word in options if word in ("ro", "rro", "rw")]
-        is_writable = said[-1:] in ([], ["rw"])
-        is_cgroup = kind in ("cgroup", "cgroup2") or _has_cgroups(mount.get("source"))
-        if is_writable and is_cgroup:
+    trees = {dmem.TREE, *access.unified_mounts()}
+    for mount in given_nodes.objects(spec.data.get("mounts")):
+        if _opens_cgroups(mount, os.path.dirname(spec.path), trees):
             raise LimitError(
                 f"The container may write to cgroups, which are mounted at "
-                f"{shown(mount.get('destination'))}, and so undo the administrator's limit",
-                "Have the engine mount them read-only, as podman does with --systemd=false",
+                f"{shown(mount.get('destination'))}, and so undo a limit that others set",
+                "Have the engine mount them read-only, as podman does with --systemd=false, and "
+                "with rro what they are below",
             )
 
 
-def _has_cgroups(source: "Any") -> bool:
-    """Tell whether a path is in the tree of cgroups, or has it below."""
-    if not isinstance(source, str) or not source.startswith("/"):
+def _opens_cgroups(mount: "dict[str, Any]", bundle: str, trees: "set[str]") -> bool:
+    """Tell whether a mount has cgroups in it that can be written to.
+
+    ``trees`` is where cgroup v2 is mounted. What is read-only (ro) is that at its top alone,
+    unless it is so with all that is mounted below (rro).
+    """
+    options = mount.get("options")
+    words = options if isinstance(options, list) else []
+    top = [word for word in words if word in ("ro", "rw")][-1:] == ["ro"]
+    whole = [word for word in words if word in ("rro", "rrw")][-1:]
+    top = top and whole != ["rrw"]
+    if mount.get("type") in ("cgroup", "cgroup2"):
+        return not top
+    source = mount.get("source")
+    if whole == ["rro"] or not isinstance(source, str):
         return False
-    path, tree = f"{os.path.normpath(source).strip('/')}/", f"{dmem.TREE[1:]}/"
-    if path == "/" or path.startswith(tree) or tree.startswith(path):
+    try:  # whatever links lead there
+        path = os.path.realpath(os.path.join(bundle, source))
+    except ValueError:  # no path
+        return False
+    if any(tree.startswith(f"{path.rstrip('/')}/") for tree in trees):
         return True
-    return given_nodes.is_on_one_device(source, dmem.TREE)  # whatever links lead there
+    return not top and any(
+        f"{path}/".startswith(f"{tree}/") or given_nodes.is_on_one_device(path, tree)
+        for tree in trees
+    )
 
 
 def of_grants(grants: "Sequence[Grant]", said: "Words", config: "Config") -> Limits | None:

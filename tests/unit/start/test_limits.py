@@ -287,32 +287,66 @@ def test_privilege_is_more_than_a_rule() -> None:
         ("bind", "//sys/fs/cgroup", ["rbind"], True),
         ("bind", "/proc/self/root/sys/fs/cgroup", ["rbind"], True),
         ("bind", "/sys/fs/cgroup", ["rbind", "ro"], False),
+        ("bind", "/sys/fs/cgroup", ["rbind", "rro"], False),
+        ("bind", "/sys/fs/cgroup", ["rbind", "ro", "rrw"], True),
+        ("cgroup", "cgroup", ["rw", "rro"], True),
+        ("cgroup", "cgroup", ["ro", "rrw"], True),
+        ("bind", "/sys", ["rbind", "ro"], True),
+        ("bind", "/", ["rbind", "ro"], True),
+        ("bind", "/sys", ["rbind", "rro"], False),
+        ("bind", "/sys", ["rbind", "ro", "rrw", "rro"], False),
+        ("bind", "LINKS/to-above", ["rbind"], True),
+        ("bind", "LINKS/to-above", ["rbind", "ro"], True),
+        ("bind", "LINKS/to-cgroups", ["rbind"], True),
+        ("bind", "LINKS/to-cgroups", ["rbind", "ro"], False),
+        ("bind", "../.." + "/.." * 20 + "/sys", ["rbind"], True),
+        ("bind", "/sys/fs", ["rbind", "ro"], True),
+        ("bind", "/elsewhere", ["rbind", "ro"], True),
+        ("bind", "/elsewhere/unified/engine", ["rbind"], True),
+        ("bind", "/else", ["rbind"], False),
+        ("bind", "\0", ["rbind"], False),
+        ("bind", None, ["rbind"], False),
         ("bind", "/sys/fs/cgroups", ["rbind"], False),
         ("tmpfs", "tmpfs", ["rw"], False),
     ],
 )
 def test_who_may_write_to_cgroups_has_no_limit_of_the_administrators(
-    kind: str, source: Any, options: Any, refused: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    source: Any,
+    options: Any,
+    refused: bool,
 ) -> None:
     """A program that runs in a cgroup of its own making isn't counted by every driver."""
+    monkeypatch.setattr(access, "unified_mounts", lambda: ["/elsewhere/unified"])
+    (tmp_path / "to-above").symlink_to("/sys")
+    (tmp_path / "to-cgroups").symlink_to("to-above/fs/cgroup")
+    source = source.replace("LINKS", str(tmp_path)) if isinstance(source, str) else source
     mount = {"destination": "/where", "type": kind, "source": source, "options": options}
     env = ("NVIDIA_VISIBLE_DEVICES=0", "GPUHOOK_DEVICE_MEMORY=8GiB")
+    place = limit_place("/var/run/nvidia-container-devices", "", "8GiB")
+    of_cluster = {"source": "/dev/null", "destination": place}
 
-    def limits(text: str, privileges: Any) -> Limits | None:
+    def limits(text: str, privileges: Any, *more: Any) -> Limits | None:
         config, inventories = loads(text), {"nvidia": nvidia()}
         known = registry.known(config)
-        data = {"process": {"env": env, **privileges}, "mounts": [mount]}
+        data = {"process": {"env": env, **privileges}, "mounts": [mount, *more]}
         spec = Spec("config.json", json.dumps(data))
         resolved = resolve.resolve(spec.data, config, known, inventories=inventories)
         return resolve.limits(spec, config, known, resolved, inventories)
 
-    for text in (MOST, REQUIRED, '[gpuhook.limits]\ndevice-memory = "8GiB"\n'):
+    usual = '[gpuhook.limits]\ndevice-memory = "8GiB"\n'
+    by_administrator: list[tuple[str, list[dict[str, str]]]] = [
+        (each, []) for each in (MOST, REQUIRED, usual)
+    ]
+    for text, more in (*by_administrator, ("", [of_cluster])):
         if refused:
             with pytest.raises(LimitError, match="may write to cgroups, which are mounted at"):
-                limits(text, {})
+                limits(text, {}, *more)
         else:
-            assert limits(text, {})
-        assert limits(text, ADMIN), "it may do more than that"
+            assert limits(text, {}, *more)
+        assert limits(text, ADMIN, *more), "it may do more than that"
     assert limits("", {}), "it is its own limit"
 
 
@@ -371,7 +405,8 @@ class Tree:
         (root / "dmem.capacity").write_text(CAPACITY)
         (root / "cgroup.subtree_control").write_text("cpu dmem\n")
         (root / "engine/cgroup.subtree_control").write_text("cpu\n")
-        (self.folder / "cgroup.procs").touch()
+        for folder in (root, root / "engine", self.folder):
+            (folder / "cgroup.procs").touch()
         (self.folder / "dmem.current").write_text(f"{VRAM} {GIB}\n")
         (self.folder / "dmem.max").write_text(
             "".join(f"{line.split()[0]} max\n" for line in CAPACITY.splitlines())
@@ -495,7 +530,6 @@ def test_a_limit_that_the_kernel_does_not_take(tree: Tree) -> None:
 
 
 def test_a_container_that_has_moved_meanwhile(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tree.root / "cgroup.procs").touch()
     places = iter([(str(tree.root), str(tree.folder)), (str(tree.root), str(tree.root))])
     monkeypatch.setattr(access, "unified", lambda *_: next(places))
     with pytest.raises(LimitError, match="changed its cgroup"):
@@ -520,6 +554,27 @@ def test_a_cgroup_of_which_others_are(tree: Tree) -> None:
             other.kill()
             other.wait()
         procs.write_text(f"{os.getpid()}\n{other.pid}\n")
+        amds().set(process)
+    finally:
+        os.close(process)
+
+
+@pytest.mark.parametrize("above", ["engine", "."])
+@pytest.mark.parametrize("how", ["owner", "group", "everybody"])
+def test_a_cgroup_below_one_of_a_users(tree: Tree, above: str, how: str) -> None:
+    """He may take processes out of it: cgroups(7), "Delegation containment"."""
+    procs = tree.root / above / "cgroup.procs"
+    if how == "owner":
+        os.chown(procs, 1000, -1)
+    else:
+        procs.chmod(0o664 if how == "group" else 0o646)
+    process = os.open("/proc/self", os.O_PATH)
+    try:
+        with pytest.raises(LimitError, match="isn't root's alone"):
+            amds().set(process)
+        assert tree.written == []
+        os.chown(procs, 0, -1)
+        procs.chmod(0o644)
         amds().set(process)
     finally:
         os.close(process)

@@ -50,7 +50,27 @@ def place_of(
         raise LimitError(f"A limit of memory needs cgroup v2: {error.cause}", _V2) from None
     if written is None:  # in one that runs, a program may have made mount namespaces
         _check_alone(process, found[1], proc)  # protects: cgroup-alone
+        _check_owners(*found)  # protects: cgroup-owners
     return found
+
+
+def _check_owners(tree: str, folder: str) -> None:
+    """Refuse a cgroup below one of a user's: he may move processes between all that are there.
+
+    That takes the right to write to cgroup.procs of what is above both (cgroups(7)).
+    """
+    for path in _above(tree, folder):
+        try:
+            status = os.stat(f"{path}/cgroup.procs")
+        except OSError as error:
+            raise LimitError(f"{path} can't be looked at: {error.strerror}", _OWN) from None
+        if status.st_uid != 0 or status.st_mode & 0o022:
+            raise LimitError(
+                f"A limit of memory holds where root alone moves processes, and {path} isn't "
+                "root's alone",
+                "Let the engine make the container's cgroup somewhere else (--cgroup-parent), or "
+                "start it without a limit",
+            )
 
 
 def _check_alone(process: int, folder: str, proc: str) -> None:

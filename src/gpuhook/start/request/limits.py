@@ -36,10 +36,14 @@ class Word(Record):
 
 
 class Words(Record):
-    """All that a container says, and whether it may say more than others."""
+    """All that a container says, and whether it may say more than others.
+
+    ``imposed`` says that a part of it is what a cluster has mounted, and not the container's own.
+    """
 
     said: tuple[Word, ...]
     privileged: bool
+    imposed: bool
 
 
 def parse(text: str, source: str) -> "tuple[tuple[str, Size], ...]":
@@ -79,9 +83,9 @@ def read(reader: "SpecReader", vendors: "Iterable[ModuleType]" = ()) -> Words:
         if not isinstance(text, str):
             raise LimitError(f"{source} is no text", _REMEDY)
         said.append(Word(source, parse(text, source), heard and config.reads_annotations))
-    for names in vendors:
-        said += _by_mounts(reader, names)  # protects: limit-mounts
-    return Words(tuple(said), privileged)
+    mounted = [word for names in vendors for word in _by_mounts(reader, names)]
+    said += mounted  # protects: limit-mounts
+    return Words(tuple(said), privileged, bool(mounted))
 
 
 def _by_mounts(reader: "SpecReader", names: "ModuleType") -> "list[Word]":
