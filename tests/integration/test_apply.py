@@ -20,7 +20,14 @@ from harness.installation import Installation, write_config
 from harness.namespaces import HOLD, Namespace, held
 from harness.sandbox import contents
 
+from gpuhook.ground.config.loader import load as load_config
 from gpuhook.ground.config.loader import loads
+from gpuhook.ground.errors import FolderError
+from gpuhook.start.resolve import Progress, resolve
+from gpuhook.tools.apply import before as earlier
+from gpuhook.tools.apply import work
+from gpuhook.tools.apply.request import Asked
+from gpuhook.vendors import registry
 
 ASK = "NVIDIA_VISIBLE_DEVICES"
 CACHE = "etc/ld.so.cache"
@@ -400,3 +407,42 @@ def test_undoing_is_not_led_out_of_the_folder(folder: Folder, tmp_path: Path) ->
         (folder.root / name).symlink_to(victim / name)
     folder.call("--undo")
     assert contents(victim) == before
+
+
+@pytest.mark.parametrize("verb", ["undo", "give"])
+def test_a_folder_that_becomes_another_one_meanwhile(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Who has the folder above puts a link in its place, to what undoing would change."""
+    victim, name = tmp_path / "victim", "ours.conf"
+    shutil.copytree(folder.root / "etc", victim / "etc", symlinks=True)
+    path = str(folder.root)
+    state = earlier.state_file(str(folder.state), path)
+    was = {"is": "file", "uid": 0, "gid": 0, "mode": 0o644, "data": "aGVyZQ=="}
+    place = {"path": f"/etc/{name}", "was": was, "made": [], "mounts": 0, "written": True}
+    earlier.save(state, path, [place])
+    for root in (folder.root, victim):
+        (root / "etc" / name).write_text("theirs")
+    there = contents(victim)
+    load = earlier.load
+
+    def swap(state_file: str) -> list[earlier.Place] | None:
+        folder.root.rename(f"{path}.away")
+        folder.root.symlink_to(victim)
+        return load(state_file)
+
+    monkeypatch.setattr(earlier, "load", swap)
+    config = load_config(str(folder.config))
+    known = registry.known(config)
+    spec = Asked(((ASK, "0"),)).spec(config, known)
+    resolved = resolve(spec.data, config, known, Progress())
+    assert resolved is not None
+    give = (path, resolved, config, spec, str(folder.state))
+    try:
+        with pytest.raises(FolderError, match="another folder"):
+            work.undo(path, str(folder.state)) if verb == "undo" else work.give(*give)
+        assert contents(victim) == there
+        assert os.path.exists(state), "it can be undone still"
+    finally:
+        folder.root.unlink()
+        os.rename(f"{path}.away", path)

@@ -205,12 +205,8 @@ def _opens_cgroups(mount: "dict[str, Any]", bundle: str, trees: "set[str]") -> b
     top = top and whole != ["rrw"]
     if mount.get("type") in ("cgroup", "cgroup2"):
         return not top
-    source = mount.get("source")
-    if whole == ["rro"] or not isinstance(source, str):
-        return False
-    try:  # whatever links lead there
-        path = os.path.realpath(os.path.join(bundle, source))
-    except ValueError:  # no path
+    path = given_nodes.mounted_place(mount, bundle)
+    if whole == ["rro"] or not path:
         return False
     if any(tree.startswith(f"{path.rstrip('/')}/") for tree in trees):
         return True

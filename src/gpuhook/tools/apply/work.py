@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from gpuhook import inject
 from gpuhook.ground.config.model import Config
+from gpuhook.ground.container import kernel
 from gpuhook.ground.container.changes import Container
 from gpuhook.ground.errors import FolderError
 from gpuhook.ground.fileio import write_all
@@ -42,7 +43,7 @@ def give(rootfs: str, resolved: Resolved, config: Config, spec: Spec, state: str
     with _locked(state), inject.open_folder(rootfs) as container:
         place = before.state_file(state, container.real_place()) if state else ""
         if place and (earlier := before.load(place)) is not None:
-            _take_back(rootfs, earlier, place)
+            _take_back(rootfs, container, earlier, place)
         found = inject.examine(container, config, resolved.examiners())
         plan = make_plan(resolved.grants, found, resolved.groups)
         places = _looked_at(rootfs, container, plan) if place else []
@@ -104,18 +105,24 @@ def undo(rootfs: str, state: str) -> bool:
 
     FolderError, and what is known is kept, where something can't be undone.
     """
-    with _locked(state):
-        with inject.open_folder(rootfs) as container:
-            place = before.state_file(state, container.real_place())
+    with _locked(state), inject.open_folder(rootfs) as container:
+        place = before.state_file(state, container.real_place())
         places = before.load(place)
         if places is None:
             return False
-        _take_back(rootfs, places, place)
+        _take_back(rootfs, container, places, place)
         return True
 
 
-def _take_back(rootfs: str, places: list[before.Place], state_file: str) -> None:
+def _take_back(rootfs: str, opened: Container, places: list[before.Place], state_file: str) -> None:
+    """Make an opened folder what it was; opened once more, because that changes what is cached."""
     with inject.open_folder(rootfs) as container:
+        here, there = (kernel.identity(each.folder("/")) for each in (container, opened))
+        if here != there:  # protects: undone-folder
+            raise FolderError(
+                f"{rootfs} has become another folder meanwhile",
+                "See who may change what is above it, and run this again",
+            )
         problems = before.put_back(container, places)
     if problems:
         raise FolderError(
