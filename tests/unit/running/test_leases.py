@@ -234,6 +234,28 @@ def test_a_disk_that_is_full(state_dir: str, start: Start, monkeypatch: pytest.M
     take(state_dir, start(), given("A"))
 
 
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE, errno.EIO, errno.EACCES])
+@pytest.mark.parametrize("what", ["process", "record"])
+def test_what_can_not_be_looked_at_is_held(
+    state_dir: str, start: Start, monkeypatch: pytest.MonkeyPatch, number: int, what: str
+) -> None:
+    """A machine without memory, for instance: a container that runs has what it had."""
+    holder, read = start(), records._read
+    take(state_dir, holder, given("0"))
+
+    def fail(path: str, folder: int | None = None) -> bytes:
+        if path.startswith(f"/proc/{holder.pid}/" if what == "process" else f"{holder.pid}-"):
+            raise OSError(number, os.strerror(number))
+        return read(path, folder)
+
+    monkeypatch.setattr(records, "_read", fail)
+    with pytest.raises(HeldError):
+        take(state_dir, start(), given("0"))
+    monkeypatch.undo()
+    with pytest.raises(HeldError, match="in use"):
+        take(state_dir, start(), given("0"))
+
+
 def test_a_lock_that_somebody_keeps(
     state_dir: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,7 +279,7 @@ facts = {{"version": records.VERSION, "id": device, "pid": os.getpid(), "engine"
     "namespace": "", "container": "", "given": [{{"vendor": "acme", "kind": {KIND!r},
     "selected": [device], "nodes": {{device: []}}, "devices": []}}]}}
 read = records._read_folder
-records._read_folder = lambda folder: (read(folder), time.sleep(0.05))[0]  # room for the others
+records._read_folder = lambda *a, **b: (read(*a, **b), time.sleep(0.05))[0]  # room for others
 while not os.path.exists(go):
     time.sleep(0.001)
 try:

@@ -39,6 +39,7 @@ _SWEPT = 4  # other records that are looked at when one is written
 _LOCK = "lock"  # no record: ``leases`` has it
 _NEW = "."  # before the name of a record that is being written
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_ENDED = (errno.ENOENT, errno.ESRCH)  # what /proc says of a process that has
 
 # What an engine calls a container, its image, its pod and the pod's namespace. containerd's CRI
 # plugin (internal/cri/annotations) and CRI-O (internal/annotations) have annotations for that;
@@ -204,7 +205,8 @@ class Written:
         try:
             with leases.Lock(self._folder):
                 lease = {**record, **_now(process), "boot": leases.boot_id()}
-                others = [each for each in _read_folder(self._folder) if not _same(each, lease)]
+                found = _read_folder(self._folder, every=True)  # protects: lease-every
+                others = [each for each in found if not _same(each, lease)]
                 leases.refuse(lease, others, exclusive)  # protects: lease-refused
                 self._write(self._folder, lease, add=add)
         except OSError as error:
@@ -315,21 +317,28 @@ def read_all(state_dir: str) -> "list[dict[str, Any]]":
         os.close(folder)
 
 
-def _read_folder(folder: int) -> "list[dict[str, Any]]":
+def _read_folder(folder: int, *, every: bool = False) -> "list[dict[str, Any]]":
+    """Return the records that can be read; with ``every``, OSError where one can't be."""
     found = []
     for name in sorted(os.listdir(folder)):
         if is_gone(name):
             fileio.remove(name, folder)
-        elif not name.startswith(_NEW) and (record := _load(folder, name)) is not None:
-            found.append(record)
+        elif not name.startswith(_NEW):
+            try:
+                record = _load(folder, name)
+            except OSError:
+                if every:
+                    raise
+                continue
+            found += [] if record is None else [record]
     return found
 
 
 def _load(folder: int, name: str) -> "dict[str, Any] | None":
-    """Return a record; None where there is none of a form that this version knows."""
+    """Return a record; None where there is none of a form that this version knows; OSError."""
     try:
         record = jsontext.loads(_read(name, folder).decode())
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return None
     known = isinstance(record, dict) and record.get("version") == VERSION
     return record if known and name == f"{record.get('pid')}-{record.get('started')}" else None
@@ -345,7 +354,10 @@ def _sweep(folder: int, start: int) -> None:
 
 
 def is_gone(name: str) -> bool:
-    """Tell whether the process has ended that a record, called PID-STARTED, is of."""
+    """Tell whether the process has ended that a record, called PID-STARTED, is of.
+
+    One that can't be looked at has not: the machine may be out of memory.
+    """
     if name == _LOCK:
         return False
     pid, _, began = name.removeprefix(_NEW).partition("-")
@@ -354,8 +366,8 @@ def is_gone(name: str) -> bool:
     try:
         status = _read(f"/proc/{pid}/stat")
         return _began(status) != int(began) or _has_ended(status)  # protects: record-began
-    except OSError:
-        return True
+    except OSError as error:
+        return error.errno in _ENDED  # protects: record-unseen
 
 
 def _has_ended(status: bytes) -> bool:
