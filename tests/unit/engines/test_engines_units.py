@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.ground.errors import EngineError
+from gpuhook.ground.errors import EngineError, LostDeviceError
+from gpuhook.tools.apply import machines
+from gpuhook.tools.cli import watch
 from gpuhook.tools.engines import installer, unit_text, whole_text
 from gpuhook.tools.engines.ask import Ask
 from gpuhook.tools.engines.known import ENGINES
@@ -61,6 +63,32 @@ def test_what_the_owner_changed_meanwhile_stays(tmp_path: Path) -> None:
     with store.locked():
         installer.uninstall(store, store.records())
     assert place.read_text() == "[Exec]\nBoot=yes\n"
+
+
+def test_a_machine_that_fails_keeps_no_other_from_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One names a GPU that is lost, for instance; systemd has to see what the others got."""
+    state = str(tmp_path / "state")
+    for name in ("a", "b", "c"):
+        machines.remember(state, machines.Machine(name))
+
+    def files(machine: machines.Machine) -> machines.Files:
+        if machine.name == "b":
+            raise LostDeviceError("GPU 1 has fallen off the bus", "Look at dmesg")
+        return machines.Files(((str(tmp_path / f"{machine.name}.nspawn"), BLOCK),), ())
+
+    monkeypatch.setattr(machines, "files", files)
+    seen: list[str] = []
+    kept = watch._Files("nspawn", lambda: machines.refresh(state), lambda: seen.append("reload"))
+    assert not kept.refresh()
+    assert all(BLOCK in (tmp_path / f"{name}.nspawn").read_text() for name in ("a", "c"))
+    assert seen == ["reload"]
+    said = capsys.readouterr().out
+    assert said.count("wrote") == 2
+    assert "fallen off" in said
+    assert not kept.refresh()
+    assert (seen, capsys.readouterr().out) == (["reload"], ""), "nothing is new"
 
 
 def enroot(prefix: Path) -> Ask:

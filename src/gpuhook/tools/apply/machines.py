@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import EngineError, FolderError, RequestError, shown
+from gpuhook.ground.errors import EngineError, FolderError, GpuhookError, RequestError, shown
 from gpuhook.ground.host import files as host_files
 from gpuhook.start.plan.operations import Plan
 from gpuhook.start.resolve import Progress, resolve
@@ -99,20 +99,27 @@ def planned(rootfs: str | None, asked: Asked, config: Config) -> tuple[work.Done
 # Keeping them fresh ------------------------------------------------------------------------------
 
 
-def refresh(state: str) -> list[str]:
-    """Write the files of all machines again; return those that changed."""
+def refresh(state: str) -> tuple[list[str], list[GpuhookError]]:
+    """Write the files of all machines again; return those that changed, and what failed.
+
+    A machine that fails keeps no other from its files: one without them may not start.
+    """
     known = remembered(state)
     if not known:
-        return []
+        return [], []
     store = Store(state)
     changed: list[str] = []
+    failed: list[GpuhookError] = []
     with store.locked():
         for machine in known:
-            ask = Ask(runtimes=(), units=files(machine).units)
-            answer = ENGINES[ENGINE].install(ask)
-            outcomes = installer.install(store, list(answer.targets))
-            changed += [each.change.path for each in outcomes if each.change]
-    return changed
+            try:
+                ask = Ask(runtimes=(), units=files(machine).units)
+                outcomes = installer.install(store, list(ENGINES[ENGINE].install(ask).targets))
+            except GpuhookError as error:  # protects: each-machine
+                failed.append(error)
+            else:
+                changed += [each.change.path for each in outcomes if each.change]
+    return changed, failed
 
 
 def remembered(state: str) -> list[Machine]:

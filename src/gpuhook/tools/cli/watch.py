@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import click
 
@@ -47,34 +47,36 @@ class _Documents:
 class _Files:
     """What install has written for an engine of the devices, and is written again.
 
-    ``write`` does so and returns the files that changed, ``afterwards`` follows that.
+    ``write`` does so and returns the files that changed, and what failed; ``afterwards`` follows
+    changes.
     """
 
     def __init__(
         self,
         engine: str,
-        write: Callable[[], list[str]],
+        write: Callable[[], tuple[list[str], Sequence[GpuhookError]]],
         afterwards: Callable[[], object] = lambda: None,
     ) -> None:
         self._engine = engine
         self._write = write
         self._afterwards = afterwards
-        self._said = ""
+        self._said: list[str] = []
 
     def refresh(self) -> bool:
         """Write them, and print what changed, and what is wrong once; False for that."""
-        wrong = ""
         try:
-            changed = self._write()
+            changed, failed = self._write()
             for path in changed:
                 word = "wrote" if os.path.exists(path) else "removed"
                 click.echo(f"{self._engine}: {word} {path}")
             if changed:
                 self._afterwards()
         except GpuhookError as error:
-            wrong = str(error)
-        if wrong not in ("", self._said):
-            click.echo(wrong)
+            failed = [error]
+        wrong = [str(error) for error in failed]
+        for line in wrong:
+            if line not in self._said:
+                click.echo(line)
         self._said = wrong
         return not wrong
 

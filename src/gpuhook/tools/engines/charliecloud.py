@@ -113,15 +113,17 @@ def _documents(path: str | None) -> _Documents:
     return _Documents(texts, said, [*failed.values()])
 
 
-def refresh(state: str, path: str | None) -> list[str]:
-    """Write the documents again where they have been installed; return the files that changed.
+def refresh(state: str, path: str | None) -> tuple[list[str], list[DriverError]]:
+    """Write the documents again where they have been installed.
+
+    Returns the files that changed, and which drivers fail.
 
     ``path`` is the configuration that they are made with, None for the usual one. A document goes
-    with the last of its devices, but stays while a driver fails to answer. DriverError for that.
+    with the last of its devices, but stays while a driver fails to answer.
     """
     store = Store(state)
     if not _records(store):
-        return []
+        return [], []
     made = _documents(path)
     with store.locked():
         targets = _targets(made, Ask(runtimes=()))
@@ -129,9 +131,7 @@ def refresh(state: str, path: str | None) -> list[str]:
         there = {target.path for target in targets}
         gone = [each for each in _records(store) if each.path not in there and not made.failed]
         outcomes += installer.uninstall(store, gone)
-    if made.failed:
-        raise made.failed[0]
-    return [each.change.path for each in outcomes if each.change]
+    return [each.change.path for each in outcomes if each.change], made.failed
 
 
 def _records(store: Store) -> list[Record]:
