@@ -47,7 +47,8 @@ def main(
     config = Config()
     try:
         creating = arguments.verb in names.CREATING_VERBS
-        config = _load_config(creating)
+        restoring = arguments.verb == names.RESTORING_VERB
+        config = _load_config(creating or restoring)
         if save:
             from gpuhook.standby import launcher_files  # noqa: PLC0415 - once after every change
 
@@ -56,6 +57,8 @@ def main(
         runtime = find_runtime(config.runtimes, environment.get(b"PATH", b""), launcher, made)
         if arguments.unclear:  # protects: unclear-arguments
             raise _unclear(arguments.unclear)
+        if restoring:
+            check_restored(arguments.rest, config)
         if not (creating and prepare_bundle(arguments, config, launcher)):
             os.umask(umask)
         _become(runtime, argv, environment)
@@ -148,6 +151,26 @@ def find_runtime(candidates: tuple[str, ...], path: bytes, launcher: str, made: 
         f"None of the low-level runtimes {', '.join(candidates) or '(empty list)'} was found",
         "Install runc or crun, or name one in [nvidia-container-runtime] runtimes of config.toml",
     )
+
+
+def check_restored(words: tuple[str, ...], config: Config) -> None:
+    """Refuse to restore a container as ``edit.check_restored`` does, whatever its bundle is.
+
+    Of the command line's ``words`` each may name it, whatever option stands before it.
+    """
+    from gpuhook.ground.oci.spec import read_spec  # noqa: PLC0415 - other verbs don't need it
+    from gpuhook.start import edit  # noqa: PLC0415 - as above
+    from gpuhook.vendors import registry  # noqa: PLC0415 - as above
+
+    named = [part for word in words for part in (word, word.partition("=")[2], word[2:])]
+    for folder in dict.fromkeys(["", *named]):
+        path = os.path.join(folder, "config.json")
+        try:
+            spec = read_spec(path) if os.path.isfile(path) else None
+        except UnusableSpecError:  # which the low-level runtime refuses
+            continue
+        if spec is not None:
+            edit.check_restored(spec, config, registry.known(config))
 
 
 def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> bool:

@@ -24,6 +24,7 @@ from harness.driver import Driver, simulate
 from harness.images import CUDA_PROBE
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace, host_cgroups, runtime_layouts
+from harness.recorder import recorder
 
 from gpuhook.start.records import records
 from gpuhook.start.request.sources import SOURCE, limit_place
@@ -401,3 +402,37 @@ def test_no_limit_is_set_below_a_cgroup_of_a_users(place: Place, way: str) -> No
     assert done.status != 0
     assert "started" not in done.stdout
     is_said(place, done, "isn't root's alone")
+
+
+RESTORING = {
+    "limits": (True, 'most-device-memory = "8GiB"\n', "", ()),
+    "an exclusive device": (True, "", 'exclusive = ["nvidia.com/gpu"]\n', ()),
+    "its own limit": (True, "", "", ("GPUHOOK_DEVICE_MEMORY=8GiB",)),
+    "neither": (False, "", "", ()),
+}
+
+
+@ONE
+@pytest.mark.parametrize("bundle", ["--bundle=BUNDLE", "--bundle BUNDLE", "-bBUNDLE", ""])
+@pytest.mark.parametrize("name", RESTORING)
+def test_no_checkpoint_is_a_way_around_a_limit_or_a_lease(
+    place: Place, name: str, bundle: str
+) -> None:
+    """A runtime that restores a container makes a new one, which no hook of ours sees to.
+
+    Its program is one that notes how it is called, because this machine has no CRIU.
+    """
+    refused, limits, own, env = RESTORING[name]
+    recording = recorder(place.folder / "recorder", "exit 7")
+    place.runtime = str(recording.path)
+    config = place.configured(limits=limits, own=own)
+    made = place.made(*env)
+    node = place.driver.root / f"dev/nvidia{place.driver.gpus[0].minor}"
+    mount = {"source": str(node), "destination": "/dev/nvidia0", "options": ["bind"]}
+    made.change(lambda spec: spec["mounts"].append(mount))
+    words = ["restore", "--image-path=/x", *bundle.replace("BUNDLE", str(made.path)).split(), "ID"]
+    done = made.call(place.installation.runtime, *words, env={"GPUHOOK_CONFIG": str(config)})
+    assert done.status == (1 if refused else 7), done
+    assert len(recording.calls()) == (0 if refused else 1)
+    if refused:
+        is_said(place, done, "restored from a checkpoint")

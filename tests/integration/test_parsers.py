@@ -75,7 +75,7 @@ class Readers:
     def fault_of_restore(self, argv: list[str]) -> str:
         """Say so if what makes the runtime read a spec isn't the verb restore.
 
-        That verb goes through untouched: its container was prepared when it was created.
+        That verb's words are never read in one way: each may name the bundle (runtime_shim).
         """
         for index, word in enumerate(argv):
             other = [*argv[:index], "state", *argv[index + 1 :]]

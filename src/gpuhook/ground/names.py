@@ -34,6 +34,7 @@ HOOK_ENVIRONMENT = [f"PATH={SYSTEM_PATH}", "LC_ALL=C.UTF-8"]
 
 # The verbs of a low-level runtime that make a container.
 CREATING_VERBS = frozenset({"create", "run"})
+RESTORING_VERB = "restore"  # a container from a checkpoint, which is a new one, too
 
 # Qualified CDI device names, vendor/class=device, by the grammar of the CDI specification.
 _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")

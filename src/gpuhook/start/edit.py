@@ -6,9 +6,9 @@ gpu-py calls it, podman's precreate hook does, and so does the process that stan
 import os
 
 from gpuhook.ground import log, names, preload
-from gpuhook.ground.errors import RuntimeMissingError, SpecError
+from gpuhook.ground.errors import LimitError, RuntimeMissingError, SpecError
 from gpuhook.ground.oci.spec import hook_name
-from gpuhook.start.resolve import limits, resolve
+from gpuhook.start.resolve import limits, resolve, says_limit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,6 +87,28 @@ def _take(
     if not needed or way == "hook":
         return spec
     return add_hook(without_old_hooks(spec), config, folder, verb=names.LEASE_VERB)
+
+
+def check_restored(spec: "Spec", config: "Config", known: "Known") -> None:
+    """Refuse a container that is made of a checkpoint, where devices are limited or exclusive.
+
+    Nothing is edited for such a container, so no hook of ours sees to it before its program goes
+    on. LimitError; what a start raises, where it would be refused as well.
+    """
+    if not (config.exclusive or config.limits_memory or says_limit(spec.data)):
+        return
+    resolved = resolve(spec.data, config, known)
+    needed = limits(spec, config, known, resolved) is not None
+    if config.exclusive and not needed:
+        from gpuhook.start.records import claims  # noqa: PLC0415 - few have exclusive devices
+
+        needed = claims.check(spec, resolved, known, config)
+    if needed:  # protects: restored-limits
+        raise LimitError(
+            "The container has devices that are limited or exclusive, which is seen to where a "
+            "container is created, and not where one is restored from a checkpoint",
+            "Start it again instead",
+        )
 
 
 def _apply_documents(

@@ -149,7 +149,7 @@ def limits(
     besides, of which its config.json says nothing.
     """
     wanted = config.device_memory or config.most_device_memory or config.limit_required
-    if not (wanted or _says_limit(spec.data)):
+    if not (wanted or says_limit(spec.data)):
         return None
     from gpuhook.start import limits as found  # noqa: PLC0415 - few containers have any
 
@@ -157,7 +157,7 @@ def limits(
     return found.find(spec, config, known, (*grants, *given), inventories or {})
 
 
-def _says_limit(spec: "dict[str, Any]") -> bool:
+def says_limit(spec: "dict[str, Any]") -> bool:
     """Tell whether a container says how much memory it may use; its spec may have any shape."""
     process, annotations = spec.get("process"), spec.get("annotations")
     env = process.get("env") if isinstance(process, dict) else None
