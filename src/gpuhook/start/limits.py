@@ -335,7 +335,7 @@ def _given_by_others(
             continue
         nodes = {node.numbers for node in inventory.nodes}
         explained |= nodes
-        allowed = access.allowed(rules, nodes) if opened else set()
+        allowed = access.openable(rules, nodes) if opened else set()
         before = ours.get(names.NAME, ())
         has_already = {name for device in before for name in (device.id, device.parent)}
         given = given_nodes.devices_of(has | allowed, inventory)  # protects: limit-by-rule

@@ -196,6 +196,8 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
     "of every device, without privilege": (EVERYTHING["devices"], [1, 2, 11]),
     "of every device of that type": ([rule()], [1, 2, 11]),
     "to make nodes alone": ([rule("m")], []),
+    "to read alone": ([rule("rm", major=240, minor=1)], [1]),
+    "to write alone": ([rule("w", major=240, minor=1)], [1]),
     "taken back": ([rule(major=240), {"allow": False, "access": "rwm"}], []),
     "of the kernel's own devices": ([rule(major=1), rule(major=5)], []),
 }

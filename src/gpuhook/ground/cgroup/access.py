@@ -61,6 +61,15 @@ def allowed(
     return found
 
 
+def openable(rules: "Any", devices: "set[tuple[int, int]]") -> "set[tuple[int, int]]":
+    """Return which character devices linux.resources.devices lets be opened in any way.
+
+    A driver does nearly all that it does by ioctl(2), which takes no right to read or to write.
+    """
+    # protects: opened-anyhow
+    return allowed(rules, devices, "r") | allowed(rules, devices, "w")
+
+
 def _first(pair: "tuple[int, Any]") -> int:
     return pair[0]
 

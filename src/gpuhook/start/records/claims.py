@@ -87,7 +87,7 @@ class _Given:
 
     def among(self, numbers: "set[Numbers]") -> "set[Numbers]":
         """Return which of these it has. A node that a rule allows it can make itself."""
-        allowed = access.allowed(self._rules, numbers)
+        allowed = access.openable(self._rules, numbers)
         return (numbers & self._nodes) | allowed  # protects: claimed-rule
 
 
