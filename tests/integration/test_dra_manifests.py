@@ -171,10 +171,10 @@ def _cel(expression: str, seen: dict[str, Any], known: dict[str, Any]) -> Any:
     return program.evaluate({**context, "variables": variables})
 
 
-def slice_of(node: str | None) -> Document:
-    return {
-        "spec": {"driver": "gpu.nvidia.com", **({"nodeName": node} if node else {"allNodes": True})}
-    }
+def slice_of(node: str | None, pool: str | None = None) -> Document:
+    place = {"nodeName": node} if node else {"allNodes": True}
+    named = {"name": pool or node or "n1", "generation": 1, "resourceSliceCount": 1}
+    return {"spec": {"driver": "gpu.nvidia.com", "pool": named, **place}}
 
 
 OWN = {"extra": {NODE: ["n1"], "authentication.kubernetes.io/pod-name": ["p"]}}
@@ -191,6 +191,11 @@ REQUESTS: dict[str, tuple[str, Any, Any, dict[str, Any], bool]] = {
     "give away": ("UPDATE", MINE, THEIRS, OWN, False),
     "delete another's": ("DELETE", THEIRS, None, OWN, False),
     "delete what is for all": ("DELETE", ALL, None, OWN, False),
+    "create in another's pool": ("CREATE", None, slice_of("n1", "n2"), OWN, False),
+    "create in a pool that begins so": ("CREATE", None, slice_of("n1", "n10"), OWN, False),
+    "create in a second pool": ("CREATE", None, slice_of("n1", "n1/second"), OWN, True),
+    "update in another's pool": ("UPDATE", *[slice_of("n1", "n2")] * 2, OWN, False),
+    "delete in another's pool": ("DELETE", slice_of("n1", "n2"), None, OWN, True),
     "a token of no node": ("CREATE", None, MINE, {"extra": {}}, False),
     "a token without more": ("CREATE", None, MINE, {}, False),
     "a token of no node, for all nodes": ("CREATE", None, ALL, {}, False),
