@@ -184,6 +184,31 @@ def test_time_slices_and_who_wins(node: Node, driver: Driver, whole: bool) -> No
         assert not isinstance(ask(node, claim), str)
 
 
+REFUSING = {
+    "no time slices": (sliced("Long"), "can't set the time slice", "smi.fails"),
+    "no compute modes": (gpu_config(strategy="MPS"), "Insufficient", "simulate/compute"),
+}
+
+
+@pytest.mark.parametrize("name", [*REFUSING])
+def test_a_gpu_that_takes_no_setting_is_lost_to_nobody(
+    node: Node, driver: Driver, name: str
+) -> None:
+    """Such as one before Volta: what it refused can't be undone either, and needn't be."""
+    wanted, words, place = REFUSING[name]
+    put_smi(driver, "/bin/sh", str(driver.root / "smi"))
+    (driver.root / place).mkdir()  # a folder, which nothing is written to
+    claim = node.claim("a", result(gpu(driver, 0)), config=[config(wanted)])
+    other = node.claim("b", result(gpu(driver, 0)))
+    with node.service():
+        for _ in range(2):
+            assert words in ask(node, claim)
+        assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
+        assert not isinstance(ask(node, other), str)
+        assert node.kubelet.unprepare(GPU_DRIVER, other) == {other.uid: ""}
+        assert node.left() == []
+
+
 def test_what_cannot_run_here_is_refused_before_anything_is_begun(
     node: Node, driver: Driver
 ) -> None:

@@ -194,7 +194,8 @@ REQUESTS: dict[str, tuple[str, Any, Any, dict[str, Any], bool]] = {
     "create in another's pool": ("CREATE", None, slice_of("n1", "n2"), OWN, False),
     "create in a pool that begins so": ("CREATE", None, slice_of("n1", "n10"), OWN, False),
     "create in a second pool": ("CREATE", None, slice_of("n1", "n1/second"), OWN, True),
-    "update in another's pool": ("UPDATE", *[slice_of("n1", "n2")] * 2, OWN, False),
+    "update in another's pool": (
+        "UPDATE", slice_of("n1", "n2"), slice_of("n1", "n2"), OWN, False),
     "delete in another's pool": ("DELETE", slice_of("n1", "n2"), None, OWN, True),
     "a token of no node": ("CREATE", None, MINE, {"extra": {}}, False),
     "a token without more": ("CREATE", None, MINE, {}, False),

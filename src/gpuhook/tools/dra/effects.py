@@ -60,11 +60,12 @@ class Effects:
         edits = self._module(vendor).begin(self._config, self._inventory(vendor), effect)
         return effect["devices"], edits
 
-    def undo(self, effect: Effect, others: Iterable[Record]) -> None:
+    def undo(self, effect: Effect, others: Iterable[Record]) -> str:
         """Undo it, unless another claim wants the same.
 
-        A DriverError while the driver fails: it is to be tried again. Without one there is nothing
-        left of what it was told.
+        Return what stays otherwise for good, a sentence, "" for nothing. A DriverError while the
+        driver fails: it is to be tried again. Without one there is nothing left of what it was
+        told.
         """
         module = self._module(effect[_VENDOR])
         kept = {
@@ -75,15 +76,15 @@ class Effects:
             for device in other["devices"]
         }
         if kept.issuperset(effect["devices"]):
-            return
+            return ""
         inventory = self._inventory(effect[_VENDOR])
         failure = self._devices.observed.machine.failures().get(effect[_VENDOR])
         if inventory is None and failure is not None:  # protects: dra-undone
             raise failure
         try:
-            module.undo(self._config, inventory, effect)
+            return module.undo(self._config, inventory, effect)
         except NoDriverError:
-            return
+            return ""
 
     def look_after(self, records: Iterable[Record], tell: Callable[[str], None]) -> None:
         """Start again what has ended by itself."""

@@ -327,7 +327,9 @@ class Handing:
         if record is not None and record.boot == self._records.boot:
             others = self._others(driver, uid)
             for effect in record.effects:
-                self._effects.undo(effect, others)
+                kept = self._effects.undo(effect, others)
+                if kept:
+                    self._tell(f"Claim {record.claim} is put back all the same: {kept}")
         usual = document.path(self._options.cdi_folder, driver, uid)
         for path in {usual, (record and record.document) or usual}:  # the option may have changed
             document.remove(path)

@@ -28,14 +28,19 @@ def read(config: Config, root: str, uuids: list[str]) -> dict[str, tuple[int, in
 
 
 def write(config: Config, root: str, modes: Mapping[str, int]) -> None:
-    """Set compute modes by UUID, all that can be set; DriverError where one can't."""
+    """Set compute modes by UUID, all that can be set; DriverError where one can't.
+
+    A GPU that has the mode isn't asked: some refuse every one, also that which they have.
+    """
 
     def question(pynvml: Any) -> dict[str, Any]:
         failures = []
         for uuid, mode in modes.items():
             try:
                 handle = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
-                pynvml.nvmlDeviceSetComputeMode(handle, mode)
+                # protects: mps-mode-there
+                if pynvml.nvmlDeviceGetComputeMode(handle) != mode:
+                    pynvml.nvmlDeviceSetComputeMode(handle, mode)
             except pynvml.NVMLError as error:  # protects: mps-each-mode
                 failures.append(error)
         if failures:

@@ -229,8 +229,12 @@ class ClaimConfig(Protocol):
     def look_after(self, config: Config, effect: Values, /) -> None:
         """Start again what has ended by itself."""
 
-    def undo(self, config: Config, inventory: Any, effect: Values, /) -> None:
-        """Have the devices as they were before; the inventory is None without a driver."""
+    def undo(self, config: Config, inventory: Any, effect: Values, /) -> str:
+        """Have the devices as they were before; the inventory is None without a driver.
+
+        Return what stays otherwise for good, a sentence, "" for nothing. A GpuhookError where it is
+        to be tried again: until then nobody else gets the devices.
+        """
 
 
 class Programs(Protocol):

@@ -153,7 +153,10 @@ def begin(config: Config, inventory: Inventory, effect: Plan) -> dict[str, list[
     A GpuhookError where that fails.
     """
     if effect["do"] == _SLICE:
-        _set_slice(config, inventory, effect["devices"], effect["slice"])
+        modes.write(config, inventory.root, dict.fromkeys(effect["devices"], modes.DEFAULT))
+        refusal = _set_slice(inventory, effect["devices"], effect["slice"])
+        if refusal:
+            raise DriverError(refusal, "GPUs before Volta have no such setting")
         return {}
     return _mps_edits(_keeper(config, effect).start(), effect["folder"])
 
@@ -164,16 +167,21 @@ def look_after(config: Config, effect: Plan) -> None:
         _keeper(config, effect).look_after()
 
 
-def undo(config: Config, inventory: Inventory | None, effect: Plan) -> None:
-    """Have the devices as they were; a GpuhookError where that fails."""
+def undo(config: Config, inventory: Inventory | None, effect: Plan) -> str:
+    """Have the devices as they were; a GpuhookError where that fails, and is to be tried again.
+
+    Return why a GPU keeps its time slice, a sentence, "" where none does: one that refuses to have
+    it changed may never have had another, and nobody waits for it.
+    """
     if effect["do"] == _SLICE:
         # Without the driver, or its program, what was told to it is gone.
         if inventory is not None and driver_program.find(inventory.root, _SMI):
             here = {gpu.uuid for gpu in inventory.gpus}
-            _set_slice(config, inventory, [each for each in effect["devices"] if each in here], 0)
+            return _set_slice(inventory, [each for each in effect["devices"] if each in here], 0)
     elif os.path.isdir(effect["folder"]):
         _keeper(config, effect).stop()
         shutil.rmtree(effect["folder"], ignore_errors=True)
+    return ""
 
 
 def _keeper(config: Config, effect: Plan) -> Keeper:
@@ -202,12 +210,14 @@ def _mps_edits(state: mps.State, folder: str) -> dict[str, list[Any]]:
     return {"env": env, "mounts": mounts}
 
 
-def _set_slice(config: Config, inventory: Inventory, devices: Sequence[str], number: int) -> None:
-    """Set the length of GPUs' time slices; only the driver's own program can."""
+def _set_slice(inventory: Inventory, devices: Sequence[str], number: int) -> str:
+    """Set the length of GPUs' time slices; only the driver's own program can.
+
+    Return why one refuses it, "" where none does. DriverError where the program can't be asked.
+    """
     if not devices:
-        return
+        return ""
     program = _slicer(inventory)
-    modes.write(config, inventory.root, dict.fromkeys(devices, modes.DEFAULT))
     root = inventory.root.rstrip("/")
     cuda = next((each.path for each in inventory.files if "/libcuda.so." in each.path), "")
     libraries = root + os.path.dirname(cuda) if root and cuda else ""
@@ -221,10 +231,9 @@ def _set_slice(config: Config, inventory: Inventory, devices: Sequence[str], num
             ) from None
         if done.returncode:
             said = printable((done.stdout + done.stderr).decode(errors="replace").strip())
-            raise DriverError(
-                f"{_SMI} can't set the time slice of {device}: {said[:_SHOWN]}",
-                "GPUs before Volta have no such setting",
-            )
+            # protects: dra-slice-refused
+            return f"{_SMI} can't set the time slice of {device}: {said[:_SHOWN]}"
+    return ""
 
 
 def _slicer(inventory: Inventory) -> str:
