@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import paper
 import pytest
@@ -53,9 +54,13 @@ class Engine:
         assert (found.connection, found.stream, found.kind) == (PLUGIN, self._stream, RESPONSE)
         return found.data
 
-    def create(self, *env: str, pod: tuple[tuple[int, Value], ...] = ()) -> bytes:
+    def create(
+        self, *env: str, pod: tuple[tuple[int, Value], ...] = (), annotation: str = ""
+    ) -> bytes:
         who = wire.message((1, "p1"), (2, "pod"), (4, "team"), *pod)
-        container = wire.message((1, "c1"), (3, "main"), *((8, each) for each in env))
+        noted = wire.message((1, "cdi.k8s.io/a"), (2, annotation))
+        more = ((6, noted),) if annotation else ()
+        container = wire.message((1, "c1"), (3, "main"), *((8, each) for each in env), *more)
         return self.ask("CreateContainer", wire.message((1, who), (2, container)))
 
 
@@ -256,6 +261,54 @@ def test_mounts_are_no_way_around_the_gate(way: Way, handler: str) -> None:
             edits(asked, gated)
     mounts = (("/var/run/amd-container-devices/1", "/dev/null"),)
     assert edits(Asked("team", "pod", "main", handler, (), mounts), gated) == {}
+
+
+SECOND = ("amd.com/gpu", "0x84cafeae17e7610")
+FOLDER = "/var/run/amd-container-devices/cdi"
+# What the configuration says, what the container asks by, and what the kubelet has to have given.
+DOCUMENTED: dict[str, tuple[dict[str, Any], Asked, tuple[str, str]]] = {
+    "mode cdi": (
+        {"mode": "cdi"}, Asked("n", "p", "c", "gpu-py", ("AMD_VISIBLE_DEVICES=1",)), SECOND),
+    "all in mode cdi": (
+        {"mode": "cdi"}, Asked("n", "p", "c", "gpu-py", ("AMD_VISIBLE_DEVICES=all",)),
+        ("amd.com/gpu", "all")),
+    "another maker's kind": (
+        {"cdi_kinds_from_environment": ("a.com/b",)},
+        Asked("n", "p", "c", "gpu-py", ("AMD_VISIBLE_DEVICES=a.com/b=3",)), ("a.com/b", "3::1")),
+    "a mount": (
+        {"accept_volume_mounts": True},
+        Asked("n", "p", "c", "gpu-py", (), ((f"{FOLDER}/a.com/b/3", "/dev/null"),)),
+        ("a.com/b", "3")),
+    "an annotation": (
+        {"accept_annotations": True},
+        Asked("n", "p", "c", "gpu-py", (), (), (("cdi.k8s.io/x", "amd.com/gpu=1"),)), SECOND),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*DOCUMENTED])
+def test_documents_are_no_way_around_the_gate(way: Way, name: str) -> None:
+    """A runtime of ours reads them, so what they bring has to be the kubelet's gift, too."""
+    chosen, asked, right = DOCUMENTED[name]
+    for key, value in chosen.items():
+        setattr(way.config, key, value)
+    third, others = ("amd.com/gpu", "0x84cafeae17e7620"), [("other.com/gpu", "1"), ("a.com/c", "3")]
+    for names in ([], [third], others):
+        with pytest.raises(RequestError, match="kubelet hasn't given it"):
+            edits(asked, Way(way.config, HOOK, given=lambda *_, names=names: names))
+    assert edits(asked, Way(way.config, HOOK, given=lambda *_: [right])) == {}
+
+
+def test_annotations_count_for_a_runtime_that_reads_them(gated: Gated, way: Way) -> None:
+    """CRI-O passes on a pod's, which its author writes."""
+    served, names = gated
+    way.config.accept_annotations = True
+    pod = ((7, "gpu-py"),)
+    annotation = "amd.com/gpu=1"
+    said = refusal(served.engine.create(pod=pod, annotation=annotation))
+    assert "asks for AMD GPU 1" in said
+    names.append(SECOND)
+    assert adjustment(served.engine.create(pod=pod, annotation=annotation)) == b""
+    assert adjustment(served.engine.create(annotation=annotation)) == b"", "runc reads none"
 
 
 def test_an_image_that_says_all_gets_what_was_granted(gated: Gated) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import RequestError, listed, printable
+from gpuhook.start import contract
 from gpuhook.start.cdi.generate import Source, tidy
 from gpuhook.start.contract import Grant, Vendor
 from gpuhook.start.inventory import cache
@@ -27,7 +28,10 @@ HANDLERS = ("gpu-py", "nvidia")
 
 @dataclass(frozen=True)
 class Asked:
-    """A container that is being created, as far as it says who it is and what it asks for."""
+    """A container that is being created, as far as it says who it is and what it asks for.
+
+    ``annotations`` are those that its runtime reads.
+    """
 
     namespace: str
     pod: str
@@ -35,6 +39,7 @@ class Asked:
     handler: str
     env: tuple[str, ...]
     mounts: tuple[tuple[str, str], ...] = ()
+    annotations: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ def _resolved(asked: Asked, way: Way, *more: str) -> Resolved | None:
     spec = {
         "process": {"env": [*asked.env, *more]},
         "mounts": [{"destination": to, "source": source} for to, source in asked.mounts],
+        "annotations": dict(asked.annotations) if asked.handler in HANDLERS else {},
     }
     return resolve(spec, way.config, registry.known(way.config))
 
@@ -87,6 +93,7 @@ def _edits_for_runtime(resolved: Resolved, asked: Asked, way: Way) -> dict[str, 
 
     RequestError where it would give more all the same.
     """
+    _check_documents(resolved, asked, way)
     env = []
     for grant in resolved.grants:
         devices = _let_through(grant, asked, way)
@@ -105,6 +112,25 @@ def _edits_for_runtime(resolved: Resolved, asked: Asked, way: Way) -> dict[str, 
     return {"env": env} if env else {}
 
 
+def _check_documents(resolved: Resolved, asked: Asked, way: Way) -> None:
+    """Raise RequestError where a runtime would give CDI devices that the kubelet hasn't given."""
+    if way.given is None or not resolved.cdi_devices:
+        return
+    given = [*way.given(asked.namespace, asked.pod, asked.name)]
+    right = {f"{resource}={name.partition('::')[0]}" for resource, name in given}
+    kinds = {name.partition("=")[0] for name in resolved.cdi_devices}
+    for names in resolved.known.values():
+        if names.KIND in kinds:
+            vendor = contract.load(names)
+            inventory = cache.get_inventory(way.config, vendor)
+            ids = _devices(vendor, inventory, given)
+            its = [device for device in inventory.devices if device.id in ids]
+            right |= {f"{names.KIND}={name}" for each in its for name in (each.id, each.label)}
+    others = [name for name in resolved.cdi_devices if name not in right]
+    if others:  # protects: nri-gate-documents
+        raise _ungiven(asked, f"CDI device {listed(others)}", others[0].partition("=")[0])
+
+
 # What the kubelet gave --------------------------------------------------------------------------
 
 
@@ -118,14 +144,17 @@ def _let_through(grant: Grant, asked: Asked, way: Way) -> tuple[Device, ...]:
         return tuple(device for device in grant.inventory.devices if device.id in given)
     others = [device.label for device in grant.devices if device.id not in given]
     if others:  # protects: nri-gate
-        noun = grant.vendor.names.NOUN
-        raise RequestError(
-            f"The container {printable(asked.name)} of pod {printable(asked.namespace)}/"
-            f"{printable(asked.pod)} asks for {noun} {listed(others)} by a variable, and the "
-            "kubelet hasn't given it that",
-            f"Ask for it in the pod's resources: {grant.vendor.names.KIND}: 1",
-        )
+        names = grant.vendor.names
+        raise _ungiven(asked, f"{names.NOUN} {listed(others)} by a variable", names.KIND)
     return tuple(grant.devices)
+
+
+def _ungiven(asked: Asked, what: str, resource: str) -> RequestError:
+    return RequestError(
+        f"The container {printable(asked.name)} of pod {printable(asked.namespace)}/"
+        f"{printable(asked.pod)} asks for {what}, and the kubelet hasn't given it that",
+        f"Ask for it in the pod's resources: {resource}: 1",
+    )
 
 
 def _devices(vendor: Vendor, inventory: Inventory, names: Iterable[tuple[str, str]]) -> set[str]:

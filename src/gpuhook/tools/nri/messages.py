@@ -23,7 +23,8 @@ _NRI: Table = {
         "namespace": (4, "string"), "runtime_handler": (7, "string"),
     },
     "Container": {
-        "id": (1, "string"), "name": (3, "string"), "env": (8, "*string"), "mounts": (9, "*Mount"),
+        "id": (1, "string"), "name": (3, "string"), "annotations": (6, "map"),
+        "env": (8, "*string"), "mounts": (9, "*Mount"),
     },
     "Mount": {
         "destination": (1, "string"), "type": (2, "string"), "source": (3, "string"),

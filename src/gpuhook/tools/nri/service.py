@@ -152,6 +152,7 @@ class Plugin:
             pod.runtime_handler,
             tuple(container.env),
             tuple((each.destination, each.source) for each in container.mounts),
+            tuple(container.annotations.items()),
         )
         start = time.monotonic()
         edits = answer.edits(asked, self._way)
