@@ -361,6 +361,30 @@ def test_what_a_claim_has_that_is_gone_is_for_others(
         assert "Claim ns/gone is gone from the cluster: it is put back" in node.log
 
 
+def test_what_the_kubelet_does_not_list_may_be_in_use(node: Node, driver: Driver) -> None:
+    """It lists no init container, and before Kubernetes 1.34 no claim's devices at all.
+
+    A pod goes on when somebody takes the finalizer off its claim and deletes that.
+    """
+    pods = node.folder / "pods.sock"
+    gone = node.claim("gone", result(gpu(driver, 0)))
+    stranger = node.claim("other", result(gpu(driver, 0)), namespace="another")
+    own = node.claim("own", result(gpu(driver, 0)))
+    with node.service(options={"pod_resources": str(pods)}):
+        prepared(node, gone)
+        node.forget(gone)
+        with PodResources(pods, ("ns", "pod", "main", "", ())) as kubelet:
+            _refuse(node, stranger, since=False)
+            kubelet.given[:] = [("another", "pod", "main", "", ())]
+            _refuse(node, stranger, since=True)
+            _grow_old(node, gone)
+            kubelet.given.append(("ns", "pod", "main", "", ()))
+            _refuse(node, stranger, since=False)
+            _refuse(node, own, since=True)  # whose own pod is listed so
+            _grow_old(node, gone)
+            prepared(node, own)
+
+
 def test_claims_that_are_gone_are_put_back_together(node: Node, driver: Driver) -> None:
     """Who wants the devices of several waits one minute, not one for each."""
     pods = node.folder / "pods.sock"

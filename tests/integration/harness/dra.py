@@ -71,7 +71,9 @@ class Node:
         """What the service has said since it was started last."""
         return (self.folder / f"log-{self.starts}").read_text()
 
-    def claim(self, name: str, *results: Any, uid: str = "", **more: Any) -> Claim:
+    def claim(
+        self, name: str, *results: Any, uid: str = "", namespace: str = "ns", **more: Any
+    ) -> Claim:
         """Put a claim with that allocation into the cluster; return how the kubelet names it."""
         uid = uid or str(uuid.uuid4())
         config = more.pop("config", [])
@@ -79,12 +81,12 @@ class Node:
         claim = {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceClaim",
-            "metadata": {"namespace": "ns", "name": name, "uid": uid},
+            "metadata": {"namespace": namespace, "name": name, "uid": uid},
             "status": {"allocation": {"devices": devices}},
             **more,
         }
-        (self.claims / f"ns_{name}.json").write_text(json.dumps(claim))
-        return Claim("ns", name, uid)
+        (self.claims / f"{namespace}_{name}.json").write_text(json.dumps(claim))
+        return Claim(namespace, name, uid)
 
     def forget(self, claim: Claim) -> None:
         """Delete a claim in the cluster."""

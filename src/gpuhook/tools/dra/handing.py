@@ -31,6 +31,7 @@ from gpuhook.tools.kubernetes.handed import (
     now,
 )
 from gpuhook.tools.kubernetes.state import REPLICA
+from gpuhook.tools.metrics.kubelet import Used
 
 _STALE = 600.0  # seconds after which nobody works any more on a claim that was begun
 _YOUNG = 60.0  # seconds in which the kubelet may not know yet who has a device, or no longer
@@ -47,7 +48,7 @@ class TakenError(RequestError):
 class Handing:
     """Prepares and unprepares claims by what ``devices`` knows.
 
-    ``in_use`` returns the ids of devices that pods have by the kubelet, None where it doesn't say.
+    ``in_use`` returns which devices pods have by the kubelet, None where it doesn't say.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Handing:
         devices: Devices,
         claims: Claims,
         options: Options,
-        in_use: Callable[[], set[str] | None],
+        in_use: Callable[[], Used | None],
     ) -> None:
         self._devices = devices
         self._claims = claims
@@ -89,7 +90,7 @@ class Handing:
         try:
             return self._prepared(driver, ref, claim)
         except TakenError as error:
-            if not self._free_gone(error.holders):
+            if not self._free_gone(error.holders, ref["namespace"]):
                 raise
         return self._prepared(driver, ref, claim)
 
@@ -223,8 +224,9 @@ class Handing:
                 f"The device {ours.device} is claim {record.claim}'s, which was prepared for it "
                 "before",
                 "The pod can start when the pods of that claim have ended; where the kubelet has "
-                "lost its own folder it never says so: then delete that claim once they have, and "
-                "the pod starts a minute or two later",
+                "lost its own folder it never says so: then delete that claim, and from this node "
+                f"the pods of the namespace {record.namespace}, and the pod starts a minute or two "
+                "later",
             )
         self._check_shares(driver, uid, wanted)
         if wanted:
@@ -253,7 +255,7 @@ class Handing:
             return
         used = self._in_use()
         for ours, lease in wished:
-            if used is None or self._is_used(lease, used):  # protects: dra-not-twice-claim
+            if used is None or self._is_used(lease, used.ids):  # protects: dra-not-twice-claim
                 because = ", and the kubelet doesn't say whether its pod has ended" * (used is None)
                 raise RequestError(
                     f"gpuhook device-plugin has given the device {ours.device} to a pod as "
@@ -271,12 +273,13 @@ class Handing:
 
     # Whose claim is gone ----------------------------------------------------------------------
 
-    def _free_gone(self, holders: Sequence[Record]) -> bool:
+    def _free_gone(self, holders: Sequence[Record], namespace: str) -> bool:
         """Put back what claims have that aren't in the cluster any more; tell whether any was.
 
         A kubelet that has lost its own folder never asks for that. Only where the kubelet says
-        that no pod has their devices, and only where all that is so a minute later, too: a pod that
-        was deleted by force may still run, and the kubelet ends what it doesn't know.
+        that no pod has their devices, nor may have them without its saying so, and only where all
+        that is so a minute later, too: a pod that was deleted by force may still run, and the
+        kubelet ends what it doesn't know. ``namespace`` is that of who wants them.
         """
         gone = [record for record in holders if self._is_gone(record)]
         used = self._in_use() if gone else None
@@ -286,7 +289,7 @@ class Handing:
                 if self._records.read(record.driver, record.uid) != record:
                     continue  # somebody has worked on it since
                 # protects: dra-gone-unused
-                is_free = record in gone and used is not None and not _names(record) & used
+                is_free = record in gone and used is not None and _is_free(record, used, namespace)
                 # protects: dra-gone-twice
                 is_late = record.gone > 0 and now() - record.gone >= _YOUNG
                 if not is_free:
@@ -357,9 +360,16 @@ class Handing:
             self._effects.look_after(self._records.current(), self._tell)
 
 
-def _names(record: Record) -> set[str]:
-    """Return the names of a claim's devices as the kubelet says that pods have them."""
-    return {name.partition("=")[2] for held in record.devices for name in held.cdi}
+def _is_free(record: Record, used: Used, namespace: str) -> bool:
+    """Tell whether no pod has a claim's devices, as far as somebody in ``namespace`` is concerned.
+
+    Whoever takes the finalizer off his claim and deletes it keeps what his pod has of it, and the
+    kubelet doesn't list all containers. So no pod of another's namespace may be left.
+    """
+    names = {name.partition("=")[2] for held in record.devices for name in held.cdi}
+    # protects: dra-gone-unlisted
+    others = record.namespace != namespace and record.namespace in used.namespaces
+    return not others and not names & used.ids
 
 
 def _is_stale(record: Record) -> bool:

@@ -215,8 +215,8 @@ def _about(call: Mapping[str, Any]) -> tuple[str, str]:
     return call["driver"], call["claim"].get("uid", "")
 
 
-def in_use(socket: str) -> set[str] | None:
-    """Return the ids of devices that pods have by the kubelet, None where it doesn't say."""
+def in_use(socket: str) -> kubelet.Used | None:
+    """Return which devices pods have by the kubelet, None where it doesn't say."""
     with suppress(PluginError):
-        return {each for *_, ids in kubelet.pods(socket, _KUBELET) for _, each in ids}
+        return kubelet.used(socket, _KUBELET)
     return None

@@ -12,7 +12,7 @@ A CDI device of a claim (DRA) stands there as [its kind, its name].
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from gpuhook.ground.config.model import Config
@@ -32,6 +32,17 @@ class Place:
     root: str = SOCKET
     version: str = ""
     devices: tuple[Any, ...] = ()
+
+
+class Used(NamedTuple):
+    """The ids of all devices that containers have, and the namespaces of all pods.
+
+    The kubelet says nothing of init containers that end, and before Kubernetes 1.34 nothing of
+    claims' devices, so that a pod without any may have some.
+    """
+
+    ids: set[str]
+    namespaces: set[str]
 
 
 def can_ask(place: Place) -> bool:
@@ -63,11 +74,22 @@ def _answer_all(path: str, talk: Talk) -> None:
 
 
 def pods(path: str, seconds: float) -> list[list[Any]]:
-    """Return the pods with devices, as this module's first lines have them.
+    """Return the pods with devices, as this module's first lines have them; raises as ``used``."""
+    return [*_pods(_listed(path, seconds))]
+
+
+def used(path: str, seconds: float) -> Used:
+    """Return which devices pods have, and where there are pods.
 
     PluginError where the kubelet doesn't say within ``seconds``. Loads gRPC: for a process that
     forks no more.
     """
+    found = _listed(path, seconds)
+    ids = {name for *_, ids in _pods(found) for _, name in ids}
+    return Used(ids, {pod.namespace for pod in found.pod_resources})
+
+
+def _listed(path: str, seconds: float) -> Any:
     import grpc  # noqa: PLC0415 - as said
 
     from gpuhook.tools.kubernetes import api  # noqa: PLC0415
@@ -85,13 +107,12 @@ def pods(path: str, seconds: float) -> list[list[Any]]:
             response_deserializer=messages.ListPodResourcesResponse.FromString,
         )
         try:
-            found = call(messages.ListPodResourcesRequest(), timeout=seconds)
+            return call(messages.ListPodResourcesRequest(), timeout=seconds)
         except grpc.RpcError as error:
             raise PluginError(
                 f"the kubelet doesn't say which pods have devices: {error.details()}",
                 f"See that it serves {path}",
             ) from None
-    return [*_pods(found)]
 
 
 def _pods(answer: Any) -> Iterator[list[Any]]:
