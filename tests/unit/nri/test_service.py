@@ -298,6 +298,21 @@ def test_documents_are_no_way_around_the_gate(way: Way, name: str) -> None:
     assert edits(asked, Way(way.config, HOOK, given=lambda *_: [right])) == {}
 
 
+def test_the_kubelet_is_asked_once(way: Way) -> None:
+    """It may be slow, and an engine that waits longer than two seconds goes on without the gate."""
+    asked: list[tuple[str, ...]] = []
+
+    def given(*who: str) -> list[tuple[str, str]]:
+        asked.append(who)
+        return [SECOND]
+
+    gate = Way(way.config, HOOK, given=given)
+    for handler in ("gpu-py", ""):
+        for name in ("first", "second"):
+            edits(Asked("team", "pod", name, handler, ("AMD_VISIBLE_DEVICES=all",)), gate)
+    assert asked == [("team", "pod", "first"), ("team", "pod", "second")] * 2
+
+
 def test_annotations_count_for_a_runtime_that_reads_them(gated: Gated, way: Way) -> None:
     """CRI-O passes on a pod's, which its author writes."""
     served, names = gated

@@ -6,7 +6,8 @@ aren't known yet: nodes, files, variables, and one hook that does the rest.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache as cached
 from typing import Any
 
 from gpuhook.ground.config.model import Config
@@ -60,6 +61,8 @@ def edits(asked: Asked, way: Way) -> dict[str, Any]:
     by_runtime = asked.handler in HANDLERS
     if by_runtime and way.given is None:  # protects: nri-gate-handlers
         return {}
+    if way.given is not None:
+        way = replace(way, given=cached(way.given))  # protects: nri-gate-once
     resolved = _resolved(asked, way)
     if resolved is None:
         return {}
