@@ -1,5 +1,6 @@
 """Records of what was handed out that can't be read, or that another version wrote."""
 
+import errno
 import json
 import os
 import time
@@ -119,3 +120,19 @@ def test_a_lease_is_as_old_as_it_is(
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + step)
     assert 0 <= handed.now() - lease.at < 60
+
+
+def test_a_lease_outlives_one_that_cannot_be_written(
+    records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container may have another replica of the device."""
+    lease = records.lease("nvidia", "GPU-a", "GPU-a", "nvidia.com/gpu")
+    records.lend([lease])
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("gpuhook.tools.kubernetes.handed.files.replace", fail)
+    with pytest.raises(PluginError, match="No space left"):
+        records.lend([records.lease("nvidia", "GPU-a", "GPU-a", "nvidia.com/gpu")])
+    assert records.leases() == [lease]

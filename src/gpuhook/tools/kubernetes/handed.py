@@ -362,14 +362,17 @@ class Records:
             for lease in leases:
                 for record in claims:
                     self._refuse(lease, record)
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(f"{self.folder}/{_LEASES}", 0o700)
-            for lease in leases:
-                try:
-                    remove(self._lease(lease))
-                    files.replace(self._lease(lease), json.dumps(asdict(lease)).encode(), _MODE)
-                except OSError as error:
-                    raise self._unusable(error) from None
+            folder = f"{self.folder}/{_LEASES}"
+            try:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(folder, 0o700)
+                for lease in leases:
+                    path = self._lease(lease)
+                    _remove_remains(folder, f".{os.path.basename(path)}.")
+                    # protects: dra-lease-kept
+                    files.replace(path, json.dumps(asdict(lease)).encode(), _MODE)
+            except OSError as error:
+                raise self._unusable(error) from None
 
     def _refuse(self, lease: Lease, record: Record) -> None:
         for held in record.devices:
