@@ -216,12 +216,26 @@ def test_a_node_writes_its_own_slices_alone(name: str, documents: list[Document]
     assert policy.allows(operation, before, after, **asking) == expected
 
 
+def told(*pools: str, **more: Any) -> Document:
+    """Return a claim with what drivers said of devices of these pools."""
+    said = [{"driver": "gpu.nvidia.com", "pool": pool, "device": "a", **more} for pool in pools]
+    return {"status": {**HAS["status"], **({"devices": said} if pools else {})}}
+
+
 HAS: Document = {"status": {"allocation": {"devices": {}}, "reservedFor": [{"name": "p"}]}}
-TOLD = {"status": {**HAS["status"], "devices": [{"driver": "gpu.nvidia.com"}]}}
+TOLD = told("n1")
 CLAIMS: dict[str, tuple[Any, Any, bool]] = {
+    "of a second pool": (HAS, told("n1/second"), True),
+    "beside others": (told("n2", "n1"), told("n1", "n2", "n1/second"), True),
+    "take it back beside others": (told("n2", "n1"), told("n2"), True),
+    "of another's pool": (HAS, told("n2"), False),
+    "of a pool that begins so": (HAS, told("n10"), False),
+    "what another said": (told("n2"), told("n2", data={"a": 1}), False),
+    "take back what another said": (told("n1", "n2"), TOLD, False),
+    "take back all that another said": (told("n2"), HAS, False),
     "say what became of it": (HAS, TOLD, True),
     "take it back": (TOLD, HAS, True),
-    "before it has any": ({}, {"status": {"devices": [{}]}}, True),
+    "before it has any": ({}, {"status": {"devices": TOLD["status"]["devices"]}}, True),
     "give it other devices": (HAS, {"status": {**HAS["status"], "allocation": {"a": 1}}}, False),
     "give it devices": ({"status": {}}, HAS, False),
     "take its devices": (HAS, {"status": {"reservedFor": HAS["status"]["reservedFor"]}}, False),
@@ -236,7 +250,8 @@ def test_a_claim_s_devices_stay_the_scheduler_s(name: str, documents: list[Docum
     before, after, expected = CLAIMS[name]
     policy = Policy(documents, "gpuhook-dra-claims")
     assert policy.matches("UPDATE", "resourceclaims/status")
-    assert policy.allows("UPDATE", before, after) == expected
+    assert policy.allows("UPDATE", before, after, extra=OWN["extra"]) == expected
+    assert not policy.allows("UPDATE", HAS, TOLD), "a token that names no node"
     assert policy.allows("UPDATE", before, after, who="system:kube-scheduler")
 
 
