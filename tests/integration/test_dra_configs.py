@@ -13,7 +13,7 @@ import pytest
 from dra_kubelet import Claim, PodError
 from harness import bundles
 from harness.bundles import Bundle
-from harness.commands import wait_until
+from harness.commands import run, wait_until
 from harness.dra import GPU_DRIVER, Node, result, slice_name
 from harness.driver import Driver, simulate
 from harness.images import CUDA_PROBE
@@ -203,6 +203,22 @@ def test_a_gpu_that_takes_no_setting_is_lost_to_nobody(
     with node.service():
         for _ in range(2):
             assert words in ask(node, claim)
+        assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
+        assert not isinstance(ask(node, other), str)
+        assert node.kubelet.unprepare(GPU_DRIVER, other) == {other.uid: ""}
+        assert node.left() == []
+
+
+def test_a_gpu_that_is_lost_holds_no_other_of_its_claim(
+    node: Node, driver: Driver, installation: Installation
+) -> None:
+    """It comes back with a reboot, if ever; the others of its claim are well."""
+    both = [result(gpu(driver, 0)), result(gpu(driver, 1))]
+    claim = node.claim("a", *both, config=[config(gpu_config(strategy="MPS"))])
+    other = node.claim("b", result(gpu(driver, 1)))
+    with node.service():
+        assert not isinstance(ask(node, claim), str)
+        run([installation.command, "simulate", driver.root, "--lost=0"]).ok()
         assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
         assert not isinstance(ask(node, other), str)
         assert node.kubelet.unprepare(GPU_DRIVER, other) == {other.uid: ""}

@@ -238,18 +238,21 @@ class Keeper:
 
     # Ending ---------------------------------------------------------------------------------------
 
-    def stop(self) -> bool:
-        """End the daemon and set compute modes back; False where there was nothing."""
-        with self._locked():
-            return self._undo()
+    def stop(self, *, but_lost: bool = False) -> bool:
+        """End the daemon and set compute modes back; False where there was nothing.
 
-    def _undo(self) -> bool:
+        With ``but_lost`` nobody waits for a GPU that is lost.
+        """
+        with self._locked():
+            return self._undo(but_lost=but_lost)
+
+    def _undo(self, *, but_lost: bool = False) -> bool:
         state = mps.read(self._config.state_dir)
         if state is None:
             return False
         self._end_daemon(state)
         before = {each.uuid: each.mode for each in state.devices}
-        modes.write(self._config, self._inventory().root, before)
+        modes.write(self._config, self._inventory().root, before, but_lost=but_lost)
         shm = f"{self.base}/{mps.SHM}"
         if os.path.ismount(shm):
             _mount("umount", shm)

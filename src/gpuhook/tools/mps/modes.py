@@ -27,10 +27,11 @@ def read(config: Config, root: str, uuids: list[str]) -> dict[str, tuple[int, in
     return {uuid: (mode, total) for uuid, (mode, total) in said.items()}
 
 
-def write(config: Config, root: str, modes: Mapping[str, int]) -> None:
+def write(config: Config, root: str, modes: Mapping[str, int], *, but_lost: bool = False) -> None:
     """Set compute modes by UUID, all that can be set; DriverError where one can't.
 
-    A GPU that has the mode isn't asked: some refuse every one, also that which they have.
+    A GPU that has the mode isn't asked: some refuse every one, also that which they have. With
+    ``but_lost`` one that is lost is no failure: it comes back as new, by a reset or a reboot.
     """
 
     def question(pynvml: Any) -> dict[str, Any]:
@@ -42,7 +43,8 @@ def write(config: Config, root: str, modes: Mapping[str, int]) -> None:
                 if pynvml.nvmlDeviceGetComputeMode(handle) != mode:
                     pynvml.nvmlDeviceSetComputeMode(handle, mode)
             except pynvml.NVMLError as error:  # protects: mps-each-mode
-                failures.append(error)
+                if not but_lost or error.value != pynvml.NVML_ERROR_GPU_IS_LOST:
+                    failures.append(error)
         if failures:
             raise failures[0]
         return {}

@@ -179,7 +179,7 @@ def undo(config: Config, inventory: Inventory | None, effect: Plan) -> str:
             here = {gpu.uuid for gpu in inventory.gpus}
             return _set_slice(inventory, [each for each in effect["devices"] if each in here], 0)
     elif os.path.isdir(effect["folder"]):
-        _keeper(config, effect).stop()
+        _keeper(config, effect).stop(but_lost=True)  # protects: dra-lost-holds-none
         shutil.rmtree(effect["folder"], ignore_errors=True)
     return ""
 
