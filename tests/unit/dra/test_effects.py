@@ -38,7 +38,7 @@ def test_without_a_driver_daemons_end_all_the_same(
 
     class Keeper:
         def __init__(self, config: Config, _tell: object) -> None:
-            self.stop = lambda: stopped.append(config.state_dir)
+            self.stop = lambda **_: stopped.append(config.state_dir)
 
     monkeypatch.setattr(claim_config, "Keeper", Keeper)
     folder = tmp_path / "mps"
