@@ -1,11 +1,11 @@
 """The thread that publishes: started, told what is wanted, failing, in turns."""
 
 import json
+import os
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +92,7 @@ def start(api: ApiServer) -> Iterator[Callable[..., Started]]:
 
     yield begin
     for each in every:
-        with suppress(OSError):  # a test may have stopped it
-            each.publisher.stop()
+        each.publisher.stop()
 
 
 def test_from_start_to_stop(start: Callable[..., Started]) -> None:
@@ -107,6 +106,23 @@ def test_from_start_to_stop(start: Callable[..., Started]) -> None:
     started.stop()
     assert started.names() == ["a"]  # for who comes next
     assert started.said == []
+
+
+def test_stopped_twice(start: Callable[..., Started]) -> None:
+    """The descriptor's number is somebody else's by then."""
+    started = start([device("a")])
+    number = started.publisher._writer
+    started.stop()
+    others = [os.open("/dev/null", os.O_RDONLY)]
+    if number not in others:
+        others.append(os.dup2(others[0], number))
+    try:
+        started.want()
+        started.publisher.stop()
+        os.fstat(number)
+    finally:
+        for each in others:
+            os.close(each)
 
 
 def test_one_that_fails(start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,13 +81,16 @@ class Publisher:
 
     def stop(self) -> None:
         """Publish no more, once what is being written is; leave the slices as they are."""
-        os.close(self._writer)
+        writer, self._writer = self._writer, -1  # its number is soon somebody else's
+        if writer >= 0:
+            os.close(writer)
 
     def want(self, told: Mapping[str, Any]) -> None:
         """Publish what ``wanted`` returned; never waits."""
         self._told = told
-        with suppress(BlockingIOError):  # it is going to be woken
-            os.write(self._writer, b"\0")
+        if self._writer >= 0:
+            with suppress(BlockingIOError):  # it is going to be woken
+                os.write(self._writer, b"\0")
 
     def _run(self) -> None:
         """Publish until stopped, again and again where that fails."""
