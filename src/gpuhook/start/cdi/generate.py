@@ -82,9 +82,10 @@ class Source:
     """What documents are made of: a vendor, its inventory, and what the configuration lets it give.
 
     ``hook`` is the hook's path on the host; ``config_path`` what its --config is to name, if
-    anything. ``reader`` is the oldest engine that has to read them, None where any may. With
-    ``without_hook`` documents are for programs that run no hook, and know what NVIDIA's is called:
-    links are mounts there, and the loader's folders stand in its words.
+    anything. ``reader`` finds the oldest engine that has to read them, None where any may; it is
+    asked where that matters. With ``without_hook`` documents are for programs that run no hook, and
+    know what NVIDIA's is called: links are mounts there, and the loader's folders stand in its
+    words.
     ``left_out`` says what no document names, and why, a sentence each.
     """
 
@@ -95,7 +96,7 @@ class Source:
         config: "Config",
         hook: str,
         config_path: str | None = None,
-        reader: Reader | None = None,
+        reader: "Callable[[], Reader | None] | None" = None,
         *,
         without_hook: bool = False,
     ) -> None:
@@ -128,8 +129,9 @@ class Source:
         """Return the groups that documents name, none where an engine here has no word for them."""
         if self._config.feature("no-additional-gids-for-device-nodes"):
             return {}
-        groups, reader = granted.groups(), self._reader
-        if not groups or reader is None or not versions.is_below(reader.highest, versions.GROUPS):
+        groups = granted.groups()
+        reader = self._reader() if groups and self._reader is not None else None
+        if reader is None or not versions.is_below(reader.highest, versions.GROUPS):
             return groups
         text = (
             f"Groups of device nodes are left out, because {reader.title} takes CDI documents up "

@@ -8,7 +8,6 @@ is undone is looked up again, below the root, and only what looks as we left it 
 import base64
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import stat
@@ -131,7 +130,7 @@ def seal(container: Container, places: list[Place]) -> None:
     for place in places:
         if place["written"]:
             data = container.read_file(place["path"], _FILE_LIMIT) or b""
-            place["now"] = hashlib.sha256(data).hexdigest()
+            place["now"] = _digest(data)
 
 
 def _mount_points() -> list[str]:
@@ -225,7 +224,7 @@ def _is_ours(container: Container, parent: int, name: str, place: Place) -> bool
     if not place["written"]:
         return status.st_size == 0
     data = container.read_file(place["path"], _FILE_LIMIT) or b""
-    return place.get("now") in (None, hashlib.sha256(data).hexdigest())
+    return place.get("now") in (None, _digest(data))
 
 
 def _remove(parent: int, name: str) -> None:
@@ -239,9 +238,15 @@ def _remove(parent: int, name: str) -> None:
 # Remembering ------------------------------------------------------------------------------------
 
 
+def _digest(data: bytes) -> str:
+    import hashlib  # noqa: PLC0415 - OpenSSL takes 5 ms, and many who import this apply nothing
+
+    return hashlib.sha256(data).hexdigest()
+
+
 def state_file(state: str, rootfs: str) -> str:
     """Return where it is written down what a folder was."""
-    digest = hashlib.sha256(os.fsencode(rootfs)).hexdigest()[:32]
+    digest = _digest(os.fsencode(rootfs))[:32]
     return os.path.join(state, "applied", f"{digest}.json")
 
 

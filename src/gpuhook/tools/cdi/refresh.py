@@ -27,7 +27,7 @@ from gpuhook.tools.engines.lock import Lock
 from gpuhook.vendors import registry
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator
     from types import ModuleType
 
 _PATIENCE = 60.0  # seconds; a driver that answers does so in fewer
@@ -104,7 +104,7 @@ def source_of(
     vendor: contract.Vendor,
     config: Config,
     hook: str,
-    reader: Reader | None = None,
+    reader: "Callable[[], Reader | None] | None" = None,
     *,
     save: bool,
     without_hook: bool = False,
@@ -251,7 +251,7 @@ def _wanted(
     names: "ModuleType",
     found: Kept,
     config: Config,
-    reader: Reader | None,
+    reader: "Callable[[], Reader | None]",
     *,
     save: bool,
 ) -> Wanted:

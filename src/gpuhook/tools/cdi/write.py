@@ -2,9 +2,6 @@
 
 import json
 import os
-import re
-
-import yaml
 
 from gpuhook.ground.errors import CdiError
 from gpuhook.ground.host import files as host_files
@@ -17,38 +14,15 @@ if TYPE_CHECKING:
 FORMATS = ("yaml", "json")
 MODE = 0o644  # whoever runs a rootless engine reads it, too
 
-# What every reader of YAML 1.1 takes for text as it stands. All else is quoted: Go's reader takes
-# 1e3 for a number, others 0:1 for one to the base 60.
-_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./=,+-]*")
-_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
-
-
-class _Dumper(yaml.SafeDumper):
-    """PyYAML's, with strings quoted wherever it isn't plain that they are strings."""
-
-    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - a list may stand there twice
-        """Write everything out: an alias saves a reader nothing."""
-        return True
-
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
-    # protects: quoted-strings
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, None if plain else '"')
-
-
-_Dumper.add_representer(str, _represent_text)
-
 
 def to_text(document: "dict[str, Any]", form: str) -> str:
     """Return a document as text: ``form`` is yaml or json."""
     if form == "json":
         return json.dumps(document, indent=4) + "\n"
-    width = 1 << 20  # no line is folded
-    text: str = yaml.dump(
-        document, Dumper=_Dumper, sort_keys=False, explicit_start=True, indent=4, width=width
-    )
-    return text
+    # PyYAML takes 10 ms and some memory, and most callers write no YAML.
+    from gpuhook.tools.cdi.yaml_text import to_yaml  # noqa: PLC0415
+
+    return to_yaml(document)
 
 
 def file_name(kind: str, form: str) -> str:

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import RequestError, printable, shown
+from gpuhook.tools.cdi.write import to_text
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, print_json, raise_last
 from gpuhook.tools.dra import access, versions
@@ -188,8 +189,6 @@ def dra(
             )
         options = Options(instance=os.environ.get("POD_UID", ""), recovery=recovery, **places)
         sys.exit(_serve(config, choices, options, kubeconfig, api_server))
-    from gpuhook.tools.cdi.write import to_text  # noqa: PLC0415 - YAML's memory isn't for serving
-
     choices = replace(choices, kubernetes=_kubernetes(release, kubeconfig, api_server))
     # Asks each driver: what is saved may have a GPU that is lost since. Saves nothing itself.
     found, failed = survey.present(config, lambda vendor: (vendor, vendor.discover(config)))
