@@ -291,7 +291,8 @@ def run_tests(tmp_path: Path) -> Path:
 
 def pytest_in(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": ":".join(LIBRARIES), "PYTEST_ADDOPTS": ""}
-    argv = [sys.executable, "-m", "pytest", *words, "--results", "out/made.json"]
+    argv = [sys.executable, "-m", "pytest", "--basetemp=temporary", *words]
+    argv += ["--results", "out/made.json"]
     return subprocess.run(argv, cwd=tree, env=env, capture_output=True, text=True, check=False)
 
 

@@ -9,13 +9,8 @@ GPU_MAJOR = 195
 
 # mknod comes last: until then /dev holds only what the container was given.
 SCRIPT = """
-for node in $(busybox find /dev -name 'nvidia*' -type c); do
-    echo "node $(devopen $node) $(busybox stat -c %t:%T $node)"
-done
-for minor in MINORS; do
-    busybox mknod /dev/by-hand-$minor c MAJOR $minor &&
-        echo "by-hand $minor $(devopen /dev/by-hand-$minor)"
-done
+devopen --see gpu-node $(busybox find /dev -name 'nvidia*' -type c)
+[ -z "MINORS" ] || devopen --make /dev/by-hand MAJOR MINORS
 [ -z "LIBRARIES" ] || for name in LIBRARIES; do
     echo "library $(dlprobe $name)"
 done
@@ -54,12 +49,12 @@ def seen(result: Result) -> Inside:
     found = Inside()
     for line in result.ok().stdout.splitlines():
         kind, *words = line.split()
-        if kind == "node":
-            path, opened, numbers = words
+        if kind == "gpu-node":
+            path, opened, numbers, *_ = words
             major, minor = (int(part, 16) for part in numbers.split(":"))
             found.nodes[path] = (opened, (major, minor))
         elif kind == "by-hand":
-            found.by_hand[int(words[0])] = words[2]
+            found.by_hand[int(words[0])] = words[1]
         elif kind == "library":
             found.libraries[words[0]] = (words[1], words[2])
     return found

@@ -22,9 +22,7 @@ MODES = pytest.mark.parametrize("mode", ["hook", "spec"])
 Seen = tuple[str, str, str, str]
 
 _SEE = """
-for node in $(busybox find /dev -type c \\( PATTERNS \\)); do
-    echo "node $(devopen $node) $(busybox stat -c '%t:%T %a %u:%g' $node)"
-done
+devopen --see node $(busybox find /dev -type c \\( PATTERNS \\))
 for link in $(busybox find /dev -type l \\( PATTERNS \\)); do
     echo "link $link $(busybox readlink $link)"
 done
@@ -158,14 +156,13 @@ def look(*patterns: str, driver: Driver | None = None) -> tuple[str, ...]:
 
 def nodes_seen(result: Result) -> dict[str, Seen]:
     """Return what a container that ran well saw of its nodes, by path."""
-    lines = [words for words in _lines(result, "node") if len(words) == 5]
-    return {path: (a, b, c, d) for path, a, b, c, d in lines}
+    return {path: (a, b, c, d) for path, a, b, c, d in _lines(result, "node")}
 
 
 def gpus_seen(result: Result, driver: Driver) -> set[int]:
     """Return the indices of the GPUs that a container has in all respects, checked for others."""
-    minors = {int(words[0]) for words in _lines(result, "by-hand") if words[2] == "ENXIO"}
-    nodes = {words[0] for words in _lines(result, "node") if len(words) == 3}
+    minors = {int(words[0]) for words in _lines(result, "by-hand") if words[1] == "ENXIO"}
+    nodes = {words[0] for words in _lines(result, "gpu-node")}
     found = {gpu.index for gpu in driver.gpus if gpu.minor in minors}
     assert {gpu.index for gpu in driver.gpus if gpu.uuid in result.stdout} == found
     assert {gpu.index for gpu in driver.gpus if f"/dev/nvidia{gpu.minor}" in nodes} == found
