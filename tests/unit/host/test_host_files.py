@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from limits import in_time
 
+from gpuhook.ground.errors import UntrustedPathError
 from gpuhook.ground.host import files as host_files
 
 
@@ -130,3 +131,73 @@ def test_a_private_file_is_not_made_through_what_is_there(tmp_path: Path, kind: 
     with in_time(), pytest.raises(OSError):
         host_files.create_private(str(path))
     assert other.read_text() == "other"
+
+
+# Who could lead root elsewhere ----------------------------------------------------------------
+
+
+@pytest.fixture
+def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take whoever runs the tests for root."""
+    ours = os.getuid()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(host_files, "is_roots", lambda uid: uid in (0, ours))
+
+
+@pytest.mark.usefixtures("as_root")
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("own/file", ""),
+        ("own/missing/more", ""),
+        ("own/file/more", ""),
+        ("open/file", "open, which everybody may change"),
+        ("open/missing", "open, which everybody may change"),
+        ("own/../open/file", "open, which everybody may change"),
+        ("open/../own", "open, which everybody may change"),
+        ("sticky/missing", ""),
+        ("to-own/file", ""),
+        ("to-open/file", "open, which everybody may change"),
+        ("whole/file", ""),
+        ("round/file", "round, which user"),
+        ("open-too", "open-too, which everybody may change"),
+    ],
+)
+def test_a_way_that_others_may_change(tmp_path: Path, path: str, why: str) -> None:
+    for name, mode in (("own", 0o755), ("open", 0o777), ("sticky", 0o1777), ("open-too", 0o707)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(mode)
+    (tmp_path / "own/file").touch()
+    for name, target in (
+        ("to-own", "sticky/../own"),
+        ("to-open", "own/../open"),
+        ("whole", f"{tmp_path}/own"),
+        ("round", "round"),
+    ):
+        (tmp_path / name).symlink_to(target)
+    if why:
+        with pytest.raises(UntrustedPathError, match=why):
+            host_files.check_way(f"{tmp_path}/{path}")
+    else:
+        host_files.check_way(f"{tmp_path}/{path}")
+
+
+@pytest.mark.usefixtures("as_root")
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_what_is_removed_meanwhile_is_a_missing_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    (tmp_path / "one").mkdir()
+    if kind == "link":
+        (tmp_path / "two").symlink_to("one")
+    real, name = os.lstat, str(tmp_path / ("two" if kind == "link" else "one"))
+
+    def remove_after(path: str) -> os.stat_result:
+        status = real(path)
+        if path == name:
+            (os.unlink if kind == "link" else os.rmdir)(path)
+        return status
+
+    monkeypatch.setattr(os, "lstat", remove_after)
+    host_files.check_way(f"{name}/file")
+    assert not os.path.lexists(name)

@@ -109,29 +109,28 @@ def check_way(path: str) -> None:
     """
     if os.geteuid() != _ROOT:  # protects: owners-identity
         return
-    links, way = 0, "/"
-    pending = _names(os.path.abspath(path))
+    links, way, target = 0, "/", ""
+    pending = _names(path if path.startswith("/") else os.path.join(os.getcwd(), path))
+    _check_folder(way, os.lstat(way), path)
     while pending:
-        _check_folder(way, path)
         name = pending.pop()
-        if name == "..":
-            way = os.path.dirname(way)
-            continue
-        found = os.path.join(way, name)
+        found = os.path.dirname(way) if name == ".." else os.path.join(way, name)
+        # Each is looked at once: it may be removed meanwhile, and one of a user's put back.
         try:
             status = os.lstat(found)
+            is_link = stat.S_ISLNK(status.st_mode)
+            if not is_link:
+                _check_folder(found, status, path)
+            elif links >= _LINKS or not is_roots(status.st_uid):
+                raise _untrusted(path, f"the link {found}, which user {status.st_uid} made")
+            else:
+                target = os.readlink(found)
         except OSError:
             return
-        if not stat.S_ISLNK(status.st_mode):
-            way = found
-            continue
-        links += 1
-        if links > _LINKS or not is_roots(status.st_uid):
-            raise _untrusted(path, f"the link {found}, which user {status.st_uid} made")
-        target = os.readlink(found)
-        pending += _names(target)
-        way = "/" if target.startswith("/") else way
-    _check_folder(way, path)
+        if is_link:
+            links += 1
+            pending += _names(target)
+        way = ("/" if target.startswith("/") else way) if is_link else found
 
 
 def check_writers(path: str) -> None:
@@ -169,8 +168,7 @@ def _names(path: str) -> list[str]:
     return [name for name in reversed(path.split("/")) if name not in ("", ".")]
 
 
-def _check_folder(folder: str, path: str) -> None:
-    status = os.lstat(folder)
+def _check_folder(folder: str, status: os.stat_result, path: str) -> None:
     if not stat.S_ISDIR(status.st_mode):
         return
     if not is_roots(status.st_uid):
