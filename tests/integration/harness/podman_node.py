@@ -6,7 +6,7 @@ Its PID namespace holds the engine that an installer restarts, and no other of t
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +28,14 @@ from harness.podman import Podman
 FOLDERS = tuple(
     map(
         Path,
-        ("/opt", "/etc/containerd", "/etc/gpuhook", "/var/lib/gpuhook", "/etc/systemd/system"),
+        (
+            "/opt",
+            "/etc/containerd",
+            "/etc/gpuhook",
+            "/etc/systemd/system",
+            "/var/lib/gpuhook",
+            "/var/lib/kubelet",
+        ),
     )
 )
 CONFIG = Path("/etc/containerd/config.toml")
@@ -127,6 +134,8 @@ class Node:
 def node(folder: Path, archive: Path) -> Iterator[Node]:
     """Give a node whose podman has the image of ``archive``; ``folder`` is new."""
     folder.mkdir()
+    # A doctor that found a kubelet's folder on this machine would take it for a node of a cluster.
+    lacking = [each for each in (*FOLDERS, STATE) if not each.exists()]
     mounts = [f"mkdir -p {each} && mount -t tmpfs tmpfs {each}" for each in FOLDERS]
     mounts.append(f"mkdir -p {STATE} && mount -t tmpfs -o mode=600 tmpfs {STATE}")
     script = " && ".join([*mounts, _HOLD])
@@ -149,3 +158,6 @@ def node(folder: Path, archive: Path) -> Iterator[Node]:
         holder.wait()
         holder.stdout.close() if holder.stdout else None
         wait_until(lambda: not os.path.exists(f"/proc/{first}"), "the node's processes have ended")
+        for each in lacking:
+            with suppress(FileNotFoundError):
+                each.rmdir()
