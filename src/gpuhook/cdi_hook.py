@@ -311,7 +311,7 @@ class DocumentInjection:
         plan = (self._prepared or inject.Prepared(self._work.plan)).for_image(found)
         with self._record(state, process):
             if self.limits is not None:
-                self.limits.set(process)
+                self.limits.set(process, container=container)
             inject.apply_inside(plan, container, enter=enter)
         if self._config.cli_debug:
             facts = {"devices": list(self._work.grant.ids), "cgroup": "cdi"}

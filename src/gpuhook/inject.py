@@ -122,7 +122,7 @@ class Injection:
                     container.process, plan.devices, spec.device_rules, no_cgroups=config.no_cgroups
                 )
                 if self.limits is not None:
-                    self.limits.set(container.process)  # protects: limit-set
+                    self.limits.set(container.process, container=container)  # protects: limit-set
                 apply(plan, container)
         if config.cli_debug:
             facts = {"devices": list(self._resolved.ids), "cgroup": how}

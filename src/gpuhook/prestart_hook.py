@@ -16,6 +16,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
+    from gpuhook.ground.oci.spec import State
+    from gpuhook.start.limits import Limits
+    from gpuhook.start.resolve import Resolved
+
 USAGE = f"""usage: {names.HOOK} [--config FILE] [prestart | precreate | lease]
 
 Reads an OCI container state on standard input and puts the GPUs that the container asks
@@ -103,9 +107,7 @@ def run(state_text: bytes, config: Config) -> None:
         return
     found = limits(spec, config, registry.known(config), resolved)
     if found is not None:
-        from gpuhook.start.records import claims  # noqa: PLC0415 - few containers have limits
-
-        claims.take(state, spec, resolved, registry.known(config), config, found)
+        _take(state, spec, resolved, config, found)
 
 
 def take(state_text: bytes, config: Config) -> None:
@@ -119,9 +121,22 @@ def take(state_text: bytes, config: Config) -> None:
     resolved = resolve(spec.data, config, known)
     found = limits(spec, config, known, resolved)
     if config.exclusive or found is not None:
-        from gpuhook.start.records import claims  # noqa: PLC0415 - few need it
+        _take(state, spec, resolved, config, found)
 
-        claims.take(state, spec, resolved, known, config, found)
+
+def _take(
+    state: "State",
+    spec: "Spec",
+    resolved: "Resolved | None",
+    config: Config,
+    found: "Limits | None",
+) -> None:
+    from gpuhook.inject import open_container  # noqa: PLC0415 - few containers need it, and claims
+    from gpuhook.start.records import claims  # noqa: PLC0415
+
+    known = registry.known(config)
+    with open_container(state.pid, state.root or spec.root_path) as container:
+        claims.take(container, state, spec, resolved, known, config, found)
 
 
 def precreate(folder: str, argv: list[str]) -> "NoReturn":

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import pytest
 from harness import bundles
 from harness.bundles import Bundle, Spec
 from harness.cdi import generate, give
-from harness.commands import Result, wait_until
+from harness.commands import Result, path_of, wait_until
 from harness.driver import Driver, simulate
 from harness.images import CUDA_PROBE
 from harness.installation import Installation, write_config
@@ -371,6 +371,47 @@ LEAVES = (
 )
 
 
+MOST = 'most-device-memory = "8GiB"\n'
+
+
+@ONE
+@pytest.mark.parametrize("way", WAYS)
+def test_a_volume_that_becomes_one_of_cgroups_after_the_look(place: Place, way: str) -> None:
+    """Whoever may change what a volume's source leads to does so before it is mounted."""
+    harmless, link = place.folder / "harmless", place.folder / "link"
+    harmless.mkdir()
+    link.symlink_to(harmless)
+    changing = place.folder / "runc"
+    changing.write_text(
+        f'#!/bin/sh\ncase " $* " in *" create "*|*" run "*) ln -sfn /sys {link};; esac\n'
+        f'exec {path_of(place.runtime)} "$@"\n'
+    )
+    changing.chmod(0o755)
+    made = place.made(command=f"{LEAVES}; echo began")
+    mount = {"destination": "/host", "type": "bind", "source": str(link), "options": ["rbind"]}
+    made.change(lambda spec: spec["mounts"].append(mount))
+    done = replace(place, runtime=str(changing)).run(made, way, MOST)
+    assert link.readlink() == Path("/sys")
+    assert "began" not in done.stdout, done
+    is_said(place, done, "may write to cgroups, which are mounted at '/host/fs/cgroup")
+
+
+@ONE
+@pytest.mark.parametrize("way", WAYS)
+def test_no_container_makes_a_cgroup_below_its_own(place: Place, way: str) -> None:
+    """Root in a user namespace of its own may mount its cgroup; NVIDIA's driver counts by each."""
+    away = "busybox mount -t cgroup2 none /mnt && mkdir /mnt/away && echo made"
+    made = place.made(command=f"unshare --map-root-user --mount --cgroup sh -c '{away}'")
+    every = {name: [*bundles.CAPABILITIES, "CAP_SETFCAP"] for name in ("bounding", "permitted")}
+    every["effective"] = every["bounding"]  # as Docker gives them
+    made.change(lambda spec: spec["process"].update(capabilities=every))
+    made.call("cp", path_of("unshare"), made.root / "usr/local/bin").ok()
+    made.call("mkdir", "-p", made.root / "mnt").ok()
+    done = place.run(made, way, MOST)
+    assert "made" not in done.stdout, done
+    assert "can't create directory" in done.stderr.replace("cannot", "can't"), done
+
+
 @ONE
 @pytest.mark.parametrize("name", REACHING)
 def test_no_mount_has_a_container_leave_its_cgroup(place: Place, name: str) -> None:
@@ -381,9 +422,9 @@ def test_no_mount_has_a_container_leave_its_cgroup(place: Place, name: str) -> N
     source = {"LINK": str(link), "RELATIVE": os.path.relpath("/sys", made.path)}.get(source, source)
     mount = {"destination": "/host", "type": "bind", "source": source, "options": options}
     made.change(lambda spec: spec["mounts"].append(mount))
-    done = place.run(made, "hook", 'most-device-memory = "8GiB"\n')
+    done = place.run(made, "hook", MOST)
     assert "left" not in done.stdout, done
-    is_said(place, done, "may write to cgroups, which are mounted at '/host'")
+    is_said(place, done, "may write to cgroups, which are mounted at '/host")
 
 
 @ONE

@@ -74,24 +74,6 @@ def opened(rules: "Iterable[dict[str, Any]]") -> "set[Numbers]":
     return {pair for pair in found if pair[0] not in SYSTEM}
 
 
-def mounted_place(mount: "dict[str, Any]", bundle: str) -> str:
-    """Return the path of the host that a mount's source leads to, "" for no path."""
-    source = mount.get("source")
-    try:
-        found = isinstance(source, str) and os.path.realpath(os.path.join(bundle, source))
-    except ValueError:
-        return ""
-    return found or ""
-
-
-def is_on_one_device(path: str, other: str) -> bool:
-    """Tell whether two paths of the host lead to files of one filesystem."""
-    try:
-        return os.stat(path).st_dev == os.stat(other).st_dev
-    except (OSError, ValueError):  # not there, or no path
-        return False
-
-
 def objects(value: "Any") -> "Iterator[dict[str, Any]]":
     """Yield the objects of a list, nothing of what is none."""
     if isinstance(value, list):

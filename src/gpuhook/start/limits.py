@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.ground.config.model import Config
+    from gpuhook.ground.container.changes import Container
     from gpuhook.ground.oci.spec import Spec
     from gpuhook.ground.sizes import Size
     from gpuhook.start.contract import Grant, Known, Vendor
@@ -68,6 +69,8 @@ class Limits:
 
     def __init__(self, parts: "list[tuple[Limiter, list[LimitMemory]]]") -> None:
         self.operations = [op for _, operations in parts for op in operations]
+        # Where config.json mounts read-only; None where the limits are the container's own.
+        self.read_only: set[str] | None = None
         self._parts = parts
         self.are_slow = any(limiter.is_slow for limiter, _ in parts)
 
@@ -76,14 +79,23 @@ class Limits:
         for limiter, _ in self._parts:
             limiter.begin()
 
-    def set(self, process: int, written: "Mapping[int, str] | None" = None) -> None:
+    def set(
+        self,
+        process: int,
+        written: "Mapping[int, str] | None" = None,
+        container: "Container | None" = None,
+    ) -> None:
         """Set all limits; LimitError, and no container may be started, if one can't be.
 
         ``process`` is a descriptor of /proc/PID of its first process; ``written`` are its cgroups
-        by version, where they were written down.
+        by version, where they were written down. ``container`` is there where it is
+        being created: all is mounted, and its root isn't pivoted.
         """
         try:
             tree, folder = dmem.place_of(process, written=written)
+            if self.read_only is not None and container is not None:
+                _check_mounts(container, self.read_only)  # protects: limit-writable
+                dmem.have_no_children(folder)  # protects: limit-childless
             for limiter, operations in self._parts:
                 limiter.set(tree, folder, {op.id: op.bytes for op in operations})
             # The path that was limited is the container's still, and not another one's by now.
@@ -175,45 +187,42 @@ def find(
     limits = of_grants(grants, said, config)
     imposed = config.limits_memory or said.imposed  # protects: limit-imposed
     if limits is not None and imposed and not is_privileged(spec.data):
-        _check_cgroups(spec)  # protects: limit-writable
+        limits.read_only = _read_only_places(spec)
     return limits
 
 
-def _check_cgroups(spec: "Spec") -> None:
-    """Refuse a container that could leave its cgroup, or change what is set there; LimitError."""
-    trees = {dmem.TREE, *access.unified_mounts()}
+def _read_only_places(spec: "Spec") -> "set[str]":
+    """Return where config.json has something mounted read-only, at its top at least."""
+    found = {}
     for mount in given_nodes.objects(spec.data.get("mounts")):
-        if _opens_cgroups(mount, os.path.dirname(spec.path), trees):
+        options, place = mount.get("options"), mount.get("destination")
+        words = options if isinstance(options, list) else []
+        top = [word for word in words if word in ("ro", "rw")][-1:]
+        whole = [word for word in words if word in ("rro", "rrw")][-1:]
+        if isinstance(place, str):
+            found[os.path.normpath("/" + place.lstrip("/"))] = top == ["ro"] and whole != ["rrw"]
+    return {place for place, is_read_only in found.items() if is_read_only}
+
+
+def _check_mounts(container: "Container", read_only: "set[str]") -> None:
+    """Refuse a container that has cgroup v2 mounted where it can write to it; LimitError.
+
+    It could leave its own cgroup, or change what is set there. crun makes a mount read-only after
+    the hooks: then the word of config.json counts, for one that nothing else is mounted on.
+    """
+    mounts = [*container.mounts()]
+    places = [path for path, _ in mounts]
+    for path, mount in mounts:
+        if mount.kind != b"cgroup2" or b"ro" in mount.flags.split(b","):
+            continue
+        # protects: limit-promised
+        if path not in read_only or places.count(path) > 1:
             raise LimitError(
-                f"The container may write to cgroups, which are mounted at "
-                f"{shown(mount.get('destination'))}, and so undo a limit that others set",
+                f"The container may write to cgroups, which are mounted at {shown(path)}, and so "
+                "undo a limit that others set",
                 "Have the engine mount them read-only, as podman does with --systemd=false, and "
                 "with rro what they are below",
             )
-
-
-def _opens_cgroups(mount: "dict[str, Any]", bundle: str, trees: "set[str]") -> bool:
-    """Tell whether a mount has cgroups in it that can be written to.
-
-    ``trees`` is where cgroup v2 is mounted. What is read-only (ro) is that at its top alone,
-    unless it is so with all that is mounted below (rro).
-    """
-    options = mount.get("options")
-    words = options if isinstance(options, list) else []
-    top = [word for word in words if word in ("ro", "rw")][-1:] == ["ro"]
-    whole = [word for word in words if word in ("rro", "rrw")][-1:]
-    top = top and whole != ["rrw"]
-    if mount.get("type") in ("cgroup", "cgroup2"):
-        return not top
-    path = given_nodes.mounted_place(mount, bundle)
-    if whole == ["rro"] or not path:
-        return False
-    if any(tree.startswith(f"{path.rstrip('/')}/") for tree in trees):
-        return True
-    return not top and any(
-        f"{path}/".startswith(f"{tree}/") or given_nodes.is_on_one_device(path, tree)
-        for tree in trees
-    )
 
 
 def of_grants(grants: "Sequence[Grant]", said: "Words", config: "Config") -> Limits | None:

@@ -20,6 +20,7 @@ from gpuhook.ground.config.loader import loads
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import DriverError, GpuhookError, LimitError, NoDriverError
+from gpuhook.ground.host import proc
 from gpuhook.ground.oci.spec import Spec
 from gpuhook.start import contract, resolve
 from gpuhook.start import limits as limiting
@@ -277,82 +278,99 @@ def test_privilege_is_more_than_a_rule() -> None:
     assert given(MOST, nodes=nodes, process=ADMIN) == {"0": 8}
 
 
+class Mounted:
+    """A container being created, with mounts as (path, flags, kind) in the order of its table."""
+
+    def __init__(self, *rows: tuple[str, str, str]) -> None:
+        lines = [
+            f"{at} 1 0:{at} / /root{path} {flags},relatime - {kind} none rw\n"
+            for at, (path, flags, kind) in enumerate(rows, 20)
+        ]
+        self._table = proc.Mounts("".join(lines).encode())
+
+    def mounts(self) -> Any:
+        return [(proc.unescaped(each.point).removeprefix("/root"), each) for each in self._table]
+
+
+def words_of(destination: Any, *options: str) -> dict[str, Any]:
+    return {"destination": destination, "type": "bind", "source": "/x", "options": [*options]}
+
+
+USUAL = ("/sys/fs/cgroup", "ro,nosuid", "cgroup2")
+LATER = ("/sys/fs/cgroup", "rw,nosuid", "cgroup2")  # crun makes it read-only after the hooks
+PROMISED = words_of("/sys/fs/cgroup", "rbind", "ro")
+
+
 @pytest.mark.parametrize(
-    ("kind", "source", "options", "refused"),
+    ("mounted", "said", "where"),
     [
-        ("cgroup", "cgroup", ["nosuid", "rw"], True),
-        ("cgroup", "cgroup", [], True),
-        ("cgroup2", "cgroup2", None, True),
-        ("cgroup", "cgroup", ["ro", "rw"], True),
-        ("cgroup", "cgroup", ["rw", "ro"], False),
-        ("bind", "/sys/fs/cgroup", ["rbind"], True),
-        ("bind", "/sys/fs/cgroup/../cgroup/engine", ["rbind", "rw"], True),
-        ("none", "/sys", ["rbind"], True),
-        ("bind", "/", ["rbind"], True),
-        ("bind", "//sys/fs/cgroup", ["rbind"], True),
-        ("bind", "/proc/self/root/sys/fs/cgroup", ["rbind"], True),
-        ("bind", "/sys/fs/cgroup", ["rbind", "ro"], False),
-        ("bind", "/sys/fs/cgroup", ["rbind", "rro"], False),
-        ("bind", "/sys/fs/cgroup", ["rbind", "ro", "rrw"], True),
-        ("cgroup", "cgroup", ["rw", "rro"], True),
-        ("cgroup", "cgroup", ["ro", "rrw"], True),
-        ("bind", "/sys", ["rbind", "ro"], True),
-        ("bind", "/", ["rbind", "ro"], True),
-        ("bind", "/sys", ["rbind", "rro"], False),
-        ("bind", "/sys", ["rbind", "ro", "rrw", "rro"], False),
-        ("bind", "LINKS/to-above", ["rbind"], True),
-        ("bind", "LINKS/to-above", ["rbind", "ro"], True),
-        ("bind", "LINKS/to-cgroups", ["rbind"], True),
-        ("bind", "LINKS/to-cgroups", ["rbind", "ro"], False),
-        ("bind", "../.." + "/.." * 20 + "/sys", ["rbind"], True),
-        ("bind", "/sys/fs", ["rbind", "ro"], True),
-        ("bind", "/elsewhere", ["rbind", "ro"], True),
-        ("bind", "/elsewhere/unified/engine", ["rbind"], True),
-        ("bind", "/else", ["rbind"], False),
-        ("bind", "\0", ["rbind"], False),
-        ("bind", None, ["rbind"], False),
-        ("bind", "/sys/fs/cgroups", ["rbind"], False),
-        ("tmpfs", "tmpfs", ["rw"], False),
+        ([USUAL], [], None),
+        ([("/", "rw", "overlay"), USUAL, ("/tmp", "rw", "tmpfs")], [], None),
+        ([("/sys/fs/cgroup/systemd", "rw", "cgroup")], [], None),  # nobody leaves v2 by v1
+        ([LATER], [], "/sys/fs/cgroup"),
+        ([LATER], [PROMISED], None),
+        ([LATER], [words_of("sys//fs/./cgroup/", "ro")], None),
+        ([LATER], [words_of("/sys/fs/cgroup", "ro", "rw")], "/sys/fs/cgroup"),
+        ([LATER], [words_of("/sys/fs/cgroup", "rw", "ro")], None),
+        ([LATER], [words_of("/sys/fs/cgroup", "ro", "rro", "rrw")], "/sys/fs/cgroup"),
+        ([LATER], [words_of("/sys/fs/cgroup", "rro")], "/sys/fs/cgroup"),  # that one is set at once
+        ([LATER], [{"destination": "/sys/fs/cgroup", "options": "ro"}], "/sys/fs/cgroup"),
+        ([LATER], [PROMISED, words_of("/sys/fs/cgroup", "rw")], "/sys/fs/cgroup"),
+        # What is mounted on another one isn't meant: the way there may be the image's link.
+        ([LATER, LATER], [PROMISED], "/sys/fs/cgroup"),
+        ([LATER, ("/sys/fs/cgroup", "ro", "tmpfs")], [PROMISED], "/sys/fs/cgroup"),
+        # Read-only at the top alone, as ro is.
+        ([USUAL, ("/a/fs/cgroup", "rw", "cgroup2")], [words_of("/a", "ro")], "/a/fs/cgroup"),
+        ([("/host", "ro", "sysfs"), ("/host/fs/cgroup", "ro", "cgroup2")], [], None),
+        ([("/a\\040b", "rw", "cgroup2")], [words_of(None, "ro"), words_of("/a", "ro")], "/a b"),
     ],
-)
+)  # fmt: skip
 def test_who_may_write_to_cgroups_has_no_limit_of_the_administrators(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    source: Any,
-    options: Any,
-    refused: bool,
+    tree: "Tree", mounted: list[Any], said: list[Any], where: str | None
 ) -> None:
     """A program that runs in a cgroup of its own making isn't counted by every driver."""
-    monkeypatch.setattr(access, "unified_mounts", lambda: ["/elsewhere/unified"])
-    (tmp_path / "to-above").symlink_to("/sys")
-    (tmp_path / "to-cgroups").symlink_to("to-above/fs/cgroup")
-    source = source.replace("LINKS", str(tmp_path)) if isinstance(source, str) else source
-    mount = {"destination": "/where", "type": kind, "source": source, "options": options}
-    env = ("NVIDIA_VISIBLE_DEVICES=0", "GPUHOOK_DEVICE_MEMORY=8GiB")
-    place = limit_place("/var/run/nvidia-container-devices", "", "8GiB")
+    env = ("AMD_VISIBLE_DEVICES=0", "GPUHOOK_DEVICE_MEMORY=8GiB")
+    place = limit_place("/var/run/amd-container-devices", "", "8GiB")
     of_cluster = {"source": "/dev/null", "destination": place}
 
-    def limits(text: str, privileges: Any, *more: Any) -> Limits | None:
-        config, inventories = loads(text), {"nvidia": nvidia()}
+    def limits(text: str, privileges: Any, *more: Any) -> Limits:
+        config, inventories = loads(text), {"amd": AMD}
         known = registry.known(config)
-        data = {"process": {"env": env, **privileges}, "mounts": [mount, *more]}
+        data = {"process": {"env": env, **privileges}, "mounts": [*said, *more]}
         spec = Spec("config.json", json.dumps(data))
         resolved = resolve.resolve(spec.data, config, known, inventories=inventories)
-        return resolve.limits(spec, config, known, resolved, inventories)
+        made = resolve.limits(spec, config, known, resolved, inventories)
+        assert made is not None
+        return made
 
     usual = '[gpuhook.limits]\ndevice-memory = "8GiB"\n'
+    container: Any = Mounted(*mounted)
     by_administrator: list[tuple[str, list[dict[str, str]]]] = [
         (each, []) for each in (MOST, REQUIRED, usual)
     ]
     for text, more in (*by_administrator, ("", [of_cluster])):
-        if refused:
-            with pytest.raises(LimitError, match="may write to cgroups, which are mounted at"):
-                limits(text, {}, *more)
+        tree.written.clear()
+        if where is not None:
+            with pytest.raises(LimitError, match=f"cgroups, which are mounted at '{where}'"):
+                limits(text, {}, *more).set(-1, container=container)
+            assert not tree.written
         else:
-            assert limits(text, {}, *more)
-        assert limits(text, ADMIN, *more), "it may do more than that"
-    assert limits("", {}), "it is its own limit"
+            limits(text, {}, *more).set(-1, container=container)
+            assert ("engine/container/cgroup.max.descendants", "0") in tree.written
+        limits(text, ADMIN, *more).set(-1, container=container)  # it may do more than that
+    tree.written.clear()
+    limits("", {}).set(-1, container=container)  # it is its own limit
+    assert "cgroup.max.descendants" not in str(tree.written)
+
+
+def test_a_cgroup_that_can_t_be_closed(tree: "Tree") -> None:
+    tree.fails["engine/container/cgroup.max.descendants"] = errno.EROFS
+    limits = amds()
+    limits.read_only = set()
+    container: Any = Mounted(USUAL)
+    with pytest.raises(LimitError, match=r"max\.descendants can't be written: Read-only"):
+        limits.set(-1, container=container)
+    assert len(tree.written) == 1
 
 
 class Broken:
@@ -412,6 +430,7 @@ class Tree:
         (root / "engine/cgroup.subtree_control").write_text("cpu\n")
         for folder in (root, root / "engine", self.folder):
             (folder / "cgroup.procs").touch()
+        (self.folder / "cgroup.max.descendants").write_text("max\n")
         (self.folder / "dmem.current").write_text(f"{VRAM} {GIB}\n")
         (self.folder / "dmem.max").write_text(
             "".join(f"{line.split()[0]} max\n" for line in CAPACITY.splitlines())

@@ -263,11 +263,6 @@ def _below(path: str, root: str) -> str | None:
     return below
 
 
-def unified_mounts(proc: str = "/proc") -> list[str]:
-    """Return where cgroup v2 is mounted."""
-    return [point for _, point in _mounts(2, proc)]
-
-
 def _mounts(version: int, proc: str) -> list[tuple[str, str]]:
     """Return the root and the mount point of each mount that may hold the cgroup."""
     found = []

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 CONTROLLER = "dmem"
+DESCENDANTS = "cgroup.max.descendants"
 CAPACITY, MAX, CURRENT = "dmem.capacity", "dmem.max", "dmem.current"
 _CONTROL = "cgroup.subtree_control"
 _UNLIMITED = "max"
@@ -52,6 +53,25 @@ def place_of(
         _check_alone(process, found[1], proc)  # protects: cgroup-alone
         _check_owners(*found)  # protects: cgroup-owners
     return found
+
+
+def have_no_children(folder: str) -> None:
+    """Have nobody make cgroups in one; LimitError.
+
+    Root in a container that may make user namespaces can mount its own cgroup in one, and make
+    others there: the kernel sees to what is above them, NVIDIA's driver not everywhere.
+    """
+    try:
+        fd = os.open(f"{folder}/{DESCENDANTS}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            kernel.write(fd, b"0")
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise LimitError(
+            f"{folder}/{DESCENDANTS} can't be written: {error.strerror}",
+            _REMEDIES.get(error.errno or 0, _OWN),
+        ) from None
 
 
 def _check_owners(tree: str, folder: str) -> None:

@@ -21,8 +21,10 @@ from gpuhook.ground.errors import InjectError, VolumeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Final
+
+    from gpuhook.ground.host.proc import Mount
 
 _LINK_FLAGS: "Final" = PATH_FLAGS | os.O_NOFOLLOW
 # Where a file can't be replaced although its folder is the container's own.
@@ -97,6 +99,10 @@ class Container(Rootfs):
     def is_mounted_on(self) -> bool:
         """Tell whether anything is mounted below the root, as in every container's namespace."""
         return self._boundary is not None and self._boundary.is_mounted_on()
+
+    def mounts(self) -> "Iterator[tuple[str, Mount]]":
+        """Yield what is mounted on the root now, and below it, with its path in the root."""
+        return self._boundary.mounts() if self._boundary else iter(())
 
     def mounted(self) -> list[str]:
         """Return the paths in the root on which something is mounted."""

@@ -17,6 +17,7 @@ from gpuhook.ground.oci.jsontext import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Final
 
 _READ_FLAGS: "Final" = os.O_RDONLY | os.O_CLOEXEC
@@ -102,6 +103,15 @@ class Boundary:
     def is_mounted_on(self) -> bool:
         """Tell whether anything is mounted below the root, as in every container's namespace."""
         return len(_read(self._container).below(self._root)) > 1
+
+    def mounts(self) -> "Iterator[tuple[str, proc.Mount]]":
+        """Yield what is mounted on the root now, and below it, with its path in the root."""
+        table = _read(self._container)
+        top, inside = table.find(self._root), table.below(self._root)
+        place = b"" if top is None else top.point.rstrip(b"/")
+        for mount in table:
+            if mount.id in inside:
+                yield proc.unescaped(mount.point.removeprefix(place)) or "/", mount
 
     def mounted(self, place: str) -> list[str]:
         """Return where in the root something is mounted; ``place`` is the root's path here."""

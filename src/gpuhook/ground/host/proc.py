@@ -114,13 +114,16 @@ def id_map(data: bytes) -> list[tuple[int, int, int]]:
 class Mount:
     """A line of /proc/PID/mountinfo: its fields as they stand there, ``tags`` but those.
 
-    ``device`` is b"MAJOR:MINOR"; ``tags`` are the propagation's, such as b"shared:5".
+    ``device`` is b"MAJOR:MINOR"; ``flags`` are the mount's own, ``options`` the filesystem's;
+    ``tags`` are the propagation's, such as b"shared:5".
     """
 
-    __slots__ = ("device", "id", "kind", "options", "parent", "point", "root", "source", "tags")
+    __slots__ = (
+        "device", "flags", "id", "kind", "options", "parent", "point", "root", "source", "tags",
+    )  # fmt: skip
 
     def __init__(self, fields: list[bytes], filesystem: list[bytes]) -> None:
-        self.id, self.parent, self.device, self.root, self.point = fields[:5]
+        self.id, self.parent, self.device, self.root, self.point, self.flags = fields[:6]
         self.tags = fields[6:]
         self.kind, self.source, self.options = filesystem
 

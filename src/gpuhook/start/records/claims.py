@@ -8,7 +8,7 @@ says what that record is worth, and who has a device now.
 import os
 
 from gpuhook.ground.cgroup import access
-from gpuhook.ground.errors import CdiError, DriverError, InjectError
+from gpuhook.ground.errors import CdiError, DriverError
 from gpuhook.ground.oci.spec import State
 from gpuhook.start import contract, given_nodes
 from gpuhook.start.inventory.cache import get_inventory
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from gpuhook.ground.config.model import Config
+    from gpuhook.ground.container.changes import Container
     from gpuhook.ground.oci.spec import Spec
     from gpuhook.start.contract import Grant, Known
     from gpuhook.start.inventory.model import Inventory
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     class Limits(Protocol):
         """What limits the memory of a container's devices: ``start.limits.Limits``."""
 
-        def set(self, process: int) -> None:
+        def set(self, process: int, *, container: "Container") -> None:
             """Set all limits; LimitError."""
 
         def to_json(self) -> list[dict[str, Any]]:
@@ -180,6 +181,7 @@ def check(spec: "Spec", resolved: "Resolved | None", known: "Known", config: "Co
 
 
 def take(
+    container: "Container",
     state: "State",
     spec: "Spec",
     resolved: "Resolved | None",
@@ -189,24 +191,16 @@ def take(
 ) -> None:
     """Write the record of a container that gets its devices by its config.json; set its limits.
 
+    ``container`` is its root while it is being created.
     HeldError where another container has one of them, LimitError where a limit can't be set.
     """
-    try:
-        process = os.open(f"/proc/{state.pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise InjectError(
-            f"The container's process {state.pid} can't be looked at: {error.strerror}",
-            "Look at the runtime's log for why the container ended while it was created",
-        ) from None
-    try:
-        record = describe(state, spec, *_asked(resolved), known, config)
+    record = describe(state, spec, *_asked(resolved), known, config)
+    if limits is not None:
+        record["limits"] = limits.to_json()
+    process, exclusive = container.process, config.exclusive
+    with records.Written(config.state_dir, process, record, exclusive=exclusive):
         if limits is not None:
-            record["limits"] = limits.to_json()
-        with records.Written(config.state_dir, process, record, exclusive=config.exclusive):
-            if limits is not None:
-                limits.set(process)
-    finally:
-        os.close(process)
+            limits.set(process, container=container)
 
 
 def _asked(resolved: "Resolved | None") -> "tuple[Sequence[Grant], tuple[str, ...]]":
