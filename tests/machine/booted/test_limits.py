@@ -38,11 +38,14 @@ def machine(docker: tuple[str], podman: tuple[str]) -> Iterator[None]:
 
 @pytest.fixture(params=KINDS)
 def limited(request: pytest.FixtureRequest) -> Iterator[Container]:
-    """A container with two GPUs, and 8 GiB of each."""
+    """A container with two GPUs, and 8 GiB of each, which it must not undo."""
     engine, runtime, options = KINDS[request.param]
-    set_config(f"nvidia-container-runtime.runtimes={runtime}")
-    with sleeping(engine, *options, "--env", LIMIT) as started:
-        yield started
+    set_config(f"nvidia-container-runtime.runtimes={runtime}", "gpuhook.limits.required=true")
+    try:
+        with sleeping(engine, *options, "--env", LIMIT) as started:
+            yield started
+    finally:
+        set_config("gpuhook.limits.required=false")
 
 
 @contextmanager
@@ -61,6 +64,13 @@ def allocates(container: Container) -> list[str]:
     """Return how much programs see of GPUs, and get that want 9 GiB."""
     lines = container.exec(CUDA_PROBE, "9").stdout.splitlines()
     return [line for line in lines if "memory" in line or "allocated" in line]
+
+
+def has_no_room(container: Container) -> bool:
+    """Tell whether nobody can make cgroups below a container's own."""
+    pid = container.property("{{.State.Pid}}")
+    path = Path(f"/proc/{pid}/cgroup").read_text().partition("::")[2].strip()
+    return Path(f"/sys/fs/cgroup{path}/cgroup.max.descendants").read_text() == "0\n"
 
 
 EIGHT = ["CUDA memory: 8192 MiB of 8192 MiB", "CUDA allocated: 8 GiB of 9 GiB"]
@@ -86,6 +96,7 @@ def test_a_limit_stays(limited: Container) -> None:
             assert "is given back" in said
             assert "the limit of its memory" not in said
         assert allocates(limited) == EIGHT, name
+        assert has_no_room(limited), name
 
 
 def test_a_container_without_a_limit_has_none(docker: tuple[str]) -> None:
