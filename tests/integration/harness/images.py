@@ -37,7 +37,12 @@ def build(folder: Path, probes: dict[str, Path]) -> dict[str, Path]:
 def compile_probes(folder: Path) -> dict[str, Path]:
     """Compile the probe programs into ``folder``; a static one runs in any root."""
     folder.mkdir()
-    flags = {"devopen": ["-static"], "dlprobe": [], "ownmount": ["-static"]}
+    flags = {
+        "devopen": ["-static"],
+        "dlprobe": [],
+        "ownmount": ["-static"],
+        "owncgroup": ["-static"],
+    }
     programs = {name: folder / name for name in flags}
     for name, extra in flags.items():
         source = PROBES / f"{name}.c"

@@ -99,6 +99,18 @@ def test_a_limit_stays(limited: Container) -> None:
         assert has_no_room(limited), name
 
 
+def test_root_of_a_user_namespace_makes_no_cgroup(docker: tuple[str]) -> None:
+    """As a container may have without seccomp and AppArmor; systemd mounts v2 with nsdelegate."""
+    set_config("gpuhook.limits.required=true")
+    free = ("--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined")
+    try:
+        with sleeping("docker", "--runtime=gpu-py", "--env", LIMIT, *free) as container:
+            done = container.exec("owncgroup").ok()
+    finally:
+        set_config("gpuhook.limits.required=false")
+    assert done.stdout.endswith("mount OK\nbelow EAGAIN\nroom EPERM\n"), done
+
+
 def test_a_container_without_a_limit_has_none(docker: tuple[str]) -> None:
     """The control, with the same driver: its 9 GiB are there."""
     with sleeping("docker", "--runtime=gpu-py") as container:
