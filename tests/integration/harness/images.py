@@ -37,12 +37,7 @@ def build(folder: Path, probes: dict[str, Path]) -> dict[str, Path]:
 def compile_probes(folder: Path) -> dict[str, Path]:
     """Compile the probe programs into ``folder``; a static one runs in any root."""
     folder.mkdir()
-    flags = {
-        "devopen": ["-static"],
-        "dlprobe": [],
-        "ownmount": ["-static"],
-        "owncgroup": ["-static"],
-    }
+    flags = {name: ["-static"] for name in ("devopen", "ownmount", "owncgroup")} | {"dlprobe": []}
     programs = {name: folder / name for name in flags}
     for name, extra in flags.items():
         source = PROBES / f"{name}.c"
