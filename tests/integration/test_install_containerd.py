@@ -16,7 +16,7 @@ from harness.cri import Cri, CriError
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.inside import look, seen
 from harness.installation import Installation
-from harness.snapshot import contents
+from harness.snapshot import contents, contents_now
 
 DEBIAN = images.image("debian")
 PAUSE = images.image("pause")
@@ -172,8 +172,7 @@ def test_install_run_uninstall(
         assert container.name in site.gpuhook("uninstall", "--dry-run").ok().stderr
 
     site.gpuhook("uninstall").ok()
-    after = contents(site.folder)
-    assert {path: after[path] for path in before} == before
+    assert contents_now(before) == before
     assert not (site.folder / "conf.d").exists()
     unknown = pytest.raises(CriError, match='no runtime for "gpu-py" is configured')
     with running(site, configs["runc"]) as cri, unknown, cri.pod("gpu-py"):
@@ -214,8 +213,7 @@ def test_nothing_is_taken_back_while_containerd_needs_it(
             assert "Run this first: kubectl drain" in done.stderr
         done = site.gpuhook("uninstall", "--unless-in-use").failed()
         assert "Run this first: gpuhook uninstall --engine containerd && systemctl" in done.stderr
-        after = contents(site.folder)
-        assert {path: after[path] for path in installed} == installed
+        assert contents_now(installed) == installed
     site.gpuhook("uninstall", "--unless-in-use").ok()
 
 

@@ -3,7 +3,7 @@
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -49,10 +49,17 @@ def tree(*folders: Path) -> dict[str, tuple[int, int, int, str]]:
 
 def contents(folder: Path) -> dict[str, bytes | None]:
     """Return what the files below ``folder`` hold by path; None for a folder."""
+    return _contents([folder, *folder.rglob("*")])
+
+
+def contents_now(before: Iterable[str]) -> dict[str, bytes | None]:
+    """Return what the files of ``contents`` hold now, whatever an engine has put beside them."""
+    return _contents(map(Path, before))
+
+
+def _contents(paths: Iterable[Path]) -> dict[str, bytes | None]:
     return {
-        str(path): path.read_bytes() if path.is_file() else None
-        for path in [folder, *folder.rglob("*")]
-        if path.exists()
+        str(path): path.read_bytes() if path.is_file() else None for path in paths if path.exists()
     }
 
 
