@@ -409,6 +409,54 @@ def test_no_container_makes_a_cgroup_below_its_own(place: Place, way: str) -> No
 
 
 @ONE
+def test_cgroups_that_others_cover_are_no_way(place: Place) -> None:
+    """As with podman's -v /sys:/sys:ro, where its own of cgroups comes on top."""
+    made = place.made(command=f"mkdir /sys/fs/cgroup/away; {CUDA_PROBE} 9")
+    mount = {"destination": "/sys", "type": "bind", "source": "/sys", "options": ["rbind", "ro"]}
+
+    def cover(spec: Spec) -> None:
+        at = [each["destination"] for each in spec["mounts"]].index("/sys/fs/cgroup")
+        spec["mounts"].insert(at, mount)
+
+    made.change(cover)
+    done = place.run(made, "hook", MOST)
+    assert told(done) == EIGHT, done
+    assert "Read-only file system" in done.stderr, "and it is none"
+
+
+@ONE
+def test_a_mount_that_comes_to_the_place_of_cgroups_is_looked_at(place: Place) -> None:
+    """What config.json says of a place isn't said of what links have led there."""
+    out, root, empty = (place.folder / name for name in ("out", "root", "empty"))
+    for folder in (out, root, empty / "own"):
+        folder.mkdir(parents=True)
+    (out / "own").symlink_to("/tmp")
+    (root / "up").symlink_to("/")
+    made = place.made(command="mkdir /v/own/away && echo left")
+
+    def lead(spec: Spec) -> None:
+        [own] = [each for each in spec["mounts"] if each["destination"] == "/sys/fs/cgroup"]
+        spec["mounts"].remove(own)
+        spec["mounts"] += [
+            bound("/v", out),
+            bound("/x", root),
+            {**own, "destination": "/v/own"},  # read-only, and comes to /tmp
+            bound("/x/up/v", empty),  # to /v
+            bound("/x/up/v/own", Path("/sys/fs/cgroup")),
+        ]
+
+    made.change(lead)
+    done = place.run(made, "hook", MOST)
+    assert "left" not in done.stdout, done
+    is_said(place, done, "may write to cgroups, which are mounted at '/v/own'")
+
+
+def bound(destination: str, source: Path) -> Spec:
+    """Return a volume as config.json has it."""
+    return {"destination": destination, "source": str(source), "type": "bind", "options": ["rbind"]}
+
+
+@ONE
 @pytest.mark.parametrize("name", REACHING)
 def test_no_mount_has_a_container_leave_its_cgroup(place: Place, name: str) -> None:
     source, options = REACHING[name]

@@ -14,6 +14,7 @@ from gpuhook.ground.errors import (
     UnknownDeviceError,
     shown,
 )
+from gpuhook.ground.host import proc
 from gpuhook.ground.names import MEMORY_VARIABLE, cdi_parts
 from gpuhook.ground.sizes import amount
 from gpuhook.start import contract, given_nodes
@@ -69,8 +70,8 @@ class Limits:
 
     def __init__(self, parts: "list[tuple[Limiter, list[LimitMemory]]]") -> None:
         self.operations = [op for _, operations in parts for op in operations]
-        # Where config.json mounts read-only; None where the limits are the container's own.
-        self.read_only: set[str] | None = None
+        # Where config.json has cgroups read-only; None where the limits are the container's own.
+        self.promised: set[str] | None = None
         self._parts = parts
         self.are_slow = any(limiter.is_slow for limiter, _ in parts)
 
@@ -93,8 +94,8 @@ class Limits:
         """
         try:
             tree, folder = dmem.place_of(process, written=written)
-            if self.read_only is not None and container is not None:
-                _check_mounts(container, self.read_only)  # protects: limit-writable
+            if self.promised is not None and container is not None:
+                _check_mounts(process, container, self.promised)  # protects: limit-writable
                 dmem.have_no_children(folder)  # protects: limit-childless
             for limiter, operations in self._parts:
                 limiter.set(tree, folder, {op.id: op.bytes for op in operations})
@@ -187,42 +188,62 @@ def find(
     limits = of_grants(grants, said, config)
     imposed = config.limits_memory or said.imposed  # protects: limit-imposed
     if limits is not None and imposed and not is_privileged(spec.data):
-        limits.read_only = _read_only_places(spec)
+        limits.promised = _promised(spec)
     return limits
 
 
-def _read_only_places(spec: "Spec") -> "set[str]":
-    """Return where config.json has something mounted read-only, at its top at least."""
-    found = {}
+def _promised(spec: "Spec") -> "set[str]":
+    """Return where config.json has the container's cgroups mounted read-only, by their type.
+
+    A volume of cgroups isn't among them: its source may lead elsewhere by now.
+    """
+    found = set()
     for mount in given_nodes.objects(spec.data.get("mounts")):
         options, place = mount.get("options"), mount.get("destination")
         words = options if isinstance(options, list) else []
-        top = [word for word in words if word in ("ro", "rw")][-1:]
-        whole = [word for word in words if word in ("rro", "rrw")][-1:]
-        if isinstance(place, str):
-            found[os.path.normpath("/" + place.lstrip("/"))] = top == ["ro"] and whole != ["rrw"]
-    return {place for place, is_read_only in found.items() if is_read_only}
+        last = [word for word in words if word in ("ro", "rw")][-1:]
+        is_bind = "bind" in words or "rbind" in words or "rrw" in words
+        if mount.get("type") in ("cgroup", "cgroup2") and last == ["ro"] and not is_bind:
+            found.add(place)
+    return {place for place in found if isinstance(place, str)}
 
 
-def _check_mounts(container: "Container", read_only: "set[str]") -> None:
+def _check_mounts(process: int, container: "Container", promised: "set[str]") -> None:
     """Refuse a container that has cgroup v2 mounted where it can write to it; LimitError.
 
-    It could leave its own cgroup, or change what is set there. crun makes a mount read-only after
-    the hooks: then the word of config.json counts, for one that nothing else is mounted on.
+    It could leave its own cgroup, or change what is set there. What is covered by another mount
+    counts for nothing: nobody uncovers it without CAP_SYS_ADMIN.
+
+    ``promised`` is where config.json has them read-only. crun makes a mount so after the hooks
+    alone, so its word is taken there, for a place that nothing else is mounted at: which mount of
+    config.json has come to which place isn't known otherwise, because links lead there.
     """
     mounts = [*container.mounts()]
     places = [path for path, _ in mounts]
-    for path, mount in mounts:
-        if mount.kind != b"cgroup2" or b"ro" in mount.flags.split(b","):
+    writable = [
+        (path, mount)
+        for path, mount in mounts
+        if mount.kind == b"cgroup2" and b"ro" not in mount.flags.split(b",")
+    ]
+    if writable and _is_runc(process):  # protects: limit-promised
+        promised = set()
+    for path, mount in writable:
+        if (path in promised and places.count(path) == 1) or not container.is_visible(path, mount):
             continue
-        # protects: limit-promised
-        if path not in read_only or places.count(path) > 1:
-            raise LimitError(
-                f"The container may write to cgroups, which are mounted at {shown(path)}, and so "
-                "undo a limit that others set",
-                "Have the engine mount them read-only, as podman does with --systemd=false, and "
-                "with rro what they are below",
-            )
+        raise LimitError(
+            f"The container may write to cgroups, which are mounted at {shown(path)}, and so undo "
+            "a limit that others set",
+            "Have the engine mount them read-only, as podman does with --systemd=false, and with "
+            "rro what they are below",
+        )
+
+
+def _is_runc(process: int) -> bool:
+    """Tell whether a container's first process, which runs no program of it yet, is runc's."""
+    try:
+        return proc.read("comm", process).startswith(b"runc")
+    except OSError:  # it isn't known
+        return True
 
 
 def of_grants(grants: "Sequence[Grant]", said: "Words", config: "Config") -> Limits | None:

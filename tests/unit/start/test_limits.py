@@ -279,26 +279,34 @@ def test_privilege_is_more_than_a_rule() -> None:
 
 
 class Mounted:
-    """A container being created, with mounts as (path, flags, kind) in the order of its table."""
+    """A container being created, with mounts as (path, flags, kind) in the order of its table.
+
+    Of two at a place the later one covers the other.
+    """
 
     def __init__(self, *rows: tuple[str, str, str]) -> None:
         lines = [
             f"{at} 1 0:{at} / /root{path} {flags},relatime - {kind} none rw\n"
             for at, (path, flags, kind) in enumerate(rows, 20)
         ]
-        self._table = proc.Mounts("".join(lines).encode())
+        table = proc.Mounts("".join(lines).encode())
+        self.found = [(proc.unescaped(each.point).removeprefix("/root"), each) for each in table]
 
     def mounts(self) -> Any:
-        return [(proc.unescaped(each.point).removeprefix("/root"), each) for each in self._table]
+        return self.found
+
+    def is_visible(self, path: str, mount: proc.Mount) -> bool:
+        return [each for place, each in self.found if place == path][-1] is mount
 
 
-def words_of(destination: Any, *options: str) -> dict[str, Any]:
-    return {"destination": destination, "type": "bind", "source": "/x", "options": [*options]}
+def cgroups(*options: str, **more: Any) -> dict[str, Any]:
+    usual = {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup"}
+    return {**usual, "options": [*options], **more}
 
 
-USUAL = ("/sys/fs/cgroup", "ro,nosuid", "cgroup2")
-LATER = ("/sys/fs/cgroup", "rw,nosuid", "cgroup2")  # crun makes it read-only after the hooks
-PROMISED = words_of("/sys/fs/cgroup", "rbind", "ro")
+PLACE = "/sys/fs/cgroup"
+USUAL = (PLACE, "ro,nosuid", "cgroup2")
+LATER = (PLACE, "rw,nosuid", "cgroup2")  # crun makes it read-only after the hooks
 
 
 @pytest.mark.parametrize(
@@ -307,24 +315,32 @@ PROMISED = words_of("/sys/fs/cgroup", "rbind", "ro")
         ([USUAL], [], None),
         ([("/", "rw", "overlay"), USUAL, ("/tmp", "rw", "tmpfs")], [], None),
         ([("/sys/fs/cgroup/systemd", "rw", "cgroup")], [], None),  # nobody leaves v2 by v1
-        ([LATER], [], "/sys/fs/cgroup"),
-        ([LATER], [PROMISED], None),
-        ([LATER], [words_of("sys//fs/./cgroup/", "ro")], None),
-        ([LATER], [words_of("/sys/fs/cgroup", "ro", "rw")], "/sys/fs/cgroup"),
-        ([LATER], [words_of("/sys/fs/cgroup", "rw", "ro")], None),
-        ([LATER], [words_of("/sys/fs/cgroup", "ro", "rro", "rrw")], "/sys/fs/cgroup"),
-        ([LATER], [words_of("/sys/fs/cgroup", "rro")], "/sys/fs/cgroup"),  # that one is set at once
-        ([LATER], [{"destination": "/sys/fs/cgroup", "options": "ro"}], "/sys/fs/cgroup"),
-        ([LATER], [PROMISED, words_of("/sys/fs/cgroup", "rw")], "/sys/fs/cgroup"),
-        # What is mounted on another one isn't meant: the way there may be the image's link.
-        ([LATER, LATER], [PROMISED], "/sys/fs/cgroup"),
-        ([LATER, ("/sys/fs/cgroup", "ro", "tmpfs")], [PROMISED], "/sys/fs/cgroup"),
+        ([LATER], [], PLACE),
+        ([LATER], [cgroups("nosuid", "ro")], None),
+        ([LATER], [cgroups("ro", type="cgroup2")], None),
+        ([LATER], [cgroups("ro", "rw")], PLACE),
+        ([LATER], [cgroups("rw", "ro")], None),
+        ([LATER], [cgroups("ro", "rrw")], PLACE),
+        ([LATER], [cgroups("rro")], PLACE),  # that one is set at once
+        ([LATER], [cgroups(options="ro")], PLACE),
+        ([LATER], [cgroups(options=None)], PLACE),
+        ([LATER], [cgroups("ro", destination=None)], PLACE),
+        # A volume's source may lead elsewhere by now, and links to where its place is.
+        ([LATER], [cgroups("ro", "rbind")], PLACE),
+        ([LATER], [cgroups("ro", type="bind")], PLACE),
+        ([("/x", "rw", "cgroup2"), USUAL], [cgroups("ro")], "/x"),
+        ([("/x", "rw", "cgroup2"), USUAL], [cgroups("ro", destination="/a/../x")], "/x"),
+        ([LATER, LATER], [cgroups("ro")], PLACE),
+        # Nobody reaches what is covered.
+        ([LATER, USUAL], [], None),
+        ([USUAL, LATER], [], PLACE),
+        ([LATER, (PLACE, "ro", "tmpfs")], [], None),
         # Read-only at the top alone, as ro is.
-        ([USUAL, ("/a/fs/cgroup", "rw", "cgroup2")], [words_of("/a", "ro")], "/a/fs/cgroup"),
+        ([USUAL, ("/a/fs/cgroup", "rw", "cgroup2")], [cgroups("ro")], "/a/fs/cgroup"),
         ([("/host", "ro", "sysfs"), ("/host/fs/cgroup", "ro", "cgroup2")], [], None),
-        ([("/a\\040b", "rw", "cgroup2")], [words_of(None, "ro"), words_of("/a", "ro")], "/a b"),
+        ([("/a\\040b", "rw", "cgroup2")], [], "/a b"),
     ],
-)  # fmt: skip
+)
 def test_who_may_write_to_cgroups_has_no_limit_of_the_administrators(
     tree: "Tree", mounted: list[Any], said: list[Any], where: str | None
 ) -> None:
@@ -348,25 +364,45 @@ def test_who_may_write_to_cgroups_has_no_limit_of_the_administrators(
     by_administrator: list[tuple[str, list[dict[str, str]]]] = [
         (each, []) for each in (MOST, REQUIRED, usual)
     ]
+    process = os.open("/proc/self", os.O_PATH)
     for text, more in (*by_administrator, ("", [of_cluster])):
         tree.written.clear()
         if where is not None:
             with pytest.raises(LimitError, match=f"cgroups, which are mounted at '{where}'"):
-                limits(text, {}, *more).set(-1, container=container)
+                limits(text, {}, *more).set(process, container=container)
             assert not tree.written
         else:
-            limits(text, {}, *more).set(-1, container=container)
+            limits(text, {}, *more).set(process, container=container)
             assert ("engine/container/cgroup.max.descendants", "0") in tree.written
-        limits(text, ADMIN, *more).set(-1, container=container)  # it may do more than that
+        limits(text, ADMIN, *more).set(process, container=container)  # it may do more than that
     tree.written.clear()
-    limits("", {}).set(-1, container=container)  # it is its own limit
+    limits("", {}).set(process, container=container)  # it is its own limit
     assert "cgroup.max.descendants" not in str(tree.written)
+    os.close(process)
+
+
+@pytest.mark.parametrize("comm", [b"runc:[2:INIT]\n", b"crun\n"])
+def test_a_word_of_config_json_is_taken_from_crun_alone(
+    tree: "Tree", monkeypatch: pytest.MonkeyPatch, comm: bytes
+) -> None:
+    """runc has made read-only by then what it will."""
+    real = proc.read
+    monkeypatch.setattr(proc, "read", lambda path, *at: comm if path == "comm" else real(path, *at))
+    limits = amds()
+    limits.promised = {PLACE}
+    container: Any = Mounted(LATER)
+    if comm.startswith(b"runc"):
+        with pytest.raises(LimitError, match="may write to cgroups"):
+            limits.set(-1, container=container)
+        assert not tree.written
+    else:
+        limits.set(-1, container=container)
 
 
 def test_a_cgroup_that_can_t_be_closed(tree: "Tree") -> None:
     tree.fails["engine/container/cgroup.max.descendants"] = errno.EROFS
     limits = amds()
-    limits.read_only = set()
+    limits.promised = set()
     container: Any = Mounted(USUAL)
     with pytest.raises(LimitError, match=r"max\.descendants can't be written: Read-only"):
         limits.set(-1, container=container)
