@@ -141,6 +141,9 @@ def test_what_the_cgroup_refuses_was_not_given(answers: list[int], given: bool) 
         "#ConstrainDevices=yes\n",
         "x # ConstrainDevices=yes",
         "ConstrainDevices=yesterday",
+        "ConstrainDevices=yes\nConstrainDevices=no\n",  # Slurm takes the last
+        "ConstrainDevices=yes constraindevices = no",
+        "xConstrainDevices=yes\n",
     ],
 )  # fmt: skip
 def test_without_slurms_protection_nothing_is_asked(text: str, tmp_path: Path) -> None:
@@ -153,7 +156,21 @@ def test_without_slurms_protection_nothing_is_asked(text: str, tmp_path: Path) -
         job.write_request(str(tmp_path), Config(), str(path))
 
 
-@pytest.mark.parametrize("text", ["ConstrainDevices=yes", "A=b\n constraindevices = YES # x\n"])
+def test_another_file_may_say_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "cgroup.conf"
+    path.write_text("ConstrainDevices=yes\ninclude more.conf\n")
+    with pytest.raises(ConfigError, match="includes another file"):
+        job.write_request(str(tmp_path), Config(), str(path))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ConstrainDevices=yes",
+        "A=b\n constraindevices = YES # x\n",
+        "ConstrainDevices=no\nConstrainDevices=yes\n# include x\n",
+    ],
+)
 def test_slurms_protection_is_seen(text: str, tmp_path: Path) -> None:
     path = tmp_path / "cgroup.conf"
     path.write_text(text)

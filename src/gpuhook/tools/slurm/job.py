@@ -23,7 +23,9 @@ from gpuhook.vendors import registry
 CGROUP_CONF = "/etc/slurm/cgroup.conf"
 VOID = "void"
 _REASON = "what Slurm gave to this job"
-_CONSTRAIN = re.compile(r"^[^#\n]*\bConstrainDevices\s*=\s*\"?yes\b", re.IGNORECASE | re.MULTILINE)
+# Of a key that stands twice Slurm takes the last value (parse_config.c), and Include reads a file.
+_CONSTRAIN = re.compile(r"\bConstrainDevices\s*=\s*\"?(\w+)", re.IGNORECASE)
+_INCLUDE = re.compile(r"^\s*Include\s", re.IGNORECASE | re.MULTILINE)
 # Numbers of devices as Slurm's node has them mean nothing in a container that has a few of them.
 _COUNTS = {
     "CUDA_VISIBLE_DEVICES": "nvidia",
@@ -136,7 +138,14 @@ def _require_constraint(path: str) -> None:
             f"{path} can't be read: {error.strerror}",
             "Give Slurm's cgroup.conf with --cgroup-conf, and have ConstrainDevices=yes in it",
         ) from None
-    if not _CONSTRAIN.search(text):  # protects: slurm-constrains
+    said = "\n".join(line.partition("#")[0] for line in text.split("\n"))
+    if _INCLUDE.search(said):
+        raise ConfigError(
+            f"{path} includes another file, which may say otherwise of ConstrainDevices",
+            "Write all of it into that file, or name one with --cgroup-conf that is whole",
+        )
+    values = _CONSTRAIN.findall(said)
+    if not values or values[-1].lower() != "yes":  # protects: slurm-constrains
         raise ConfigError(
             f"{path} doesn't set ConstrainDevices=yes, so every job may open every device, and "
             "nothing that can be trusted says which are this one's",
