@@ -156,6 +156,8 @@ def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
         ("own/../open/file", "open, which everybody may change"),
         ("open/../own", "open, which everybody may change"),
         ("sticky/missing", ""),
+        ("sticky/missing/more", "sticky/missing, which anybody could make"),
+        ("to-sticky/missing/more", "sticky/missing, which anybody could make"),
         ("to-own/file", ""),
         ("to-open/file", "open, which everybody may change"),
         ("whole/file", ""),
@@ -171,6 +173,7 @@ def test_a_way_that_others_may_change(tmp_path: Path, path: str, why: str) -> No
     for name, target in (
         ("to-own", "sticky/../own"),
         ("to-open", "own/../open"),
+        ("to-sticky", "own/../sticky"),
         ("whole", f"{tmp_path}/own"),
         ("round", "round"),
     ):

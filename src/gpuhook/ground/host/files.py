@@ -105,13 +105,15 @@ def check_way(path: str) -> None:
 
     That is where a folder or a link on it belongs to another user, or a folder is open to
     everybody without the sticky bit. What doesn't exist yet is as safe as the folder that it
-    will be in. Says nothing where we aren't root: then the kernel keeps us from harm.
+    will be in; a folder that doesn't must not be in one where others may make it. Says nothing
+    where we aren't root: then the kernel keeps us from harm.
     """
     if os.geteuid() != _ROOT:  # protects: owners-identity
         return
     links, way, target = 0, "/", ""
     pending = _names(path if path.startswith("/") else os.path.join(os.getcwd(), path))
-    _check_folder(way, os.lstat(way), path)
+    above = os.lstat(way)
+    _check_folder(way, above, path)
     while pending:
         name = pending.pop()
         found = os.path.dirname(way) if name == ".." else os.path.join(way, name)
@@ -126,11 +128,16 @@ def check_way(path: str) -> None:
             else:
                 target = os.readlink(found)
         except OSError:
+            if pending and above.st_mode & stat.S_IWOTH:
+                raise _untrusted(path, f"{found}, which anybody could make") from None
             return
-        if is_link:
-            links += 1
-            pending += _names(target)
-        way = ("/" if target.startswith("/") else way) if is_link else found
+        if not is_link:
+            way, above = found, status
+            continue
+        links += 1
+        pending += _names(target)
+        if target.startswith("/"):
+            way, above = "/", os.lstat("/")
 
 
 def check_writers(path: str) -> None:
