@@ -139,3 +139,10 @@ def test_groups_of_another_shape_are_refused_in_a_sentence() -> None:
     strange = Spec("/b/config.json", '{"process": {"user": {"additionalGids": "44"}}}')
     with pytest.raises(SpecError, match=r"process\.user.additionalGids is not a list"):
         process.add_groups(strange, [44])
+
+
+def test_entries_that_are_no_text_are_no_variables() -> None:
+    spec = Spec("config.json", '{"process": {"env": [5, null, "A=1"]}}')
+    assert (
+        process.set_variable(spec, Setting("B", "2", "a test")).data["process"]["env"][-1] == "B=2"
+    )

@@ -64,7 +64,7 @@ def _values(data: "dict[str, Any]", name: str) -> list[str]:
 
 
 def _is_named(entry: str, name: str) -> bool:
-    return entry.partition("=")[0] == name
+    return isinstance(entry, str) and entry.partition("=")[0] == name
 
 
 def add_groups(spec: "Spec", groups: "Iterable[int]") -> "Spec":
