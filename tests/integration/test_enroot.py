@@ -122,6 +122,17 @@ def test_a_site_may_take_the_schedulers_variable(enroot: Enroot, driver: Driver)
     assert done.stdout.split() == ["null"]
 
 
+@pytest.mark.parametrize("name", ["x[$(touch {mark})]", "A-B", "1", "ä", "A B"])
+def test_a_word_that_names_no_variable_is_refused(
+    enroot: Enroot, tmp_path: Path, name: str
+) -> None:
+    """bash would carry out what it finds in one."""
+    word = name.format(mark=tmp_path / "mark")
+    done = enroot.start("true", image=f"{ASK}=all\n", GPUHOOK_ENROOT_DEVICES=word).failed()
+    assert "neither slurm nor the name of a variable" in done.stderr
+    assert not (tmp_path / "mark").exists()
+
+
 def test_slurms_word_is_refused_where_slurm_keeps_nobody_out(enroot: Enroot) -> None:
     done = enroot.start("true", image=f"{ASK}=all\n", GPUHOOK_ENROOT_DEVICES="slurm").failed()
     assert "cgroup.conf" in done.stderr

@@ -43,6 +43,10 @@ words=(--own-environment --privileged --no-undo
 case "${{GPUHOOK_ENROOT_DEVICES:-}}" in
 "") ;;
 slurm) words+=(--slurm) ;;
+[0-9]* | *[!A-Za-z0-9_]*)
+    echo "GPUHOOK_ENROOT_DEVICES is neither slurm nor the name of a variable" >&2
+    exit 1
+    ;;
 *) words+=(-e "{_DEVICES}=${{!GPUHOOK_ENROOT_DEVICES:-void}}") ;;
 esac
 exec PROGRAM apply --rootfs "${{ENROOT_ROOTFS}}" --environ "${{ENROOT_ENVIRON}}" "${{words[@]}}"
