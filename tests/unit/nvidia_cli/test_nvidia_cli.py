@@ -10,6 +10,8 @@ import pytest
 from gpuhook.start.inventory.model import DriverFile, Node
 from gpuhook.tools.nvidia_cli import callers
 from gpuhook.tools.nvidia_cli.argp import FLAG, OPTIONAL, VALUE, Option, UsageError, parse
+from gpuhook.tools.nvidia_cli.errors import CliError
+from gpuhook.tools.nvidia_cli.main import _pid, main
 from gpuhook.tools.nvidia_cli.report import Wanted, info, listing
 from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig, Selection
 
@@ -174,3 +176,34 @@ def test_tables_are_those_of_the_caller_and_of_the_first_process() -> None:
     lengths = answer("print(*map(len, callers.mount_tables()))", *shell).split()
     assert len(lengths) == 2
     assert int(lengths[0]) == len(Path("/proc/self/mountinfo").read_bytes())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--x\x1b[31m", "list"],
+        ["configure", "--pid=1\x1b[31m", "/"],
+        ["\x1b[31m"],
+    ],
+)
+def test_what_steers_a_terminal_is_written_as_escapes(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An image chooses some of these words."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert "\x1b" not in said
+    assert "\\x1b[31m" in said
+
+
+@pytest.mark.parametrize("text", ["", "x", "-", "٣", "1_0", " 1", "+1", "1.0", "9" * 5000])
+def test_a_process_id_is_a_decimal_number(text: str) -> None:
+    with pytest.raises(CliError, match="invalid process id"):
+        _pid([("pid", text)])
+
+
+def test_a_process_id() -> None:
+    found = {text: _pid([("pid", text)]) for text in ("12", "0", "-3", "007")}
+    assert found == {"12": 12, "0": None, "-3": None, "007": 7}

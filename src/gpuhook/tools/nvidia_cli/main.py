@@ -11,7 +11,7 @@ from gpuhook import __version__
 from gpuhook.ground import log
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import GpuhookError, LostDeviceError, UnknownDeviceError
+from gpuhook.ground.errors import GpuhookError, LostDeviceError, UnknownDeviceError, printable
 from gpuhook.start.contract import Grant
 from gpuhook.start.inventory.model import Device
 from gpuhook.start.inventory.selection import select
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gpuhook.tools.nvidia_cli.argp import Found, Option
 
 _MAX_REQUIREMENTS = 32
+_MOST_DIGITS = 10  # of a process id
 _COMPAT_MODES = ("mount", "ldconfig", "disabled")
 _ABOUT = "Command line utility for manipulating NVIDIA GPU containers."
 _LIST_KINDS = {
@@ -54,11 +55,11 @@ def main(argv: list[str]) -> "NoReturn":
         debug = _last(given, "debug") or ""
         _run(given, rest)
     except argp.UsageError as error:
-        _fail(f"{error}\n{_try_help()}", debug)
-    except CliError as error:
-        _fail(str(error), debug)
+        _fail(f"{printable(str(error))}\n{_try_help()}", debug)
+    except CliError as error:  # of words that an image may have chosen
+        _fail(printable(str(error)), debug)
     except GpuhookError as error:
-        _fail(worded(error), debug)
+        _fail(printable(worded(error)), debug)
     sys.exit(0)
 
 
@@ -223,10 +224,10 @@ def _pid(found: "Found") -> int | None:
     text = _last(found, "pid")
     if text is None:
         return None
-    try:
-        pid = int(text)
-    except ValueError:
-        raise CliError("input error", f"invalid process id: {text}") from None
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal()) or len(digits) > _MOST_DIGITS:
+        raise CliError("input error", f"invalid process id: {text}")
+    pid = int(text)
     return pid if pid > 0 else None
 
 
