@@ -12,6 +12,7 @@ from gpuhook.ground import names
 from gpuhook.ground.errors import GpuhookError
 from gpuhook.tools.cli import _completion
 from gpuhook.tools.cli._help import Group
+from gpuhook.tools.host import streams
 
 _COMPLETE = "_GPUHOOK_COMPLETE"  # what the shells' scripts set
 # name -> (module, one line for --help); the module holds a click command of that name.
@@ -121,8 +122,9 @@ def main() -> None:
         os.umask(names.UMASK)
     if _COMPLETE in os.environ:
         _completion.register()
-    try:
-        cli(prog_name="gpuhook")
-    except GpuhookError as error:
-        click.echo(f"gpuhook: {error}", err=True)
-        sys.exit(1)
+    with streams.written("gpuhook"):
+        try:
+            cli(prog_name="gpuhook")
+        except GpuhookError as error:
+            click.echo(f"gpuhook: {error}", err=True)
+            sys.exit(1)

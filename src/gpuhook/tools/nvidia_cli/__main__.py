@@ -4,13 +4,16 @@ import os
 import sys
 
 from gpuhook.ground import names
+from gpuhook.tools.host import streams
+from gpuhook.tools.nvidia_cli import argp
 from gpuhook.tools.nvidia_cli import main as program
 
 
 def main() -> None:
     """Carry out the words after the launcher's own two."""
     os.umask(names.UMASK)
-    program.main(sys.argv[3:])
+    with streams.written(argp.PROGRAM):
+        program.main(sys.argv[3:])
 
 
 if __name__ == "__main__":

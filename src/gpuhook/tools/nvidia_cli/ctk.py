@@ -23,6 +23,7 @@ from gpuhook.tools.cli.install import carry_out
 from gpuhook.tools.engines import installer
 from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.store import Store
+from gpuhook.tools.host import streams
 from gpuhook.tools.nvidia_cli import ctk_cdi, ctk_config, ctk_system
 from gpuhook.tools.nvidia_cli.ctk_words import PROGRAM, say
 
@@ -34,16 +35,17 @@ def main(argv: list[str] | None = None) -> NoReturn:
     """Carry out a command line, this process' own if none is given, and exit."""
     if os.geteuid() == 0:
         os.umask(names.UMASK)
-    try:
-        status = ctk.main(argv, prog_name=PROGRAM, standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        status = 1
-    except click.Abort:
-        status = 1
-    except GpuhookError as error:
-        click.echo(f"{PROGRAM}: {printable(str(error))}", err=True)
-        status = 1
+    with streams.written(PROGRAM):
+        try:
+            status = ctk.main(argv, prog_name=PROGRAM, standalone_mode=False)
+        except click.ClickException as error:
+            error.show()
+            status = 1
+        except click.Abort:
+            status = 1
+        except GpuhookError as error:
+            click.echo(f"{PROGRAM}: {printable(str(error))}", err=True)
+            status = 1
     sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -1,0 +1,58 @@
+"""Standard output that can't be written is told in a sentence, whichever program it is of."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from gpuhook.tools.host import streams
+
+RUN = "from gpuhook.tools.{} import main; main()"
+NVIDIA_CLI = f"import sys; sys.argv[1:1] = ['', '']; {RUN.format('nvidia_cli.__main__')}"
+CALLS = [
+    ("gpuhook", RUN.format("cli"), ["--help"]),
+    ("gpuhook", RUN.format("cli"), ["help", "install"]),
+    ("nvidia-ctk", RUN.format("nvidia_cli.ctk"), ["--help"]),
+    ("nvidia-container-cli", NVIDIA_CLI, ["--help"]),
+]
+
+
+def shell(script: str, code: str, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a program of ours as ``"$@"`` of a shell's script."""
+    argv = ["sh", "-c", script, "sh", sys.executable, "-c", code, *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("program", "code", "words"), CALLS)
+def test_a_full_disk_is_told(program: str, code: str, words: list[str]) -> None:
+    done = shell('"$@" >/dev/full', code, words)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"{program}: Standard output can't be written: No space left on device. "
+        "See where it leads.\n"
+    )
+
+
+@pytest.mark.parametrize(("program", "code", "words"), CALLS)
+def test_a_reader_that_has_ended_is_no_error_to_tell(
+    program: str, code: str, words: list[str]
+) -> None:
+    done = shell('{ "$@" || echo "status $?" >&2; } | exec true', code, words)
+    assert done.stderr in ("", "status 1\n"), program
+
+
+@pytest.mark.parametrize(("program", "code", "words"), CALLS)
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_ones_are_no_fault(program: str, code: str, words: list[str], closed: str) -> None:
+    done = shell(f'"$@" {closed}', code, words)
+    assert (done.returncode, done.stderr) == (0, ""), program
+    assert (done.stdout == "") == closed.startswith(">&-")
+
+
+def test_what_fails_elsewhere_is_raised() -> None:
+    with pytest.raises(FileNotFoundError), streams.written("gpuhook"):
+        os.stat("/nonexistent/file")
+    with pytest.raises(ConnectionRefusedError), streams.written("gpuhook"):
+        raise ConnectionRefusedError
