@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import re
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -93,6 +94,24 @@ ENGINES = {
 @pytest.mark.parametrize(("line", "expected"), ENGINES.values(), ids=ENGINES.keys())
 def test_engines_are_understood(line: str, expected: tuple[str, str]) -> None:
     assert verdict(line.split()) == expected
+
+
+@pytest.mark.parametrize(
+    "line", ["state ID", "create --bundle /b ID", "what ID", "--root /r kill ID"]
+)
+def test_no_variable_of_the_callers_is_the_scripts(line: str, tmp_path: Path) -> None:
+    for name in ("status", "state.json"):
+        (tmp_path / "ID").mkdir(exist_ok=True)
+        (tmp_path / "ID" / name).touch()
+    names = set(re.findall(r"\bgp_\w+", FUNCTIONS))
+    assert {"gp_root", "gp_made"} <= names
+    script = f'{FUNCTIONS}\nread_arguments "$@"\necho "$gp_verb $gp_bundle $gp_ids $gp_made"\n'
+    argv = ["sh", "-c", script, "sh", *line.split()]
+    told = [
+        subprocess.run(argv, env={**os.environ, **more}, capture_output=True, check=True).stdout
+        for more in ({}, dict.fromkeys(names - {"gp_made"}, str(tmp_path)))
+    ]
+    assert told[0] == told[1]
 
 
 # Words -------------------------------------------------------------------------------------
