@@ -421,6 +421,43 @@ def test_a_process_that_is_killed_loses_nothing(
     assert change > 10
 
 
+@pytest.mark.parametrize("before", ["a", None])
+@pytest.mark.parametrize(
+    ("syntax", "somebody_edits"), [("json", False), ("json", True), ("whole", False)]
+)
+def test_a_process_that_is_killed_while_it_replaces_ours_loses_nothing(
+    tmp_path: Path, syntax: str, before: str | None, somebody_edits: bool
+) -> None:
+    """What stood there before the crash is ours as well as what was to stand there."""
+
+    def text(value: str) -> str:
+        keys = {"all": value} if value == "a" else {"ours": {"list": [value]}, value: value}
+        return json.dumps({"all": "a", **keys} if before else keys)
+
+    change, is_killed = 0, True
+    while is_killed:
+        path = tmp_path / str(change) / "file"
+        path.parent.mkdir()
+        if before is not None:
+            path.write_text(text(before))
+        store = Store(str(path.parent / "state"))
+        first, second = (Target("docker", str(path), syntax, text(name), "") for name in "xy")
+        put(store, first)
+        is_killed = killed_before(change, partial(put, store, second))
+        if somebody_edits:
+            path.write_text(json.dumps({**json.loads(path.read_text()), "theirs": 1}))
+        if change % 2:  # the service starts again, or it is taken back first
+            more = {"theirs": 1} if somebody_edits else {}
+            put(store, replace(second, text=json.dumps({**json.loads(text("y")), **more})))
+        take(store)
+        found = json.loads(path.read_text()) if path.exists() else {}
+        expected = json.loads(text(before)) if before else {}
+        assert found == expected | ({"theirs": 1} if somebody_edits else {}), change
+        assert not Path(store.folder).exists()
+        change += 1
+    assert change > 10
+
+
 def test_the_difference_is_shown(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "daemon.json"
     path.write_text(OLD.rstrip("\n"))

@@ -5,6 +5,7 @@ For every file there is one folder below the state folder, named after the file'
     record.json   whose file it is, what we own in it, the folders made for it
     original      the file before the first change (absent: there was no file)
     written       the file as we last wrote it
+    replaced      the file as it was before that, while it is written
 
 The record is written before the engine's file and goes after that is as it was, so that a crash
 loses nothing; record.json is the last of it to be written and the first to go, so a folder without
@@ -30,6 +31,7 @@ from gpuhook.tools.engines.lock import Lock
 from gpuhook.tools.engines.merge import Document, Path, beside, restored, without_ours
 
 _RECORD = "record.json"
+_TEXTS = ("original", "replaced", "written")
 _VERSION = "version"
 _PATIENCE = 20.0  # seconds; an installation takes less than one
 # protects: kept-mode
@@ -209,7 +211,7 @@ class Store:
         record.owned = list(dict.fromkeys([*record.owned, *target.owned]))
         made: list[str] = []
         try:
-            self._save(place, record, original, change.new)
+            self._save(place, record, original, change.new, replaced=change.old)
             made = change.commit()
             record.folders += made
             record.owned = [path for path in record.owned if path not in target.released]
@@ -226,15 +228,25 @@ class Store:
     def _rebased(self, record: Record, current: bytes | None) -> bytes | None:
         """Return the original of a file as it is now: with what others changed, without ours."""
         place = self._place(record.path)
-        original, written = (read(f"{place}/{name}") for name in ("original", "written"))
-        if current in (written, original):
-            return original
+        original, replaced, written = (read(f"{place}/{name}") for name in _TEXTS)
+        if current is None or current in (original, replaced, written):
+            return None if current is None else original
+        if replaced is not None:  # a crash came before or after what was to be written
+            current = _separate(record, current, original, replaced)
         return _separate(record, current, original, written)
 
-    def _save(self, place: str, record: Record, original: bytes | None, new: bytes | None) -> None:
+    def _save(
+        self,
+        place: str,
+        record: Record,
+        original: bytes | None,
+        new: bytes | None,
+        replaced: bytes | None = None,
+    ) -> None:
         try:
             os.makedirs(place, exist_ok=True)
-            for name, data in (("original", original), ("written", new)):
+            # In this order a crash between two of them leaves what fits together.
+            for name, data in zip(_TEXTS, (original, replaced, new), strict=True):
                 if data is not None:
                     host_files.replace(f"{place}/{name}", data, _MODE)
                 else:
