@@ -1,5 +1,6 @@
 """Files of systemd's with a block of ours, and scripts that are ours as a whole."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 from gpuhook.ground.errors import EngineError, LostDeviceError
 from gpuhook.tools.apply import machines
 from gpuhook.tools.cli import watch
-from gpuhook.tools.engines import installer, unit_text, whole_text
+from gpuhook.tools.engines import charliecloud, installer, unit_text, whole_text
 from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.files import Change
 from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.store import Store
 
@@ -117,6 +119,140 @@ def test_a_hook_is_a_program_and_anothers_is_never_replaced(tmp_path: Path) -> N
     hook.write_text("#!/bin/sh\n# my own\n")
     with store.locked(), pytest.raises(EngineError, match="not gpuhook's"):
         installer.install(store, list(ENGINES["enroot"].install(enroot(tmp_path)).targets))
+
+
+WHOLE = {
+    "podman-hpc": ("etc/podman_hpc/modules.d/gpu.yaml",),
+    "enroot": ("etc/enroot/hooks.d/98-nvidia.sh", "etc/enroot/hooks.d/98-gpuhook.sh"),
+    "charliecloud": (
+        "etc/charliecloud/cdi/acme.com-gpu.json",
+        "etc/profile.d/gpuhook-charliecloud.sh",
+    ),
+}
+OURS_ALONE = ("98-gpuhook.sh", "gpuhook-charliecloud.sh")  # another's in their place is refused
+
+
+class Whole:
+    """An engine with a file that is ours as a whole, of the site's own before or of nobody's."""
+
+    def __init__(self, system: Path, engine: str, place: str, before: str | None) -> None:
+        self.path, self.before = system / place, before
+        self._engine, self._prefix = engine, system
+        self._store = Store(str(system / "state"))
+        nvidias = system / WHOLE["enroot"][0]
+        nvidias.parent.mkdir(parents=True)
+        nvidias.write_text("nvidia's\n")  # without it there is no file of ours there
+        if before is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(before)
+
+    def install(self, program: str = "/opt/bin/gpu-py") -> None:
+        ask = Ask((("gpu-py", program),), prefix=str(self._prefix))
+        with self._store.locked():
+            installer.install(self._store, [*ENGINES[self._engine].install(ask).targets])
+
+    def uninstall(self) -> None:
+        with self._store.locked():
+            installer.uninstall(self._store, self._store.records())
+
+    def forget(self) -> None:
+        shutil.rmtree(self._store.folder)
+
+    def edit(self, line: str) -> str:
+        text = self.path.read_text() + line
+        self.path.write_text(text)
+        return text
+
+    def kept(self) -> list[str]:
+        """Return what is beside the file of what was edited; no program may start or read it."""
+        found = sorted(self.path.parent.glob(f"{self.path.name}.*"))
+        assert all(each.stat().st_mode & 0o777 == 0o600 for each in found)
+        assert all(each.suffix.startswith(".edited") for each in found)
+        return [each.read_text() for each in found]
+
+    def now(self) -> str | None:
+        return self.path.read_text() if self.path.exists() else None
+
+
+CASES = [
+    (engine, place, before)
+    for engine, places in WHOLE.items()
+    for place in places
+    for before in (None, "the site's own\n")
+    if not (before and place.endswith(OURS_ALONE)) and not (not before and "98-nvidia" in place)
+]
+SIGNED = [case for case in CASES if not case[1].endswith(".json")]  # they say whose they are
+
+
+def name_of(case: tuple[str, str, str | None]) -> str:
+    return f"{Path(case[1]).name}-{'over' if case[2] else 'new'}"
+
+
+@pytest.fixture(params=CASES, ids=name_of)
+def whole(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Whole:
+    made = charliecloud._Documents({"acme.com-gpu.json": '{"kind": "acme.com/gpu"}\n'}, [], [])
+    monkeypatch.setattr(charliecloud, "_documents", lambda _: made)
+    return Whole(tmp_path, *request.param)
+
+
+def test_what_somebody_wrote_into_a_whole_file_is_kept_and_the_first_one_comes_back(
+    whole: Whole,
+) -> None:
+    whole.install()
+    ours = whole.now()
+    edited = [whole.edit("# mine\n")]
+    whole.install()
+    assert whole.now() == ours
+    assert whole.kept() == edited
+    edited.append(whole.edit("# mine again\n"))
+    whole.uninstall()
+    assert whole.now() == whole.before
+    assert whole.kept() == edited
+
+
+def test_the_same_edit_is_kept_once(whole: Whole) -> None:
+    whole.install()
+    for _ in range(2):
+        edited = whole.edit("# mine\n")
+        whole.install()
+    whole.uninstall()
+    assert whole.kept() == [edited]
+    assert whole.now() == whole.before
+
+
+@pytest.mark.parametrize("whole", SIGNED, ids=name_of, indirect=True)
+def test_a_whole_file_of_ours_that_is_not_remembered_is_nobodys_own(whole: Whole) -> None:
+    """Earlier versions left one that was edited, and forgot it."""
+    whole.install()
+    whole.forget()
+    whole.install()
+    whole.uninstall()
+    assert whole.now() is None
+
+
+@pytest.mark.parametrize("whole", SIGNED, ids=name_of, indirect=True)
+def test_what_somebody_put_in_the_place_of_ours_is_theirs(whole: Whole) -> None:
+    whole.install()
+    whole.path.write_text("a newer package's\n")
+    whole.install()
+    assert whole.now() != "a newer package's\n"
+    whole.uninstall()
+    assert whole.now() == "a newer package's\n"
+    assert whole.kept() == []
+
+
+def test_a_crash_before_an_edit_is_kept_loses_none(
+    whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole.install()
+    edited = whole.edit("# mine\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(Change, "commit", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            whole.install()
+    whole.uninstall()
+    assert whole.now() == whole.before
+    assert whole.kept() == [edited]
 
 
 def test_a_whole_text_is_one_thing() -> None:

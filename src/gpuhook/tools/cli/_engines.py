@@ -67,6 +67,9 @@ def tell(outcomes: list[Outcome], *, dry_run: bool) -> None:
         else:
             word = "wrote" if change.old is None else "changed"
             click.echo(f"{outcome.engine}: {word} {change.path}")
+        if change.aside:
+            keeps = "would keep" if dry_run else "kept"
+            click.echo(f"{outcome.engine}: {keeps} what was edited there in {change.aside}")
 
 
 def changed(engine: str, outcomes: Iterable[Outcome]) -> list[str]:

@@ -16,6 +16,9 @@ from gpuhook.tools.engines.merge import Document
 DEFAULT_STATE = "/var/lib/gpuhook"  # where it is kept what was changed
 # The first line of a file of its own, with which it is known as ours without a record too.
 DROP_IN_HEADER = "Written by `gpuhook install`; `gpuhook uninstall` takes it back."
+_ASIDE = ".edited"  # no program reads such a name: enroot and shells want .sh, others .yaml, .json
+_ASIDE_MODE = 0o600
+_MOST_ASIDE = 100
 _NOT_WRITABLE = (
     "Run this as root; where the system's folders are read-only, name a file elsewhere with "
     "--config, or a writable copy of the system with --prefix"
@@ -65,14 +68,33 @@ def decode(data: bytes, path: str) -> str:
         ) from None
 
 
+def has_header(data: bytes | None) -> bool:
+    """Tell whether a file says in its first lines that we wrote it."""
+    head = (data or b"").split(b"\n", 2)[:2]  # a script begins with its interpreter
+    return f"# {DROP_IN_HEADER}".encode() in head
+
+
+def aside(path: str, data: bytes) -> str:
+    """Return where a file's content is kept when it goes: beside it, and in nothing's place."""
+    names = (f"{path}{_ASIDE}{number}" for number in ("", *range(2, _MOST_ASIDE)))
+    for name in names:
+        if not os.path.lexists(name) or (not os.path.islink(name) and read(name) == data):
+            return name
+    raise EngineError(f"Too many copies of {path} are beside it", f"Remove some: {path}{_ASIDE}*")
+
+
 @dataclass(frozen=True)
 class Change:
-    """A file as it is and as it is to be; None stands for no file, as a mode for what it has."""
+    """A file as it is and as it is to be; None stands for no file, as a mode for what it has.
+
+    ``aside`` is a file that keeps the old content, with what somebody wrote into it; "" for none.
+    """
 
     path: str
     old: bytes | None
     new: bytes | None
     mode: int | None = None
+    aside: str = ""
 
     def __bool__(self) -> bool:
         return self.old != self.new
@@ -91,6 +113,8 @@ class Change:
         host_files.check_way(self.path)
         made = []
         try:
+            if self.aside and self.old is not None:
+                host_files.replace(self.aside, self.old, _ASIDE_MODE)
             if self.new is None:
                 os.unlink(self.path)
             elif self:

@@ -26,13 +26,14 @@ from gpuhook.ground import names
 from gpuhook.ground.errors import EngineError
 from gpuhook.ground.host import files as host_files
 from gpuhook.tools.engines import json_text, lock, toml_text, unit_text, whole_text
-from gpuhook.tools.engines.files import DROP_IN_HEADER, Change, decode, read, remove_folders
+from gpuhook.tools.engines.files import Change, aside, decode, has_header, read, remove_folders
 from gpuhook.tools.engines.lock import Lock
 from gpuhook.tools.engines.merge import Document, Path, beside, restored, without_ours
 
 _RECORD = "record.json"
 _TEXTS = ("original", "replaced", "written")
 _VERSION = "version"
+_WHOLE = "whole"
 _PATIENCE = 20.0  # seconds; an installation takes less than one
 # protects: kept-mode
 _MODE = 0o600  # whatever the engine's file has: its owner reads that one
@@ -52,7 +53,7 @@ _SYNTAXES: dict[str, Syntax] = {
     "json": json_text,
     "toml": toml_text,
     "unit": unit_text,
-    "whole": whole_text,
+    _WHOLE: whole_text,
 }
 
 
@@ -157,7 +158,8 @@ class Store:
         if target.ours and old is not None and not _is_whole(self._place(target.path)):
             _check_ours(target, old)
         mode = target.mode if target.mode is not None else host_files.copy_mode(*target.sources)
-        return Change(target.path, old, self._wanted(target, old), mode)
+        new = self._wanted(target, old)
+        return Change(target.path, old, new, mode, self._aside(target, old, new))
 
     def _wanted(self, target: Target, current: bytes | None) -> bytes | None:
         """Return a file's wanted content; None where it is to go."""
@@ -182,7 +184,7 @@ class Store:
         if _is_whole(self._place(target.path)):
             return self._rebased(self._record_of(target), current)
         if not target.ours:
-            return current
+            return None if target.syntax == _WHOLE and has_header(current) else current
         if target.syntax == "json":  # a hook, of which nobody wants a part
             return None
         record = Record(target.engine, target.path, target.syntax, target.config, [*target.owned])
@@ -201,9 +203,9 @@ class Store:
         known = _is_whole(place)
         if target.gone:
             return self._remove(change, place)
-        if not change and not known and not target.ours:
-            return change
         original = self._others(target, change.old)
+        if not change and not known and original == change.old:
+            return change
         if known:
             record = self._record_of(target)
         else:
@@ -211,7 +213,9 @@ class Store:
         record.owned = list(dict.fromkeys([*record.owned, *target.owned]))
         made: list[str] = []
         try:
-            self._save(place, record, original, change.new, replaced=change.old)
+            # What is put aside is nobody's but who edited it, also after a crash before that.
+            replaced = None if change.aside else change.old
+            self._save(place, record, original, change.new, replaced)
             made = change.commit()
             record.folders += made
             record.owned = [path for path in record.owned if path not in target.released]
@@ -225,12 +229,29 @@ class Store:
             raise
         return change
 
+    def _texts(self, path: str) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """Return what is kept of a file, in the order of ``_TEXTS``."""
+        place = self._place(path)
+        original, replaced, written = (read(f"{place}/{name}") for name in _TEXTS)
+        return original, replaced, written
+
+    def _aside(self, what: Target | Record, current: bytes | None, new: bytes | None) -> str:
+        """Return where the text of a file that is ours as a whole goes if somebody edited it."""
+        if what.syntax != _WHOLE or current is None or current == new:
+            return ""
+        known = _is_whole(self._place(what.path))
+        texts = self._texts(what.path) if known else (None, None, None)
+        if current in texts or not _is_edited(current, texts[-1]):
+            return ""
+        return aside(what.path, current)
+
     def _rebased(self, record: Record, current: bytes | None) -> bytes | None:
         """Return the original of a file as it is now: with what others changed, without ours."""
-        place = self._place(record.path)
-        original, replaced, written = (read(f"{place}/{name}") for name in _TEXTS)
+        original, replaced, written = self._texts(record.path)
         if current is None or current in (original, replaced, written):
             return None if current is None else original
+        if record.syntax == _WHOLE:
+            return original if _is_edited(current, written) else current
         if replaced is not None:  # a crash came before or after what was to be written
             current = _separate(record, current, original, replaced)
         return _separate(record, current, original, written)
@@ -266,7 +287,8 @@ class Store:
         """Return what ``take_back`` would change."""
         host_files.check_way(record.path)
         current = read(record.path)
-        return Change(record.path, current, self._rebased(record, current))
+        new = self._rebased(record, current)
+        return Change(record.path, current, new, aside=self._aside(record, current, new))
 
     def written(self, record: Record) -> Document:
         """Return a file's document as we last wrote it."""
@@ -299,8 +321,7 @@ def _is_whole(place: str) -> bool:
 
 def _check_ours(target: Target, old: bytes) -> None:
     """Refuse to change a file that we don't remember and that doesn't look as if we wrote it."""
-    head = old.split(b"\n", 2)[:2]  # a script begins with its interpreter
-    if old == target.text.encode("utf-8") or f"# {DROP_IN_HEADER}".encode() in head:
+    if old == target.text.encode("utf-8") or has_header(old):
         return
     if target.syntax == "json" and _is_our_hook(old):
         return
@@ -309,6 +330,14 @@ def _check_ours(target: Target, old: bytes) -> None:
         f"{target.path} exists and is not gpuhook's",
         f"Name a new file{elsewhere} or move it away; the file was left as it is",
     )
+
+
+def _is_edited(current: bytes, written: bytes | None) -> bool:
+    """Tell whether a file is one of ours as a whole, and not what somebody put in its place.
+
+    Ours say so in their first lines, where they can.
+    """
+    return has_header(current) or (written is not None and not has_header(written))
 
 
 def _is_our_hook(data: bytes) -> bool:
