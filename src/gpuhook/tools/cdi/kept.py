@@ -10,6 +10,7 @@ Root writes and removes what the first one names, so neither counts that others 
 """
 
 import contextlib
+import glob
 import json
 import os
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 
 from gpuhook.ground.errors import CdiError
 from gpuhook.ground.host import files as host_files
+from gpuhook.tools.engines import prefix as prefixes
 from gpuhook.tools.engines.files import make_folders
 
 _KEPT = "cdi.json"
@@ -50,9 +52,15 @@ class Kept:
     def below(self, prefix: str) -> "Kept":
         """Return the same with the folder of documents below a folder that stands for / .
 
-        Nothing is known of engines there, because none is run.
+        Nothing is known of engines there, because none is run. EngineError where a path leads
+        out of there.
         """
-        return replace(self, folder=below(prefix, self.folder), engines=()) if prefix else self
+        if not prefix:
+            return self
+        folder = below(prefix, self.folder)
+        for path in glob.glob(f"{glob.escape(folder)}/*"):
+            prefixes.checked(prefix, path)
+        return replace(self, folder=folder, engines=())
 
 
 def below(prefix: str, path: str) -> str:
@@ -62,7 +70,7 @@ def below(prefix: str, path: str) -> str:
     """
     if prefix and path.startswith(_RUN) and os.path.islink(prefix.rstrip("/") + _RUN):
         path = path.removeprefix("/var")
-    return prefix.rstrip("/") + path
+    return prefixes.below(prefix, path)
 
 
 @dataclass(frozen=True)

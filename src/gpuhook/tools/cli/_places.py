@@ -3,6 +3,7 @@
 import os
 
 from gpuhook.tools.engines.files import DEFAULT_STATE
+from gpuhook.tools.engines.prefix import check_state
 
 
 def is_rootless(prefix: str) -> bool:
@@ -11,10 +12,12 @@ def is_rootless(prefix: str) -> bool:
 
 
 def state_folder(given: str | None, prefix: str) -> str:
-    """Return where it is kept what was changed."""
+    """Return where it is kept what was changed; EngineError where that leads out of a prefix."""
+    state = prefix.rstrip("/") + DEFAULT_STATE
     if given:
-        return os.path.abspath(given)
-    if is_rootless(prefix):
+        state = os.path.abspath(given)
+    elif is_rootless(prefix):
         base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-        return os.path.join(base, "gpuhook")
-    return prefix.rstrip("/") + DEFAULT_STATE
+        state = os.path.join(base, "gpuhook")
+    check_state(prefix, state)
+    return state

@@ -27,6 +27,7 @@ from gpuhook.tools.engines import ask as options
 from gpuhook.tools.engines import docker, installer
 from gpuhook.tools.engines.ask import Answer, Ask
 from gpuhook.tools.engines.known import ENGINES
+from gpuhook.tools.engines.prefix import checked
 from gpuhook.tools.engines.store import Record, Store
 from gpuhook.tools.host.programs import our_program
 from gpuhook.tools.vendors.nvidia import program_links as aliases
@@ -128,7 +129,7 @@ def _carry_out(job: Job) -> tuple[bool, dict[str, Any]]:
         host_files.check_way(job.links)
     if job.documents:
         documents.check_folders(job.ask.prefix)
-    store = Store(job.state)
+    store = Store(job.state, job.ask.prefix)
     # Read under the lock too: what another installation writes meanwhile must not be lost.
     with contextlib.nullcontext() if job.dry_run else store.locked():
         before = kept(job.state)
@@ -193,7 +194,7 @@ def _make_links(job: Job) -> list[str]:
 
     Those of an earlier installation are made again where they lead nowhere any more.
     """
-    record = aliases.LinkRecord(job.state)
+    record = aliases.LinkRecord(job.state, job.ask.prefix)
     folder = job.links
     if folder is None and options.ALIASES not in job.ask.without:
         folder = record.folder_of_dead()
@@ -219,7 +220,7 @@ def _take_links_back(job: Job, records: list[Record]) -> list[str]:
     if options.ALIASES not in job.ask.without:
         return []
     others = {record.engine for record in records} - set(job.engines)
-    record = aliases.LinkRecord(job.state)
+    record = aliases.LinkRecord(job.state, job.ask.prefix)
     return shared.take_links_back(record, is_last=not others, dry_run=job.dry_run)
 
 
@@ -366,6 +367,12 @@ def _check(told: Options) -> None:
 
 def _asked(told: Options, spawned: Machine | None) -> Ask:
     """Return what engines are asked; EngineError where gpu-py can't be started."""
+    prefix = told.prefix and os.path.abspath(told.prefix)
+
+    def path_of(option: str | None) -> str | None:
+        path = shared.absolute(option)
+        return path and checked(prefix, path)
+
     program = shared.checked_program(told.runtime_path or our_program(names.RUNTIME), told.prefix)
     return Ask(
         runtimes=((told.runtime_name, program),),
@@ -373,9 +380,9 @@ def _asked(told: Options, spawned: Machine | None) -> Ask:
         set_default=bool(told.set_default),
         cdi=bool(told.cdi),
         swarm=swarm.resources(load()) if told.for_swarm else (),
-        config=shared.absolute(told.config),
-        drop_in=shared.absolute(told.drop_in_config),
-        prefix=told.prefix and os.path.abspath(told.prefix),
+        config=path_of(told.config),
+        drop_in=path_of(told.drop_in_config),
+        prefix=prefix,
         hook=None if told.hook == _NO_HOOK else told.hook,
         hook_path=os.path.join(os.path.dirname(program), names.HOOK),
         gpuhook_config=shared.absolute(os.environ.get(PATH_VARIABLE)),
@@ -424,4 +431,4 @@ def _taken_back(told: Options) -> frozenset[str]:
 def _links_folder(bin_dir: str | None, ask: Ask) -> str:
     """Return the folder that NVIDIA's names go to."""
     usual = os.path.expanduser("~/.local/bin") if ask.rootless else aliases.DEFAULT_FOLDER
-    return os.path.abspath(bin_dir or ask.system(usual))
+    return checked(ask.prefix, os.path.abspath(bin_dir or ask.system(usual)))

@@ -103,8 +103,8 @@ def uninstall(
 def _take_back(chosen: Chosen) -> dict[str, Any]:
     """Do it; return what is printed as JSON."""
     state, dry_run = chosen.state, chosen.dry_run
-    store = Store(state)
-    links = nvidia_names.LinkRecord(state)
+    store = Store(state, chosen.prefix)
+    links = nvidia_names.LinkRecord(state, chosen.prefix)
     site = documents.Site(state, chosen.prefix, dry_run)
     with contextlib.nullcontext() if dry_run else store.locked():
         known = store.records()

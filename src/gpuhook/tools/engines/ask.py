@@ -4,12 +4,14 @@ An installation adds to what stands in an engine's files: each engine reads ther
 ones have registered. What is to be taken back is named in ``Ask.without``.
 """
 
+import glob
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuhook.tools.engines.files import Change
+from gpuhook.tools.engines.prefix import below, checked
 from gpuhook.tools.engines.store import Target
 from gpuhook.tools.engines.swarm import Resource
 
@@ -100,13 +102,17 @@ class Ask:
         return replace(self, runtimes=tuple(runtimes.items()), default=default)
 
     def system(self, path: str) -> str:
-        """Return a path of the system below the prefix."""
-        return self.prefix.rstrip("/") + path
+        """Return a path of the system below the prefix; EngineError where it leads out of it."""
+        return below(self.prefix, path)
 
     def user(self, path: str) -> str:
         """Return a path below the user's configuration folder."""
         base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-        return self.prefix.rstrip("/") + os.path.join(base, path)
+        return below(self.prefix, os.path.join(base, path))
+
+    def found(self, pattern: str) -> list[str]:
+        """Return the files of a pattern in their order; EngineError where one leads out."""
+        return [checked(self.prefix, path) for path in sorted(glob.glob(pattern))]
 
 
 @dataclass(frozen=True)

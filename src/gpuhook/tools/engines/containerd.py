@@ -299,7 +299,7 @@ def _imports(source: Source, ask: Ask) -> list[str]:
 
 
 def _imported(source: Source, ask: Ask) -> list[str]:
-    return [path for pattern in _imports(source, ask) for path in sorted(glob.glob(pattern))]
+    return [path for pattern in _imports(source, ask) for path in ask.found(pattern)]
 
 
 def _add_runtimes(cri: Document, source: Source, ask: Ask, *, old: bool) -> None:

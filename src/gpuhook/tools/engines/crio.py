@@ -35,7 +35,7 @@ class Crio(Engine):
         config = _config(ask)
         usual = os.path.join(os.path.dirname(config), _DROP_IN)
         path = ask.drop_in or usual
-        sources = _sources(config, path)
+        sources = _sources(config, path, ask)
         default, known = _known(sources)
         ask = ask.beside(known).following(*_registered(path))
         entry = _template(default, known, ask)
@@ -77,9 +77,9 @@ def _config(ask: Ask) -> str:
     return ask.config or ask.system(_CONFIG)
 
 
-def _sources(config: str, drop_in: str) -> tuple[str, ...]:
+def _sources(config: str, drop_in: str, ask: Ask) -> tuple[str, ...]:
     """Return the main file and the drop-ins beside ours, in CRI-O's order."""
-    paths = sorted(glob.glob(f"{glob.escape(os.path.dirname(drop_in))}/*"))
+    paths = ask.found(f"{glob.escape(os.path.dirname(drop_in))}/*")
     return config, *(path for path in paths if path != drop_in and os.path.isfile(path))
 
 

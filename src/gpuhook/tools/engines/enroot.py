@@ -12,6 +12,7 @@ import shutil
 from gpuhook.tools.engines import whole_text
 from gpuhook.tools.engines.ask import Answer, Ask, Engine
 from gpuhook.tools.engines.files import DROP_IN_HEADER, read_text
+from gpuhook.tools.engines.prefix import checked
 from gpuhook.tools.engines.store import Target
 from gpuhook.vendors.nvidia.names import VARIABLES
 from gpuhook.vendors.nvidia.variables import DRIVER_CAPABILITIES, feature_variable
@@ -69,7 +70,7 @@ class Enroot(Engine):
             self.name, path, "whole", text, path, ((whole_text.KEY,),), ours=True,
             usual=os.path.join(folder, HOOK), mode=_MODE,
         )  # fmt: skip
-        nvidias = os.path.join(folder, _NVIDIAS)
+        nvidias = checked(ask.prefix, os.path.join(folder, _NVIDIAS))
         others = [Target(self.name, nvidias, "whole", _IDLE, path)] if read_text(nvidias) else []
         return Answer((ours, *others), warnings=tuple(_warnings(ask)))
 

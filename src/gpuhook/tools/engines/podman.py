@@ -16,6 +16,7 @@ from gpuhook.tools.engines import json_text, toml_text
 from gpuhook.tools.engines.ask import HOOK, Answer, Ask, Engine
 from gpuhook.tools.engines.files import DROP_IN_HEADER, read_json, read_text
 from gpuhook.tools.engines.merge import Document, get
+from gpuhook.tools.engines.prefix import checked
 from gpuhook.tools.engines.store import Target
 
 _DROP_IN = "containers/containers.conf.d/99-gpuhook.conf"
@@ -162,8 +163,8 @@ def _sources(drop_in: str, ask: Ask) -> list[Document]:
         folders.append(ask.user("containers/containers.conf.d"))
     paths = [ask.system("/usr/share/containers/containers.conf")]
     for folder in folders:
-        paths.append(folder.removesuffix(".d"))
-        paths += sorted(glob.glob(f"{glob.escape(folder)}/*.conf"))
+        paths.append(checked(ask.prefix, folder.removesuffix(".d")))
+        paths += ask.found(f"{glob.escape(folder)}/*.conf")
     documents = [
         toml_text.parse(read_text(path) or "", path)
         for path in paths

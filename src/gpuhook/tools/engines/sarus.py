@@ -36,7 +36,7 @@ class Sarus(Engine):
                 f"{shown(config)} names no folder of hooks ({_KEY})",
                 f"Name Sarus' configuration with --config, and set {_KEY} in it",
             )
-        path = os.path.join(ask.system(folder), HOOK)
+        path = ask.system(os.path.join(folder, HOOK))
         program = os.path.join(os.path.dirname(ask.runtimes[0][1]), names.HOOK)
         for each in (os.path.dirname(path), program):
             _check(each, ask.prefix)

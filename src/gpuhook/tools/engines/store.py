@@ -25,7 +25,7 @@ from typing import Protocol
 from gpuhook.ground import names
 from gpuhook.ground.errors import EngineError
 from gpuhook.ground.host import files as host_files
-from gpuhook.tools.engines import json_text, lock, toml_text, unit_text, whole_text
+from gpuhook.tools.engines import json_text, lock, prefix, toml_text, unit_text, whole_text
 from gpuhook.tools.engines.files import Change, aside, decode, has_header, read, remove_folders
 from gpuhook.tools.engines.lock import Lock
 from gpuhook.tools.engines.merge import Document, Path, beside, restored, without_ours
@@ -100,10 +100,11 @@ class Record:
 
 
 class Store:
-    """The records below one state folder."""
+    """The records below one state folder, of files below ``root`` where that stands for / ."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, root: str = "") -> None:
         self.folder = os.path.join(folder, "engines")
+        self._prefix = root
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -146,6 +147,8 @@ class Store:
                 f"Compare {folder}/original with the engine's file by hand, then remove {folder}",
             ) from None
         record.owned = [tuple(item) for item in record.owned]
+        for each in (record.path, record.config, *record.folders):
+            prefix.check_kept(self._prefix, self.folder, each)
         return record
 
     def _place(self, path: str) -> str:
@@ -153,6 +156,7 @@ class Store:
 
     def plan(self, target: Target) -> Change:
         """Return what ``apply`` would change; EngineError if it would replace another's file."""
+        prefix.check_kept(self._prefix, self.folder, target.path)
         host_files.check_way(target.path)
         old = read(target.path)
         if target.ours and old is not None and not _is_whole(self._place(target.path)):

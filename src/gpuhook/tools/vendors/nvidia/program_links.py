@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from gpuhook.ground import names
 from gpuhook.ground.errors import EngineError
 from gpuhook.ground.host import files as host_files
+from gpuhook.tools.engines.prefix import check_kept
 
 LINKS = {
     "nvidia-container-runtime": names.RUNTIME,
@@ -73,16 +74,17 @@ def _installed(name: str, folder: str, prefix: str, link: Link) -> str | None:
 
 
 class LinkRecord:
-    """Which links were made, kept below the state folder."""
+    """Which links were made, kept below the state folder; they are below a prefix if that is."""
 
-    def __init__(self, state: str) -> None:
+    def __init__(self, state: str, prefix: str = "") -> None:
         self._path = os.path.join(state, "nvidia-names.json")
+        self._prefix = prefix
 
     def links(self) -> list[Link]:
         """Return the links that were made."""
         try:
             known = json.loads(host_files.read(self._path))
-            return [Link(path, program) for path, program in known.items()]
+            links = [Link(path, program) for path, program in known.items()]
         except FileNotFoundError:
             return []
         except (OSError, ValueError, AttributeError) as error:
@@ -90,6 +92,9 @@ class LinkRecord:
                 f"{self._path} is damaged: {error}",
                 "Remove NVIDIA's names that are links to gpuhook by hand, and this file",
             ) from None
+        for link in links:
+            check_kept(self._prefix, self._path, os.path.dirname(link.path))
+        return links
 
     def folder_of_dead(self) -> str | None:
         """Return where a link of ours leads nowhere, because gpuhook has moved; None if none."""
@@ -99,6 +104,7 @@ class LinkRecord:
     def make(self, links: list[Link]) -> list[Link]:
         """Make the links that aren't there; return them."""
         for link in links:
+            check_kept(self._prefix, self._path, os.path.dirname(link.path))
             host_files.check_way(os.path.dirname(link.path))
         missing = [link for link in links if not link.is_there]
         before = {link.path for link in self.links() if link.is_there}

@@ -1,0 +1,243 @@
+"""A folder that stands for / decides nothing outside of it, whoever made it."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gpuhook.ground.errors import EngineError
+from gpuhook.tools.cli import cli
+from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.known import ENGINES
+from gpuhook.tools.vendors.nvidia import program_links
+
+UNIT = "etc/systemd/system/gpuhook-cdi-refresh.service"
+STATE = "var/lib/gpuhook"
+# A file that an installation with these words writes or reads below its prefix.
+PLACES = (
+    ("docker", "etc/docker/daemon.json"),
+    ("docker", f"{STATE}/nvidia-names.json", "--nvidia-names"),
+    ("docker", f"{STATE}/engines/lock"),
+    ("docker", f"{STATE}/cdi.json", "--cdi"),
+    ("docker", UNIT, "--cdi"),
+    ("docker", "var/run/cdi/nvidia.com-gpu.yaml", "--cdi"),
+    ("containerd", "etc/containerd/config.toml"),
+    ("containerd", "etc/containerd/conf.d/99-gpuhook.toml"),
+    ("containerd", "etc/containerd/conf.d/10.toml"),
+    ("crio", "etc/crio/crio.conf"),
+    ("crio", "etc/crio/crio.conf.d/99-gpuhook.conf"),
+    ("crio", "etc/crio/crio.conf.d/10.conf"),
+    ("podman", "etc/containers/containers.conf"),
+    ("podman", "etc/containers/containers.conf.d/99-gpuhook.conf"),
+    ("podman", "etc/containers/containers.conf.d/10.conf"),
+    ("podman", "etc/containers/oci/hooks.d/gpuhook.json", "--hook=prestart"),
+    ("enroot", "etc/enroot/hooks.d/98-gpuhook.sh"),
+    ("enroot", "etc/enroot/hooks.d/98-nvidia.sh"),
+    ("charliecloud", "etc/profile.d/gpuhook-charliecloud.sh"),
+    ("podman-hpc", "etc/podman_hpc/modules.d/gpu.yaml"),
+    ("sarus", "etc/sarus/sarus.json"),
+    ("sarus", "oci/50-gpuhook.json"),
+)
+
+
+def to_the_file(path: Path, host: Path) -> None:
+    path.symlink_to(host / path.name)
+
+
+def to_a_file_that_is_not_there(path: Path, host: Path) -> None:
+    (host / path.name).unlink()
+    path.symlink_to(host / path.name)
+
+
+def to_the_folder(path: Path, host: Path) -> None:
+    shutil.rmtree(path.parent)
+    path.parent.symlink_to(host)
+
+
+def up_and_out(path: Path, host: Path) -> None:
+    shutil.rmtree(path.parent)
+    path.parent.symlink_to(os.path.relpath(host, path.parent.parent))
+
+
+def by_another_link(path: Path, host: Path) -> None:
+    path.with_name("way").symlink_to(host)
+    path.symlink_to(f"way/{path.name}")
+
+
+KINDS = (to_the_file, to_a_file_that_is_not_there, to_the_folder, up_and_out, by_another_link)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    made = tmp_path / "host"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """An unpacked image that has what each engine asks for."""
+    made = tmp_path / "image"
+    texts = {
+        "etc/docker/daemon.json": "{}\n",
+        "etc/containerd/config.toml": 'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n',
+        "etc/enroot/hooks.d/98-nvidia.sh": "nvidia's\n",
+        "etc/sarus/sarus.json": '{"hooksDir": "/oci"}\n',
+        "oci/.keep": "",
+    }
+    for name, text in texts.items():
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).write_text(text)
+    return made
+
+
+def contents(folder: Path) -> dict[str, tuple[str, int]]:
+    return {
+        str(path): (path.read_text() if path.is_file() else "", path.stat().st_mode)
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def call(word: str, image: Path, *words: str) -> None:
+    programs = ["--runtime-path=/opt/bin/gpu-py"] if word == "install" else []
+    options = [word, f"--prefix={image}", *programs, *words]
+    done = CliRunner().invoke(cli, options, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: "-".join(place[:2]))
+def test_no_link_leads_an_installation_out(
+    image: Path, host: Path, place: tuple[str, ...], kind: Callable[[Path, Path], None]
+) -> None:
+    engine, name, *words = place
+    path = image / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = path.read_text() if path.exists() else ""
+    (host / path.name).write_text(text)
+    path.unlink(missing_ok=True)
+    kind(path, host)
+    before = contents(host)
+    with pytest.raises(EngineError, match=r"leads by the link .* out of .*/image, which stands"):
+        call("install", image, f"--engine={engine}", *words)
+    assert contents(host) == before
+
+
+def test_no_link_leads_a_machine_s_files_out(image: Path, host: Path) -> None:
+    (image / "etc/systemd").symlink_to(host)
+    ask = Ask((), prefix=str(image), units=(("/etc/systemd/nspawn/box.nspawn", "[Files]\n"),))
+    with pytest.raises(EngineError, match="leads by the link"):
+        ENGINES["nspawn"].install(ask)
+
+
+@pytest.mark.parametrize("option", ["config", "drop-in-config"])
+def test_no_link_leads_a_named_file_out(image: Path, host: Path, option: str) -> None:
+    (image / "named").symlink_to(host / "file")
+    with pytest.raises(EngineError, match="leads by the link"):
+        call("install", image, "--engine=podman", f"--{option}={image}/named")
+
+
+def test_no_dots_lead_saruss_hook_out(image: Path, host: Path) -> None:
+    (image / "etc/sarus/sarus.json").write_text('{"hooksDir": "/../host"}')
+    with pytest.raises(EngineError, match=r"/\.\./host/50-gpuhook\.json leads out of"):
+        call("install", image, "--engine=sarus")
+    assert contents(host) == {}
+
+
+@pytest.mark.parametrize("link", ["etc/docker/daemon.json", "etc/docker", "etc"])
+def test_a_link_that_stays_inside_is_followed(image: Path, link: str) -> None:
+    path = image / "real" / Path(link).name
+    path.parent.mkdir()
+    (image / link).rename(path)
+    (image / link).symlink_to(os.path.relpath(path, (image / link).parent))
+    call("install", image, "--engine=docker")
+    assert "gpu-py" in (image / "etc/docker/daemon.json").read_text()
+    call("uninstall", image)
+    assert (image / "etc/docker/daemon.json").read_text() == "{}\n"
+    assert (image / link).is_symlink()
+
+
+def record_of(path: Path, **more: object) -> dict[str, object]:
+    return {"engine": "docker", "path": str(path), "syntax": "json", "config": str(path), **more}
+
+
+def naming_a_file(image: Path, host: Path) -> None:
+    place = image / STATE / "engines/x"
+    place.mkdir(parents=True)
+    (place / "record.json").write_text(json.dumps(record_of(host / "file")))
+    (place / "original").write_text("theirs")
+
+
+def naming_a_folder(image: Path, host: Path) -> None:
+    (host / "empty").mkdir()
+    place = image / STATE / "engines/x"
+    place.mkdir(parents=True)
+    folders = [str(host / "empty")]
+    record = record_of(image / "etc/docker/daemon.json", folders=folders)
+    (place / "record.json").write_text(json.dumps(record))
+
+
+def naming_a_link(image: Path, host: Path) -> None:
+    (host / "link").symlink_to("file")
+    (image / STATE).mkdir(parents=True)
+    names = json.dumps({str(host / "link"): "file"})
+    (image / STATE / "nvidia-names.json").write_text(names)
+
+
+def naming_a_folder_of_documents(image: Path, host: Path) -> None:
+    kept = {"folder": "/../host", "config": None, "format": "yaml", "engines": ["docker"]}
+    (image / STATE).mkdir(parents=True)
+    (image / STATE / "cdi.json").write_text(json.dumps({**kept, "hook": "/x"}))
+
+
+def with_a_link_in_it(image: Path, host: Path) -> None:
+    call("install", image, "--engine=docker")
+    [original] = (image / STATE).glob("engines/*/original")
+    original.unlink()
+    original.symlink_to(host / "file")
+
+
+REMEMBERED = (
+    naming_a_file,
+    naming_a_folder,
+    naming_a_link,
+    naming_a_folder_of_documents,
+    with_a_link_in_it,
+)
+
+
+@pytest.mark.parametrize("command", ["install", "uninstall"])
+@pytest.mark.parametrize("remembered", REMEMBERED)
+def test_what_came_with_an_image_as_remembered_changes_nothing_outside(
+    image: Path, host: Path, remembered: Callable[[Path, Path], None], command: str
+) -> None:
+    (host / "file").write_text("{}\n")
+    remembered(image, host)
+    before = contents(host)
+    words = ("--engine=docker", "--nvidia-names") if command == "install" else ()
+    with pytest.raises(EngineError, match=r"leads (by the link )?.*out of|isn't below"):
+        call(command, image, *words)
+    assert contents(host) == before
+
+
+def test_what_is_outside_can_be_remembered_outside(image: Path, host: Path) -> None:
+    path = host / "daemon.json"
+    with pytest.raises(EngineError, match=r"isn't below .* --state-dir"):
+        call("install", image, "--engine=docker", f"--config={path}")
+    state = f"--state-dir={host}/state"
+    call("install", image, "--engine=docker", f"--config={path}", f"--bin-dir={host}", state)
+    assert "gpu-py" in path.read_text()
+    call("uninstall", image, state)
+    assert contents(host) == {}
+
+
+def test_nvidias_names_stay_inside(image: Path, host: Path) -> None:
+    (image / "usr/local").mkdir(parents=True)
+    (image / "usr/local/bin").symlink_to(host)
+    with pytest.raises(EngineError, match="leads by the link"):
+        call("install", image, "--engine=docker", "--nvidia-names")
+    assert program_links.LINKS.keys() & {path.name for path in host.iterdir()} == set()
