@@ -70,6 +70,19 @@ def test_everything_is_taken_back(system: Path) -> None:
     assert after == before
 
 
+def test_where_an_edit_is_kept_is_said(system: Path) -> None:
+    call(system, "install", "--engine=podman-hpc")
+    path = system / "etc/podman_hpc/modules.d/gpu.yaml"
+    text = path.read_text() + "# mine\n"
+    path.write_text(text)
+    for more, keeps in ((["--dry-run"], "would keep"), ([], "kept")):
+        done = call(system, "uninstall", *more)
+        assert f"podman-hpc: {keeps} what was edited there in {path}.edited\n" in done.output
+        assert Path(f"{path}.edited").exists() is not bool(more)
+    assert Path(f"{path}.edited").read_text() == text
+    assert not path.exists()
+
+
 def test_dry_run_shows_a_diff_and_changes_nothing(system: Path) -> None:
     before = tree(system)
     done = call(system, "install", "--engine=docker", "--nvidia-names", "--dry-run")
