@@ -136,7 +136,7 @@ def node(folder: Path, archive: Path) -> Iterator[Node]:
     folder.mkdir()
     # A doctor that found a kubelet's folder on this machine would take it for a node of a cluster.
     lacking = [each for each in (*FOLDERS, STATE) if not each.exists()]
-    mounts = [f"mkdir -p {each} && mount -t tmpfs tmpfs {each}" for each in FOLDERS]
+    mounts = [f"mkdir -p {each} && mount -t tmpfs -o mode=755 tmpfs {each}" for each in FOLDERS]
     mounts.append(f"mkdir -p {STATE} && mount -t tmpfs -o mode=600 tmpfs {STATE}")
     script = " && ".join([*mounts, _HOLD])
     words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
