@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from limits import in_time
 from serving import serving
+from yardstick import of_this_process, yardstick
 
 from gpuhook.tools.metrics import exporter, serve
 
 PATIENCE = 60.0
 SLOW = 40  # more connections than are kept
+ROOM = 0.5  # of the yardstick: what was quadratic took ten of them and more
 BUSY = 30.0  # seconds for one look on a busy machine; two for each of the slow would be 80
 
 
@@ -116,6 +119,13 @@ ODD = {
     "GET HTTP://[::1]/metrics?x HTTP/1.1\r\n\r\n": 200,
     "HEAD /metrics HTTP/1.1\r\n\r\n": 200,
     "GET http:///metrics HTTP/1.1\r\n\r\n": 200,
+    "GET hTTp://a\x7e!:@/metrics?http://b/ HTTP/1.1\r\n\r\n": 200,
+    "GET /metrics http/1.9\n\r\n": 200,
+    "GET http://http://127.0.0.1/metrics HTTP/1.1\r\n\r\n": 404,
+    "GET http://127.0.0.1?/metrics HTTP/1.1\r\n\r\n": 200,
+    "GET http:/metrics HTTP/1.1\r\n\r\n": 404,
+    "GET https://127.0.0.1/metrics HTTP/1.1\r\n\r\n": 404,
+    "GET  HTTP/1.1\r\n\r\n": 404,
     "GET ftp://127.0.0.1/metrics HTTP/1.1\r\n\r\n": 404,
     "GET http://127.0.0.1 HTTP/1.1\r\n\r\n": 404,
     "GET //metrics HTTP/1.1\r\n\r\n": 404,
@@ -137,6 +147,14 @@ ODD = {
     "GET /metrics\x85 HTTP/1.1\r\n\r\n": 400,
     "GET /metrics HTTP/11.1\r\n\r\n": 400,
     "GET /metrics HTTP/1.\xb2\r\n\r\n": 400,
+    "GET /metrics HTTP/1.\r\n\r\n": 400,
+    "GET /metrics HTTP/1.1\r\r\n\r\n": 400,
+    "GET /metrics HTTP/1.1\r\x85\n\r\n": 400,
+    "GET http://a\x7f/metrics HTTP/1.1\r\n\r\n": 400,
+    "GET http://a /metrics HTTP/1.1\r\n\r\n": 400,
+    "GET\xff /metrics HTTP/1.1\r\n\r\n": 400,
+    " /metrics HTTP/1.1\r\n\r\n": 400,
+    "  HTTP/1.1\r\n\r\n": 400,
     " GET /metrics HTTP/1.1\r\n\r\n": 400,
     "\r\n\r\n": 400,
     "\n": 400,
@@ -215,6 +233,32 @@ def test_what_fails_is_answered_and_told_once(address: tuple[str, int], tmp_path
 
 
 # Time ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "piece", [b"a", b" ", b"/", b"http://", b"http://a ", b"\r", b"\n", b"a:\n", b"\xff", b"?"]
+)
+@pytest.mark.parametrize("before", [b"", b"GET ", b"GET http://", b"GET / HTTP/1.1\r\n"])
+@pytest.mark.parametrize("after", [b"\r\n\r\n", b" HTTP/1.0\n\n"])
+def test_no_request_takes_more_than_its_length(before: bytes, piece: bytes, after: bytes) -> None:
+    """One four times as long takes about four times as long, not sixteen."""
+    short, long = (
+        min(of_this_process(partial(_answered, before + piece * n + after)) for _ in range(3))
+        for n in (4000 // len(piece), 16000 // len(piece))
+    )
+    assert long < 8 * short + ROOM * yardstick()
+
+
+def _answered(request: bytes) -> None:
+    for _ in range(3):
+        serve._first(request)
+        serve._answer(request, lambda _: ("200 OK", "", b""), None)
+
+
+def test_what_is_too_long_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(serve, "_first")
+    request = b"GET http://" + b"a" * (1 << 20) + b"\r\n\r\n"
+    assert serve._answer(request, lambda _: ("", "", b""), None)[0].startswith("431 ")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,8 @@ def folder(tmp_path: Path, certificates: Path) -> Path:
     return tmp_path
 
 
-def hashed(password: str) -> str:
-    return bcrypt.hashpw(password.encode(), bcrypt.gensalt(4)).decode()
+def hashed(password: str, cost: int = 4) -> str:
+    return bcrypt.hashpw(password.encode(), bcrypt.gensalt(cost)).decode()
 
 
 @contextmanager
@@ -155,6 +155,116 @@ def test_passwords(folder: Path) -> None:
         (folder / "web.yml").write_text(f"basic_auth_users: {{bert: {hashed('other')}}}\n")
         assert asked(address, None, "anna", PASSWORD) == 401
         assert asked(address, None, "bert", "other") == 200
+
+
+class Checks:
+    """What is checked, with hashes' costs; a wrong password's check waits until it is let go."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._log = folder / "checks"
+        self._log.touch()
+        self._reader, self._writer = os.pipe()
+        self._check = bcrypt.checkpw
+        monkeypatch.setattr(bcrypt, "checkpw", self._checked)
+
+    def _checked(self, password: bytes, made: bytes) -> bool:
+        with self._log.open("ab") as log:
+            log.write(b"%d\n" % int(made[4:6]))
+        right = self._check(password, made)
+        if not right:
+            os.read(self._reader, 1)
+        return right
+
+    @property
+    def costs(self) -> list[int]:
+        return [int(line) for line in self._log.read_text().splitlines()]
+
+    def let_go(self, count: int) -> None:
+        os.write(self._writer, b"x" * count)
+
+    def wait_for(self, count: int) -> None:
+        with in_time():
+            while len(self.costs) < count:
+                time.sleep(0.01)
+
+
+@pytest.fixture
+def checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checks:
+    return Checks(tmp_path, monkeypatch)
+
+
+def basic(user: str, password: str) -> str:
+    return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+
+
+def request(password: str) -> bytes:
+    return f"GET /metrics HTTP/1.1\r\nAuthorization: {basic('a', password)}\r\n\r\n".encode()
+
+
+def test_wrong_passwords_make_no_right_one_be_checked_again(folder: Path, checks: Checks) -> None:
+    (folder / "web.yml").write_text(f"basic_auth_users: {{a: {hashed('b')}, c: {hashed('d')}}}\n")
+    web = Web(str(folder / "web.yml"), print)
+    checks.let_go(1000)
+    assert web.allows(basic("a", "b"))
+    assert web.allows(basic("c", "d"))
+    for number in range(300):
+        assert not web.allows(basic("ac"[number % 2], f"wrong {number}"))
+    assert len(checks.costs) == 302
+    assert web.allows(basic("a", "b"))
+    assert web.allows(basic("c", "d"))
+    assert not web.allows(basic("a", "wrong 298"))
+    assert len(checks.costs) == 302
+    assert not web.allows(basic("a", "d")), "of another user"
+
+
+def test_an_unknown_name_takes_as_long_as_the_slowest(folder: Path, checks: Checks) -> None:
+    users = ", ".join(f"u{cost}: {hashed('b', cost)}" for cost in (5, 8, 4))
+    (folder / "web.yml").write_text(f"basic_auth_users: {{{users}}}\n")
+    web = Web(str(folder / "web.yml"), print)
+    checks.let_go(2)
+    assert not web.allows(basic("u8", "wrong"))
+    assert not web.allows(basic("nobody", "wrong"))
+    assert checks.costs == [8, 8]
+
+
+def test_a_remembered_password_waits_for_one_check_at_most(folder: Path, checks: Checks) -> None:
+    users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
+    with served(folder, users) as address, ExitStack() as others:
+        others.callback(checks.let_go, 100)  # so that a failure ends
+        assert asked(address, None, "a", "b") == 200
+        wrong = []
+        for number in range(9):
+            wrong.append(others.enter_context(socket.create_connection(address, 60)))
+            wrong[-1].sendall(request(f"wrong {number}"))
+        checks.wait_for(2)  # with the right one
+        right = others.enter_context(socket.create_connection(address, 60))
+        right.sendall(request("b"))
+        checks.let_go(1)
+        assert right.recv(12) == b"HTTP/1.0 200"
+        checks.let_go(8)
+        assert all(each.recv(12) == b"HTTP/1.0 401" for each in wrong)
+    assert len(checks.costs) == 10
+
+
+def test_those_with_unknown_passwords_give_way(folder: Path, checks: Checks) -> None:
+    """To who has begun a request from another address, and is remembered."""
+    users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
+    with served(folder, users) as address, ExitStack() as others:
+        others.callback(checks.let_go, 100)  # so that a failure ends
+        assert asked(address, None, "a", "b") == 200
+        made = socket.create_connection(address, 60, source_address=("127.0.0.2", 0))
+        others.enter_context(made)
+        made.sendall(request("b")[:9])
+        for number in range(80):
+            with suppress(ConnectionError):  # it has given way already
+                wrong = others.enter_context(socket.create_connection(address, 60))
+                wrong.sendall(request(f"wrong {number}"))
+            if number % 20 == 19:
+                checks.let_go(1)
+                checks.wait_for(2 + number // 20)
+        made.sendall(request("b")[9:])
+        checks.let_go(80)
+        assert made.recv(12) == b"HTTP/1.0 200"
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,10 @@ _LIMIT = 1 << 14  # bytes of a request
 _WAITING = 32  # connections
 _PAUSE = 0.1  # seconds, where no connection can be had
 
-# RFC 9112, 3 and 2.2: a lone line feed may end a line; a URI may have its host before the path.
-_END = re.compile(rb"\r?\n\r?\n")
-_FIRST = re.compile(rb"([!-~]+) (?:http://[!-.0-~]*)?([!-~]*) HTTP/1\.[0-9]\r?\n", re.IGNORECASE)
+_END = re.compile(rb"\r?\n\r?\n")  # RFC 9112, 2.2: a lone line feed may end a line
+_VERSION = re.compile(rb"HTTP/1\.[0-9]", re.IGNORECASE)
+_VISIBLE = bytes(range(0x21, 0x7F))
+_BEFORE_HOST = b"http://"
 
 _PLAIN = "text/plain; charset=utf-8"
 _DENIED = "401 Unauthorized"
@@ -180,19 +181,38 @@ def _written(answer: Answer, *, has_body: bool) -> bytes:
 
 def _answer(request: bytes, metrics: Metrics, web: Web | None) -> Answer:
     """Return the answer to what was received of a request."""
-    first = _FIRST.match(request)
     if len(request) > _LIMIT:
         return "431 Request Header Fields Too Large", _PLAIN, b"This request is too long.\n"
+    first = _first(request)
     if first is None:
         return "400 Bad Request", _PLAIN, b"This isn't a request of HTTP/1.0 or 1.1.\n"
     # protects: web-password
     if web is not None and not web.allows(_header(request, b"authorization")):
         return _DENIED, _PLAIN, b"This needs a name and a password that are known here.\n"
-    if first[1] not in (b"GET", b"HEAD"):
+    method, path = first
+    if method not in (b"GET", b"HEAD"):
         return "405 Method Not Allowed", _PLAIN, b"This only answers GET.\n"
-    if first[2].partition(b"?")[0] != b"/metrics":
+    if path.partition(b"?")[0] != b"/metrics":
         return "404 Not Found", _PLAIN, b"The metrics are at /metrics.\n"
     return metrics(text.is_openmetrics(_header(request, b"accept")))
+
+
+def _first(request: bytes) -> tuple[bytes, bytes] | None:
+    """Return the method and the path that a request begins with, None where it doesn't.
+
+    The path may have its host before it (RFC 9112, 3.2.2).
+    """
+    line, end, _ = request.partition(b"\n")
+    words = line.removesuffix(b"\r").split(b" ")
+    if not end or len(words) != 3 or not _VERSION.fullmatch(words[2]):
+        return None
+    method, path, _ = words
+    if not method or (method + path).translate(None, _VISIBLE):
+        return None
+    if path[: len(_BEFORE_HOST)].lower() == _BEFORE_HOST:
+        _, slash, rest = path[len(_BEFORE_HOST) :].partition(b"/")
+        path = slash + rest
+    return method, path
 
 
 class _Client:
@@ -221,7 +241,12 @@ class _Client:
             return False
         if len(self.request) > _LIMIT or _END.search(self.request):
             return True
-        return b"\n" in self.request and not _FIRST.match(self.request)
+        return b"\n" in self.request and _first(self.request) is None
+
+    @functools.cached_property
+    def password(self) -> str:
+        """What its whole request says of a user and a password."""
+        return _header(self.request, b"authorization")
 
     @property
     def takes(self) -> bool:
@@ -277,12 +302,14 @@ class _Clients:
         self._open: list[_Client] = []
 
     def wait(self, woken: int, end: float | None) -> list[_Client]:
-        """Return the whole requests that there are, none where a signal came or at the end.
+        """Return the whole requests to answer now, none where a signal came or at the end.
 
         ``woken`` is where a byte comes with a signal, ``end`` a time, None for never.
         """
         ends = [each.end for each in self._open] + ([] if end is None else [end])
         patience = max(0.0, min(ends) - time.monotonic()) if ends else None
+        if any(each.is_whole for each in self._open):  # it has been put off
+            patience = 0.0
         takers = [each for each in self._open if each.takes]
         others = [each for each in self._open if not each.takes]
         readers: list[Any] = [self._listener, woken, *others]
@@ -298,7 +325,21 @@ class _Clients:
         now = time.monotonic()
         # protects: slow-connection
         self._drop(each for each in self._open if now >= each.end and not each.is_whole)
-        return [each for each in self._open if each.is_whole]
+        return self._due()
+
+    def _due(self) -> list[_Client]:
+        """Return whom to answer now: those whose passwords are remembered, and then one other.
+
+        The check of a password takes long: before the next one there is a look at who has come.
+        """
+        whole = [each for each in self._open if each.is_whole]
+        checked = [each for each in whole if self._is_checked(each)]
+        # protects: one-check-at-once
+        return [each for each in whole if each not in checked] + checked[:1]
+
+    def _is_checked(self, client: _Client) -> bool:
+        """Tell whether a whole request has a password that isn't remembered."""
+        return self._web is not None and not self._web.remembers(client.password)
 
     def _accept(self) -> None:
         """Take those who wait to be connected, with what they have said already."""
@@ -332,8 +373,8 @@ class _Clients:
         return connection
 
     def _slow(self) -> list[_Client]:
-        """Return the oldest of the peer that has most, if there are any that we wait for."""
-        slow = [each for each in self._open if not each.is_whole]
+        """Return the oldest of the peer that has most, of those that aren't answered at once."""
+        slow = [each for each in self._open if not each.is_whole or self._is_checked(each)]
         counts = Counter(each.peer for each in slow)
         # protects: many-connections
         return [max(slow, key=lambda each: counts[each.peer])] if slow else []

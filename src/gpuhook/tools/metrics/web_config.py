@@ -8,12 +8,13 @@ read again when they have changed, as a certificate does that is renewed.
 import base64
 import binascii
 import hashlib
+import hmac
 import os
 import re
 import socket
 import ssl
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpuhook.ground.errors import MetricsError, shown
 from gpuhook.ground.host import files
@@ -37,12 +38,12 @@ _VERSIONS = {
     "TLS13": ssl.TLSVersion.TLSv1_3,
 }
 _REMEDY = "Correct it; docs/metrics.md lists what it may hold"
-_HASH = re.compile(r"\$2[abxy]\$([0-9]{2})\$[./A-Za-z0-9]{53}", re.ASCII)
+_HASH = re.compile(r"\$2[abxy]\$[0-9]{2}\$[./A-Za-z0-9]{53}", re.ASCII)
 _COSTS = (4, 15)  # with 15 a password takes two seconds, and nobody is served meanwhile
-_MOST = 100  # answers about passwords that are kept
+_MOST = 100  # wrong passwords that are remembered
 _LONGEST = 72  # bytes of a password that bcrypt looks at
-# Of no user, so that an unknown name takes as long as a wrong password.
-_NOBODY = b"$2b$10$abcdefghijklmnopqrstuu1Y8pXWzPzZzzDqgZyHGgFXw4F3dWJa2"
+# Of no user, so that an unknown name takes as long as a wrong password; with the cost in it.
+_NOBODY = b"$2b$%02d$abcdefghijklmnopqrstuu1Y8pXWzPzZzzDqgZyHGgFXw4F3dWJa2"
 
 Tables = dict[str, dict[str, str]]
 
@@ -61,7 +62,9 @@ class Web:
         self._seen: list[object] = []
         self._context: ssl.SSLContext | None = None
         self._users: dict[str, bytes] = {}
-        self._known: dict[bytes, bool] = {}
+        self._nobody = b""
+        self._right: dict[str, bytes] = {}  # a digest of each user's password, once it was checked
+        self._wrong: dict[bytes, None] = {}  # digests; the oldest are first
         self._read()
 
     @property
@@ -77,27 +80,31 @@ class Web:
             return connection
         return self._context.wrap_socket(connection, True, do_handshake_on_connect=False)
 
+    def remembers(self, authorization: str) -> bool:
+        """Tell whether ``allows`` knows its answer without a check, for which all others wait."""
+        said = _said(authorization) if self._users else None
+        return said is None or self._is_right(said) or said.digest in self._wrong
+
     def allows(self, authorization: str) -> bool:
         """Tell whether a request with this header (RFC 7617) may have an answer."""
         if not self._users:
             return True
-        scheme, _, words = authorization.partition(" ")
-        try:
-            said = base64.b64decode(words.strip(), validate=True)
-        except (binascii.Error, ValueError):
+        said = _said(authorization)
+        if said is None or said.digest in self._wrong:
             return False
-        name, colon, password = said.partition(b":")
-        if scheme.lower() != "basic" or not colon or b"\0" in password:
-            return False
-        user = name.decode("utf-8", "replace")
-        expected = self._users.get(user, _NOBODY)
-        key = hashlib.sha256(b"\0".join((expected, name, password))).digest()
-        if key not in self._known:
-            if len(self._known) >= _MOST:
-                del self._known[next(iter(self._known))]
-            right = self._bcrypt.checkpw(password[:_LONGEST], expected)
-            self._known[key] = right and user in self._users
-        return self._known[key]
+        if self._is_right(said):
+            return True
+        expected = self._users.get(said.user, self._nobody)
+        if self._bcrypt.checkpw(said.password, expected) and said.user in self._users:
+            self._right[said.user] = said.digest
+            return True
+        if len(self._wrong) >= _MOST:
+            del self._wrong[next(iter(self._wrong))]
+        self._wrong[said.digest] = None
+        return False
+
+    def _is_right(self, said: "_Said") -> bool:
+        return hmac.compare_digest(self._right.get(said.user, b""), said.digest)
 
     def _follow(self) -> None:
         if self._seen != [*map(_identity, self._files)]:
@@ -119,12 +126,14 @@ class Web:
         paths = [self._path, *named.values()]
         seen = [seen_of_file, *map(_identity, paths[1:])]
         context = self._made(tls, named) if _TLS in tables else None
-        self._files, self._seen, self._known = paths, seen, {}
+        self._files, self._seen = paths, seen
         self._context, self._users = context, hashes
+        self._right, self._wrong = {}, {}
+        # protects: unknown-user-time
+        self._nobody = _NOBODY % max(map(_cost, users.values()), default=_COSTS[0])
 
     def _hash(self, name: str, text: str) -> bytes:
-        found = _HASH.fullmatch(text)
-        if found is None or not _COSTS[0] <= int(found[1]) <= _COSTS[1]:
+        if not _HASH.fullmatch(text) or not _COSTS[0] <= _cost(text) <= _COSTS[1]:
             raise MetricsError(
                 f"{self._path}: the password of {shown(name)} in {_USERS} isn't a hash of bcrypt "
                 f"with a cost of {_COSTS[0]} to {_COSTS[1]}",
@@ -160,6 +169,33 @@ class Web:
             ) from None
         context.verify_mode = verifies
         return context
+
+
+class _Said(NamedTuple):
+    """What an Authorization header says, as far as bcrypt looks at the password."""
+
+    user: str
+    password: bytes
+    digest: bytes  # of both
+
+
+def _said(authorization: str) -> _Said | None:
+    """Return what a header of RFC 7617 says, None where it is none."""
+    scheme, _, words = authorization.partition(" ")
+    try:
+        name, colon, password = base64.b64decode(words.strip(), validate=True).partition(b":")
+    except (binascii.Error, ValueError):
+        return None
+    if scheme.lower() != "basic" or not colon or b"\0" in password:
+        return None
+    password = password[:_LONGEST]
+    digest = hashlib.sha256(name + b":" + password).digest()
+    return _Said(name.decode("utf-8", "replace"), password, digest)
+
+
+def _cost(text: str) -> int:
+    """Return the cost of a hash of bcrypt; each more doubles the time that a check takes."""
+    return int(text[4:6])
 
 
 def _no_password() -> str:
