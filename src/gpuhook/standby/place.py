@@ -64,21 +64,28 @@ def start(config: Config, launcher: str) -> int | None:
     lock = _find_place(config, launcher) if config.helper and config.standby else None
     if lock is None:
         return None
-    pid = os.fork()
-    if pid == 0:
-        try:
-            kernel.die_with_parent()
-            _become(config, launcher, lock, 0.0)
-        finally:
-            os._exit(1)
-    os.close(lock)
-    return pid
+    try:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                kernel.die_with_parent()
+                _become(config, launcher, lock, 0.0)
+            finally:
+                os._exit(1)
+        return pid
+    finally:
+        os.close(lock)
 
 
 def _find_place(config: Config, launcher: str) -> int | None:
     """Return the lock of whoever stands ready; None where somebody has it, or there is none."""
     folder = open_folder(config)
-    return None if folder is None else take_lock(folder, launcher)
+    if folder is None:
+        return None
+    try:
+        return take_lock(folder, launcher)
+    finally:
+        os.close(folder)
 
 
 def _become(config: Config, launcher: str, lock: int, seconds: float) -> "NoReturn":

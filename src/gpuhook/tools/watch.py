@@ -85,6 +85,7 @@ class Watch:
         self._seen: dict[str, Inventory] = {}  # by vendor
         self._problems: dict[str, str] = {}  # by vendor
         self._standing: int | None = None
+        self._cannot_stand = ""  # why none stands ready
 
     def refresh(self) -> bool:
         """Make a new inventory of each vendor whose saved one is stale; tell what is news.
@@ -114,10 +115,17 @@ class Watch:
         return cache.refresh(self._config, vendor) if saved is None else saved
 
     def stand(self) -> None:
-        """See that a process stands ready, this one's child or another."""
+        """See that a process stands ready, this one's child or another; tell once why none can."""
         if self._standing is not None and os.waitpid(self._standing, os.WNOHANG)[0] == 0:
             return
-        self._standing = place.start(self._config, self._launcher)
+        self._standing, wrong = None, ""
+        try:
+            self._standing = place.start(self._config, self._launcher)
+        except OSError as error:
+            wrong = f"No process can stand ready for the next container: {error}"
+        if wrong and wrong != self._cannot_stand:
+            self._tell(wrong)
+        self._cannot_stand = wrong
 
     def run(self, events: Events, interval: float) -> None:
         """Look after every event, and every ``interval`` seconds; for ever."""

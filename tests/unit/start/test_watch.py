@@ -1,5 +1,7 @@
 """What a watch says of the machine: each driver that fails, once, and not what isn't there."""
 
+import errno
+import os
 from pathlib import Path
 from types import ModuleType
 
@@ -7,9 +9,11 @@ import pytest
 
 from gpuhook.ground.config.loader import loads
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import DriverError
+from gpuhook.ground.errors import DriverError, WatchError
+from gpuhook.standby import place
 from gpuhook.start import contract
 from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.cli.watch import watch as command
 from gpuhook.tools.watch import Watch
 from gpuhook.vendors import registry
 
@@ -126,3 +130,71 @@ def test_all_broken_drivers_are_named(machine: Machine, monkeypatch: pytest.Monk
 def test_what_all_say_alike_is_said_once(machine: Machine) -> None:
     Path(machine.config.state_dir).write_text("no folder")
     assert len(machine.look()) == 1
+
+
+# The process that stands ready ------------------------------------------------------------------
+
+
+def no_process() -> int:
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+def descriptors() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of those that stand ready, of a configuration that has one."""
+    monkeypatch.setattr(place, "open_folder", lambda _: os.open(tmp_path, os.O_RDONLY))
+    return tmp_path
+
+
+def test_no_process_can_stand_ready(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That ends no watch: it is said once, and tried again, and holds nothing meanwhile."""
+    said: list[str] = []
+    watch = Watch(loads(""), "/bin/true", said.append, lambda: True)
+    before = descriptors()
+    for _ in range(2):
+        with monkeypatch.context() as full:
+            full.setattr(os, "fork", no_process)
+            for _ in range(3):
+                watch.stand()
+        assert descriptors() == before
+        assert [each.partition(":")[0] for each in said] == [
+            "No process can stand ready for the next container"
+        ]
+        said.clear()
+        watch.stand()
+        assert watch._standing is not None
+        os.waitid(os.P_PID, watch._standing, os.WEXITED | os.WNOWAIT)
+    assert descriptors() == before
+
+
+def test_who_finds_another_in_the_place_keeps_nothing(folder: Path) -> None:
+    lock = place._find_place(loads(""), "/bin/true")
+    assert lock is not None
+    before = descriptors()
+    for _ in range(3):
+        assert place.start(loads(""), "/bin/true") is None
+    assert descriptors() == before
+    os.close(lock)
+
+
+def test_what_fails_in_a_turn_is_not_told_of_the_kernels_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But where nobody can listen, that is told."""
+
+    def fail(*_: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "full")
+
+    monkeypatch.setattr(Watch, "run", fail)
+    monkeypatch.setattr("gpuhook.tools.cli.watch.signal.signal", lambda *_: None)
+    monkeypatch.setattr("gpuhook.tools.cli.watch.our_program", lambda _: "/bin/true")
+    words = ["--state-dir", str(tmp_path)]
+    with pytest.raises(BlockingIOError):
+        command.main(words, standalone_mode=False)
+    monkeypatch.setattr("gpuhook.tools.watch.UeventSocket", fail)
+    with pytest.raises(WatchError, match="events can't be listened to: full"):
+        command.main(words, standalone_mode=False)

@@ -111,26 +111,27 @@ def watch(interval: float, state_dir: str | None, config_path: str | None) -> No
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))  # there is nothing to tidy up
     try:
-        with Events(lambda event: concerns_us(event, config)) as events:
-            state = state_folder(state_dir, "")
-            kept = (
-                _Documents(state),
-                _Files(
-                    machines.ENGINE,
-                    lambda: machines.refresh(state),
-                    lambda: systemd.call("daemon-reload"),
-                ),
-                _Files("charliecloud", lambda: charliecloud.refresh(state, config_path)),
-            )
-            launcher = our_program("gpu-py")
-
-            def refresh() -> bool:
-                done = [each.refresh() for each in kept]
-                return all(done)
-
-            Watch(config, launcher, click.echo, refresh).run(events, interval)
+        listening = Events(lambda event: concerns_us(event, config))
     except OSError as error:
         raise WatchError(
             f"The kernel's events can't be listened to: {error.strerror}",
             "Run this on the host, in its own network namespace",
         ) from None
+    with listening as events:
+        state = state_folder(state_dir, "")
+        kept = (
+            _Documents(state),
+            _Files(
+                machines.ENGINE,
+                lambda: machines.refresh(state),
+                lambda: systemd.call("daemon-reload"),
+            ),
+            _Files("charliecloud", lambda: charliecloud.refresh(state, config_path)),
+        )
+        launcher = our_program("gpu-py")
+
+        def refresh() -> bool:
+            done = [each.refresh() for each in kept]
+            return all(done)
+
+        Watch(config, launcher, click.echo, refresh).run(events, interval)
