@@ -100,7 +100,12 @@ def test_a_limit_stays(limited: Container) -> None:
 
 
 def test_root_of_a_user_namespace_makes_no_cgroup(docker: tuple[str]) -> None:
-    """As a container may have without seccomp and AppArmor; systemd mounts v2 with nsdelegate."""
+    """As a container may have without seccomp and AppArmor; systemd mounts v2 with nsdelegate.
+
+    Whoever mounts it once more without that takes it away (cgroup_apply_root_flags in the kernel),
+    as crun does for a container with the host's cgroups.
+    """
+    call("mount", "-o", "remount,nsdelegate", "/sys/fs/cgroup")
     set_config("gpuhook.limits.required=true")
     free = ("--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined")
     try:
