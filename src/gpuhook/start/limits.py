@@ -203,9 +203,10 @@ def _promised(spec: "Spec") -> "set[str]":
         words = options if isinstance(options, list) else []
         last = [word for word in words if word in ("ro", "rw")][-1:]
         is_bind = "bind" in words or "rbind" in words or "rrw" in words
-        if mount.get("type") in ("cgroup", "cgroup2") and last == ["ro"] and not is_bind:
+        is_own = mount.get("type") in ("cgroup", "cgroup2") and not is_bind
+        if is_own and last == ["ro"] and isinstance(place, str):
             found.add(place)
-    return {place for place in found if isinstance(place, str)}
+    return found
 
 
 def _check_mounts(process: int, container: "Container", promised: "set[str]") -> None:

@@ -325,6 +325,8 @@ LATER = (PLACE, "rw,nosuid", "cgroup2")  # crun makes it read-only after the hoo
         ([LATER], [cgroups(options="ro")], PLACE),
         ([LATER], [cgroups(options=None)], PLACE),
         ([LATER], [cgroups("ro", destination=None)], PLACE),
+        ([LATER], [cgroups("ro", type=["cgroup"])], PLACE),
+        ([LATER], [cgroups(options=[["ro"], {}])], PLACE),
         # A volume's source may lead elsewhere by now, and links to where its place is.
         ([LATER], [cgroups("ro", "rbind")], PLACE),
         ([LATER], [cgroups("ro", type="bind")], PLACE),

@@ -105,11 +105,16 @@ class Container(Rootfs):
         return self._boundary.mounts() if self._boundary else iter(())
 
     def is_visible(self, path: str, mount: "Mount") -> bool:
-        """Tell whether a path of the root leads to a mount, and not to one that covers it."""
+        """Tell whether a path of the root leads to a mount, and not to one that covers it.
+
+        It does where that can't be told: a volume's file system says what it likes.
+        """
         try:
             fd = self.open(path)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
+        except OSError:
+            return True
         try:
             return mount_id(fd) == mount.id
         finally:
