@@ -70,6 +70,13 @@ def _free_no_garbage() -> None:
 _free_no_garbage()
 
 
+def pytest_collection_finish() -> None:
+    """Look for garbage seldom, and never among the thousands of tests that were collected."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """With CI=true a skipped test is a failed one."""

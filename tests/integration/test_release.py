@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from harness.commands import run
 from harness.images import REPOSITORY
+from harness.packages import released
 
 from gpuhook import __version__
 
@@ -27,14 +28,12 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def said() -> str:
-    command = REPOSITORY / "scripts/release"
-    return run([command, "--dry-run", "--without-image"], timeout=600.0).ok().stdout
+    return released()[0]
 
 
 @pytest.fixture(scope="module")
-def made(said: str) -> Path:
-    [line] = [line for line in said.splitlines() if line.startswith("== in ")]
-    return Path(line.removeprefix("== in ").removesuffix(":"))
+def made() -> Path:
+    return released()[1]
 
 
 def test_two_builds_are_the_same(said: str, made: Path) -> None:

@@ -14,13 +14,11 @@ from harness.driver import simulate
 from harness.installation import Installation
 from harness.packages import (
     ADDRESS,
-    BUILT_BY,
     MAINTAINER,
     Debian,
-    build,
-    copy_sources,
     layer,
     leave_stale_module,
+    released,
     without_gpuhook,
 )
 
@@ -32,13 +30,10 @@ DAEMON_JSON = '{\n  "log-level": "warn"\n}\n'
 
 
 @pytest.fixture(scope="module")
-def clone(workspace: Path) -> Path:
-    return copy_sources(workspace / "rpm-clone")
-
-
-@pytest.fixture(scope="module")
-def packages(clone: Path, workspace: Path) -> tuple[Path, Path]:
-    return build(clone, workspace / "rpm-dist")
+def packages() -> tuple[Path, Path]:
+    made = released()[1]
+    names = (f"gpuhook_{__version__}_all.deb", f"gpuhook-simulate_{__version__}_all.deb")
+    return made / names[0], made / names[1]
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +42,9 @@ def package(packages: tuple[Path, Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def rpms(clone: Path, packages: tuple[Path, Path]) -> tuple[Path, Path]:
-    made = run([clone / "scripts/build-rpm", packages[0].parent], env=BUILT_BY, timeout=600.0).ok()
-    first, second = made.stdout.split()[-2:]
-    return Path(first), Path(second)
+def rpms(packages: tuple[Path, Path]) -> tuple[Path, Path]:
+    names = (f"gpuhook-{__version__}-1.noarch.rpm", f"gpuhook-simulate-{__version__}-1.noarch.rpm")
+    return packages[0].with_name(names[0]), packages[0].with_name(names[1])
 
 
 @pytest.fixture(scope="module")

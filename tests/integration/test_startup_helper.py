@@ -160,7 +160,8 @@ def test_helper_keeps_no_descriptor_of_the_caller(case: Case) -> None:
     os.close(writer)
     try:
         wait_until((case.folder / "helper").exists, "the helper runs")
-        assert os.readlink(f"/proc/self/fd/{reader}") not in open_files(case.helper)
+        pipe = os.readlink(f"/proc/self/fd/{reader}")
+        wait_until(lambda: pipe not in open_files(case.helper), "the helper has let go of the pipe")
     finally:
         os.close(reader)
         case.go_on()

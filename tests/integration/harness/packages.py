@@ -4,6 +4,8 @@ A copy is an overlay: what was installed and what is left behind lies in its upp
 package is installed once; tests that begin with it installed have another layer above that one.
 """
 
+import fcntl
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -54,6 +56,41 @@ def build(source: Path, folder: Path) -> tuple[Path, Path]:
     built = run([command, folder], env=BUILT_BY, timeout=600.0).ok().stdout.split()
     assert [Path(path).suffix for path in built[-4:]] == [".deb", ".deb", ".whl", ".whl"]
     return Path(built[-4]), Path(built[-3])
+
+
+def released() -> tuple[str, Path]:
+    """Return what scripts/release said of these sources, and the folder of what it built.
+
+    It takes half a minute, so it is called once for as long as no file changes.
+    """
+    work = REPOSITORY / ".work"
+    work.mkdir(exist_ok=True)
+    said = work / "release.said"
+    with (work / "release.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may be at it
+        key, _, text = said.read_text().partition("\n") if said.exists() else ("", "", "")
+        if key != _digest():
+            command = REPOSITORY / "scripts/release"
+            text = (
+                run([command, "--dry-run", "--without-image"], env=BUILT_BY, timeout=600.0)
+                .ok()
+                .stdout
+            )
+            said.write_text(f"{_digest()}\n{text}")
+    [line] = [line for line in text.splitlines() if line.startswith("== in ")]
+    return text, Path(line.removeprefix("== in ").removesuffix(":"))
+
+
+def _digest() -> str:
+    """Return what changes with any file that git doesn't ignore."""
+    listed = run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+                 cwd=REPOSITORY).ok()  # fmt: skip
+    digest = hashlib.sha256()
+    for name in sorted(set(listed.stdout.split("\0")) - {""}):
+        path = REPOSITORY / name
+        text = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+        digest.update(f"{name} {len(text)}\n".encode() + text)
+    return digest.hexdigest()
 
 
 @contextmanager

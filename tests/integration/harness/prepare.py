@@ -6,7 +6,7 @@ It is called before them, because it takes time and can go on beside other work.
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from harness import distributions, helm, machines, prometheus, releases
+from harness import distributions, helm, machines, packages, prometheus, releases
 from harness.driver import fetch_driver_files
 from harness.installation import install
 from harness.manifests import build_image
@@ -22,6 +22,7 @@ def main() -> None:
         others += [pool.submit(machines.fetch, words) for words in machines.NEEDED]
         others.append(pool.submit(build_image))
         others.append(pool.submit(prometheus.fetch))
+        others.append(pool.submit(packages.released))
         others.append(pool.submit(helm.fetch))
         for each in others:
             each.result()

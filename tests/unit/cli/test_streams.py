@@ -56,3 +56,46 @@ def test_what_fails_elsewhere_is_raised() -> None:
         os.stat("/nonexistent/file")
     with pytest.raises(ConnectionRefusedError), streams.written("gpuhook"):
         raise ConnectionRefusedError
+
+
+ENDING = """
+import atexit
+from gpuhook.tools.host import streams
+
+class Torn:
+    def __del__(self): print("torn apart", flush=True)
+
+torn = Torn()
+atexit.register(print, "tidied up")
+
+def command():
+    print("done")
+    {}
+
+streams.run("gpuhook", command)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("pass", 0),
+        ("raise SystemExit", 0),
+        ("raise SystemExit(3)", 3),
+        ("raise SystemExit(-1)", 255),
+    ],
+)
+def test_python_is_not_taken_apart(end: str, status: int) -> None:
+    done = shell('"$@"', ENDING.format(end), [])
+    assert (done.stdout, done.stderr, done.returncode) == ("done\ntidied up\n", "", status)
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [("raise SystemExit('said')", "said\n"), ("raise ValueError('said')", "ValueError: said\n")],
+)
+def test_what_python_has_to_say_it_says(end: str, said: str) -> None:
+    done = shell('"$@"', ENDING.format(end), [])
+    assert done.returncode == 1
+    assert done.stderr.endswith(said)
+    assert "done\ntidied up\n" in done.stdout

@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+from typing import NoReturn
 
 import click
 from click.shell_completion import CompletionItem
@@ -116,15 +117,19 @@ def cli() -> None:
     """Put GPUs into containers."""
 
 
-def main() -> None:
-    """Run the command line; the one place where errors become exit status 1."""
+def main() -> NoReturn:
+    """Run the command line and exit."""
     if os.geteuid() == 0:
         os.umask(names.UMASK)
     if _COMPLETE in os.environ:
         _completion.register()
-    with streams.written("gpuhook"):
-        try:
-            cli(prog_name="gpuhook")
-        except GpuhookError as error:
-            click.echo(f"gpuhook: {error}", err=True)
-            sys.exit(1)
+    streams.run("gpuhook", _carry_out)
+
+
+def _carry_out() -> None:
+    """Carry out the command; the one place where errors become exit status 1."""
+    try:
+        cli(prog_name="gpuhook")
+    except GpuhookError as error:
+        click.echo(f"gpuhook: {error}", err=True)
+        sys.exit(1)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from typing import NoReturn
 
 from gpuhook.ground import names
 from gpuhook.tools.host import streams
@@ -9,11 +10,10 @@ from gpuhook.tools.nvidia_cli import argp
 from gpuhook.tools.nvidia_cli import main as program
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Carry out the words after the launcher's own two."""
     os.umask(names.UMASK)
-    with streams.written(argp.PROGRAM):
-        program.main(sys.argv[3:])
+    streams.run(argp.PROGRAM, lambda: program.main(sys.argv[3:]))
 
 
 if __name__ == "__main__":

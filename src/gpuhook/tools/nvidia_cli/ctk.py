@@ -31,22 +31,26 @@ _RUNTIME_NAME = "nvidia"
 _SOURCES = ("file", "command")
 
 
-def main(argv: list[str] | None = None) -> NoReturn:
-    """Carry out a command line, this process' own if none is given, and exit."""
+def main() -> NoReturn:
+    """Carry out this process' command line and exit."""
     if os.geteuid() == 0:
         os.umask(names.UMASK)
-    with streams.written(PROGRAM):
-        try:
-            status = ctk.main(argv, prog_name=PROGRAM, standalone_mode=False)
-        except click.ClickException as error:
-            error.show()
-            status = 1
-        except click.Abort:
-            status = 1
-        except GpuhookError as error:
-            click.echo(f"{PROGRAM}: {printable(str(error))}", err=True)
-            status = 1
-    sys.exit(status if isinstance(status, int) else 0)
+    streams.run(PROGRAM, lambda: sys.exit(status_of(sys.argv[1:])))
+
+
+def status_of(argv: list[str]) -> int:
+    """Carry out a command line; return the exit status."""
+    try:
+        status = ctk.main(argv, prog_name=PROGRAM, standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        status = 1
+    except click.Abort:
+        status = 1
+    except GpuhookError as error:
+        click.echo(f"{PROGRAM}: {printable(str(error))}", err=True)
+        status = 1
+    return status if isinstance(status, int) else 0
 
 
 @click.group(
