@@ -146,7 +146,7 @@ def _work_inside(
     from gpuhook import inject  # noqa: PLC0415 - preloaded
 
     with inject.open_inside(state.root or spec.root_path) as container:
-        seen = None if _says_all(spec) else container.mounted()
+        seen = None if _says_all(spec) else container
         injection = DocumentInjection(spec, config, vendor, inventory, seen)
         report(injection)
         injection.apply(state, container, process, enter=False)
@@ -255,25 +255,28 @@ class DocumentInjection:
         config: Config,
         vendor: "Vendor",
         inventory: "Inventory",
-        mounted: list[str] | None = None,
+        seen: "Container | None" = None,
     ) -> None:
         """Take what the engine gives the container, and what the machine has of the vendor.
 
-        ``mounted`` is what is mounted in there, where the engine's config.json doesn't say:
+        What is mounted is seen in the container where the engine's config.json doesn't say:
         Apptainer's names the root alone.
         """
-        from gpuhook.start.cdi.hook import Work  # noqa: PLC0415 - preloaded
+        from gpuhook.start import given_nodes  # noqa: PLC0415 - preloaded, as what follows
+        from gpuhook.start.cdi import hook  # noqa: PLC0415
 
         self._spec = spec
         self._config = config
         self._vendor = vendor
         given = spec.data
-        if mounted is not None:
-            given = {**given, "mounts": [{"destination": path} for path in mounted]}
+        numbers_at = hook.by_mounts(given, os.path.dirname(spec.path))
+        if seen is not None:
+            given = {**given, "mounts": [{"destination": path} for path in seen.mounted()]}
+            numbers_at = lambda path: given_nodes.numbers_of(seen.stat(path))  # noqa: E731
         mounts = own_hook.mounts_of(spec, vendor.names.KIND)
-        self._work = Work(given, mounts, vendor, inventory, config)
+        self._work = hook.Work(given, mounts, vendor, inventory, config, numbers_at)
         self._prepared: Prepared | None = None
-        more = () if mounted is None else (self._work.grant,)  # protects: limit-by-mounts
+        more = () if seen is None else (self._work.grant,)  # protects: limit-by-mounts
         self.limits = _limits(spec, config, more)
 
     @property
@@ -329,6 +332,7 @@ class DocumentInjection:
             record = claims.describe(state, self._spec, grants, (), known, config, save=False)
         else:
             record = records.describe(state, self._spec.data.get("annotations"), grants)
+        self._work.recorded(record["given"][0])
         if self.limits is not None:
             record["limits"] = self.limits.to_json()
         exclusive = config.exclusive

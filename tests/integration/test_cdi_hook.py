@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -182,6 +183,39 @@ def test_what_is_written_down(
     assert [gpu["index"] for gpu in answer["gpus"] if bundle.name in gpu["containers"]] == [3]
     [container] = [each for each in answer["containers"] if each["name"] == bundle.name]
     assert (container["known_from"], container["command"]) == ("record", "sleep")
+
+
+@pytest.mark.parametrize("volume", ["node", "folder", "file", "/dev/null"])
+def test_a_volume_is_no_gpu(
+    bundle: Bundle,
+    runtime: str,
+    document: Path,
+    installation: Installation,
+    configs: dict[str, Path],
+    driver: Driver,
+    tmp_path: Path,
+    volume: str,
+) -> None:
+    """A node in a volume may be another container's work: making nodes needs no rule."""
+    [gpu] = driver.chosen(5)
+    source = Path(volume) if volume.startswith("/") else tmp_path / "volume"
+    if volume == "folder":
+        source.mkdir()
+    elif volume == "file":
+        source.touch()
+    elif volume == "node":
+        os.mknod(source, 0o666 | stat.S_IFCHR, os.makedev(195, gpu.minor))
+    mount = {"source": str(source), "destination": f"/dev/nvidia{gpu.minor}", "options": ["bind"]}
+    give(bundle, document, "3")
+    bundle.change(lambda spec: spec["mounts"].append(mount))
+    bundle.command("sleep", "1000")
+    bundle.detach(runtime, configs["runc"])
+    words = ["--config", str(configs["runc"])]
+    listed = run([installation.command, "list", *words, "--format", "json"]).ok().stdout
+    used = [each for each in json.loads(listed)["gpus"] if bundle.name in each["containers"]]
+    assert [each["index"] for each in used] == [3]
+    repaired = run([installation.command, "repair", *words, bundle.name]).ok().stdout
+    assert repaired == f"{bundle.name}: nothing was missing\n"
 
 
 @pytest.fixture(scope="session")

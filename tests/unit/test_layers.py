@@ -219,7 +219,7 @@ STARTS = {
         46,
         JSON | KERNEL,
     ),
-    "hook of CDI": Start(f"{CDI_HOOK}, {NVIDIA}.edits", 51, JSON | KERNEL),
+    "hook of CDI": Start(f"{CDI_HOOK}, {NVIDIA}.edits", 52, JSON | KERNEL),
 }
 
 

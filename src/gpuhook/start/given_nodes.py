@@ -36,15 +36,24 @@ def numbers(data: "dict[str, Any]", bundle: str = "") -> "set[Numbers]":
             if isinstance(major, int) and isinstance(minor, int):
                 found.add((major, minor))
             sources.append(node.get("path") if _is_mapped(linux) else None)
-    for source in sources:
-        try:
-            status = os.stat(os.path.join(bundle, source)) if isinstance(source, str) else None
-        except (OSError, ValueError):  # not there, or no path
-            continue
-        if status is not None and stat.S_ISCHR(status.st_mode):
-            # protects: claimed-node
-            found.add((os.major(status.st_rdev), os.minor(status.st_rdev)))
-    return found
+    there = {numbers_at(bundle, source) for source in sources}
+    return found | {pair for pair in there if pair is not None}  # protects: claimed-node
+
+
+def numbers_at(bundle: str, source: object) -> "Numbers | None":
+    """Return the numbers of the character device that is a mount's source; None for all else."""
+    try:
+        status = os.stat(os.path.join(bundle, source)) if isinstance(source, str) else None
+    except (OSError, ValueError):  # not there, or no path
+        return None
+    return numbers_of(status)
+
+
+def numbers_of(status: os.stat_result | None) -> "Numbers | None":
+    """Return the numbers of a character device, None for anything else."""
+    if status is None or not stat.S_ISCHR(status.st_mode):
+        return None
+    return os.major(status.st_rdev), os.minor(status.st_rdev)
 
 
 def _is_mapped(linux: "dict[str, Any]") -> bool:

@@ -1,5 +1,6 @@
 """What the CDI hook takes for given, and what it leaves to do."""
 
+from collections.abc import Callable
 from typing import Any
 
 import own
@@ -9,7 +10,7 @@ from machines import VERSION, gpu, machine, mig
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.loader import layout
 from gpuhook.start.cdi.generate import Source, generate
-from gpuhook.start.cdi.hook import FOLDERS_CONFIG, AlreadyMounted, Given, Work, devices
+from gpuhook.start.cdi.hook import FOLDERS_CONFIG, AlreadyMounted, Given, Work, by_mounts, devices
 from gpuhook.start.plan.image import Image
 from gpuhook.start.plan.operations import Symlink, UpdateLdCache, WriteFile
 from gpuhook.vendors.nvidia.model import Inventory
@@ -41,8 +42,14 @@ def spec_of(inventory: Inventory, *names: str) -> Spec:
     return {"linux": {"devices": nodes}, "mounts": mounts}
 
 
-def found(spec: Spec, inventory: Inventory) -> list[str]:
-    return [device.label for device in devices(Given(spec, []), inventory)]
+def nowhere(path: str) -> None:
+    """Find no node where something is mounted."""
+
+
+def found(
+    spec: Spec, inventory: Inventory, numbers_at: Callable[[str], Any] = nowhere
+) -> list[str]:
+    return [device.label for device in devices(Given(spec, [], numbers_at), inventory)]
 
 
 @pytest.mark.parametrize("names", [["0"], ["1"], ["0", "1"]])
@@ -72,10 +79,58 @@ def test_a_gpu_in_mig_mode_as_a_whole() -> None:
     assert found(spec, inventory) == ["0"]
 
 
-def test_nodes_that_are_mounted() -> None:
-    """As rootless engines do it."""
+def rules(*pairs: tuple[int, int], access: str = "rwm") -> Spec:
+    """Return the part of config.json whose rules allow these devices, and others to be made."""
+    every = [{"allow": False, "access": "rwm"}, {"allow": True, "type": "c", "access": "m"}]
+    made = [
+        {"allow": True, "type": "c", "major": major, "minor": minor, "access": access}
+        for major, minor in pairs
+    ]
+    return {"resources": {"devices": every + made}}
+
+
+MOUNTED = {"mounts": [{"destination": "/dev/nvidia0", "source": "/somewhere"}]}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "linux", "expected"),
+    [
+        ((195, 0), {}, ["1"]),  # as rootless engines do it
+        ((195, 0), rules((195, 0)), ["1"]),
+        ((195, 0), rules((195, 0), access="r"), ["1"]),
+        ((195, 0), rules((195, 0), access="m"), []),
+        ((195, 0), rules((195, 1)), []),  # a node in a volume, made by another container
+        ((195, 0), rules(), []),
+        ((195, 1), rules((195, 0), (195, 1)), []),
+        ((1, 3), {}, []),
+        (None, {}, []),  # a file, a folder
+    ],
+)
+def test_nodes_that_are_mounted(
+    numbers: tuple[int, int] | None, linux: Spec, expected: list[str]
+) -> None:
+    """Who names volumes puts there what they like."""
     inventory = machine(gpu(0, 1), gpu(1, 0))
-    assert found({"mounts": [{"destination": "/dev/nvidia0"}]}, inventory) == ["1"]
+    assert found({**MOUNTED, "linux": linux}, inventory, lambda _: numbers) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "numbers"),
+    [
+        ("/dev/null", (1, 3)), ("null", (1, 3)), ("/dev", None), ("/nonexistent", None),
+        ("a\0b", None), (7, None), (None, None), ("", None),
+    ],
+)  # fmt: skip
+def test_what_a_mount_brings(source: object, numbers: tuple[int, int] | None) -> None:
+    spec = {"mounts": [{"destination": "/x", "source": source}]}
+    assert by_mounts(spec, "/dev")("/x") == numbers
+    assert by_mounts(spec, "/dev")("/y") is None
+
+
+def test_a_node_that_rules_deny_is_no_gpu() -> None:
+    inventory = machine(gpu(0, 1), gpu(1, 0))
+    linux = spec_of(inventory, "0", "1")["linux"]
+    assert found({"linux": {**linux, **rules((195, 0))}}, inventory) == ["1"]
 
 
 def test_nodes_with_other_numbers_are_no_gpus() -> None:
@@ -100,7 +155,7 @@ def test_specs_of_any_shape(spec: Spec) -> None:
 
 def plan(spec: Spec, image: Image = DEBIAN, inventory: Inventory | None = None) -> list[Any]:
     inventory = inventory or machine(gpu(0, 3), gpu(1, 0))
-    return Work(spec, [], VENDOR, inventory, Config()).plan(image).operations
+    return Work(spec, [], VENDOR, inventory, Config(), nowhere).plan(image).operations
 
 
 def given(*names: str) -> Spec:

@@ -1,13 +1,15 @@
 """What the one CDI hook does for a container, going by what the engine has given it.
 
 The engine has written nodes and mounts into config.json. Which names were asked for, nobody
-says, so what is there counts. Pure.
+says, so what is there counts.
 """
 
 import os
 
+from gpuhook.ground.cgroup import access
 from gpuhook.ground.container import kernel
 from gpuhook.ground.loader.layout import HostLayout
+from gpuhook.start import given_nodes
 from gpuhook.start.cdi.generate import grant
 from gpuhook.start.plan.image import Image
 from gpuhook.start.plan.operations import (
@@ -24,7 +26,7 @@ from gpuhook.start.planner import make_plan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from gpuhook.ground.config.model import Config
@@ -40,34 +42,61 @@ _BY_ENGINE = (AllowDevice, BindDevice, BindFile)
 
 
 class Given:
-    """What a config.json gives a container: nodes, by path with their numbers, and mounts."""
+    """What a container is given: nodes, by path with their numbers, and mounts.
 
-    def __init__(self, spec: "dict[str, Any]", mounts: list[tuple[str, str]]) -> None:
+    ``numbers_at`` returns the numbers of the node that a mount brings to a path, or None: who
+    names volumes may put anything where a node would be.
+    """
+
+    def __init__(
+        self,
+        spec: "dict[str, Any]",
+        mounts: list[tuple[str, str]],
+        numbers_at: "Callable[[str], tuple[int, int] | None]",
+    ) -> None:
         linux = spec.get("linux")
-        devices = linux.get("devices") if isinstance(linux, dict) else None
+        linux = linux if isinstance(linux, dict) else {}
         self._numbers = {
             str(entry.get("path")): (entry.get("major"), entry.get("minor"))
-            for entry in _objects(devices)
+            for entry in given_nodes.objects(linux.get("devices"))
         }
-        there = {str(entry.get("destination")) for entry in _objects(spec.get("mounts"))}
+        resources = linux.get("resources")
+        self._rules = resources.get("devices") if isinstance(resources, dict) else None
+        self._numbers_at = numbers_at
+        there = {str(entry.get("destination")) for entry in given_nodes.objects(spec.get("mounts"))}
         self.paths = {*there, *(place for _, place in mounts), *self._numbers}
 
     def has_node(self, path: str, numbers: tuple[int, int]) -> bool:
         """Tell whether a node is there: made by the runtime, or mounted."""
-        return path in self.paths and self._numbers.get(path, numbers) == numbers
+        if path in self._numbers:
+            return self._numbers[path] == numbers
+        return path in self.paths and self._numbers_at(path) == numbers  # protects: given-node
+
+    def openable(self, numbers: "set[tuple[int, int]]") -> "set[tuple[int, int]]":
+        """Return which devices its cgroup lets it open: all, where no rules are for it.
+
+        A node alone is no gift: a container can make one in a volume of another's.
+        """
+        # protects: given-opened
+        return access.openable(self._rules, numbers) if self._rules else numbers
 
 
-def _objects(value: "Any") -> "Iterator[dict[str, Any]]":
-    if isinstance(value, list):
-        yield from (each for each in value if isinstance(each, dict))
+def by_mounts(spec: "dict[str, Any]", bundle: str) -> "Callable[[str], tuple[int, int] | None]":
+    """Return ``numbers_at`` of what config.json says of mounts; ``bundle`` is its folder."""
+    sources = {
+        str(entry.get("destination")): entry.get("source")
+        for entry in given_nodes.objects(spec.get("mounts"))
+    }
+    return lambda path: given_nodes.numbers_at(bundle, sources.get(path))
 
 
 def devices(given: Given, inventory: "Inventory") -> "list[Device]":
     """Return the devices all of whose nodes are there, but those that are for a part's sake."""
+    opened = given.openable({node.numbers for node in inventory.nodes})
     there = {
         node.path
         for node in inventory.nodes
-        if given.has_node(node.inside or node.path, node.numbers)
+        if node.numbers in opened and given.has_node(node.inside or node.path, node.numbers)
     }
     whole = {
         device.id for device in inventory.devices if device.nodes and there.issuperset(device.nodes)
@@ -79,7 +108,8 @@ def devices(given: Given, inventory: "Inventory") -> "list[Device]":
 class Work:
     """What the hook has to do for one container, of one vendor.
 
-    ``mounts`` are those of the document that are left to it: see ``own_hook``.
+    ``mounts`` are those of the document that are left to it: see ``own_hook``; ``numbers_at`` is
+    as for ``Given``.
     """
 
     def __init__(
@@ -89,10 +119,16 @@ class Work:
         vendor: "Vendor",
         inventory: "Inventory",
         config: "Config",
+        numbers_at: "Callable[[str], tuple[int, int] | None]",
     ) -> None:
-        self._given = Given(spec, mounts)
+        self._given = Given(spec, mounts, numbers_at)
         self._mounts = mounts
         self.grant: Grant = grant(vendor, inventory, config, devices(self._given, inventory))
+
+    def recorded(self, given: "dict[str, Any]") -> None:
+        """Leave in a record what the container is given of the grant (``records.given``)."""
+        opened = self._given.openable({(major, minor) for major, minor in given["devices"]})
+        given["devices"] = [pair for pair in given["devices"] if tuple(pair) in opened]
 
     def plan(self, image: Image) -> Plan:
         """Return what there still is to do, for an image, where nodes and files are there."""
