@@ -409,8 +409,11 @@ def test_no_container_makes_a_cgroup_below_its_own(place: Place, way: str) -> No
 
 
 @ONE
-def test_cgroups_that_others_cover_are_no_way(place: Place) -> None:
-    """As with podman's -v /sys:/sys:ro, where its own of cgroups comes on top."""
+def test_cgroups_that_others_cover_count(place: Place) -> None:
+    """As with podman's -v /sys:/sys:ro, where its own of cgroups comes on top.
+
+    What covers them in a volume goes elsewhere when somebody who shares it renames a folder.
+    """
     made = place.made(command=f"mkdir /sys/fs/cgroup/away; {CUDA_PROBE} 9")
     mount = {"destination": "/sys", "type": "bind", "source": "/sys", "options": ["rbind", "ro"]}
 
@@ -420,8 +423,7 @@ def test_cgroups_that_others_cover_are_no_way(place: Place) -> None:
 
     made.change(cover)
     done = place.run(made, "hook", MOST)
-    assert told(done) == EIGHT, done
-    assert "Read-only file system" in done.stderr, "and it is none"
+    is_said(place, done, "may write to cgroups, which are mounted at '/sys/fs/cgroup")
 
 
 @ONE

@@ -212,8 +212,8 @@ def _promised(spec: "Spec") -> "set[str]":
 def _check_mounts(process: int, container: "Container", promised: "set[str]") -> None:
     """Refuse a container that has cgroup v2 mounted where it can write to it; LimitError.
 
-    It could leave its own cgroup, or change what is set there. What is covered by another mount
-    counts for nothing: nobody uncovers it without CAP_SYS_ADMIN.
+    It could leave its own cgroup, or change what is set there. What another mount covers counts,
+    too: whoever shares a volume with it may rename folders under both.
 
     ``promised`` is where config.json has them read-only. crun makes a mount so after the hooks
     alone, so its word is taken there, for a place that nothing else is mounted at: which mount of
@@ -222,21 +222,20 @@ def _check_mounts(process: int, container: "Container", promised: "set[str]") ->
     mounts = [*container.mounts()]
     places = [path for path, _ in mounts]
     writable = [
-        (path, mount)
+        path
         for path, mount in mounts
         if mount.kind == b"cgroup2" and b"ro" not in mount.flags.split(b",")
     ]
     if writable and _is_runc(process):  # protects: limit-promised
         promised = set()
-    for path, mount in writable:
-        if (path in promised and places.count(path) == 1) or not container.is_visible(path, mount):
-            continue
-        raise LimitError(
-            f"The container may write to cgroups, which are mounted at {shown(path)}, and so undo "
-            "a limit that others set",
-            "Have the engine mount them read-only, as podman does with --systemd=false, and with "
-            "rro what they are below",
-        )
+    for path in writable:
+        if path not in promised or places.count(path) > 1:
+            raise LimitError(
+                f"The container may write to cgroups, which are mounted at {shown(path)}, and so "
+                "undo a limit that others set",
+                "Have the engine mount them read-only, as podman does with --systemd=false, and "
+                "with rro what they are below",
+            )
 
 
 def _is_runc(process: int) -> bool:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from gpuhook.ground.container import mounts
-from gpuhook.ground.container.changes import Container, Journal
 from gpuhook.ground.host import proc
 
 HOST = """\
@@ -182,25 +181,3 @@ def test_a_folder_that_is_no_containers(
     assert made.verdict(191) == mounts.Verdict(False, False), "another has that filesystem"
     assert made.verdict(24) == mounts.Verdict(True, True), "what is mounted there is seen elsewhere"
     os.close(made._host)
-
-
-def test_only_what_is_there_and_is_another_mount_covers_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A volume's file system may say that it can't be looked at."""
-    (tmp_path / "file").touch()
-    root = os.open(tmp_path, os.O_PATH)
-    container = Container(root, str(tmp_path), Journal())
-    mount = proc.Mounts(proc.read("/proc/self/mountinfo")).find(mounts.mount_id(root))
-    assert mount is not None
-    found = {path: container.is_visible(path, mount) for path in ("/", "/file", "/none", "/file/x")}
-    assert found == {"/": True, "/file": True, "/none": False, "/file/x": False}
-    mount.id = b"0"
-    assert not container.is_visible("/", mount)
-
-    def refuse(path: str) -> int:
-        raise PermissionError(path)
-
-    monkeypatch.setattr(container, "open", refuse)
-    assert container.is_visible("/", mount)
-    container.close()

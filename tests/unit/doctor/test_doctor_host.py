@@ -29,6 +29,17 @@ def test_cgroup_versions(tree: Tree, mounts: str, words: str) -> None:
     assert said(host.cgroups(tree.case))["cgroups"] == ("ok", words)
 
 
+@pytest.mark.parametrize(("mounts", "warned"), [(V1, False), (V2, False), (HYBRID, True)])
+def test_cgroups_that_others_open(tree: Tree, mounts: str, warned: bool) -> None:
+    """Where limits of memory are set: one container could lead another out of its cgroup."""
+    tree.write("/proc/self/mountinfo", mounts)
+    assert not list(install.memory_limits(tree.case))
+    tree.case.config.device_memory = "8GiB"
+    found = [each for each in install.memory_limits(tree.case) if "nsdelegate" in each.message]
+    assert [each.status for each in found] == (["warning"] if warned else [])
+    assert all("remount,nsdelegate /sys/fs/cgroup/unified, " in each.remedy for each in found)
+
+
 def test_no_cgroups(tree: Tree) -> None:
     tree.write("/proc/self/mountinfo", "1 2 0:1 / / rw - ext4 /dev/sda rw\n")
     assert said(host.cgroups(tree.case))["cgroups"][0] == "warning"

@@ -10,7 +10,7 @@ import os
 import stat
 
 from gpuhook.ground.container import entries, kernel
-from gpuhook.ground.container.mounts import Boundary, Verdict, mount_id
+from gpuhook.ground.container.mounts import Boundary, Verdict
 from gpuhook.ground.container.rootfs import (
     PATH_FLAGS,
     Rootfs,
@@ -103,22 +103,6 @@ class Container(Rootfs):
     def mounts(self) -> "Iterator[tuple[str, Mount]]":
         """Yield what is mounted on the root now, and below it, with its path in the root."""
         return self._boundary.mounts() if self._boundary else iter(())
-
-    def is_visible(self, path: str, mount: "Mount") -> bool:
-        """Tell whether a path of the root leads to a mount, and not to one that covers it.
-
-        It does where that can't be told: a volume's file system says what it likes.
-        """
-        try:
-            fd = self.open(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError:
-            return True
-        try:
-            return mount_id(fd) == mount.id
-        finally:
-            os.close(fd)
 
     def mounted(self) -> list[str]:
         """Return the paths in the root on which something is mounted."""

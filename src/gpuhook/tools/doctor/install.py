@@ -13,6 +13,7 @@ from gpuhook import __version__
 from gpuhook.ground import log, names
 from gpuhook.ground.config.model import WITHOUT_EFFECT
 from gpuhook.ground.errors import RuntimeMissingError, shown
+from gpuhook.ground.host import proc
 from gpuhook.runtime_shim import find_runtime
 from gpuhook.standby import launcher_files
 from gpuhook.start import contract
@@ -188,6 +189,7 @@ def memory_limits(case: Case) -> Iterator[Finding]:
     config = case.config
     if not config.limits_memory:
         return
+    yield from _borders(case)
     for each in registry.known(config).values():
         vendor = contract.load(each)
         inventory = cache.saved(config, vendor)
@@ -204,6 +206,23 @@ def memory_limits(case: Case) -> Iterator[Finding]:
                 f"one starts: {lacking.cause}",
                 lacking.remedy,
             )
+
+
+def _borders(case: Case) -> Iterator[Finding]:
+    """Ask whether a process can leave its cgroup by one that another container can write to.
+
+    Source: Documentation/admin-guide/cgroup-v2.rst, nsdelegate.
+    """
+    for mount in proc.Mounts(case.machine.data("/proc/self/mountinfo")):
+        if mount.kind == b"cgroup2" and b"nsdelegate" not in mount.options.split(b","):
+            place = proc.unescaped(mount.point)
+            yield warning(
+                "memory-limits",
+                f"Cgroups are mounted at {shown(place)} without nsdelegate, so a container that "
+                "may write to its own helps another one out of a limit",
+                f"mount -o remount,nsdelegate {place}, as systemd does when the machine boots",
+            )
+            return
 
 
 def recent_errors(case: Case) -> Iterator[Finding]:
