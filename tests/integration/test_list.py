@@ -2,16 +2,18 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.bundles import CGROUP_PARENT, GpuBundle
-from harness.commands import run, wait_until
+from harness.commands import path_of, run, wait_until
 from harness.docker import Docker
 from harness.driver import Driver, simulate
 from harness.images import image
@@ -45,6 +47,42 @@ assert libc.mount(b"none", place.encode(), b"fuse", 0, options) == 0, ctypes.get
 if os.fork() == 0:
     os.closerange(0, 3)
     select.select([container], [], [])
+"""
+
+
+# A process whose root is an overlay on a FUSE, which answers until the file "frozen" is there.
+OVERLAY_ON_FUSE = """
+import ctypes, os, select, struct, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+def mount(source, place, kind, options):
+    done = libc.mount(source, place.encode(), kind, 0, options.encode())
+    assert done == 0, os.strerror(ctypes.get_errno())
+fuse = os.open("/dev/fuse", os.O_RDWR)
+mount(b"none", "lower", b"fuse", f"fd={fuse},rootmode=40000,user_id=0,group_id=0,allow_other")
+server_of = os.getpid()
+if os.fork() == 0:
+    answers = {  # linux/fuse.h: INIT, GETATTR of a folder, STATFS, OPENDIR
+        26: struct.pack("<4I2H2I2HI24x", 7, 31, 1 << 16, 0, 12, 10, 1 << 16, 1, 16, 0, 0),
+        3: struct.pack("<QII6Q10I", *[0] * 3, 1, *[0] * 8, 0o40755, 2, 0, 0, 0, 4096, 0),
+        17: struct.pack("<5Q4I24x", 1, 1, 1, 1, 1, 4096, 255, 4096, 0),
+        27: struct.pack("<QII", 1, 0, 0),
+    }
+    while os.getppid() == server_of:
+        if os.path.exists("frozen") or not select.select([fuse], [], [], 0.05)[0]:
+            time.sleep(0.05)
+            continue
+        what, number = struct.unpack_from("<4xIQ", os.read(fuse, 1 << 17))
+        if what not in (2, 42):  # FORGET, BATCH_FORGET
+            data = answers.get(what, b"")
+            error = 0 if what in answers else 2 if what == 1 else 38  # LOOKUP: ENOENT, else ENOSYS
+            os.write(fuse, struct.pack("<IiQ", 16 + len(data), -error, number) + data)
+    os._exit(0)
+os.close(fuse)
+mount(b"overlay", "root", b"overlay", "lowerdir=lower,upperdir=upper,workdir=work")
+os.chroot("root")
+os.chdir("/")
+print("ready", flush=True)
+sys.stdin.read()
 """
 
 
@@ -149,6 +187,49 @@ def test_filesystem_that_does_not_answer_makes_nobody_wait(
     argv = {"list": ["list"], "repair": ["repair", "--all"]}[command]
     done = run([installation.command, *argv, "--config", config], timeout=60)
     assert bundle.name[:12] in done.stdout + done.stderr
+
+
+def test_an_overlay_on_one_that_does_not_answer(
+    installation: Installation, driver: Driver, tmp_path: Path
+) -> None:
+    """Its mount table says that its root is the kernel's own."""
+    config = write_config(tmp_path / "etc", driver.root, ["runc"])
+    for name in ("lower", "upper", "work", "root"):
+        (tmp_path / name).mkdir()
+    argv = ["unshare", "--mount", sys.executable, "-c", OVERLAY_ON_FUSE]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, cwd=tmp_path, stdin=pipe, stdout=pipe) as box:
+        assert box.stdout is not None
+        try:
+            assert box.stdout.readline() == b"ready\n"
+            (tmp_path / "frozen").touch()
+            time.sleep(0.2)  # until its server has seen that
+            run([installation.command, "list", "--config", config], timeout=60).ok()
+        finally:
+            box.kill()
+
+
+def test_a_process_that_waits_with_the_hosts_root_hides_nobody(
+    installation: Installation, driver: Driver, tmp_path: Path
+) -> None:
+    """As a shell does that has made a root folder's mounts, and waits for chroot."""
+    config = write_config(tmp_path / "etc", driver.root, ["runc"])
+    node = driver.path(f"/dev/nvidia{driver.gpus[4].minor}")
+    root = tmp_path / "root"
+    (root / "dev").mkdir(parents=True)
+    (root / "dev/gpu").touch()
+    shutil.copy(path_of("busybox"), root)
+    script = 'mount --bind "$0" root/dev/gpu && chroot root /busybox sleep 1000 & echo $!; wait'
+    argv = ["unshare", "--mount", "sh", "-c", script, str(node)]
+    with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as box:
+        assert box.stdout is not None
+        pid = int(box.stdout.readline())
+        try:
+            command = Path(f"/proc/{pid}/comm")
+            wait_until(lambda: command.read_text() == "busybox\n", "its program runs")
+            assert pid in [each["pid"] for each in listed(installation, config)["containers"]]
+        finally:
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_many_containers_and_mig_devices_are_listed_quickly(

@@ -107,8 +107,6 @@ def running(inventories: Iterable[Inventory], state_dir: str) -> Running:
         if not look.goes_on():  # protects: look-ends
             break
         try:
-            if has_our_root(entry):
-                continue
             nodes = {*nodes_of(entry, host, look)}
         except OSError:
             continue  # it has ended, or it isn't for us to see
@@ -135,9 +133,20 @@ def _others(recorded: Collection[Container], look: Look) -> Iterator[_Other]:
             if not look.goes_on():
                 return
             theirs = groups_of(entry)
-            if theirs and not _is_below(own_path(theirs, ours), groups):
+            if theirs and not _is_below(own_path(theirs, ours), groups) and _has_own_root(entry):
                 yield entry, identify(made.of(theirs), ours)
                 break
+
+
+def _has_own_root(entry: str) -> bool:
+    """Tell whether a process has another root than we, as far as that may be seen.
+
+    One that waits for a container's program may be in its mounts, with the host's root.
+    """
+    try:
+        return not has_our_root(entry)  # protects: own-root
+    except OSError:
+        return False
 
 
 def _by_turns(others: Iterable[_Other]) -> list[_Other]:

@@ -17,10 +17,10 @@ from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.host.namespaces import Look
 
 _NODES_LIMIT = 1 << 14  # entries of a container's /dev that are looked at
+_RESOLVE_CACHED = 0x20  # linux/openat2.h, Linux 5.12: EAGAIN instead of asking a filesystem
 # Filesystems of the kernel's own, whose answers wait for nobody else.
 _LOCAL = frozenset(
     {
-        b"overlay",
         b"ext4",
         b"xfs",
         b"btrfs",
@@ -93,8 +93,9 @@ def _made_nodes(
 ) -> Iterator[Numbers]:
     """Yield the numbers of the nodes in ``folders`` of a process' /dev, by its mount table.
 
-    No link is followed and no mount entered but /dev itself, and that only where both are
-    filesystems of the kernel's own: the question would wait for whoever serves another.
+    No link is followed and no mount entered but /dev itself, and that only where it is a
+    filesystem of the kernel's own: the question would wait for whoever serves another, or what
+    lies below an overlay.
     """
 
     def is_local(fd: int) -> bool:
@@ -102,10 +103,10 @@ def _made_nodes(
         return mount is not None and mount.kind in _LOCAL  # protects: local-filesystem
 
     with _opened(f"/proc/{entry}/root") as root:
+        within = kernel.RESOLVE_NO_SYMLINKS
         if not is_local(root):
-            return
-        flags = os.O_PATH | os.O_DIRECTORY
-        with _held(kernel.openat2(root, "dev", flags, kernel.RESOLVE_NO_SYMLINKS)) as dev:
+            within |= _RESOLVE_CACHED  # protects: cached-dev
+        with _held(kernel.openat2(root, "dev", os.O_PATH | os.O_DIRECTORY, within)) as dev:
             if is_local(dev):
                 for folder in folders:
                     yield from _nodes_in(dev, folder, look)
