@@ -95,10 +95,11 @@ def devices_of(has: "set[Numbers]", inventory: "Inventory") -> "list[Device]":
     One that is there for the sake of its part is left out.
     """
     numbers = {node.path: node.numbers for node in inventory.nodes}
-    every = [path for device in inventory.devices for path in device.nodes]
+    nodes = {device.id: inventory.nodes_of(device) for device in inventory.devices}
+    every = [path for paths in nodes.values() for path in paths]
 
     def is_there(device: "Device") -> bool:
-        own = [path for path in device.nodes if every.count(path) == 1]
+        own = [path for path in nodes[device.id] if every.count(path) == 1]
         given = [numbers.get(path) in has for path in own or device.nodes]
         return any(given) if own else bool(given) and all(given)
 

@@ -259,7 +259,8 @@ def node(major: int, minor: int) -> dict[str, Any]:
         ((rule(195, -1, "rwm"),), {"0": 8, "1": 8}),
         ((rule(None),), {"0": 8, "1": 8}),
         ((EVERY,), {"0": 8, "1": 8}),
-        ((EVERY, {**rule(195, 3), "allow": False}), {"1": 8}),
+        ((EVERY, {**rule(195, 3), "allow": False}), {"0": 8, "1": 8}),  # it may draw by another
+        ((EVERY, *({**each, "allow": False} for each in (rule(195, 3), rule(226)))), {"1": 8}),
         ((rule(None, None, "m"), rule(1, 3), rule(10, 229), rule(5)), {}),
     ],
 )

@@ -19,7 +19,7 @@ from gpuhook.ground.errors import (
     SimulateError,
     UnknownDeviceError,
 )
-from gpuhook.start import contract
+from gpuhook.start import contract, given_nodes
 from gpuhook.start.cdi.generate import Source, generate
 from gpuhook.start.inventory import freshness
 from gpuhook.start.inventory.model import Inventory, Node
@@ -436,3 +436,36 @@ def test_what_a_simulator_refuses(
 ) -> None:
     with pytest.raises(SimulateError, match=message):
         Machine(vendor, tmp_path, 1, **settings)
+
+
+# Whose a node is -----------------------------------------------------------------------------
+
+
+def two_of(vendor: str, root: Path) -> Inventory:
+    if vendor == "nvidia":
+        return machines.machine(machines.gpu(0, 1), machines.gpu(1, 0))
+    found: Inventory = machine(vendor, root, 2)
+    return found
+
+
+@pytest.mark.parametrize("vendor", registry.KNOWN)
+def test_what_comes_with_one_device_alone_is_that_devices(vendor: str, tmp_path: Path) -> None:
+    """Exclusive devices and limits go by it, whoever gives a container such a node."""
+    found = two_of(vendor, tmp_path)
+    capabilities = ("NVIDIA_DRIVER_CAPABILITIES=all",) if vendor == "nvidia" else ()
+    given = {
+        device.label: {*places(planned(found, ask(vendor, device.label), *capabilities))}
+        for device in found.devices
+    }
+    numbers = {node.inside or node.path: node.numbers for node in found.nodes}
+    first, second = given
+    for label, other in ((first, second), (second, first)):
+        alone = given[label] - given[other]
+        assert alone
+        for path in alone:
+            held = given_nodes.devices_of({numbers[path]}, found)
+            assert [device.label for device in held] == [label], path
+    assert (
+        given_nodes.devices_of({numbers[path] for path in given[first] & given[second]}, found)
+        == []
+    )

@@ -133,6 +133,13 @@ class Inventory(Record, devices=Device, nodes=Node, files=DriverFile):
                 return node
         return None
 
+    def nodes_of(self, device: Device) -> tuple[str, ...]:
+        """Return the paths by which a device is reached, with those that few containers get of it.
+
+        Whatever a vendor gives with one device and not with each is among them.
+        """
+        return device.nodes
+
     def remembering(self, before: "Self") -> "Self":  # noqa: ARG002
         """Return the inventory with those of its lost devices that an older one still has.
 

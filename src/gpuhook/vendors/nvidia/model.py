@@ -162,6 +162,11 @@ class Inventory(model.Inventory, gpus=Gpu):
             gpus=gpus, devices=tuple(_devices(gpus)), nodes=(*self.nodes, *nodes), lost=lost
         )
 
+    def nodes_of(self, device: Device) -> tuple[str, ...]:
+        """Return a device's nodes, and those by which a GPU draws."""
+        gpu = next((each for each in self.gpus if each.id == device.id), None)
+        return (*device.nodes, *gpu.drm) if gpu is not None else device.nodes
+
     @property
     def driver_version(self) -> str:
         """The driver's version."""
