@@ -70,6 +70,16 @@ def _free_no_garbage() -> None:
 _free_no_garbage()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have of the unit tests those first that wait: at the end nobody has anything else to do."""
+    waiting = ("tests/unit/test_results.py", "tests/unit/vendors/")
+
+    def turn(item: pytest.Item) -> tuple[bool, bool]:
+        return item.nodeid.startswith("tests/unit/"), not item.nodeid.startswith(waiting)
+
+    items.sort(key=turn)
+
+
 def pytest_collection_finish() -> None:
     """Look for garbage seldom, and never among the thousands of tests that were collected."""
     gc.collect()
