@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gpuhook.ground.errors import EngineError
+from gpuhook.ground.errors import CdiError, EngineError, GpuhookError
 from gpuhook.tools.cli import cli
 from gpuhook.tools.engines.ask import Ask
 from gpuhook.tools.engines.known import ENGINES
+from gpuhook.tools.engines.prefix import below, checked
 from gpuhook.tools.vendors.nvidia import program_links
 
 UNIT = "etc/systemd/system/gpuhook-cdi-refresh.service"
@@ -143,7 +144,7 @@ def test_no_link_leads_a_named_file_out(image: Path, host: Path, option: str) ->
 
 def test_no_dots_lead_saruss_hook_out(image: Path, host: Path) -> None:
     (image / "etc/sarus/sarus.json").write_text('{"hooksDir": "/../host"}')
-    with pytest.raises(EngineError, match=r"/\.\./host/50-gpuhook\.json leads out of"):
+    with pytest.raises(EngineError, match=r"/\.\./host/50-gpuhook\.json leads nobody"):
         call("install", image, "--engine=sarus")
     assert contents(host) == {}
 
@@ -161,8 +162,9 @@ def test_a_link_that_stays_inside_is_followed(image: Path, link: str) -> None:
     assert (image / link).is_symlink()
 
 
-def record_of(path: Path, **more: object) -> dict[str, object]:
-    return {"engine": "docker", "path": str(path), "syntax": "json", "config": str(path), **more}
+def record_of(place: Path, **more: object) -> dict[str, object]:
+    path = str(place)
+    return {"engine": "docker", "path": path, "syntax": "json", "config": path, **more}
 
 
 def naming_a_file(image: Path, host: Path) -> None:
@@ -219,9 +221,162 @@ def test_what_came_with_an_image_as_remembered_changes_nothing_outside(
     remembered(image, host)
     before = contents(host)
     words = ("--engine=docker", "--nvidia-names") if command == "install" else ()
-    with pytest.raises(EngineError, match=r"leads (by the link )?.*out of|isn't below"):
+    said = r"leads (by the link )?.*out of|isn't below|is no path from / on"
+    with pytest.raises((CdiError, EngineError), match=said):
         call(command, image, *words)
     assert contents(host) == before
+
+
+COMMANDS = ("install --engine=docker", "install --engine=docker --dry-run", "uninstall")
+COMMANDS_OF_DOCUMENTS = (
+    *COMMANDS,
+    "install --engine=docker --cdi",
+    "install --engine=docker --no-cdi",
+    "uninstall --dry-run",
+    "cdi refresh",
+)
+PATHS_OUT = (
+    "../host",
+    "x/../../host",
+    "-x/../../host",
+    "/../host",
+    "/etc/../../host",
+    "/\0",
+    "",
+    5,
+)
+KEPT = {
+    "folder": "/etc/cdi",
+    "config": None,
+    "format": "yaml",
+    "engines": ["docker"],
+    "hook": "/opt/bin/gpuhook-cdi-hook",
+    "units": [],
+    "made": [],
+}
+HOSTILE = {
+    "folder": PATHS_OUT,
+    "config": (5, ["/x"], "IMAGE/evil.toml", "../image/evil.toml", "/\0"),
+    "format": ("yaml/../../../host/gpu", "../host/x", "toml", "", 5, None, ["yaml"]),
+    "engines": ("docker", 5, [5], [["docker"]], {"docker": 1}, None),
+    "hook": PATHS_OUT,
+    "units": (*([f"{path}/file"] for path in PATHS_OUT if path), [5], [None], 5, "/x", {"/x": 1}),
+    "made": (*([f"{path}/empty"] for path in PATHS_OUT if path), [5], [None], 5, "/x", {"/x": 1}),
+}
+
+
+@pytest.fixture
+def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The configuration of this machine, whose state is in a folder of its own."""
+    path = tmp_path / "config.toml"
+    (tmp_path / "drivers").mkdir()
+    path.write_text(
+        f'[nvidia-container-cli]\nroot = "{tmp_path}/drivers"\n'
+        f'[gpuhook]\nstate-dir = "{tmp_path}/state"\n'
+    )
+    monkeypatch.setenv("GPUHOOK_CONFIG", str(path))
+    return path
+
+
+@pytest.mark.usefixtures("configured")
+@pytest.mark.parametrize("command", COMMANDS_OF_DOCUMENTS)
+@pytest.mark.parametrize("field", HOSTILE)
+def test_no_field_of_remembered_documents_has_an_effect_outside(
+    image: Path, host: Path, field: str, command: str
+) -> None:
+    """Nor is a configuration read that it names: the driver's code would be run, as root."""
+    (host / "file").write_text("# Written by `gpuhook install`; `gpuhook uninstall` takes it back.")
+    (host / "empty").mkdir()
+    (image / "evil.toml").write_text(
+        f'[nvidia-container-cli]\nroot = "{image}/etc"\nuser = "root:root"\n'
+        f'[gpuhook]\nstate-dir = "{host}/state"\n'
+    )
+    before = contents(host)
+    words = command.split()
+    programs = ["--runtime-path=/opt/bin/gpu-py"] if words[0] == "install" else []
+    for value in HOSTILE[field]:
+        remembered = json.dumps({**KEPT, field: value}).replace("IMAGE", str(image))
+        (image / STATE).mkdir(parents=True, exist_ok=True)
+        (image / STATE / "cdi.json").write_text(remembered)
+        done = CliRunner().invoke(cli, [*words, f"--prefix={image}", *programs])
+        assert done.exception is None or isinstance(done.exception, GpuhookError), remembered
+        assert field == "config" or done.exit_code == 1, (remembered, done.output)
+        assert contents(host) == before, remembered
+        others = {"image", "host", "config.toml", "drivers", "state"}
+        assert {path.name for path in image.parent.iterdir()} <= others, remembered
+
+
+@pytest.mark.usefixtures("configured")
+def test_what_an_installation_below_a_prefix_remembers_is_used_again(image: Path) -> None:
+    """An image's builder installs, later adds something, and takes all back."""
+    before = contents(image)
+    for words in (("--engine=docker", "--cdi"), ("--engine=podman",), ("--engine=docker",)):
+        call("install", image, *words)
+        kept = json.loads((image / STATE / "cdi.json").read_text())
+        assert kept["hook"] == "/opt/bin/gpuhook-cdi-hook"
+        assert kept["engines"] == ["docker"]
+    done = CliRunner().invoke(cli, ["cdi", "refresh", f"--prefix={image}"])
+    assert "documents come once there is a driver" in done.output
+    call("uninstall", image)
+    left = {path for path in contents(image) if f"/{STATE}" not in path and "/var" not in path}
+    assert left == before.keys()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "more",
+    [
+        *({"path": f"IMAGE{path}"} for path in ("/../host/file", "/x\0")),
+        *({name: value} for name in ("path", "config") for value in ("../host/file", 5, None)),
+        *({"folders": value} for value in (["../host/empty"], [5], 5, "/x", None)),
+        *({"owned": value} for value in ([5], 5, [[5]], [[["x"]]], "x", None)),
+        *({"syntax": value} for value in ("x", 5, ["json"], None)),
+        {"engine": 5},
+        {"engine": ["docker"]},
+    ],
+    ids=str,
+)
+def test_no_field_of_a_record_has_an_effect_outside(
+    image: Path, host: Path, more: dict[str, object], command: str
+) -> None:
+    (host / "file").write_text("{}\n")
+    (host / "empty").mkdir()
+    place = image / STATE / "engines/x"
+    place.mkdir(parents=True)
+    text = json.dumps(record_of(image / "etc/docker/daemon.json", **more))
+    (place / "record.json").write_text(text.replace("IMAGE", str(image)))
+    before = contents(host)
+    word, *words = command.split()
+    with pytest.raises(EngineError):
+        call(word, image, *words)
+    assert contents(host) == before
+
+
+@pytest.mark.parametrize("command", [COMMANDS[0] + " --nvidia-names", *COMMANDS[1:]])
+@pytest.mark.parametrize(
+    "links",
+    [{"../host/link": "x"}, {"IMAGE/../host/link": "x"}, {"IMAGE/a/x\0": "y"}, {"IMAGE/x": 5}, [5]],
+    ids=str,
+)
+def test_no_remembered_name_of_nvidias_has_an_effect_outside(
+    image: Path, host: Path, links: object, command: str
+) -> None:
+    (host / "link").symlink_to("x")
+    (image / STATE).mkdir(parents=True)
+    text = json.dumps(links).replace("IMAGE", str(image))
+    (image / STATE / "nvidia-names.json").write_text(text)
+    word, *words = command.split()
+    with pytest.raises(EngineError):
+        call(word, image, *words)
+    assert (host / "link").is_symlink()
+
+
+@pytest.mark.parametrize("path", ["etc", "x/../y", "", "/..", "/a/../b", "/a/..", "/\0"])
+def test_a_path_that_may_mean_several_places_is_none_below_a_prefix(image: Path, path: str) -> None:
+    for function, way in ((below, path), (checked, path), (checked, f"{image}{path}/..")):
+        with pytest.raises(EngineError, match="leads nobody knows where below"):
+            function(str(image), way)
+    assert checked("", path) == path
 
 
 def test_what_is_outside_can_be_remembered_outside(image: Path, host: Path) -> None:

@@ -7,6 +7,8 @@ In the state folder, readable for everybody:
                       where it succeeded
 
 Root writes and removes what the first one names, so neither counts that others could have written.
+Below a folder that stands for / the first one may have come with an image: what it says has effects
+below there alone.
 """
 
 import contextlib
@@ -14,11 +16,13 @@ import glob
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeVar, get_origin
 
-from gpuhook.ground.errors import CdiError
+from gpuhook.ground.config.loader import PATH_VARIABLE
+from gpuhook.ground.errors import CdiError, shown
 from gpuhook.ground.host import files as host_files
+from gpuhook.tools.cdi.write import FORMATS
 from gpuhook.tools.engines import prefix as prefixes
 from gpuhook.tools.engines.files import make_folders
 
@@ -39,6 +43,8 @@ class Kept:
     documents, ``hook`` the path of gpuhook-cdi-hook, ``units`` the files of systemd and udev
     that were written, and ``made`` the folders that were made for all this. Where an
     installation has a prefix, no path but ``config`` has it.
+
+    ValueError or TypeError for what none of these can be.
     """
 
     folder: str
@@ -48,6 +54,14 @@ class Kept:
     hook: str
     units: tuple[str, ...] = ()
     made: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        for path in (self.folder, self.hook, *self.units, *self.made):
+            if not prefixes.is_plain(path):  # protects: kept-paths
+                raise ValueError(f"{shown(path)} is no path from / on")
+        if self.format not in FORMATS:
+            raise ValueError(f"{shown(self.format)} is none of the formats {', '.join(FORMATS)}")
 
     def below(self, prefix: str) -> "Kept":
         """Return the same with the folder of documents below a folder that stands for / .
@@ -82,10 +96,27 @@ class Failure:
     error: str
     remedy: str
 
+    def __post_init__(self) -> None:
+        _check_types(self)
 
-def kept(state: str) -> Kept | None:
+
+def _check_types(record: Any) -> None:
+    """Raise TypeError for a record with a value that isn't of its field's type."""
+    for field in fields(record):
+        value, kind = getattr(record, field.name), field.type
+        if get_origin(kind) is tuple:
+            fits = isinstance(value, tuple) and all(isinstance(each, str) for each in value)
+        else:
+            fits = isinstance(value, kind)  # type: ignore[arg-type]
+        if not fits:
+            raise TypeError(f"{shown(value)} can't be its {field.name}")
+
+
+def kept(state: str, prefix: str = "") -> Kept | None:
     """Return what is remembered in a state folder, None where nothing is installed.
 
+    Where the folder is below ``prefix``, it doesn't say with which configuration documents are
+    made, and so with which driver: that is this machine's, or what $GPUHOOK_CONFIG names.
     CdiError for a file that is damaged or can't be read, UntrustedPathError for one that
     others than root can have written.
     """
@@ -93,7 +124,11 @@ def kept(state: str) -> Kept | None:
     if found is None:
         return None
     values = found if isinstance(found, dict) else {}
-    return _made(Kept, {**values, **_tuples(values, "engines", "units", "made")}, state, _KEPT)
+    values = {**values, **_tuples(values, "engines", "units", "made")}
+    if prefixes.came_with(prefix, state):  # protects: prefix-configuration
+        config = os.environ.get(PATH_VARIABLE)
+        values["config"] = config and os.path.abspath(config)
+    return _made(Kept, values, state, _KEPT)
 
 
 def last_errors(state: str) -> list[Failure]:
@@ -130,7 +165,7 @@ def _tuples(values: dict[str, Any], *names: str) -> dict[str, tuple[Any, ...]]:
 def _made(record: type[T], values: object, state: str, name: str) -> T:
     try:
         return record(**values)  # type: ignore[arg-type]
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise CdiError(f"{os.path.join(state, name)} is damaged: {error}", _AGAIN) from None
 
 

@@ -69,10 +69,10 @@ def refresh(state: str, prefix: str = "") -> Report | None:
     it succeeds. CdiError where the state can't be read, or another process is doing this for
     too long.
     """
-    if kept(state) is None:
+    if kept(state, prefix) is None:
         return None
     with locked(state):
-        found = kept(state)
+        found = kept(state, prefix)
         return None if found is None else refresh_kept(found.below(prefix), state)
 
 

@@ -132,7 +132,7 @@ def _carry_out(job: Job) -> tuple[bool, dict[str, Any]]:
     store = Store(job.state, job.ask.prefix)
     # Read under the lock too: what another installation writes meanwhile must not be lost.
     with contextlib.nullcontext() if job.dry_run else store.locked():
-        before = kept(job.state)
+        before = kept(job.state, job.ask.prefix)
         records = store.records()
         asks = _asks(job, before, records)
         answers = {name: ENGINES[name].install(ask) for name, ask in asks.items()}

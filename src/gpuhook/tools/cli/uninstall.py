@@ -110,7 +110,7 @@ def _take_back(chosen: Chosen) -> dict[str, Any]:
         known = store.records()
         records = [record for record in known if chosen.has(record)]
         is_last = len(records) == len(known)
-        before = kept(state)
+        before = kept(state, chosen.prefix)
         ends = _engines_that_end(before, chosen, records, known)
         if chosen.unless_in_use:
             program = our_program(names.RUNTIME)

@@ -14,16 +14,23 @@ _LINKS = 40  # on the way to a file, as in the kernel (path_resolution(7))
 
 def below(prefix: str, path: str) -> str:
     """Return a path of the system below a prefix; EngineError where it leads out of there."""
-    return checked(prefix, prefix.rstrip("/") + path)
+    root = prefix.rstrip("/")
+    if root and not is_plain(path):  # protects: prefix-plain
+        raise _not_plain(path, prefix)
+    return checked(prefix, root + path)
 
 
 def checked(prefix: str, path: str) -> str:
     """Return a path; EngineError where it is below a prefix and leads out of there.
 
-    What doesn't exist is no link.
+    With a prefix, no path has "..", or begins elsewhere than at /. What doesn't exist is no link.
     """
     root = prefix.rstrip("/")
-    if not root or not path.startswith(f"{root}/"):
+    if not root:
+        return path
+    if not is_plain(path):  # protects: prefix-plain
+        raise _not_plain(path, prefix)
+    if not path.startswith(f"{root}/"):
         return path
     way: list[str] = []
     pending, links, at = _names(path[len(root) :]), 0, path
@@ -44,14 +51,32 @@ def checked(prefix: str, path: str) -> str:
     return path
 
 
+def is_plain(path: object) -> bool:
+    """Tell whether a value is a path from / on without "..", which means one place alone."""
+    return (
+        isinstance(path, str)
+        and path.startswith("/")
+        and "\0" not in path
+        and ".." not in path.split("/")
+    )
+
+
+def came_with(prefix: str, state: str) -> bool:
+    """Tell whether a state folder is below a prefix, and may have come with what is there.
+
+    Nothing that it says then chooses what is run or believed on this machine.
+    """
+    root = os.path.realpath(prefix) if prefix.rstrip("/") else ""
+    return bool(root) and os.path.realpath(state).startswith(f"{root}/")
+
+
 def check_kept(prefix: str, state: str, path: str) -> None:
     """Raise EngineError where a state folder below a prefix names a path that isn't.
 
     It may have come with what is below the prefix, and root would write or remove that path.
     """
     root = prefix.rstrip("/")
-    ours = not root or not state.startswith(f"{root}/")
-    if not ours and not path.startswith(f"{root}/"):  # protects: prefix-records
+    if came_with(prefix, state) and not path.startswith(f"{root}/"):  # protects: prefix-records
         raise EngineError(
             f"{printable(path)} isn't below {prefix}, as all has to be that {state} remembers",
             f"Remember it elsewhere with --state-dir, or remove {state} if it came with {prefix}",
@@ -70,6 +95,13 @@ def check_state(prefix: str, state: str) -> None:
 def _names(path: str) -> list[str]:
     """Return a path's names, the last one first."""
     return [name for name in reversed(path.split("/")) if name not in ("", ".")]
+
+
+def _not_plain(path: str, prefix: str) -> EngineError:
+    return EngineError(
+        f"{printable(path)} leads nobody knows where below {prefix}, which stands for /",
+        'Write it there as a path from / on, without ".."',
+    )
 
 
 def _leads_out(path: str, at: str, prefix: str) -> EngineError:

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from gpuhook.ground import names
-from gpuhook.ground.errors import EngineError
+from gpuhook.ground.errors import EngineError, shown
 from gpuhook.ground.host import files as host_files
 from gpuhook.tools.engines import json_text, lock, prefix, toml_text, unit_text, whole_text
 from gpuhook.tools.engines.files import Change, aside, decode, has_header, read, remove_folders
@@ -141,6 +141,7 @@ class Store:
         path = os.path.join(folder, _RECORD)
         try:
             record = Record(**json.loads(host_files.read(path)))
+            _check_types(record)
         except (OSError, RecursionError, ValueError, TypeError) as error:
             raise EngineError(
                 f"{path} is damaged: {error}",
@@ -316,6 +317,19 @@ class Store:
         os.unlink(f"{place}/{_RECORD}")
         shutil.rmtree(place)
         return change
+
+
+def _check_types(record: Record) -> None:
+    """Raise TypeError for a record with a value that isn't of its field's type."""
+    texts: list[object] = [record.engine, record.path, record.syntax, record.config]
+    if not isinstance(record.owned, list) or not isinstance(record.folders, list):
+        raise TypeError("owned and folders have to be lists")
+    for path in record.owned:
+        texts += path if isinstance(path, list) else [None]
+    if not all(isinstance(text, str) for text in [*texts, *record.folders]):
+        raise TypeError("it holds what is no text")
+    if record.syntax not in _SYNTAXES:
+        raise ValueError(f"{shown(record.syntax)} is no syntax of a file")
 
 
 def _is_whole(place: str) -> bool:

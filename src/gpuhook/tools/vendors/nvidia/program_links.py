@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gpuhook.ground import names
 from gpuhook.ground.errors import EngineError
 from gpuhook.ground.host import files as host_files
-from gpuhook.tools.engines.prefix import check_kept
+from gpuhook.tools.engines.prefix import check_kept, is_plain
 
 LINKS = {
     "nvidia-container-runtime": names.RUNTIME,
@@ -85,6 +85,8 @@ class LinkRecord:
         try:
             known = json.loads(host_files.read(self._path))
             links = [Link(path, program) for path, program in known.items()]
+            if not all(is_plain(link.path) and isinstance(link.program, str) for link in links):
+                raise ValueError("it holds what is no path")
         except FileNotFoundError:
             return []
         except (OSError, ValueError, AttributeError) as error:
