@@ -1,6 +1,7 @@
 """gpuhook cdi generate and cdi transform root: words that say nothing, and files moved."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,27 @@ def test_what_is_no_document(text: str) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     done = call("transform", "root", "--from=/a", "--to=/b", "--input", tmp_path / "a.yaml")
     assert str(tmp_path) in refused(done)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root carries out what others write")
+@pytest.mark.parametrize(
+    "how", ["another user's", "his group may write", "all may write", "his folder"]
+)
+def test_no_document_that_others_can_have_written(tmp_path: Path, how: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = folder / "in.json"
+    path.write_text(json.dumps(DOCUMENT))
+    if how == "another user's":
+        os.chown(path, 1000, 1000)
+    elif how == "his folder":
+        os.chown(folder, 1000, 1000)
+    else:
+        path.chmod(0o664 if "group" in how else 0o646)
+    words = ("transform", "root", "--from", "/drv", "--to", "/", "--input", path)
+    said = refused(call(*words, "--output", tmp_path / "out.json"))
+    assert "may be written by others than root" in said or "belongs to user 1000" in said
+    assert not (tmp_path / "out.json").exists()
 
 
 def test_roots_must_be_given() -> None:

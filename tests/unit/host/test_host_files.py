@@ -204,3 +204,49 @@ def test_what_is_removed_meanwhile_is_a_missing_one(
     monkeypatch.setattr(os, "lstat", remove_after)
     host_files.check_way(f"{name}/file")
     assert not os.path.lexists(name)
+
+
+@pytest.mark.usefixtures("as_root")
+def test_what_root_is_to_carry_out_is_read_as_it_was_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another file that comes in its place is another's, whenever it comes."""
+    path, theirs = tmp_path / "file", tmp_path / "theirs"
+    path.write_text("ours")
+    path.chmod(0o644)
+    theirs.write_text("theirs")
+    theirs.chmod(0o646)
+    assert host_files.read_roots(str(path)) == b"ours"
+    with pytest.raises(OSError, match="larger than 3 bytes"):
+        host_files.read_roots(str(path), 3)
+    with pytest.raises(FileNotFoundError):
+        host_files.read_roots(str(tmp_path / "missing"))
+    for mode in (0o664, 0o646):
+        path.chmod(mode)
+        with pytest.raises(UntrustedPathError, match="may be written by others"):
+            host_files.read_roots(str(path))
+    path.chmod(0o644)
+    real = host_files.check_way
+
+    def swap_after(way: str) -> None:
+        real(way)
+        theirs.rename(path)
+
+    monkeypatch.setattr(host_files, "check_way", swap_after)
+    with pytest.raises(UntrustedPathError, match="may be written by others"):
+        host_files.read_roots(str(path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize(("mode", "owner"), [(0o755, 1000), (0o775, 1000), (0o1777, 0)])
+def test_an_administrators_choice_of_owner_is_kept(tmp_path: Path, mode: int, owner: int) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    folder.chmod(mode)
+    path = folder / "file"
+    path.write_text("old")
+    path.chmod(0o640)
+    os.chown(path, owner, owner)
+    host_files.replace(str(path), b"new")
+    status = path.stat()
+    assert (path.read_text(), status.st_uid, status.st_mode & 0o777) == ("new", owner, 0o640)

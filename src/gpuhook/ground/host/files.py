@@ -33,10 +33,7 @@ def read(path: str, most: int = LIMIT) -> bytes:
 
     Never waits: not for a pipe's other end, nor for who holds a lease.
     """
-    data = read_start(path, most + 1)
-    if len(data) > most:
-        raise OSError(errno.EFBIG, f"it is larger than {most} bytes", path)
-    return data
+    return _whole(path, read_start(path, most + 1), most)
 
 
 def read_start(path: str, most: int = LIMIT) -> bytes:
@@ -46,6 +43,27 @@ def read_start(path: str, most: int = LIMIT) -> bytes:
         return fileio.read_start(fd, most)
     finally:
         os.close(fd)
+
+
+def read_roots(path: str, most: int = LIMIT) -> bytes:
+    """Return the content of a file that root is to carry out, as ``read`` does.
+
+    UntrustedPathError where another user than root can have written it: the very file that is
+    read is looked at, because in a folder such as /tmp another may be put in its place.
+    """
+    check_way(path)
+    fd = _open_regular(path, _READ)
+    try:
+        _check_writers(path, os.fstat(fd))
+        return _whole(path, fileio.read_start(fd, most + 1), most)
+    finally:
+        os.close(fd)
+
+
+def _whole(path: str, data: bytes, most: int) -> bytes:
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most} bytes", path)
+    return data
 
 
 def create_private(path: str) -> int:
@@ -143,13 +161,40 @@ def check_way(path: str) -> None:
 def check_writers(path: str) -> None:
     """Raise UntrustedPathError where another user than root can have written a file.
 
-    For what root is to carry out. Says nothing where we aren't root, and of what isn't there.
+    For what root is to carry out, and isn't read by ``read_roots``. Says nothing where we aren't
+    root, and of what isn't there.
     """
     check_way(path)
-    if os.geteuid() != _ROOT or not os.path.exists(path):
+    if os.path.exists(path):
+        _check_writers(path, os.stat(path))
+
+
+def check_owner(path: str) -> None:
+    """Raise UntrustedPathError if a file that root replaces would be another user's afterwards.
+
+    An owner is kept, as an administrator has chosen it. But where everybody may make files, as in
+    /tmp, anybody may have made that one, to write to it later.
+    """
+    if os.geteuid() != _ROOT:
         return
-    status = os.stat(path)
-    if not is_roots(status.st_uid) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    try:
+        owner = os.lstat(path).st_uid
+        everybodys = os.stat(os.path.dirname(path) or ".").st_mode & stat.S_IWOTH
+    except OSError:
+        return
+    if everybodys and not is_roots(owner):  # protects: kept-owner
+        raise UntrustedPathError(
+            f"{path} belongs to user {owner}, who would decide what is in it, and anybody may "
+            "make files there",
+            "Remove it, or name a file in a folder that root alone can change",
+        )
+
+
+def _check_writers(path: str, status: os.stat_result) -> None:
+    if os.geteuid() != _ROOT:
+        return
+    others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if others or not is_roots(status.st_uid):  # protects: read-writers
         raise UntrustedPathError(
             f"{path} may be written by others than root, who would decide what root does",
             f"Run chown root:root {path} and chmod go-w {path}",
@@ -212,7 +257,7 @@ def replace(path: str, data: bytes, mode: int | None = None) -> None:
     Owner, mode and access control list of an existing file are kept; where ``mode`` is given,
     the file has that one instead of mode and list. A symbolic link stays one and its target is
     replaced. Raises OSError, and UntrustedPathError where another user's link could lead root
-    elsewhere; then nothing has changed.
+    elsewhere, or his file is there (``check_owner``); then nothing has changed.
     """
     check_way(path)
     path = os.path.realpath(path)
@@ -258,6 +303,7 @@ def sync_folder(folder: str) -> None:
 
 
 def _copy_identity(path: str, fd: int, mode: int | None) -> None:
+    check_owner(path)
     try:
         old = os.stat(path)
     except FileNotFoundError:

@@ -41,6 +41,7 @@ def write(path: str, text: str, mode: int = MODE) -> bool:
     data = text.encode()
     try:
         host_files.check_way(path)
+        host_files.check_owner(path)
         if read_old(path) == data and os.stat(path).st_mode & 0o777 == mode:
             return False
         os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)

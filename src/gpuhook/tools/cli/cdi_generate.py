@@ -258,11 +258,12 @@ def root(old: str, new: str, relative_to: str, source: str, output: str) -> None
 
 def _read(source: str) -> dict[str, Any]:
     """Return the document in a file, or on standard input."""
-    most = MOST_BYTES + 1  # one more than a document may have: its reader says so
     name = "The document on standard input" if source == STDIO else source
     try:
-        given = source == STDIO
-        data = sys.stdin.buffer.read(most) if given else host_files.read_start(source, most)
+        if source == STDIO:
+            data = sys.stdin.buffer.read(MOST_BYTES + 1)  # its reader says that it is too large
+        else:
+            data = host_files.read_roots(source)  # protects: transformed-writers
     except OSError as error:
         raise CdiError(
             f"{name} can't be read: {error.strerror}", "Give a file's name with --input"

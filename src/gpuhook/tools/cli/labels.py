@@ -17,6 +17,7 @@ from gpuhook.ground.errors import (
     printable,
     shown,
 )
+from gpuhook.ground.host import files as host_files
 from gpuhook.start import contract
 from gpuhook.start.inventory import cache
 from gpuhook.start.inventory.model import Inventory
@@ -149,6 +150,7 @@ def _write(path: str, made: dict[str, str]) -> None:
         if write(path, node_labels.text(made)):
             click.echo(f"wrote {path}")
         return
+    host_files.check_way(path)
     try:
         os.unlink(path)
     except FileNotFoundError:

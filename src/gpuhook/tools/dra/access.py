@@ -9,7 +9,7 @@ import base64
 import binascii
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -136,9 +136,9 @@ def from_kubeconfig(path: str, server: str | None = None) -> Access:
     """
     import yaml  # noqa: PLC0415 - a pod has no kubeconfig, and its memory for nothing
 
-    host_files.check_writers(path)  # protects: kubeconfig-way
     try:
-        document = yaml.safe_load(_read(path))
+        text = _read(path, by=host_files.read_roots)  # protects: kubeconfig-way
+        document = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         _fail(f"The kubeconfig {path} is no YAML", "Give one that kubectl takes")
     if not isinstance(document, dict):
@@ -250,9 +250,11 @@ def _as_token(raw: bytes, where: str) -> str:
     return text
 
 
-def _read(path: str, most: int = _MOST) -> bytes:
+def _read(
+    path: str, most: int = _MOST, *, by: Callable[[str, int], bytes] = host_files.read
+) -> bytes:
     try:
-        return host_files.read(path, most)
+        return by(path, most)
     except OSError as error:
         _fail(f"{path} can't be read: {error.strerror}", "It is needed to ask the API server")
 
