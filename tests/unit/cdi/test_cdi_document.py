@@ -3,12 +3,13 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from limits import in_time
 
-from gpuhook.start.cdi import checks, reading, tree
+from gpuhook.start.cdi import checks, document, reading, tree
 from gpuhook.start.cdi.document import read
 from gpuhook.start.cdi.reading import Problem
 
@@ -295,10 +296,25 @@ def test_pairs_of_halves_are_no_characters() -> None:
     assert read(b'{"kind": "\\ud83d\\ude00"}').document is None
 
 
+def texts(kind: Any) -> Iterator[tuple[str | int, ...]]:
+    """Yield the places of a document that hold a text, the first of each list."""
+    if isinstance(kind, list):
+        yield from ((0, *rest) for rest in texts(kind[0]))
+    elif isinstance(kind, dict):
+        for name, inner in kind.items():
+            yield from ((name.replace("*", "x"), *rest) for rest in texts(inner))
+    elif kind == document.TEXT:
+        yield ()
+
+
+TEXTS = list(texts(document.FIELDS))
 REPEATED = "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 10)}]\n" for n in range(1, 20))
 MERGED = "".join(f"x{n}: &x{n} {{<<: [{', '.join([f'*x{n - 1}'] * 10)}]}}\n" for n in range(1, 20))
 CHAIN = "".join(f"x{n}: &x{n} {{<<: *x{n - 1}}}\n" for n in range(1, 5000))
 
+# A parser compares each directive with all before it; lines end in five ways.
+BREAKS = ("\n", "\r", "\r\n", "\x85", "\u2028", "\u2029")
+DIRECTIVES = [("".join(f"%TAG !a{n}! b{end}" for n in range(100_000)), end) for end in BREAKS]
 
 USED = "".join(f"- {{name: d{n}, containerEdits: *e}}\n" for n in range(2000))
 USED = f"- {{name: d, containerEdits: &e {{env: [{'A=b, ' * 500}]}}}}\n{USED}"
@@ -311,14 +327,43 @@ USED = f"- {{name: d, containerEdits: &e {{env: [{'A=b, ' * 500}]}}}}\n{USED}"
      f"x0: &x0 {{}}\n{CHAIN}annotations: {{<<: *x4999}}\n",
      "[" * 1_000_000, "{a: " * 500_000, "- " * 500_000, "? " * 500_000, "\n" * 2_000_000,
      "annotations: {" + "".join(f"a{n}: b, " for n in range(130_000)) + "}",
-     "kind: " + "1" * 1_000_000, "x" * (reading.MOST_BYTES + 1), "&a " * 1_000_000],
+     "kind: " + "1" * 1_000_000, "x" * (reading.MOST_BYTES + 1), "&a " * 1_000_000,
+     *(f"{tags}---{end}{HEAD}" for tags, end in DIRECTIVES)],
     ids=["used often", "aliases", "merges", "chain", "lists", "tables", "items", "keys", "lines",
          "values",
-         "digits", "bytes", "anchors"],
+         "digits", "bytes", "anchors", *(f"directives after {each[1]!a}" for each in DIRECTIVES)],
 )  # fmt: skip
 def test_nothing_takes_long(data: str) -> None:
     with in_time():
         assert read(data.encode()).document is None
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("end", BREAKS)
+def test_directives_are_few(encoding: str, end: str) -> None:
+    """Nobody writes any but %YAML, and a text may begin lines of its own with %."""
+    mark = "\ufeff" if encoding in ("utf-16-le", "utf-16-be") else ""
+    many = "".join(f"%TAG !a{n}! b{end}" for n in range(20_000))
+    with in_time():
+        refused = read(f"{mark}{many}---{end}".encode(encoding))
+    assert sentences(refused) == ["the file has more than 16 lines that begin with %"]
+    head = "".join(f"{line}{end}" for line in HEAD.splitlines())
+    for start in (f"%YAML 1.1{end}---{end}{head}", f"# {'%' * 9}{end}{head}"):
+        found = read(f"{mark}{start}".encode(encoding))
+        assert sentences(found) == ["the file has no device"]
+
+
+@pytest.mark.parametrize("written", ['"a\\0b"', '"a\\x00b"', '"a\\u0000b"', "!!binary YQBi"])
+@pytest.mark.parametrize("field", [*TEXTS], ids=[document.spelled(each) for each in TEXTS])
+def test_no_text_has_a_character_that_no_path_and_no_variable_can_have(
+    field: tuple[str | int, ...], written: str
+) -> None:
+    """The kernel's words end there: one reader would see another path than the next."""
+    value = written
+    for part in reversed(field):
+        value = f"[{value}]" if part == 0 else f"{{{part}: {value}}}"
+    said = f"{document.spelled(field)} has a NUL character, where C's texts end"
+    assert said in sentences(read(value.encode()))
 
 
 def test_a_document_of_a_large_machine_is_read() -> None:

@@ -129,6 +129,9 @@ class _Reader:
             there = shown(node.text) if node.is_scalar else node.kind
             wanted = _KINDS.get(type(kind), kind)
             self.wrong(node, f"{spelled(path)} must be {wanted}, not {there}", path)
+        elif kind == TEXT and "\0" in found:  # protects: document-nul
+            self.wrong(node, f"{spelled(path)} has a NUL character, where C's texts end", path)
+            return None
         return found
 
     def scalar(self, node: "Node", path: "Path") -> "tree.Scalar":

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 MOST_LEVELS = 50  # of nesting; a document has eight
 MOST_VALUES = 250_000  # in one file, what aliases repeat included
+_MOST_DIRECTIVES = 16  # lines with % at their beginning; libyaml compares each with all before it
+# In UTF-8, after any line's end of YAML 1.1.
+_DIRECTIVE = re.compile(rb"(?:\A|\A\xef\xbb\xbf|[\r\n]|\xc2\x85|\xe2\x80[\xa8\xa9])%")
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 # libyaml where PyYAML was built with it: it is what go-yaml was translated from.
 LOADER: "type[yaml.SafeLoader | yaml.CSafeLoader]" = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -104,6 +108,8 @@ def read(data: bytes) -> Node | None:
     """Return the first document of a text, None if there is none; TreeError if it can't be read."""
     if len(data) > MOST_BYTES:
         raise TreeError(None, f"the file is larger than {MOST_BYTES >> 20} MiB")
+    if _directives(data) > _MOST_DIRECTIVES:  # protects: few-directives
+        raise TreeError(None, f"the file has more than {_MOST_DIRECTIVES} lines that begin with %")
     try:
         return _Builder().build(yaml.parse(data, Loader=LOADER))
     except yaml.MarkedYAMLError as error:
@@ -117,6 +123,14 @@ def read(data: bytes) -> Node | None:
         ) from None
     except (ValueError, OverflowError):  # from an escape such as \UFFFFFFFF
         raise TreeError(None, "the file has a character that doesn't exist") from None
+
+
+def _directives(data: bytes) -> int:
+    """Return how many lines of a text may be directives: of UTF-16, as many as it has % at most."""
+    count = data.count(b"%")
+    if count <= _MOST_DIRECTIVES or data.startswith(_UTF_16):
+        return count
+    return len(_DIRECTIVE.findall(data))
 
 
 class _Builder:
