@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import own
 import pytest
@@ -12,6 +12,8 @@ from machines import asked, gpu, granted, machine, mig
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import GpuhookError
+from gpuhook.start.plan.operations import ApplyDocument, Symlink
+from gpuhook.start.request.reader import Request
 from gpuhook.start.resolve import Resolved
 from gpuhook.tools.cli import cli
 from gpuhook.tools.cli._explanation import Explanation, Row
@@ -47,6 +49,30 @@ def test_why_nothing_is_done(tmp_path: Path, word: str, reason: str) -> None:
     ]
     done = explain(tmp_path, "-e", word, "-v", config='swarm-resource = "SWARM"\n')
     assert done.stdout.splitlines()[-1] == f"Because: {reason}"
+
+
+def test_nothing_that_is_explained_steers_a_terminal_or_forges_a_line() -> None:
+    """Whatever an image, a machine or a document brings into a field; JSON has it as it is."""
+    hostile = "\x1b]0;x\x07\x9b2J\u202e\nError (x): y\r\u2028\x85"
+    explanation = Explanation()
+    facts = SimpleNamespace(to_json=dict, facts=lambda: [("Capabilities", hostile), (hostile, "x")])
+    explanation.progress.requests = [
+        Request("nvidia", hostile, (hostile,), options=facts, ignored=((hostile, hostile),))
+    ]
+    inventory = machine(gpu(0, 0))
+    inventory.root = hostile
+    explanation.progress.inventories = [inventory]
+    explanation.resolved = Resolved([], Config(), registry.KNOWN, absent=(hostile,))
+    explanation.mode = "hook"
+    explanation.operations = [ApplyDocument(hostile, hostile, {}, hostile)]
+    explanation.undone = [Symlink(hostile, hostile, replace=False, reason=hostile)]
+    explanation.left_out, explanation.hints = [hostile], [hostile]
+    explanation.circumstances = [Row(hostile, hostile)]
+    explanation.error = GpuhookError(hostile, hostile)
+    text = explanation.to_text()
+    assert [line for line in text.split("\n") if not line.isprintable()] == []
+    assert [line for line in text.split("\n") if line.startswith("Error (x)")] == []
+    assert explanation.to_json()["hints"] == [hostile]
 
 
 EVERY = [name for names in registry.KNOWN.values() for name in names.VARIABLES]

@@ -396,3 +396,41 @@ def test_nvidias_names_stay_inside(image: Path, host: Path) -> None:
     with pytest.raises(EngineError, match="leads by the link"):
         call("install", image, "--engine=docker", "--nvidia-names")
     assert program_links.LINKS.keys() & {path.name for path in host.iterdir()} == set()
+
+
+STEERING = "\x1b[2J\x9b31m\u202e\r\x07\u2028"
+
+
+@pytest.mark.usefixtures("configured")
+def test_no_name_and_no_text_of_an_image_steers_a_terminal(image: Path) -> None:
+    """Paths below it bear the name of its folder, a diff has its files' lines."""
+    image = image.rename(image.with_name(f"image{STEERING}"))
+    text = "".join(char for char in STEERING if char >= " ")  # JSON has no others
+    (image / "etc/docker/daemon.json").write_text(f'{{\n\t"debug": true,\n\t"x": "{text}"\n}}\n')
+    words = ("--engine=docker", "--engine=podman", "--cdi", "--nvidia-names")
+    program = "--runtime-path=/opt/bin/gpu-py"
+    said = ""
+    for command in (
+        ("install", "--dry-run", program, *words),
+        ("install", program, *words),
+        ("install", program, *words),
+        ("cdi", "refresh"),
+        ("uninstall", "--dry-run"),
+        ("uninstall", "--engine=docker"),
+        ("uninstall",),
+    ):
+        done = CliRunner().invoke(cli, [*command, f"--prefix={image}"], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        said += done.output
+    assert '\n \t"debug"' in said  # tabs stay, so that a diff is one
+    assert [line for line in said.split("\n") if not line.replace("\t", "").isprintable()] == []
+
+
+@pytest.mark.usefixtures("configured")
+@pytest.mark.parametrize("command", [["uninstall", "--engine=docker"], ["cdi", "refresh"]])
+def test_nothing_remembered_steers_a_terminal(image: Path, command: list[str]) -> None:
+    (image / STATE).mkdir(parents=True)
+    steering = {"engines": ["docker", STEERING], "folder": f"/{STEERING}", "hook": f"/{STEERING}"}
+    (image / STATE / "cdi.json").write_text(json.dumps({**KEPT, **steering}))
+    done = CliRunner().invoke(cli, [*command, f"--prefix={image}"], catch_exceptions=False)
+    assert [line for line in done.output.split("\n") if not line.isprintable()] == []

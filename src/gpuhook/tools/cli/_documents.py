@@ -17,7 +17,7 @@ from gpuhook.tools.cdi import refresh as refreshing
 from gpuhook.tools.cdi import units
 from gpuhook.tools.cdi.kept import Kept, below, forget, save
 from gpuhook.tools.cli import _systemd as systemd
-from gpuhook.tools.cli._output import warn
+from gpuhook.tools.cli._output import say, warn
 from gpuhook.tools.cli.cdi_refresh import tell
 from gpuhook.tools.engines import installed
 from gpuhook.tools.engines.files import Change, make_folders, remove_folders
@@ -108,7 +108,7 @@ def uninstall(site: Site, engines: Iterable[str], before: Kept) -> Result:
     if rest:
         if not site.dry_run:
             save(site.state, replace(before, engines=rest))
-        click.echo(f"kept for {', '.join(rest)}: the CDI documents in {before.folder}")
+        say(f"kept for {', '.join(rest)}: the CDI documents in {before.folder}")
         return Result(rest != before.engines)
     files = units.removals(before.units, site.prefix)
     if site.dry_run:
@@ -231,9 +231,9 @@ def _show(changes: Iterable[Change]) -> None:
 def _tell_changes(changes: Iterable[Change]) -> None:
     for change in changes:
         if change.new is None:
-            click.echo(f"cdi: removed {change.path}")
+            say(f"cdi: removed {change.path}")
         elif change:
-            click.echo(f"cdi: wrote {change.path}")
+            say(f"cdi: wrote {change.path}")
 
 
 # systemd ------------------------------------------------------------------------------------
@@ -244,11 +244,11 @@ def _enable(site: Site, paths: tuple[str, ...]) -> None:
     if not paths:
         return
     if site.prefix:
-        click.echo(f"cdi: Enable the units: systemctl --root={site.prefix} enable {_joined()}")
+        say(f"cdi: Enable the units: systemctl --root={site.prefix} enable {_joined()}")
     elif not _systemctl(site, "daemon-reload") or not _systemctl(
         site, "enable", "--now", *units.ENABLED
     ):
-        click.echo(
+        say(
             "cdi: Have systemd keep documents fresh: systemctl daemon-reload && systemctl enable "
             f"--now {_joined()}; without systemd, run gpuhook watch"
         )

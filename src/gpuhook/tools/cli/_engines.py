@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 import click
 
 from gpuhook.ground.errors import EngineError, shown
+from gpuhook.tools.cli._output import say
 from gpuhook.tools.engines.installer import Outcome
 from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.merge import Path
@@ -48,9 +49,9 @@ def reload(engine: str, config: str) -> bool:
     if pids is None:
         return False
     for pid in pids:
-        click.echo(f"{engine}: process {pid} has read {config} again")
+        say(f"{engine}: process {pid} has read {config} again")
     if not pids:
-        click.echo(f"{engine}: nothing runs that has read {config}")
+        say(f"{engine}: nothing runs that has read {config}")
     return True
 
 
@@ -59,17 +60,17 @@ def tell(outcomes: list[Outcome], *, dry_run: bool) -> None:
     for outcome in outcomes:
         change = outcome.change
         if not change:
-            click.echo(f"{outcome.engine}: unchanged {change.path}")
+            say(f"{outcome.engine}: unchanged {change.path}")
         elif dry_run:
             click.echo(change.diff(), nl=False)
         elif change.new is None:
-            click.echo(f"{outcome.engine}: removed {change.path}")
+            say(f"{outcome.engine}: removed {change.path}")
         else:
             word = "wrote" if change.old is None else "changed"
-            click.echo(f"{outcome.engine}: {word} {change.path}")
+            say(f"{outcome.engine}: {word} {change.path}")
         if change.aside:
             keeps = "would keep" if dry_run else "kept"
-            click.echo(f"{outcome.engine}: {keeps} what was edited there in {change.aside}")
+            say(f"{outcome.engine}: {keeps} what was edited there in {change.aside}")
 
 
 def changed(engine: str, outcomes: Iterable[Outcome]) -> list[str]:
@@ -99,7 +100,7 @@ def take_links_back(record: LinkRecord, *, is_last: bool, dry_run: bool) -> list
     if not is_last:
         if there:
             paths = ", ".join(link.path for link in there)
-            click.echo(
+            say(
                 f"kept for what else is installed: {paths}; "
                 "gpuhook uninstall without --engine and --config removes them too"
             )
@@ -107,5 +108,5 @@ def take_links_back(record: LinkRecord, *, is_last: bool, dry_run: bool) -> list
     word = "would remove" if dry_run else "removed"
     gone = there if dry_run else record.remove()
     for link in gone:
-        click.echo(f"{word} {link.path}")
+        say(f"{word} {link.path}")
     return [link.path for link in gone]

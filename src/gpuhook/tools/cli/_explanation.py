@@ -226,7 +226,7 @@ class Explanation:
 
     def to_text(self) -> str:
         """Return every step for people."""
-        lines = [f"{row.title + ':':<16} {printable(row.text)}" for row in self.circumstances]
+        lines = [f"{row.title + ':':<16} {row.text}" for row in self.circumstances]
         lines += _request_lines(self)
         if self.mode is not None:
             lines += ["", _HEADINGS[self.mode]]
@@ -237,10 +237,10 @@ class Explanation:
             alone = _UNDONE_ALONE if self._hook_alone else _UNDONE
             lines += ["", _UNDONE_IN_FOLDERS if self.mode == "folder" else alone]
             lines += [f"      {operation.describe()}" for operation in self.undone]
-        lines += [f"{'Hint:':<16} {printable(hint)}" for hint in self.hints]
+        lines += [f"{'Hint:':<16} {hint}" for hint in self.hints]
         if self.error is not None:
             lines += ["", f"Error ({self.error.code}): {self.error}"]
-        return "\n".join(lines)
+        return "\n".join(map(printable, lines))  # protects: explained-line
 
 
 def _documents(resolved: Resolved, config: Config) -> list[ApplyDocument]:

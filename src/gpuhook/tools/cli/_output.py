@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from gpuhook.ground.errors import GpuhookError
+from gpuhook.ground.errors import GpuhookError, printable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -38,9 +38,14 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
+def say(text: str, *, err: bool = False) -> None:
+    """Print a line, whoever chose the names in it; ``err`` is for standard error."""
+    click.echo(printable(text), err=err)  # protects: said-line
+
+
 def warn(text: str) -> None:
     """Print a warning to standard error."""
-    click.echo(f"gpuhook: warning: {text}", err=True)
+    say(f"gpuhook: warning: {text}", err=True)
 
 
 def raise_last(errors: Sequence[GpuhookError]) -> None:

@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 import click
 
 from gpuhook.ground.config.loader import load
-from gpuhook.ground.errors import printable
 from gpuhook.start.plan.operations import Plan
 from gpuhook.tools.apply import machines, units
 from gpuhook.tools.apply.request import Asked, settings
@@ -44,5 +43,5 @@ def plan(
     asked = Asked(settings(variables), devices, privileged=True)
     done, made = machines.planned(rootfs or None, asked, load(config_path))
     for warning in (*done.warnings, *units.warnings(made)):
-        warn(printable(warning))
+        warn(warning)
     return made, done.environment

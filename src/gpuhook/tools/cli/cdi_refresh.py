@@ -8,7 +8,7 @@ import click
 from gpuhook.tools.cdi import refresh as refreshing
 from gpuhook.tools.cdi.kept import Failure
 from gpuhook.tools.cli._help import command
-from gpuhook.tools.cli._output import warn
+from gpuhook.tools.cli._output import say, warn
 from gpuhook.tools.cli._places import state_folder
 
 _NOTHING = (
@@ -34,7 +34,7 @@ def refresh(prefix: str, state_dir: str | None) -> None:
     prefix = prefix and os.path.abspath(prefix)
     report = refreshing.refresh(state_folder(state_dir, prefix), prefix)
     if report is None:
-        click.echo(_NOTHING)
+        say(_NOTHING)
         return
     tell(report)
     if report.failures:
@@ -49,9 +49,9 @@ def tell(report: refreshing.Report) -> None:
     if report.absent and not lines and not report.failures:
         lines = [f"{report.absent[0]}; documents come once there is a driver"]
     for line in lines:
-        click.echo(line)
+        say(line)
     for failure in report.failures:
-        click.echo(f"gpuhook: {sentence(failure)}", err=True)
+        say(f"gpuhook: {sentence(failure)}", err=True)
 
 
 def sentence(failure: Failure) -> str:

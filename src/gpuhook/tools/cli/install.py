@@ -21,7 +21,7 @@ from gpuhook.tools.cli import _documents as documents
 from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli import _swarm as swarm
 from gpuhook.tools.cli._help import command
-from gpuhook.tools.cli._output import format_option, print_json, warn
+from gpuhook.tools.cli._output import format_option, print_json, say, warn
 from gpuhook.tools.cli._places import is_rootless, state_folder
 from gpuhook.tools.engines import ask as options
 from gpuhook.tools.engines import docker, installer
@@ -147,7 +147,7 @@ def _carry_out(job: Job) -> tuple[bool, dict[str, Any]]:
         for name, answer in answers.items()
     ]
     for name in job.roots:
-        click.echo(f"{name}: {_ROOTS.get(name, '')}run gpuhook install --engine {name} as root")
+        say(f"{name}: {_ROOTS.get(name, '')}run gpuhook install --engine {name} as root")
     changed = any(each["changed"] for each in told) or bool(links) or kept_now.changed
     report = {"changed": changed, "engines": told, "links": links, "needs_root": [*job.roots]}
     return kept_now.is_whole, report
@@ -211,7 +211,7 @@ def _make_links(job: Job) -> list[str]:
         missing = record.make(links)
         word = "linked"
     for link in missing:
-        click.echo(f"{word} {link.path} to {link.program}")
+        say(f"{word} {link.path} to {link.program}")
     return [link.path for link in missing]
 
 
@@ -249,7 +249,7 @@ def _tell_answer(
             f"its start: {docker.restart_command()}"
         )
     for line in advice if not job.dry_run else ():
-        click.echo(f"{name}: {line}")
+        say(f"{name}: {line}")
     restart = bool(changed and answer.restart) or (name == "docker" and bool(links))
     return {
         "engine": name,

@@ -5,7 +5,6 @@ import os
 import click
 
 from gpuhook.ground.config.loader import load
-from gpuhook.ground.errors import printable
 from gpuhook.tools.cdi import write as writing
 from gpuhook.tools.cli._help import group
 from gpuhook.tools.cli._output import config_option, raise_last, warn
@@ -63,7 +62,7 @@ def gres_(config_path: str | None, node: str | None, output: str) -> None:
     else:
         click.echo(f"{os.path.abspath(output)}: unchanged")
     for warning in (*machine.warnings, *unknown):
-        warn(printable(warning))
+        warn(warning)
     raise_last(machine.failed)
 
 

@@ -13,7 +13,7 @@ from gpuhook.tools.cdi.kept import Kept, kept
 from gpuhook.tools.cli import _documents as documents
 from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli._help import command
-from gpuhook.tools.cli._output import format_option, print_json, warn
+from gpuhook.tools.cli._output import format_option, print_json, say, warn
 from gpuhook.tools.cli._places import is_rootless, state_folder
 from gpuhook.tools.engines import in_use, installer
 from gpuhook.tools.engines.ask import Ask
@@ -118,7 +118,7 @@ def _take_back(chosen: Chosen) -> dict[str, Any]:
             if is_last and (before is None or {*ends} == {*before.engines}):
                 documents.check_unused(site, os.path.dirname(program), before)
         if not records and not ends and not (is_last and links.links()):
-            click.echo(_NOTHING)
+            say(_NOTHING)
             return {"changed": False, "engines": [], "links": []}
         _warn_of_bound(records, chosen.prefix)
         outcomes = installer.preview_removal(store, records)
@@ -135,7 +135,7 @@ def _take_back(chosen: Chosen) -> dict[str, Any]:
     advice = _advice(records, chosen.reload)
     for engine, lines in advice.items() if not dry_run else ():
         for line in lines:
-            click.echo(f"{engine}: {line}")
+            say(f"{engine}: {line}")
     told = [
         {"engine": engine, "files": shared.changed(engine, outcomes), "advice": lines}
         for engine, lines in advice.items()
@@ -182,7 +182,7 @@ def _have_forgotten(records: list[Record], outcomes: list[Outcome]) -> None:
     for record, outcome in zip(records, outcomes, strict=True):
         names = shared.runtimes_in(record.owned)
         for pid in ENGINES[record.engine].forget(outcome.change, names):
-            click.echo(f"{record.engine}: process {pid} has forgotten {' and '.join(names)}")
+            say(f"{record.engine}: process {pid} has forgotten {' and '.join(names)}")
 
 
 def _advice(records: list[Record], reload: bool) -> dict[str, list[str]]:

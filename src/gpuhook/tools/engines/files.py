@@ -7,9 +7,10 @@ import contextlib
 import difflib
 import json
 import os
+import re
 from dataclasses import dataclass
 
-from gpuhook.ground.errors import EngineError
+from gpuhook.ground.errors import EngineError, printable
 from gpuhook.ground.host import files as host_files
 from gpuhook.tools.engines.merge import Document
 
@@ -19,6 +20,7 @@ DROP_IN_HEADER = "Written by `gpuhook install`; `gpuhook uninstall` takes it bac
 _ASIDE = ".edited"  # no program reads such a name: enroot and shells want .sh, others .yaml, .json
 _ASIDE_MODE = 0o600
 _MOST_ASIDE = 100
+_PART = re.compile(r"[^\n\t]+")
 _NOT_WRITABLE = (
     "Run this as root; where the system's folders are read-only, name a file elsewhere with "
     "--config, or a writable copy of the system with --prefix"
@@ -100,13 +102,14 @@ class Change:
         return self.old != self.new
 
     def diff(self) -> str:
-        """Return the change as a unified diff."""
+        """Return the change as a unified diff; what could steer a terminal is escaped, but tabs."""
         before, after = (_lines(data) for data in (self.old, self.new))
         names = (
-            "/dev/null" if self.old is None else self.path,
-            "/dev/null" if self.new is None else self.path,
+            "/dev/null" if self.old is None else printable(self.path),
+            "/dev/null" if self.new is None else printable(self.path),
         )
-        return "".join(difflib.unified_diff(before, after, *names))
+        text = "".join(difflib.unified_diff(before, after, *names))
+        return _PART.sub(lambda found: printable(found[0]), text)  # protects: diff-lines
 
     def commit(self) -> list[str]:
         """Make the change, whole or not at all; return the folders made for it."""
