@@ -4,6 +4,7 @@ import os
 import stat
 
 from gpuhook.ground.errors import SimulateError
+from gpuhook.tools.engines.prefix import checked
 
 
 class Tree:
@@ -13,8 +14,12 @@ class Tree:
         self.root = root
 
     def path(self, relative: str) -> str:
-        """Return the path on this machine, its parent folder made."""
-        full = os.path.join(self.root, relative.lstrip("/"))
+        """Return the path on this machine, its parent folder made.
+
+        EngineError where a link or ".." on the way leads out of the root.
+        """
+        full = os.path.join(os.path.abspath(self.root), relative.lstrip("/"))
+        checked(os.path.abspath(self.root), os.path.dirname(full))
         os.makedirs(os.path.dirname(full), exist_ok=True)
         return full
 

@@ -307,7 +307,7 @@ def texts(kind: Any) -> Iterator[tuple[str | int, ...]]:
         yield ()
 
 
-TEXTS = list(texts(document.FIELDS))
+FIELDS_OF_TEXT = list(texts(document.FIELDS))
 REPEATED = "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 10)}]\n" for n in range(1, 20))
 MERGED = "".join(f"x{n}: &x{n} {{<<: [{', '.join([f'*x{n - 1}'] * 10)}]}}\n" for n in range(1, 20))
 CHAIN = "".join(f"x{n}: &x{n} {{<<: *x{n - 1}}}\n" for n in range(1, 5000))
@@ -354,7 +354,7 @@ def test_directives_are_few(encoding: str, end: str) -> None:
 
 
 @pytest.mark.parametrize("written", ['"a\\0b"', '"a\\x00b"', '"a\\u0000b"', "!!binary YQBi"])
-@pytest.mark.parametrize("field", [*TEXTS], ids=[document.spelled(each) for each in TEXTS])
+@pytest.mark.parametrize("field", FIELDS_OF_TEXT, ids=map(document.spelled, FIELDS_OF_TEXT))
 def test_no_text_has_a_character_that_no_path_and_no_variable_can_have(
     field: tuple[str | int, ...], written: str
 ) -> None:

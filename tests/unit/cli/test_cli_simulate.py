@@ -1,5 +1,6 @@
 """What gpuhook simulate refuses before it makes anything, and what it says where it is missing."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,15 @@ import pytest
 from click.testing import CliRunner
 
 import vendors
-from gpuhook.ground.errors import SimulateError
+from gpuhook.ground.errors import EngineError, SimulateError, UntrustedPathError
 from gpuhook.tools.cli import cli
 from gpuhook_simulate import command
 from gpuhook_simulate.command import simulate
+from gpuhook_simulate.place import MARKER
+from gpuhook_simulate.tree import Tree
+from gpuhook_simulate.vendors.nvidia import Options
+from gpuhook_simulate.vendors.nvidia.machine import make_machine
+from gpuhook_simulate.vendors.nvidia.state import State, make
 
 SIMULATOR = "def simulate(tree, count, settings):\n    raise AssertionError('was called')\n"
 
@@ -119,3 +125,83 @@ def test_where_it_is_not_installed_the_help_says_so() -> None:
     for words in (["simulate", "--help"], ["help", "simulate"]):
         assert "a package of its own, gpuhook-simulate" in without(*words).stdout
     assert "simulate " in without("--help").stdout
+
+
+CHANGES = (
+    ["--xid=79", "--gpu=0"],
+    ["--process=0,99,1"],
+    ["--end=7"],
+    ["--lost=0"],
+    ["--mig=0:1g.18gb"],
+)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """What a simulated machine has that a change reads or writes, without its libraries."""
+    root = tmp_path / "root"
+    options = Options(root=str(root), gpus=1, models=("H200",))
+    built = make_machine(options, "580.105.08")
+    made = State(options, "580.105.08", "/usr/lib")
+    make(Tree(str(root)), made, built)
+    (root / MARKER).touch()
+    (root / "simulate/activity").write_text("0 0 process 7 compute 1 0 0 0 0\n")
+    return root
+
+
+def put_a_link(path: Path, outside: Path) -> None:
+    """Have what is at a path be outside, with a link to it there."""
+    path.rename(outside)
+    path.symlink_to(outside)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is led elsewhere")
+@pytest.mark.parametrize("change", [*CHANGES, ["--remove"], ["--gpus=2"]], ids=" ".join)
+@pytest.mark.parametrize("place", ["its own", "the one above", "a link to it", "simulate"])
+def test_no_root_of_another_user_is_changed(
+    machine: Path, tmp_path: Path, place: str, change: list[str]
+) -> None:
+    theirs = machine / "simulate" if place == "simulate" else machine
+    if place == "the one above":
+        theirs = tmp_path / "home"
+        theirs.mkdir()
+        machine = machine.rename(theirs / "root")
+    elif place == "a link to it":
+        theirs = tmp_path / "link"
+        theirs.symlink_to(machine)
+        machine = theirs
+    elif place == "simulate" and change in (["--remove"], ["--gpus=2"]):
+        pytest.skip("the whole root goes with one that is there")
+    os.chown(theirs, 1000, 1000, follow_symlinks=False)
+    before = {path: path.read_bytes() for path in machine.rglob("*") if path.is_file()}
+    done = CliRunner().invoke(simulate, [str(machine), *change])
+    assert isinstance(done.exception, UntrustedPathError), done.output
+    assert {path: path.read_bytes() for path in machine.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=" ".join)
+@pytest.mark.parametrize("name", ["simulate", "simulate/events", "simulate/activity"])
+def test_no_link_in_a_simulated_root_is_followed(
+    machine: Path, tmp_path: Path, name: str, change: list[str]
+) -> None:
+    outside = tmp_path / "outside"
+    put_a_link(machine / name, outside)
+    at = outside / "events" if name == "simulate" else outside
+    before = at.read_bytes()
+    CliRunner().invoke(simulate, [str(machine), *change])
+    assert at.read_bytes() == before
+
+
+def test_no_link_leads_out_of_a_tree(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "root/in").mkdir(parents=True)
+    (tmp_path / "root/to-in").symlink_to("in")
+    (tmp_path / "root/out").symlink_to(tmp_path / "outside")
+    (tmp_path / "root/up").symlink_to("../outside")
+    tree = Tree(str(tmp_path / "root"))
+    tree.text("to-in/new/file", "text")
+    assert (tmp_path / "root/in/new/file").read_text() == "text"
+    for way in ("out", "up", "out/new", "../outside", "in/../../outside"):
+        with pytest.raises(EngineError):
+            tree.text(f"{way}/file", "text")
+    assert [*(tmp_path / "outside").iterdir()] == []

@@ -15,6 +15,7 @@ from typing import Any
 
 from gpuhook.ground.errors import SimulateError
 from gpuhook.ground.host import lock
+from gpuhook.ground.host.files import check_way
 from gpuhook_simulate.tree import Tree
 from gpuhook_simulate.vendors.nvidia.machine import SimulatedGpu, SimulatedMachine, make_machine
 from gpuhook_simulate.vendors.nvidia.options import Failure, Options
@@ -116,7 +117,8 @@ def load_machine(root: str) -> SimulatedMachine:
 def append(root: str, name: str, line: str) -> None:
     """Add a line to a file of the state folder, in one write."""
     path = os.path.join(root, FOLDER, name)
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK  # not in a fifo
+    # Doesn't wait in a fifo, nor follow a link.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
     fd = os.open(path, flags, 0o644)
     try:
         os.write(fd, line.encode())
@@ -126,9 +128,16 @@ def append(root: str, name: str, line: str) -> None:
 
 @contextlib.contextmanager
 def locked(root: str) -> Iterator[None]:
-    """Keep other changes of this machine away; SimulateError where a change can't be written."""
+    """Keep other changes of this machine away; SimulateError where a change can't be written.
+
+    UntrustedPathError where another user than root could lead root elsewhere.
+    """
+    folder = os.path.join(root, FOLDER)
+    check_way(folder)
     try:
-        fd = os.open(os.path.join(root, FOLDER), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if os.path.islink(folder):
+            raise SimulateError(f"{folder} is a link", "Build the machine again, which has none")
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         load(root)  # says it
         raise
