@@ -277,11 +277,12 @@ def replace_items(text: str, path: tuple[str, ...], changed: "dict[int, str]") -
         if found is None:
             raise KeyError(key)
         start = found[1]
-    places = list(_items(text, start))
-    for index in sorted(changed, reverse=True):
-        begin, end = places[index]
-        text = text[:begin] + changed[index] + text[end:]
-    return text
+    parts, done = [], 0
+    for index, (begin, end) in enumerate(_items(text, start)):
+        if index in changed:
+            parts += [text[done:begin], changed[index]]
+            done = end
+    return "".join([*parts, text[done:]])
 
 
 def _items(text: str, start: int) -> "Iterator[tuple[int, int]]":
