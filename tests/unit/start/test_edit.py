@@ -19,6 +19,16 @@ from gpuhook.ground.errors import GpuhookError
 from gpuhook.ground.oci.spec import Spec
 from gpuhook.start.inventory.model import Inventory, Node
 
+# Values that are another text when they are written anew.
+ODD = (
+    r'"timeout":1.0e1,"x":1,"x":2,"a b":"é","s":"\u0061\/","n":-0,"big":1E400,"byte":"' + '\udcff"'
+)
+HOOK = f'{{"path":"/opt/theirs", "args":["theirs",  "1"],{ODD}}}'
+
+
+def hook(name: str, *words: str) -> str:
+    return json.dumps({"path": f"/usr/bin/{name}", "args": [name, *words]})
+
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -45,6 +55,50 @@ def settings_of(mode: str, bundle: Path) -> Config:
     config.state_dir = str(bundle / "state")
     config.cdi_spec_dirs = ()
     return config
+
+
+def edited(text: str, mode: str, bundle: Path, there: dict[str, Inventory]) -> Spec | None:
+    spec = Spec(str(bundle / "config.json"), text)
+    return steps.edit(spec, settings_of(mode, bundle), str(bundle), inventories=there)
+
+
+# Each with what goes, of the hooks, nodes and variables beside it.
+@pytest.mark.parametrize("mode", ["hook", "spec"])
+@pytest.mark.parametrize(
+    "gone",
+    [
+        {"prestart": hook(names.TOOLKIT_HOOKS[0], "prestart")},
+        {"createRuntime": hook(names.TOOLKIT_HOOKS[1], "prestart")},
+        {"prestart": hook(names.HOOK, names.HELPER_OPTION, "1", "2", "3", "4", "5", "prestart")},
+        {"createRuntime": hook(names.HOOK, names.LEASE_VERB)},
+        {"prestart": hook(names.TOOLKIT_HOOKS[0]), "createRuntime": hook(names.TOOLKIT_HOOKS[0])},
+        {"env": '"ASCEND_DOCKER_RUNTIME=no"'},
+        {"devices": '{"path":"/dev/nvidiactl","type":"c","major":1,"minor":9}'},
+    ],
+    ids=str,
+)
+def test_what_is_dropped_takes_nothing_with_it(
+    gone: dict[str, str], mode: str, bundle: Path, there: dict[str, Inventory]
+) -> None:
+    lists = {name: f",{text}," for name, text in gone.items()}
+    of = {name: lists.get(name, ",") for name in ("prestart", "createRuntime", "env", "devices")}
+    node = f'{{"path":"/dev/theirs",{ODD}}}'
+    entry = '"THEIRS=\\u0061\udcff\\/"'
+    asked = '"NVIDIA_VISIBLE_DEVICES=0","ASCEND_VISIBLE_DEVICES=0"'
+    text = (
+        f'{{"process":{{"env":[{entry}{of["env"]}{asked}]}},"root":{{"path":"rootfs",{ODD}}},'
+        f'"hooks":{{"prestart":[{HOOK}{of["prestart"]}{HOOK}],'
+        f'"createRuntime":[{HOOK}{of["createRuntime"]}{HOOK}]}},'
+        f'"linux":{{"namespaces":[{{"type":"mount"}}],'
+        f'"devices":[{node}{of["devices"]}{node}]}},{ODD}}}'
+    )
+    found = edited(text, mode, bundle, there)
+    assert found is not None
+    lost = [each for each in (HOOK, node, entry, ODD) if found.text.count(each) != text.count(each)]
+    assert lost == []
+    for name, dropped in gone.items():
+        if mode == "spec" or name != "devices":
+            assert dropped not in found.text
 
 
 # Any shape -----------------------------------------------------------------------------------

@@ -222,20 +222,6 @@ def _add_member(text: str, start: int, key: str, value: str) -> str:
     return text[:inside] + quote(key) + ":" + value + separator + text[inside:]
 
 
-def replace(text: str, path: tuple[str, ...], value: str) -> str:
-    """Replace the value at ``path`` by a JSON text; KeyError where it doesn't exist."""
-    start = _skip(text, 0)
-    for depth, key in enumerate(path):
-        found = _find(text, start, key)
-        if found is None:
-            raise KeyError(key)
-        _, begin, end = found
-        if depth == len(path) - 1:
-            return text[:begin] + value + text[end:]
-        start = begin
-    return value
-
-
 def put(text: str, path: tuple[str, ...], value: str) -> str:
     """Set the value at ``path`` to a JSON text; missing or null objects on the way are made.
 
