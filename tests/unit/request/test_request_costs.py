@@ -117,7 +117,7 @@ class Field:
 
 ASKS = ("ASCEND_VISIBLE_DEVICES", "MAKER_VISIBLE_DEVICES")
 GPU, NPU = "NVIDIA_VISIBLE_DEVICES=all", "ASCEND_VISIBLE_DEVICES=0"
-PRIVILEGED = {"accept_annotations": True}
+PRIVILEGED: dict[str, object] = {"accept_annotations": True}
 FIELDS = {
     **{
         name: Field(name, vendor=names.NAME)
@@ -132,7 +132,7 @@ FIELDS = {
     "annotation": Field(annotation="cdi.k8s.io/a", settings=PRIVILEGED),
     "annotation in mode cdi": Field(annotation="cdi.k8s.io/a", settings={"mode": "cdi"}),
     "annotation in mode auto": Field(
-        annotation="cdi.k8s.io/a", settings={"mode": "auto", **PRIVILEGED}
+        annotation="cdi.k8s.io/a", settings={**PRIVILEGED, "mode": "auto"}
     ),
     "annotation of memory": Field(annotation="gpuhook.io/device-memory", before=(GPU,)),
     "requirements of none": Field("NVIDIA_REQUIRE_CUDA"),

@@ -141,7 +141,7 @@ WHOLE: dict[str, Any] = {
         },
     },
 }  # fmt: skip
-ODD_VALUES = (
+ODD_VALUES: tuple[Any, ...] = (
     None, True, 7, 1 << 70, "x", "\0", "\ud800", [], [["q"]], [{}], {}, {"x": {}}, {"path": 7},
 )  # fmt: skip
 JSON = st.recursive(
@@ -151,7 +151,7 @@ JSON = st.recursive(
     ),
     max_leaves=5,
 )
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "hook": {},
     "spec": {},
     "cdi": {},
