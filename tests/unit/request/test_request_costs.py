@@ -117,7 +117,7 @@ class Field:
 
 ASKS = ("ASCEND_VISIBLE_DEVICES", "MAKER_VISIBLE_DEVICES")
 GPU, NPU = "NVIDIA_VISIBLE_DEVICES=all", "ASCEND_VISIBLE_DEVICES=0"
-PRIVILEGED: dict[str, object] = {"accept_annotations": True}
+HEARD: dict[str, object] = {"accept_annotations": True}
 FIELDS = {
     **{
         name: Field(name, vendor=names.NAME)
@@ -129,10 +129,10 @@ FIELDS = {
     "in mode cdi": Field("NVIDIA_VISIBLE_DEVICES", settings={"mode": "cdi"}),
     "of AMD in mode cdi": Field("AMD_VISIBLE_DEVICES", settings={"mode": "cdi"}),
     "of a swarm": Field("SWARM", settings={"swarm_resource": "SWARM,amd=SWARM"}),
-    "annotation": Field(annotation="cdi.k8s.io/a", settings=PRIVILEGED),
+    "annotation": Field(annotation="cdi.k8s.io/a", settings=HEARD),
     "annotation in mode cdi": Field(annotation="cdi.k8s.io/a", settings={"mode": "cdi"}),
     "annotation in mode auto": Field(
-        annotation="cdi.k8s.io/a", settings={**PRIVILEGED, "mode": "auto"}
+        annotation="cdi.k8s.io/a", settings={**HEARD, "mode": "auto"}
     ),
     "annotation of memory": Field(annotation="gpuhook.io/device-memory", before=(GPU,)),
     "requirements of none": Field("NVIDIA_REQUIRE_CUDA"),
