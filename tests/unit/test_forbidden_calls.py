@@ -69,6 +69,7 @@ ALLOWED = {
     "ground/container/rootfs._inside: os.readlink": "our own descriptors, through /proc/self/fd",
     "ground/container/rootfs._socket_in: os.scandir": "a descriptor",
     "ground/container/rootfs.list_folder: os.listdir": "a descriptor",
+    "ground/container/rootfs.list_folder: os.scandir": "a descriptor",
     "ground/container/mounts.__init__: os.open": "our own mount table",
     "ground/container/changes.real_place: os.readlink": "our own descriptor, through /proc/self/fd",
     "inject.open_folder: os.open": "our own /proc/PID, opened once",

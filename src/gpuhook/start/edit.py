@@ -190,9 +190,10 @@ def _edit_spec(spec: "Spec", resolved: "Resolved", config: "Config") -> "Spec":
     try:
         with Rootfs(spec.root_path) as root:
             found = image.examine(root, config, resolved.examiners())
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "that is no path"
         raise SpecError(
-            f"The root filesystem {spec.root_path} can't be opened: {error.strerror}",
+            f"The root filesystem {spec.root_path} can't be opened: {why}",
             "Have it mounted before the runtime is called, or use mode hook",
         ) from None
     for stage in names.HOOK_STAGES:  # nothing is left for them to do
@@ -220,7 +221,9 @@ def without_old_hooks(spec: "Spec") -> "Spec":
     for stage in names.HOOK_STAGES:
         spec = spec.drop_hooks(stage, names.TOOLKIT_HOOKS)
         for hook in spec.hooks(stage):
-            ours = {names.HELPER_OPTION, names.LEASE_VERB}.intersection(hook.get("args") or ())
+            args = hook.get("args")
+            words = args if isinstance(args, list) else ()
+            ours = names.HELPER_OPTION in words or names.LEASE_VERB in words
             if hook_name(hook) == names.HOOK and ours:
                 spec = spec.drop_hooks(stage, (names.HOOK,))
     return spec

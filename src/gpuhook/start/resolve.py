@@ -185,15 +185,16 @@ def _asked(
     for names in known.values():
         if reader.asks(names):
             asked[names.NAME] = _read(reader, names, (), known, progress)
-    every = [name for _, request in asked.values() for name in request.cdi_devices]
+    every = dict.fromkeys(name for _, request in asked.values() for name in request.cdi_devices)
     for names in known.values() if every and config.mode != "cdi" else ():
         ours = tuple(name for name in every if name.startswith(f"{names.KIND}="))
         if ours:
             asked[names.NAME] = _read(reader, names, ours, known, progress)
-            every = [name for name in every if name not in ours]
+            for name in ours:
+                del every[name]
     progress.requests = [request for _, request in asked.values()]
     wanting = [(vendor, request) for vendor, request in asked.values() if _wants(request)]
-    return wanting, tuple(dict.fromkeys(every))
+    return wanting, tuple(every)
 
 
 def _read(

@@ -111,14 +111,9 @@ def test_append_changes_nothing_else(document: dict[str, object]) -> None:
         assert appended == {**document, "list": [1, "new"]}
 
 
-def test_replace_keeps_the_rest_byte_for_byte() -> None:
+def test_put_keeps_the_rest_byte_for_byte() -> None:
     text = '{"n": 1.50, "hooks": {"prestart": [1, 2], "z": 007e0}}'.replace("007e0", "7E0")
-    assert jsontext.replace(text, ("hooks", "prestart"), "[2]") == text.replace("[1, 2]", "[2]")
-
-
-def test_replace_says_what_is_missing() -> None:
-    with pytest.raises(KeyError):
-        jsontext.replace("{}", ("hooks",), "1")
+    assert jsontext.put(text, ("hooks", "prestart"), "[2]") == text.replace("[1, 2]", "[2]")
 
 
 @pytest.mark.parametrize(

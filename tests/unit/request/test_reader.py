@@ -168,10 +168,10 @@ def test_container_without_a_gpu_never_fails(env: str) -> None:
 
 def test_huge_environment_takes_linear_time() -> None:
     def seconds(count: int) -> float:
-        names = ",".join(map(str, range(count)))
+        names = ",".join(str(number % 4096) for number in range(count))
         entries = [f"V{n}=x" for n in range(count)] + [f"NVIDIA_VISIBLE_DEVICES={names}"]
         start = time.process_time()
-        assert len(request_for(*entries).devices or ()) == count
+        assert len(request_for(*entries).devices or ()) == 4096
         return time.process_time() - start
 
     # Ten times the entries; a quadratic reader would take a hundred times as long.

@@ -212,8 +212,11 @@ class Rootfs:
         base = os.readlink(f"/proc/self/fd/{self._fd}").rstrip("/")
         return os.readlink(f"/proc/self/fd/{fd}").removeprefix(base) or "/"
 
-    def list_folder(self, path: str) -> list[str]:
-        """Return the names in a folder, sorted; empty if there is no such folder."""
+    def list_folder(self, path: str, most: int = 0) -> list[str]:
+        """Return the names in a folder, sorted; empty if there is no such folder.
+
+        With ``most``, which a folder of an image's needs, at most so many of them.
+        """
         try:
             fd = self.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
@@ -221,6 +224,11 @@ class Rootfs:
                 return []
             raise
         try:
+            if most:
+                with os.scandir(fd) as entries:
+                    return sorted(
+                        entry.name for _, entry in zip(range(most), entries, strict=False)
+                    )
             return sorted(os.listdir(fd))
         finally:
             os.close(fd)

@@ -24,8 +24,9 @@ SHT_NOBITS = 8
 SHN_XINDEX = 0xFFFF
 
 # What no real library comes near, so that a forged count can't cost time or memory.
-MAX_HEADERS_SIZE = 4 << 20
-MAX_DYNAMIC_SIZE = 1 << 20
+MAX_SECTIONS_SIZE = 4 << 20
+MAX_SEGMENTS_SIZE = 1 << 16  # a thousand; real libraries have a dozen
+MAX_DYNAMIC_SIZE = 1 << 16
 MAX_SECTION_SIZE = 1 << 20
 MAX_STRING = 4096
 MAX_NEEDED = 1024
@@ -160,9 +161,10 @@ class _Elf:
         return data
 
     def _headers(self, what: str, offset: int, size: int, count: int, layout: str) -> bytes:
+        most = MAX_SEGMENTS_SIZE if what == "program" else MAX_SECTIONS_SIZE
         if size != struct.calcsize(layout):
             raise self.error(f"has {what} headers of an impossible size ({size})")
-        if size * count > MAX_HEADERS_SIZE:
+        if size * count > most:  # protects: elf-headers
             raise self.error(f"has an impossible number of {what} headers ({count})")
         return self.read(offset, size * count)
 
@@ -208,7 +210,7 @@ class _Elf:
             raise self.error("has no dynamic section")
         _kind, offset, _address, size = where
         layout = self.order + ("qQ" if self.bits == 64 else "iI")
-        if size > MAX_DYNAMIC_SIZE:
+        if size > MAX_DYNAMIC_SIZE:  # protects: elf-dynamic
             raise self.error(f"has a dynamic section of an impossible size ({size})")
         data = self.read(offset, size - size % struct.calcsize(layout))
         entries = []

@@ -222,20 +222,6 @@ def _add_member(text: str, start: int, key: str, value: str) -> str:
     return text[:inside] + quote(key) + ":" + value + separator + text[inside:]
 
 
-def replace(text: str, path: tuple[str, ...], value: str) -> str:
-    """Replace the value at ``path`` by a JSON text; KeyError where it doesn't exist."""
-    start = _skip(text, 0)
-    for depth, key in enumerate(path):
-        found = _find(text, start, key)
-        if found is None:
-            raise KeyError(key)
-        _, begin, end = found
-        if depth == len(path) - 1:
-            return text[:begin] + value + text[end:]
-        start = begin
-    return value
-
-
 def put(text: str, path: tuple[str, ...], value: str) -> str:
     """Set the value at ``path`` to a JSON text; missing or null objects on the way are made.
 
@@ -277,11 +263,12 @@ def replace_items(text: str, path: tuple[str, ...], changed: "dict[int, str]") -
         if found is None:
             raise KeyError(key)
         start = found[1]
-    places = list(_items(text, start))
-    for index in sorted(changed, reverse=True):
-        begin, end = places[index]
-        text = text[:begin] + changed[index] + text[end:]
-    return text
+    parts, done = [], 0
+    for index, (begin, end) in enumerate(_items(text, start)):
+        if index in changed:
+            parts += [text[done:begin], changed[index]]
+            done = end
+    return "".join([*parts, text[done:]])
 
 
 def _items(text: str, start: int) -> "Iterator[tuple[int, int]]":

@@ -137,8 +137,7 @@ class Spec:
         kept = [hook for hook in found if hook_name(hook) not in names]
         if len(kept) == len(found):
             return self
-        text = jsontext.replace(self.text, ("hooks", stage), jsontext.dumps(kept))
-        return Spec(self.path, text)
+        return self.put({("hooks", stage): kept})  # protects: other-hooks
 
     def _bad_shape(self, error: ValueError) -> SpecError:
         return SpecError(

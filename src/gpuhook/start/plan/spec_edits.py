@@ -95,8 +95,9 @@ def apply(spec: "Spec", plan: "Plan") -> "Spec":
     return spec.append(("mounts",), mounts) if mounts else spec
 
 
-def _path(node: "Any") -> "Any":
-    return node.get("path") if isinstance(node, dict) else None
+def _path(node: "Any") -> str:
+    path = node.get("path") if isinstance(node, dict) else None
+    return path if isinstance(path, str) else ""
 
 
 def _missing(wanted: "list[dict[str, Any]]", there: "Any") -> "list[dict[str, Any]]":

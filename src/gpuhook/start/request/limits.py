@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpuhook.start.request.reader import SpecReader
 
 SECTION = "[gpuhook.limits]"
+_MOST_SIZES = 1 << 10  # in one place: more than there are devices
 _REMEDY = "Write a size such as 8GiB, 8192MiB, 50% or a number of bytes, or NAME=SIZE,NAME=SIZE"
 
 
@@ -52,6 +53,10 @@ def parse(text: str, source: str) -> "tuple[tuple[str, Size], ...]":
     A name may hold = itself, as CDI names do: the last one counts.
     """
     parts = [part.strip() for part in text.split(",")]
+    if len(parts) > _MOST_SIZES:  # protects: most-sizes
+        raise LimitError(
+            f"{source} has {len(parts)} sizes of memory, and {_MOST_SIZES} is the most", _REMEDY
+        )
     found = []
     for part in parts:
         name, equals, size = part.rpartition("=")

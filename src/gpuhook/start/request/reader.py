@@ -29,6 +29,7 @@ if TYPE_CHECKING:
             """Fill in what a container asks for beside devices."""
 
 
+_MOST_NAMES = 1 << 12  # of one vendor's devices; no machine has a tenth of them
 _NAME_LIMIT = 256  # characters; the longest real name, an old MIG one, has about 60
 _NAME_CHARACTERS = frozenset(
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.:/=+@"
@@ -344,6 +345,13 @@ class Reading:
         Names of this vendor's own kind are selectors: the machine itself is asked, and no
         document, which may be old. In mode cdi documents are asked for all.
         """
+        # protects: most-names
+        if len(devices) > _MOST_NAMES:
+            raise RequestError(
+                f"The container names {len(devices)} devices of {self.names.TITLE}'s, and "
+                f"{_MOST_NAMES} is the most",
+                "Name fewer, a range such as 0-7, or all",
+            )
         selectors = []
         qualified = []
         kinds = {self.names.AUTOMATIC} if self.names.AUTOMATIC else set()

@@ -6,6 +6,8 @@ from gpuhook.start.request import sources
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gpuhook.start.request.reader import Reading
 
 OPTIONS = "ASCEND_RUNTIME_OPTIONS"
@@ -22,7 +24,8 @@ EVERY_VNPU = "vnpus"
 _LONGEST = 128  # characters, of the options and of a list's name
 _LIST_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.")
 _BOOLEANS = {"": False, "true": True, "false": False}
-_MOST = 1 << 10  # numbers in a range of vNPUs; a machine has 16 for each of its NPUs
+_MOST = 1 << 12  # vNPUs that ranges have together; a machine has 16 for each of its NPUs
+_MOST_LISTS = 1 << 6
 
 
 class AscendOptions(Record):
@@ -63,8 +66,7 @@ def read(reading: "Reading", options: AscendOptions) -> None:
     options.lists = list_names(asked if asked and reading.hears_environment([LISTS]) else "")
     options.no_ub = boolean(NO_UB, env.get(NO_UB, ""))
     if options.virtual:
-        selectors = [each for name in reading.found["selectors"] for each in vnpus(name)]
-        reading.found["selectors"] = tuple(dict.fromkeys(selectors))
+        reading.found["selectors"] = vnpus(reading.found["selectors"])
 
 
 def option_words(value: str) -> tuple[str, ...]:
@@ -85,6 +87,11 @@ def option_words(value: str) -> tuple[str, ...]:
 def list_names(value: str) -> tuple[str, ...]:
     """Return the names in ASCEND_RUNTIME_MOUNTS, once each; RequestError for what is no name."""
     names = tuple(dict.fromkeys(sources.items(value))) or (BASE,)
+    if len(names) > _MOST_LISTS:  # protects: most-lists
+        raise RequestError(
+            f"{LISTS} names {len(names)} lists of files, and {_MOST_LISTS} is the most",
+            f"Name fewer lists in {LISTS}",
+        )
     for name in names:
         if name.startswith(".") or len(name) > _LONGEST or not _LIST_CHARACTERS.issuperset(name):
             raise RequestError(
@@ -102,17 +109,42 @@ def boolean(variable: str, value: str) -> bool:
     return found
 
 
-def vnpus(name: str) -> list[str]:
-    """Return the names by which vNPUs are found that a container calls by numbers."""
-    if name.lower() == "all":
-        return [EVERY_VNPU]
+def vnpus(names: "Iterable[str]") -> tuple[str, ...]:
+    """Return the names, once each, by which vNPUs are found that a container calls by numbers.
+
+    RequestError for more than any machine has.
+    """
+    found: dict[str, None] = {}
+    left = _MOST
+    for name in names:
+        numbers = _range(name)
+        left -= len(numbers)
+        if left < 0:  # protects: most-vnpus
+            raise RequestError(
+                f"The container asks for more than {_MOST} vNPUs by ranges of numbers",
+                "Ask for those that there are, or for all; `gpuhook info` lists them",
+            )
+        found.update((f"vnpu-{number}", None) for number in numbers)
+        if not numbers:
+            found[_vnpu(name)] = None
+    return tuple(found)
+
+
+def _range(name: str) -> range:
+    """Return the numbers that a number or a range means, none for what is no such thing."""
     first, dash, last = name.partition("-")
     last = last if dash else first
-    if not (_is_number(first) and _is_number(last)):
-        word, _, number = name.rpartition("-")
-        return [f"vnpu-{int(number)}"] if word and _is_number(number) else [name]
-    numbers = range(int(first), int(last) + 1)
-    return [f"vnpu-{number}" for number in numbers] if 0 < len(numbers) <= _MOST else [name]
+    is_range = _is_number(first) and _is_number(last)
+    return range(int(first), int(last) + 1) if is_range else range(0)
+
+
+def _vnpu(name: str) -> str:
+    """Return by which name a vNPU is found that isn't called by its number alone."""
+    if name.lower() == "all":
+        return EVERY_VNPU
+    word, _, number = name.rpartition("-")
+    is_numbered = word and not _is_number(word) and _is_number(number)
+    return f"vnpu-{int(number)}" if is_numbered else name
 
 
 def _is_number(text: str) -> bool:

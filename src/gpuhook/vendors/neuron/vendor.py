@@ -113,15 +113,19 @@ def core_sizes(count: int) -> tuple[int, ...]:
 
 
 def core_list(text: str) -> tuple[int, ...]:
-    """Return the cores of NEURON_RT_VISIBLE_CORES (3, 0-3, 0,2-3); () for what is no such list."""
-    found: dict[int, None] = {}
+    """Return the cores of NEURON_RT_VISIBLE_CORES (3, 0-3, 0,2-3), sorted, once each.
+
+    () for what is no such list.
+    """
+    found = bytearray(_MOST_CORES)  # by number, whether it is among them
     for part in text.split(","):
         first, dash, last = (word.strip() for word in part.partition("-"))
         start, end = _number(first), _number(last) if dash else _number(first)
         if start is None or end is None:
             return ()
-        found.update(dict.fromkeys(range(start, end + 1)))
-    return tuple(found)
+        if start <= end:
+            found[start : end + 1] = bytes([1]) * (end + 1 - start)
+    return tuple(number for number, is_named in enumerate(found) if is_named)
 
 
 def _number(text: str) -> int | None:

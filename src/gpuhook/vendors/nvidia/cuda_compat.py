@@ -117,8 +117,8 @@ def decide(
 def find_newer(root: "Rootfs", config: "Config") -> CudaCompat | None:
     """Return what an image brings, read through its confined root; None if it is nothing usable."""
     place = config.cuda_compat_root
-    names = root.list_folder(place)
-    if not names or len(names) > _MOST_FILES:
+    names = root.list_folder(place, _MOST_FILES + 1)  # protects: compat-names
+    if not names or len(names) > _MOST_FILES:  # protects: compat-files
         return None
     regular = [name for name in names if _is_regular(root, place, name)]
     version = compat_version(regular)

@@ -191,7 +191,7 @@ def granted_capabilities(
 
 def _unknown(words: tuple[str, ...]) -> CapabilityError:
     verb = "isn't a driver capability" if len(words) == 1 else "aren't driver capabilities"
-    meant = tuple(dict.fromkeys(guess for word in words if (guess := _meant(word))))
+    meant = dict.fromkeys(guess for word in words for guess in _meant(word))
     hint = f" (did you mean {','.join(meant)}?)" if meant else ""
     return CapabilityError(
         f"{listed(tuple(map(shown, words)))} {verb}: there are {', '.join(CAPABILITIES)} and all",
@@ -199,13 +199,13 @@ def _unknown(words: tuple[str, ...]) -> CapabilityError:
     )
 
 
-def _meant(word: str) -> str:
-    """Return the known words, comma-separated, that a misspelled one must stand for, or ""."""
+def _meant(word: str) -> list[str]:
+    """Return the known words that a misspelled one, perhaps several of them, must stand for."""
     parts = word.lower().split()
     found = [
         next((name for name in (*CAPABILITIES, "all") if _near(part, name)), "") for part in parts
     ]
-    return ",".join(found) if all(found) else ""
+    return found if all(found) else []
 
 
 def _near(word: str, name: str) -> bool:

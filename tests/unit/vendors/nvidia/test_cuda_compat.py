@@ -1,6 +1,9 @@
 """Whether an image's newer CUDA is used, from real folders and by rule."""
 
 import json
+import struct
+import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuhook.ground.config.loader import loads
+from gpuhook.ground.config.model import Config
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.vendors.nvidia import cuda_compat
 
@@ -149,3 +153,64 @@ def test_any_note_is_read_or_left(content: bytes) -> None:
 )
 def test_compat_version(names: list[str], version: str | None) -> None:
     assert cuda_compat.compat_version(names) == version
+
+
+# What an image's folder costs ----------------------------------------------------------------
+
+
+def test_a_folder_of_any_length_is_not_read_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "usr/local/cuda/compat"
+    folder.mkdir(parents=True)
+    for number in range(5000):
+        (folder / f"{number:0200}").touch()
+    with Rootfs(str(tmp_path)) as root:
+        cuda_compat.find_newer(root, Config())
+        tracemalloc.start()
+        try:
+            assert cuda_compat.find_newer(root, Config()) is None
+            most = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert most < 100_000  # all names have a million
+
+
+@pytest.mark.parametrize(("segments", "size"), [(0xFFFF, 1 << 20), (2, 1 << 20), (0xFFFF, 1 << 10)])
+def test_what_costs_most_to_read(segments: int, size: int, tmp_path: Path) -> None:
+    """As many libraries as are looked at, each with all headers and names that a file can have."""
+    folder = tmp_path / "usr/local/cuda/compat"
+    folder.mkdir(parents=True)
+    first = folder / "libcuda.so.999.1"
+    first.write_bytes(expensive_library(segments, size))
+    for number in range(63):
+        (folder / f"lib{number}.so").hardlink_to(first)
+    with Rootfs(str(tmp_path)) as root:
+        begun = time.process_time()
+        found = cuda_compat.find_newer(root, Config())
+        took = time.process_time() - begun
+    assert found is not None
+    assert found.libraries == ()
+    assert took < 0.4
+
+
+def test_more_files_than_a_maker_ships(tmp_path: Path) -> None:
+    folder = tmp_path / "usr/local/cuda/compat"
+    folder.mkdir(parents=True)
+    (folder / "libcuda.so.999.1").touch()
+    with Rootfs(str(tmp_path)) as root:
+        assert cuda_compat.find_newer(root, Config()) is not None
+        for number in range(64):
+            (folder / f"lib{number}.so").touch()
+        assert cuda_compat.find_newer(root, Config()) is None
+
+
+def expensive_library(count: int, size: int) -> bytes:
+    """Return a library with so many segments, and a dynamic section of so many bytes."""
+    start = 64 + 56 * count
+    head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
+    head += struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, count, 0, 0, 0)
+    other = struct.pack("<IIQQQQQQ", 6, 0, 0, 0, 0, 0, 0, 0)
+    loaded = struct.pack("<IIQQQQQQ", 1, 0, 0, 0, 0, start + size, 0, 0)
+    dynamic = struct.pack("<IIQQQQQQ", 2, 0, start, 0, 0, size, 0, 0)
+    entries = struct.pack("<qQqQqQ", 5, start, 10, size, 14, 0)
+    entries += struct.pack("<qQ", 21, 0) * ((size - len(entries)) // 16)
+    return head + other * (count - 2) + dynamic + loaded + entries
