@@ -10,7 +10,6 @@ from click.core import ParameterSource
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import SimulateError, shown
-from gpuhook.ground.host.files import check_way
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option
@@ -185,7 +184,6 @@ def simulate(
     Where nothing is given but --mig, --lost, --found, --process, --end, and --xid with --gpu, the
     machine that DIR holds is changed, and programs that use it see the change.
     """
-    check_way(directory)
     if removing:
         remove(directory)
         return

@@ -200,8 +200,9 @@ def assert_edited_or_refused(
 @pytest.mark.parametrize("way", SETTINGS)
 def test_one_odd_value_anywhere(way: str, bundle: Path, there: dict[str, Inventory]) -> None:
     failed = {}
+    values = ODD_VALUES[::3] if way == "limited" else ODD_VALUES  # it asks the driver each time
     for place in PLACES:
-        for value in ODD_VALUES:
+        for value in values:
             try:
                 assert_edited_or_refused(with_another(WHOLE, place, value), way, bundle, there)
             except Exception as error:  # noqa: BLE001 - all places are told

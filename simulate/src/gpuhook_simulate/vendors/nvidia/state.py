@@ -15,7 +15,6 @@ from typing import Any
 
 from gpuhook.ground.errors import SimulateError
 from gpuhook.ground.host import lock
-from gpuhook.ground.host.files import check_way
 from gpuhook_simulate.tree import Tree
 from gpuhook_simulate.vendors.nvidia.machine import SimulatedGpu, SimulatedMachine, make_machine
 from gpuhook_simulate.vendors.nvidia.options import Failure, Options
@@ -128,12 +127,8 @@ def append(root: str, name: str, line: str) -> None:
 
 @contextlib.contextmanager
 def locked(root: str) -> Iterator[None]:
-    """Keep other changes of this machine away; SimulateError where a change can't be written.
-
-    UntrustedPathError where another user than root could lead root elsewhere.
-    """
+    """Keep other changes of this machine away; SimulateError where a change can't be written."""
     folder = os.path.join(root, FOLDER)
-    check_way(folder)
     try:
         if os.path.islink(folder):
             raise SimulateError(f"{folder} is a link", "Build the machine again, which has none")
