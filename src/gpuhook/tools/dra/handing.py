@@ -90,7 +90,7 @@ class Handing:
         try:
             return self._prepared(driver, ref, claim)
         except TakenError as error:
-            if not self._free_gone(error.holders, ref["namespace"]):
+            if not self._free_gone(error.holders):
                 raise
         return self._prepared(driver, ref, claim)
 
@@ -224,9 +224,9 @@ class Handing:
                 f"The device {ours.device} is claim {record.claim}'s, which was prepared for it "
                 "before",
                 "The pod can start when the pods of that claim have ended; where the kubelet has "
-                "lost its own folder it never says so: then delete that claim, and from this node "
-                f"the pods of the namespace {record.namespace}, and the pod starts a minute or two "
-                "later",
+                "lost its own folder it never says so: then delete that claim, cordon this node, "
+                f"and delete every pod of the namespace {record.namespace} from it: within 20 "
+                "minutes the device is free",
             )
         self._check_shares(driver, uid, wanted)
         if wanted:
@@ -273,26 +273,26 @@ class Handing:
 
     # Whose claim is gone ----------------------------------------------------------------------
 
-    def _free_gone(self, holders: Sequence[Record], namespace: str) -> bool:
+    def _free_gone(self, holders: Sequence[Record]) -> bool:
         """Put back what claims have that aren't in the cluster any more; tell whether any was.
 
         A kubelet that has lost its own folder never asks for that. Only where the kubelet says
         that no pod has their devices, nor may have them without its saying so, and only where all
         that is so a minute later, too: a pod that was deleted by force may still run, and the
-        kubelet ends what it doesn't know. ``namespace`` is that of who wants them.
+        kubelet ends what it doesn't know.
         """
-        gone = [record for record in holders if self._is_gone(record)]
-        used = self._in_use() if gone else None
+        used = self._in_use() if holders else None
+        # protects: dra-gone-unused
+        unused = [each for each in holders if used is not None and _is_unused(each, used)]
+        gone = [record for record in unused if self._is_gone(record)]
         freed = False
         with self._records.locked():
             for record in holders:
                 if self._records.read(record.driver, record.uid) != record:
                     continue  # somebody has worked on it since
-                # protects: dra-gone-unused
-                is_free = record in gone and used is not None and _is_free(record, used, namespace)
                 # protects: dra-gone-twice
                 is_late = record.gone > 0 and now() - record.gone >= _YOUNG
-                if not is_free:
+                if record not in gone:
                     if record.gone:
                         self._records.write(replace(record, gone=0.0))  # protects: dra-gone-still
                 elif is_late:
@@ -339,7 +339,7 @@ class Handing:
         self._records.remove(driver, uid)
 
     def sweep(self) -> None:
-        """Undo what nobody else is going to: of earlier boots, and begun long ago or half."""
+        """Undo what nobody else is going to: of earlier boots, begun long ago or half, and gone."""
         with self._records.locked():
             for driver, uid in self._records.names():
                 record = self._records.read(driver, uid)
@@ -358,18 +358,21 @@ class Handing:
                     if (driver, uid) not in kept:
                         document.remove(document.path(self._options.cdi_folder, driver, uid))
             self._effects.look_after(self._records.current(), self._tell)
+            current = self._records.current()
+        # Whoever asks may have a pod in the holder's namespace, and so would never be heard.
+        self._free_gone(current)
 
 
-def _is_free(record: Record, used: Used, namespace: str) -> bool:
-    """Tell whether no pod has a claim's devices, as far as somebody in ``namespace`` is concerned.
+def _is_unused(record: Record, used: Used) -> bool:
+    """Tell whether no pod has a claim's devices, nor may have them without the kubelet's saying so.
 
     Whoever takes the finalizer off his claim and deletes it keeps what his pod has of it, and the
-    kubelet doesn't list all containers. So no pod of another's namespace may be left.
+    kubelet doesn't list all containers. So no pod of that namespace may be left, whoever asks: to
+    put it back is to lose the only record of it.
     """
     names = {name.partition("=")[2] for held in record.devices for name in held.cdi}
-    # protects: dra-gone-unlisted
-    others = record.namespace != namespace and record.namespace in used.namespaces
-    return not others and not names & used.ids
+    is_listed = record.namespace in used.namespaces  # protects: dra-gone-unlisted
+    return not is_listed and not names & used.ids
 
 
 def _is_stale(record: Record) -> bool:
