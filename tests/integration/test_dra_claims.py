@@ -424,6 +424,38 @@ def test_claims_that_are_gone_are_put_back_together(node: Node, driver: Driver) 
     assert [path.name for path in node.written()] == [f"{every.uid}_{GPU_DRIVER}.json"]
 
 
+def test_a_status_that_stays_keeps_its_time(node: Node, driver: Driver) -> None:
+    """Each try would else change the claim in the cluster, and wake up whoever watches claims."""
+    holder, claim = (node.claim(name, result(gpu(driver, 0))) for name in ("holder", "claim"))
+    status = node.claims / "ns_claim.status"
+
+    def written(before: bytes | None, old: str = "") -> dict[str, str]:
+        wait_until(lambda: status.exists() and status.read_bytes() != before, "it is reported")
+        said = json.loads(status.read_text())
+        [condition] = said["devices"][0]["conditions"]
+        if old:
+            text = json.dumps({**said, "devices": [
+                {**said["devices"][0], "conditions": [{**condition, "lastTransitionTime": old}]}
+            ]}, indent=1)  # fmt: skip
+            status.write_text(text)
+        return {key: str(value) for key, value in condition.items()}
+
+    with node.service():
+        prepared(node, holder)
+        refused(node, claim)
+        then = "2020-01-02T03:04:05Z"
+        written(None, then)
+        before = status.read_bytes()
+        refused(node, claim)
+        assert written(before)["lastTransitionTime"] == then
+        before = status.read_bytes()
+        assert node.kubelet.unprepare(GPU_DRIVER, holder) == {holder.uid: ""}
+        prepared(node, claim)
+        found = written(before)
+        assert found["status"] == "True"
+        assert found["lastTransitionTime"] > then
+
+
 def _record(node: Node, claim: Claim) -> Path:
     return node.records / f"{claim.uid}_{GPU_DRIVER}.json"
 

@@ -108,9 +108,9 @@ class Handing:
                     found = allotted(self._devices, driver, ref, claim)
                     record = self._renew(record, found)  # protects: dra-completed
             except GpuhookError as error:
-                self._news = self._status(uid) + _failed(claim, driver, error)
+                self._news = _dated(self._status(uid) + _failed(claim, driver, error), claim)
                 raise
-            self._news = self._status(uid)
+            self._news = _dated(self._status(uid), claim)
             return record
 
     def report(self, ref: Ref) -> None:
@@ -322,7 +322,7 @@ class Handing:
         with self._records.locked():
             had = self._records.read(driver, ref["uid"]) is not None
             self._undo(driver, ref["uid"])
-            self._news = self._status(ref["uid"]) if had else None
+            self._news = _dated(self._status(ref["uid"]), {}) if had else None
 
     def _undo(self, driver: str, uid: str) -> None:
         """Undo what was begun for a claim, as far as it came; the record goes last."""
@@ -422,9 +422,31 @@ def _failed(claim: Mapping[str, Any], driver: str, error: GpuhookError) -> list[
 def _device_status(
     driver: str, pool: str, device: str, share: str, reason: str, message: str
 ) -> dict[str, Any]:
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     ready = "True" if reason == "Prepared" else "False"
-    condition = {"type": "Ready", "status": ready, "reason": reason, "message": message,
-                 "lastTransitionTime": now}  # fmt: skip
+    condition = {"type": "Ready", "status": ready, "reason": reason, "message": message}
     about = {"driver": driver, "pool": pool, "device": device, "conditions": [condition]}
     return {**about, "shareID": share} if share else about
+
+
+def _dated(news: list[dict[str, Any]], claim: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what a claim's status will say, with the time from which on it has been so.
+
+    That is what ``claim`` has where its condition was the same: an object that isn't changed wakes
+    nobody up. Source: Condition of Kubernetes' meta/v1.
+    """
+    keys = ("driver", "pool", "device", "shareID")
+    said = (claim.get("status") or {}).get("devices") or []
+    before = {tuple(each.get(key) for key in keys): each for each in said}
+    for each in news:
+        there = before.get(tuple(each.get(key) for key in keys), {}).get("conditions") or []
+        times = {
+            (one.get("type"), one.get("status")): one.get("lastTransitionTime") for one in there
+        }
+        for condition in each["conditions"]:
+            time_before = times.get((condition["type"], condition["status"]))
+            condition["lastTransitionTime"] = time_before or _time()
+    return news
+
+
+def _time() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
