@@ -503,6 +503,20 @@ def test_an_image_that_says_all_gets_what_was_granted(gated: Gated) -> None:
     assert nodes(served.engine.create("AMD_VISIBLE_DEVICES=all"))[1] == "/dev/dri/card3"
 
 
+def test_what_fails_is_a_refusal(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin's end would be that of the gate, and the container would start."""
+    served.engine.registration()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AttributeError("a\nb")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpuhook.tools.nri.answer.resolve", fail)
+        said = refusal(served.engine.create("AMD_VISIBLE_DEVICES=1"))
+    assert said == "gpuhook: it failed: AttributeError: 'a\\nb'. Report it"
+    assert len(nodes(served.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
+
+
 def test_a_refusal_is_short() -> None:
     """Kubernetes cuts what events say, and an engine writes it into its log."""
     said = refusal(_refusal(2, "é" * 2000))
