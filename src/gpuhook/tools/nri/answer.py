@@ -34,13 +34,14 @@ HANDLERS = ("gpu-py", "nvidia")
 PATIENCE = 1.6  # seconds for an answer
 _LONGEST = 1 << 16  # characters of all that asks for devices
 _MOST = 20_000  # variables, mounts and annotations; of 2,000 services come 14,000 variables
+_REMEDY = "Ask for it in the pod's resources: {}: 1"
 
 
 @dataclass(frozen=True)
 class Asked:
     """A container that is being created, as far as it says who it is and what it asks for.
 
-    ``annotations`` are those that its runtime reads.
+    ``annotations`` are those that a runtime of ours may read.
     """
 
     namespace: str
@@ -213,7 +214,8 @@ def _check_beside(grant: Grant, asked: Asked, way: Way) -> None:
     given = {f"{resource}={name}" for resource, name in _names(asked, way)} if wanted else ()
     others = [name for name in wanted if name not in given]
     if others:  # protects: nri-gate-beside
-        raise _ungiven(asked, listed(others), others[0].partition("=")[0])
+        remedy = "Remove the variable or mount that asks for it, or give it by a CDI name"
+        raise _ungiven(asked, listed(others), remedy)
 
 
 def _check_documents(resolved: Resolved, asked: Asked, way: Way) -> None:
@@ -232,7 +234,8 @@ def _check_documents(resolved: Resolved, asked: Asked, way: Way) -> None:
             right |= {f"{names.KIND}={name}" for each in its for name in (each.id, each.label)}
     others = [name for name in resolved.cdi_devices if name not in right]
     if others:  # protects: nri-gate-documents
-        raise _ungiven(asked, f"CDI device {listed(others)}", others[0].partition("=")[0])
+        remedy = _REMEDY.format(others[0].partition("=")[0])
+        raise _ungiven(asked, f"CDI device {listed(others)}", remedy)
 
 
 # What the kubelet gave --------------------------------------------------------------------------
@@ -253,15 +256,16 @@ def _let_through(grant: Grant, asked: Asked, way: Way) -> tuple[Device, ...]:
     others = [device.label for device in grant.devices if device.id not in given]
     if others:  # protects: nri-gate
         names = grant.vendor.names
-        raise _ungiven(asked, f"{names.NOUN} {listed(others)} by a variable", names.KIND)
+        what = f"{names.NOUN} {listed(others)} by a variable"
+        raise _ungiven(asked, what, _REMEDY.format(names.KIND))
     return tuple(grant.devices)
 
 
-def _ungiven(asked: Asked, what: str, resource: str) -> RequestError:
+def _ungiven(asked: Asked, what: str, remedy: str) -> RequestError:
     return RequestError(
         f"The container {printable(asked.name)} of pod {printable(asked.namespace)}/"
         f"{printable(asked.pod)} asks for {what}, and the kubelet hasn't given it that",
-        f"Ask for it in the pod's resources: {resource}: 1",
+        remedy,
     )
 
 
