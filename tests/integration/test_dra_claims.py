@@ -364,7 +364,8 @@ def test_what_a_claim_has_that_is_gone_is_for_others(
 def test_what_the_kubelet_does_not_list_may_be_in_use(node: Node, driver: Driver) -> None:
     """It lists no init container, and before Kubernetes 1.34 no claim's devices at all.
 
-    A pod goes on when somebody takes the finalizer off its claim and deletes that.
+    A pod goes on when somebody takes the finalizer off its claim and deletes that. Another claim
+    of that namespace would take away the only record of it, and be put back at once.
     """
     pods = node.folder / "pods.sock"
     gone = node.claim("gone", result(gpu(driver, 0)))
@@ -373,15 +374,37 @@ def test_what_the_kubelet_does_not_list_may_be_in_use(node: Node, driver: Driver
     with node.service(options={"pod_resources": str(pods)}):
         prepared(node, gone)
         node.forget(gone)
-        with PodResources(pods, ("ns", "pod", "main", "", ())) as kubelet:
-            _refuse(node, stranger, since=False)
-            kubelet.given[:] = [("another", "pod", "main", "", ())]
+        with PodResources(pods, ("another", "pod", "main", "", ())) as kubelet:
+            for claim in (stranger, own):
+                _refuse(node, claim, since=True)
+                _grow_old(node, gone)
+                kubelet.given.append(("ns", "pod", "main", "", ()))
+                _refuse(node, claim, since=False)
+                _refuse(node, claim, since=False)
+                kubelet.given.pop()
             _refuse(node, stranger, since=True)
             _grow_old(node, gone)
+            prepared(node, stranger)
+
+
+def test_what_is_gone_is_put_back_though_nobody_asks(node: Node, driver: Driver) -> None:
+    """Whoever asks from the same namespace has a pod there, which would keep it for ever."""
+    pods = node.folder / "pods.sock"
+    gone = node.claim("gone", result(gpu(driver, 0)))
+    own = node.claim("own", result(gpu(driver, 0)))
+    options = {"pod_resources": str(pods)}
+    with PodResources(pods, ("ns", "pod", "main", "", ())) as kubelet:
+        with node.service(options=options):
+            prepared(node, gone)
+            node.forget(gone)
+            assert "delete every pod of the namespace ns from it" in refused(node, own)
+        kubelet.given.clear()
+        with node.service(options=options):  # which looks at once, and then every ten minutes
+            wait_until(lambda: _is_known_to_be_gone(node), "it is known to be gone")
+        _grow_old(node, gone)
+        with node.service(options=options):
+            wait_until(lambda: not node.written(), "it is put back")
             kubelet.given.append(("ns", "pod", "main", "", ()))
-            _refuse(node, stranger, since=False)
-            _refuse(node, own, since=True)  # whose own pod is listed so
-            _grow_old(node, gone)
             prepared(node, own)
 
 
@@ -401,6 +424,38 @@ def test_claims_that_are_gone_are_put_back_together(node: Node, driver: Driver) 
     assert [path.name for path in node.written()] == [f"{every.uid}_{GPU_DRIVER}.json"]
 
 
+def test_a_status_that_stays_keeps_its_time(node: Node, driver: Driver) -> None:
+    """Each try would else change the claim in the cluster, and wake up whoever watches claims."""
+    holder, claim = (node.claim(name, result(gpu(driver, 0))) for name in ("holder", "claim"))
+    status = node.claims / "ns_claim.status"
+
+    def written(before: bytes | None, old: str = "") -> dict[str, str]:
+        wait_until(lambda: status.exists() and status.read_bytes() != before, "it is reported")
+        said = json.loads(status.read_text())
+        [condition] = said["devices"][0]["conditions"]
+        if old:
+            text = json.dumps({**said, "devices": [
+                {**said["devices"][0], "conditions": [{**condition, "lastTransitionTime": old}]}
+            ]}, indent=1)  # fmt: skip
+            status.write_text(text)
+        return {key: str(value) for key, value in condition.items()}
+
+    with node.service():
+        prepared(node, holder)
+        refused(node, claim)
+        then = "2020-01-02T03:04:05Z"
+        written(None, then)
+        before = status.read_bytes()
+        refused(node, claim)
+        assert written(before)["lastTransitionTime"] == then
+        before = status.read_bytes()
+        assert node.kubelet.unprepare(GPU_DRIVER, holder) == {holder.uid: ""}
+        prepared(node, claim)
+        found = written(before)
+        assert found["status"] == "True"
+        assert found["lastTransitionTime"] > then
+
+
 def _record(node: Node, claim: Claim) -> Path:
     return node.records / f"{claim.uid}_{GPU_DRIVER}.json"
 
@@ -408,8 +463,12 @@ def _record(node: Node, claim: Claim) -> Path:
 def _refuse(node: Node, claim: Claim, *, since: bool) -> None:
     """See a claim refused, and whether what is in its way is known to be gone."""
     assert "claim ns/gone's, which was prepared for it before" in refused(node, claim)
+    assert _is_known_to_be_gone(node) is since
+
+
+def _is_known_to_be_gone(node: Node) -> bool:
     [path] = node.written()
-    assert bool(json.loads(path.read_text())["gone"]) is since
+    return bool(json.loads(path.read_text())["gone"])
 
 
 def _grow_old(node: Node, claim: Claim) -> None:

@@ -176,6 +176,24 @@ def test_a_hostile_pod(node: Node, driver: Driver) -> None:
         assert node.log.read_text().count("Serves") == 1  # it was never dropped
 
 
+def test_a_slow_pod_is_an_answer(node: Node, driver: Driver) -> None:
+    """Else the engine would drop the plugin after two seconds, and the gate with it."""
+    gpu = driver.gpus[3]
+    slow = [f"NVIDIA_REQUIRE_X{k}=" + f"arch<0.{k} " * 12_000 + "arch>=1" for k in range(14)]
+    with tempfile.TemporaryDirectory(dir=node.folder) as folder:
+        socket = Path(folder) / "kubelet.sock"
+        given = ("default", "pod", "main", "nvidia.com/gpu", (gpu.uuid,))
+        with PodResources(socket, given), node.plugin("--gate", f"--pod-resources={socket}"):
+            for title in ("a", "b"):
+                with pytest.raises(CriError, match=r"and they may have 65536"):
+                    inside(node, "NVIDIA_VISIBLE_DEVICES=all", *slow, title=title)
+                with pytest.raises(CriError, match="the kubelet hasn't given it that"):
+                    inside(node, "NVIDIA_VISIBLE_DEVICES=0", title=title)
+            env = f"NVIDIA_VISIBLE_DEVICES={gpu.uuid}"
+            assert seen(inside(node, env, command=look())).gpu_minors == {gpu.minor}
+            assert node.log.read_text().count("Serves") == 1  # it was never dropped
+
+
 def test_killed_and_started_again(node: Node, driver: Driver) -> None:
     """A plugin that is gone means containers without GPUs, and the engine takes a new one."""
     process = node.start()

@@ -6,6 +6,7 @@ in which work (prepare, unprepare, sweep) and before which change of a file ther
 the child ends itself and all of the service.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -45,11 +46,16 @@ class FolderClaims:
             raise PluginError("The API server can't be asked", "Ask again")
         if (found["metadata"]["uid"]) != uid and not found.get("trusting"):
             raise ClaimGoneError(f"The claim {namespace}/{name} is another one", "Ask again")
+        with contextlib.suppress(FileNotFoundError):
+            said = json.loads((self._folder / f"{namespace}_{name}.status").read_text())
+            if said["uid"] == uid:
+                found["status"] = {**found.get("status", {}), "devices": said["devices"]}
         return found
 
     def report(self, namespace: str, name: str, uid: str, devices: list[dict[str, Any]]) -> None:
         path = self._folder / f"{namespace}_{name}.status"
-        path.write_text(json.dumps({"uid": uid, "devices": devices}))
+        path.with_suffix(".new").write_text(json.dumps({"uid": uid, "devices": devices}))
+        path.with_suffix(".new").rename(path)
 
 
 def _end_where_told(told: Path) -> None:

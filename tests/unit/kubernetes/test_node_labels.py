@@ -138,6 +138,25 @@ def test_what_is_ours_goes_and_nothing_else(api: ApiServer, node: Node) -> None:
     assert OURS not in metadata(api)["annotations"]
 
 
+def test_what_is_not_a_makers_stays(api: ApiServer, node: Node) -> None:
+    """Whoever may annotate a node, and not label it, has no label of others removed."""
+    others = {
+        f"{domain}/x": "y"
+        for domain in (
+            "node-restriction.kubernetes.io", "kubernetes.io", "topology.kubernetes.io",
+            "xnvidia.com", "nvidia.com.example.org", "intel.com", "com",
+        )
+    }  # fmt: skip
+    ours = {"nvidia.com/gpu.count": "8", "beta.amd.com/gpu.cu-count": "304", "amd.com/a": "1"}
+    about = metadata(api)
+    about["labels"] = {**others, "plain": "z", "amd.com": "no prefix", **ours}
+    about["annotations"] = {OURS: ",".join(about["labels"])}
+    assert node.keep({"amd.com/b": "1"})
+    assert metadata(api)["labels"] == {
+        **others, "plain": "z", "amd.com": "no prefix", "amd.com/b": "1",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("what", [403, 500, GARBAGE])
 def test_an_api_server_that_refuses(what: Any, api: ApiServer, node: Node) -> None:
     api.fail(what)

@@ -1,5 +1,6 @@
 """The conversation with an engine of the tests' own: what is registered, asked and answered."""
 
+import itertools
 import os
 import signal
 import socket
@@ -9,19 +10,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import machines
 import paper
 import pytest
 import wire
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from wire import Value, integer, messages, string
+from yardstick import yardstick
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import PluginError, RequestError
 from gpuhook.start.inventory import cache
-from gpuhook.tools.nri.answer import Asked, Way, edits
+from gpuhook.start.inventory.model import Node
+from gpuhook.start.resolve import resolve
+from gpuhook.tools.nri.answer import PATIENCE, Asked, Way, edits
 from gpuhook.tools.nri.service import Plugin, _refusal, run
 from gpuhook.tools.nri.transport import PLUGIN, REQUEST, RESPONSE, RUNTIME, Connection
+from gpuhook.vendors import registry
+from gpuhook.vendors.ascend import variables as ascend
+from gpuhook.vendors.neuron.vendor import CORES
+from gpuhook.vendors.nvidia import variables
 
 NRI = "nri.pkg.api.v1alpha1."
 HOOK = "/opt/gpuhook/bin/gpuhook-cdi-hook"
@@ -207,8 +216,8 @@ def gated(way: Way) -> Iterator[tuple[Served, list[tuple[str, str]]]]:
     """A plugin with a gate, and what the kubelet gave to the container main of team/pod."""
     names: list[tuple[str, str]] = []
 
-    def given(*who: str) -> list[tuple[str, str]]:
-        return names if who == ("team", "pod", "main") else []
+    def given(*who: Any) -> list[tuple[str, str]]:
+        return names if who[:3] == ("team", "pod", "main") else []
 
     made = Served(Way(way.config, HOOK, given=given))
     made.engine.registration()
@@ -264,6 +273,7 @@ def test_mounts_are_no_way_around_the_gate(way: Way, handler: str) -> None:
 
 
 SECOND = ("amd.com/gpu", "0x84cafeae17e7610")
+THIRD = ("amd.com/gpu", "0x84cafeae17e7620")
 FOLDER = "/var/run/amd-container-devices/cdi"
 # What the configuration says, what the container asks by, and what the kubelet has to have given.
 DOCUMENTED: dict[str, tuple[dict[str, Any], Asked, tuple[str, str]]] = {
@@ -302,8 +312,9 @@ def test_the_kubelet_is_asked_once(way: Way) -> None:
     """It may be slow, and an engine that waits longer than two seconds goes on without the gate."""
     asked: list[tuple[str, ...]] = []
 
-    def given(*who: str) -> list[tuple[str, str]]:
-        asked.append(who)
+    def given(namespace: str, pod: str, name: str, left: float) -> list[tuple[str, str]]:
+        assert 0 < left <= PATIENCE
+        asked.append((namespace, pod, name))
         return [SECOND]
 
     gate = Way(way.config, HOOK, given=given)
@@ -311,6 +322,74 @@ def test_the_kubelet_is_asked_once(way: Way) -> None:
         for name in ("first", "second"):
             edits(Asked("team", "pod", name, handler, ("AMD_VISIBLE_DEVICES=all",)), gate)
     assert asked == [("team", "pod", "first"), ("team", "pod", "second")] * 2
+
+
+def test_the_kubelet_has_what_is_left_of_the_time(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, seconds = cache.get_inventory, list[float]()
+
+    def slow(*words: Any, **more: Any) -> Any:
+        time.sleep(0.3)
+        return look(*words, **more)
+
+    def given(*who: Any) -> list[tuple[str, str]]:
+        seconds.append(who[3])
+        return [SECOND]
+
+    monkeypatch.setattr(cache, "get_inventory", slow)
+    asked = Asked("team", "pod", "main", "", ("AMD_VISIBLE_DEVICES=1",))
+    edits(asked, Way(way.config, HOOK, given=given))
+    assert 0 <= seconds[0] <= PATIENCE - 0.3
+
+
+MANY = 1 << 16
+# What asks for devices, or tells how, and has no end.
+Pairs = tuple[tuple[str, str], ...]
+LONG: dict[str, tuple[tuple[str, ...], Pairs, Pairs]] = {
+    **{
+        name: ((f"{name}=" + "0," * MANY,), (), ())
+        for each in registry.KNOWN.values()
+        for name in (*each.VARIABLES, *each.LEGACY)
+    },
+    **{
+        name: ((f"{name}=" + "arch<0.1 " * MANY,), (), ())
+        for name in (
+            "NVIDIA_REQUIRE_X", variables.IMEX_CHANNELS, variables.DRIVER_CAPABILITIES,
+            variables.MIG_CONFIG, *variables.MPS_LIMITS, ascend.OPTIONS, ascend.LISTS,
+            ascend.SPLIT, CORES,
+        )
+    },
+    "many variables": (tuple(f"NVIDIA_REQUIRE_{each}=cuda>1" for each in range(MANY)), (), ()),
+    "swarm": (("DOCKER_RESOURCE_GPU=" + "0," * MANY,), (), ()),
+    "mounts": (
+        (), tuple((f"/var/run/amd-container-devices/{each}", "/dev/null") for each in range(MANY)),
+        (),
+    ),
+    "annotations": ((), (), (("cdi.k8s.io/a", "amd.com/gpu=1," * MANY),)),
+    "others' variables": (
+        ("AMD_VISIBLE_DEVICES=1", *(f"A{each}=" for each in range(MANY))), (), ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("gate", [True, False])
+@pytest.mark.parametrize("name", [*LONG])
+def test_what_is_long_is_refused_at_once(way: Way, name: str, gate: bool) -> None:
+    """An engine that waits two seconds drops the plugin, and with it the gate."""
+    way.config.swarm_resource = "DOCKER_RESOURCE_GPU"
+    asked = Asked("team", "pod", "main", "", *LONG[name])
+    begin = time.process_time()
+    with pytest.raises(RequestError, match=r"asks for devices .* may have"):
+        edits(asked, Way(way.config, HOOK, given=(lambda *_: []) if gate else None))
+    assert time.process_time() - begin < 10 * yardstick()
+
+
+def test_long_variables_of_others_are_no_matter(way: Way) -> None:
+    """They aren't read, and without a word to us nothing is."""
+    asked = Asked("n", "p", "c", "", (*(["A=" + "x" * 100_000] * 20), "AMD_VISIBLE_DEVICES=1"))
+    assert edits(asked, way)
+    asked = Asked("n", "p", "c", "", tuple(f"A{each}=" for each in range(MANY)))
+    assert edits(asked, Way(way.config, HOOK, given=lambda *_: [])) == {}
 
 
 def test_annotations_count_for_a_runtime_that_reads_them(gated: Gated, way: Way) -> None:
@@ -324,6 +403,92 @@ def test_annotations_count_for_a_runtime_that_reads_them(gated: Gated, way: Way)
     names.append(SECOND)
     assert adjustment(served.engine.create(pod=pod, annotation=annotation)) == b""
     assert adjustment(served.engine.create(annotation=annotation)) == b"", "runc reads none"
+    names.clear()
+    assert "asks for AMD GPU 1" in refusal(served.engine.create(annotation=annotation))
+
+
+ALL_MOUNTED = (("/var/run/amd-container-devices/all", "/dev/null"),)
+ONE_MOUNTED = (("/var/run/amd-container-devices/2", "/dev/null"),)
+WAYS: dict[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
+    "all": ("AMD_VISIBLE_DEVICES=all", (), ""),
+    "one": ("AMD_VISIBLE_DEVICES=2", (), ""),
+    "none": ("AMD_VISIBLE_DEVICES=none", (), ""),
+    "all by mounts": ("A=1", ALL_MOUNTED, ""),
+    "one by mounts": ("AMD_VISIBLE_DEVICES=1", ONE_MOUNTED, ""),
+    "all by an annotation": ("A=1", (), "amd.com/gpu=all"),
+    "one by an annotation": ("AMD_VISIBLE_DEVICES=all", (), "amd.com/gpu=2"),
+    "another after void": ("AMD_VISIBLE_DEVICES=void", ONE_MOUNTED, "amd.com/gpu=3"),
+}
+
+
+@pytest.mark.parametrize("privileged", [False, True])
+@pytest.mark.parametrize("accepts", [False, True])
+@pytest.mark.parametrize("handler", ["", "gpu-py", "nvidia", "gpu-x"])
+@pytest.mark.parametrize("name", [*WAYS])
+def test_no_runtime_gives_what_the_kubelet_has_not(
+    way: Way, name: str, handler: str, accepts: bool, privileged: bool
+) -> None:
+    """It may be the default one or have any name, and what it sees of privileges we don't."""
+    variable, mounts, annotation = WAYS[name]
+    notes = (("cdi.k8s.io/x", annotation),) if annotation else ()
+    config = way.config
+    config.accept_envvar_unprivileged = accepts
+    config.accept_volume_mounts = config.accept_annotations = True
+    asked = Asked("team", "pod", "main", handler, (variable,), mounts, notes)
+    outcomes = set()
+    for by_cdi, names in itertools.product((False, True), ([], [SECOND], [SECOND, THIRD])):
+        gate = Way(config, HOOK, by_cdi, lambda *_, names=names: names)
+        try:
+            answer = edits(asked, gate)
+        except RequestError as error:
+            assert "kubelet hasn't given it" in str(error)  # noqa: PT017 - not each is refused
+            continue
+        spec = {
+            "process": {
+                "env": [variable, *answer.get("env", ())],
+                "capabilities": {"bounding": ["CAP_SYS_ADMIN"] * privileged},
+            },
+            "mounts": [{"destination": to, "source": source} for to, source in mounts],
+            "annotations": dict(notes),
+        }
+        found = resolve(spec, config, registry.known(config))
+        ids = {name for grant in (found.grants if found else ()) for name in grant.ids}
+        assert ids <= {name for _, name in names}
+        outcomes.add(len(names))
+    assert 2 in outcomes or "all" in name or "after" in name
+
+
+@pytest.mark.parametrize("handler", ["", "gpu-py", "gpu-x"])
+def test_channels_are_given_by_the_kubelet_too(
+    monkeypatch: pytest.MonkeyPatch, handler: str
+) -> None:
+    inventory = machines.machine(machines.gpu(0, 0))
+    folder = "/dev/nvidia-caps-imex-channels"
+    inventory.nodes = (*inventory.nodes, *(Node(f"{folder}/channel{n}", 500, n) for n in (0, 5)))
+    monkeypatch.setattr(cache, "get_inventory", lambda *_, **__: inventory)
+    gpu = ("nvidia.com/gpu", inventory.devices[0].id)
+    config = Config()
+    config.accept_volume_mounts = True
+    mounts = tuple(
+        (f"/var/run/nvidia-container-devices/{each}", "/dev/null") for each in ("0", "imex/5")
+    )
+    by_runtime = handler == "gpu-py"
+    for more, places, is_ours in (
+        (("NVIDIA_VISIBLE_DEVICES=all",), (), by_runtime),
+        (("NVIDIA_VISIBLE_DEVICES=none",), (), by_runtime),
+        ((), mounts, True),
+    ):
+        env = ("NVIDIA_IMEX_CHANNELS=5", *more) if more else ()
+        asked = Asked("team", "pod", "main", handler, env, places)
+        for names in ([gpu], [gpu, ("gpu.nvidia.com/imex-channel", "0")]):
+            gate = Way(config, HOOK, given=lambda *_, names=names: names)
+            if is_ours:
+                with pytest.raises(RequestError, match="imex-channel=5, and the kubelet hasn't"):
+                    edits(asked, gate)
+            else:
+                assert "NVIDIA_VISIBLE_DEVICES=void" in edits(asked, gate)["env"]
+        right = [gpu, ("nvidia.com/imex-channel", "5")]
+        edits(asked, Way(config, HOOK, given=lambda *_, right=right: right))
 
 
 def test_an_image_that_says_all_gets_what_was_granted(gated: Gated) -> None:
@@ -336,6 +501,20 @@ def test_an_image_that_says_all_gets_what_was_granted(gated: Gated) -> None:
     assert nodes(answer) == ["/dev/kfd", "/dev/dri/card2", "/dev/dri/renderD130"]
     names[:] = [("amd.com/gpu", "3")]  # by the name of a CDI device of a claim
     assert nodes(served.engine.create("AMD_VISIBLE_DEVICES=all"))[1] == "/dev/dri/card3"
+
+
+def test_what_fails_is_a_refusal(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin's end would be that of the gate, and the container would start."""
+    served.engine.registration()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AttributeError("a\nb")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpuhook.tools.nri.answer.resolve", fail)
+        said = refusal(served.engine.create("AMD_VISIBLE_DEVICES=1"))
+    assert said == "gpuhook: it failed: AttributeError: 'a\\nb'. Report it"
+    assert len(nodes(served.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
 
 
 def test_a_refusal_is_short() -> None:

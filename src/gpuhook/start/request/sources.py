@@ -22,7 +22,7 @@ SOURCE = "/dev/null"
 # means, and what asks for the device as well.
 _LIMIT, _LIMITED = "limit", "memory"
 _PARTS = ("/limit", "/memory")
-_FOLDERS = "-container-devices"  # in the name of every vendor's folder
+FOLDERS = "-container-devices"  # in the name of every vendor's folder
 
 
 def limit_place(folder: str, device: str, size: str, *, gives: bool = False) -> str:
@@ -44,7 +44,7 @@ def may_limit(destination: object) -> bool:
     """Tell whether a mount could be such a one: quick, and True for all that are."""
     return (
         isinstance(destination, str)
-        and _FOLDERS in destination
+        and FOLDERS in destination
         and any(part in destination for part in _PARTS)
     )
 

@@ -14,10 +14,9 @@ from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option
 from gpuhook.tools.host.programs import our_program
 from gpuhook.tools.nri import SOCKET
-from gpuhook.tools.nri.answer import Given, Way
+from gpuhook.tools.nri.answer import PATIENCE, Given, Way
 
 _INDEX = re.compile(r"[0-9]{2}")
-_GATE_PATIENCE = 1.5  # seconds for the kubelet's answer; the engine waits for two
 
 
 @command(
@@ -92,11 +91,11 @@ def _gate(path: str, config: Config) -> Given:
     from gpuhook.tools.metrics.telemetry import Telemetry  # noqa: PLC0415
 
     place = kubelet.Place(path)
-    asking = Telemetry(kubelet, "Kubernetes", config, time.monotonic, _GATE_PATIENCE, "kubelet")
+    asking = Telemetry(kubelet, "Kubernetes", config, time.monotonic, PATIENCE, "kubelet")
     asking.ask(place)  # so that the child stands ready
 
-    def given(namespace: str, pod: str, container: str) -> list[tuple[str, str]]:
-        found = asking.ask(place)
+    def given(namespace: str, pod: str, container: str, left: float) -> list[tuple[str, str]]:
+        found = asking.ask(place, patience=left)
         if found is None or "pods" not in found:
             raise PluginError(
                 f"The kubelet at {path} doesn't say which devices containers have: "

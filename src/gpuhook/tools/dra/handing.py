@@ -90,7 +90,7 @@ class Handing:
         try:
             return self._prepared(driver, ref, claim)
         except TakenError as error:
-            if not self._free_gone(error.holders, ref["namespace"]):
+            if not self._free_gone(error.holders):
                 raise
         return self._prepared(driver, ref, claim)
 
@@ -108,9 +108,9 @@ class Handing:
                     found = allotted(self._devices, driver, ref, claim)
                     record = self._renew(record, found)  # protects: dra-completed
             except GpuhookError as error:
-                self._news = self._status(uid) + _failed(claim, driver, error)
+                self._news = _dated(self._status(uid) + _failed(claim, driver, error), claim)
                 raise
-            self._news = self._status(uid)
+            self._news = _dated(self._status(uid), claim)
             return record
 
     def report(self, ref: Ref) -> None:
@@ -224,9 +224,9 @@ class Handing:
                 f"The device {ours.device} is claim {record.claim}'s, which was prepared for it "
                 "before",
                 "The pod can start when the pods of that claim have ended; where the kubelet has "
-                "lost its own folder it never says so: then delete that claim, and from this node "
-                f"the pods of the namespace {record.namespace}, and the pod starts a minute or two "
-                "later",
+                "lost its own folder it never says so: then delete that claim, cordon this node, "
+                f"and delete every pod of the namespace {record.namespace} from it: within 20 "
+                "minutes the device is free",
             )
         self._check_shares(driver, uid, wanted)
         if wanted:
@@ -273,26 +273,26 @@ class Handing:
 
     # Whose claim is gone ----------------------------------------------------------------------
 
-    def _free_gone(self, holders: Sequence[Record], namespace: str) -> bool:
+    def _free_gone(self, holders: Sequence[Record]) -> bool:
         """Put back what claims have that aren't in the cluster any more; tell whether any was.
 
         A kubelet that has lost its own folder never asks for that. Only where the kubelet says
         that no pod has their devices, nor may have them without its saying so, and only where all
         that is so a minute later, too: a pod that was deleted by force may still run, and the
-        kubelet ends what it doesn't know. ``namespace`` is that of who wants them.
+        kubelet ends what it doesn't know.
         """
-        gone = [record for record in holders if self._is_gone(record)]
-        used = self._in_use() if gone else None
+        used = self._in_use() if holders else None
+        # protects: dra-gone-unused
+        unused = [each for each in holders if used is not None and _is_unused(each, used)]
+        gone = [record for record in unused if self._is_gone(record)]
         freed = False
         with self._records.locked():
             for record in holders:
                 if self._records.read(record.driver, record.uid) != record:
                     continue  # somebody has worked on it since
-                # protects: dra-gone-unused
-                is_free = record in gone and used is not None and _is_free(record, used, namespace)
                 # protects: dra-gone-twice
                 is_late = record.gone > 0 and now() - record.gone >= _YOUNG
-                if not is_free:
+                if record not in gone:
                     if record.gone:
                         self._records.write(replace(record, gone=0.0))  # protects: dra-gone-still
                 elif is_late:
@@ -322,7 +322,7 @@ class Handing:
         with self._records.locked():
             had = self._records.read(driver, ref["uid"]) is not None
             self._undo(driver, ref["uid"])
-            self._news = self._status(ref["uid"]) if had else None
+            self._news = _dated(self._status(ref["uid"]), {}) if had else None
 
     def _undo(self, driver: str, uid: str) -> None:
         """Undo what was begun for a claim, as far as it came; the record goes last."""
@@ -339,7 +339,7 @@ class Handing:
         self._records.remove(driver, uid)
 
     def sweep(self) -> None:
-        """Undo what nobody else is going to: of earlier boots, and begun long ago or half."""
+        """Undo what nobody else is going to: of earlier boots, begun long ago or half, and gone."""
         with self._records.locked():
             for driver, uid in self._records.names():
                 record = self._records.read(driver, uid)
@@ -358,18 +358,21 @@ class Handing:
                     if (driver, uid) not in kept:
                         document.remove(document.path(self._options.cdi_folder, driver, uid))
             self._effects.look_after(self._records.current(), self._tell)
+            current = self._records.current()
+        # Whoever asks may have a pod in the holder's namespace, and so would never be heard.
+        self._free_gone(current)
 
 
-def _is_free(record: Record, used: Used, namespace: str) -> bool:
-    """Tell whether no pod has a claim's devices, as far as somebody in ``namespace`` is concerned.
+def _is_unused(record: Record, used: Used) -> bool:
+    """Tell whether no pod has a claim's devices, nor may have them without the kubelet's saying so.
 
     Whoever takes the finalizer off his claim and deletes it keeps what his pod has of it, and the
-    kubelet doesn't list all containers. So no pod of another's namespace may be left.
+    kubelet doesn't list all containers. So no pod of that namespace may be left, whoever asks: to
+    put it back is to lose the only record of it.
     """
     names = {name.partition("=")[2] for held in record.devices for name in held.cdi}
-    # protects: dra-gone-unlisted
-    others = record.namespace != namespace and record.namespace in used.namespaces
-    return not others and not names & used.ids
+    is_listed = record.namespace in used.namespaces  # protects: dra-gone-unlisted
+    return not is_listed and not names & used.ids
 
 
 def _is_stale(record: Record) -> bool:
@@ -419,9 +422,31 @@ def _failed(claim: Mapping[str, Any], driver: str, error: GpuhookError) -> list[
 def _device_status(
     driver: str, pool: str, device: str, share: str, reason: str, message: str
 ) -> dict[str, Any]:
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     ready = "True" if reason == "Prepared" else "False"
-    condition = {"type": "Ready", "status": ready, "reason": reason, "message": message,
-                 "lastTransitionTime": now}  # fmt: skip
+    condition = {"type": "Ready", "status": ready, "reason": reason, "message": message}
     about = {"driver": driver, "pool": pool, "device": device, "conditions": [condition]}
     return {**about, "shareID": share} if share else about
+
+
+def _dated(news: list[dict[str, Any]], claim: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what a claim's status will say, with the time from which on it has been so.
+
+    That is what ``claim`` has where its condition was the same: an object that isn't changed wakes
+    nobody up. Source: Condition of Kubernetes' meta/v1.
+    """
+    keys = ("driver", "pool", "device", "shareID")
+    said = (claim.get("status") or {}).get("devices") or []
+    before = {tuple(each.get(key) for key in keys): each for each in said}
+    for each in news:
+        there = before.get(tuple(each.get(key) for key in keys), {}).get("conditions") or []
+        times = {
+            (one.get("type"), one.get("status")): one.get("lastTransitionTime") for one in there
+        }
+        for condition in each["conditions"]:
+            time_before = times.get((condition["type"], condition["status"]))
+            condition["lastTransitionTime"] = time_before or _time()
+    return news
+
+
+def _time() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -11,6 +11,7 @@ from gpuhook.start.contract import Vendor
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.kubernetes.settings import Settings
 from gpuhook.tools.vendors import parts
+from gpuhook.vendors import registry
 
 # On the node, which labels are ours: those that a later look doesn't find are removed.
 OURS = "gpuhook.labels"
@@ -49,6 +50,14 @@ def _fits(key: str, value: str) -> bool:
     return bool(_KEY.fullmatch(key) and _VALUE.fullmatch(value))
 
 
+def _is_makers(key: str) -> bool:
+    """Tell whether a label is in the domain of a maker whose labels we write, or below it."""
+    domain, _, name = key.partition("/")
+    known = [names for names in registry.KNOWN.values() if parts.labels(names) is not None]
+    domains = [names.KIND.partition("/")[0] for names in known]
+    return bool(name) and any(f".{domain}".endswith(f".{each}") for each in domains)
+
+
 def text(made: Mapping[str, str]) -> str:
     """Return labels as node-feature-discovery reads them from a file: a line for each."""
     return "".join(f"{key}={value}\n" for key, value in made.items())
@@ -79,7 +88,8 @@ class Node:
         metadata = self._client.ask("GET", self._path).get("metadata", {})
         there = metadata.get("labels") or {}
         noted = (metadata.get("annotations") or {}).get(OURS, "")
-        before = {key for key in noted.split(",") if key}
+        # Whoever may annotate a node chooses these words, and may not remove every label.
+        before = {key for key in noted.split(",") if _is_makers(key)}  # protects: labels-makers
         gone = dict.fromkeys((before - {*made}) & {*there})
         changed = {key: value for key, value in made.items() if there.get(key) != value}
         ours = ",".join(sorted(made)) or None

@@ -53,8 +53,10 @@ class Telemetry(Talking):
         self.xids: dict[tuple[str, int], int] = {}
         self.problem = ""
 
-    def ask(self, inventory: Any, *, more: bool = False) -> dict[str, Any] | None:
-        """Return the child's answer, None where there is none in time."""
+    def ask(
+        self, inventory: Any, *, more: bool = False, patience: float | None = None
+    ) -> dict[str, Any] | None:
+        """Return the child's answer, None where there is none in time: ``patience``, if given."""
         if not self._module.can_ask(inventory):
             return None
         self.problem = ""
@@ -71,7 +73,7 @@ class Telemetry(Talking):
             return None
         except OSError:
             pass  # it has ended, which is seen below
-        answer = self._wait(self._clock() + self._patience)
+        answer = self._wait(self._clock() + (self._patience if patience is None else patience))
         self.problem = self.problem or self._left_alone(inventory)
         return answer
 

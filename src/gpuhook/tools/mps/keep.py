@@ -28,6 +28,7 @@ from gpuhook.vendors.nvidia.model import WSL, Gpu, Inventory
 
 _THIRD = 615  # the first driver with version 3
 _WAIT = 60.0  # seconds that another gpuhook mps may take
+_LOCK = "mps.lock"  # in the state folder, which everybody may open, and so lock
 _MEGA = 1 << 20
 _SHM_SIZE = "size=1g,mode=1777,nosuid,nodev,noexec"
 _BACK_OFF = (1.0, 60.0)  # seconds before the daemon is started again: the first, the longest
@@ -279,15 +280,25 @@ class Keeper:
                 f"{self._config.state_dir} can't be used, or isn't root's alone",
                 "Correct state-dir in [gpuhook]",
             )
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        path = f"{self._config.state_dir}/{_LOCK}"
         try:
-            if not lock.take(folder, _WAIT):
+            fd = os.open(_LOCK, flags, 0o600, dir_fd=folder)  # protects: mps-lock
+        except OSError as error:
+            raise MpsError(
+                f"{path} can't be made: {error.strerror}", "Make room for it, or remove it"
+            ) from None
+        finally:
+            os.close(folder)
+        try:
+            if not lock.take(fd, _WAIT):
                 raise MpsError(
-                    f"Another process has locked {self._config.state_dir} for {_WAIT:g} seconds",
-                    "Wait until it has ended, and run this again",
+                    f"Another process has locked {path} for {_WAIT:g} seconds",
+                    "Wait until it has ended, and run this again; `lslocks` names it",
                 )
             yield
         finally:
-            os.close(folder)
+            os.close(fd)
 
     def _make_folders(self, version: int) -> None:
         for name, mode in (("", 0o755), (mps.PIPE, 0o755), (mps.LOG, 0o700), (mps.CLAIMS, 0o700)):

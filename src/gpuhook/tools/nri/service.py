@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuhook import __version__
 from gpuhook.ground.container import kernel
-from gpuhook.ground.errors import GpuhookError, PluginError, printable
+from gpuhook.ground.errors import GpuhookError, PluginError, printable, shown
 from gpuhook.tools.kubernetes.api import DecodeError
 from gpuhook.tools.nri import PROCESS, answer
 from gpuhook.tools.nri.answer import Asked, Way
@@ -125,6 +125,11 @@ class Plugin:
         except (GpuhookError, OSError, ValueError) as error:
             self._tell(str(error))
             return _refusal(_UNKNOWN, f"gpuhook: {error}")
+        except Exception as error:  # noqa: BLE001  # protects: nri-refusal
+            # Else one pod's container would start, and end the gate for the next.
+            why = f"it failed: {type(error).__name__}: {shown(str(error))}. Report it"
+            self._tell(why)
+            return _refusal(_UNKNOWN, f"gpuhook: {why}")
         return bytes(ttrpc.Response(payload=made.SerializeToString()).SerializeToString())
 
     # What the engine asks ------------------------------------------------------------------------

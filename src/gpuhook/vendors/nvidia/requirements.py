@@ -42,7 +42,7 @@ def parse(text: str) -> "Alternatives":
         factors = tuple(factor for factor in parsed if factor[0] in _PROPERTIES)
         if factors:
             alternatives.append(factors)
-    return tuple(alternatives)
+    return tuple(dict.fromkeys(alternatives))
 
 
 def _factor(factor: str, text: str) -> "Factor":
@@ -87,17 +87,22 @@ def holds(alternatives: "Alternatives", facts: "Mapping[str, str]") -> bool:
     """
     if not alternatives:
         return True
-    return any(all(_factor_holds(factor, facts) for factor in factors) for factors in alternatives)
+    have = {name: parse_version(facts.get(name) or "") for name in _VERSIONS}
+    return any(
+        all(_factor_holds(factor, facts, have) for factor in factors) for factors in alternatives
+    )
 
 
-def _factor_holds(factor: "Factor", facts: "Mapping[str, str]") -> bool:
+def _factor_holds(
+    factor: "Factor", facts: "Mapping[str, str]", versions: "Mapping[str, tuple[int, ...] | None]"
+) -> bool:
     name, operator, value = factor
     actual = facts.get(name)
     if not actual:
         return True
     if name == "brand":
         return (actual.lower() == value.lower()) == (operator == "=")
-    have, want = parse_version(actual), parse_version(value)
+    have, want = versions[name], parse_version(value)
     if have is None or want is None:
         return True
     if operator == "=":
@@ -117,12 +122,12 @@ def check(grant: "Grant") -> None:
     Without a selected GPU only cuda and driver are known.
     """
     inventory = grant.inventory
-    gpus = selection(inventory, grant.devices).gpus
+    different: dict[tuple[str, ...], Gpu | None] = {}
+    for gpu in selection(inventory, grant.devices).gpus or (None,):
+        different.setdefault(tuple(_facts(inventory, gpu).values()), gpu)
     for text in grant.request.options.requirements:
         alternatives = parse(text)
-        if not gpus and not holds(alternatives, _facts(inventory, None)):
-            raise _unmet(text, alternatives, inventory, None)
-        for gpu in gpus:
+        for gpu in different.values():
             if not holds(alternatives, _facts(inventory, gpu)):
                 raise _unmet(text, alternatives, inventory, gpu)
 

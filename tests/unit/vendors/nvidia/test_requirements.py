@@ -230,6 +230,25 @@ def test_without_a_gpu_only_driver_and_cuda_count() -> None:
         check("cuda>=12.3", gpus=())
 
 
+def test_like_gpus_and_like_alternatives_are_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their number is the machine's and the image's, and the time is all tenants' together."""
+    gpus = tuple(gpu(index, *(("7.5", "Tesla") if index % 2 else ())) for index in range(8))
+    machine = Inventory("/", "535.309.01", "12.2", gpus, (), ())
+    looks: list[Any] = []
+    look = requirements._factor_holds
+
+    def counted(factor: Any, *rest: Any) -> bool:
+        looks.append(factor)
+        return look(factor, *rest)
+
+    monkeypatch.setattr(requirements, "_factor_holds", counted)
+    text = "cuda<1 " * 50 + "arch<1 cuda>=12"
+    requirements.check(granted(asked("all", requirements=(text,)), machine))
+    assert len(looks) == 2 * 3
+
+
 def test_failure_says_what_is_required_what_there_is_and_what_to_do() -> None:
     with pytest.raises(RequirementError) as caught:
         check("cuda>=13.0 brand=grid,driver>=580")

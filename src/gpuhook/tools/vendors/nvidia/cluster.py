@@ -89,10 +89,13 @@ class NvidiaCluster(Cluster):
         variables = {feature_variable(name): "enabled" for name in features}
         if channels and not ways.by_mounts:
             variables[IMEX_CHANNELS] = ",".join(map(str, channels))
-        names = [f"{DOMAIN}/imex-channel={each}" for each in channels]
+        names = self.beside(options)
         names += [f"{DOMAIN}/{name}=all" for name in features]
         mounts = tuple(f"imex/{each}" for each in channels)
         return Extras(variables, mounts, tuple(names), tuple(warnings))
+
+    def beside(self, options: NvidiaOptions) -> list[str]:
+        return [f"{DOMAIN}/imex-channel={each}" for each in options.imex_channels]
 
 
 def profile(mig: Mig) -> str:
