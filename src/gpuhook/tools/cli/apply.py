@@ -137,8 +137,7 @@ def _asked(
 def _undo(rootfs: str, state: str) -> None:
     if not state:
         raise click.UsageError("--undo needs what --no-undo forgets: give one of them.")
-    known = work.undo(rootfs, state)
-    click.echo(f"{rootfs}: {'as it was before' if known else 'nothing to undo'}")
+    click.echo(f"{rootfs}: {work.undo(rootfs, state)}")
 
 
 def _explain(rootfs: str, given: Asked, config_path: str | None, output_format: str) -> None:
