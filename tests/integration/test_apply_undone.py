@@ -4,8 +4,10 @@ He has the folder and all in it: he renames and replaces what he likes, but can'
 """
 
 import base64
+import json
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -286,3 +288,56 @@ def test_a_file_and_its_owner_are_one_and_the_same(tmp_path: Path) -> None:
         ended.set()
         thread.join()
     assert found == {(0o4755, b"root's"), (0o644, b"his")}
+
+
+@pytest.mark.parametrize("way", ["link", "last", "volume", "second", "node", "above"])
+def test_lines_are_added_to_nothing_outside_the_folder(folder: Folder, way: str) -> None:
+    """By a link of the owner's on the way, by a further name of a file, or into a volume."""
+    folder.give_away()
+    place = folder.root.parent / f"{folder.root.name}.other"
+    place.mkdir()
+    victim = place / "lines"
+    victim.write_text("")
+    name, named = "var/lines", folder.root / "var/lines"
+    mounted = way == "volume"
+    if way in ("link", "above"):
+        shutil.rmtree(folder.root / "var")
+        (folder.root / "var").symlink_to(place)
+        (folder.root / str(place)[1:]).mkdir(parents=True)
+    elif way == "last":
+        (folder.root / name).symlink_to(victim)
+    elif way == "second":
+        os.link(victim, folder.root / name)
+    elif way == "node":
+        os.mknod(folder.root / name, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    else:
+        folder.namespace.run("mount", "--bind", place, folder.root / "var").ok()
+    if way == "above":
+        users = place.with_name(f"{place.name}.users")
+        users.mkdir()
+        (users / "var").symlink_to(place)
+        os.chown(users, OWNER, OWNER)
+        named = users / name
+    try:
+        done = folder.call("-e", ASK, f"--fstab={named}")
+        assert victim.read_text() == ""
+        if way == "link":
+            done.ok()
+            assert (folder.root / str(place)[1:] / "lines").read_text()
+        else:
+            assert "lines" in done.failed().stderr
+    finally:
+        if mounted:
+            folder.namespace.run("umount", folder.root / "var").ok()
+        shutil.rmtree(place)
+        shutil.rmtree(place.with_name(f"{place.name}.users"), ignore_errors=True)
+
+
+def test_no_file_of_the_host_is_read_for_an_environment(folder: Folder) -> None:
+    """By a link of the owner's."""
+    secret = folder.state.parent / "secret"
+    secret.write_text(f"{ASK}\n")
+    (folder.root / "environ").symlink_to(secret)
+    for path in (folder.root / "environ", folder.root / "../x/.." / folder.root.name / "environ"):
+        done = folder.call(f"--environ={path}", "--dry-run", "--format=json").ok()
+        assert json.loads(done.stdout)["operations"] == []

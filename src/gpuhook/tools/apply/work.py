@@ -9,7 +9,6 @@ from gpuhook import inject
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container.changes import Container
 from gpuhook.ground.errors import FolderError
-from gpuhook.ground.fileio import write_all
 from gpuhook.ground.oci.spec import Spec
 from gpuhook.start.plan import image
 from gpuhook.start.plan.operations import Operation, Plan, usable
@@ -193,13 +192,3 @@ def _locked(state: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
     folder = os.path.join(state, "applied")
     return Lock(folder, "changing a root folder", _PATIENCE, FolderError).held()
-
-
-def append(path: str, text: str) -> None:
-    """Add text to a file of the caller's, which may be new; OSError, and never a link followed."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    fd = os.open(path, flags, 0o644)
-    try:
-        write_all(fd, text.encode("utf-8", "surrogateescape"))
-    finally:
-        os.close(fd)
