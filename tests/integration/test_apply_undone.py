@@ -8,20 +8,28 @@ import json
 import os
 import shutil
 import stat
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from harness.commands import run
 from harness.root_folders import OWNER, Folder, killed, snapshot
 from harness.sandbox import contents
 
 from gpuhook import inject
+from gpuhook.ground.config.loader import load as load_config
+from gpuhook.ground.container import kernel
+from gpuhook.ground.errors import FolderError
 from gpuhook.ground.host import files as host_files
 from gpuhook.start.plan.operations import UpdateLdCache
-from gpuhook.tools.apply import before
+from gpuhook.start.resolve import Progress, resolve
+from gpuhook.tools.apply import before, mounted, work
 from gpuhook.tools.apply.folder import Folder as Root
+from gpuhook.tools.apply.request import Asked
+from gpuhook.vendors import registry
 
 ASK = "NVIDIA_VISIBLE_DEVICES=0"
 CACHE = "etc/ld.so.cache"
@@ -299,7 +307,6 @@ def test_lines_are_added_to_nothing_outside_the_folder(folder: Folder, way: str)
     victim = place / "lines"
     victim.write_text("")
     name, named = "var/lines", folder.root / "var/lines"
-    mounted = way == "volume"
     if way in ("link", "above"):
         shutil.rmtree(folder.root / "var")
         (folder.root / "var").symlink_to(place)
@@ -327,7 +334,7 @@ def test_lines_are_added_to_nothing_outside_the_folder(folder: Folder, way: str)
         else:
             assert "lines" in done.failed().stderr
     finally:
-        if mounted:
+        if way == "volume":
             folder.namespace.run("umount", folder.root / "var").ok()
         shutil.rmtree(place)
         shutil.rmtree(place.with_name(f"{place.name}.users"), ignore_errors=True)
@@ -341,3 +348,46 @@ def test_no_file_of_the_host_is_read_for_an_environment(folder: Folder) -> None:
     for path in (folder.root / "environ", folder.root / "../x/.." / folder.root.name / "environ"):
         done = folder.call(f"--environ={path}", "--dry-run", "--format=json").ok()
         assert json.loads(done.stdout)["operations"] == []
+
+
+def test_several_at_once(folder: Folder) -> None:
+    """One after the other, each in the place of the one before, and some take all back."""
+    before, mounts = snapshot(folder), folder.everywhere()
+    words = [folder.command, "apply", f"--rootfs={folder.root}", f"--state-dir={folder.state}"]
+    env = {**os.environ, "GPUHOOK_CONFIG": str(folder.config)}
+    each = [("-e", ASK), ("-e", ASK.replace("0", "1")), ("--undo",)] * 2
+    running = [
+        subprocess.Popen(folder.namespace.enter(*words, *asked), env=env, stdout=subprocess.DEVNULL)
+        for asked in each
+    ]
+    assert [process.wait() for process in running] == [0] * len(each)
+    assert len(folder.everywhere()) < len(mounts) + 40
+    folder.call("--undo").ok()
+    assert folder.everywhere() == mounts
+    assert snapshot(folder) == before
+
+
+def test_where_the_kernel_has_no_lasting_ids(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before Linux 6.8: what is hidden is known by its number, and the rest by what it shows."""
+    monkeypatch.setattr(kernel, "unique_mount_id", lambda _: None)
+    config = load_config(str(folder.config))
+    known = registry.known(config)
+    spec = Asked((("NVIDIA_VISIBLE_DEVICES", "0"),)).spec(config, known)
+    resolved = resolve(spec.data, config, known, Progress())
+    assert resolved is not None
+    root, state = str(folder.root), str(folder.state)
+    before, mounts = snapshot(folder), mounted.table(root)
+    work.give(root, resolved, config, spec, state)
+    (folder.root / "dev").rename(folder.root / "dev2")
+    run(["mount", "-t", "tmpfs", "tmpfs", folder.root / "usr/bin"]).ok()
+    try:
+        with pytest.raises(FolderError, match="is hidden by another mount"):
+            work.undo(root, state)
+    finally:
+        run(["umount", folder.root / "usr/bin"]).ok()
+    (folder.root / "dev2").rename(folder.root / "dev")
+    assert work.undo(root, state) == "as it was before"
+    assert mounted.table(root) == mounts
+    assert snapshot(folder) == before
