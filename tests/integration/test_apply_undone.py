@@ -179,18 +179,19 @@ def test_what_is_hidden_is_said_and_not_forgotten(folder: Folder, place: str) ->
 
 
 def test_in_another_mount_namespace(folder: Folder) -> None:
-    """A copy, in which mounts have other ids: what is in the folder and wasn't there goes."""
-    library = folder.root / "srv" / "own"
-    library.parent.mkdir(exist_ok=True)
-    library.touch()
-    folder.namespace.run("mount", "--bind", "/dev/null", library).ok()
-    before = folder.mounts()
+    """A copy, in which mounts have other ids: others' stay, from before and from later."""
+    others = [folder.root / "srv" / name for name in ("before", "later")]
+    for place in others:
+        place.parent.mkdir(exist_ok=True)
+        place.touch()
+    folder.namespace.run("mount", "--bind", "/dev/null", others[0]).ok()
     folder.call("-e", ASK).ok()
+    folder.namespace.run("mount", "--bind", "/dev/zero", others[1]).ok()
     words = (folder.command, "apply", f"--rootfs={folder.root}", f"--state-dir={folder.state}")
     script = f'"$@" --undo >&2; grep -c {folder.root}/ /proc/self/mountinfo'
     seen = folder.namespace.run("unshare", "--mount", "sh", "-c", script, "sh", *words).ok()
-    assert int(seen.stdout) == len(before) == 1
-    folder.namespace.run("umount", library).ok()
+    assert int(seen.stdout) == len(others)
+    folder.namespace.run("umount", *others).ok()
 
 
 @pytest.mark.parametrize("call", [("rename", 2), ("unlink", 1)])

@@ -13,7 +13,6 @@ from gpuhook import inject
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.fileio import write_all
 from gpuhook.ground.host import files as host_files
-from gpuhook.tools.apply.folder import Folder
 
 _NEW = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -42,6 +41,8 @@ def append(path: str, text: str, rootfs: str) -> None:
         parent = os.open(os.path.dirname(path) or ".", _FOLDER)
         _append(parent, path, text)
         return
+    from gpuhook.tools.apply.folder import Folder  # noqa: PLC0415 - who explains adds nothing
+
     with inject.open_folder(rootfs, Folder) as folder:
         parent = folder.open(os.path.dirname(inside), _FOLDER)
         if not folder.is_own(parent):  # protects: lines-volume

@@ -7,7 +7,6 @@ it is now, and for no other that has come to its place.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, field
@@ -127,6 +126,8 @@ def boot() -> str:
 
 def digest(data: bytes) -> str:
     """Return the SHA-256 of data."""
+    import hashlib  # noqa: PLC0415 - OpenSSL takes 5 ms, and many who import this apply nothing
+
     return hashlib.sha256(data).hexdigest()
 
 
