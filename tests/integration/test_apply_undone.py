@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import threading
@@ -247,9 +248,9 @@ def test_a_run_that_is_killed_while_it_covers_a_file(folder: Folder, call: str, 
     cache = folder.state.parent / "cache"
     shutil.copy2(folder.root / CACHE, cache)
     before, there = snapshot(folder), folder.everywhere()
-    folder.namespace.run("mount", "--bind", cache, folder.root / CACHE).ok()
+    folder.namespace.run("mount", "--bind", "--make-private", cache, folder.root / CACHE).ok()
     mounts = folder.everywhere()
-    assert folder.call("-e", ASK, before=killed(call, times)).status != 0
+    assert folder.call("-e", ASK, before=killed(call, times)).status == -signal.SIGKILL
     folder.call("--undo").ok()
     assert folder.everywhere() == mounts
     folder.namespace.run("umount", folder.root / CACHE).ok()
@@ -354,11 +355,11 @@ def test_no_file_of_the_host_is_read_for_an_environment(folder: Folder) -> None:
 def test_several_at_once(folder: Folder) -> None:
     """One after the other, each in the place of the one before, and some take all back."""
     before, mounts = snapshot(folder), folder.everywhere()
-    words = [folder.command, "apply", f"--rootfs={folder.root}", f"--state-dir={folder.state}"]
+    words = ("apply", f"--rootfs={folder.root}", f"--state-dir={folder.state}")
     env = {**os.environ, "GPUHOOK_CONFIG": str(folder.config)}
-    each = [("-e", ASK), ("-e", ASK.replace("0", "1")), ("--undo",)] * 2
+    each: list[tuple[str, ...]] = [("-e", ASK), ("-e", ASK.replace("0", "1")), ("--undo",)] * 2
     running = [
-        subprocess.Popen(folder.namespace.enter(*words, *asked), env=env, stdout=subprocess.DEVNULL)
+        subprocess.Popen(folder.namespace.enter(folder.command, *words, *asked), env=env)
         for asked in each
     ]
     assert [process.wait() for process in running] == [0] * len(each)
