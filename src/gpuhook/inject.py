@@ -31,13 +31,15 @@ from gpuhook.start.resolve import limits
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any
+    from typing import Any, TypeVar
 
     from gpuhook.ground.config.model import Config
     from gpuhook.ground.oci.spec import Spec, State
     from gpuhook.start.plan.image import Examine, Image
     from gpuhook.start.plan.operations import Operation, Plan
     from gpuhook.start.resolve import Resolved
+
+    Folder = TypeVar("Folder", bound=Container)
 
 _REMEDIES = {
     errno.EROFS: "Give the container a writable root filesystem or layer while it is created",
@@ -195,7 +197,7 @@ def open_container(pid: int, root_path: str) -> Container:
     """
     try:
         process = os.open(f"/proc/{pid}", PATH_FLAGS | os.O_DIRECTORY)
-        return _open_root(process, root_path, inside=False)
+        return _open_root(process, root_path, Container, inside=False)
     except OSError as error:
         raise InjectError(
             f"The container's root filesystem {root_path} can't be opened: {error.strerror}",
@@ -212,7 +214,7 @@ def open_inside(root_path: str) -> Container:
     remedy = "Register gpuhook-cdi-hook as `gpuhook cdi generate` does, as createContainer alone"
     try:
         process = os.open("/proc/self", PATH_FLAGS | os.O_DIRECTORY)
-        container = _open_root(process, root_path, inside=True)
+        container = _open_root(process, root_path, Container, inside=True)
     except OSError as error:
         raise InjectError(
             f"The container's root filesystem {root_path} can't be opened: {error.strerror}", remedy
@@ -225,15 +227,15 @@ def open_inside(root_path: str) -> Container:
     return container
 
 
-def open_folder(root_path: str) -> Container:
+def open_folder(root_path: str, kind: "type[Folder]") -> "Folder":
     """Open a root folder that is no container's, in this process' own mount namespace.
 
-    What is mounted in it stays there, until it is taken back or the namespace goes. InjectError
-    where that isn't a folder, or is the host's own root.
+    What is mounted in it stays there, until it is taken back or the namespace goes. ``kind`` is
+    the class of what is returned. InjectError where that isn't a folder, or is the host's own root.
     """
     try:
         process = os.open("/proc/self", PATH_FLAGS | os.O_DIRECTORY)
-        container = _open_root(process, root_path, inside=True)
+        container = _open_root(process, root_path, kind, inside=True)
         container.settle([])
     except OSError as error:
         raise InjectError(
@@ -243,7 +245,7 @@ def open_folder(root_path: str) -> Container:
     return container
 
 
-def _open_root(process: int, root_path: str, *, inside: bool) -> Container:
+def _open_root(process: int, root_path: str, kind: "type[Folder]", *, inside: bool) -> "Folder":
     """Return the container of a descriptor of /proc/PID, which is closed where that fails."""
     flags = PATH_FLAGS | os.O_DIRECTORY
     root = -1
@@ -256,7 +258,7 @@ def _open_root(process: int, root_path: str, *, inside: bool) -> Container:
         finally:
             os.close(everything)
         _refuse_host_root(root, root_path)  # protects: hosts-root
-        return Container(root, root_path, Journal(), owner, process, inside=inside)
+        return kind(root, root_path, Journal(), owner, process, inside=inside)
     except BaseException:
         for fd in (root, process):
             if fd >= 0:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import bundles, distributions, images, namespaces, prometheus
+from harness import bundles, distributions, images, namespaces, prometheus, root_folders
 from harness import releases as other_releases
 from harness.bundles import Bundle, GpuBundle
 from harness.commands import path_of, run
@@ -19,6 +19,7 @@ from harness.installation import Installation, install, write_config
 from harness.manifests import build_image
 from harness.namespaces import Namespace, namespace
 from harness.podman import Podman, hooks_dir, podman
+from harness.root_folders import Folder
 from harness.standing import Site
 from harness.vendors import Devices
 
@@ -375,3 +376,18 @@ def own(site: Site, workspace: Path, tmp_path: Path) -> Iterator[Site]:
     site.settle()
     yield site
     site.bundle.call(site.installation.command, "simulate", "--remove", root)
+
+
+@pytest.fixture
+def folder(
+    tmp_path: Path,
+    roots: dict[str, Path],
+    driver: Driver,
+    installation: Installation,
+    workspace: Path,
+) -> Iterator[Folder]:
+    """A root folder for gpuhook apply, in a mount namespace of its own."""
+    config = write_config(workspace / f"etc-{tmp_path.name}", driver.root, ["runc"])
+    root, state = workspace / f"apply-{tmp_path.name}", tmp_path / "state"
+    with root_folders.made(roots["debian"], root, state, config, installation.command) as found:
+        yield found

@@ -1,31 +1,29 @@
 """gpuhook apply: a folder that no engine makes a container of gets what the hook would give."""
 
-import hashlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import declared_vendors
 import pytest
 from harness import vendors
-from harness.commands import Result
 from harness.driver import Driver, lines_of_nvidia_smi
-from harness.installation import Installation, write_config
-from harness.namespaces import HOLD, Namespace, held
+from harness.installation import Installation
+from harness.root_folders import Folder, killed, snapshot
 from harness.sandbox import contents
 
+from gpuhook import inject
 from gpuhook.ground.config.loader import load as load_config
 from gpuhook.ground.config.loader import loads
 from gpuhook.ground.errors import FolderError
 from gpuhook.start.resolve import Progress, resolve
-from gpuhook.tools.apply import before as earlier
-from gpuhook.tools.apply import work
+from gpuhook.tools.apply import mounted, work
+from gpuhook.tools.apply import record as records
+from gpuhook.tools.apply.folder import Folder as Root
 from gpuhook.tools.apply.request import Asked
 from gpuhook.vendors import registry
 
@@ -34,59 +32,6 @@ CACHE = "etc/ld.so.cache"
 _NODES = "busybox find /dev -type c -exec busybox stat -c %t:%T {} +"
 # In namespaces of a user's own, as its root.
 IN_USER_NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount", "--")
-
-
-@dataclass(frozen=True)
-class Folder:
-    """A root folder, and gpuhook in a mount namespace that goes with the test."""
-
-    root: Path
-    state: Path
-    config: Path
-    command: Path
-    namespace: Namespace
-
-    def call(self, *words: str | Path, before: tuple[str, ...] = (), verb: str = "apply") -> Result:
-        """Run a command of gpuhook's on the folder."""
-        state = () if verb == "explain" else (f"--state-dir={self.state}",)
-        return self.namespace.run(
-            *before, self.command, verb, f"--rootfs={self.root}", *state, *words,
-            env={"GPUHOOK_CONFIG": str(self.config)},
-        )  # fmt: skip
-
-    def inside(self, *words: str) -> Result:
-        """Run a program in the folder as its root."""
-        return self.namespace.run("chroot", self.root, *words)
-
-    def mounts(self) -> list[str]:
-        """Return where something is mounted in the folder, a word for each mount."""
-        table = Path(f"/proc/{self.namespace.pid}/mountinfo").read_text().splitlines()
-        points = [line.split()[4] for line in table]
-        return [point for point in points if point.startswith(f"{self.root}/")]
-
-
-@pytest.fixture
-def folder(
-    tmp_path: Path,
-    roots: dict[str, Path],
-    driver: Driver,
-    installation: Installation,
-    workspace: Path,
-) -> Iterator[Folder]:
-    root = workspace / f"apply-{tmp_path.name}"
-    shutil.copytree(roots["debian"], root, symlinks=True)
-    config = write_config(workspace / f"etc-{tmp_path.name}", driver.root, ["runc"])
-    with held(["unshare", "--mount", "--propagation=private", "sh", "-c", HOLD]) as namespace:
-        yield Folder(root, tmp_path / "state", config, installation.command, namespace)
-    shutil.rmtree(root)
-
-
-def snapshot(folder: Folder) -> dict[str, tuple[object, ...]]:
-    """Return what is in the folder, a digest of each content: a difference can be read."""
-    return {
-        name: (*status, hashlib.sha256(data).hexdigest())
-        for name, (*status, data) in contents(folder.root).items()
-    }
 
 
 def test_a_folder_gets_what_a_container_gets_and_is_then_what_it_was(
@@ -150,13 +95,31 @@ def test_an_unprivileged_user_in_namespaces_of_his_own(folder: Folder, driver: D
     assert done.stdout.splitlines()[1:] == lines_of_nvidia_smi(driver.chosen(3))
 
 
-@pytest.mark.parametrize("folders", range(1, 6))
-def test_after_a_crash_between_two_folders(folder: Folder, folders: int) -> None:
-    """Killed where it makes one of the folders that the image lacks."""
-    before = snapshot(folder)
-    killed = ("strace", "-f", "-o", "/dev/null", "-e", f"inject=mkdirat:signal=KILL:when={folders}")
-    assert folder.call("-e", f"{ASK}=all", before=killed).status != 0
+@pytest.mark.parametrize("verb", ["apply", "undo"])
+@pytest.mark.parametrize(
+    ("call", "times"),
+    [
+        *(("mkdirat", number) for number in range(1, 8)),
+        *((call, number) for call in ("linkat", "symlinkat") for number in (1, 2, 9)),
+        *(("move_mount", number) for number in (1, 2, 24)),
+        *(("umount2", number) for number in (1, 2, 24)),
+        *(("unlinkat", number) for number in (1, 2, 3, 20, 40)),
+        *(("rename", number) for number in (1, 2)),
+        *((call, number) for call in ("renameat", "fchmod", "chmod") for number in (1, 2, 3)),
+        *((call, 1) for call in ("fsync", "fdatasync", "unlink", "rmdir")),
+    ],
+)
+def test_after_a_crash_between_two_changes(
+    folder: Folder, call: str, times: int, verb: str
+) -> None:
+    """Killed in one of the calls that change something, in the folder or beside it."""
+    before, mounts = snapshot(folder), folder.everywhere()
+    asked = ("-e", f"{ASK}=all")
+    if verb == "undo":
+        folder.call(*asked).ok()
+    folder.call(*(asked if verb == "apply" else ["--undo"]), before=killed(call, times))
     folder.call("--undo").ok()
+    assert folder.everywhere() == mounts
     assert snapshot(folder) == before
 
 
@@ -417,21 +380,27 @@ def test_a_folder_that_becomes_another_one_meanwhile(
     victim, name = tmp_path / "victim", "ours.conf"
     shutil.copytree(folder.root / "etc", victim / "etc", symlinks=True)
     path = str(folder.root)
-    state = earlier.state_file(str(folder.state), path)
-    was = {"is": "file", "uid": 0, "gid": 0, "mode": 0o644, "data": "aGVyZQ=="}
-    place = {"path": f"/etc/{name}", "was": was, "made": [], "mounts": 0, "written": True}
-    earlier.save(state, path, [place])
+    was = {"is": "file", "uid": 0, "gid": 0, "mode": 0o644, "data": "aGVyZQ==", "label": None}
+    place = {"path": f"/etc/{name}", "named": [], "was": was, "made": [], "written": True}
+    place["now"] = records.digest(b"theirs")
+    with inject.open_folder(path, Root) as opened:
+        noted = records.Record(
+            records.file_of(str(folder.state), path), path, opened.identity(), records.boot(),
+            mounted.namespace(), [], [place],
+        )  # fmt: skip
+    noted.save()
     for root in (folder.root, victim):
         (root / "etc" / name).write_text("theirs")
     there = contents(victim)
-    load = earlier.load
+    take_off = mounted.take_off
 
-    def swap(state_file: str) -> list[earlier.Place] | None:
-        folder.root.rename(f"{path}.away")
-        folder.root.symlink_to(victim)
-        return load(state_file)
+    def swap(record: records.Record, place: str, on: str = "") -> list[str]:
+        if not on and not folder.root.is_symlink():
+            folder.root.rename(f"{path}.away")
+            folder.root.symlink_to(victim)
+        return take_off(record, place, on)
 
-    monkeypatch.setattr(earlier, "load", swap)
+    monkeypatch.setattr(mounted, "take_off", swap)
     config = load_config(str(folder.config))
     known = registry.known(config)
     spec = Asked(((ASK, "0"),)).spec(config, known)
@@ -442,7 +411,7 @@ def test_a_folder_that_becomes_another_one_meanwhile(
         with pytest.raises(FolderError, match="another folder"):
             work.undo(path, str(folder.state)) if verb == "undo" else work.give(*give)
         assert contents(victim) == there
-        assert os.path.exists(state), "it can be undone still"
+        assert os.path.exists(noted.path), "it can be undone still"
     finally:
         folder.root.unlink()
         os.rename(f"{path}.away", path)

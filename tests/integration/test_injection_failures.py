@@ -37,6 +37,7 @@ CHANGING = (
     "create_link",
     "detach_mount",
     "enter_mount_namespace",
+    "give",
     "link_file",
     "new_tmpfs",
     "remove_file",

@@ -264,8 +264,12 @@ class Container(Rootfs):
         self.journal.record(lambda: entries.remove_same(parent, name, made))
         return entries.open_made(parent, name, made)
 
+    def attaching(self, tree: int) -> None:
+        """Take note of a detached mount that is about to be mounted."""
+
     def attach(self, tree: int, target: int, path: str) -> None:
         """Mount a detached mount on a descriptor that ``mount_point`` gave."""
+        self.attaching(tree)
         kernel.attach_mount(tree, target, path)
         self.journal.record(lambda: kernel.detach_mount(tree))
         self._attached[path] = tree
@@ -406,6 +410,7 @@ class Container(Rootfs):
         tmpfs = kernel.new_tmpfs({"mode": "0755", "size": f"{len(data) + (1 << 20)}"}, 0)
         try:
             entries.put_file(tmpfs, "file", data, mode, self.owner, None)
+            self.attaching(tmpfs)
             kernel.attach_mount(tmpfs, self._fd, path)
             try:
                 fd = os.open("file", _LINK_FLAGS, dir_fd=tmpfs)

@@ -95,12 +95,12 @@ def put_file(
     parent: int, name: str, data: bytes, mode: int, owner: tuple[int, int], label: bytes | None
 ) -> None:
     """Make a name a regular file of that content, mode, owner and SELinux label, in one step."""
-    temporary = _temporary(parent, name)
+    temporary = _free(parent, name)
     fd = make(owner, kernel.create_file, parent, temporary, 0o600)  # protects: file-by-folder
     try:
         write_all(fd, data, kernel.write)
         if owner != (0, 0):
-            kernel.change_owner(parent, temporary, owner)
+            kernel.give(fd, owner)  # protects: given-by-descriptor
         kernel.set_mode(fd, mode)
         # Below a mount with one label for all (context=, as podman's are), none can be set.
         if label is not None and label != _label(fd):  # protects: label-kept
@@ -115,25 +115,41 @@ def put_file(
 
 def put_link(parent: int, name: str, target: str, owner: tuple[int, int]) -> None:
     """Make a name a link to ``target`` of that owner, in one step."""
-    temporary = _temporary(parent, name)
+    temporary = _free(parent, name)
     make(owner, kernel.create_link, parent, temporary, target)  # protects: relink-by-folder
     try:
         if owner != (0, 0):
-            kernel.change_owner(parent, temporary, owner)
+            _give_link(parent, temporary, owner)
         kernel.rename(parent, temporary, name)
     except OSError:
         kernel.remove_file(parent, temporary)
         raise
 
 
-def _temporary(parent: int, name: str) -> str:
-    """Return the name to write under, free of what a killed run may have left there."""
-    temporary = f".{name}.gpuhook"
+def _give_link(parent: int, name: str, owner: tuple[int, int]) -> None:
+    """Give a link to an owner; OSError where it is something else meanwhile."""
+    fd = os.open(name, _LINK_FLAGS, dir_fd=parent)
     try:
-        kernel.remove_file(parent, temporary)  # protects: leftover-file
+        if not stat.S_ISLNK(os.fstat(fd).st_mode):  # protects: given-link
+            raise OSError(errno.EBUSY, "it was replaced while it was made", name)
+        kernel.give(fd, owner)
+    finally:
+        os.close(fd)
+
+
+def temporary(name: str) -> str:
+    """Return the name under which a file or link is made that is to become ``name``."""
+    return f".{name}.gpuhook"
+
+
+def _free(parent: int, name: str) -> str:
+    """Return the name to write under, free of what a killed run may have left there."""
+    free = temporary(name)
+    try:
+        kernel.remove_file(parent, free)  # protects: leftover-file
     except FileNotFoundError:
         pass
-    return temporary
+    return free
 
 
 def open_here(parent: int, name: str) -> int | None:

@@ -23,6 +23,7 @@ _FSCONFIG: "Final" = 431
 _FSMOUNT: "Final" = 432
 _OPENAT2: "Final" = 437
 _MOUNT_SETATTR: "Final" = 442
+_STATMOUNT: "Final" = 457
 
 # include/uapi/linux/fcntl.h
 AT_FDCWD: "Final" = -100
@@ -37,12 +38,17 @@ RESOLVE_IN_ROOT: "Final" = 0x10
 
 # include/uapi/linux/stat.h: struct statx begins with the mask of what was filled in
 _STATX_INO: "Final" = 0x100
+_STATX_BTIME: "Final" = 0x800
 _STATX_MNT_ID: "Final" = 0x1000
+_STATX_MNT_ID_UNIQUE: "Final" = 0x4000
 _STX_INO: "Final" = 0x20
+_STX_BTIME: "Final" = 0x50  # seconds in 64 bits, nanoseconds in 32
 _STX_DEVICE: "Final" = 0x88  # major and minor of what holds it
 _STX_MNT_ID: "Final" = 0x90
 
 # include/uapi/linux/mount.h
+_STATMOUNT_MNT_BASIC: "Final" = 2
+_STATMOUNT_SIZE: "Final" = 512
 OPEN_TREE_CLONE: "Final" = 1
 OPEN_TREE_CLOEXEC: "Final" = os.O_CLOEXEC
 MOVE_MOUNT_F_EMPTY_PATH: "Final" = 0x04
@@ -157,6 +163,48 @@ def identity(fd: int) -> tuple[int, int]:
     return int.from_bytes(told[_STX_DEVICE : _STX_DEVICE + 8], sys.byteorder), inode
 
 
+def unique_mount_id(fd: int) -> int | None:
+    """Return the id of a descriptor's mount that no other one gets until a reboot, statx(2).
+
+    It is in no mount table. None before Linux 6.8.
+    """
+    try:
+        return _stated(fd, _STATX_MNT_ID_UNIQUE, _STX_MNT_ID)
+    except OSError as error:
+        if error.errno == errno.ENOSYS:
+            return None
+        raise
+
+
+def is_mounted(unique: int) -> bool:
+    """Tell whether a mount is in this namespace, by its ``unique_mount_id``; statmount(2)."""
+    # struct mnt_id_req: its size in 32 bits, and as many without a meaning
+    request = (32).to_bytes(4, sys.byteorder) + bytes(4)
+    request += _structure(unique, _STATMOUNT_MNT_BASIC, 0)
+    answer = (clib.c_long * _STATMOUNT_SIZE)()
+    try:
+        syscall(_STATMOUNT, request, answer, _STATMOUNT_SIZE, 0)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def born(fd: int) -> int | None:
+    """Return when a descriptor's file was made, in ns since 1970, statx(2).
+
+    None where that isn't kept; some filesystems say 0 then.
+    """
+    try:
+        seconds = _stated(fd, _STATX_BTIME, _STX_BTIME)
+    except OSError as error:
+        if error.errno == errno.ENOSYS:
+            return None
+        raise
+    told = memoryview(_statx).cast("B")
+    part = int.from_bytes(told[_STX_BTIME + 8 : _STX_BTIME + 12], sys.byteorder)
+    return seconds * 10**9 + part or None
+
+
 def _stated(fd: int, mask: int, place: int) -> int:
     """Return a field of 64 bits of struct statx; OSError where the kernel doesn't fill it in."""
     if _libc.statx(fd, b"", AT_EMPTY_PATH | _AT_STATX_DONT_SYNC, mask, _statx) != 0:
@@ -255,6 +303,12 @@ def remove_folder(parent: int, name: str) -> None:
 def change_owner(parent: int, name: str, owner: tuple[int, int]) -> None:
     """Give a file, folder or link (itself) to a user and a group, fchownat(2)."""
     os.chown(name, *owner, dir_fd=parent, follow_symlinks=False)
+
+
+def give(fd: int, owner: tuple[int, int]) -> None:
+    """Give what a descriptor points at, a link itself, to a user and a group, fchownat(2)."""
+    if _libc.fchownat(fd, b"", *owner, AT_EMPTY_PATH) != 0:
+        raise _os_error("")
 
 
 def detach_mount(mount_fd: int) -> None:

@@ -1,45 +1,40 @@
 """What a root folder was before devices were put into it, and how it becomes that again.
 
-All that a plan can touch is looked at and written down before the first change, so that a run
-that is killed at any moment can be undone. The folder's owner may change it meanwhile: whatever
-is undone is looked up again, below the root, and only what looks as we left it goes.
+All that a plan can touch is looked at before the first change. The folder's owner may change it
+meanwhile: whatever is undone is looked up again, below the root, and only what looks as we left it
+goes, by the descriptor of a folder that is the root's own. In a volume nothing is undone, because
+nothing is made there.
 """
 
 import base64
 import contextlib
 import errno
-import json
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
-from gpuhook.ground.container import kernel
-from gpuhook.ground.container.changes import Container
+from gpuhook.ground.container import entries, kernel
 from gpuhook.ground.container.rootfs import read_link
-from gpuhook.ground.errors import FolderError, GpuhookError
-from gpuhook.ground.host import files as host_files
-from gpuhook.ground.host import proc
+from gpuhook.ground.errors import FolderError
 from gpuhook.start.plan.operations import Operation, Symlink
-
-Place = dict[str, Any]
+from gpuhook.tools.apply.folder import Folder
+from gpuhook.tools.apply.record import Place, digest
 
 _MOST_LINKS = 40  # include/linux/namei.h
-_FILE_LIMIT = 64 << 20
-_STATE_LIMIT = 256 << 20
 _ABSENT, _LINK, _FILE, _OTHER = "absent", "link", "file", "other"
 
 
 # Looking --------------------------------------------------------------------------------------
 
 
-def look(container: Container, operations: Iterable[Operation]) -> list[Place]:
+def look(folder: Folder, operations: Iterable[Operation]) -> list[Place]:
     """Return what there is at each place that the operations may change, in their order.
 
-    A place has its ``path`` in the folder, links resolved, how many ``mounts`` are on it, what it
-    ``was``, and which folders above it would be ``made``; a link's also what it is to lead to.
+    A place has its ``path`` in the folder, links resolved, how the operations have ``named`` it,
+    whether it is ``written``, what it ``was``, and which folders above it would be ``made``; a
+    link's also what it is to lead to. Of one in a volume it is only said that it stays.
     """
-    table = _mount_points()
     found: dict[str, Place] = {}
     for op in operations:
         path = op.to_json().get("destination")
@@ -47,37 +42,36 @@ def look(container: Container, operations: Iterable[Operation]) -> list[Place]:
             continue
         target = op.target if isinstance(op, Symlink) else None
         written = op.kind in ("write", "ldcache")
-        place = _place(container, path, follow=target is None and not written)
-        if place["path"] in found:
-            continue
-        place["written"] = written
-        if written:
-            place["was"] = _with_data(container, place)
-        place["mounts"] = table.count(_outside(container, place["path"]))
-        if target is not None:
+        place = _place(folder, path, follow=target is None and not written, written=written)
+        known = found.setdefault(place["path"], place)
+        known["named"].append(path)
+        if target is not None and known is place:
             place["link"] = target
-        found[place["path"]] = place
     return list(found.values())
 
 
-def _place(container: Container, path: str, *, follow: bool) -> Place:
+def _place(folder: Folder, path: str, *, follow: bool, written: bool) -> Place:
     """Return a place: where its path leads, and what is there."""
     made: list[str] = []
+    named: list[str] = []
     for _ in range(_MOST_LINKS):
         above, _, name = path.rpartition("/")
-        folder = _folder(container, above, made)
-        real = f"{folder}/{name}"
-        target = None if made else read_link(container.folder(folder or "/"), name)
+        above = _folder(folder, above, made)
+        real = f"{above}/{name}"
+        target = None if made else read_link(folder.folder(above or "/"), name)
         if target is None or not follow:
-            was = {"is": _ABSENT} if made else _content(container, folder, name)
-            return {"path": real, "was": was, "made": made}
-        path = target if target.startswith("/") else f"{folder}/{target}"
+            place = {"path": real, "named": named, "written": written, "made": made}
+            parent = folder.folder((made[0].rpartition("/")[0] if made else above) or "/")
+            if not folder.is_own(parent):  # protects: volume-stays
+                return {**place, "made": [], "was": {"is": _OTHER}}
+            return {**place, "was": {"is": _ABSENT} if made else _content(parent, name, written)}
+        path = target if target.startswith("/") else f"{above}/{target}"
     raise FolderError(
         f"Links in the folder lead in a circle at {path}", "Remove them, and apply again"
     )
 
 
-def _folder(container: Container, path: str, made: list[str]) -> str:
+def _folder(folder: Folder, path: str, made: list[str]) -> str:
     """Return where a folder's path leads; what is missing of it is added to ``made``."""
     waiting = [word for word in path.split("/") if word not in ("", ".")][::-1]
     here: list[str] = []
@@ -90,199 +84,142 @@ def _folder(container: Container, path: str, made: list[str]) -> str:
         above = "/" + "/".join(here)
         if made:
             made.append(f"{above.rstrip('/')}/{name}")
-        elif (target := read_link(container.folder(above), name)) is not None:
+        elif (target := read_link(folder.folder(above), name)) is not None:
             links += 1
             if links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
             here = [] if target.startswith("/") else here
             waiting += [word for word in target.split("/") if word not in ("", ".")][::-1]
             continue
-        elif not container.exists(f"{above.rstrip('/')}/{name}"):
+        elif not folder.exists(f"{above.rstrip('/')}/{name}"):
             made.append(f"{above.rstrip('/')}/{name}")
         here.append(name)
     return "".join(f"/{name}" for name in here)
 
 
-def _content(container: Container, folder: str, name: str) -> dict[str, Any]:
-    """Return what a name in a folder is."""
-    parent = container.folder(folder or "/")
+def _content(parent: int, name: str, written: bool) -> dict[str, Any]:
+    """Return what a name in a folder is; of one that is written, all that it takes to put it back.
+
+    OSError where it is neither a link nor a file then.
+    """
+    if written:
+        # Content and owner are of one file: its owner could have had ours put another's there.
+        old = entries.remember(parent, name)  # protects: one-file
+        if old is None:
+            return {"is": _ABSENT}
+        if old.link is None:
+            label = old.label and base64.b64encode(old.label).decode()
+            data = base64.b64encode(old.data).decode()
+            return {"is": _FILE, "data": data, "label": label, **_owner(old.status)}
+        return {"is": _LINK, "target": old.link, **_owner(old.status)}
     try:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
         return {"is": _ABSENT}
-    owner = {"uid": status.st_uid, "gid": status.st_gid, "mode": stat.S_IMODE(status.st_mode)}
     if stat.S_ISLNK(status.st_mode):
-        return {"is": _LINK, "target": read_link(parent, name), **owner}
-    return {"is": _FILE if stat.S_ISREG(status.st_mode) else _OTHER, **owner}
+        return {"is": _LINK, "target": read_link(parent, name), **_owner(status)}
+    return {"is": _FILE if stat.S_ISREG(status.st_mode) else _OTHER}
 
 
-def _with_data(container: Container, place: Place) -> dict[str, Any]:
-    """Return what a place was, and the content of a file that is replaced."""
-    was: dict[str, Any] = place["was"]
-    if was["is"] == _FILE:
-        data = container.read_file(place["path"], _FILE_LIMIT) or b""
-        return {**was, "data": base64.b64encode(data).decode()}
-    return was
-
-
-def seal(container: Container, places: list[Place]) -> None:
-    """Note what we have written, by which undoing knows that nobody has changed it since."""
-    for place in places:
-        if place["written"]:
-            data = container.read_file(place["path"], _FILE_LIMIT) or b""
-            place["now"] = _digest(data)
-
-
-def _mount_points() -> list[str]:
-    table = proc.Mounts(proc.read("/proc/self/mountinfo"))
-    return [proc.unescaped(mount.point) for mount in table]
-
-
-def _outside(container: Container, path: str) -> str:
-    """Return what a path in the folder is called in this namespace's table of mounts."""
-    return container.real_place().rstrip("/") + path
+def _owner(status: os.stat_result) -> dict[str, int]:
+    return {"uid": status.st_uid, "gid": status.st_gid, "mode": stat.S_IMODE(status.st_mode)}
 
 
 # Undoing --------------------------------------------------------------------------------------
 
 
-def put_back(container: Container, places: list[Place]) -> list[str]:
+def put_back(folder: Folder, places: list[Place]) -> list[str]:
     """Make the folder what it was; return what couldn't be, a sentence each without a full stop."""
-    problems = [text for place in places[::-1] for text in _unmount(container, place)]
+    problems = []
     for place in places[::-1]:
         try:
-            _restore(container, place)
-        except (OSError, GpuhookError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            problems.append(f"{place['path']} can't become what it was: {reason}")
+            _restore(folder, place)
+        except OSError as error:
+            problems.append(f"{place['path']} can't become what it was: {error.strerror}")
     return problems
 
 
-def _unmount(container: Container, place: Place) -> Iterator[str]:
-    """Take off what is mounted on a place beyond what was there."""
-    more = _mount_points().count(_outside(container, place["path"])) - place["mounts"]
-    for _ in range(more):
-        try:
-            fd = container.open(place["path"])
-            try:
-                kernel.detach_mount(fd)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            yield f"what is mounted on {place['path']} can't be taken off: {error.strerror}"
-            return
-
-
-def _restore(container: Container, place: Place) -> None:
-    folder, _, name = place["path"].rpartition("/")
+def _restore(folder: Folder, place: Place) -> None:
+    above, _, name = place["path"].rpartition("/")
     # A run that was killed may have made some of the folders above, and not this one.
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        parent = container.open(folder or "/", os.O_PATH | os.O_DIRECTORY)
+        parent = folder.open(above or "/", os.O_PATH | os.O_DIRECTORY)
         try:
-            _restore_name(container, parent, name, place)
+            _restore_name(folder, parent, name, place)
         finally:
             os.close(parent)
     for path in place["made"][::-1]:
         above, _, name = path.rpartition("/")
-        with contextlib.suppress(OSError):  # somebody else uses it, or it is gone
-            kernel.remove_folder(container.folder(above or "/"), name)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            parent = folder.open(above or "/", os.O_PATH | os.O_DIRECTORY)
+            try:
+                _check_own(folder, parent)  # protects: undone-folders-volume
+                _remove_folder(parent, name)
+            finally:
+                os.close(parent)
 
 
-def _restore_name(container: Container, parent: int, name: str, place: Place) -> None:
+def _restore_name(folder: Folder, parent: int, name: str, place: Place) -> None:
     was = place["was"]
-    if not _is_changed(place) or not _is_ours(container, parent, name, place):
+    if not _is_changed(place):
+        return
+    _check_own(folder, parent)  # protects: undone-volume
+    if _is_replaced(place):
+        with contextlib.suppress(FileNotFoundError):  # what a run left that was killed meanwhile
+            kernel.remove_file(parent, entries.temporary(name))
+    if not _is_ours(parent, name, place):
         return
     if was["is"] == _ABSENT:
         _remove(parent, name)
-    elif was["is"] == _LINK and was["target"] != read_link(parent, name):
-        kernel.remove_file(parent, name)
-        kernel.create_link(parent, name, was["target"])
-        kernel.change_owner(parent, name, (was["uid"], was["gid"]))
+    elif was["is"] == _LINK:
+        entries.put_link(parent, name, was["target"], (was["uid"], was["gid"]))
     elif "data" in was:
-        container.owner = (was["uid"], was["gid"])
-        data = base64.b64decode(was["data"])
-        container.replace_file(place["path"], data, was["mode"])
+        label = was["label"] and base64.b64decode(was["label"])
+        owner = (was["uid"], was["gid"])
+        entries.put_file(parent, name, base64.b64decode(was["data"]), was["mode"], owner, label)
+
+
+def _check_own(folder: Folder, parent: int) -> None:
+    """Raise OSError for an open folder that isn't the root's own."""
+    if not folder.is_own(parent):
+        raise OSError(errno.EXDEV, "a volume is there now, in which nothing is changed")
 
 
 def _is_changed(place: Place) -> bool:
     """Tell whether a name is made or replaced for a plan, and not mounted on alone."""
     was = place["was"]["is"]
-    replaced = "link" in place or place["written"]
-    return was == _ABSENT or (was in (_LINK, _FILE) and replaced)
+    return was == _ABSENT or (was in (_LINK, _FILE) and _is_replaced(place))
 
 
-def _is_ours(container: Container, parent: int, name: str, place: Place) -> bool:
+def _is_replaced(place: Place) -> bool:
+    return "link" in place or place["written"]
+
+
+def _is_ours(parent: int, name: str, place: Place) -> bool:
     """Tell whether a name is as we left it: our link or file, or an empty one to mount on."""
     try:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
         return False
     if stat.S_ISLNK(status.st_mode):
-        return read_link(parent, name) == place.get("link")
+        was = place["was"].get("target")
+        return "link" in place and read_link(parent, name) == place["link"] != was
     if not stat.S_ISREG(status.st_mode):
-        return stat.S_ISDIR(status.st_mode)
+        return stat.S_ISDIR(status.st_mode) and not _is_replaced(place)
     if not place["written"]:
-        return status.st_size == 0
-    data = container.read_file(place["path"], _FILE_LIMIT) or b""
-    return place.get("now") in (None, _digest(data))
+        return status.st_size == 0 and "link" not in place
+    # What wasn't noted was never written.
+    old = entries.remember(parent, name) if "now" in place else None
+    return old is not None and old.link is None and place["now"] == digest(old.data)
 
 
 def _remove(parent: int, name: str) -> None:
     try:
         kernel.remove_file(parent, name)
     except IsADirectoryError:
-        with contextlib.suppress(OSError):
-            kernel.remove_folder(parent, name)
+        _remove_folder(parent, name)
 
 
-# Remembering ------------------------------------------------------------------------------------
-
-
-def _digest(data: bytes) -> str:
-    import hashlib  # noqa: PLC0415 - OpenSSL takes 5 ms, and many who import this apply nothing
-
-    return hashlib.sha256(data).hexdigest()
-
-
-def state_file(state: str, rootfs: str) -> str:
-    """Return where it is written down what a folder was."""
-    digest = _digest(os.fsencode(rootfs))[:32]
-    return os.path.join(state, "applied", f"{digest}.json")
-
-
-def save(path: str, rootfs: str, places: list[Place]) -> None:
-    """Write down what a folder was, for root alone; FolderError where that can't be."""
-    try:
-        host_files.check_way(path)
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        text = json.dumps({"rootfs": rootfs, "places": places})
-        host_files.replace(path, text.encode(), 0o600)
-    except OSError as error:
-        raise FolderError(
-            f"What {rootfs} was can't be written down in {path}: {error.strerror}",
-            "Name a folder that can be written to with --state-dir, or give --no-undo",
-        ) from None
-
-
-def load(path: str) -> list[Place] | None:
-    """Return what a folder was, None where nothing is known; FolderError for a damaged file."""
-    try:
-        host_files.check_writers(path)
-        found = json.loads(host_files.read(path, _STATE_LIMIT))
-        places: list[Place] = found["places"]
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FolderError(
-            f"{path}, which says what the folder was, can't be read: {error}",
-            "Remove it; unmount what is mounted in the folder yourself",
-        ) from None
-    return places
-
-
-def forget(path: str) -> None:
-    """Remove what was written down."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    with contextlib.suppress(OSError):
-        os.rmdir(os.path.dirname(path))
+def _remove_folder(parent: int, name: str) -> None:
+    with contextlib.suppress(OSError):  # somebody else uses it, or it is gone
+        kernel.remove_folder(parent, name)

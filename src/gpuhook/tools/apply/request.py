@@ -11,9 +11,9 @@ from types import ModuleType
 from gpuhook.ground import names as grammar
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import FolderError, RequestError, listed, shown
-from gpuhook.ground.host import files as host_files
 from gpuhook.ground.oci import jsontext
 from gpuhook.ground.oci.spec import Spec
+from gpuhook.tools.apply import callers
 
 STDOUT = "-"
 _VISIBLE = "_VISIBLE_"  # in the names of most variables that name devices
@@ -27,7 +27,8 @@ class Asked:
 
     ``environ`` is a file with the folder's own environment, KEY=VALUE lines, "" for none; of
     several lines for one key the last counts. ``own`` has the vendors' variables in our own
-    environment count more than that, ``defaults`` are of those that nobody sets.
+    environment count more than that, ``defaults`` are of those that nobody sets. ``rootfs`` is the
+    root folder.
     """
 
     settings: tuple[tuple[str, str | None], ...] = ()
@@ -36,6 +37,7 @@ class Asked:
     privileged: bool = False
     defaults: tuple[tuple[str, str], ...] = ()
     own: bool = False
+    rootfs: str = ""
 
     def spec(self, config: Config, known: Known) -> Spec:
         """Return the request as a spec; RequestError for a device of an unknown kind.
@@ -45,7 +47,7 @@ class Asked:
         """
         heard = config.accept_envvar_unprivileged
         # protects: folder-environment
-        env = environment(self.environ) if self.environ and heard else {}
+        env = environment(self.environ, self.rootfs) if self.environ and heard else {}
         given = [*_own(known), *self.settings] if self.own else self.settings
         for name, value in given:
             if value is None:
@@ -74,12 +76,15 @@ def _own(known: Known) -> list[tuple[str, str]]:
     return [pair for pair in os.environ.items() if pair[0].startswith(tuple(heads))]
 
 
-def environment(path: str) -> dict[str, str]:
-    """Return the variables in a file of KEY=VALUE lines, the last of each; FolderError for none."""
-    if path == STDOUT or not os.path.lexists(path):
+def environment(path: str, rootfs: str) -> dict[str, str]:
+    """Return the variables in a file of KEY=VALUE lines, the last of each.
+
+    FolderError where it can't be read.
+    """
+    if path == STDOUT:
         return {}
     try:
-        text = os.fsdecode(host_files.read(path))
+        text = os.fsdecode(callers.read(path, rootfs))
     except OSError as error:
         raise FolderError(
             f"The environment file {path} can't be read: {error.strerror}",

@@ -2,21 +2,23 @@
 
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gpuhook import inject
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.container import kernel
 from gpuhook.ground.container.changes import Container
 from gpuhook.ground.errors import FolderError
-from gpuhook.ground.fileio import write_all
 from gpuhook.ground.oci.spec import Spec
 from gpuhook.start.plan import image
 from gpuhook.start.plan.operations import Operation, Plan, usable
 from gpuhook.start.planner import make_plan
 from gpuhook.start.resolve import Resolved
 from gpuhook.tools import apply
-from gpuhook.tools.apply import before, fstab
+from gpuhook.tools.apply import before, fstab, mounted
+from gpuhook.tools.apply import record as records
+from gpuhook.tools.apply.folder import Folder
+from gpuhook.tools.apply.record import Record
 from gpuhook.tools.engines.lock import Lock
 
 _PATIENCE = 60.0  # seconds
@@ -40,38 +42,54 @@ def give(rootfs: str, resolved: Resolved, config: Config, spec: Spec, state: str
     folder in which it is remembered what the folder was, "" for nowhere.
     """
     apply.check(resolved, config, spec)
-    with _locked(state), inject.open_folder(rootfs) as container:
-        place = before.state_file(state, container.real_place()) if state else ""
-        if place and (earlier := before.load(place)) is not None:
-            _take_back(rootfs, container, earlier, place)
-        found = inject.examine(container, config, resolved.examiners())
-        plan = make_plan(resolved.grants, found, resolved.groups)
-        places = _looked_at(rootfs, container, plan) if place else []
-        if place:
-            before.save(place, container.real_place(), places)
-        try:
-            inject.inject(plan, container, enter=False)
-        except BaseException:
-            # The journal has taken all back, as a rule; what it couldn't is remembered for --undo.
-            if place and not before.put_back(container, places):
-                before.forget(place)
-            raise
-        if place:
-            before.seal(container, places)
-            before.save(place, container.real_place(), places)
-        undone = apply.undone(plan)
-        steps = [op for op in plan.operations if op not in undone]
-        return Done(steps, undone, [*resolved.warnings(), *container.skipped])
+    with _locked(state):
+        forgotten = _make_room(rootfs, state) if state else []
+        with inject.open_folder(rootfs, Folder) as folder:
+            found = inject.examine(folder, config, resolved.examiners())
+            plan = make_plan(resolved.grants, found, resolved.groups)
+            if state:
+                folder.record = _begun(rootfs, folder, plan, state)
+            try:
+                inject.inject(plan, folder, enter=False)
+            except BaseException:
+                # The journal has taken all back, as a rule; what it couldn't is kept for --undo.
+                if folder.record is not None and not _put_back(folder, folder.record):
+                    folder.record.forget()
+                raise
+            undone = apply.undone(plan)
+            steps = [op for op in plan.operations if op not in undone]
+            warnings = [*resolved.warnings(), *forgotten, *folder.skipped]
+            return Done(steps, undone, warnings)
 
 
-def _looked_at(rootfs: str, container: Container, plan: Plan) -> list[before.Place]:
+def _begun(rootfs: str, folder: Folder, plan: Plan, state: str) -> Record:
+    """Return what is noted of a folder before the first change, written down."""
+    place = folder.real_place()
     try:
-        return before.look(container, plan.operations)
+        places = before.look(folder, plan.operations)
     except OSError as error:
         raise FolderError(
             f"{rootfs} can't be looked at: {error.strerror} ({error.filename})",
             "Mend or remove that path in the folder",
         ) from None
+    there = mounted.table(place)
+    begun = Record(
+        records.file_of(state, place), place, folder.identity(), records.boot(),
+        mounted.namespace(), there, places,
+    )  # fmt: skip
+    begun.save()
+    return begun
+
+
+def _make_room(rootfs: str, state: str) -> list[str]:
+    """Take back what a folder was given before; return what is forgotten, a sentence each."""
+    known, stranger = _known(rootfs, state)
+    if known is not None:
+        _take_back(rootfs, known)
+    if stranger is None:
+        return []
+    stranger.forget()
+    return [f"What another folder was that has been at {rootfs} is forgotten"]
 
 
 def lines(rootfs: str, resolved: Resolved, config: Config, spec: Spec) -> Done:
@@ -91,7 +109,7 @@ def planned(
     apply.check(resolved, config, spec)
     found = image.unknown()
     if rootfs is not None:
-        with inject.open_folder(rootfs) as container:
+        with inject.open_folder(rootfs, Container) as container:
             found = inject.examine(container, config, resolved.examiners())
     operations, left_out = usable(make_plan(resolved.grants, found, resolved.groups).operations)
     plan = Plan(operations)
@@ -100,36 +118,73 @@ def planned(
     return Done(steps, undone, [*resolved.warnings(), *left_out]), plan
 
 
-def undo(rootfs: str, state: str) -> bool:
-    """Make a folder what it was before ``give``; False where nothing is known of it.
+def undo(rootfs: str, state: str) -> str:
+    """Make a folder what it was before ``give``; return in words whether there was anything.
 
     FolderError, and what is known is kept, where something can't be undone.
     """
-    with _locked(state), inject.open_folder(rootfs) as container:
-        place = before.state_file(state, container.real_place())
-        places = before.load(place)
-        if places is None:
-            return False
-        _take_back(rootfs, container, places, place)
-        return True
+    with _locked(state):
+        known, stranger = _known(rootfs, state)
+        if known is not None:
+            _take_back(rootfs, known)
+            return "as it was before"
+        return "nothing to undo" + (": another folder was given devices here" if stranger else "")
 
 
-def _take_back(rootfs: str, opened: Container, places: list[before.Place], state_file: str) -> None:
-    """Make an opened folder what it was; opened once more, because that changes what is cached."""
-    with inject.open_folder(rootfs) as container:
-        here, there = (kernel.identity(each.folder("/")) for each in (container, opened))
-        if here != there:  # protects: undone-folder
+def _known(rootfs: str, state: str) -> tuple[Record | None, Record | None]:
+    """Return what is noted of a folder, and what is of another one that was in its place.
+
+    FolderError where that one, wherever it is now, has what we have mounted.
+    """
+    with inject.open_folder(rootfs, Folder) as folder:
+        place = folder.real_place()
+    here = records.load(records.file_of(state, place))
+    if here is not None:
+        # A run that is killed may leave the folder covered as a whole (Container._cover_by_data).
+        mounted.take_off(here, place, on=place)  # protects: uncovered
+    with inject.open_folder(rootfs, Folder) as folder:
+        identity = folder.identity()
+    if here is not None and here.is_of(identity):
+        return here, None
+    if here is not None and (left := mounted.left(here)):
+        raise FolderError(
+            f"{rootfs} isn't the folder that was given devices, which are mounted at {left[0]}",
+            "Run gpuhook apply --undo with --rootfs where that folder is now",
+        )
+    return records.search(state, identity), here
+
+
+def _take_back(rootfs: str, record: Record) -> None:
+    """Make a folder what it was, and forget it; FolderError where something can't be undone."""
+    with _opened(rootfs, record) as folder:
+        problems = mounted.take_off(record, folder.real_place())
+    # Opened once more, because what is mounted tells what is the folder's own.
+    with _opened(rootfs, record) as folder:
+        problems += before.put_back(folder, record.places)
+    if problems:
+        more = f" ({len(problems) - 1} more like that)" if len(problems) > 1 else ""
+        raise FolderError(
+            f"{rootfs} couldn't be made what it was: {problems[0]}{more}",
+            "End the programs that use the folder, unmount what others have mounted there since, "
+            "and run gpuhook apply --undo again",
+        )
+    record.forget()
+
+
+@contextlib.contextmanager
+def _opened(rootfs: str, record: Record) -> Iterator[Folder]:
+    """Open the folder of which that is noted; FolderError where another one is there."""
+    with inject.open_folder(rootfs, Folder) as folder:
+        if not record.is_of(folder.identity()):  # protects: undone-folder
             raise FolderError(
                 f"{rootfs} has become another folder meanwhile",
                 "See who may change what is above it, and run this again",
             )
-        problems = before.put_back(container, places)
-    if problems:
-        raise FolderError(
-            f"{rootfs} couldn't be made what it was: {'; '.join(problems)}",
-            "End the programs that use the folder, and run gpuhook apply --undo again",
-        )
-    before.forget(state_file)
+        yield folder
+
+
+def _put_back(folder: Folder, record: Record) -> list[str]:
+    return [*mounted.take_off(record, folder.real_place()), *before.put_back(folder, record.places)]
 
 
 def _locked(state: str) -> contextlib.AbstractContextManager[None]:
@@ -137,13 +192,3 @@ def _locked(state: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
     folder = os.path.join(state, "applied")
     return Lock(folder, "changing a root folder", _PATIENCE, FolderError).held()
-
-
-def append(path: str, text: str) -> None:
-    """Add text to a file of the caller's, which may be new; OSError, and never a link followed."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    fd = os.open(path, flags, 0o644)
-    try:
-        write_all(fd, text.encode("utf-8", "surrogateescape"))
-    finally:
-        os.close(fd)

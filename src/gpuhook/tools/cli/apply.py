@@ -9,8 +9,8 @@ from gpuhook.ground.config.loader import load
 from gpuhook.ground.errors import FolderError, printable
 from gpuhook.start.resolve import Progress, resolve
 from gpuhook.tools import apply as applying
+from gpuhook.tools.apply import callers, work
 from gpuhook.tools.apply import fstab as fstab_lines
-from gpuhook.tools.apply import work
 from gpuhook.tools.apply.request import STDOUT, Asked, environment, settings
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._explanation import Explanation
@@ -95,7 +95,7 @@ def apply(
     if undo:
         _undo(rootfs, state)
         return
-    given = _asked(environ, **asked)
+    given = _asked(rootfs, environ, **asked)
     if dry_run and not fstab:
         _explain(rootfs, given, config_path, output_format)
         return
@@ -113,15 +113,16 @@ def apply(
         done = work.lines(rootfs, resolved, config, spec)
     else:
         done = work.give(rootfs, resolved, config, spec, state)
-    before = environment(environ) if environ else {}
+    before = environment(environ, rootfs) if environ else {}
     done.environment = fstab_lines.settings(done.operations, before)
     if not dry_run:
-        _add(fstab, done.fstab)
-        _add(environ, done.environment)
+        _add(fstab, done.fstab, rootfs)
+        _add(environ, done.environment, rootfs)
     _say(done, rootfs, output_format, printed=(fstab == STDOUT, environ == STDOUT))
 
 
 def _asked(
+    rootfs: str,
     environ: str,
     *,
     variables: tuple[str, ...],
@@ -131,14 +132,13 @@ def _asked(
     own: bool,
 ) -> Asked:
     usual = tuple((name, value or "") for name, value in settings(defaults))
-    return Asked(settings(variables), devices, environ, privileged, usual, own)
+    return Asked(settings(variables), devices, environ, privileged, usual, own, rootfs)
 
 
 def _undo(rootfs: str, state: str) -> None:
     if not state:
         raise click.UsageError("--undo needs what --no-undo forgets: give one of them.")
-    known = work.undo(rootfs, state)
-    click.echo(f"{rootfs}: {'as it was before' if known else 'nothing to undo'}")
+    click.echo(f"{rootfs}: {work.undo(rootfs, state)}")
 
 
 def _explain(rootfs: str, given: Asked, config_path: str | None, output_format: str) -> None:
@@ -155,7 +155,7 @@ def _explain(rootfs: str, given: Asked, config_path: str | None, output_format: 
         raise SystemExit(1)
 
 
-def _add(path: str, lines: list[str]) -> None:
+def _add(path: str, lines: list[str], rootfs: str) -> None:
     """Append lines to a file, or print them; FolderError where that can't be done."""
     text = "".join(f"{line}\n" for line in lines)
     if not path or not text:
@@ -164,7 +164,7 @@ def _add(path: str, lines: list[str]) -> None:
         click.echo(text, nl=False)
         return
     try:
-        work.append(path, text)
+        callers.append(path, text, rootfs)
     except OSError as error:
         raise FolderError(
             f"{path} can't be written: {error.strerror}", "Name a file that can be written to"

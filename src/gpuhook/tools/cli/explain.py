@@ -60,7 +60,10 @@ class _Given(NamedTuple):
             return read_spec(self.spec or os.path.join(self.bundle or "", "config.json"))
         if self.rootfs:
             config = load(config_path)
-            asked = Asked(settings(self.environment), self.devices, self.environ, self.privileged)
+            asked = Asked(
+                settings(self.environment), self.devices, self.environ, self.privileged,
+                rootfs=self.rootfs,
+            )  # fmt: skip
             return asked.spec(config, registry.known(config))
         return self._spelled_out(explanation)
 

@@ -1,0 +1,131 @@
+"""What we have mounted in a root folder, found again wherever its owner has moved it since.
+
+Linux 6.8 and later have ids of mounts that no other one ever gets. Before that, and where the
+mounts are looked for in another mount namespace than they were made in, a mount is ours that is
+in the folder, wasn't there before, and shows a file that we have mounted.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+
+from gpuhook.ground.container import kernel
+from gpuhook.ground.host import proc
+from gpuhook.tools.apply.record import Attached, Record, boot
+
+_HIDDEN = "it is hidden by another mount"
+_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def attached(tree: int) -> Attached:
+    """Return what a mount that isn't mounted yet will be known by; OSError if the kernel is old."""
+    return Attached(kernel.unique_mount_id(tree), kernel.mount_id(tree), *kernel.identity(tree))
+
+
+def namespace() -> int:
+    """Return the number of our mount namespace."""
+    return os.stat("/proc/self/ns/mnt").st_ino
+
+
+def table(folder: str) -> list[list[str]]:
+    """Return what is mounted in a folder: where in it, which filesystem, and what of that."""
+    return [_described(mount, point, folder) for mount, point in _below(folder)]
+
+
+def _below(folder: str) -> Iterator[tuple[proc.Mount, str]]:
+    for mount, point in _all():
+        if point == folder or point.startswith(f"{folder.rstrip('/')}/"):
+            yield mount, point
+
+
+def _all() -> Iterator[tuple[proc.Mount, str]]:
+    for mount in proc.Mounts(proc.read("/proc/self/mountinfo")):
+        yield mount, proc.unescaped(mount.point)
+
+
+def _described(mount: proc.Mount, point: str, folder: str) -> list[str]:
+    return [point.removeprefix(folder), os.fsdecode(mount.device), os.fsdecode(mount.root)]
+
+
+def take_off(record: Record, folder: str, on: str = "") -> list[str]:
+    """Take off what of ours is mounted still, ``on`` a path alone; return what is left, in words.
+
+    ``folder`` is where the folder is now.
+    """
+    if record.boot != boot():
+        return []
+    look = _by_id if _has_ids(record) else _by_file
+    failed: dict[int, str] = {}
+    while sum(_detached(*each, failed) for each in look(record, folder, on)):
+        pass  # what was below it can be seen now
+    return [
+        f"what is mounted on {point} can't be taken off: {failed.get(number, 'it is out of reach')}"
+        for number, point in _left(record, failed)
+    ]
+
+
+def left(record: Record) -> list[str]:
+    """Return where something of ours is mounted still, as far as the kernel knows."""
+    return [point for _, point in _left(record, {})] if record.boot == boot() else []
+
+
+def _has_ids(record: Record) -> bool:
+    same = record.namespace == namespace()
+    return same and all(mount.unique is not None for mount in record.mounts)
+
+
+Ours = Callable[[int], bool]
+
+
+def _by_id(record: Record, folder: str, on: str) -> Iterator[tuple[proc.Mount, str, Ours]]:
+    """Yield what may be ours, the newest first, and what tells whether a descriptor of it is."""
+    del folder  # its owner may have moved them out of it
+    ids = {mount.unique for mount in record.mounts}
+    numbers = {mount.number for mount in record.mounts}
+    for mount, point in [*_all()][::-1]:
+        if int(mount.id) in numbers and on in ("", point):
+            yield mount, point, lambda fd: kernel.unique_mount_id(fd) in ids
+
+
+def _by_file(record: Record, folder: str, on: str) -> Iterator[tuple[proc.Mount, str, Ours]]:
+    """Yield what may be ours, as above."""
+    files = {(mount.device, mount.inode) for mount in record.mounts}
+    for mount, point in [*_below(folder)][::-1]:
+        if _described(mount, point, folder) not in record.there and on in ("", point):
+            yield mount, point, lambda fd: kernel.identity(fd) in files
+
+
+def _detached(mount: proc.Mount, point: str, is_ours: Ours, failed: dict[int, str]) -> bool:
+    """Take a mount off, and tell whether it was; what is mounted on it goes with it.
+
+    Why one that may be ours wasn't is in ``failed``, by its number.
+    """
+    number = int(mount.id)
+    failed.pop(number, None)
+    try:
+        fd = os.open(point, _LOOK)
+        try:
+            if kernel.mount_id(fd) != number:
+                failed[number] = _HIDDEN
+            elif is_ours(fd):  # protects: mount-by-id
+                kernel.detach_mount(fd)
+                return True
+        finally:
+            os.close(fd)
+    except (FileNotFoundError, NotADirectoryError):
+        failed[number] = _HIDDEN
+    except OSError as error:
+        failed[number] = error.strerror or str(error)
+    return False
+
+
+def _left(record: Record, failed: dict[int, str]) -> list[tuple[int, str]]:
+    """Return the numbers of our mounts that are there still, and where."""
+    if _has_ids(record):
+        mounts = [each for each in record.mounts if each.unique and kernel.is_mounted(each.unique)]
+        ours = {each.number for each in mounts}
+    elif record.namespace == namespace():
+        ours = {each.number for each in record.mounts}.intersection(failed)
+    else:
+        return []
+    points = {int(mount.id): point for mount, point in _all()}
+    return [(number, points.get(number, "a path out of reach")) for number in sorted(ours)]

@@ -1,0 +1,395 @@
+"""gpuhook apply --undo: it changes what apply has made, whatever the folder's owner does meanwhile.
+
+He has the folder and all in it: he renames and replaces what he likes, but can't mount.
+"""
+
+import base64
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from harness.commands import run
+from harness.root_folders import OWNER, Folder, killed, snapshot
+from harness.sandbox import contents
+
+from gpuhook import inject
+from gpuhook.ground.config.loader import load as load_config
+from gpuhook.ground.container import kernel
+from gpuhook.ground.errors import FolderError
+from gpuhook.ground.host import files as host_files
+from gpuhook.start.plan.operations import UpdateLdCache
+from gpuhook.start.resolve import Progress, resolve
+from gpuhook.tools.apply import before, mounted, work
+from gpuhook.tools.apply.folder import Folder as Root
+from gpuhook.tools.apply.request import Asked
+from gpuhook.vendors import registry
+
+ASK = "NVIDIA_VISIBLE_DEVICES=0"
+CACHE = "etc/ld.so.cache"
+# What a plan for Debian's folders has something made in.
+FOLDERS = ["dev", "etc", "usr/bin", "usr/lib"]
+
+
+@contextmanager
+def volume(folder: Folder, *, kept: bool = False) -> Iterator[Path]:
+    """Give a folder of root's that is mounted on /data in the root folder."""
+    place = folder.state.parent / "volume"
+    place.mkdir()
+    (folder.root / "data").mkdir()
+    folder.namespace.run("mount", "--bind", place, folder.root / "data").ok()
+    yield place
+    if not kept:
+        folder.namespace.run("umount", folder.root / "data").ok()
+
+
+def in_its_place(folder: Folder, name: str) -> None:
+    """Have the owner put a link to the volume in the place of one of his folders."""
+    folder.owner(f"mv {name} {name}.away; ln -s /data/{name} {name}").ok()
+
+
+def back_again(folder: Folder, name: str) -> None:
+    """Have the owner undo that."""
+    folder.owner(f"rm {name}; mv {name}.away {name}").ok()
+
+
+@pytest.mark.parametrize("again", ["undo", "apply"])
+@pytest.mark.parametrize("name", FOLDERS)
+def test_nothing_is_undone_in_a_volume(folder: Folder, name: str, again: str) -> None:
+    """It has all that was made in the folder, by the same names."""
+    folder.give_away()
+    before = snapshot(folder)
+    with volume(folder) as there:
+        folder.call("-e", ASK).ok()
+        shutil.copytree(folder.root / name, there / name, symlinks=True)
+        now = contents(there)
+        assert len(now) > 2
+        in_its_place(folder, name)
+        done = folder.call("--undo") if again == "undo" else folder.call("-e", ASK)
+        assert contents(there) == now
+        assert "a volume is there now" in done.failed().stderr
+        assert len(folder.mounts()) == 1
+        back_again(folder, name)
+        assert "as it was before" in folder.call("--undo").ok().stdout
+        assert contents(there) == now
+    (folder.root / "data").rmdir()
+    assert snapshot(folder) == before
+
+
+def test_no_folder_of_a_volume_is_removed(folder: Folder) -> None:
+    """Empty ones, by the names of those that were made, without what was made in them."""
+    folder.give_away()
+    before = {path.relative_to(folder.root) for path in folder.root.rglob("*")} | {Path(".")}
+    with volume(folder) as there:
+        folder.call("-e", ASK).ok()
+        after = [path for path in folder.root.rglob("*") if path.is_dir()]
+        made = [path.relative_to(folder.root) for path in after]
+        made = [path for path in made if path not in before and path.parent in before]
+        made = [path for path in made if path.parts[0] != "data"]
+        assert made
+        for path in made:
+            (there / path).mkdir(parents=True)
+        now = contents(there)
+        for name in {path.parts[0] for path in made}:
+            in_its_place(folder, name)
+        folder.call("--undo")
+        assert contents(there) == now
+        assert len(folder.mounts()) == 1
+
+
+@pytest.mark.parametrize("call", ["symlinkat", "rename", "renameat"])
+def test_a_killed_run_takes_no_file_of_a_volume_for_its_own(folder: Folder, call: str) -> None:
+    """What it was about to write isn't what is there."""
+    (folder.root / CACHE).unlink(missing_ok=True)
+    folder.give_away()
+    before = snapshot(folder)
+    with volume(folder) as there:
+        (there / "etc").mkdir()
+        (there / CACHE).write_bytes(b"the volume's own")
+        now = contents(there)
+        folder.call("-e", ASK, before=killed(call, 1))
+        in_its_place(folder, "etc")
+        folder.call("--undo")
+        assert contents(there) == now
+        back_again(folder, "etc")
+        folder.call("--undo")
+    (folder.root / "data").rmdir()
+    assert snapshot(folder) == before
+
+
+def test_a_file_of_others_is_not_taken_for_what_a_killed_run_has_written(folder: Folder) -> None:
+    (folder.root / CACHE).unlink(missing_ok=True)
+    folder.give_away()
+    folder.call("-e", ASK, before=killed("symlinkat", 1)).failed()
+    folder.owner(f"echo theirs > {CACHE}").ok()
+    folder.call("--undo").ok()
+    assert (folder.root / CACHE).read_bytes() == b"theirs\n"
+
+
+@pytest.mark.parametrize(
+    "moves",
+    [
+        "mv dev dev2; mv usr/lib usr/lib2",
+        "mv dev usr/share/dev; mkdir dev",
+        "mkdir 'a b\\c'; mv usr 'a b\\c/usr'",
+        "mv dev ../away; mv usr ../away/usr",
+    ],
+)
+@pytest.mark.parametrize("again", ["undo", "apply"])
+def test_what_was_mounted_goes_wherever_it_is(folder: Folder, moves: str, again: str) -> None:
+    """Renamed, and out of the folder too, where its owner has the folder above."""
+    before = folder.everywhere()
+    folder.call("-e", ASK).ok()
+    assert len(folder.everywhere()) > len(before) + 10
+    folder.namespace.run("sh", "-ec", moves, cwd=folder.root).ok()
+    try:
+        if again == "apply":
+            folder.call("-e", ASK)
+        folder.call("--undo").ok()
+        assert folder.everywhere() == before
+        assert not folder.state.exists()
+    finally:
+        shutil.rmtree(folder.root.parent / "away", ignore_errors=True)
+
+
+@pytest.mark.parametrize("place", ["dev", "usr/lib", "."])
+def test_what_is_hidden_is_said_and_not_forgotten(folder: Folder, place: str) -> None:
+    """Somebody has mounted on it since: it comes off later."""
+    before, mounts = snapshot(folder), folder.everywhere()
+    folder.call("-e", ASK).ok()
+    many = len(folder.everywhere())
+    folder.namespace.run("mount", "-t", "tmpfs", "tmpfs", folder.root / place).ok()
+    done = folder.call("--undo").failed()
+    if place != ".":
+        assert "is hidden by another mount" in done.stderr
+    else:
+        assert "isn't the folder that was given devices" in done.stderr
+    assert len(folder.everywhere()) > len(mounts) + 1
+    assert len(folder.everywhere()) <= many + 1
+    folder.namespace.run("umount", folder.root / place).ok()
+    folder.call("--undo").ok()
+    assert folder.everywhere() == mounts
+    assert snapshot(folder) == before
+
+
+def test_in_another_mount_namespace(folder: Folder) -> None:
+    """A copy, in which mounts have other ids: others' stay, from before and from later."""
+    others = [folder.root / "srv" / name for name in ("before", "later")]
+    for place in others:
+        place.parent.mkdir(exist_ok=True)
+        place.touch()
+    folder.namespace.run("mount", "--bind", "/dev/null", others[0]).ok()
+    folder.call("-e", ASK).ok()
+    folder.namespace.run("mount", "--bind", "/dev/zero", others[1]).ok()
+    words = (folder.command, "apply", f"--rootfs={folder.root}", f"--state-dir={folder.state}")
+    script = f'"$@" --undo >&2; grep -c {folder.root}/ /proc/self/mountinfo'
+    seen = folder.namespace.run("unshare", "--mount", "sh", "-c", script, "sh", *words).ok()
+    assert int(seen.stdout) == len(others)
+    folder.namespace.run("umount", *others).ok()
+
+
+@pytest.mark.parametrize("call", [("rename", 2), ("unlink", 1)])
+def test_another_folder_in_its_place_gets_nothing_of_it(
+    folder: Folder, call: tuple[str, int]
+) -> None:
+    """An image whose owner had its run killed at the end, and then a fresh one at its path."""
+    fresh = folder.root.with_name(f"{folder.root.name}.fresh")
+    shutil.copytree(folder.root, fresh, symlinks=True)
+    cache = folder.root / CACHE
+    assert cache.exists()
+    with cache.open("ab") as file:
+        file.write(b"hostile")
+    os.chown(cache, OWNER, OWNER)
+    cache.chmod(0o4777)
+    folder.call("-e", ASK, before=killed(*call))
+    for point in folder.mounts()[::-1]:
+        folder.namespace.run("umount", point).ok()
+    shutil.rmtree(folder.root)
+    fresh.rename(folder.root)
+    before = snapshot(folder)
+    said = folder.call("--undo").ok().stdout
+    assert snapshot(folder) == before
+    done = folder.call("-e", ASK).ok()
+    assert "as it was before" in folder.call("--undo").ok().stdout
+    assert snapshot(folder) == before
+    assert "another folder" in said
+    assert "another folder" in done.stderr
+
+
+def test_a_folder_that_was_moved_is_known(folder: Folder) -> None:
+    before, mounts = snapshot(folder), folder.everywhere()
+    folder.call("-e", ASK).ok()
+    moved = folder.root.with_name(f"{folder.root.name}.moved")
+    folder.root.rename(moved)
+    folder.root.mkdir()
+    assert "isn't the folder that was given devices" in folder.call("--undo").failed().stderr
+    assert "isn't the folder that was given devices" in folder.call("-e", ASK).failed().stderr
+    folder.root.rmdir()
+    words = (folder.command, "apply", f"--rootfs={moved}", f"--state-dir={folder.state}", "--undo")
+    assert "as it was before" in folder.namespace.run(*words).ok().stdout
+    moved.rename(folder.root)
+    assert folder.everywhere() == mounts
+    assert snapshot(folder) == before
+    assert not folder.state.exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "times"), [("move_mount", 25), ("move_mount", 26), ("umount2", 1), ("fsmount", 1)]
+)
+def test_a_run_that_is_killed_while_it_covers_a_file(folder: Folder, call: str, times: int) -> None:
+    """For a moment the folder is covered as a whole then."""
+    cache = folder.state.parent / "cache"
+    shutil.copy2(folder.root / CACHE, cache)
+    before, there = snapshot(folder), folder.everywhere()
+    folder.namespace.run("mount", "--bind", "--make-private", cache, folder.root / CACHE).ok()
+    mounts = folder.everywhere()
+    assert folder.call("-e", ASK, before=killed(call, times)).status == -signal.SIGKILL
+    folder.call("--undo").ok()
+    assert folder.everywhere() == mounts
+    folder.namespace.run("umount", folder.root / CACHE).ok()
+    assert folder.everywhere() == there
+    assert snapshot(folder) == before
+
+
+def test_what_was_in_a_volume_before_stays_and_is_no_fault(folder: Folder) -> None:
+    """Nothing was made there, and nothing is undone."""
+    there = folder.state.parent / "volume"
+    shutil.copytree(folder.root / "etc", there, symlinks=True)
+    now, before, mounts = contents(there), snapshot(folder), folder.everywhere()
+    folder.namespace.run("mount", "--bind", "--make-private", there, folder.root / "etc").ok()
+    folder.call("-e", ASK).ok()
+    assert "as it was before" in folder.call("--undo").ok().stdout
+    assert contents(there) == now
+    folder.namespace.run("umount", folder.root / "etc").ok()
+    assert folder.everywhere() == mounts
+    assert snapshot(folder) == before
+
+
+def test_a_file_and_its_owner_are_one_and_the_same(tmp_path: Path) -> None:
+    """While its owner exchanges a program of root's and a file of his own."""
+    folder, steps = tmp_path / "root", [UpdateLdCache((), "a test")]
+    (folder / "etc").mkdir(parents=True)
+    cache, other = folder / CACHE, folder / "etc/other"
+    cache.write_bytes(b"root's")
+    cache.chmod(0o4755)
+    other.write_bytes(b"his")
+    ended = threading.Event()
+
+    def exchange() -> None:
+        while not ended.is_set():
+            host_files.exchange(str(cache), str(other))
+
+    thread = threading.Thread(target=exchange)
+    thread.start()
+    try:
+        found = set()
+        for _ in range(300):
+            with inject.open_folder(str(folder), Root) as opened:
+                (place,) = before.look(opened, steps)
+            found.add((place["was"]["mode"], base64.b64decode(place["was"]["data"])))
+    finally:
+        ended.set()
+        thread.join()
+    assert found == {(0o4755, b"root's"), (0o644, b"his")}
+
+
+@pytest.mark.parametrize("way", ["link", "last", "volume", "second", "node", "above"])
+def test_lines_are_added_to_nothing_outside_the_folder(folder: Folder, way: str) -> None:
+    """By a link of the owner's on the way, by a further name of a file, or into a volume."""
+    folder.give_away()
+    place = folder.root.parent / f"{folder.root.name}.other"
+    place.mkdir()
+    victim = place / "lines"
+    victim.write_text("")
+    name, named = "var/lines", folder.root / "var/lines"
+    if way in ("link", "above"):
+        shutil.rmtree(folder.root / "var")
+        (folder.root / "var").symlink_to(place)
+        (folder.root / str(place)[1:]).mkdir(parents=True)
+    elif way == "last":
+        (folder.root / name).symlink_to(victim)
+    elif way == "second":
+        os.link(victim, folder.root / name)
+    elif way == "node":
+        os.mknod(folder.root / name, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    else:
+        folder.namespace.run("mount", "--bind", place, folder.root / "var").ok()
+    if way == "above":
+        users = place.with_name(f"{place.name}.users")
+        users.mkdir()
+        (users / "var").symlink_to(place)
+        os.chown(users, OWNER, OWNER)
+        named = users / name
+    try:
+        done = folder.call("-e", ASK, f"--fstab={named}")
+        assert victim.read_text() == ""
+        if way == "link":
+            done.ok()
+            assert (folder.root / str(place)[1:] / "lines").read_text()
+        else:
+            assert "lines" in done.failed().stderr
+    finally:
+        if way == "volume":
+            folder.namespace.run("umount", folder.root / "var").ok()
+        shutil.rmtree(place)
+        shutil.rmtree(place.with_name(f"{place.name}.users"), ignore_errors=True)
+
+
+def test_no_file_of_the_host_is_read_for_an_environment(folder: Folder) -> None:
+    """By a link of the owner's."""
+    secret = folder.state.parent / "secret"
+    secret.write_text(f"{ASK}\n")
+    (folder.root / "environ").symlink_to(secret)
+    for path in (folder.root / "environ", folder.root / "../x/.." / folder.root.name / "environ"):
+        done = folder.call(f"--environ={path}", "--dry-run", "--format=json").ok()
+        assert json.loads(done.stdout)["operations"] == []
+
+
+def test_several_at_once(folder: Folder) -> None:
+    """One after the other, each in the place of the one before, and some take all back."""
+    before, mounts = snapshot(folder), folder.everywhere()
+    words = ("apply", f"--rootfs={folder.root}", f"--state-dir={folder.state}")
+    env = {**os.environ, "GPUHOOK_CONFIG": str(folder.config)}
+    each: list[tuple[str, ...]] = [("-e", ASK), ("-e", ASK.replace("0", "1")), ("--undo",)] * 2
+    running = [
+        subprocess.Popen(folder.namespace.enter(folder.command, *words, *asked), env=env)
+        for asked in each
+    ]
+    assert [process.wait() for process in running] == [0] * len(each)
+    assert len(folder.everywhere()) < len(mounts) + 40
+    folder.call("--undo").ok()
+    assert folder.everywhere() == mounts
+    assert snapshot(folder) == before
+
+
+def test_where_the_kernel_has_no_lasting_ids(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before Linux 6.8: what is hidden is known by its number, and the rest by what it shows."""
+    monkeypatch.setattr(kernel, "unique_mount_id", lambda _: None)
+    config = load_config(str(folder.config))
+    known = registry.known(config)
+    spec = Asked((("NVIDIA_VISIBLE_DEVICES", "0"),)).spec(config, known)
+    resolved = resolve(spec.data, config, known, Progress())
+    assert resolved is not None
+    root, state = str(folder.root), str(folder.state)
+    before, mounts = snapshot(folder), mounted.table(root)
+    work.give(root, resolved, config, spec, state)
+    (folder.root / "dev").rename(folder.root / "dev2")
+    run(["mount", "-t", "tmpfs", "tmpfs", folder.root / "usr/bin"]).ok()
+    try:
+        with pytest.raises(FolderError, match="is hidden by another mount"):
+            work.undo(root, state)
+    finally:
+        run(["umount", folder.root / "usr/bin"]).ok()
+    (folder.root / "dev2").rename(folder.root / "dev")
+    assert work.undo(root, state) == "as it was before"
+    assert mounted.table(root) == mounts
+    assert snapshot(folder) == before
