@@ -95,29 +95,39 @@ def test_an_unprivileged_user_in_namespaces_of_his_own(folder: Folder, driver: D
     assert done.stdout.splitlines()[1:] == lines_of_nvidia_smi(driver.chosen(3))
 
 
-@pytest.mark.parametrize("verb", ["apply", "undo"])
+# The calls that change something, each with which of them are met.
+CRASHES = {
+    "apply": {
+        "mkdirat": (1, 2, 4, 7), "linkat": (1, 9), "symlinkat": (1, 9), "move_mount": (1, 24),
+        "fchmod": (1, 3), "chmod": (1,), "rename": (1,), "renameat": (1,), "fsync": (1,),
+        "fdatasync": (1,), "unlinkat": (1,), "unlink": (1,), "rmdir": (1,),
+    },
+    "undo": {
+        "umount2": (1, 24), "unlinkat": (1, 2, 20, 40), "fchmod": (1,), "renameat": (1,),
+        "unlink": (1,), "rmdir": (1,),
+    },
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("call", "times"),
+    ("verb", "call", "times"),
     [
-        *(("mkdirat", number) for number in range(1, 8)),
-        *((call, number) for call in ("linkat", "symlinkat") for number in (1, 2, 9)),
-        *(("move_mount", number) for number in (1, 2, 24)),
-        *(("umount2", number) for number in (1, 2, 24)),
-        *(("unlinkat", number) for number in (1, 2, 3, 20, 40)),
-        *(("rename", number) for number in (1, 2)),
-        *((call, number) for call in ("renameat", "fchmod", "chmod") for number in (1, 2, 3)),
-        *((call, 1) for call in ("fsync", "fdatasync", "unlink", "rmdir")),
+        (verb, call, times)
+        for verb, calls in CRASHES.items()
+        for call, every in calls.items()
+        for times in every
     ],
 )
 def test_after_a_crash_between_two_changes(
-    folder: Folder, call: str, times: int, verb: str
+    folder: Folder, verb: str, call: str, times: int
 ) -> None:
     """Killed in one of the calls that change something, in the folder or beside it."""
     before, mounts = snapshot(folder), folder.everywhere()
     asked = ("-e", f"{ASK}=all")
     if verb == "undo":
         folder.call(*asked).ok()
-    folder.call(*(asked if verb == "apply" else ["--undo"]), before=killed(call, times))
+    done = folder.call(*(asked if verb == "apply" else ["--undo"]), before=killed(call, times))
+    assert done.status == -signal.SIGKILL
     folder.call("--undo").ok()
     assert folder.everywhere() == mounts
     assert snapshot(folder) == before

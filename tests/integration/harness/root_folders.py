@@ -17,7 +17,8 @@ OWNER = 1000  # a user without any right but those to the folder
 
 def killed(call: str, times: int) -> tuple[str, ...]:
     """Return the words before a command that is killed in its nth call, before that is done."""
-    return ("strace", "-f", "-o", "/dev/null", "-e", f"inject={call}:signal=KILL:when={times}")
+    traced = ("strace", "-f", "-o", "/dev/null", "-e", f"trace={call}")
+    return (*traced, "-e", f"inject={call}:signal=KILL:when={times}")
 
 
 @dataclass(frozen=True)
