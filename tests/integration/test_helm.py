@@ -88,13 +88,14 @@ def test_values(tmp_path: Path) -> None:
     """A file for all nodes, options of the plugin, a registry and nodes of yours."""
     config = '# ours\n[nvidia-container-cli]\nroot = "/run/nvidia/driver"\n'
     options = "version: v1\nflags:\n  migStrategy: mixed\n"
+    env = {"GDS_ENABLED": True, "FAIL_ON_INIT_ERROR": "true", "GPUHOOK_INTERVAL": 10_000_000}
     values = {
         "config": config,
         "devicePluginConfig": options,
         "driverRoot": "/run/nvidia/driver",
         "image": {"repository": "registry.example/gpuhook", "tag": "9"},
         "imagePullSecrets": [{"name": "registry"}],
-        "devicePlugin": {"env": {"GDS_ENABLED": True, "FAIL_ON_INIT_ERROR": "true"}},
+        "devicePlugin": {"env": env},
         "nodeSelector": {"gpus": "yes"},
         "installer": {"engine": "crio", "restart": "systemd", "env": {"INSTALL_NODE_UNIT": "crio"}},
     }
@@ -114,6 +115,7 @@ def test_values(tmp_path: Path) -> None:
     variables = environment(containers(plugin)["device-plugin"])
     assert variables["GDS_ENABLED"] == "true"
     assert variables["FAIL_ON_INIT_ERROR"] == "true"
+    assert variables["GPUHOOK_INTERVAL"] == "10000000"
     assert variables["CONFIG_FILE"] == "/etc/gpuhook/device-plugin.yaml"
     assert environment(containers(installer)["installer"])["INSTALL_NODE_UNIT"] == "crio"
     assert {"name": "crio", "mountPath": "/etc/crio"} in containers(installer)["installer"][
@@ -127,6 +129,57 @@ def test_values(tmp_path: Path) -> None:
     for name in ("gpuhook", "gpuhook-installer"):
         before = documents["DaemonSet", name]["spec"]["template"]["metadata"]["annotations"]
         assert after["DaemonSet", name]["spec"]["template"]["metadata"]["annotations"] != before
+
+
+HOSTILE = " a: {b}, 'c' \"d\" \\ {{ .Values.mode }} #e\n\t- f\r\n "
+
+
+def hostile(value: Any, texts: list[str]) -> Any:
+    """Return the chart's own values with a text of its own, in ``texts``, wherever one may be."""
+    if isinstance(value, dict) and value:
+        return {key: hostile(each, texts) for key, each in value.items()}
+    if isinstance(value, bool) or (isinstance(value, list) and value):
+        return value
+    texts.append(f"<{len(texts)}>{HOSTILE}")
+    if isinstance(value, dict):
+        return {"x": texts[-1]}
+    return [texts[-1]] if isinstance(value, list) else texts[-1]
+
+
+def leaves(value: Any) -> list[str]:
+    """Return all texts in a document."""
+    if isinstance(value, dict | list):
+        each = value.values() if isinstance(value, dict) else value
+        return [text for one in each for text in leaves(one)]
+    return [value] if isinstance(value, str) else []
+
+
+def test_every_text_arrives_as_it_is(tmp_path: Path) -> None:
+    texts: list[str] = []
+    values = hostile(yaml.safe_load((CHART / "values.yaml").read_text()), texts)
+    values["installer"].update(engine="containerd", restart="none")  # a word of a list each
+    values["metrics"].update(enabled=True, serviceMonitor=True)
+    path, found = tmp_path / "values.yaml", list[str]()
+    for values["mode"] in ("runtime", "dra"):
+        path.write_text(yaml.safe_dump(values))
+        found += leaves(rendered(f"--values={path}"))
+    missing = [text for text in texts if not any(text in each for each in found)]
+    assert len(missing) == 3  # mode, engine and restart
+    assert len(texts) > 12
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ("installer.engine=docker", "installer.engine is docker and must be one of containerd"),
+        ("installer.restart=false", "installer.restart is false and must be one of signal systemd"),
+        ("image.tag=9", "image.tag is 9 and must be a text"),
+        ("config.a=1", "config is map[a:1] and must be a text"),
+        ("devicePluginConfig.version=v1", "devicePluginConfig is map[version:v1] and must be"),
+    ],
+)
+def test_a_wrong_value_is_refused(value: str, sentence: str) -> None:
+    assert sentence in helm("template", "--set=mode=runtime", f"--set={value}").failed().stderr
 
 
 def environment(container: Document) -> dict[str, str]:

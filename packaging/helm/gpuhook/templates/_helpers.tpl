@@ -12,21 +12,33 @@
 {{- if not (has .Values.mode (splitList " " (include "gpuhook.modes" .))) }}
 {{- fail (printf "mode is %q and must be one of %s" .Values.mode (include "gpuhook.modes" .)) }}
 {{- end }}
+{{- range $name, $given := dict "config" .Values.config "devicePluginConfig" .Values.devicePluginConfig "image.tag" .Values.image.tag }}
+{{- if not (has (kindOf $given) (list "string" "invalid")) }}
+{{- fail (printf "%s is %v and must be a text, in quotes or after a |" $name $given) }}
+{{- end }}
+{{- end }}
+{{- range $name, $words := dict "engine" (list "containerd" "crio") "restart" (list "signal" "systemd" "none") }}
+{{- $given := index $.Values.installer $name }}
+{{- if not (has $given $words) }}
+{{- fail (printf "installer.%s is %v and must be one of %s" $name $given (join " " $words)) }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- define "gpuhook.image" -}}
-image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}
-imagePullPolicy: {{ .Values.image.pullPolicy }}
+image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy | quote }}
 {{- end }}
 
 {{/* What all DaemonSets have in common; called with the context and a name. One that has an account of
 its own speaks with the API server; with surge a new pod serves before the old one goes. */}}
 {{- define "gpuhook.head" -}}
+{{- include "gpuhook.checked" .context }}
 apiVersion: apps/v1
 kind: DaemonSet
 metadata:
   name: {{ .name }}
-  namespace: {{ .context.Release.Namespace }}
+  namespace: {{ .context.Release.Namespace | quote }}
   labels:
     app.kubernetes.io/name: {{ .name }}
 spec:
@@ -72,19 +84,17 @@ spec:
 
 {{- define "gpuhook.config" -}}
 {{- with .Values.config }}
-config.toml: |
-  {{- . | nindent 2 }}
+config.toml: {{ . | quote }}
 {{- end }}
 {{- with .Values.devicePluginConfig }}
-device-plugin.yaml: |
-  {{- . | nindent 2 }}
+device-plugin.yaml: {{ . | quote }}
 {{- end }}
 {{- end }}
 
 {{- define "gpuhook.env" -}}
 {{- range $name, $value := . }}
-- name: {{ $name }}
-  value: {{ $value | toString | quote }}
+- name: {{ $name | quote }}
+  value: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}
 {{- end }}
 {{- end }}
 
@@ -93,6 +103,11 @@ device-plugin.yaml: |
 {{- $strategy := get (dict "mounts" "mounts" "runtime" "volume-mounts" "environment" "envvar" "nri" "envvar") .Values.mode | default "cdi-cri" }}
 {{- $found := dict "DEVICE_LIST_STRATEGY" $strategy "FAIL_ON_INIT_ERROR" "false" }}
 {{- include "gpuhook.env" (merge (dict) .Values.devicePlugin.env $found) }}
+{{- end }}
+
+{{- define "gpuhook.driver-root" -}}
+- name: driver-root
+  hostPath: {path: {{ .Values.driverRoot | quote }}, type: {{ ternary "Directory" "DirectoryOrCreate" (eq .Values.driverRoot "/") }}}
 {{- end }}
 
 {{- define "gpuhook.confined" -}}
