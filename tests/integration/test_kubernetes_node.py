@@ -262,6 +262,11 @@ def test_a_pods_own_variable_gives_nothing(
         one = given(cri, mounted(driver.gpus[1].uuid))
         assert one.splitlines() == lines_of_nvidia_smi(driver.chosen(1))
         assert "# the admin's\n" in settings.read_text()
+        # An overlay without gpu-py would have the variable count where the engine knows it.
+        without = daemon_set("overlays/cdi-pod", "installer")
+        refused = fresh.pod(without, "installer", options=("--rm",)).failed()
+        assert "overlays/remove first" in refused.stderr
+        assert given(cri) == ""
 
         document = daemon_set("overlays/environment", "installer")
         before = fresh.pids("containerd")

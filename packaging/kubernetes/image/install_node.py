@@ -28,12 +28,12 @@ from dataclasses import replace
 from functools import partial
 
 import click
-from node import TASKS, Node, say, say_last, systemctl
+from node import NO_ENGINE, TASKS, Node, say, say_last, systemctl
 from node_mps import put_mps, refuse_mps, remove_mps
 from node_nri import UNIT as NRI
 from node_nri import put_nri
 from node_plugin import put_plugin, refuse_plugin, remove_plugin
-from node_settings import settle, unsettle
+from node_settings import refuse_runtime, settle, unsettle
 
 from gpuhook.ground import names
 from gpuhook.ground.errors import EngineError, GpuhookError
@@ -45,7 +45,7 @@ from gpuhook.tools.host.processes import Process
 
 SOURCE = "/usr/lib/gpuhook-node"
 FOLDER = "/opt/gpuhook"
-CONTAINERD, CRIO, NO_ENGINE = ENGINES = ("containerd", "crio", "none")
+CONTAINERD, CRIO, _ = ENGINES = ("containerd", "crio", NO_ENGINE)
 NONE, SIGNAL, SYSTEMD = RESTARTS = ("none", "signal", "systemd")
 # How many bytes bin/python3 has for each of its two paths: scripts/lib/interpreter.
 PATH_LENGTH = 200
@@ -383,8 +383,10 @@ def install(node: Node) -> None:
             refuse_mps(node)
         if not node.nri:
             NRI.refuse(node)
-        settle(node)
+        if node.engine == NO_ENGINE:
+            refuse_runtime(node)
         version = put_version(node)
+        settle(node)  # once the programs are there that it is for
         link_programs(node, version)
         if node.engine != NO_ENGINE:
             tell_engine(node)

@@ -20,6 +20,7 @@ LOCK_SECONDS = 300.0
 # Below it, in NAMESPACE/CONTAINER/runtime, a shim of containerd's notes what made its container.
 TASKS = "/run/containerd/io.containerd.runtime.v2.task"
 UNITS = "/etc/systemd/system"
+NO_ENGINE = "none"
 _CLONE_NEWNS = 0x00020000  # linux/sched.h
 
 

@@ -2,12 +2,13 @@
 
 import json
 import os
+from typing import Any
 
-from node import Node, say, text_of
+from node import NO_ENGINE, Node, say, text_of
 
 from gpuhook.ground.config.loader import loads
 from gpuhook.ground.config.source import flatten, parse
-from gpuhook.ground.errors import ConfigError
+from gpuhook.ground.errors import ConfigError, EngineError
 from gpuhook.ground.host import files as host_files
 from gpuhook.tools.cli.config import save
 from gpuhook.tools.config.edit import parse_assignment, set_value
@@ -37,9 +38,24 @@ def settle(node: Node) -> None:
         "written": text,
         "settings": [*node.settings],
         "given": given is not None,
+        "engine": node.engine,
     }
     host_files.replace(node.settings_record, json.dumps(record).encode(), 0o600)
     _put_settings(node, now, text)
+
+
+def refuse_runtime(node: Node) -> None:
+    """Raise EngineError where gpu-py is a runtime of the node's, and the node is to have none.
+
+    An engine that still knows it would start pods without the settings that were made for it.
+    """
+    record = _record(node) or {}
+    engine = record.get("engine", "engine" if record.get("settings") else NO_ENGINE)
+    if engine != NO_ENGINE:  # protects: runtime-settings
+        raise EngineError(
+            f"gpu-py is a runtime of this node's {engine}, with settings that it would lose",
+            "Apply overlays/remove first, and this when that is done",
+        )
 
 
 def unsettle(node: Node) -> None:
@@ -60,10 +76,8 @@ def own_settings(node: Node) -> str | None:
     what was changed in a ConfigMap's file doesn't count.
     """
     now = text_of(node.settings_file)
-    try:
-        with open(node.settings_record, "rb") as file:
-            record = json.load(file)
-    except FileNotFoundError:
+    record = _record(node)
+    if record is None:
         return now
     before: str | None = record["before"]
     if record["given"] or now in (before, record["written"]):
@@ -74,6 +88,15 @@ def own_settings(node: Node) -> str | None:
         if flatten(parse(text, node.settings_file)).get(key) == value:
             now = set_value(text, key, was.get(key))  # type: ignore[arg-type]
     return now
+
+
+def _record(node: Node) -> dict[str, Any] | None:
+    """Return what ``settle`` has written down, None where it hasn't."""
+    try:
+        with open(node.settings_record, "rb") as file:
+            return json.load(file)  # type: ignore[no-any-return]
+    except FileNotFoundError:
+        return None
 
 
 def _put_settings(node: Node, now: str | None, text: str | None) -> None:

@@ -1,6 +1,7 @@
 """Which process counts as the node's engine, and how an interpreter is moved to another folder."""
 
 import importlib
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -249,6 +250,44 @@ def test_a_file_that_somebody_broke_does_not_stop_the_removal(
     installer.unsettle(node)
     assert Path(node.settings_file).read_text() == "["
     assert "stays as it is" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("given", [None, "[gpuhook]\nmissing-driver = 'ignore'\n"])
+def test_an_engine_that_knows_gpu_py_keeps_its_settings(
+    installer: ModuleType, node: Any, given: str | None, older: bool
+) -> None:
+    """Another overlay over base would have every pod with gpu-py choose its own GPUs."""
+    if given:
+        given_file().write_text(given)
+    installer.settle(replace(node, engine="containerd"))
+    if older:  # than the note of which engine it is
+        record = json.loads(Path(node.settings_record).read_text())
+        del record["engine"]
+        Path(node.settings_record).write_text(json.dumps(record))
+    before = Path(node.settings_file).read_text()
+    with pytest.raises(EngineError, match=r"gpu-py is a runtime.*overlays/remove first"):
+        installer.install(replace(node, settings=()))
+    assert Path(node.settings_file).read_text() == before
+    installer.unsettle(node)
+    installer.refuse_runtime(replace(node, settings=()))
+    # Settings without an engine are nobody's but ours.
+    installer.settle(node)
+    installer.refuse_runtime(replace(node, settings=()))
+
+
+def test_settings_wait_for_their_programs(
+    installer: ModuleType, node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no room is left for the programs, the older ones keep the settings that they know."""
+
+    def refuse(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(installer, "put_version", refuse)
+    with pytest.raises(OSError, match="No space"):
+        installer.install(node)
+    assert not os.path.exists(node.settings_file)
 
 
 # The plugin's unit --------------------------------------------------------------------------------
