@@ -273,8 +273,9 @@ class Reader:
 
     def _sizes(self, node: tree.Node) -> tuple[int, ...]:
         sizes = [self._scalar(each) for each in node.items] if node.is_list else []
-        found = tuple(each for each in sizes if isinstance(each, int) and 1 <= each <= _WHOLE)
-        if not found or len(found) != len(sizes) or True in sizes:
+        # True is an integer to Python, and equals 1.
+        found = tuple(each for each in sizes if type(each) is int and 1 <= each <= _WHOLE)
+        if not found or len(found) != len(sizes):
             raise self.wrong(node.line, "sizes must be a list of whole numbers from 1 to 100")
         return found
 
