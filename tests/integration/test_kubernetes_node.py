@@ -301,6 +301,8 @@ def test_a_pod_after_it_and_none_after_its_removal(
             done = container.exec("nvidia-smi", "-L").ok()
             assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
 
+            document = fresh.path("/run/cdi/nvidia.com-gpu.yaml")
+            document.write_text("path: /opt/gpuhook/bin/gpuhook-cdi-hook")
             removal = fresh.begin(daemon_set("overlays/remove", "installer"), "installer")
             assert pod.name in wait_for_line(fresh, removal, WAITING)
             check(fresh)

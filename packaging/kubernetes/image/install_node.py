@@ -15,6 +15,7 @@ A version's folder gets its name when it is complete, and each link changes by a
 finds the old version or the new one, whole. Whatever was interrupted is made good by the next run.
 """
 
+import contextlib
 import glob
 import json
 import os
@@ -354,6 +355,19 @@ def users(node: Node, root: str = "") -> list[str]:
     return [*found, *(f"the container of process {pid}" for pid in conmons)]
 
 
+def remove_documents(node: Node) -> None:
+    """Remove the CDI documents that name our hook.
+
+    Without the hook no container with them starts, and they hide those of other makers.
+    """
+    hook = os.fsencode(f"{node.programs}/{names.CDI_HOOK}")
+    for path in _entries(node.documents):
+        with contextlib.suppress(OSError):  # it is no file, and so no document
+            if hook in host_files.read(path):
+                os.unlink(path)
+                say(f"removed {path}")
+
+
 def _entries(folder: str) -> list[str]:
     """Return the paths in a folder, none where it is gone meanwhile."""
     try:
@@ -422,6 +436,7 @@ def remove(node: Node, *, patient: bool) -> None:
                     found = users(node)  # one may have been started meanwhile
             if not found:
                 unsettle(node)
+                remove_documents(node)
                 for path in (node.programs, node.versions):
                     shutil.rmtree(path, ignore_errors=not os.path.lexists(path))
                 break

@@ -13,6 +13,7 @@ from gpuhook.ground.config.model import DEFAULT_PATH
 from gpuhook.ground.config.source import read_text
 from gpuhook.ground.errors import EngineError
 from gpuhook.tools.engines.lock import Lock
+from gpuhook.tools.kubernetes.settings import CDI_FOLDER
 
 # What the kubelet shows of a pod's end.
 LAST_WORDS = "/dev/termination-log"
@@ -32,7 +33,7 @@ class Node:
     unit to restart; ``tasks`` is the folder where containerd's shims note their containers.
     ``settings`` are KEY=VALUE for the node's config.toml. With ``plugin`` the device plugin is a
     unit of the node's systemd; with ``mps`` MPS' control daemon is one, with ``nri`` the engine's
-    plugin.
+    plugin. ``documents`` is the folder where the device plugin keeps CDI documents.
     """
 
     folder: str
@@ -48,6 +49,7 @@ class Node:
     nri: bool = False
     settings_file: str = DEFAULT_PATH
     units: str = UNITS
+    documents: str = CDI_FOLDER
 
     @property
     def settings_record(self) -> str:

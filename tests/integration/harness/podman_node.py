@@ -35,6 +35,7 @@ FOLDERS = tuple(
             "/etc/systemd/system",
             "/var/lib/gpuhook",
             "/var/lib/kubelet",
+            "/run/cdi",  # and not /var/run, which is a link to this machine's
         ),
     )
 )

@@ -290,6 +290,20 @@ def test_settings_wait_for_their_programs(
     assert not os.path.exists(node.settings_file)
 
 
+# What it leaves -----------------------------------------------------------------------------------
+
+
+def test_documents_go_with_the_hook_that_they_name(installer: ModuleType, node: Any) -> None:
+    """Without their hook no container starts by them, and they hide those of other makers."""
+    documents = Path(node.folder).parent / "cdi"
+    (documents / "folder.yaml").mkdir(parents=True)
+    ours = f"{node.folder}/bin"
+    for name, folder in {"ours.yaml": ours, "claim.json": ours, "o.yaml": "/bin"}.items():
+        (documents / name).write_text(f'{{"path": "{folder}/gpuhook-cdi-hook"}}')
+    installer.remove(replace(node, documents=str(documents)), patient=False)
+    assert {each.name for each in documents.iterdir()} == {"folder.yaml", "o.yaml"}
+
+
 # The plugin's unit --------------------------------------------------------------------------------
 
 
