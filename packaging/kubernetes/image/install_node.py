@@ -54,6 +54,7 @@ PATH_LENGTH = 200
 KEPT_SECONDS = 3600.0
 RESTART_SECONDS = 90.0
 POLL_SECONDS = 0.5
+REST = 50  # times as long as a look took, until the next one at what is waited for
 REPORT_SECONDS = 60.0
 _ENDS = {signal.SIGTERM, signal.SIGINT}
 _LISTENS = b"00010000"  # the flag __SO_ACCEPTCON in /proc/net/unix: net/unix/af_unix.c
@@ -450,11 +451,15 @@ def remove(node: Node, *, patient: bool) -> None:
 def wait_for_users(node: Node) -> None:
     """Return when nobody uses our programs, and say now and then who does."""
     reported = -REPORT_SECONDS
+    began = time.monotonic()
     while found := users(node):
-        if time.monotonic() - reported >= REPORT_SECONDS:
-            reported = time.monotonic()
+        now = time.monotonic()
+        if now - reported >= REPORT_SECONDS:
+            reported = now
             say(f"waiting until these have ended: {', '.join(found)}")
-        time.sleep(POLL_SECONDS)
+        # A look reads all processes of the node, and they may be waited for for days.
+        time.sleep(max(POLL_SECONDS, REST * (now - began)))
+        began = time.monotonic()
 
 
 def wait_for_end() -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -302,6 +302,27 @@ def test_documents_go_with_the_hook_that_they_name(installer: ModuleType, node: 
         (documents / name).write_text(f'{{"path": "{folder}/gpuhook-cdi-hook"}}')
     installer.remove(replace(node, documents=str(documents)), patient=False)
     assert {each.name for each in documents.iterdir()} == {"folder.yaml", "o.yaml"}
+
+
+def test_looks_at_what_runs_cost_little(
+    installer: ModuleType, node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look reads all of /proc, and containers may run for days."""
+    now, pauses = [0.0], list[float]()
+
+    def look(_: object) -> list[str]:
+        now[0] += len(pauses)
+        return ["a"] if len(pauses) < 3 else []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(installer, "time", clock)
+    monkeypatch.setattr(installer, "users", look)
+    installer.wait_for_users(node)
+    assert pauses == [0.5, 50.0, 100.0]
 
 
 # The plugin's unit --------------------------------------------------------------------------------
