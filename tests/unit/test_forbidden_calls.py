@@ -238,6 +238,7 @@ ALLOWED_TO_COMMANDS = {
     "tools/driver_folder/keep._bring: os.open": "a new file, in a folder that is root's alone",
     "tools/driver_folder/keep._label_below: root.open": "the driver root, which is trusted",
     "tools/driver_folder/keep._link: os.open": "a folder that was made just now",
+    "tools/driver_folder/keep._link_copy: os.open": "a file of an older folder, which is root's",
     "tools/driver_folder/keep._write: open": "a new file, in a folder that is root's alone",
     "tools/driver_folder/place._open: os.open": "after a look at its owner, and no link",
     "tools/host/processes.send: signal.pidfd_send_signal": "after a look at what runs there now",

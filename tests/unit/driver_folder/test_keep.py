@@ -286,6 +286,52 @@ def test_older_ones_go_after_a_reboot(
     assert found(folder) == expected(wanted)
 
 
+def test_a_copy_is_made_once(tmp_path: Path, folder: Path, wanted: DriverContent) -> None:
+    """A driver's container has new files of the same content at each start."""
+    library, program = (
+        tmp_path / "root-550.1" / path.lstrip("/") for path in wanted.files.values()
+    )
+    for file in (library, program):
+        file.chmod(0o4755)  # so that it can't be a hard link
+    keeping.update(str(folder), wanted)
+    names = [*wanted.files]
+    first = [(folder / name).stat().st_ino for name in names]
+    library.write_text(library.read_text())
+    os.utime(library, (1, 1))
+    program.write_text(program.read_text()[::-1])
+    os.utime(program, (1, 1))
+    assert keeping.update(str(folder), wanted)
+    second = [(folder / name).stat().st_ino for name in names]
+    assert (second[0] == first[0], second[1] == first[1]) == (True, False)
+    assert (folder / names[1]).read_text() == program.read_text()
+    assert keeping.is_current(str(folder), wanted)
+    # Other rights are another file's: containers that run keep theirs as it is.
+    library.chmod(0o4711)
+    os.utime(library, (2, 2))
+    keeping.update(str(folder), wanted)
+    assert (folder / names[0]).stat().st_ino != first[0]
+    assert stat.S_IMODE((folder / names[0]).stat().st_mode) == 0o711
+
+
+def test_a_strangers_copy_is_not_taken(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, wanted: DriverContent
+) -> None:
+    """He may have made the folder while we waited, and could write to the file later."""
+    monkeypatch.setattr(place.Place, "check", lambda _: None)
+    for name, path in wanted.files.items():
+        source, copy = tmp_path / "root-550.1" / path.lstrip("/"), folder / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(source.read_text())
+        copy.chmod(source.stat().st_mode)
+        source.chmod(0o4000 | source.stat().st_mode)  # so that it can't be a hard link
+    before = {(folder / name).stat().st_ino for name in wanted.files}
+    with_it = [os.open(folder / name, os.O_RDONLY) for name in wanted.files]
+    assert keeping.update(str(folder), wanted)
+    assert not before & {(folder / name).stat().st_ino for name in wanted.files}
+    for fd in with_it:
+        os.close(fd)
+
+
 # Killed at any moment ---------------------------------------------------------------------------
 
 

@@ -57,9 +57,10 @@ def update(folder: str, wanted: DriverContent) -> bool:
             if _holds(place, facts):
                 return False
             _check_programs_run(os.path.dirname(place.path))
+            before = place.path if place.is_whole() else ""  # protects: copies-owner
             made = place.new_folder()
             try:
-                _fill(made, root, facts, wanted.folders)
+                _fill(made, root, facts, wanted.folders, before)
                 place.put(made)
             except BaseException:
                 place.clean()
@@ -173,8 +174,11 @@ def _check_programs_run(folder: str) -> None:
         )
 
 
-def _fill(made: str, root: Rootfs, facts: Facts, usual: tuple[str, ...]) -> None:
-    """Fill an empty folder, its marker last: it says that all is there and on disk."""
+def _fill(made: str, root: Rootfs, facts: Facts, usual: tuple[str, ...], before: str) -> None:
+    """Fill an empty folder, its marker last: it says that all is there and on disk.
+
+    ``before`` is the folder whose place it takes, "" where that isn't one of ours.
+    """
     names = [*facts["files"], *facts["links"]]
     folders = {*usual, *(os.path.dirname(name) for name in names)}
     label = _label_below(root, _LIKE)
@@ -192,7 +196,7 @@ def _fill(made: str, root: Rootfs, facts: Facts, usual: tuple[str, ...]) -> None
             status = os.fstat(fd)
             if (status.st_size, status.st_mtime_ns) != (size, time):
                 raise _changed(root, path)
-            _bring(fd, status, f"{made}/{name}")
+            _bring(fd, status, f"{made}/{name}", before and f"{before}/{name}")
         finally:
             os.close(fd)
     for name, text in facts["links"].items():
@@ -203,9 +207,11 @@ def _fill(made: str, root: Rootfs, facts: Facts, usual: tuple[str, ...]) -> None
     sync_folder(made)
 
 
-def _bring(fd: int, status: os.stat_result, target: str) -> None:
-    """Make ``target`` the open file by another name, or a copy of it."""
+def _bring(fd: int, status: os.stat_result, target: str, before: str) -> None:
+    """Make ``target`` the open file by another name, or a copy of it: that ``before``, if it is."""
     if _is_for_containers(fd, status) and _link(fd, target):  # protects: file-rights
+        return
+    if before and _link_copy(fd, status, target, before):
         return
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(target, flags, 0o600), "wb") as copy, open(os.dup(fd), "rb") as source:
@@ -238,6 +244,39 @@ def _link(fd: int, target: str) -> bool:
     finally:
         os.close(parent)
     return True
+
+
+def _link_copy(fd: int, status: os.stat_result, target: str, before: str) -> bool:
+    """Make ``target`` the copy that was made before; False where there is none, or another.
+
+    A driver's container installs the same files anew at each start, and an older folder may have to
+    stay until a reboot.
+    """
+    try:
+        copy = os.open(before, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        found = os.fstat(copy)
+        mode = stat.S_IFREG | (stat.S_IMODE(status.st_mode) & ~_FORBIDDEN)
+        if (found.st_mode, found.st_size) != (mode, status.st_size):
+            return False
+        if _label_of(copy) != _label_of(fd) or not _is_equal(copy, fd) or not _link(copy, target):
+            return False
+        os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
+        return True
+    finally:
+        os.close(copy)
+
+
+def _is_equal(one: int, other: int) -> bool:
+    """Tell whether two open files, of one size, have the same content."""
+    at = 0
+    while (data := os.pread(one, _CHUNK, at)) == os.pread(other, _CHUNK, at):
+        if not data:
+            return True
+        at += len(data)
+    return False
 
 
 def _write(path: str, data: bytes) -> None:
