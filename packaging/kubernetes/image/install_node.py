@@ -340,6 +340,7 @@ def users(node: Node, root: str = "") -> list[str]:
             f"{node.tasks} isn't here, so nobody can tell which containers need {node.folder}",
             "Mount it from the node, read-only, as overlays/remove does",
         )
+    _check_tasks(node, root)
     ours = f"{node.folder}/"
     shims = [
         container
@@ -354,6 +355,22 @@ def users(node: Node, root: str = "") -> list[str]:
     ]
     found = [f"container {os.path.basename(container)}" for container in shims]
     return [*found, *(f"the container of process {pid}" for pid in conmons)]
+
+
+def _check_tasks(node: Node, root: str) -> None:
+    """Raise EngineError where the node's containerd notes its containers elsewhere, as k3s' does.
+
+    The kubelet, or we ourselves, would have made the folder that was named, with nothing in it.
+    """
+    for shim in _roots("containerd-shim-runc-v2", root):
+        namespace, container = ([*shim.option(name), ""][0] for name in ("-namespace", "-id"))
+        noted = os.path.isdir(f"{node.tasks}/{namespace}/{container}")
+        ended = noted or not _try_read(f"{root}/proc/{shim.pid}/cmdline")
+        if namespace == "k8s.io" and not ended:  # protects: tasks-of-the-node
+            raise EngineError(
+                f"{node.tasks} doesn't have the container {container}, which runs on this node",
+                "Set INSTALL_NODE_TASKS to where containerd notes its containers, and mount that",
+            )
 
 
 def remove_documents(node: Node) -> None:

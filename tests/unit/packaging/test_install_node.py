@@ -99,6 +99,21 @@ def test_who_needs_our_programs(installer: ModuleType, machine: Tree, tmp_path: 
     assert installer.users(node("crio"), root) == ["container a", "the container of process 7"]
 
 
+def test_containers_that_are_noted_elsewhere(
+    installer: ModuleType, machine: Tree, tmp_path: Path
+) -> None:
+    """As k3s' are: the folder that the kubelet has made has none, and gpu-py's would be lost."""
+    node = installer.Node("/opt/g", "containerd", "", "none", "", False, str(tmp_path))
+    shim = "/usr/bin/containerd-shim-runc-v2"
+    machine.process(7, shim, "-namespace", "moby", "-id", "docker-s")
+    assert installer.users(node, str(machine.root)) == []
+    machine.process(8, shim, "-namespace", "k8s.io", "-id", "abc", "-address", "/run/k3s/c.sock")
+    with pytest.raises(EngineError, match=r"doesn't have the container abc.*INSTALL_NODE_TASKS"):
+        installer.users(node, str(machine.root))
+    (tmp_path / "k8s.io/abc").mkdir(parents=True)
+    assert installer.users(node, str(machine.root)) == []
+
+
 @pytest.mark.parametrize("option", [("-r",), ("--runtime",), ()])
 @pytest.mark.parametrize(
     "status",
