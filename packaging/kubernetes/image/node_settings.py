@@ -31,15 +31,16 @@ def settle(node: Node) -> None:
         text = text if key in said else set_value(text or "", key, value)
     registry.known(loads(text or ""))  # what a setting says of vendors, only they know
     now = text_of(node.settings_file)
-    if text == now and not os.path.exists(node.settings_record):
-        return
     record = {
         "before": before,
+        "now": now,
         "written": text,
         "settings": [*node.settings],
         "given": given is not None,
         "engine": node.engine,
     }
+    if text == now and {**(_record(node) or record), "now": now} == record:
+        return
     host_files.replace(node.settings_record, json.dumps(record).encode(), 0o600)
     _put_settings(node, now, text)
 
@@ -80,7 +81,7 @@ def own_settings(node: Node) -> str | None:
     if record is None:
         return now
     before: str | None = record["before"]
-    if record["given"] or now in (before, record["written"]):
+    if record["given"] or now in (before, record["written"], record.get("now", before)):
         return before
     was = flatten(parse(before or ""))
     for key, value in map(parse_assignment, record["settings"]):

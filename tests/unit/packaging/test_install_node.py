@@ -223,6 +223,26 @@ def test_what_is_written_later_stays_too(installer: ModuleType, node: Any) -> No
     assert not loads(left).accept_volume_mounts
 
 
+@pytest.mark.parametrize("own", [OWN, None])
+def test_killed_before_other_settings_are_written(
+    installer: ModuleType, node: Any, monkeypatch: pytest.MonkeyPatch, own: str | None
+) -> None:
+    """What was ours before is no admin's then."""
+    path = Path(node.settings_file)
+    if own is not None:
+        path.parent.mkdir()
+        path.write_text(own)
+    installer.settle(node)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys.modules["node_settings"], "_put_settings", lambda *_: None)
+        installer.settle(replace(node, settings=UNSAFE))
+    assert is_safe(path.read_text())
+    installer.settle(replace(node, settings=UNSAFE))
+    assert not is_safe(path.read_text())
+    installer.unsettle(node)
+    assert (path.read_text() if path.exists() else None) == own
+
+
 def test_a_config_map_takes_the_place_of_the_file(installer: ModuleType, node: Any) -> None:
     """What it says itself counts before what the manifest says, and it goes again."""
     path, given = Path(node.settings_file), given_file()
