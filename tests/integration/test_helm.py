@@ -193,12 +193,23 @@ def test_the_options_of_the_unit_are_the_installers() -> None:
 
 
 def test_an_older_cluster_is_sent_no_field_that_it_refuses() -> None:
-    def profile(*words: str) -> object:
-        installer = comparable(rendered(*words))["DaemonSet", "gpuhook-installer"]
-        return containers(pod_of(installer))["installer"]["securityContext"].get("appArmorProfile")
+    assert unconfined("--kube-version=1.29") == (None, True)
+    assert unconfined("--kube-version=1.30") == ({"type": "Unconfined"}, True)
 
-    assert profile("--kube-version=1.29") is None
-    assert profile("--kube-version=1.30") == {"type": "Unconfined"}
+
+def unconfined(*words: str) -> tuple[object, bool]:
+    """Return the installer's profile of AppArmor, and whether it sees the node's processes."""
+    pod = pod_of(comparable(rendered(*words))["DaemonSet", "gpuhook-installer"])
+    security = containers(pod)["installer"]["securityContext"]
+    return security.get("appArmorProfile"), "hostPID" in pod
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"), [((), False), (("--set=mps=true",), True), (("--set=mode=remove",), True)]
+)
+def test_who_restarts_nothing_sees_no_process(more: tuple[str, ...], expected: bool) -> None:
+    profile, sees = unconfined("--set=mode=runtime", "--set=installer.restart=none", *more)
+    assert (profile is not None, sees) == (expected, expected)
 
 
 def test_it_is_sound() -> None:

@@ -82,6 +82,8 @@ def test_who_may_do_what(variant: str) -> None:
             enters = name == "installer" and variant in (*WITH_UNIT, "overlays/remove")
             added = {"add": ENTERS} if enters else {}
             assert security["capabilities"] == {"drop": ["ALL"], **added}
+            profile = {"type": "Unconfined"} if name == "installer" and signals else None
+            assert security.get("appArmorProfile") == profile
             assert "privileged" not in security
 
 
