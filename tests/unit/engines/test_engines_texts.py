@@ -146,6 +146,7 @@ def test_what_is_no_toml_is_refused_by_name(text: str) -> None:
         {"version": 2, "plugins": {"io.containerd.grpc.v1.cri": {"x": True, "y": {}}}},
         {"list": [1, 2], "tables": [{"a": 1}, {"b": [{"c": 2}]}], "text": 'a"b\\c\n\u00e9'},
         {"mixed": [[1, 2], ["a"]], "empty": [], "float": 1.5, "deep": {"a.b": {"c d": 1}}},
+        {"append": ["a", {"append": True}], "numbers": [1, "a"], "keys": {'\u00e9 "': 1}},
     ],
 )
 def test_a_new_file_says_the_document_below_its_comment(document: dict[str, Any]) -> None:
