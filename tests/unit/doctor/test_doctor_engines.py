@@ -267,6 +267,21 @@ def test_a_daemon_whose_age_is_unknown(tree: Tree) -> None:
     assert said(engines.containerd(tree.case))["containerd-loaded"][0] == "warning"
 
 
+@pytest.mark.parametrize(("program", "status"), [(GPU_PY, "ok"), ("/other/runc", "failure")])
+def test_containerd_is_asked_what_it_takes_of_its_files(
+    tree: Tree, program: str, status: str
+) -> None:
+    """A file that it reads later may have the last word, and one of another version none."""
+    dump = tree.write("/dump", "version = 2\n" + RUNTIME_TABLES["2"].format(program))
+    words = f'#!/bin/sh\n[ "$*" = "--config {tree.root}{CONTAINERD} config dump" ] && cat {dump}'
+    tree.program("/usr/bin/containerd", words)
+    tree.program(GPU_PY)
+    tree.write(CONTAINERD, "version = 2\n" + RUNTIME_TABLES["2"].format(GPU_PY))
+    case = tree.case
+    assert said(engines.containerd(case))["containerd-registered"][0] == status
+    assert case.registered == (["containerd"] if status == "ok" else [])
+
+
 def test_containerd_that_is_dockers_own_child(tree: Tree) -> None:
     child = "/var/run/docker/containerd/containerd.toml"
     tree.process(3, "containerd", "--config", child)

@@ -279,3 +279,43 @@ def test_a_registrys_password_stays_with_who_may_read_it(
         assert ("secret" in drop_in.read_text()) == (program < (2, 1))
         assert drop_in.stat().st_mode & 0o777 == 0o600
         drop_in.chmod(0o644)  # as an earlier version left it
+
+
+def cri(version: int, **settings: Any) -> str:
+    return render({"version": version, "plugins": {PLUGINS[version]: settings}}, "")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_file_that_containerd_reads_later_is_named(
+    tmp_path: Path, config: Path, nested: bool
+) -> None:
+    """NVIDIA's toolkit writes conf.d/99-nvidia.toml; what a file imports comes after all others."""
+    later = tmp_path / ("more.toml" if nested else "conf.d/99-nvidia.toml")
+    later.parent.mkdir(exist_ok=True)
+    config.write_text('version = 2\nimports = ["conf.d/*.toml"]\n')
+    if nested:
+        (tmp_path / "conf.d").mkdir()
+        (tmp_path / "conf.d/10.toml").write_text(f'version = 2\nimports = ["{later}"]\n')
+    later.write_text(cri(2, containerd={"default_runtime_name": "nvidia"}))
+    [warning] = answer(ask_for(config), (1, 7)).warnings
+    assert warning.startswith(f"{later} is read after {tmp_path}/conf.d/99-gpuhook.toml")
+    better = f"{tmp_path}/conf.d/zz-gpuhook.toml"
+    assert warning.endswith(f"--drop-in-config {better}") is not nested
+    assert not answer(ask_for(config, drop_in=better), (1, 7)).warnings or nested
+    assert not answer(ask_for(config), (2, 1)).warnings
+    [warning] = answer(ask_for(config, set_default=True), (2, 1)).warnings
+    assert warning.startswith(f"{later} is read after this and makes 'nvidia' the default")
+    later.write_text(cri(2, containerd={"default_runtime_name": "gpu-py"}))
+    assert not answer(ask_for(config, set_default=True), (2, 1)).warnings
+
+
+def test_settings_of_files_that_are_imported_by_others_are_copied(
+    tmp_path: Path, config: Path
+) -> None:
+    """The main file, which a pattern may cover, is read once, and first."""
+    config.write_text('imports = ["*.toml"]\n' + cri(2, sandbox_image="first"))
+    (tmp_path / "one.toml").write_text('version = 2\nimports = ["more/two.toml"]\n')
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more/two.toml").write_text(cri(2, sandbox_image="last"))
+    drop_in = answer(ask_for(config), (1, 7)).targets[0]
+    assert get(tomllib.loads(drop_in.text), ("plugins", PLUGINS[2]))["sandbox_image"] == "last"

@@ -176,6 +176,13 @@ def _registered(
                 text = f"{path} registers {program} as {name}, which can't be executed"
                 yield failure(check, text, f"Run {install} again")
                 return
+            if _is_dropped(case, machine, engine, files[0]):
+                text = (
+                    f"{path} registers {program} as {name}, and containerd takes nothing of it: "
+                    f"containerd --config {files[0]} config dump doesn't name it"
+                )
+                yield failure(check, text, f"See what {install} --dry-run warns of")
+                return
             case.registered.append(engine)
             yield ok(check, f"{path} registers the runtime {name}: {program}")
             yield from _started_after(machine, engine, path, running)
@@ -186,6 +193,23 @@ def _registered(
     else:
         text = f"{engine} doesn't know the runtime {names.RUNTIME} ({files[0]})"
         yield note(f"{engine}-unused", text, f"If {engine} is to use it: {install}")
+
+
+def _is_dropped(case: Case, machine: Machine, engine: str, path: str) -> bool:
+    """Ask containerd whether a configuration file and its imports say nothing of us to it.
+
+    Which of several tables counts, and of which version, differs between its versions. False
+    where it can't be asked, as of files that it sees in another mount namespace than we.
+    """
+    if engine != "containerd" or machine.root != case.machine.root:
+        return False
+    said = _output(machine, engine, "--config", machine.path(path), "config", "dump")
+    try:
+        tables = tomllib.loads(said.decode("utf-8"))
+    except ValueError:
+        return False
+    found = (is_gpu_py(machine, program) for _, program in _programs(tables))
+    return bool(tables) and not any(found)
 
 
 def _started_after(
@@ -286,12 +310,15 @@ def _read_hook(case: Case, path: str, text: str, needs_podman_5: bool) -> Findin
 
 def version_of(machine: Machine, program: str) -> str:
     """Return what a program's --version says, "" if it isn't there or says nothing of use."""
+    found = re.search(rb"\b\d{1,4}\.\d[\d.]*", _output(machine, program, "--version"))
+    return found[0].decode() if found else ""
+
+
+def _output(machine: Machine, program: str, *words: str) -> bytes:
+    """Return what a program of the machine prints, b"" where it isn't there or doesn't answer."""
     path = machine.path(machine.which(program, names.SEARCH_PATH) or "")
     try:
-        done = subprocess.run(
-            [path, "--version"], capture_output=True, timeout=_PATIENCE, check=False
-        )
+        done = subprocess.run([path, *words], capture_output=True, timeout=_PATIENCE, check=False)
     except (OSError, subprocess.SubprocessError):
-        return ""
-    found = re.search(rb"\b\d{1,4}\.\d[\d.]*", done.stdout)
-    return found[0].decode() if found else ""
+        return b""
+    return done.stdout

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 
+from gpuhook.ground.errors import shown
 from gpuhook.tools.engines.files import Change
 from gpuhook.tools.engines.prefix import below, checked
 from gpuhook.tools.engines.store import Target
@@ -100,6 +101,18 @@ class Ask:
         elif SET_DEFAULT in self.without or default not in runtimes:
             default = None
         return replace(self, runtimes=tuple(runtimes.items()), default=default)
+
+    def unheeded(self, later: Mapping[str, object]) -> list[str]:
+        """Say which file makes another runtime the default than this asks for.
+
+        ``later`` are the default runtimes in the files that are read after ours, in their order.
+        """
+        found = [(path, default) for path, default in later.items() if isinstance(default, str)]
+        path, default = found[-1] if found else ("", self.default)
+        if self.default in (None, default):
+            return []
+        said = f"{path} is read after this and makes {shown(default)} the default runtime"
+        return [f"{said}: take that out, or name a file that is read later with --drop-in-config"]
 
     def system(self, path: str) -> str:
         """Return a path of the system below the prefix; EngineError where it leads out of it."""

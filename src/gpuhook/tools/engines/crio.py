@@ -49,7 +49,8 @@ class Crio(Engine):
         target = Target(
             self.name, path, "toml", text, config, owned, ours=True, usual=usual, sources=sources
         )
-        return Answer((target,), (self.afterwards(),), restart=True)
+        later = {each: _known((each,))[0] for each in sources[1:] if each > path}
+        return Answer((target,), (self.afterwards(),), tuple(ask.unheeded(later)), restart=True)
 
     def afterwards(self) -> str:
         """Return what makes CRI-O read its configuration."""
