@@ -71,6 +71,20 @@ def test_what_a_dockerd_has_loaded(
     assert "--gpus isn't served" in found["docker-gpus-option"][1]
 
 
+@pytest.mark.parametrize(
+    ("path", "more"), [(DAEMON_JSON, ""), ("/srv/my d.json", " --config '/srv/my d.json'")]
+)
+def test_what_registers_gpu_py_is_said_for_the_file_that_docker_reads(
+    tree: Tree, path: str, more: str
+) -> None:
+    tree.process(9, "/usr/bin/dockerd", "--config-file", path)
+    for text in ("{}", json.dumps({"runtimes": {"gpu-py": {"path": "/gone/gpu-py"}}})):
+        tree.write(path, text)
+        remedies = " ".join(str(each.remedy) for each in docker_checks.docker(tree.case))
+        assert f"gpuhook install --engine docker{more}" in remedies
+        assert ("--config" in remedies) is bool(more)
+
+
 @pytest.mark.parametrize("answer", [[], "text", None])
 def test_an_answer_that_is_none(tree: Tree, answer: Any) -> None:
     tree.process(9, "dockerd")

@@ -61,6 +61,44 @@ def test_features_are_merged_and_an_entry_of_ours_keeps_its_options() -> None:
     assert wanted["runtimes"] == {"gpu-py": entry}
 
 
+DOCKERD = Process(0, 0, ("dockerd", "--config-file"), 0, 0.0, {}, "")
+
+
+@pytest.mark.parametrize(
+    ("option", "key", "more"),
+    [
+        ("--default-runtime", "default-runtime", {"set_default": True}),
+        ("--feature", "features", {"cdi": True}),
+        ("--node-generic-resource", KEY, {"swarm": (Resource("nvidia", "GPU", "GPU-1"),)}),
+    ],
+)
+def test_an_option_of_dockerd_keeps_the_same_setting_out_of_its_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str, key: str, more: dict[str, Any]
+) -> None:
+    config = tmp_path / "daemon.json"
+    daemon = replace(DOCKERD, argv=(*DOCKERD.argv, str(config), option, "x"))
+    monkeypatch.setattr("gpuhook.tools.host.processes.running", lambda *_: [daemon])
+    ask = Ask((("gpu-py", "/x"),), config=str(config))
+    assert Docker().install(ask).targets
+    with pytest.raises(EngineError, match=f'{option}, and wouldn\'t start with "{key}"'):
+        Docker().install(replace(ask, **more))
+    config.write_text(json.dumps({key: {} if key == "features" else []}))
+    assert Docker().install(replace(ask, **more)).targets
+
+
+def test_a_docker_that_reads_another_file_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    daemon = replace(DOCKERD, argv=(*DOCKERD.argv, "/srv/my d.json"))
+    monkeypatch.setattr("gpuhook.tools.host.processes.running", lambda *_: [daemon])
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    ask = Ask((("gpu-py", "/x"),), rootless=True)
+    [advice] = Docker().install(ask).afterwards
+    assert advice.endswith("run gpuhook install --engine docker --config '/srv/my d.json'")
+    [advice] = Docker().install(replace(ask, config=str(tmp_path / "daemon.json"))).afterwards
+    assert advice.startswith("No running Docker has this file")
+
+
 def test_another_s_runtime_nvidia_stays(tmp_path: Path) -> None:
     config = tmp_path / "daemon.json"
     config.write_text('{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}')

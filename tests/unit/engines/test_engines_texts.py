@@ -55,6 +55,7 @@ def test_edits_of_json(text: str, wanted: dict[str, Any], expected: str) -> None
         ('{"a": 1, "a": 2}', 'the key "a" is in one object twice'),
         ('{"b": [{"c": 1, "c": 1}]}', 'the key "c" is in one object twice'),
         ('{"a": 1e999}', "Out of range float values"),
+        ('{"a": "\u00e9\\ud800"}', "surrogates not allowed"),
     ],
 )
 def test_what_would_change_more_than_is_meant_is_refused(text: str, why: str) -> None:

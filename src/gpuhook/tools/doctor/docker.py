@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shlex
 from collections.abc import Iterator
 
 from gpuhook.ground import names
@@ -62,14 +63,17 @@ def _registered(
         runtimes = _runtimes(machine, path)
     except ValueError as error:
         text = f"{path} isn't JSON, and dockerd won't start with it: {error}"
-        yield failure("docker-registered", text, "Correct the file; dockerd --validate checks it")
+        yield failure("docker-registered", text, "Correct it; from Docker 23 on, dockerd --validate checks it")
         return
-    ours = {name: path for name, path in runtimes.items() if is_gpu_py(machine, path)}
+    ours = {name: program for name, program in runtimes.items() if is_gpu_py(machine, program)}
+    install = _REGISTER
+    if path not in case.settings("docker/daemon.json"):
+        install += f" --config {shlex.quote(path)}"
     if ours or any(is_gpu_py(machine, program) for program in loaded.values()):
         case.registered.append("docker")
     else:
         text = f"{path} doesn't register the runtime {names.RUNTIME}"
-        yield note("docker-unused", text, f"If Docker is to use it: {_REGISTER}")
+        yield note("docker-unused", text, f"If Docker is to use it: {install}")
     for name, program in ours.items():
         if machine.is_program(program):
             yield ok("docker-registered", f"{path} registers the runtime {name}: {program}")
@@ -77,7 +81,7 @@ def _registered(
             yield failure(
                 "docker-registered",
                 f"{path} registers {program} as the runtime {name}, which can't be executed",
-                f"Run {_REGISTER} again, or gpuhook uninstall --engine docker",
+                f"Run {install} again, or gpuhook uninstall --engine docker",
             )
 
 
