@@ -63,7 +63,8 @@ def _registered(
         runtimes = _runtimes(machine, path)
     except ValueError as error:
         text = f"{path} isn't JSON, and dockerd won't start with it: {error}"
-        yield failure("docker-registered", text, "Correct it; from Docker 23 on, dockerd --validate checks it")
+        remedy = "Correct the file; from Docker 23 on, dockerd --validate checks it"
+        yield failure("docker-registered", text, remedy)
         return
     ours = {name: program for name, program in runtimes.items() if is_gpu_py(machine, program)}
     install = _REGISTER
