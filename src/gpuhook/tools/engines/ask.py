@@ -178,6 +178,10 @@ class Engine(ABC):
         """
         return []
 
+    def unread(self, change: Change, prefix: str) -> list[str]:  # noqa: ARG002
+        """Return the files that the engine reads no more with a change of its configuration."""
+        return []
+
     def is_users(self, ask: Ask) -> bool:  # noqa: ARG002
         """Tell whether a user who isn't root has, or can have, an engine of this kind."""
         return False

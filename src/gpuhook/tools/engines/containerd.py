@@ -17,7 +17,7 @@ from gpuhook.ground import names as our_names
 from gpuhook.ground.errors import EngineError
 from gpuhook.tools.engines import installed, toml_text
 from gpuhook.tools.engines.ask import CDI, SET_DEFAULT, Answer, Ask, Engine
-from gpuhook.tools.engines.files import DROP_IN_HEADER, read_text
+from gpuhook.tools.engines.files import DROP_IN_HEADER, Change, decode, read_text
 from gpuhook.tools.engines.merge import Document, Path, get
 from gpuhook.tools.engines.store import Target
 
@@ -94,6 +94,16 @@ class Containerd(Engine):
                 namespace, container = path.split("/")[-3:-1]
                 found.append(f"{namespace}/{container}")
         return found
+
+    def unread(self, change: Change, prefix: str) -> list[str]:
+        """Return the files that the main one imports no more, as others' beside our drop-in."""
+        ask = Ask(runtimes=(), prefix=prefix)
+        texts = [decode(data or b"", change.path) for data in (change.old, change.new)]
+        before, after = (
+            _imports(change.path, toml_text.parse(text, change.path), ask) for text in texts
+        )
+        kept = {path for pattern in after for path in ask.found(pattern)}
+        return [path for each in before for path in ask.found(each) if path not in kept]
 
     def _document(self, ask: Ask) -> Document:
         path = _config(ask)
