@@ -282,13 +282,18 @@ def test_a_daemon_whose_age_is_unknown(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize(("program", "status"), [(GPU_PY, "ok"), ("/other/runc", "failure")])
+@pytest.mark.parametrize("path", ["/usr/bin/containerd", "/proc/3/exe"])
 def test_containerd_is_asked_what_it_takes_of_its_files(
-    tree: Tree, program: str, status: str
+    tree: Tree, path: str, program: str, status: str
 ) -> None:
     """A file that it reads later may have the last word, and one of another version none."""
     dump = tree.write("/dump", "version = 2\n" + RUNTIME_TABLES["2"].format(program))
     words = f'#!/bin/sh\n[ "$*" = "--config {tree.root}{CONTAINERD} config dump" ] && cat {dump}'
-    tree.program("/usr/bin/containerd", words)
+    if path.startswith("/proc"):
+        tree.process(3, "/usr/bin/containerd")
+        tree.program("/usr/bin/containerd")  # of another version, that doesn't run
+        (tree.root / path.lstrip("/")).unlink(missing_ok=True)
+    tree.program(path, words)
     tree.program(GPU_PY)
     tree.write(CONTAINERD, "version = 2\n" + RUNTIME_TABLES["2"].format(GPU_PY))
     case = tree.case
@@ -344,6 +349,11 @@ def test_crio(tree: Tree) -> None:
             f'[engine.runtimes]\ncrun = ["/usr/bin/crun"]\ngpu-py = ["{GPU_PY}"]\n',
             "podman-runtime", "ok",
         ),
+        (
+            "/etc/containers/containers.conf", '[engine.runtimes]\ngpu-py = ["/gone/gpu-py"]\n',
+            "podman-runtime", "failure",
+        ),
+        ("/etc/containers/containers.conf.d/50.conf", "[engine", "podman-runtime", "failure"),
         *[
             (
                 "/usr/share/containers/oci/hooks.d/gpuhook.json",
@@ -353,11 +363,12 @@ def test_crio(tree: Tree) -> None:
             for hook in (f"{BIN}/gpuhook-prestart", {"path": f"{BIN}/gpuhook-prestart"})
         ],
     ],
-    ids=["without us", "runtime", "hook of old", "hook"],
+    ids=["without us", "runtime", "no program", "no TOML", "hook of old", "hook"],
 )  # fmt: skip
 def test_podman(tree: Tree, path: str, text: str, check: str, status: str) -> None:
     tree.program("/usr/bin/podman")
     tree.program(f"{BIN}/gpuhook-prestart")
+    tree.program(GPU_PY)
     tree.write(path, text)
     assert said(engines.podman(tree.case))[check][0] == status
 

@@ -25,7 +25,13 @@ ENGINES = ("docker", "containerd", "crio", "podman")
 _PROGRAMS = {engine: engine for engine in ENGINES} | {"docker": "dockerd"}
 _OF_PODS = ("containerd", "crio")
 # What has to be right before it matters that an engine knows nothing of us.
-REGISTERED = ("docker-registered", "containerd-registered", "crio-registered", "podman-hook")
+REGISTERED = (
+    "docker-registered",
+    "containerd-registered",
+    "crio-registered",
+    "podman-hook",
+    "podman-runtime",
+)
 _PROGRAM_KEYS = ("BinaryName", "runtime_path", "runtime_engine")
 
 
@@ -176,7 +182,7 @@ def _registered(
                 text = f"{path} registers {program} as {name}, which can't be executed"
                 yield failure(check, text, f"Run {install} again")
                 return
-            if _is_dropped(case, machine, engine, files[0]):
+            if engine == "containerd" and _is_dropped(case, machine, files[0], running):
                 text = (
                     f"{path} registers {program} as {name}, and containerd takes nothing of it: "
                     f"containerd --config {files[0]} config dump doesn't name it"
@@ -195,21 +201,23 @@ def _registered(
         yield note(f"{engine}-unused", text, f"If {engine} is to use it: {install}")
 
 
-def _is_dropped(case: Case, machine: Machine, engine: str, path: str) -> bool:
+def _is_dropped(case: Case, machine: Machine, path: str, running: Process | None) -> bool:
     """Ask containerd whether a configuration file and its imports say nothing of us to it.
 
     Which of several tables counts, and of which version, differs between its versions. False
     where it can't be asked, as of files that it sees in another mount namespace than we.
     """
-    if engine != "containerd" or machine.root != case.machine.root:
+    if machine.root != case.machine.root:
         return False
-    said = _output(machine, engine, "--config", machine.path(path), "config", "dump")
+    found = machine.which("containerd", names.SEARCH_PATH) or ""
+    program = f"/proc/{running.pid}/exe" if running else found
+    said = _output(machine, program, "--config", machine.path(path), "config", "dump")
     try:
         tables = tomllib.loads(said.decode("utf-8"))
     except ValueError:
         return False
-    found = (is_gpu_py(machine, program) for _, program in _programs(tables))
-    return bool(tables) and not any(found)
+    taken = (is_gpu_py(machine, each) for _, each in _programs(tables))
+    return bool(tables) and not any(taken)
 
 
 def _started_after(
@@ -234,13 +242,9 @@ def podman(case: Case) -> Iterator[Finding]:
     if not case.machine.which("podman", names.SEARCH_PATH):
         return
     found = list(_podman_hooks(case))
-    yield from found
     for path in podman_files(case):
-        runtimes = table(table(toml(case.machine, path)[0], "engine"), "runtimes")
-        for name, programs in runtimes.items():
-            if any(is_gpu_py(case.machine, program) for program in strings(programs)):
-                found.append(ok("podman-runtime", f"{path} registers the runtime {name}"))
-                yield found[-1]
+        found += _podman_runtimes(case.machine, path)
+    yield from found
     if found:
         case.registered.append("podman")
     else:
@@ -249,6 +253,22 @@ def podman(case: Case) -> Iterator[Finding]:
             f"podman knows neither the runtime {names.RUNTIME} nor the hook {names.HOOK}",
             "If podman is to use them: gpuhook install --engine podman",
         )
+
+
+def _podman_runtimes(machine: Machine, path: str) -> Iterator[Finding]:
+    """Judge the runtimes of ours in one file; podman takes the first program that is there."""
+    check = "podman-runtime"
+    tables, problem = toml(machine, path)
+    if problem:
+        text = f"{path} isn't TOML, and podman doesn't start with it: {problem}"
+        yield failure(check, text, "Correct the file")
+    for name, programs in table(table(tables, "engine"), "runtimes").items():
+        ours = [program for program in strings(programs) if is_gpu_py(machine, program)]
+        if any(map(machine.is_program, ours)):
+            yield ok(check, f"{path} registers the runtime {name}")
+        elif ours:
+            text = f"{path} registers {ours[0]} as {name}, which can't be executed"
+            yield failure(check, text, "Run gpuhook install --engine podman again")
 
 
 def podman_files(case: Case) -> list[str]:
@@ -310,15 +330,17 @@ def _read_hook(case: Case, path: str, text: str, needs_podman_5: bool) -> Findin
 
 def version_of(machine: Machine, program: str) -> str:
     """Return what a program's --version says, "" if it isn't there or says nothing of use."""
-    found = re.search(rb"\b\d{1,4}\.\d[\d.]*", _output(machine, program, "--version"))
+    path = machine.which(program, names.SEARCH_PATH) or ""
+    found = re.search(rb"\b\d{1,4}\.\d[\d.]*", _output(machine, path, "--version"))
     return found[0].decode() if found else ""
 
 
-def _output(machine: Machine, program: str, *words: str) -> bytes:
+def _output(machine: Machine, path: str, *words: str) -> bytes:
     """Return what a program of the machine prints, b"" where it isn't there or doesn't answer."""
-    path = machine.path(machine.which(program, names.SEARCH_PATH) or "")
     try:
-        done = subprocess.run([path, *words], capture_output=True, timeout=_PATIENCE, check=False)
+        done = subprocess.run(
+            [machine.path(path), *words], capture_output=True, timeout=_PATIENCE, check=False
+        )
     except (OSError, subprocess.SubprocessError):
         return b""
     return done.stdout
