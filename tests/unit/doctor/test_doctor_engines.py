@@ -12,6 +12,15 @@ from gpuhook.tools.doctor import engines
 GPU_PY = f"{BIN}/gpu-py"
 DAEMON_JSON = "/etc/docker/daemon.json"
 CONTAINERD = "/etc/containerd/config.toml"
+RUNTIME_TABLES = {
+    "1": '[plugins.cri.containerd.runtimes.gpu-py]\nruntime_engine = "{}"\n',
+    "2": '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.gpu-py]\n'
+    '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.gpu-py.options]\n'
+    'BinaryName = "{}"\n',
+    "3": '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.gpu-py]\n'
+    '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.gpu-py.options]\n'
+    'BinaryName = "{}"\n',
+}
 RunDocker = Callable[..., None]
 
 
@@ -71,17 +80,24 @@ def test_what_a_dockerd_has_loaded(
     assert "--gpus isn't served" in found["docker-gpus-option"][1]
 
 
+@pytest.mark.parametrize(("path", "more"), [("", ""), ("/srv/my file", " --config '/srv/my file'")])
 @pytest.mark.parametrize(
-    ("path", "more"), [(DAEMON_JSON, ""), ("/srv/my d.json", " --config '/srv/my d.json'")]
+    ("engine", "usual", "text"),
+    [
+        ("docker", DAEMON_JSON, '{{"runtimes": {{"gpu-py": {{"path": "{}"}}}}}}'),
+        ("containerd", CONTAINERD, RUNTIME_TABLES["2"]),
+    ],
 )
-def test_what_registers_gpu_py_is_said_for_the_file_that_docker_reads(
-    tree: Tree, path: str, more: str
+def test_what_registers_gpu_py_is_said_for_the_file_that_an_engine_reads(
+    tree: Tree, engine: str, usual: str, text: str, path: str, more: str
 ) -> None:
-    tree.process(9, "/usr/bin/dockerd", "--config-file", path)
-    for text in ("{}", json.dumps({"runtimes": {"gpu-py": {"path": "/gone/gpu-py"}}})):
-        tree.write(path, text)
-        remedies = " ".join(str(each.remedy) for each in docker_checks.docker(tree.case))
-        assert f"gpuhook install --engine docker{more}" in remedies
+    program, option = {"docker": ("dockerd", "--config-file")}.get(engine, (engine, "--config"))
+    tree.process(9, program, option, path or usual)
+    check = {"docker": docker_checks.docker, "containerd": engines.containerd}[engine]
+    for registered in ("/other/runc", "/gone/gpu-py"):
+        tree.write(path or usual, text.format(registered))
+        remedies = " ".join(each.remedy for each in check(tree.case))
+        assert f"gpuhook install --engine {engine}{more}" in remedies
         assert ("--config" in remedies) is bool(more)
 
 
@@ -205,17 +221,6 @@ def test_an_environment_that_may_not_be_read(tree: Tree) -> None:
 def test_docker_from_a_snap(tree: Tree) -> None:
     tree.write("/snap/bin/docker")
     assert _docker(tree)["docker-snap"][0] == "warning"
-
-
-RUNTIME_TABLES = {
-    "1": '[plugins.cri.containerd.runtimes.gpu-py]\nruntime_engine = "{}"\n',
-    "2": '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.gpu-py]\n'
-    '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.gpu-py.options]\n'
-    'BinaryName = "{}"\n',
-    "3": '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.gpu-py]\n'
-    '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.gpu-py.options]\n'
-    'BinaryName = "{}"\n',
-}
 
 
 @pytest.mark.parametrize("version", RUNTIME_TABLES)

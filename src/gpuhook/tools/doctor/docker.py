@@ -16,7 +16,6 @@ from gpuhook.tools.engines.docker_api import DEFAULT_CONFIG, DockerInfo
 
 _HOOK = names.TOOLKIT_HOOKS[0]
 _GPUS_BY_CDI = "29.2.0"
-_REGISTER = "gpuhook install --engine docker"
 
 
 def docker(case: Case) -> Iterator[Finding]:
@@ -67,9 +66,7 @@ def _registered(
         yield failure("docker-registered", text, remedy)
         return
     ours = {name: program for name, program in runtimes.items() if is_gpu_py(machine, program)}
-    install = _REGISTER
-    if path not in case.settings("docker/daemon.json"):
-        install += f" --config {shlex.quote(path)}"
+    install = install_command("docker", path, case.settings("docker/daemon.json"))
     if ours or any(is_gpu_py(machine, program) for program in loaded.values()):
         case.registered.append("docker")
     else:
@@ -84,6 +81,12 @@ def _registered(
                 f"{path} registers {program} as the runtime {name}, which can't be executed",
                 f"Run {install} again, or gpuhook uninstall --engine docker",
             )
+
+
+def install_command(engine: str, path: str, usual: list[str]) -> str:
+    """Return what tells an engine about gpu-py that reads this file."""
+    more = "" if path in usual else f" --config {shlex.quote(path)}"
+    return f"gpuhook install --engine {engine}{more}"
 
 
 def closed(engine: str, path: str) -> Finding:

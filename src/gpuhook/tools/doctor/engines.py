@@ -11,12 +11,13 @@ from typing import Any
 from gpuhook.ground import names
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.cdi import is_used
-from gpuhook.tools.doctor.docker import closed, is_gpu_py
+from gpuhook.tools.doctor.docker import closed, install_command, is_gpu_py
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.doctor.machine import Machine, seen_by
 from gpuhook.tools.host.processes import Process
 
 CONTAINERD_FILE = "/etc/containerd/config.toml"
+_FILES = {"containerd": CONTAINERD_FILE, "crio": "/etc/crio/crio.conf"}
 _HOOK_FOLDERS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
 _READ_SINCE_PODMAN_5 = "/etc/containers/oci/hooks.d"
 _PATIENCE = 5.0  # seconds
@@ -122,7 +123,7 @@ def crio(case: Case) -> Iterator[Finding]:
     running = _runs(case, "crio")
     if running or case.machine.which("crio", names.SEARCH_PATH):
         machine = seen_by(running) if running else case.machine
-        files = ["/etc/crio/crio.conf", *machine.glob("/etc/crio/crio.conf.d/*")]
+        files = [_FILES["crio"], *machine.glob("/etc/crio/crio.conf.d/*")]
         yield from _registered(case, machine, "crio", files, running)
 
 
@@ -167,7 +168,7 @@ def _programs(value: object, name: str = "") -> Iterator[tuple[str, str]]:
 def _registered(
     case: Case, machine: Machine, engine: str, files: list[str], running: Process | None
 ) -> Iterator[Finding]:
-    check, install = f"{engine}-registered", f"gpuhook install --engine {engine}"
+    check, install = f"{engine}-registered", install_command(engine, files[0], [_FILES[engine]])
     unseen = [path for path in files if machine.is_closed(path)]
     for path in files:
         tables, problem = toml(machine, path)
