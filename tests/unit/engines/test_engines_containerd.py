@@ -122,7 +122,12 @@ def test_where_tables_are_merged_the_drop_in_holds_ours_alone(config: Path) -> N
 
 @pytest.mark.parametrize(
     ("pattern", "covered"),
-    [("conf.d/*.toml", True), ("{}/conf.d/99-*.toml", True), ("{}/conf.d/10-*.toml", False)],
+    [
+        ("conf.d/*.toml", False),  # nothing to containerd 1.6.20, whose working folder is /
+        ("conf.d/99-gpuhook.toml", True),
+        ("{}/conf.d/99-*.toml", True),
+        ("{}/conf.d/10-*.toml", False),
+    ],
 )
 def test_an_import_that_covers_the_drop_in_is_enough(
     tmp_path: Path, pattern: str, covered: bool, config: Path
@@ -319,3 +324,16 @@ def test_settings_of_files_that_are_imported_by_others_are_copied(
     (tmp_path / "more/two.toml").write_text(cri(2, sandbox_image="last"))
     drop_in = answer(ask_for(config), (1, 7)).targets[0]
     assert get(tomllib.loads(drop_in.text), ("plugins", PLUGINS[2]))["sandbox_image"] == "last"
+
+
+def test_files_that_were_not_imported_so_far_are_named(tmp_path: Path, config: Path) -> None:
+    config.write_text("version = 2\n")
+    other = tmp_path / "conf.d/50.toml"
+    other.parent.mkdir()
+    other.write_text("version = 2\n")
+    first = answer(ask_for(config), (2, 1))
+    assert [f"imports {other} from now on, too" in each for each in first.warnings] == [True]
+    store = Store(str(tmp_path / "state"))
+    with store.locked():
+        installer.install(store, list(first.targets))
+    assert not answer(ask_for(config), (2, 1)).warnings

@@ -158,6 +158,7 @@ def answer(ask: Ask, program: tuple[int, int] | None) -> Answer:
         main = _importing_target(source, ask, drop_in)
         targets = (_drop_in_target(source, ask, drop_in, settings), main)
         changed = replace(source, document=toml_text.parse(main.text, source.path))
+        warnings += _more_read(source, changed, ask, drop_in)
         warnings += _overridden(changed, ask, drop_in, merges=merges)
     return Answer(targets, (Containerd().afterwards(),), tuple(warnings), restart=True)
 
@@ -286,6 +287,14 @@ def _effective_cri(source: Source, ask: Ask, drop_in: str, *, merges: bool) -> D
         if isinstance(table, dict) and not _is_same(path, drop_in):
             settings = _merged(settings, table) if merges else copy.deepcopy(table)
     return settings
+
+
+def _more_read(source: Source, changed: Source, ask: Ask, drop_in: str) -> list[str]:
+    """Say which files lie beside our drop-in and have been imported by nothing so far."""
+    before = _imported(source, ask)
+    more = [path for path in _imported(changed, ask) if path not in (*before, drop_in)]
+    said = f"{source.path} imports {', '.join(more)} from now on, too"
+    return [f"{said}: move away what containerd isn't to read"] if more else []
 
 
 def _overridden(source: Source, ask: Ask, drop_in: str, *, merges: bool) -> list[str]:
@@ -434,9 +443,13 @@ def _drop_in_target(source: Source, ask: Ask, path: str, settings: Document) -> 
 def _importing_target(source: Source, ask: Ask, drop_in: str) -> Target:
     """Have the main file import the drop-in, where it doesn't do so already."""
     wanted = dict(source.document)
-    if not any(_is_same(each, drop_in) for each in _imported(source, ask, drop_in)):
+    imports = source.document.get("imports", [])
+    # Before 1.6.29 and 1.7.16 a pattern without a / in front was one of containerd's own folder.
+    sure = [each for each in imports if each.startswith("/") or "*" not in each]
+    known = replace(source, document={"imports": sure})
+    if not any(_is_same(each, drop_in) for each in _imported(known, ask, drop_in)):
         folder = os.path.dirname(os.path.abspath(drop_in)).removeprefix(ask.prefix.rstrip("/"))
-        wanted["imports"] = [*source.document.get("imports", []), f"{folder}/*.toml"]
+        wanted["imports"] = [*imports, f"{folder}/*.toml"]
     text = source.text
     if not source.document:
         wanted["version"] = source.version
