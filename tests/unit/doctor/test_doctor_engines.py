@@ -237,10 +237,12 @@ def test_containerd_of_every_version(tree: Tree, version: str) -> None:
     assert found["containerd-loaded"][0] == "ok"
 
 
-def test_containerd_with_a_drop_in(tree: Tree) -> None:
+@pytest.mark.parametrize("by", [CONTAINERD, "/etc/containerd/more.toml"])
+def test_containerd_with_a_drop_in(tree: Tree, by: str) -> None:
     tree.program("/usr/bin/containerd")
     tree.program(GPU_PY)
-    tree.write(CONTAINERD, 'version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]\n')
+    tree.write(CONTAINERD, 'version = 3\nimports = ["more.toml"]\n')
+    tree.write(by, 'version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]\n')
     tree.write("/etc/containerd/conf.d/99.toml", RUNTIME_TABLES["3"].format(GPU_PY))
     status, message = said(engines.containerd(tree.case))["containerd-registered"]
     assert status == "ok"

@@ -128,12 +128,13 @@ def crio(case: Case) -> Iterator[Finding]:
 
 
 def imports(machine: Machine, path: str) -> list[str]:
-    """Return the files that containerd's configuration imports."""
-    found: list[str] = []
-    for pattern in strings(toml(machine, path)[0].get("imports")):
-        absolute = os.path.join(os.path.dirname(path), pattern)
-        found += [name for name in machine.glob(absolute) if name != path]
-    return found
+    """Return the files that containerd's configuration imports, and those that they do."""
+    found = [path]
+    for each in found:
+        for pattern in strings(toml(machine, each)[0].get("imports")):
+            absolute = os.path.join(os.path.dirname(each), pattern)
+            found += [name for name in machine.glob(absolute) if name not in found]
+    return found[1:]
 
 
 def toml(machine: Machine, path: str) -> tuple[dict[str, Any], str]:
