@@ -12,6 +12,7 @@ from gpuhook.tools.engines import docker, installer
 from gpuhook.tools.engines.ask import ALIASES, SET_DEFAULT, Ask
 from gpuhook.tools.engines.docker import Docker, wanted_document
 from gpuhook.tools.engines.docker_api import DockerInfo
+from gpuhook.tools.engines.files import Change
 from gpuhook.tools.engines.store import Store
 from gpuhook.tools.engines.swarm import KEY, Node, Resource
 from gpuhook.tools.host.processes import Process
@@ -84,6 +85,32 @@ def test_an_option_of_dockerd_keeps_the_same_setting_out_of_its_file(
         Docker().install(replace(ask, **more))
     config.write_text(json.dumps({key: {} if key == "features" else []}))
     assert Docker().install(replace(ask, **more)).targets
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), {"runtimes": {}, "default-runtime": "runc"}),
+        (("--default-runtime", "runc"), {"runtimes": {}}),  # or it wouldn't take the file
+    ],
+)
+def test_what_a_file_says_while_a_dockerd_forgets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: tuple[str, ...], said: dict[str, Any]
+) -> None:
+    config, read = tmp_path / "daemon.json", []
+
+    def send(*_: object) -> bool:
+        read.append(json.loads(config.read_text()))
+        return True
+
+    config.write_text("{}")
+    daemon = replace(DOCKERD, argv=(*DOCKERD.argv, str(config), *options))
+    monkeypatch.setattr("gpuhook.tools.host.processes.running", lambda *_: [daemon])
+    monkeypatch.setattr("gpuhook.tools.host.processes.send", send)
+    monkeypatch.setattr("gpuhook.tools.engines.docker_api.asked", lambda _: [])
+    change = Change(str(config), b"{}", None)
+    assert Docker().forget(change, ("gpu-py",)) == [daemon.pid]
+    assert (read, config.read_text()) == ([said], "{}")
 
 
 def test_a_docker_that_reads_another_file_is_named(

@@ -117,11 +117,13 @@ class Docker(Engine):
         text = decode(change.new or b"", change.path)
         document = json_text.parse(text, change.path)
         _check_default(document, names, change.path)
-        pids = [daemon.pid for daemon in _daemons(change.path)]
-        if not pids:
+        daemons = _daemons(change.path)
+        if not daemons:
             return []
+        options = {key for key in _OPTIONS if any(each.option(_OPTIONS[key]) for each in daemons)}
+        built_in = {key: value for key, value in _BUILT_IN.items() if key not in options}
         # protects: docker-forgets
-        said = json_text.edited(text, {**_BUILT_IN, **document}, change.path).encode()
+        said = json_text.edited(text, {**built_in, **document}, change.path).encode()
         made = Change(change.path, change.old, said).commit()
         try:
             _have_read_again(change.path)
@@ -136,7 +138,7 @@ class Docker(Engine):
                 "Run gpuhook uninstall --engine docker && systemctl restart docker, "
                 "which ends containers unless live-restore is on",
             )
-        return pids
+        return [daemon.pid for daemon in daemons]
 
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
         """Return the containers, running or not, whose runtime is one of ``names``."""
