@@ -337,3 +337,18 @@ def test_files_that_were_not_imported_so_far_are_named(tmp_path: Path, config: P
     with store.locked():
         installer.install(store, list(first.targets))
     assert not answer(ask_for(config), (2, 1)).warnings
+
+
+@pytest.mark.parametrize("shim", ["io.containerd.kata.v2", "io.containerd.runsc.v1"])
+@pytest.mark.parametrize("program", [None, (1, 6), (2, 1)])
+def test_options_of_a_runtime_that_calls_no_program_are_not_taken(
+    config: Path, program: tuple[int, int] | None, shim: str
+) -> None:
+    runc = {"runtime_type": "io.containerd.runc.v2", "options": {"SystemdCgroup": True}}
+    other = {"runtime_type": shim, "snapshotter": "x", "options": {"ConfigPath": "/x"}}
+    settings = {"default_runtime_name": "other", "runtimes": {"other": other, "runc": runc}}
+    config.write_text(cri(2, containerd=settings))
+    drop_in = answer(ask_for(config), program).targets[0]
+    runtimes = get(tomllib.loads(drop_in.text), ("plugins", PLUGINS[2], "containerd", "runtimes"))
+    options = {"SystemdCgroup": True, "BinaryName": "/opt/gpu-py"}
+    assert runtimes["gpu-py"] == {**runc, "options": options}

@@ -72,6 +72,26 @@ def test_drop_ins_count_in_their_order_and_ours_not(tmp_path: Path) -> None:
     assert tomllib.loads(target.text) == document_of(short)
 
 
+@pytest.mark.parametrize(
+    ("default", "expected"),
+    [
+        ({"runtime_type": "vm", "runtime_config_path": "/k", "runtime_root": "/run/vc"}, {}),
+        ({"runtime_type": "pod", "monitor_path": "/conmonrs", "stream_websockets": True}, {}),
+        ({"inherit_default_runtime": True, "monitor_env": ["A=b"]}, {"monitor_env": ["A=b"]}),
+        ({"platform_runtime_paths": {"linux/amd64": "/x"}, "no_sync_log": True},
+         {"no_sync_log": True}),
+    ],
+)  # fmt: skip
+def test_options_that_make_crio_call_something_else_are_not_taken(
+    tmp_path: Path, default: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    config = tmp_path / "crio.conf"
+    config.write_text(render(document_of({"default_runtime": "x", "runtimes.x": default}), ""))
+    [target] = Crio().install(Ask((("gpu-py", "/p"),), config=str(config))).targets
+    ours = {**expected, "runtime_path": "/p", "runtime_type": "oci"}
+    assert tomllib.loads(target.text) == document_of({"runtimes.gpu-py": ours})
+
+
 def test_containers_of_a_handler_are_found(tmp_path: Path) -> None:
     storage = tmp_path / "var/lib/containers/storage/overlay-containers"
     for name, handler in (("a" * 20, "gpu-py"), ("b" * 20, "crun")):

@@ -38,6 +38,9 @@ _PLAIN_RUNTIME: Document = {
 }
 # What containerd has built in. It forgets this as soon as a file names any runtime.
 _BUILT_IN: dict[str, Document] = {"runc": {"runtime_type": "io.containerd.runc.v2", "options": {}}}
+# What containerd calls for a container. runc's call the program in BinaryName, others none.
+_SHIMS = "io.containerd."
+_SHIMS_OF_RUNC = ("io.containerd.runc.", "io.containerd.runtime.v1.linux")
 # Until then a plugin's table in an imported file replaces the whole of the main file's.
 _MERGES_TABLES = (2, 1)
 # From then on settings of the CRI plugin in version 1 are not found (seen with 2.1.9).
@@ -396,9 +399,15 @@ def _template(containerd: Document, ask: Ask) -> Document:
     for name in candidates:
         entry = get(containerd, ("runtimes", name))
         # What was written beside ours, and says nothing, gives the same as no entry.
-        if isinstance(entry, dict) and entry != _BUILT_IN.get(name):
+        if isinstance(entry, dict) and entry != _BUILT_IN.get(name) and _calls_a_program(entry):
             return copy.deepcopy(entry)
     return copy.deepcopy(_PLAIN_RUNTIME)
+
+
+def _calls_a_program(entry: Document) -> bool:
+    """Tell whether a runtime's shim is one that calls a program: kata's and gVisor's aren't."""
+    shim = str(entry.get("runtime_type"))
+    return not shim.startswith(_SHIMS) or shim.startswith(_SHIMS_OF_RUNC)
 
 
 def _table(document: Document, path: Path) -> Document:

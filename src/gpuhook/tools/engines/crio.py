@@ -18,6 +18,10 @@ _CONFIG = "/etc/crio/crio.conf"
 _DROP_IN = "crio.conf.d/99-gpuhook.conf"
 _CONTAINERS = "/var/lib/containers/storage/overlay-containers"
 _HANDLER = "io.kubernetes.cri-o.RuntimeHandler"
+# With what is said of these, a runtime of type oci is refused, or has another monitor than conmon.
+_OTHER_TYPES = ("vm", "pod")
+# By these CRI-O calls another program than runtime_path.
+_OTHER_PROGRAMS = ("platform_runtime_paths", "inherit_default_runtime")
 _RUNTIMES = ("crio", "runtime", "runtimes")
 _DEFAULT = ("crio", "runtime", "default_runtime")
 
@@ -107,6 +111,6 @@ def _template(default: str | None, runtimes: Document, ask: Ask) -> Document:
     """Copy the options of the present default runtime, of runc or of crun."""
     for name in (default, "runc", "crun"):
         entry = None if name in (None, *ask.names) else runtimes.get(str(name))
-        if isinstance(entry, dict):
-            return copy.deepcopy(entry)
+        if isinstance(entry, dict) and entry.get("runtime_type") not in _OTHER_TYPES:
+            return {key: copy.deepcopy(entry[key]) for key in entry if key not in _OTHER_PROGRAMS}
     return {}
