@@ -130,6 +130,20 @@ def test_bound_containers_are_warned_of(system: Path) -> None:
     assert "gpu-py" in done.stderr
 
 
+@pytest.mark.parametrize("own", ["", 'imports = ["conf.d/*.toml"]\n'])
+def test_files_that_are_read_no_more_are_warned_of(system: Path, own: str) -> None:
+    """NVIDIA's toolkit adds no import where ours covers its file."""
+    config = system / "etc/containerd/config.toml"
+    config.write_text(own + CONTAINERD)
+    call(system, "install", "--engine=containerd")
+    theirs = config.parent / "conf.d/99-nvidia.toml"
+    theirs.write_text("version = 2\n")
+    done = call(system, "uninstall")
+    assert config.read_text() == own + CONTAINERD
+    assert (f"{config} has imported {theirs} only because of" in done.stderr) is (not own)
+    assert "99-gpuhook" not in done.stderr
+
+
 def test_names_of_nvidia_are_never_replaced(system: Path) -> None:
     theirs = system / "usr/bin/nvidia-container-cli"
     theirs.parent.mkdir(parents=True)

@@ -184,6 +184,14 @@ def test_key_is_written_below_its_header() -> None:
     assert changed.endswith("[features] # off\nignore-imex-channel-requests = true\n")
 
 
+@pytest.mark.parametrize("header", ["[gpuhook]", "[ gpuhook ] # ours"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_key_below_its_header_ends_as_that_does(header: str, end: str) -> None:
+    text = f"{header}{end}# kept{end}accept-annotations = true{end}"
+    changed = set_value(text, "gpuhook.state-dir", "/a")
+    assert changed == text.replace("# kept", f'state-dir = "/a"{end}# kept')
+
+
 def test_a_commented_key_of_another_section_is_not_taken() -> None:
     text = '[nvidia-container-runtime]\n#debug = "x"\n[nvidia-container-cli]\n#debug = "y"\n'
     changed = set_value(text, "nvidia-container-cli.debug", "/z")

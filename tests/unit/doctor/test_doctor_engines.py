@@ -12,6 +12,15 @@ from gpuhook.tools.doctor import engines
 GPU_PY = f"{BIN}/gpu-py"
 DAEMON_JSON = "/etc/docker/daemon.json"
 CONTAINERD = "/etc/containerd/config.toml"
+RUNTIME_TABLES = {
+    "1": '[plugins.cri.containerd.runtimes.gpu-py]\nruntime_engine = "{}"\n',
+    "2": '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.gpu-py]\n'
+    '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.gpu-py.options]\n'
+    'BinaryName = "{}"\n',
+    "3": '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.gpu-py]\n'
+    '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.gpu-py.options]\n'
+    'BinaryName = "{}"\n',
+}
 RunDocker = Callable[..., None]
 
 
@@ -69,6 +78,27 @@ def test_what_a_dockerd_has_loaded(
     }  # fmt: skip
     assert words in found["docker-loaded"][1]
     assert "--gpus isn't served" in found["docker-gpus-option"][1]
+
+
+@pytest.mark.parametrize(("path", "more"), [("", ""), ("/srv/my file", " --config '/srv/my file'")])
+@pytest.mark.parametrize(
+    ("engine", "usual", "text"),
+    [
+        ("docker", DAEMON_JSON, '{{"runtimes": {{"gpu-py": {{"path": "{}"}}}}}}'),
+        ("containerd", CONTAINERD, RUNTIME_TABLES["2"]),
+    ],
+)
+def test_what_registers_gpu_py_is_said_for_the_file_that_an_engine_reads(
+    tree: Tree, engine: str, usual: str, text: str, path: str, more: str
+) -> None:
+    program, option = {"docker": ("dockerd", "--config-file")}.get(engine, (engine, "--config"))
+    tree.process(9, program, option, path or usual)
+    check = {"docker": docker_checks.docker, "containerd": engines.containerd}[engine]
+    for registered in ("/other/runc", "/gone/gpu-py"):
+        tree.write(path or usual, text.format(registered))
+        remedies = " ".join(each.remedy for each in check(tree.case))
+        assert f"gpuhook install --engine {engine}{more}" in remedies
+        assert ("--config" in remedies) is bool(more)
 
 
 @pytest.mark.parametrize("answer", [[], "text", None])
@@ -193,17 +223,6 @@ def test_docker_from_a_snap(tree: Tree) -> None:
     assert _docker(tree)["docker-snap"][0] == "warning"
 
 
-RUNTIME_TABLES = {
-    "1": '[plugins.cri.containerd.runtimes.gpu-py]\nruntime_engine = "{}"\n',
-    "2": '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.gpu-py]\n'
-    '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.gpu-py.options]\n'
-    'BinaryName = "{}"\n',
-    "3": '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.gpu-py]\n'
-    '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.gpu-py.options]\n'
-    'BinaryName = "{}"\n',
-}
-
-
 @pytest.mark.parametrize("version", RUNTIME_TABLES)
 def test_containerd_of_every_version(tree: Tree, version: str) -> None:
     tree.program("/usr/bin/containerd")
@@ -218,10 +237,12 @@ def test_containerd_of_every_version(tree: Tree, version: str) -> None:
     assert found["containerd-loaded"][0] == "ok"
 
 
-def test_containerd_with_a_drop_in(tree: Tree) -> None:
+@pytest.mark.parametrize("by", [CONTAINERD, "/etc/containerd/more.toml"])
+def test_containerd_with_a_drop_in(tree: Tree, by: str) -> None:
     tree.program("/usr/bin/containerd")
     tree.program(GPU_PY)
-    tree.write(CONTAINERD, 'version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]\n')
+    tree.write(CONTAINERD, 'version = 3\nimports = ["more.toml"]\n')
+    tree.write(by, 'version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]\n')
     tree.write("/etc/containerd/conf.d/99.toml", RUNTIME_TABLES["3"].format(GPU_PY))
     status, message = said(engines.containerd(tree.case))["containerd-registered"]
     assert status == "ok"
@@ -265,6 +286,26 @@ def test_a_daemon_whose_age_is_unknown(tree: Tree) -> None:
     tree.program(GPU_PY)
     tree.write(CONTAINERD, RUNTIME_TABLES["2"].format(GPU_PY))
     assert said(engines.containerd(tree.case))["containerd-loaded"][0] == "warning"
+
+
+@pytest.mark.parametrize(("program", "status"), [(GPU_PY, "ok"), ("/other/runc", "failure")])
+@pytest.mark.parametrize("path", ["/usr/bin/containerd", "/proc/3/exe"])
+def test_containerd_is_asked_what_it_takes_of_its_files(
+    tree: Tree, path: str, program: str, status: str
+) -> None:
+    """A file that it reads later may have the last word, and one of another version none."""
+    dump = tree.write("/dump", "version = 2\n" + RUNTIME_TABLES["2"].format(program))
+    words = f'#!/bin/sh\n[ "$*" = "--config {tree.root}{CONTAINERD} config dump" ] && cat {dump}'
+    if path.startswith("/proc"):
+        tree.process(3, "/usr/bin/containerd")
+        tree.program("/usr/bin/containerd")  # of another version, that doesn't run
+        (tree.root / path.lstrip("/")).unlink(missing_ok=True)
+    tree.program(path, words)
+    tree.program(GPU_PY)
+    tree.write(CONTAINERD, "version = 2\n" + RUNTIME_TABLES["2"].format(GPU_PY))
+    case = tree.case
+    assert said(engines.containerd(case))["containerd-registered"][0] == status
+    assert case.registered == (["containerd"] if status == "ok" else [])
 
 
 def test_containerd_that_is_dockers_own_child(tree: Tree) -> None:
@@ -315,6 +356,11 @@ def test_crio(tree: Tree) -> None:
             f'[engine.runtimes]\ncrun = ["/usr/bin/crun"]\ngpu-py = ["{GPU_PY}"]\n',
             "podman-runtime", "ok",
         ),
+        (
+            "/etc/containers/containers.conf", '[engine.runtimes]\ngpu-py = ["/gone/gpu-py"]\n',
+            "podman-runtime", "failure",
+        ),
+        ("/etc/containers/containers.conf.d/50.conf", "[engine", "podman-runtime", "failure"),
         *[
             (
                 "/usr/share/containers/oci/hooks.d/gpuhook.json",
@@ -324,11 +370,12 @@ def test_crio(tree: Tree) -> None:
             for hook in (f"{BIN}/gpuhook-prestart", {"path": f"{BIN}/gpuhook-prestart"})
         ],
     ],
-    ids=["without us", "runtime", "hook of old", "hook"],
+    ids=["without us", "runtime", "no program", "no TOML", "hook of old", "hook"],
 )  # fmt: skip
 def test_podman(tree: Tree, path: str, text: str, check: str, status: str) -> None:
     tree.program("/usr/bin/podman")
     tree.program(f"{BIN}/gpuhook-prestart")
+    tree.program(GPU_PY)
     tree.write(path, text)
     assert said(engines.podman(tree.case))[check][0] == status
 

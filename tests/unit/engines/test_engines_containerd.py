@@ -122,7 +122,12 @@ def test_where_tables_are_merged_the_drop_in_holds_ours_alone(config: Path) -> N
 
 @pytest.mark.parametrize(
     ("pattern", "covered"),
-    [("conf.d/*.toml", True), ("{}/conf.d/99-*.toml", True), ("{}/conf.d/10-*.toml", False)],
+    [
+        ("conf.d/*.toml", False),  # nothing to containerd 1.6.20, whose working folder is /
+        ("conf.d/99-gpuhook.toml", True),
+        ("{}/conf.d/99-*.toml", True),
+        ("{}/conf.d/10-*.toml", False),
+    ],
 )
 def test_an_import_that_covers_the_drop_in_is_enough(
     tmp_path: Path, pattern: str, covered: bool, config: Path
@@ -279,3 +284,71 @@ def test_a_registrys_password_stays_with_who_may_read_it(
         assert ("secret" in drop_in.read_text()) == (program < (2, 1))
         assert drop_in.stat().st_mode & 0o777 == 0o600
         drop_in.chmod(0o644)  # as an earlier version left it
+
+
+def cri(version: int, **settings: Any) -> str:
+    return render({"version": version, "plugins": {PLUGINS[version]: settings}}, "")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_file_that_containerd_reads_later_is_named(
+    tmp_path: Path, config: Path, nested: bool
+) -> None:
+    """NVIDIA's toolkit writes conf.d/99-nvidia.toml; what a file imports comes after all others."""
+    later = tmp_path / ("more.toml" if nested else "conf.d/99-nvidia.toml")
+    later.parent.mkdir(exist_ok=True)
+    config.write_text('version = 2\nimports = ["conf.d/*.toml"]\n')
+    if nested:
+        (tmp_path / "conf.d").mkdir()
+        (tmp_path / "conf.d/10.toml").write_text(f'version = 2\nimports = ["{later}"]\n')
+    later.write_text(cri(2, containerd={"default_runtime_name": "nvidia"}))
+    [warning] = answer(ask_for(config), (1, 7)).warnings
+    assert warning.startswith(f"{later} is read after {tmp_path}/conf.d/99-gpuhook.toml")
+    better = f"{tmp_path}/conf.d/zz-gpuhook.toml"
+    assert warning.endswith(f"--drop-in-config {better}") is not nested
+    assert not answer(ask_for(config, drop_in=better), (1, 7)).warnings or nested
+    assert not answer(ask_for(config), (2, 1)).warnings
+    [warning] = answer(ask_for(config, set_default=True), (2, 1)).warnings
+    assert warning.startswith(f"{later} is read after this and makes 'nvidia' the default")
+    later.write_text(cri(2, containerd={"default_runtime_name": "gpu-py"}))
+    assert not answer(ask_for(config, set_default=True), (2, 1)).warnings
+
+
+def test_settings_of_files_that_are_imported_by_others_are_copied(
+    tmp_path: Path, config: Path
+) -> None:
+    """The main file, which a pattern may cover, is read once, and first."""
+    config.write_text('imports = ["*.toml"]\n' + cri(2, sandbox_image="first"))
+    (tmp_path / "one.toml").write_text('version = 2\nimports = ["more/two.toml"]\n')
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more/two.toml").write_text(cri(2, sandbox_image="last"))
+    drop_in = answer(ask_for(config), (1, 7)).targets[0]
+    assert get(tomllib.loads(drop_in.text), ("plugins", PLUGINS[2]))["sandbox_image"] == "last"
+
+
+def test_files_that_were_not_imported_so_far_are_named(tmp_path: Path, config: Path) -> None:
+    config.write_text("version = 2\n")
+    other = tmp_path / "conf.d/50.toml"
+    other.parent.mkdir()
+    other.write_text("version = 2\n")
+    first = answer(ask_for(config), (2, 1))
+    assert [f"imports {other} from now on, too" in each for each in first.warnings] == [True]
+    store = Store(str(tmp_path / "state"))
+    with store.locked():
+        installer.install(store, list(first.targets))
+    assert not answer(ask_for(config), (2, 1)).warnings
+
+
+@pytest.mark.parametrize("shim", ["io.containerd.kata.v2", "io.containerd.runsc.v1"])
+@pytest.mark.parametrize("program", [None, (1, 6), (2, 1)])
+def test_options_of_a_runtime_that_calls_no_program_are_not_taken(
+    config: Path, program: tuple[int, int] | None, shim: str
+) -> None:
+    runc = {"runtime_type": "io.containerd.runc.v2", "options": {"SystemdCgroup": True}}
+    other = {"runtime_type": shim, "snapshotter": "x", "options": {"ConfigPath": "/x"}}
+    settings = {"default_runtime_name": "other", "runtimes": {"other": other, "runc": runc}}
+    config.write_text(cri(2, containerd=settings))
+    drop_in = answer(ask_for(config), program).targets[0]
+    runtimes = get(tomllib.loads(drop_in.text), ("plugins", PLUGINS[2], "containerd", "runtimes"))
+    options = {"SystemdCgroup": True, "BinaryName": "/opt/gpu-py"}
+    assert runtimes["gpu-py"] == {**runc, "options": options}

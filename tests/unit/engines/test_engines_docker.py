@@ -12,6 +12,7 @@ from gpuhook.tools.engines import docker, installer
 from gpuhook.tools.engines.ask import ALIASES, SET_DEFAULT, Ask
 from gpuhook.tools.engines.docker import Docker, wanted_document
 from gpuhook.tools.engines.docker_api import DockerInfo
+from gpuhook.tools.engines.files import Change
 from gpuhook.tools.engines.store import Store
 from gpuhook.tools.engines.swarm import KEY, Node, Resource
 from gpuhook.tools.host.processes import Process
@@ -59,6 +60,70 @@ def test_features_are_merged_and_an_entry_of_ours_keeps_its_options() -> None:
     wanted = wanted_document(document, Ask((("gpu-py", "/x"),), cdi=True), "/d.json")
     assert wanted["features"] == {"buildkit": False, "cdi": True}
     assert wanted["runtimes"] == {"gpu-py": entry}
+
+
+DOCKERD = Process(0, 0, ("dockerd", "--config-file"), 0, 0.0, {}, "")
+
+
+@pytest.mark.parametrize(
+    ("option", "key", "more"),
+    [
+        ("--default-runtime", "default-runtime", {"set_default": True}),
+        ("--feature", "features", {"cdi": True}),
+        ("--node-generic-resource", KEY, {"swarm": (Resource("nvidia", "GPU", "GPU-1"),)}),
+    ],
+)
+def test_an_option_of_dockerd_keeps_the_same_setting_out_of_its_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str, key: str, more: dict[str, Any]
+) -> None:
+    config = tmp_path / "daemon.json"
+    daemon = replace(DOCKERD, argv=(*DOCKERD.argv, str(config), option, "x"))
+    monkeypatch.setattr("gpuhook.tools.host.processes.running", lambda *_: [daemon])
+    ask = Ask((("gpu-py", "/x"),), config=str(config))
+    assert Docker().install(ask).targets
+    with pytest.raises(EngineError, match=f'{option}, and wouldn\'t start with "{key}"'):
+        Docker().install(replace(ask, **more))
+    config.write_text(json.dumps({key: {} if key == "features" else []}))
+    assert Docker().install(replace(ask, **more)).targets
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), {"runtimes": {}, "default-runtime": "runc"}),
+        (("--default-runtime", "runc"), {"runtimes": {}}),  # or it wouldn't take the file
+    ],
+)
+def test_what_a_file_says_while_a_dockerd_forgets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: tuple[str, ...], said: dict[str, Any]
+) -> None:
+    config, read = tmp_path / "daemon.json", []
+
+    def send(*_: object) -> bool:
+        read.append(json.loads(config.read_text()))
+        return True
+
+    config.write_text("{}")
+    daemon = replace(DOCKERD, argv=(*DOCKERD.argv, str(config), *options))
+    monkeypatch.setattr("gpuhook.tools.host.processes.running", lambda *_: [daemon])
+    monkeypatch.setattr("gpuhook.tools.host.processes.send", send)
+    monkeypatch.setattr("gpuhook.tools.engines.docker_api.asked", lambda _: [])
+    change = Change(str(config), b"{}", None)
+    assert Docker().forget(change, ("gpu-py",)) == [daemon.pid]
+    assert (read, config.read_text()) == ([said], "{}")
+
+
+def test_a_docker_that_reads_another_file_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    daemon = replace(DOCKERD, argv=(*DOCKERD.argv, "/srv/my d.json"))
+    monkeypatch.setattr("gpuhook.tools.host.processes.running", lambda *_: [daemon])
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    ask = Ask((("gpu-py", "/x"),), rootless=True)
+    [advice] = Docker().install(ask).afterwards
+    assert advice.endswith("run gpuhook install --engine docker --config '/srv/my d.json'")
+    [advice] = Docker().install(replace(ask, config=str(tmp_path / "daemon.json"))).afterwards
+    assert advice.startswith("No running Docker has this file")
 
 
 def test_another_s_runtime_nvidia_stays(tmp_path: Path) -> None:

@@ -72,6 +72,26 @@ def test_drop_ins_count_in_their_order_and_ours_not(tmp_path: Path) -> None:
     assert tomllib.loads(target.text) == document_of(short)
 
 
+@pytest.mark.parametrize(
+    ("default", "expected"),
+    [
+        ({"runtime_type": "vm", "runtime_config_path": "/k", "runtime_root": "/run/vc"}, {}),
+        ({"runtime_type": "pod", "monitor_path": "/conmonrs", "stream_websockets": True}, {}),
+        ({"inherit_default_runtime": True, "monitor_env": ["A=b"]}, {"monitor_env": ["A=b"]}),
+        ({"platform_runtime_paths": {"linux/amd64": "/x"}, "no_sync_log": True},
+         {"no_sync_log": True}),
+    ],
+)  # fmt: skip
+def test_options_that_make_crio_call_something_else_are_not_taken(
+    tmp_path: Path, default: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    config = tmp_path / "crio.conf"
+    config.write_text(render(document_of({"default_runtime": "x", "runtimes.x": default}), ""))
+    [target] = Crio().install(Ask((("gpu-py", "/p"),), config=str(config))).targets
+    ours = {**expected, "runtime_path": "/p", "runtime_type": "oci"}
+    assert tomllib.loads(target.text) == document_of({"runtimes.gpu-py": ours})
+
+
 def test_containers_of_a_handler_are_found(tmp_path: Path) -> None:
     storage = tmp_path / "var/lib/containers/storage/overlay-containers"
     for name, handler in (("a" * 20, "gpu-py"), ("b" * 20, "crun")):
@@ -145,3 +165,34 @@ def test_rootless_uses_the_user_s_folders(tmp_path: Path, monkeypatch: pytest.Mo
     ]
     folders = tomllib.loads(found.targets[0].text)["engine"]["hooks_dir"]
     assert folders[-1] == "/home/u/.config/containers/oci/hooks.d"
+
+
+@pytest.mark.parametrize("name", ["10.conf", "99-nvidia.conf"])
+@pytest.mark.parametrize("engine", [Crio(), Podman()])
+def test_a_later_file_with_another_default_is_named(
+    tmp_path: Path, engine: Crio | Podman, name: str
+) -> None:
+    place, text = {
+        "crio": ("etc/crio/crio.conf.d", '[crio.runtime]\ndefault_runtime = "x"\n'),
+        "podman": ("etc/containers/containers.conf.d", '[engine]\nruntime = "x"\n'),
+    }[engine.name]
+    folder = tmp_path / place
+    folder.mkdir(parents=True)
+    (folder / name).write_text(text)
+    ask = Ask((("gpu-py", "/p"),), prefix=str(tmp_path))
+    assert not engine.install(ask).warnings
+    warnings = engine.install(replace(ask, set_default=True)).warnings
+    assert [each.partition(" ")[0] for each in warnings] == [
+        f"{folder}/{each}" for each in (name,) if each > "99-gpuhook"
+    ]
+
+
+@pytest.mark.parametrize("name", ["runtime_supports_json", "hooks_dir"])
+def test_a_list_that_is_appended_to_stays_one(tmp_path: Path, name: str) -> None:
+    """As containers.conf(5) writes it since podman 5."""
+    folder = tmp_path / "etc/containers"
+    folder.mkdir(parents=True)
+    (folder / "containers.conf").write_text(f'[engine]\n{name} = ["x", {{append=true}}]\n')
+    ask = Ask((("gpu-py", "/p"),), prefix=str(tmp_path), hook="prestart", hook_path="/h")
+    drop_in = Podman().install(ask).targets[0]
+    assert tomllib.loads(drop_in.text)["engine"][name][:2] == ["x", {"append": True}]

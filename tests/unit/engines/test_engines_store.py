@@ -75,6 +75,20 @@ def test_a_file_that_was_not_there_goes_with_its_folders(store: Store, tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("ours", [False, True])
+def test_a_link_that_leads_nowhere_is_refused(store: Store, tmp_path: Path, ours: bool) -> None:
+    """Its file would be made, and who takes that back couldn't tell whose the link is."""
+    path = tmp_path / "daemon.json"
+    path.symlink_to("gone.json")
+    with pytest.raises(EngineError, match=f"{path} is a link to gone.json, which isn't there"):
+        put(store, target(path, ours=ours))
+    assert [*tmp_path.iterdir()] == [path]
+    (tmp_path / "gone.json").write_text(OLD)
+    put(store, target(path))
+    take(store)
+    assert (path.is_symlink(), path.read_text()) == (True, OLD)
+
+
 def test_a_folder_that_somebody_uses_stays(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "etc" / "daemon.json"
     put(store, target(path))

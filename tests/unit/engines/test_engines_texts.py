@@ -55,6 +55,7 @@ def test_edits_of_json(text: str, wanted: dict[str, Any], expected: str) -> None
         ('{"a": 1, "a": 2}', 'the key "a" is in one object twice'),
         ('{"b": [{"c": 1, "c": 1}]}', 'the key "c" is in one object twice'),
         ('{"a": 1e999}', "Out of range float values"),
+        ('{"a": "\u00e9\\ud800"}', "surrogates not allowed"),
     ],
 )
 def test_what_would_change_more_than_is_meant_is_refused(text: str, why: str) -> None:
@@ -146,6 +147,7 @@ def test_what_is_no_toml_is_refused_by_name(text: str) -> None:
         {"version": 2, "plugins": {"io.containerd.grpc.v1.cri": {"x": True, "y": {}}}},
         {"list": [1, 2], "tables": [{"a": 1}, {"b": [{"c": 2}]}], "text": 'a"b\\c\n\u00e9'},
         {"mixed": [[1, 2], ["a"]], "empty": [], "float": 1.5, "deep": {"a.b": {"c d": 1}}},
+        {"append": ["a", {"append": True}], "numbers": [1, "a"], "keys": {'\u00e9 "': 1}},
     ],
 )
 def test_a_new_file_says_the_document_below_its_comment(document: dict[str, Any]) -> None:

@@ -122,6 +122,7 @@ def _take_back(chosen: Chosen) -> dict[str, Any]:
             return {"changed": False, "engines": [], "links": []}
         _warn_of_bound(records, chosen.prefix)
         outcomes = installer.preview_removal(store, records)
+        _warn_of_unread(outcomes, chosen.prefix)
         if not dry_run:
             if chosen.reload:
                 _have_forgotten(records, outcomes)
@@ -174,6 +175,19 @@ def _warn_of_bound(records: list[Record], prefix: str) -> None:
             warn(
                 f"these containers of {engine} were made for {' or '.join(names)} and can't be "
                 f"started without it; make them again with another runtime: {', '.join(bound)}"
+            )
+
+
+def _warn_of_unread(outcomes: list[Outcome], prefix: str) -> None:
+    """List the files of others that an engine reads only by what is taken back."""
+    gone = {outcome.change.path for outcome in outcomes}
+    for outcome in outcomes:
+        change = outcome.change
+        left = [path for path in ENGINES[outcome.engine].unread(change, prefix) if path not in gone]
+        if change and left:
+            warn(
+                f"{change.path} has imported {', '.join(left)} only because of what gpuhook "
+                "install wrote, and does so no more: add to its imports what is to be read"
             )
 
 

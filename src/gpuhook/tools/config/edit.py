@@ -216,9 +216,12 @@ def _below_header(text: str, key: str, value: Value) -> str | None:
     line = _line(name, value)
     if not tables:
         return f"{line}\n{text}"
-    header = rf"(?m)^[ \t]*\[\s*{re.escape('.'.join(tables))}\s*\][ \t]*(#.*)?$"
+    header = rf"(?m)^[ \t]*\[\s*{re.escape('.'.join(tables))}\s*\][ \t]*(#.*)?\r?$"
     found = re.search(header, text)
-    return f"{text[: found.end()]}\n{line}{text[found.end() :]}" if found else None
+    if found is None:
+        return None
+    end = "\r"[: found[0].endswith("\r")]
+    return f"{text[: found.end()]}\n{line}{end}{text[found.end() :]}"
 
 
 def _at_end(text: str, key: str, value: Value) -> str | None:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shlex
 from collections.abc import Iterator
 
 from gpuhook.ground import names
@@ -15,7 +16,6 @@ from gpuhook.tools.engines.docker_api import DEFAULT_CONFIG, DockerInfo
 
 _HOOK = names.TOOLKIT_HOOKS[0]
 _GPUS_BY_CDI = "29.2.0"
-_REGISTER = "gpuhook install --engine docker"
 
 
 def docker(case: Case) -> Iterator[Finding]:
@@ -62,14 +62,16 @@ def _registered(
         runtimes = _runtimes(machine, path)
     except ValueError as error:
         text = f"{path} isn't JSON, and dockerd won't start with it: {error}"
-        yield failure("docker-registered", text, "Correct the file; dockerd --validate checks it")
+        remedy = "Correct the file; from Docker 23 on, dockerd --validate checks it"
+        yield failure("docker-registered", text, remedy)
         return
-    ours = {name: path for name, path in runtimes.items() if is_gpu_py(machine, path)}
+    ours = {name: program for name, program in runtimes.items() if is_gpu_py(machine, program)}
+    install = install_command("docker", path, case.settings("docker/daemon.json"))
     if ours or any(is_gpu_py(machine, program) for program in loaded.values()):
         case.registered.append("docker")
     else:
         text = f"{path} doesn't register the runtime {names.RUNTIME}"
-        yield note("docker-unused", text, f"If Docker is to use it: {_REGISTER}")
+        yield note("docker-unused", text, f"If Docker is to use it: {install}")
     for name, program in ours.items():
         if machine.is_program(program):
             yield ok("docker-registered", f"{path} registers the runtime {name}: {program}")
@@ -77,8 +79,14 @@ def _registered(
             yield failure(
                 "docker-registered",
                 f"{path} registers {program} as the runtime {name}, which can't be executed",
-                f"Run {_REGISTER} again, or gpuhook uninstall --engine docker",
+                f"Run {install} again, or gpuhook uninstall --engine docker",
             )
+
+
+def install_command(engine: str, path: str, usual: list[str]) -> str:
+    """Return what tells an engine about gpu-py that reads this file."""
+    more = "" if path in usual else f" --config {shlex.quote(path)}"
+    return f"gpuhook install --engine {engine}{more}"
 
 
 def closed(engine: str, path: str) -> Finding:

@@ -11,12 +11,13 @@ from typing import Any
 from gpuhook.ground import names
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.cdi import is_used
-from gpuhook.tools.doctor.docker import closed, is_gpu_py
+from gpuhook.tools.doctor.docker import closed, install_command, is_gpu_py
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.doctor.machine import Machine, seen_by
 from gpuhook.tools.host.processes import Process
 
 CONTAINERD_FILE = "/etc/containerd/config.toml"
+_FILES = {"containerd": CONTAINERD_FILE, "crio": "/etc/crio/crio.conf"}
 _HOOK_FOLDERS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
 _READ_SINCE_PODMAN_5 = "/etc/containers/oci/hooks.d"
 _PATIENCE = 5.0  # seconds
@@ -25,7 +26,13 @@ ENGINES = ("docker", "containerd", "crio", "podman")
 _PROGRAMS = {engine: engine for engine in ENGINES} | {"docker": "dockerd"}
 _OF_PODS = ("containerd", "crio")
 # What has to be right before it matters that an engine knows nothing of us.
-REGISTERED = ("docker-registered", "containerd-registered", "crio-registered", "podman-hook")
+REGISTERED = (
+    "docker-registered",
+    "containerd-registered",
+    "crio-registered",
+    "podman-hook",
+    "podman-runtime",
+)
 _PROGRAM_KEYS = ("BinaryName", "runtime_path", "runtime_engine")
 
 
@@ -116,17 +123,18 @@ def crio(case: Case) -> Iterator[Finding]:
     running = _runs(case, "crio")
     if running or case.machine.which("crio", names.SEARCH_PATH):
         machine = seen_by(running) if running else case.machine
-        files = ["/etc/crio/crio.conf", *machine.glob("/etc/crio/crio.conf.d/*")]
+        files = [_FILES["crio"], *machine.glob("/etc/crio/crio.conf.d/*")]
         yield from _registered(case, machine, "crio", files, running)
 
 
 def imports(machine: Machine, path: str) -> list[str]:
-    """Return the files that containerd's configuration imports."""
-    found: list[str] = []
-    for pattern in strings(toml(machine, path)[0].get("imports")):
-        absolute = os.path.join(os.path.dirname(path), pattern)
-        found += [name for name in machine.glob(absolute) if name != path]
-    return found
+    """Return the files that containerd's configuration imports, and those that they do."""
+    found = [path]
+    for each in found:
+        for pattern in strings(toml(machine, each)[0].get("imports")):
+            absolute = os.path.join(os.path.dirname(each), pattern)
+            found += [name for name in machine.glob(absolute) if name not in found]
+    return found[1:]
 
 
 def toml(machine: Machine, path: str) -> tuple[dict[str, Any], str]:
@@ -161,7 +169,7 @@ def _programs(value: object, name: str = "") -> Iterator[tuple[str, str]]:
 def _registered(
     case: Case, machine: Machine, engine: str, files: list[str], running: Process | None
 ) -> Iterator[Finding]:
-    check, install = f"{engine}-registered", f"gpuhook install --engine {engine}"
+    check, install = f"{engine}-registered", install_command(engine, files[0], [_FILES[engine]])
     unseen = [path for path in files if machine.is_closed(path)]
     for path in files:
         tables, problem = toml(machine, path)
@@ -176,6 +184,13 @@ def _registered(
                 text = f"{path} registers {program} as {name}, which can't be executed"
                 yield failure(check, text, f"Run {install} again")
                 return
+            if engine == "containerd" and _is_dropped(case, machine, files[0], running):
+                text = (
+                    f"{path} registers {program} as {name}, and containerd takes nothing of it: "
+                    f"containerd --config {files[0]} config dump doesn't name it"
+                )
+                yield failure(check, text, f"See what {install} --dry-run warns of")
+                return
             case.registered.append(engine)
             yield ok(check, f"{path} registers the runtime {name}: {program}")
             yield from _started_after(machine, engine, path, running)
@@ -186,6 +201,25 @@ def _registered(
     else:
         text = f"{engine} doesn't know the runtime {names.RUNTIME} ({files[0]})"
         yield note(f"{engine}-unused", text, f"If {engine} is to use it: {install}")
+
+
+def _is_dropped(case: Case, machine: Machine, path: str, running: Process | None) -> bool:
+    """Ask containerd whether a configuration file and its imports say nothing of us to it.
+
+    Which of several tables counts, and of which version, differs between its versions. False
+    where it can't be asked, as of files that it sees in another mount namespace than we.
+    """
+    if machine.root != case.machine.root:
+        return False
+    found = machine.which("containerd", names.SEARCH_PATH) or ""
+    program = f"/proc/{running.pid}/exe" if running else found
+    said = _output(machine, program, "--config", machine.path(path), "config", "dump")
+    try:
+        tables = tomllib.loads(said.decode("utf-8"))
+    except ValueError:
+        return False
+    taken = (is_gpu_py(machine, each) for _, each in _programs(tables))
+    return bool(tables) and not any(taken)
 
 
 def _started_after(
@@ -210,13 +244,9 @@ def podman(case: Case) -> Iterator[Finding]:
     if not case.machine.which("podman", names.SEARCH_PATH):
         return
     found = list(_podman_hooks(case))
-    yield from found
     for path in podman_files(case):
-        runtimes = table(table(toml(case.machine, path)[0], "engine"), "runtimes")
-        for name, programs in runtimes.items():
-            if any(is_gpu_py(case.machine, program) for program in strings(programs)):
-                found.append(ok("podman-runtime", f"{path} registers the runtime {name}"))
-                yield found[-1]
+        found += _podman_runtimes(case.machine, path)
+    yield from found
     if found:
         case.registered.append("podman")
     else:
@@ -225,6 +255,22 @@ def podman(case: Case) -> Iterator[Finding]:
             f"podman knows neither the runtime {names.RUNTIME} nor the hook {names.HOOK}",
             "If podman is to use them: gpuhook install --engine podman",
         )
+
+
+def _podman_runtimes(machine: Machine, path: str) -> Iterator[Finding]:
+    """Judge the runtimes of ours in one file; podman takes the first program that is there."""
+    check = "podman-runtime"
+    tables, problem = toml(machine, path)
+    if problem:
+        text = f"{path} isn't TOML, and podman doesn't start with it: {problem}"
+        yield failure(check, text, "Correct the file")
+    for name, programs in table(table(tables, "engine"), "runtimes").items():
+        ours = [program for program in strings(programs) if is_gpu_py(machine, program)]
+        if any(map(machine.is_program, ours)):
+            yield ok(check, f"{path} registers the runtime {name}")
+        elif ours:
+            text = f"{path} registers {ours[0]} as {name}, which can't be executed"
+            yield failure(check, text, "Run gpuhook install --engine podman again")
 
 
 def podman_files(case: Case) -> list[str]:
@@ -286,12 +332,17 @@ def _read_hook(case: Case, path: str, text: str, needs_podman_5: bool) -> Findin
 
 def version_of(machine: Machine, program: str) -> str:
     """Return what a program's --version says, "" if it isn't there or says nothing of use."""
-    path = machine.path(machine.which(program, names.SEARCH_PATH) or "")
+    path = machine.which(program, names.SEARCH_PATH) or ""
+    found = re.search(rb"\b\d{1,4}\.\d[\d.]*", _output(machine, path, "--version"))
+    return found[0].decode() if found else ""
+
+
+def _output(machine: Machine, path: str, *words: str) -> bytes:
+    """Return what a program of the machine prints, b"" where it isn't there or doesn't answer."""
     try:
         done = subprocess.run(
-            [path, "--version"], capture_output=True, timeout=_PATIENCE, check=False
+            [machine.path(path), *words], capture_output=True, timeout=_PATIENCE, check=False
         )
     except (OSError, subprocess.SubprocessError):
-        return ""
-    found = re.search(rb"\b\d{1,4}\.\d[\d.]*", done.stdout)
-    return found[0].decode() if found else ""
+        return b""
+    return done.stdout

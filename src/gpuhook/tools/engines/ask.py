@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 
+from gpuhook.ground.errors import shown
 from gpuhook.tools.engines.files import Change
 from gpuhook.tools.engines.prefix import below, checked
 from gpuhook.tools.engines.store import Target
@@ -101,6 +102,18 @@ class Ask:
             default = None
         return replace(self, runtimes=tuple(runtimes.items()), default=default)
 
+    def unheeded(self, later: Mapping[str, object]) -> list[str]:
+        """Say which file makes another runtime the default than this asks for.
+
+        ``later`` are the default runtimes in the files that are read after ours, in their order.
+        """
+        found = [(path, default) for path, default in later.items() if isinstance(default, str)]
+        path, default = found[-1] if found else ("", self.default)
+        if self.default in (None, default):
+            return []
+        said = f"{path} is read after this and makes {shown(default)} the default runtime"
+        return [f"{said}: take that out, or name a file that is read later with --drop-in-config"]
+
     def system(self, path: str) -> str:
         """Return a path of the system below the prefix; EngineError where it leads out of it."""
         return below(self.prefix, path)
@@ -163,6 +176,10 @@ class Engine(ABC):
         Returns their process ids; none where no daemon runs, or where it only reads its file
         at its start. EngineError, with everything as it was, if one doesn't forget.
         """
+        return []
+
+    def unread(self, change: Change, prefix: str) -> list[str]:  # noqa: ARG002
+        """Return the files that the engine reads no more with a change of its configuration."""
         return []
 
     def is_users(self, ask: Ask) -> bool:  # noqa: ARG002

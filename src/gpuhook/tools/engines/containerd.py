@@ -8,14 +8,16 @@ import fnmatch
 import glob
 import os
 import re
+import shlex
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gpuhook.ground import names as our_names
 from gpuhook.ground.errors import EngineError
 from gpuhook.tools.engines import installed, toml_text
 from gpuhook.tools.engines.ask import CDI, SET_DEFAULT, Answer, Ask, Engine
-from gpuhook.tools.engines.files import DROP_IN_HEADER, read_text
+from gpuhook.tools.engines.files import DROP_IN_HEADER, Change, decode, read_text
 from gpuhook.tools.engines.merge import Document, Path, get
 from gpuhook.tools.engines.store import Target
 
@@ -36,6 +38,9 @@ _PLAIN_RUNTIME: Document = {
 }
 # What containerd has built in. It forgets this as soon as a file names any runtime.
 _BUILT_IN: dict[str, Document] = {"runc": {"runtime_type": "io.containerd.runc.v2", "options": {}}}
+# What containerd calls for a container. runc's call the program in BinaryName, others none.
+_SHIMS = "io.containerd."
+_SHIMS_OF_RUNC = ("io.containerd.runc.", "io.containerd.runtime.v1.linux")
 # Until then a plugin's table in an imported file replaces the whole of the main file's.
 _MERGES_TABLES = (2, 1)
 # From then on settings of the CRI plugin in version 1 are not found (seen with 2.1.9).
@@ -93,6 +98,16 @@ class Containerd(Engine):
                 found.append(f"{namespace}/{container}")
         return found
 
+    def unread(self, change: Change, prefix: str) -> list[str]:
+        """Return the files that the main one imports no more, as others' beside our drop-in."""
+        ask = Ask(runtimes=(), prefix=prefix)
+        texts = [decode(data or b"", change.path) for data in (change.old, change.new)]
+        before, after = (
+            _imports(change.path, toml_text.parse(text, change.path), ask) for text in texts
+        )
+        kept = {path for pattern in after for path in ask.found(pattern)}
+        return [path for each in before for path in ask.found(each) if path not in kept]
+
     def _document(self, ask: Ask) -> Document:
         path = _config(ask)
         return toml_text.parse(read_text(path) or "", path)
@@ -143,10 +158,11 @@ def answer(ask: Ask, program: tuple[int, int] | None) -> Answer:
         targets: tuple[Target, ...] = (_whole_file(source, ask),)
     else:
         settings = _drop_in_settings(source, ask, effective, merges=merges)
-        targets = (
-            _drop_in_target(source, ask, drop_in, settings),
-            _importing_target(source, ask, drop_in),
-        )
+        main = _importing_target(source, ask, drop_in)
+        targets = (_drop_in_target(source, ask, drop_in, settings), main)
+        changed = replace(source, document=toml_text.parse(main.text, source.path))
+        warnings += _more_read(source, changed, ask, drop_in)
+        warnings += _overridden(changed, ask, drop_in, merges=merges)
     return Answer(targets, (Containerd().afterwards(),), tuple(warnings), restart=True)
 
 
@@ -269,13 +285,44 @@ def _sets_cdi(cri: Document, ask: Ask) -> bool:
 def _effective_cri(source: Source, ask: Ask, drop_in: str, *, merges: bool) -> Document:
     """Return the CRI settings of the main file and of what it imports, without our drop-in."""
     settings: Document = copy.deepcopy(get(source.document, source.cri) or {})
-    for path in _imported(source, ask):
-        if _is_same(path, drop_in):
-            continue
-        table = get(toml_text.parse(read_text(path) or "", path), source.cri)
-        if isinstance(table, dict):
+    for path, document in _imported(source, ask).items():
+        table = get(document, source.cri)
+        if isinstance(table, dict) and not _is_same(path, drop_in):
             settings = _merged(settings, table) if merges else copy.deepcopy(table)
     return settings
+
+
+def _more_read(source: Source, changed: Source, ask: Ask, drop_in: str) -> list[str]:
+    """Say which files lie beside our drop-in and have been imported by nothing so far."""
+    before = _imported(source, ask)
+    more = [path for path in _imported(changed, ask) if path not in (*before, drop_in)]
+    said = f"{source.path} imports {', '.join(more)} from now on, too"
+    return [f"{said}: move away what containerd isn't to read"] if more else []
+
+
+def _overridden(source: Source, ask: Ask, drop_in: str, *, merges: bool) -> list[str]:
+    """Say which file takes back what our drop-in says, because containerd reads it later."""
+    files = _imported(source, ask, drop_in)
+    later = {path: get(files[path], source.cri) for path in _after(files, drop_in)}
+    if merges:
+        key = ("containerd", "default_runtime_name")
+        return ask.unheeded({path: get(table or {}, key) for path, table in later.items()})
+    found = [path for path, table in later.items() if isinstance(table, dict)]
+    if not found:
+        return []
+    name = os.path.join(os.path.dirname(found[-1]), "zz-gpuhook.toml")
+    is_last = name in _after(_imported(source, ask, name), found[-1])
+    way = f", or run this again with --drop-in-config {shlex.quote(name)}" if is_last else ""
+    said = f"{found[-1]} is read after {drop_in}, and containerd before 2.1 takes the CRI settings"
+    unknown = f"from the last file alone: it won't know {ask.names[0]}"
+    return [f"{said} {unknown}. Take them out of there{way}"]
+
+
+def _after(files: Iterable[str], path: str) -> list[str]:
+    """Return the files that come after one."""
+    order = [*files]
+    at = next((at for at, each in enumerate(order) if _is_same(each, path)), len(order))
+    return order[at + 1 :]
 
 
 def _merged(base: Document, over: Document) -> Document:
@@ -287,19 +334,34 @@ def _merged(base: Document, over: Document) -> Document:
     return result
 
 
-def _imports(source: Source, ask: Ask) -> list[str]:
-    imports = source.document.get("imports", [])
+def _imports(path: str, document: Document, ask: Ask) -> list[str]:
+    """Return the patterns of the files that a configuration file imports."""
+    imports = document.get("imports", [])
     if not isinstance(imports, list) or not all(isinstance(item, str) for item in imports):
         raise EngineError(
-            f"imports in {source.path} isn't a list of file names",
+            f"imports in {path} isn't a list of file names",
             "Correct it and run this again; the file was left as it is",
         )
-    folder = os.path.dirname(os.path.abspath(source.path))
+    folder = os.path.dirname(os.path.abspath(path))
     return [ask.system(item) if item[:1] == "/" else f"{folder}/{item}" for item in imports]
 
 
-def _imported(source: Source, ask: Ask) -> list[str]:
-    return [path for pattern in _imports(source, ask) for path in ask.found(pattern)]
+def _imported(source: Source, ask: Ask, drop_in: str = "") -> dict[str, Document]:
+    """Return the files that are imported, in containerd's order: theirs come after the main one's.
+
+    ``drop_in`` is among them where a pattern covers it, even if it isn't there yet.
+    """
+    files = {source.path: source.document}
+    pending = [source.path]
+    while pending:
+        path = pending.pop(0)
+        for pattern in _imports(path, files[path], ask):
+            covered = {drop_in} if drop_in and _matches(drop_in, pattern) else set()
+            new = [each for each in sorted({*ask.found(pattern)} | covered) if each not in files]
+            files |= {each: toml_text.parse(read_text(each) or "", each) for each in new}
+            pending += new
+    del files[source.path]
+    return files
 
 
 def _add_runtimes(cri: Document, source: Source, ask: Ask, *, old: bool) -> None:
@@ -337,9 +399,15 @@ def _template(containerd: Document, ask: Ask) -> Document:
     for name in candidates:
         entry = get(containerd, ("runtimes", name))
         # What was written beside ours, and says nothing, gives the same as no entry.
-        if isinstance(entry, dict) and entry != _BUILT_IN.get(name):
+        if isinstance(entry, dict) and entry != _BUILT_IN.get(name) and _calls_a_program(entry):
             return copy.deepcopy(entry)
     return copy.deepcopy(_PLAIN_RUNTIME)
+
+
+def _calls_a_program(entry: Document) -> bool:
+    """Tell whether a runtime's shim is one that calls a program: kata's and gVisor's aren't."""
+    shim = str(entry.get("runtime_type"))
+    return not shim.startswith(_SHIMS) or shim.startswith(_SHIMS_OF_RUNC)
 
 
 def _table(document: Document, path: Path) -> Document:
@@ -384,9 +452,13 @@ def _drop_in_target(source: Source, ask: Ask, path: str, settings: Document) -> 
 def _importing_target(source: Source, ask: Ask, drop_in: str) -> Target:
     """Have the main file import the drop-in, where it doesn't do so already."""
     wanted = dict(source.document)
-    if not any(_matches(drop_in, pattern) for pattern in _imports(source, ask)):
+    imports = source.document.get("imports", [])
+    # Before 1.6.29 and 1.7.16 a pattern without a / in front was one of containerd's own folder.
+    sure = [each for each in imports if each.startswith("/") or "*" not in each]
+    known = replace(source, document={"imports": sure})
+    if not any(_is_same(each, drop_in) for each in _imported(known, ask, drop_in)):
         folder = os.path.dirname(os.path.abspath(drop_in)).removeprefix(ask.prefix.rstrip("/"))
-        wanted["imports"] = [*source.document.get("imports", []), f"{folder}/*.toml"]
+        wanted["imports"] = [*imports, f"{folder}/*.toml"]
     text = source.text
     if not source.document:
         wanted["version"] = source.version

@@ -18,6 +18,10 @@ _CONFIG = "/etc/crio/crio.conf"
 _DROP_IN = "crio.conf.d/99-gpuhook.conf"
 _CONTAINERS = "/var/lib/containers/storage/overlay-containers"
 _HANDLER = "io.kubernetes.cri-o.RuntimeHandler"
+# With what is said of these, a runtime of type oci is refused, or has another monitor than conmon.
+_OTHER_TYPES = ("vm", "pod")
+# By these CRI-O calls another program than runtime_path.
+_OTHER_PROGRAMS = ("platform_runtime_paths", "inherit_default_runtime")
 _RUNTIMES = ("crio", "runtime", "runtimes")
 _DEFAULT = ("crio", "runtime", "default_runtime")
 
@@ -49,7 +53,8 @@ class Crio(Engine):
         target = Target(
             self.name, path, "toml", text, config, owned, ours=True, usual=usual, sources=sources
         )
-        return Answer((target,), (self.afterwards(),), restart=True)
+        later = {each: _known((each,))[0] for each in sources[1:] if each > path}
+        return Answer((target,), (self.afterwards(),), tuple(ask.unheeded(later)), restart=True)
 
     def afterwards(self) -> str:
         """Return what makes CRI-O read its configuration."""
@@ -106,6 +111,6 @@ def _template(default: str | None, runtimes: Document, ask: Ask) -> Document:
     """Copy the options of the present default runtime, of runc or of crun."""
     for name in (default, "runc", "crun"):
         entry = None if name in (None, *ask.names) else runtimes.get(str(name))
-        if isinstance(entry, dict):
-            return copy.deepcopy(entry)
+        if isinstance(entry, dict) and entry.get("runtime_type") not in _OTHER_TYPES:
+            return {key: copy.deepcopy(entry[key]) for key in entry if key not in _OTHER_PROGRAMS}
     return {}

@@ -5,10 +5,11 @@ Source: dockerd(8), "Daemon configuration file" and "Configuration reload behavi
 
 import glob
 import os
+import shlex
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 
 from gpuhook.ground import names as our_names
@@ -26,6 +27,12 @@ _DATA = "/var/lib/docker"
 # What a reload doesn't change unless the file says it, and dockerd's own values for it.
 _BUILT_IN: Document = {"runtimes": {}, "default-runtime": "runc"}
 _KEEPS_DEFAULT = "Restart Docker, which keeps a default runtime that its file no longer names: "
+# What may be said by dockerd's options or in its file, and not in both: it doesn't start then.
+_OPTIONS = {
+    "default-runtime": "--default-runtime",
+    "features": "--feature",
+    swarm.KEY: "--node-generic-resource",
+}
 _RELOAD_S = 15.0  # for a dockerd to read its file again; it takes a fraction of a second
 _POLL = 0.05
 _ROOT = 0
@@ -43,6 +50,7 @@ class Docker(Engine):
         document = json_text.parse(text, path)
         ask = ask.beside(_foreign(document, ask, path))
         wanted = wanted_document(document, ask, path)
+        _check_options(wanted.keys() - document.keys(), path)
         owned: tuple[Path, ...] = tuple(("runtimes", name) for name in ask.names)
         foreign = _taken_by_others(document, ask, path)
         released = tuple(each for each in _released(document, ask) if each not in foreign)
@@ -54,7 +62,7 @@ class Docker(Engine):
         new |= {key for key, *_ in released if key in ("features", swarm.KEY)}
         if ask.cdi and ask.cdi_setting:
             new.add("features")  # it may have been there, and dockerd be older than it
-        advice = [self._advice(path, sorted(new))]
+        advice = [self._advice(path, sorted(new), ask)]
         if ("default-runtime",) in released:
             new.add("default-runtime")
             advice = [f"{_KEEPS_DEFAULT}{restart_command()}", *(advice if len(new) > 1 else ())]
@@ -65,7 +73,7 @@ class Docker(Engine):
             return ask.config
         return ask.user("docker/daemon.json") if ask.rootless else ask.system(DEFAULT_CONFIG)
 
-    def _advice(self, path: str, at_start: list[str]) -> str:
+    def _advice(self, path: str, at_start: list[str], ask: Ask) -> str:
         if at_start:
             what = " and ".join(at_start)
             return f"Restart Docker, which reads {what} only at its start: {restart_command()}"
@@ -73,6 +81,10 @@ class Docker(Engine):
         if daemons:
             pids = " ".join(str(daemon.pid) for daemon in daemons)
             return f"Have Docker read it: kill -HUP {pids} (or run this again with --reload)"
+        others = [docker_api.config_of(daemon) for daemon in host_processes.running("dockerd")]
+        if others and not (ask.config or ask.prefix):
+            again = f"gpuhook install --engine docker --config {shlex.quote(others[0])}"
+            return f"The running Docker reads another file: to have it know gpu-py, run {again}"
         return "No running Docker has this file: one that is started from now on reads it"
 
     def afterwards(self) -> str:
@@ -105,11 +117,13 @@ class Docker(Engine):
         text = decode(change.new or b"", change.path)
         document = json_text.parse(text, change.path)
         _check_default(document, names, change.path)
-        pids = [daemon.pid for daemon in _daemons(change.path)]
-        if not pids:
+        daemons = _daemons(change.path)
+        if not daemons:
             return []
+        options = {key for key in _OPTIONS if any(each.option(_OPTIONS[key]) for each in daemons)}
+        built_in = {key: value for key, value in _BUILT_IN.items() if key not in options}
         # protects: docker-forgets
-        said = json_text.edited(text, {**_BUILT_IN, **document}, change.path).encode()
+        said = json_text.edited(text, {**built_in, **document}, change.path).encode()
         made = Change(change.path, change.old, said).commit()
         try:
             _have_read_again(change.path)
@@ -124,7 +138,7 @@ class Docker(Engine):
                 "Run gpuhook uninstall --engine docker && systemctl restart docker, "
                 "which ends containers unless live-restore is on",
             )
-        return pids
+        return [daemon.pid for daemon in daemons]
 
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
         """Return the containers, running or not, whose runtime is one of ``names``."""
@@ -259,6 +273,19 @@ def _check_default(document: Document, names: tuple[str, ...], path: str) -> Non
             f'"default-runtime" in {path} is {default}, and it wasn\'t gpuhook install that set it',
             "Set it to runc there and run this again; the file was left as it is",
         )
+
+
+def _check_options(new: Container[str], path: str) -> None:
+    """Refuse a setting that is new in a file and that a running dockerd has as an option."""
+    for daemon in _daemons(path):
+        for key, option in _OPTIONS.items():
+            if key in new and daemon.option(option):  # protects: dockers-options
+                raise EngineError(
+                    f"The running dockerd {daemon.pid} has the option {option}, and wouldn't start "
+                    f'with "{key}" in {path} too',
+                    "Take the option out of what starts Docker (systemctl cat docker), restart "
+                    "Docker and run this again",
+                )
 
 
 def _daemons(config: str) -> list[Process]:

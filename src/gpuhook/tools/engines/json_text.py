@@ -53,6 +53,7 @@ def edited(text: str, wanted: Document, path: str) -> str:
             ensure_ascii=text.isascii(),
             allow_nan=False,
         )
+        made.encode("utf-8")
     except ValueError as error:
         raise EngineError(
             f"{path} can't be edited without changing other parts: {error}",

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpuhook.ground import names
@@ -52,17 +52,22 @@ class Podman(Engine):
             engine["runtime"] = ask.default
         sources = _sources(path, ask)
         for setting in (_JSON_RUNTIMES, _NO_CGROUPS):
-            engine[setting[0]] = _extended(sources, setting, ask.names)
+            engine[setting[0]] = _extended(sources.values(), setting, ask.names)
         engine["runtimes"] = {name: [program] for name, program in ask.runtimes}
         hook = _hook_target(ask, path, moved)
         if hook is not None and not hook.gone:
             folder = os.path.dirname(hook.path).removeprefix(ask.prefix.rstrip("/"))
-            engine["hooks_dir"] = _extended(sources, _HOOK_FOLDERS, (folder,))
+            engine["hooks_dir"] = _extended(sources.values(), _HOOK_FOLDERS, (folder,))
         text = toml_text.render({"engine": engine}, DROP_IN_HEADER)
         owned = tuple(("engine", "runtimes", name) for name in ask.names)
         usual = _configured(_DROP_IN, ask)
         drop_in = Target(self.name, path, "toml", text, path, owned, ours=True, usual=usual)
-        return Answer((drop_in, hook) if hook else (drop_in,))
+        later = {
+            each: engine.get("runtime")
+            for each, engine in sources.items()
+            if each > path and os.path.dirname(each) == os.path.dirname(path)
+        }
+        return Answer((drop_in, hook) if hook else (drop_in,), warnings=tuple(ask.unheeded(later)))
 
     def reload(self, config: str) -> list[int]:
         """Do nothing: podman has no daemon."""
@@ -156,8 +161,8 @@ def _read_hook(path: str) -> tuple[str, str, str | None]:
     return str(program), options[-1], options[at] if 0 < at < len(options) else None
 
 
-def _sources(drop_in: str, ask: Ask) -> list[Document]:
-    """Return what the other files say about the engine, in podman's order."""
+def _sources(drop_in: str, ask: Ask) -> dict[str, Document]:
+    """Return what each of the other files says about the engine, in podman's order."""
     folders = [ask.system("/etc/containers/containers.conf.d")]
     if ask.rootless:
         folders.append(ask.user("containers/containers.conf.d"))
@@ -165,16 +170,20 @@ def _sources(drop_in: str, ask: Ask) -> list[Document]:
     for folder in folders:
         paths.append(checked(ask.prefix, folder.removesuffix(".d")))
         paths += ask.found(f"{glob.escape(folder)}/*.conf")
-    documents = [
-        toml_text.parse(read_text(path) or "", path)
+    documents = {
+        path: toml_text.parse(read_text(path) or "", path)
         for path in paths
         if os.path.abspath(path) != os.path.abspath(drop_in)
-    ]
-    return [engine for one in documents if isinstance(engine := one.get("engine"), dict)]
+    }
+    return {
+        path: engine
+        for path, one in documents.items()
+        if isinstance(engine := one.get("engine"), dict)
+    }
 
 
 def _extended(
-    sources: list[Document], setting: tuple[str, list[str]], more: tuple[str, ...]
+    sources: Iterable[Document], setting: tuple[str, list[str]], more: tuple[str, ...]
 ) -> list[str]:
     """Return a list setting as it is in force without our file, and ``more``."""
     key, found = setting

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from gpuhook.ground import names
-from gpuhook.ground.errors import EngineError, shown
+from gpuhook.ground.errors import EngineError, printable, shown
 from gpuhook.ground.host import files as host_files
 from gpuhook.tools.engines import json_text, lock, prefix, toml_text, unit_text, whole_text
 from gpuhook.tools.engines.files import Change, aside, decode, has_header, read, remove_folders
@@ -160,6 +160,12 @@ class Store:
         prefix.check_kept(self._prefix, self.folder, target.path)
         host_files.check_way(target.path)
         old = read(target.path)
+        if old is None and os.path.islink(target.path):  # protects: dead-links
+            leads = printable(os.readlink(target.path))
+            raise EngineError(
+                f"{target.path} is a link to {leads}, which isn't there",
+                "Make that file, or remove the link, and run this again",
+            )
         if target.ours and old is not None and not _is_whole(self._place(target.path)):
             _check_ours(target, old)
         mode = target.mode if target.mode is not None else host_files.copy_mode(*target.sources)

@@ -1,5 +1,6 @@
 """Changes of a TOML document's text that leave the rest of it as it is."""
 
+import contextlib
 import re
 import tomllib
 from typing import Any
@@ -18,8 +19,11 @@ _TABLE_LINE = re.compile(r"^[ \t]*\[", re.MULTILINE)
 
 def new(document: Document) -> str:
     """Return a document as text."""
-    text: str = toml.dumps(document)
-    return text if tomllib.loads(text) == document else tomlkit.dumps(document)  # not every list
+    with contextlib.suppress(TypeError, LookupError, ValueError):  # not every list, nor every key
+        text: str = toml.dumps(document)
+        if tomllib.loads(text) == document:
+            return text
+    return tomlkit.dumps(document)
 
 
 def edited(text: str, before: Document, wanted: Document) -> str:
