@@ -19,7 +19,7 @@ from harness.installation import Installation
 from harness.standing import CHANGES, ONE, Site, is_running, parent_of
 from limits import in_time
 
-from gpuhook.standby.place import OPTION
+from gpuhook.standby.place import OPTION, lock_name
 from gpuhook.standby.standby import SEAT_COUNT
 
 STOPS = 6
@@ -54,6 +54,24 @@ def test_stopped(site: Site, which: str) -> None:
         assert which == "watcher" or not site.served
         wait_until(lambda: not site.processes & before, "they are gone")
     site.stand_again(before)
+
+
+@ONE
+def test_held_by_a_debugger_that_is_stopped(site: Site, tmp_path: Path) -> None:
+    """Not even the kernel ends it then, and whoever asked it would wait for the debugger."""
+    site.stand()
+    server, log = site.server, tmp_path / "strace"
+    state = Path(f"/proc/{server}/status")
+    tracing = ["strace", "-f", "-p", str(server)]
+    with daemon(tracing, log, lambda: "attached" in log.read_text()) as tracer:
+        os.kill(tracer.pid, signal.SIGSTOP)
+        wait_until(lambda: "State:\tt" in state.read_text(), "it is held")
+        try:
+            with in_time(60):
+                site.works()
+        finally:
+            os.kill(tracer.pid, signal.SIGCONT)
+    assert not site.served
 
 
 @ONE
@@ -369,6 +387,9 @@ def test_our_own_files_change(
     site.works()
     assert not site.served
     site.stand_again(before)
+    wait_until(lambda: not site.processes & before, "the old one is gone", timeout=30)
+    lock = lock_name(str(site.installation.runtime))
+    assert lock in os.listdir(site.folder), "who stands keeps what says so"
 
 
 @ONE

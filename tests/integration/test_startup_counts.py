@@ -147,7 +147,7 @@ def test_container_with_gpus_is_served_without_a_fork(
         found = trace(bundle, config, tmp_path / "log", installation.runtime, *create)
     assert found.programs == ["gpu-py", "grep", "runtime"]
     assert len(found.processes) == 2
-    assert sum(found.calls[name] for name in ("gpu-py", "grep", "forked")) <= 400
+    assert sum(found.calls[name] for name in ("gpu-py", "grep", "forked")) <= 455
 
 
 @RUNTIMES

@@ -2,6 +2,7 @@
 
 import os
 
+from gpuhook.ground.container import kernel
 from gpuhook.ground.host import proc
 
 # Where the hook of a CDI document has the seat that it reads from, and how many ancestors of it
@@ -26,17 +27,30 @@ def check_hook(pid: int, answer: int) -> None:
         pid = int(proc.stat_fields(proc.read(f"/proc/{pid}/stat"))[1])
         if not os.path.samestat(os.stat(f"/proc/{pid}/ns/mnt"), inside):
             break
-    # protects: hooks-runtime
-    for name in ("ns/mnt", "ns/pid", "ns/user", "root"):
-        theirs, ours = os.stat(f"/proc/{pid}/{name}"), os.stat(f"/proc/self/{name}")
-        if not os.path.samestat(theirs, ours):
-            raise ValueError("the container was made in other namespaces")
+    if not _is_where_we_are(pid):  # protects: hooks-runtime
+        raise ValueError("the container was made in other namespaces")
 
 
 def open_launcher(pid: int) -> int:
-    """Return a pidfd of the launcher; ValueError for one in another mount namespace."""
+    """Return a pidfd of the launcher; ValueError for one in other namespaces, or another root."""
     launcher = os.pidfd_open(pid)
-    theirs, ours = os.stat(f"/proc/{pid}/ns/mnt"), os.stat("/proc/self/ns/mnt")
-    if not os.path.samestat(theirs, ours):  # protects: also-namespaces
-        raise ValueError("the launcher is in another mount namespace")
+    if not _is_where_we_are(pid):  # protects: also-namespaces
+        raise ValueError("the launcher is in other namespaces")
     return launcher
+
+
+def _is_where_we_are(pid: int) -> bool:
+    """Tell whether paths and numbers mean to a process what they mean to us."""
+    return _root(str(pid)) == _root("self") and all(
+        os.path.samestat(os.stat(f"/proc/{pid}/{name}"), os.stat(f"/proc/self/{name}"))
+        for name in ("ns/mnt", "ns/pid", "ns/user")
+    )
+
+
+def _root(process: str) -> tuple[int, tuple[int, int]]:
+    """Return which root a process has: a folder, and the mount of it."""
+    root = os.open(f"/proc/{process}/root", os.O_PATH | os.O_CLOEXEC)
+    try:
+        return kernel.mount_id(root), kernel.identity(root)
+    finally:
+        os.close(root)

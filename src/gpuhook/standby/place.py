@@ -17,6 +17,7 @@ from gpuhook.standby import launcher_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import NoReturn
 
 FOLDER = "ready"  # below the folder of the launcher's files for a configuration
@@ -83,7 +84,7 @@ def _find_place(config: Config, launcher: str) -> int | None:
     if folder is None:
         return None
     try:
-        return take_lock(folder, launcher)
+        return take_name(folder, lock_name(launcher), locking.take)
     finally:
         os.close(folder)
 
@@ -122,17 +123,16 @@ def open_folder(config: Config) -> int | None:
     return None
 
 
-def take_lock(folder: int, launcher: str) -> int | None:
-    """Return the lock of this mount namespace's standing process; None where one has it."""
-    name = lock_name(launcher)
+def take_name(folder: int, name: str, lock: "Callable[[int], bool]") -> int | None:
+    """Return a locked file of that name, made if missing; None where another process has it."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    lock = os.open(name, flags, 0o600, dir_fd=folder)
+    file = os.open(name, flags, 0o600, dir_fd=folder)
     try:
-        if locking.take(lock) and os.path.samestat(os.fstat(lock), os.stat(name, dir_fd=folder)):
-            return lock  # and not one that its owner has just removed
+        if lock(file) and os.path.samestat(os.fstat(file), os.stat(name, dir_fd=folder)):
+            return file  # and not one that its owner has just removed
     except OSError:
         pass
-    os.close(lock)
+    os.close(file)
     return None
 
 

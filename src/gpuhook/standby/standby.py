@@ -38,6 +38,7 @@ from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import DEFAULT_PATH, Config
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError
+from gpuhook.ground.host import lock as locking
 from gpuhook.ground.oci.spec import read_spec
 from gpuhook.standby import askers, helper, place
 from gpuhook.start import contract
@@ -91,6 +92,7 @@ def main(launcher: str, argv: list[str]) -> "NoReturn":
         config = load()
         folder = place.open_folder(config)
         if folder is not None and config.helper and config.standby:
+            name = place.lock_name(launcher)
             _arrange(folder, launcher, int(lock))
             if float(seconds):
                 place.leave_cgroups()
@@ -99,7 +101,7 @@ def main(launcher: str, argv: list[str]) -> "NoReturn":
                 _import_all(config)
                 _stand(Server(Around(config.path, launcher), launcher, float(seconds)))
             finally:
-                os.unlink(place.lock_name(launcher), dir_fd=MARK)
+                os.unlink(name, dir_fd=MARK)  # as it was: the launcher may be another one by now
     except (GpuhookError, OSError):
         pass  # the next container goes the ordinary way, and says what is wrong
     finally:
@@ -231,7 +233,7 @@ def _stand(server: "Server") -> None:
     finally:
         os.kill(pid, _signal.SIGKILL)
         os.waitpid(pid, 0)
-        _remove_names(pid)
+        _remove_forgotten()
 
 
 def _poll(several: select.poll, seconds: float, end: int = _END) -> list[int]:
@@ -282,7 +284,9 @@ class Server:
                 _set_seat(seat)
             kernel.keep_only((DOOR, MARK, LAUNCHER, *range(SEATS, SEATS + SEAT_COUNT)))
             self._poll.register(DOOR, select.POLLIN)
-            os.close(os.open(str(os.getpid()), os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=MARK))
+            name = place.take_name(MARK, str(os.getpid()), locking.hold)
+            if name is None:  # there is one of that number, in another pid namespace
+                raise SystemExit
             while not 0 < self._seconds <= time.monotonic() - self._worked:
                 self._wait()
         finally:
@@ -446,17 +450,13 @@ def _remove_names(pid: int) -> None:
 
 
 def _remove_forgotten() -> None:
-    """Remove the names of processes that had no time to."""
-    ours = os.fstat(MARK)
+    """Remove the names of processes that have ended, of whatever pid namespace they were."""
     for name in os.listdir(MARK):
-        if not name.isdecimal():
-            continue
-        try:
-            lives = os.path.samestat(os.stat(f"/proc/{name}/fd/{MARK}"), ours)
-        except OSError:
-            lives = False
-        if not lives:
+        # protects: others-names
+        file = place.take_name(MARK, name, locking.hold) if name.isdecimal() else None
+        if file is not None:
             _remove_names(int(name))
+            os.close(file)
 
 
 # A child -------------------------------------------------------------------------------------

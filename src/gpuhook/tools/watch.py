@@ -28,6 +28,7 @@ from gpuhook.tools.ready import report_ready
 from gpuhook.tools.vendors import survey
 
 _SETTLE = 0.5  # seconds of quiet after an event: a driver is loaded in many steps
+_LONGEST = 10.0  # seconds after the first event in which there may be none
 
 
 class Events:
@@ -54,13 +55,19 @@ class Events:
         self._source.close()
 
     def wait(self, seconds: float) -> bool:
-        """Wait that long for an event that matters and the quiet after it; tell if one came."""
-        end, came = time.monotonic() + seconds, False
+        """Wait that long for an event that matters and the quiet after it; tell if one came.
+
+        Where it doesn't get quiet, as with a driver that is loaded and fails again and again, that
+        ends too.
+        """
+        end, latest, came = time.monotonic() + seconds, 0.0, False
         while (left := end - time.monotonic()) > 0:
             if not select.select([self._events], [], [], left)[0]:
                 break
             if any(not event or self._concerns(event) for event in [*self._events.read()]):
-                came, end = True, time.monotonic() + _SETTLE
+                now = time.monotonic()
+                latest = latest or now + _LONGEST
+                came, end = True, min(now + _SETTLE, latest)  # protects: events-end
         return came
 
 

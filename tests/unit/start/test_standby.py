@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpuhook.ground import preload
-from gpuhook.standby import standby
+from gpuhook.ground.host import lock
+from gpuhook.standby import place, standby
 from gpuhook.standby.standby import Child, Server
 from gpuhook.start.inventory import freshness
 from gpuhook.vendors.registry import KNOWN
@@ -77,6 +78,36 @@ def test_child_that_has_answered_is_no_late_one(server: Server) -> None:
         assert late.child.since == 0
     finally:
         late.end()
+
+
+def test_names_of_those_that_have_ended_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no others', whatever their numbers are here: they may be of another pid namespace."""
+    for name in ("1", "2", ".1.7", ".2.7", ".lock-1"):
+        (tmp_path / name).touch()
+    mark = os.open(tmp_path, os.O_RDONLY)
+    monkeypatch.setattr(standby, "MARK", mark)
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(writer, b"x" if place.take_name(mark, "1", lock.hold) else b"")
+        signal.pause()
+        os._exit(0)
+    try:
+        os.close(writer)
+        assert os.read(reader, 1)
+        standby._remove_forgotten()
+        assert sorted(os.listdir(mark)) == [".1.7", ".lock-1", "1"]
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    try:
+        standby._remove_forgotten()
+        assert os.listdir(mark) == [".lock-1"]
+    finally:
+        os.close(mark)
+        os.close(reader)
 
 
 def test_every_module_of_ours_is_looked_at() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from limits import in_time
 
 from gpuhook.ground.config.loader import loads
 from gpuhook.ground.config.model import Config
@@ -13,6 +14,7 @@ from gpuhook.ground.errors import DriverError, WatchError
 from gpuhook.standby import place
 from gpuhook.start import contract
 from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools import watch
 from gpuhook.tools.cli.watch import watch as command
 from gpuhook.tools.watch import Watch
 from gpuhook.vendors import registry
@@ -63,6 +65,34 @@ def answer(
 
     monkeypatch.setattr(type(contract.load(names)), "discover", discover)
     monkeypatch.setattr(type(contract.load(names)), "inventory", Inventory)
+
+
+class Always:
+    """Events that come without a pause."""
+
+    def __init__(self) -> None:
+        self._file = os.open("/dev/zero", os.O_RDONLY)
+
+    def fileno(self) -> int:
+        return self._file
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def read(self) -> list[dict[str, str]]:
+        return [{"DEVPATH": "/module/nvidia"}]
+
+
+def test_events_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody who has a driver loaded again and again doesn't keep the machine from a look."""
+    events = watch.Events.__new__(watch.Events)
+    events._concerns, events._events = (lambda _: True), Always()  # type: ignore[assignment]
+    monkeypatch.setattr(watch, "_LONGEST", 0.02)
+    try:
+        with in_time(5):
+            assert events.wait(60.0)
+    finally:
+        events._events.close()
 
 
 def test_of_an_empty_machine_one_sentence_is_enough(machine: Machine) -> None:

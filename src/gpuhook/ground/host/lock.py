@@ -24,3 +24,16 @@ def take(fd: int, seconds: float = 0.0) -> bool:
         if time.monotonic() >= end:  # protects: lock-patience
             return False
         time.sleep(_POLL)
+
+
+def hold(fd: int) -> bool:
+    """Lock a file until this process ends, and no child has the lock; False where another does so.
+
+    Such locks count in all pid namespaces, where numbers of processes don't. Closing any descriptor
+    of that file lets go of it. OSError where the file's system has no locks. Source: fcntl(2).
+    """
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True

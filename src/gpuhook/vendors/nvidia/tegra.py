@@ -229,4 +229,4 @@ def _links(root: "Rootfs", entry: Entry) -> "Iterator[DriverFile]":
             return
         place = f"{folder.rstrip('/')}/{name}"
         yield DriverFile("link", place, content, entry.capability)
-        path = os.path.normpath(os.path.join(folder, content))
+        path = os.path.join(folder, content.rstrip("/"))

@@ -126,6 +126,34 @@ def test_what_tells_tegra(tmp_path: Path, path: str, text: str, here: bool) -> N
         assert tegra.is_here(root) == here
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "folder/../b/c",
+        "/usr/lib/folder/../b/c",
+        "folder/.././b//c",
+        "folder/../b/c/",
+        "d/../../b/c",
+        "../../other/b/c",
+    ],
+)
+def test_a_link_through_a_link_to_a_folder(tmp_path: Path, content: str) -> None:
+    """What .. means there is for the kernel to tell: it isn't the folder before it."""
+    write(tmp_path, "other/b/c")
+    (tmp_path / "other/deep/below").mkdir(parents=True)
+    (tmp_path / "usr/lib").mkdir(parents=True)
+    (tmp_path / "usr/lib/folder").symlink_to("/other/deep")
+    (tmp_path / "usr/lib/d").symlink_to("folder/below")
+    (tmp_path / "usr/lib/x").symlink_to(content)
+    entry = tegra.Entry("l4t.csv", 1, "sym, /usr/lib/x")
+    with Rootfs(str(tmp_path)) as root:
+        files = [*tegra._files(root, [entry], (), {})]
+    assert [(file.kind, file.path, file.target) for file in files] == [
+        ("link", "/usr/lib/x", content),
+        ("config", "/other/b/c", "/other/b/c"),
+    ]
+
+
 def test_without_a_node_there_is_no_gpu(tmp_path: Path) -> None:
     write(tmp_path, f"{LISTS}/l4t.csv", "dev, /dev/absent\ndev, /etc/nv_tegra_release")
     write(tmp_path, "etc/nv_tegra_release")
