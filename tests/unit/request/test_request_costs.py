@@ -5,7 +5,6 @@ an eighth of what Linux passes on in one variable, 128 KiB, and as much as that.
 """
 
 import json
-import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import machines
 import paper
 import pytest
 import steps
+from yardstick import of_this_process
 
 from gpuhook.ground.config.loader import loads
 from gpuhook.ground.config.model import Config
@@ -220,12 +220,6 @@ def filled(piece: Piece, length: int) -> str:
     return ",".join(parts)[:length]
 
 
-def seconds(work: Callable[[str], None], text: str) -> float:
-    begun = time.process_time()
-    work(text)
-    return time.process_time() - begun
-
-
 def most_bytes(work: Callable[[str], None], text: str) -> int:
     tracemalloc.start()
     try:
@@ -238,13 +232,13 @@ def most_bytes(work: Callable[[str], None], text: str) -> int:
 def check(start: Callable[[str], None], piece: Piece, what: str) -> None:
     """See that what a start costs is in proportion to the length of a list of such pieces."""
     short, long = filled(piece, LENGTH), filled(piece, LENGTH * TIMES)
-    took = seconds(start, long)
+    took = of_this_process(lambda: start(long))
     assert took < SECONDS, f"{what}: {took:.2f} s"
     if took > FILLING:
         memory = most_bytes(start, short)
         assert memory < BYTES, f"{what}: {memory >> 20} MiB"
     if took > SURELY:
-        least = seconds(start, short)
+        least = of_this_process(lambda: start(short))
         assert took < GROWTH * least, f"{what}: {least:.2f} s, then {took:.2f} s"
 
 
