@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import machines
-import paper
 import pytest
 import wire
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from wire import Value, integer, messages, string
-from yardstick import of_this_process, yardstick
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import PluginError, RequestError
@@ -28,9 +26,6 @@ from gpuhook.tools.nri.answer import PATIENCE, Asked, Way, edits
 from gpuhook.tools.nri.service import Plugin, _refusal, run
 from gpuhook.tools.nri.transport import PLUGIN, REQUEST, RESPONSE, RUNTIME, Connection
 from gpuhook.vendors import registry
-from gpuhook.vendors.ascend import variables as ascend
-from gpuhook.vendors.neuron.vendor import CORES
-from gpuhook.vendors.nvidia import variables
 
 NRI = "nri.pkg.api.v1alpha1."
 HOOK = "/opt/gpuhook/bin/gpuhook-cdi-hook"
@@ -119,20 +114,6 @@ class Served:
         self.ours.close()
         os.close(self._reader)
         os.close(self._writer)
-
-
-@pytest.fixture
-def way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Way:
-    """A machine with four of AMD's GPUs, whose nodes are those of /dev/null."""
-    inventory = paper.machine("amd", tmp_path)
-    monkeypatch.setattr(cache, "get_inventory", lambda *_, **__: inventory)
-    status = os.stat("/dev/null")
-    real = os.stat
-    monkeypatch.setattr(
-        "gpuhook.tools.nri.service.os.stat",
-        lambda path, *rest, **more: status if "/dev/" in str(path) else real(path, *rest, **more),
-    )
-    return Way(Config(), HOOK)
 
 
 @pytest.fixture
@@ -341,57 +322,6 @@ def test_the_kubelet_has_what_is_left_of_the_time(
     asked = Asked("team", "pod", "main", "", ("AMD_VISIBLE_DEVICES=1",))
     edits(asked, Way(way.config, HOOK, given=given))
     assert 0 <= seconds[0] <= PATIENCE - 0.3
-
-
-MANY = 1 << 16
-# What asks for devices, or tells how, and has no end.
-Pairs = tuple[tuple[str, str], ...]
-LONG: dict[str, tuple[tuple[str, ...], Pairs, Pairs]] = {
-    **{
-        name: ((f"{name}=" + "0," * MANY,), (), ())
-        for each in registry.KNOWN.values()
-        for name in (*each.VARIABLES, *each.LEGACY)
-    },
-    **{
-        name: ((f"{name}=" + "arch<0.1 " * MANY,), (), ())
-        for name in (
-            "NVIDIA_REQUIRE_X", variables.IMEX_CHANNELS, variables.DRIVER_CAPABILITIES,
-            variables.MIG_CONFIG, *variables.MPS_LIMITS, ascend.OPTIONS, ascend.LISTS,
-            ascend.SPLIT, CORES,
-        )
-    },
-    "many variables": (tuple(f"NVIDIA_REQUIRE_{each}=cuda>1" for each in range(MANY)), (), ()),
-    "swarm": (("DOCKER_RESOURCE_GPU=" + "0," * MANY,), (), ()),
-    "mounts": (
-        (), tuple((f"/var/run/amd-container-devices/{each}", "/dev/null") for each in range(MANY)),
-        (),
-    ),
-    "annotations": ((), (), (("cdi.k8s.io/a", "amd.com/gpu=1," * MANY),)),
-    "others' variables": (
-        ("AMD_VISIBLE_DEVICES=1", *(f"A{each}=" for each in range(MANY))), (), ()),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("gate", [True, False])
-@pytest.mark.parametrize("name", [*LONG])
-def test_what_is_long_is_refused_at_once(way: Way, name: str, gate: bool) -> None:
-    """An engine that waits two seconds drops the plugin, and with it the gate."""
-    way.config.swarm_resource = "DOCKER_RESOURCE_GPU"
-    asked = Asked("team", "pod", "main", "", *LONG[name])
-
-    def ask() -> None:
-        with pytest.raises(RequestError, match=r"asks for devices .* may have"):
-            edits(asked, Way(way.config, HOOK, given=(lambda *_: []) if gate else None))
-
-    assert of_this_process(ask) < 10 * yardstick()
-
-
-def test_long_variables_of_others_are_no_matter(way: Way) -> None:
-    """They aren't read, and without a word to us nothing is."""
-    asked = Asked("n", "p", "c", "", (*(["A=" + "x" * 100_000] * 20), "AMD_VISIBLE_DEVICES=1"))
-    assert edits(asked, way)
-    asked = Asked("n", "p", "c", "", tuple(f"A{each}=" for each in range(MANY)))
-    assert edits(asked, Way(way.config, HOOK, given=lambda *_: [])) == {}
 
 
 def test_annotations_count_for_a_runtime_that_reads_them(gated: Gated, way: Way) -> None:
