@@ -16,7 +16,7 @@ from pathlib import Path
 
 _TOP = Path("/sys/fs/cgroup")
 _PATIENCE = 10.0  # seconds until what was killed is gone and its groups can be removed
-_STANDING = "gpuhook-standby\n"  # what it calls itself
+_STANDING = ("gpuhook-standby\n", "gpuhook-next\n")  # what they call themselves
 _PAUSE = 0.01  # seconds between two attempts
 
 
@@ -58,7 +58,7 @@ class Group:
         mark = f"\0GPUHOOK_CONFIG={config}\0".encode()
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it has just ended
-                if (entry / "comm").read_text() == _STANDING:
+                if (entry / "comm").read_text() in _STANDING:
                     environ = b"\0" + (entry / "environ").read_bytes()
                     if mark in environ:
                         (self.folder / "programs/cgroup.procs").write_text(entry.name)

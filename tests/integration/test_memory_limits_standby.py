@@ -16,7 +16,7 @@ from harness.driver import Driver, simulate
 from harness.images import CUDA_PROBE
 from harness.installation import Installation
 from harness.namespaces import Namespace
-from harness.standing import Site, is_running, open_files, parent_of
+from harness.standing import Site, is_running, open_files
 from test_memory_limits import EIGHT, ONE, OPTIONS, told
 
 LIMIT = "GPUHOOK_DEVICE_MEMORY=8GiB"
@@ -69,8 +69,8 @@ def has_its_limit(done: Result) -> None:
 
 
 def kept(site: Site) -> set[int]:
-    """Return what there is beside the process that stands ready and its parent."""
-    return site.processes - {pid for server in site.ready for pid in (server, parent_of(server))}
+    """Return what there is beside the process that stands ready, its parent, and who is ahead."""
+    return site.processes - site.standing - {site.ahead}
 
 
 def keep(site: Site) -> int:

@@ -229,7 +229,7 @@ def test_killed_in_the_midst(place: Place) -> None:
     site.bundle.config.write_bytes(site.plain)
     with in_time(120):
         while True:
-            ending = KillsChild(site.server)
+            ending = KillsChild(site.ahead)
             ending.start()
             result = place.engine_starts()
             ending.join()
@@ -242,20 +242,17 @@ def test_killed_in_the_midst(place: Place) -> None:
 
 
 class KillsChild(threading.Thread):
-    """Kills the first child that a standing process has, when it is in a container."""
+    """Kills a child of a standing process, when it is in a container."""
 
-    def __init__(self, server: int) -> None:
+    def __init__(self, pid: int) -> None:
         super().__init__()
-        self._server = server
+        self._pid = pid
 
     def run(self) -> None:
         host = os.stat("/proc/self/ns/mnt").st_ino
-        children = Path(f"/proc/{self._server}/task/{self._server}/children")
         end = time.monotonic() + 10
-        pid = 0
-        while not pid and time.monotonic() < end:
-            pid = int((children.read_text().split() or ["0"])[0])
-        with suppress(OSError):  # it has ended in between, or was never seen
-            while os.stat(f"/proc/{pid}/ns/mnt").st_ino == host:
-                pass
-            os.kill(pid, signal.SIGKILL)
+        with suppress(OSError):  # it has ended in between
+            while os.stat(f"/proc/{self._pid}/ns/mnt").st_ino == host:
+                if time.monotonic() > end:
+                    return
+            os.kill(self._pid, signal.SIGKILL)

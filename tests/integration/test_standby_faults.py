@@ -16,11 +16,19 @@ from harness.commands import Result, daemon, wait_until
 from harness.driver import simulate
 from harness.inside import seen
 from harness.installation import Installation
-from harness.standing import CHANGES, ONE, Site, is_running, parent_of
+from harness.standing import (
+    CHANGES,
+    ONE,
+    Site,
+    asked_child,
+    children_of,
+    is_running,
+    parent_of,
+)
 from limits import in_time
 
 from gpuhook.standby.place import OPTION, lock_name
-from gpuhook.standby.standby import SEAT_COUNT
+from gpuhook.standby.standby import PATIENCE, SEAT_COUNT, SEATS
 
 STOPS = 6
 KILLS = int(os.environ.get("GPUHOOK_TEST_KILLS", "30"))
@@ -88,7 +96,7 @@ def test_stopped_at_any_moment(site: Site) -> None:
             starting.start()
             time.sleep(chance.uniform(0, 0.03))
             # Not children that may be at a container's mounts: those have a longer time.
-            for pid in before:
+            for pid in site.standing | {site.ahead}:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGSTOP)
             starting.join()
@@ -105,14 +113,14 @@ def status_of(pid: int) -> str:
 def test_everybody_who_is_stopped_comes_to_an_end(site: Site) -> None:
     """A child too, wherever it was on its way to the answer: so no launcher waits for more."""
     site.stand()
-    children = Path(f"/proc/{site.server}/task/{site.server}/children")
+    server = site.server
     results: list[Result] = []
     starting = threading.Thread(target=lambda: results.append(site.run()))
     starting.start()
     try:
-        while not (found := children.read_text().split()) and starting.is_alive():
+        while not asked_child(server) and starting.is_alive():
             pass
-        stopped = {int(word) for word in found} | site.processes
+        stopped = {*children_of(server)} | site.processes
         for pid in stopped:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
@@ -186,69 +194,47 @@ def test_stopped_while_it_starts(site: Site, tmp_path: Path) -> None:
 
 @ONE
 def test_stopped_child(site: Site) -> None:
-    """A child that hangs before it has answered is killed, and the container starts."""
+    """The one that is ahead has no end of its own: its parent kills it, and a container starts."""
     site.stand()
-    for _ in range(50):
-        stopping = FirstChild(site)
-        stopping.start()
-        begun = time.monotonic()
-        try:
-            site.works()
-        finally:
-            stopping.ended.set()
-            stopping.join()
-        assert not stopping.outlived, "nobody but its parent ends it"
-        if stopping.pid and not site.served:
-            assert time.monotonic() - begun >= 1.5
-            assert not is_running(stopping.pid)
-            break
-        wait_until(site.is_standing, "that child came too far, or was not seen, and is gone")
-    else:
-        raise AssertionError("no child could be stopped in time")
-    wait_until(site.is_standing, "it stands as before")
+    child = site.ahead
+    os.kill(child, signal.SIGSTOP)
+    begun = time.monotonic()
+    site.works()
+    assert not site.served
+    assert time.monotonic() - begun >= PATIENCE
+    assert not is_running(child)
+    site.works()
+    assert site.served
 
 
-class FirstChild(threading.Thread):
-    """Stops the first child that the standing process has, until the container has started.
-
-    Only a child whose words are in config.json goes on: it is the container's helper, which is
-    the hook's business. One that is there after 20 s ends by our hand: it has ``outlived``.
-    """
-
-    def __init__(self, site: Site) -> None:
-        super().__init__()
-        self.ended = threading.Event()
-        self.pid = 0
-        self.outlived = False
-        self._site = site
-        self._children = Path(f"/proc/{site.server}/task/{site.server}/children")
-
-    def run(self) -> None:
-        while not (self.pid or self.ended.is_set()):
-            self.pid = int((self._children.read_text().split() or ["0"])[0])
-        if not self.pid:
-            return
-        with suppress(ProcessLookupError):  # it has ended in between
-            os.kill(self.pid, signal.SIGSTOP)
-            end = time.monotonic() + 20
-            while not self.ended.wait(0.01):
-                if self._site.helper == self.pid:
-                    os.kill(self.pid, signal.SIGCONT)
-                    return
-                if time.monotonic() > end and is_running(self.pid):
-                    self.outlived = True
-                    os.kill(self.pid, signal.SIGKILL)
+@ONE
+def test_killed_child(site: Site) -> None:
+    """The one that is ahead: there is another for the next question, if that has one at all."""
+    site.stand()
+    server, child = site.server, site.ahead
+    os.kill(child, signal.SIGKILL)
+    site.works()
+    wait_until(lambda: child not in children_of(server), "it is gone")
+    site.works()
+    assert site.served
+    assert site.server == server
 
 
 @ONE
 def test_all_seats_taken(site: Site) -> None:
-    """By launchers that have ended before they asked: the ordinary way, until they are freed."""
+    """By launchers that have ended before they asked: the ordinary way, until they are freed.
+
+    One that is merely late finds the end of what it reads, and goes that way, too.
+    """
     site.stand()
     for seat in range(SEAT_COUNT):
         (site.folder / f".{site.server}.{seat}").touch()
-    site.works()
-    assert not site.served
-    wait_until(lambda: not list(site.folder.glob(".[0-9]*")), "the seats are free")
+    with open(f"/proc/{site.server}/fd/{SEATS}", "rb") as late:
+        site.works()
+        assert not site.served
+        wait_until(lambda: not list(site.folder.glob(".[0-9]*")), "the seats are free")
+        with in_time(10):
+            assert late.read() == b""
     site.works()
     assert site.served
 

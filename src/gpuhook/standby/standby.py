@@ -2,17 +2,18 @@
 
 After a container with GPUs was created a small process stays, for a minute without work unless
 the configuration says otherwise. It has everything imported, and configuration and inventory
-loaded. The launcher (launchers/gpu-py) hands it a bundle; it forks a child, which edits
-config.json as the runtime would, answers, and is that container's helper from then on.
+loaded, and a child that is forked ahead. The launcher (launchers/gpu-py) hands it a bundle; it
+hands that on to the child, which edits config.json as the runtime would, answers, and is that
+container's helper from then on. For the next question another child is forked.
 
 The process is found by a file that has its process id for a name, in a folder that root alone
 may enter. The launcher takes that name for a number and no more: it looks at what /proc says of
 the process, that it is in the same namespaces and has that very folder and this very launcher
 open, before and after it opens the process' pipes. Questions come through one pipe, ``DOOR``;
 for answers there are many, the seats, of which a launcher claims one by a file that can be made
-once. A seat has one writing end, in the process and then in the child: the death of either is
-an end of file for the launcher, which then goes the ordinary way, as it does after any other
-answer than ``go`` and its own process id.
+once. A seat has one writing end, in the process with the child that is ahead, and then in that
+child: the death of either is an end of file for the launcher, which then goes the ordinary way, as
+it does after any other answer than ``go`` and its own process id.
 
 The hook of a CDI document asks in the same way, wherever the engine or gpu-py applied it. It is in
 the container's namespaces already, so the child finds out itself whether those were made in ours.
@@ -61,13 +62,16 @@ if TYPE_CHECKING:
 # at the door, and folder and launcher prove that it is what it is said to be. Seat N is SEATS + N.
 DOOR, MARK, LAUNCHER = 3, 5, 6
 SEATS, SEAT_COUNT = 64, 192
-# Those of a child, beside MARK: the hook's pipes, and what its parent hears of it.
+# Those of a child, beside MARK: the hook's pipes, and what its parent hears of it. Until it has a
+# question it has the pipe that this comes through in the place of the one for the answer.
 ASKED, ANSWER, REPORT = 3, 4, 7
+QUESTION = ANSWER
 _FREE = 16  # from here to the seats a descriptor is in nobody's way
 _NO = b"no\n"
+_NAME, _NAME_AHEAD = "gpuhook-standby", "gpuhook-next"  # what processes are called
 _ANSWERED, _STALE, _LIMITED = b"a", b"s", b"l"
 
-_PATIENCE = 2.0  # seconds that an answer may take
+PATIENCE = 2.0  # seconds that an answer may take
 _START = 60  # seconds that it may take to load all, where a driver may have to be asked
 _BEAT = 1.0  # seconds after which it puts off its end again
 _END = 3  # seconds after which the kernel kills what doesn't
@@ -86,7 +90,7 @@ def main(launcher: str, argv: list[str]) -> "NoReturn":
     """
     try:
         kernel.end_after(_START)  # protects: stopped-start
-        kernel.set_name("gpuhook-standby")
+        kernel.set_name(_NAME)
         _signal.signal(_signal.SIGTERM, _end)
         _, lock, seconds = argv
         config = load()
@@ -245,25 +249,27 @@ def _poll(several: select.poll, seconds: float, end: int = _END) -> list[int]:
 class Child:
     """One forked child, as its parent knows it.
 
-    ``since`` is when it was asked, 0 after its answer. ``limits`` says that its container has
-    limits that a driver sets.
+    It is asked through ``question``. ``since`` is when it was, 0 before and after its answer.
+    ``limits`` says that its container has limits that a driver sets.
     """
 
-    def __init__(self, pid: int, report: int) -> None:
+    def __init__(self, pid: int, question: int, report: int) -> None:
         self.pid = pid
+        self.question = question
         self.report = report
-        self.since = time.monotonic()
+        self.since = 0.0
         self.limits = False
 
 
 class Server:
-    """The process that stands ready: forks a child for each question, and ends those that hang."""
+    """The process that stands ready: has a child for each question, and ends those that hang."""
 
     def __init__(self, around: Around, launcher: str, seconds: float) -> None:
         self._around = around
         self._launcher = launcher
         self._seconds = seconds
         self._children: dict[int, Child] = {}  # by the descriptor that they report by
+        self._ahead: Child | None = None  # the one that waits for a question
         self._poll = select.poll()
         self._worked = self._looked = time.monotonic()
         self._nvml = ReadyNvml(self._poll)
@@ -284,6 +290,7 @@ class Server:
                 _set_seat(seat)
             kernel.keep_only((DOOR, MARK, LAUNCHER, *range(SEATS, SEATS + SEAT_COUNT)))
             self._poll.register(DOOR, select.POLLIN)
+            self._fork_ahead()
             name = place.take_name(MARK, str(os.getpid()), locking.hold)
             if name is None:  # there is one of that number, in another pid namespace
                 raise SystemExit
@@ -295,14 +302,16 @@ class Server:
     def _wait(self) -> None:
         """Wait for something to happen, and deal with it."""
         now = time.monotonic()
-        ends = [child.since + _PATIENCE for child in self._children.values() if child.since]
+        ends = [child.since + PATIENCE for child in self._children.values() if child.since]
         if self._seconds:
             ends.append(self._worked + self._seconds)
         happened = _poll(self._poll, max(0.0, min([now + _BEAT, *ends]) - now))
         for fd in happened:
             if fd == DOOR:
                 self._open_door()
-            elif not self._nvml.hear(fd):
+            elif self._nvml.hear(fd):
+                self._renew()
+            else:
                 self._hear(self._children[fd])
         self._kill_late()
         if now >= self._looked + _LOOK:
@@ -310,32 +319,60 @@ class Server:
             self._tidy()
 
     def _open_door(self) -> None:
-        """Fork a child for each question: SEAT PID BUNDLE, or SEAT PID KIND of a CDI hook."""
-        for line in os.fsdecode(os.read(DOOR, _QUESTIONS)).split("\n"):
-            if not line:
-                continue
-            seat, pid, about = line.split(" ", 2)
+        """Hand each question on: SEAT PID BUNDLE, or SEAT PID KIND of a CDI hook."""
+        for line in os.read(DOOR, _QUESTIONS).split(b"\n")[:-1]:
             kernel.end_after(_END)
-            self._fork(int(seat), int(pid), about)
+            if self._ahead is None:
+                self._fork_ahead()
+            self._ask(line)
+            seat = int(line.partition(b" ")[0])
+            _set_seat(seat)
+            _remove(_claim_name(os.getpid(), seat))
+            self._fork_ahead()  # now: it has to know the new seat
         self._worked = time.monotonic()
 
-    def _fork(self, seat: int, asker: int, about: str) -> None:
+    def _ask(self, line: bytes) -> None:
+        """Hand a question to the child that is ahead.
+
+        Where there is none, for want of memory, or where it has just been killed, the new seat is
+        an end of file for who has the old one.
+        """
+        child, self._ahead = self._ahead, None
+        if child is None:
+            return
+        try:
+            os.write(child.question, line + b"\n")
+            child.since = time.monotonic()
+        except BrokenPipeError:
+            pass
+        os.close(child.question)
+
+    def _fork_ahead(self) -> None:
+        """Fork the child that gets the next question; without memory for it, there is none."""
+        asked, question = (_moved(fd) for fd in os.pipe())
         report, reporting = (_moved(fd) for fd in os.pipe())
         parent = os.getpid()
         try:
             pid = os.fork()
-        except OSError:  # no memory for it: the new seat is an end of file for who has the old
-            os.close(report)
+        except OSError:
             pid = -1
+            os.close(report)
+            os.close(question)
         if pid == 0:
-            answering = Answering(self._launcher, self._around, self._nvml)
-            answering.run(parent, SEATS + seat, reporting, asker, about)
+            Answering(self._launcher, self._around, self._nvml).run(parent, asked, reporting)
+        os.close(asked)
         os.close(reporting)
-        _set_seat(seat)
-        _remove(_claim_name(os.getpid(), seat))
         if pid > 0:
-            self._children[report] = Child(pid, report)
+            self._ahead = self._children[report] = Child(pid, question, report)
             self._poll.register(report, 0)  # its end alone: nobody waits for what it says before
+
+    def _renew(self) -> None:
+        """Have another child ahead, which knows of NVML and seats what this process knows now."""
+        child, self._ahead = self._ahead, None
+        if child is not None:
+            os.close(child.question)
+            os.kill(child.pid, _signal.SIGKILL)  # also one that is stopped: it holds the seats
+        self._fork_ahead()
 
     def _hear(self, child: Child) -> None:
         """Read what a child reports, or that it has ended."""
@@ -350,6 +387,9 @@ class Server:
         os.close(child.report)
         del self._children[child.report]
         os.waitpid(child.pid, 0)
+        if child is self._ahead:  # somebody has killed it
+            os.close(child.question)
+            self._ahead = None
         if child.limits:
             inventory = self._around.inventories.get("nvidia")
             self._nvml.keep(inventory, self._around.config)
@@ -360,7 +400,7 @@ class Server:
         One that has answered may be a container's helper by now. So one that seems not to is
         stopped first, and lives if there is a report to read then.
         """
-        late = time.monotonic() - _PATIENCE
+        late = time.monotonic() - PATIENCE
         for child in list(self._children.values()):
             if not 0 < child.since <= late:  # protects: late-child
                 continue
@@ -381,12 +421,14 @@ class Server:
             raise SystemExit
         self._nvml.end_in_time()
         claimed = set(os.listdir(MARK))
-        for seat in range(SEAT_COUNT):
-            name = _claim_name(os.getpid(), seat)
-            if name in claimed and _is_older(name, _PATIENCE):
-                # Of a launcher that has ended, or is so late that it finds the end of a file.
-                _set_seat(seat)
-                _remove(name)
+        names = {seat: _claim_name(os.getpid(), seat) for seat in range(SEAT_COUNT)}
+        # Of launchers that have ended, or are so late that they find the end of a file.
+        late = [s for s, name in names.items() if name in claimed and _is_older(name, PATIENCE)]
+        for seat in late:
+            _set_seat(seat)
+            _remove(names[seat])
+        if late:
+            self._renew()  # protects: freed-seats
 
 
 def _set_seat(seat: int) -> None:
@@ -462,6 +504,17 @@ def _remove_forgotten() -> None:
 # A child -------------------------------------------------------------------------------------
 
 
+def _read_line(pipe: int) -> bytes:
+    """Wait for a question, and return it; end where none comes any more."""
+    line = b""
+    while not line.endswith(b"\n"):
+        more = os.read(pipe, _QUESTIONS)
+        if not more:
+            os._exit(0)
+        line += more
+    return line[:-1]
+
+
 class Answering:
     """A child: edits one config.json, answers, and then is that container's helper."""
 
@@ -473,14 +526,42 @@ class Answering:
         self._wanted: tuple[Spec, Config, Resolved, str] | None = None
         self._bundle = ""
 
-    def run(self, parent: int, answer: int, report: int, asker: int, about: str) -> "NoReturn":
-        """Do all of it and end, whatever happens; never return into the parent's code.
+    def run(self, parent: int, question: int, report: int) -> "NoReturn":
+        """Do all of it and end, whatever happens; never return into the parent's code."""
+        try:
+            self._prepare(parent, question, report)
+            seat, asker, about = os.fsdecode(_read_line(QUESTION)).split(" ", 2)
+            kernel.end_after(int(PATIENCE))
+            kernel.set_name(_NAME)
+            os.dup2(SEATS + int(seat), ANSWER, inheritable=False)
+            kernel.keep_only((ASKED, ANSWER, MARK, REPORT, *self._nvml.descriptors()))
+            self._answer(int(asker), about)
+        finally:
+            os._exit(0)
+
+    def _prepare(self, parent: int, question: int, report: int) -> None:
+        """Hold nothing but what a child needs, and the seats; end with the parent.
+
+        There is no end for want of a question: the parent has one, and is ours.
+        """
+        kernel.die_with_parent()
+        kernel.set_name(_NAME_AHEAD)
+        os.dup2(question, QUESTION, inheritable=False)
+        os.dup2(report, REPORT, inheritable=False)
+        asked = helper.pipe_for_both()
+        os.dup2(asked, ASKED, inheritable=False)
+        seats = range(SEATS, SEATS + SEAT_COUNT)
+        kernel.keep_only((ASKED, QUESTION, MARK, REPORT, *self._nvml.descriptors(), *seats))
+        if os.getppid() != parent:
+            os._exit(0)
+
+    def _answer(self, asker: int, about: str) -> None:
+        """Answer the launcher or hook of that process id.
 
         ``about`` is a bundle's path where the launcher asks that becomes the low-level runtime,
-        and the kind of a CDI document where its hook asks. ``asker`` is the process id of either.
+        and the kind of a CDI document where its hook asks.
         """
         try:
-            self._prepare(parent, answer, report)
             if about.startswith("/"):
                 self._bundle = about
                 self._serve(asker)
@@ -488,20 +569,6 @@ class Answering:
                 self._serve_hook(asker, about)
         except (GpuhookError, OSError, ValueError, KeyError):
             os.write(ANSWER, _NO)  # the launcher goes the ordinary way, which says what is wrong
-        finally:
-            os._exit(0)
-
-    def _prepare(self, parent: int, answer: int, report: int) -> None:
-        """Hold our own descriptors alone, and end with the parent or when time is up."""
-        kernel.die_with_parent()
-        kernel.end_after(int(_PATIENCE))
-        os.dup2(answer, ANSWER, inheritable=False)
-        os.dup2(report, REPORT, inheritable=False)
-        asked = helper.pipe_for_both()
-        os.dup2(asked, ASKED, inheritable=False)
-        kernel.keep_only((ASKED, ANSWER, MARK, REPORT, *self._nvml.descriptors()))
-        if os.getppid() != parent:
-            os._exit(0)
 
     def _serve(self, launcher: int) -> None:
         runtime = askers.open_launcher(launcher)

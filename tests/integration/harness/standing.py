@@ -19,7 +19,7 @@ from harness.installation import Installation, write_config
 from harness.namespaces import runtime_layouts
 
 LAUNCHERS = Path("/run/gpuhook/launcher")
-NAME = "gpuhook-standby"
+NAMES = b"gpuhook-standby\n", b"gpuhook-next\n"
 OPTIONS = "[gpuhook]\n"
 # ONE is for what is the same whatever the low-level runtime and the layout of its cgroups are,
 # RUNTIMES for what that layout alone doesn't change.
@@ -124,23 +124,33 @@ class Site:
 
     @property
     def processes(self) -> set[int]:
-        """That process, the one that tidies up after it, and children that serve a container."""
+        """That process, the one that tidies up after it, and its children."""
         mark = f"\0GPUHOOK_CONFIG={self.config}\0".encode()
         found = set()
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
                 with open(f"/proc/{pid}/comm", "rb") as file:
-                    if file.read() != f"{NAME}\n".encode():
+                    if file.read() not in NAMES:
                         continue
                 found |= pids_with(Path(f"/proc/{pid}/environ"), mark)
             except OSError:
                 continue
         return {pid for pid in found if is_running(pid)}
 
+    @property
+    def standing(self) -> set[int]:
+        """Those of them that stay from one container to the next."""
+        return {pid for server in self.ready for pid in (server, parent_of(server))}
+
+    @property
+    def ahead(self) -> int:
+        """The child that waits for the next question; 0 where there is none."""
+        children = [pid for server in self.ready for pid in children_of(server)]
+        return next(filter(is_ahead, children), 0)
+
     def is_standing(self) -> bool:
         """Tell whether one process stands ready, and nothing else is left of what stood."""
-        ready = self.ready
-        return len(ready) == 1 and self.processes == ready | {parent_of(pid) for pid in ready}
+        return len(self.ready) == 1 and self.processes == self.standing | {self.ahead}
 
     def stand(self) -> None:
         """Start containers until a process stands ready for the next.
@@ -194,6 +204,30 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes that another has started and still has."""
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def is_ahead(pid: int) -> bool:
+    """Tell whether a child waits for a question."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_bytes() == NAMES[1]
+    except OSError:
+        return False
+
+
+def asked_child(server: int) -> int:
+    """Return a child of a process that has a question; 0 where it has none.
+
+    The kernel's list is in the order of their age: all but the youngest have one.
+    """
+    return next((pid for pid in children_of(server) if not is_ahead(pid)), 0)
 
 
 def parent_of(pid: int) -> int:

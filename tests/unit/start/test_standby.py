@@ -34,7 +34,7 @@ class Late:
         os.close(writer)
         if word:
             select.select([reader], [], [])
-        self.child = Child(self.pid, reader)
+        self.child = Child(self.pid, -1, reader)
         self.child.since = time.monotonic() - 60
         server._children[reader] = self.child
         server._poll.register(reader, select.POLLIN)
@@ -53,7 +53,7 @@ class Late:
 @pytest.fixture
 def server() -> Server:
     made = Server.__new__(Server)
-    made._children, made._poll = {}, select.poll()
+    made._children, made._ahead, made._poll = {}, None, select.poll()
     return made
 
 

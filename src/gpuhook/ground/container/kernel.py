@@ -387,7 +387,8 @@ def keep_only(descriptors: tuple[int, ...]) -> None:
             os.dup2(null, fd)
     start = 3
     for fd in sorted(descriptors):
-        os.closerange(start, fd)
+        if start < fd:
+            os.closerange(start, fd)
         start = max(start, fd + 1)
     os.closerange(start, os.sysconf("SC_OPEN_MAX"))
 

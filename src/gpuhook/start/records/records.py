@@ -403,7 +403,7 @@ def _began(status: bytes) -> int:
 def _read(path: str, folder: int | None = None) -> bytes:
     fd = os.open(path, _FLAGS, dir_fd=folder)
     try:
-        return os.read(fd, _LIMIT)
+        return fileio.read_start(fd, _LIMIT)
     finally:
         os.close(fd)
 
