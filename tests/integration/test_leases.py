@@ -213,6 +213,17 @@ def test_who_has_what_is_listed_and_explained(place: Place) -> None:
 
 
 @ONE
+def test_who_sees_no_process_of_it_ends_no_lease(place: Place) -> None:
+    """As in a tool's container that has the state folder, without --pid=host."""
+    first = place.ask("1")
+    place.create(first).ok()
+    config = place.config.with_name("hook.toml")
+    listing = (place.installation.command, "list", "--config", config)
+    run(["unshare", "--pid", "--fork", "--mount-proc", *listing]).ok()
+    is_held(place, place.create(place.ask("1")), first, "hook")
+
+
+@ONE
 def test_a_device_that_a_document_alone_describes(place: Place) -> None:
     document = {
         "cdiVersion": "0.5.0",

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import hypothesis
 import pytest
@@ -219,3 +220,33 @@ def test_nothing_is_waited_for() -> None:
         assert events.fileno() >= 0
     finally:
         events.close()
+
+
+def _status(parent: int, *ids: int) -> bytes:
+    return f"Name:\tx\nPPid:\t{parent}\nNSpid:\t{' '.join(map(str, ids))}\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("known", "owner"),
+    [
+        ({"self": _status(7, 12)}, "self"),
+        # A hook in its container's namespace, with the /proc of the one above.
+        ({"self": _status(11, 12, 3), "11": _status(7, 11, 1), "7": _status(1, 7)}, "7"),
+        ({"self": b"Name:\tx\nPPid:\t7\n"}, "self"),  # a kernel that doesn't say
+    ],
+)
+def test_whose_ids_proc_has(
+    monkeypatch: pytest.MonkeyPatch, known: dict[str, bytes], owner: str
+) -> None:
+    numbers = {f"/proc/{owner}/ns/pid": SimpleNamespace(st_ino=4711)}
+    monkeypatch.setattr(proc, "read", lambda path: known[path.split("/")[2]])
+    monkeypatch.setattr(os, "stat", numbers.__getitem__)
+    assert proc.pids() == 4711
+
+
+def test_a_proc_that_does_not_have_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: str) -> bytes:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(proc, "read", fail)
+    assert proc.pids() == 0

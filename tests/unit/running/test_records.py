@@ -1,5 +1,6 @@
 """Records of containers: written by root for root, and worth nothing once the process is gone."""
 
+import errno
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpuhook.ground.host import proc
 from gpuhook.ground.oci.spec import State
 from gpuhook.start.contract import Grant, Vendor
 from gpuhook.start.inventory.model import Inventory
@@ -19,6 +21,12 @@ from gpuhook.vendors import registry
 
 SOURCES = Path(records.__file__).parents[3]
 BUNDLE = "/run/containerd/io.containerd.runtime.v2.task/moby/abc"
+
+
+@pytest.fixture(autouse=True)
+def pids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pid namespace is the machine's first one, wherever this runs."""
+    monkeypatch.setattr(proc, "pids", lambda: proc.FIRST_PIDS)
 
 
 @pytest.fixture
@@ -111,6 +119,62 @@ def test_process_with_the_number_of_another_counts_for_nothing(state_dir: str, p
     (folder / f"{pid}-{earlier}").write_text(json.dumps(data))
     assert records.read_all(state_dir) == []
     assert files(state_dir) == []
+
+
+OTHER = 4026532999  # the number of a pid namespace that isn't the first
+
+
+def test_who_is_in_another_pid_namespace_leaves_records_alone(
+    state_dir: str, process: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There an id means another process, or none: nothing is known of those of others."""
+    write(state_dir, process.pid)
+    process.kill()
+    process.wait()
+    [name] = files(state_dir)
+    with monkeypatch.context() as patch:
+        patch.setattr(proc, "pids", lambda: OTHER)
+        assert not records.is_gone(name)
+        assert records.read_all(state_dir) == []
+        write(state_dir, os.getpid())
+        assert name in files(state_dir)
+    assert records.read_all(state_dir) == []
+    assert name not in files(state_dir)
+
+
+def test_of_another_pid_namespace_the_first_one_knows_who_lives(
+    state_dir: str, process: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(proc, "pids", lambda: OTHER)
+        write(state_dir, process.pid, id="web")
+        assert [each["id"] for each in records.read_all(state_dir)] == ["web"]
+    [name] = files(state_dir)
+    assert name.endswith(f"-{OTHER}")
+    assert records.read_all(state_dir) == []  # its id means another process here
+    assert files(state_dir) == [name]
+    process.kill()
+    process.wait()
+    assert records.read_all(state_dir) == []
+    assert files(state_dir) == []
+
+
+def test_record_of_a_process_that_proc_hides_stays(
+    state_dir: str, pid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With hidepid=2 another user's process isn't there for us: a container's whose USER is one."""
+    write(state_dir, pid)
+    read = records._read
+
+    def hidden(path: str, folder: int | None = None) -> bytes:
+        if path.startswith("/proc/"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return read(path, folder)
+
+    monkeypatch.setattr(records, "_read", hidden)
+    assert [each["pid"] for each in records.read_all(state_dir)] == [pid]
+    for name in (f"{2**22 + 1}-1", f"{2**80}-1", "0-1"):
+        assert records.is_gone(name), name
 
 
 @pytest.mark.parametrize(

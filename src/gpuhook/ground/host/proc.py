@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Final
 
 LIMIT: "Final" = 1 << 26  # bytes; the mount table of a busy node has some MiB
+FIRST_PIDS: "Final" = 0xEFFFFFFC  # PROC_PID_INIT_INO of include/linux/proc_ns.h
 # What mountinfo writes as \ooo: blank, tab, newline, backslash, and in sources #.
 _ESCAPED: "Final" = {b"040": b" ", b"011": b"\t", b"012": b"\n", b"134": b"\\", b"043": b"#"}
 
@@ -44,6 +45,28 @@ def data_of(path: str) -> bytes:
         return read(path)
     except OSError:
         return b""
+
+
+def pids() -> int:
+    """Return the number of the pid namespace whose ids /proc has, 0 where we aren't in there.
+
+    ``FIRST_PIDS`` is the machine's first one, where all processes are seen, and stands for one that
+    isn't for us to know. Ours may be below it: a hook may run in its container's, with the host's
+    /proc.
+    """
+    entry = "self"
+    while entry != "0":
+        try:
+            found = status(read(f"/proc/{entry}/status"))
+        except OSError:
+            return 0 if entry == "self" else FIRST_PIDS
+        if len(found.get("NSpid", ())) < 2:  # an id for each namespace from that of /proc on
+            break
+        entry = found["PPid"][0]
+    try:
+        return os.stat(f"/proc/{entry}/ns/pid").st_ino
+    except OSError:
+        return FIRST_PIDS
 
 
 def read_open(fd: int, most: int = LIMIT) -> bytes:

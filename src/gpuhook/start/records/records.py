@@ -1,12 +1,14 @@
 """What each container was given, written down when it is injected: one small file for each.
 
-    STATE-DIR/containers/PID-STARTED     root's alone
+    STATE-DIR/containers/PID-STARTED[-PIDS]     root's alone
 
 PID is the container's first process and STARTED when it began, in ticks since the machine
 did (proc_pid_stat(5), field 22), so that a record is another's neither by its name nor when
-the process id is. A record whose process is gone counts for nothing; whoever comes by
-removes it. ``gpuhook repair`` gives back what stands here and not what a container has in
-its /dev, where it can put what it likes.
+the process id is. PIDS is the number of the pid namespace in which PID is its id, left out
+for the machine's first one. A record whose process is gone counts for nothing; whoever comes
+by removes it. Who can't see whether it is gone, from another pid namespace or because /proc
+hides it (hidepid), leaves it there, and a lease holds. ``gpuhook repair`` gives back what stands
+here and not what a container has in its /dev, where it can put what it likes.
 """
 
 import errno
@@ -213,7 +215,7 @@ class Written:
             raise _no_lease(device, str(error.strerror), error) from None
 
     def _write(self, folder: int, record: "dict[str, Any]", *, add: bool) -> None:
-        name = f"{record['pid']}-{record['started']}"
+        name = _name_of(record)
         before = _load(folder, name) if add else None
         if before is not None:
             record = _merged(before, record)
@@ -236,7 +238,20 @@ class Written:
 
 def _same(one: "dict[str, Any]", other: "dict[str, Any]") -> bool:
     """Tell whether two records are of the same container."""
-    return all(one[key] == other[key] for key in ("pid", "started"))
+    return _name_of(one) == _name_of(other)
+
+
+def _name_of(record: "dict[str, Any]") -> str:
+    """Return what the file of a record is called."""
+    pids = _pids_of(record)
+    name = f"{record.get('pid')}-{record.get('started')}"
+    return name if pids == proc.FIRST_PIDS else f"{name}-{pids}"
+
+
+def _pids_of(record: "dict[str, Any]") -> int:
+    """Return the pid namespace that a record is of; earlier versions wrote none."""
+    pids: int = record.get("pids", proc.FIRST_PIDS)
+    return pids
 
 
 def _merged(before: "dict[str, Any]", record: "dict[str, Any]") -> "dict[str, Any]":
@@ -306,13 +321,16 @@ def started(process: int) -> int:
 def read_all(state_dir: str) -> "list[dict[str, Any]]":
     """Return the records of the containers that run, and remove those of the others.
 
-    There are none for whom they aren't: root alone may read them.
+    There are none for whom they aren't: root alone may read them. Those of another pid namespace,
+    where ids mean other processes, are left out.
     """
     folder = _open(state_dir, make=False)
     if folder is None:
         return []
+    ours = proc.pids()
     try:
-        return _read_folder(folder)
+        # protects: other-pids
+        return [each for each in _read_folder(folder) if _pids_of(each) == ours]
     finally:
         os.close(folder)
 
@@ -341,7 +359,7 @@ def _load(folder: int, name: str) -> "dict[str, Any] | None":
     except (FileNotFoundError, ValueError):
         return None
     known = isinstance(record, dict) and record.get("version") == VERSION
-    return record if known and name == f"{record.get('pid')}-{record.get('started')}" else None
+    return record if known and name == _name_of(record) else None
 
 
 def _sweep(folder: int, start: int) -> None:
@@ -354,20 +372,57 @@ def _sweep(folder: int, start: int) -> None:
 
 
 def is_gone(name: str) -> bool:
-    """Tell whether the process has ended that a record, called PID-STARTED, is of.
+    """Tell whether the process has ended that a record, called PID-STARTED[-PIDS], is of.
 
-    One that can't be looked at has not: the machine may be out of memory.
+    One that can't be looked at has not: the machine may be out of memory, /proc may hide it, or it
+    is in another pid namespace.
     """
     if name == _LOCK:
         return False
-    pid, _, began = name.removeprefix(_NEW).partition("-")
-    if not (pid.isdecimal() and began.isdecimal()):
+    pid, began, pids = [*name.removeprefix(_NEW).split("-", 2), str(proc.FIRST_PIDS)][:3]
+    if not (pid.isdecimal() and began.isdecimal() and pids.isdecimal()):
         return True
+    if int(pids) != proc.pids():
+        return not _may_live(pid, int(began))  # protects: pids-unseen
     try:
         status = _read(f"/proc/{pid}/stat")
         return _began(status) != int(began) or _has_ended(status)  # protects: record-began
     except OSError as error:
-        return error.errno in _ENDED  # protects: record-unseen
+        return error.errno in _ENDED and not _is_hidden(int(pid))  # protects: record-unseen
+
+
+def _may_live(pid: str, began: int) -> bool:
+    """Tell whether a process of another pid namespace may live, by its id there and its start.
+
+    Who is in the first one sees all processes, with their ids in each namespace below that.
+    """
+    entries = [entry for entry in os.listdir("/proc") if entry.isdecimal()]
+    if proc.pids() != proc.FIRST_PIDS or "1" not in entries:  # or hidepid keeps others from us
+        return True
+    for entry in entries:
+        try:
+            status = _read(f"/proc/{entry}/stat")
+            if _began(status) == began and not _has_ended(status):
+                ids = proc.status(_read(f"/proc/{entry}/status")).get("NSpid", ())
+                if pid in ids:
+                    return True
+        except OSError as error:
+            if error.errno not in _ENDED:
+                return True
+    return False
+
+
+def _is_hidden(pid: int) -> bool:
+    """Tell whether there is a process that /proc doesn't show us (its option hidepid)."""
+    try:
+        if os.getpid() != int(os.readlink("/proc/self")):
+            return False  # ids are others to the kernel than in this /proc
+        os.kill(pid, 0)  # which is no signal; kill(2)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return pid > 0  # protects: hidden-process
 
 
 def _has_ended(status: bytes) -> bool:
@@ -380,13 +435,18 @@ def _has_ended(status: bytes) -> bool:
 
 
 def _now(process: int) -> "dict[str, Any]":
-    """Return when a process began and its cgroups by version; OSError if it is gone."""
+    """Return when a process began, its cgroups by version, and our pid namespace but the first.
+
+    OSError if it is gone.
+    """
     began = started(process)
     try:
         cgroups = access.places(proc.read("cgroup", process))
     except OSError:  # a kernel without cgroups
         cgroups = {}
-    return {"started": began, "cgroups": {str(key): path for key, path in cgroups.items()}}
+    found = {"started": began, "cgroups": {str(key): path for key, path in cgroups.items()}}
+    ours = proc.pids()
+    return found if ours == proc.FIRST_PIDS else {**found, "pids": ours}
 
 
 def cgroups_of(record: "dict[str, Any]") -> dict[int, str]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from gpuhook.ground.errors import DriverFolderError
 from gpuhook.ground.host import files as host_files
 from gpuhook.ground.host import lock
-from gpuhook.ground.host.proc import Mounts
+from gpuhook.ground.host.proc import FIRST_PIDS, Mounts
 from gpuhook.tools.host.namespaces import Look
 
 MARKER = ".gpuhook-driver-folder"  # in every one that is whole
@@ -28,7 +28,6 @@ _WORK = ".{}.gpuhook"  # the folder beside it
 _PATIENCE = 30.0  # seconds; files are linked in fewer, and copied too
 _MARKER_LIMIT = 1 << 20
 _LOOK = 10.0  # seconds for a look at what is mounted; nobody waits for it
-_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of linux/proc_ns.h
 _INIT = "1"  # in no container, and not for every root to look at
 _REMEDIES = {
     errno.EBUSY: "Something is mounted on it: mount the folder that it is in instead",
@@ -211,7 +210,7 @@ def _boot() -> bytes:
 
 def _sees_every_process() -> bool:
     try:
-        return os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE
+        return os.stat("/proc/self/ns/pid").st_ino == FIRST_PIDS
     except OSError:
         return False
 

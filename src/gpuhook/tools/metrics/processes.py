@@ -7,15 +7,13 @@ from gpuhook.ground.host import proc
 from gpuhook.tools.metrics.containers import Owner, owner_of
 from gpuhook.tools.running.groups import Made, groups_of, own_path
 
-# The inode of the first pid namespace, PROC_PID_INIT_INO of include/linux/proc_ns.h.
-_FIRST_NAMESPACE = 0xEFFFFFFC
 _START = 19  # field 22 of proc_pid_stat(5), counted from the one after the name
 
 
 def sees_all_processes() -> bool:
     """Tell whether process ids are the machine's here, as a driver says them."""
     try:
-        return os.stat("/proc/self/ns/pid").st_ino == _FIRST_NAMESPACE
+        return os.stat("/proc/self/ns/pid").st_ino == proc.FIRST_PIDS
     except OSError:
         return True  # nobody says that it isn't so
 
