@@ -218,7 +218,8 @@ def _of_containers(snapshot: Snapshot) -> Iterator[Family]:
             memory.add_metric(labels, usage.memory_bytes)
         if usage.sm_utilization is not None:
             share.add_metric(labels, usage.sm_utilization)
-        count.add_metric(labels, usage.processes)
+        if usage.processes is not None:
+            count.add_metric(labels, usage.processes)
     yield from (memory, limit, share, count)
 
 

@@ -75,7 +75,8 @@ class Usage:
     """What the processes of one container do on one device, both by their ids.
 
     ``container`` is "" for all processes that are in no container. ``sm_utilization`` is 0 to 1,
-    the mean since the look before; None where the driver doesn't say it (MIG). ``memory_source`` is
+    the mean since the look before; None where the driver doesn't say it (MIG). ``processes`` is how
+    many it has there. ``memory_source`` is
     who says ``memory_bytes``: driver by its processes, or by the container's cgroup dmem (the
     kernel) or nvml; those know ``memory_limit_bytes``, None for none.
     """
@@ -84,7 +85,7 @@ class Usage:
     device: str
     memory_bytes: int | None = None
     sm_utilization: float | None = None
-    processes: int = 0
+    processes: int | None = None
     memory_limit_bytes: int | None = None
     memory_source: str = "driver"
 

@@ -280,9 +280,11 @@ class Observer:
         for pid, part_of in said.get("sm", {}).items():
             container = self._container_of(int(pid), groups, known)
             share[container] = share.get(container, 0.0) + part_of
+        none = 0 if "processes" in said else None  # else nobody knows of any
         for container in {**bytes_of, **share}:
             sm = share.get(container, 0.0) if "sm" in said else None
-            yield Usage(container, device, bytes_of.get(container, 0), sm, count[container])
+            processes = count.get(container, none)
+            yield Usage(container, device, bytes_of.get(container, none), sm, processes)
 
     def _container_of(
         self, pid: int, groups: Mapping[str, str], known: dict[str, Container]

@@ -155,6 +155,7 @@ class _Eyes:
         self._say = say
         self._handles: dict[str, Any] = {}
         self._since: dict[str, int] = {}
+        self._lacking = (it.NVML_ERROR_NOT_SUPPORTED, it.NVML_ERROR_FUNCTION_NOT_FOUND)
         self._samples = gpm.Samples(it)
         self._sampled = float("-inf")  # when the last first sample of a device was taken
 
@@ -232,12 +233,20 @@ class _Eyes:
         return ask(self._nvml, f"nvmlDevice{name}", handle, *words)
 
     def _memory(self, handle: "Any") -> "Values":
-        """Return the memory, what the driver keeps for itself apart where it says it."""
+        """Return the memory, what the driver keeps for itself apart where it says it.
+
+        Nothing of a GPU that has none of its own, such as GB10, which uses the machine's.
+        """
         version = getattr(self._nvml, "nvmlMemory_v2", None)
         try:
             info = self._nvml.nvmlDeviceGetMemoryInfo(handle, version=version)
         except (self._nvml.NVMLError, TypeError):
-            info = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+            try:
+                info = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+            except self._nvml.NVMLError as error:
+                if error.value not in self._lacking:
+                    raise
+                return {}  # protects: no-own-memory
         return {
             "memory_total_bytes": info.total,
             "memory_used_bytes": info.used,
@@ -299,16 +308,46 @@ class _Eyes:
         said = {name: self._ask("GetPcieThroughput", handle, way) for name, way in ways.items()}
         return {name: value * _KIB for name, value in said.items() if value is not None}
 
-    def _processes(self, handle: "Any") -> list[list[int | None]]:
-        """Return [pid, bytes] of the processes; one may have contexts of several kinds."""
+    def _processes(self, handle: "Any") -> list[list[int | None]] | None:
+        """Return [pid, bytes] of the processes, None where NVML doesn't say which there are.
+
+        One process may have contexts of several kinds.
+        """
+        try:
+            lists = [self._running(kind, handle) for kind in _KINDS]
+        except self._nvml.NVMLError as error:
+            if error.value == self._nvml.NVML_ERROR_GPU_IS_LOST:
+                raise
+            return None  # protects: unknown-processes
+        said = [each for each in lists if each is not None]
+        if not said:
+            return None
         found: dict[int, int | None] = {}
-        for kind in _KINDS:
-            for process in self._ask(f"Get{kind}RunningProcesses", handle) or ():
-                used, before = process.usedGpuMemory, found.get(process.pid)
-                found[process.pid] = max(
-                    (each for each in (used, before) if each is not None), default=None
-                )
+        for process in (process for each in said for process in each):
+            used, before = process.usedGpuMemory, found.get(process.pid)
+            found[process.pid] = max(
+                (each for each in (used, before) if each is not None), default=None
+            )
         return [[pid, used] for pid, used in found.items()]
+
+    def _running(self, kind: str, handle: "Any") -> "list[Any] | None":
+        """Return the processes with contexts of a kind, None where NVML hasn't got such lists.
+
+        Before driver 510 there was another form of them. NVMLError where NVML has them and doesn't
+        say them: then nothing is known of the others, either.
+        """
+        for version in ("_v3", "_v2"):
+            try:
+                function = getattr(self._nvml, f"nvmlDeviceGet{kind}RunningProcesses{version}")
+                found: list[Any] = function(handle)
+            except AttributeError:
+                continue  # a pynvml without it
+            except self._nvml.NVMLError as error:
+                if error.value not in self._lacking:
+                    raise
+            else:
+                return found
+        return None
 
     def _sm(self, uuid: str, handle: "Any") -> dict[str, float] | None:
         """Return how much of the SMs each process used since the last question, by pid."""

@@ -1,0 +1,98 @@
+"""What NVML doesn't know of a GPU has no value, and costs none of the others."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from gpuhook.tools.vendors.nvidia import telemetry
+
+UUID = "GPU-1"
+NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
+KINDS = ("Compute", "Graphics", "MPSCompute")
+# What pynvml raises where a library has none of the newest form: no NVMLError.
+OLD: Any = pynvml.NVMLLibraryMismatchError("no")
+
+
+class Nvml:
+    """pynvml, with answers for some functions, or what they raise."""
+
+    def __init__(self, **answers: Any) -> None:
+        self._answers = {"nvmlDeviceGetHandleByUUID": 1, **answers}
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._answers:
+            return getattr(pynvml, name)
+        answer = self._answers[name]
+
+        def function(*_: Any, **__: Any) -> Any:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return function
+
+
+def error(number: int) -> Exception:
+    made: Exception = pynvml.NVMLError(number)
+    return made
+
+
+def lists(**of_version: Any) -> dict[str, Any]:
+    """Return what the lists of processes answer: those of Compute as given, no others."""
+    name = "nvmlDeviceGet{}RunningProcesses{}".format
+    absent = error(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    found = {name(kind, form): absent for kind in KINDS for form in ("_v2", "_v3")}
+    found.update({name(kind, ""): OLD for kind in KINDS})
+    found.update({name("Compute", form): answer for form, answer in of_version.items()})
+    return found
+
+
+def seen(**answers: Any) -> dict[str, Any]:
+    """Return what is known of a GPU, whose temperature is known anyhow."""
+    memory = SimpleNamespace(total=80, used=8, reserved=1)
+    known = {"nvmlDeviceGetMemoryInfo": memory, "nvmlDeviceGetTemperature": 40}
+    eyes = telemetry._Eyes(Nvml(**{**known, **answers}), lambda _: None)
+    found, failed = eyes.measure({UUID: []}, more=False)
+    assert failed == {}
+    assert found[UUID]["temperature_celsius"] == 40
+    return found[UUID]
+
+
+PROCESS = SimpleNamespace(pid=7, usedGpuMemory=5)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (lists(_v3=[PROCESS]), [[7, 5]]),
+        (lists(_v3=[]), []),
+        (lists(_v2=[PROCESS]), [[7, 5]]),  # a driver before 510
+        (lists(), None),
+        (lists(_v3=error(NOT_SUPPORTED)), None),
+        (lists(_v3=error(pynvml.NVML_ERROR_NO_PERMISSION)), None),
+        (lists(_v3=error(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)), None),
+        # What one list may hold isn't known, so neither is what there is in all.
+        ({**lists(_v3=[PROCESS]), "nvmlDeviceGetGraphicsRunningProcesses_v3":
+          error(pynvml.NVML_ERROR_UNKNOWN)}, None),
+    ],
+)  # fmt: skip
+def test_processes_that_nvml_does_not_say_are_not_none(given: Any, expected: Any) -> None:
+    assert seen(**given).get("processes") == expected
+
+
+def test_a_gpu_without_memory_of_its_own() -> None:
+    """GB10's NVML supports neither form of the question."""
+    found = seen(nvmlDeviceGetMemoryInfo=error(NOT_SUPPORTED), **lists(_v3=[PROCESS]))
+    assert found["processes"] == [[7, 5]]
+    assert not any(name.startswith("memory") for name in found)
+
+
+@pytest.mark.parametrize("name", ["MemoryInfo", "ComputeRunningProcesses_v3"])
+def test_a_lost_gpu_fails(name: str) -> None:
+    lost = {f"nvmlDeviceGet{name}": error(pynvml.NVML_ERROR_GPU_IS_LOST)}
+    memory = {"nvmlDeviceGetMemoryInfo": SimpleNamespace(total=80, used=8)}
+    eyes = telemetry._Eyes(Nvml(**{**memory, **lists(), **lost}), lambda _: None)
+    found, failed = eyes.measure({UUID: []}, more=False)
+    assert (found, [*failed]) == ({}, [UUID])
