@@ -4,14 +4,26 @@ import subprocess
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from harness.bundles import GpuBundle
 from harness.commands import run, stop, wait_until
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
-from harness.metrics import GIB, Samples, exporter, labels_of, of_container, scrape, using
+from harness.metrics import (
+    GIB,
+    Samples,
+    exporter,
+    labels_of,
+    of_container,
+    pid_of,
+    scrape,
+    using,
+)
 
+from gpuhook.ground.host import proc
 from gpuhook_simulate.vendors.nvidia import report_xid
 from gpuhook_simulate.vendors.nvidia.state import load_machine
 
@@ -131,26 +143,46 @@ def _actions(samples: Samples) -> dict[str, str]:
             if name == "gpuhook_gpu_recovery_action" and value == 1}  # fmt: skip
 
 
-@pytest.fixture
-def job() -> Iterator[int]:
-    """A process in the cgroup that slurmd makes for job 41; give its pid."""
-    hierarchy = next(Path(each) for each in HIERARCHIES if Path(each, "cgroup.procs").exists())
-    name = f"slurm_{uuid.uuid4().hex[:8]}"
-    top = hierarchy / name if hierarchy.name == "devices" else hierarchy / "system.slice"
-    group = top / "uid_0/job_41" if hierarchy.name == "devices" else (
-        top / f"{name}_slurmstepd.scope/job_41"
-    )  # fmt: skip
+# What enroot does, and Apptainer: a root and a device of its own, and no cgroup.
+CONTAINER = """echo $$ >$1/cgroup.procs && mount --bind $2 $2 && mount -t tmpfs none $2/dev &&
+: >$2/dev/gpu && mount --bind $3 $2/dev/gpu && exec chroot $2 sleep 1000"""
+
+
+@contextmanager
+def within(group: Path, *argv: str | Path) -> Iterator[int]:
+    """Run a command in a cgroup, which it may enter itself; give its pid."""
     made = [folder for folder in (group, *group.parents) if not folder.exists()]
-    group.mkdir(parents=True)
-    process = subprocess.Popen(["sh", "-c", f"echo $$ > {group}/cgroup.procs; exec sleep 1000"])
+    group.mkdir(parents=True, exist_ok=True)
+    enter = ("sh", "-c", 'echo $$ >"$0"/cgroup.procs; exec "$@"', group)
+    process = subprocess.Popen([*map(str, enter), *map(str, argv)])
     try:
         pids = group / "cgroup.procs"
-        wait_until(lambda: pids.read_text().split() == [str(process.pid)], "it is in its cgroup")
+        wait_until(lambda: str(process.pid) in pids.read_text().split(), "it is in its cgroup")
         yield process.pid
     finally:
         stop(process)
         for folder in made:
             wait_until(lambda here=folder: _is_removed(here), "the cgroup is removed")  # type: ignore[misc]
+
+
+def _hierarchy() -> Path:
+    return next(Path(each) for each in HIERARCHIES if Path(each, "cgroup.procs").exists())
+
+
+@pytest.fixture
+def slurm() -> Path:
+    """The cgroup in which slurmd makes those of jobs."""
+    hierarchy, name = _hierarchy(), f"slurm_{uuid.uuid4().hex[:8]}"
+    if hierarchy.name == "devices":
+        return hierarchy / name / "uid_0"
+    return hierarchy / "system.slice" / f"{name}_slurmstepd.scope"
+
+
+@pytest.fixture
+def job(slurm: Path) -> Iterator[int]:
+    """A process of job 41; give its pid."""
+    with within(slurm / "job_41", "sleep", "1000") as pid:
+        yield pid
 
 
 def _is_removed(folder: Path) -> bool:
@@ -174,3 +206,58 @@ def test_what_a_slurm_job_uses_outside_of_containers(
         jobs = {labels["UUID"]: labels.get("hpc_job", "") for name, labels, _ in found
                 if name == "DCGM_FI_DEV_FB_USED"}  # fmt: skip
         assert jobs == {gpu.uuid: "41" if gpu.uuid == device else "" for gpu in driver.gpus}
+
+
+def test_containers_of_slurms_jobs_that_have_no_cgroup(
+    driver: Driver, configs: dict[str, Path], roots: dict[str, Path], slurm: Path
+) -> None:
+    """Tasks of all jobs are called alike, and no job has another's device."""
+    gpus, root = driver.gpus[2:4], roots["debian"]
+    with ExitStack() as stack:
+        for job, gpu in zip((41, 42), gpus, strict=True):
+            task = slurm / f"job_{job}/step_0/task_0"
+            node = driver.root / f"dev/nvidia{gpu.minor}"
+            words = ("unshare", "--mount", "--propagation=private", "sh", "-ec", CONTAINER)
+            stack.enter_context(within(task, *words, "sh", task, root, node))
+        port = stack.enter_context(exporter(configs["runc"]))
+
+        def assigned() -> dict[tuple[str, str], str]:
+            name = "gpuhook_container_gpu_assigned"
+            given = [labels for each, labels, _ in scrape(port) if each == name]
+            return {
+                (each["slurm_job"], each["uuid"]): each["container_id"]
+                for each in given
+                if each["slurm_job"]
+            }
+
+        expected = {("41", gpus[0].uuid): "slurm:41", ("42", gpus[1].uuid): "slurm:42"}
+        wait_until(lambda: assigned() == expected, "each job has its device")
+
+
+def test_a_container_in_which_systemd_moves_processes(bundle: GpuBundle, driver: Driver) -> None:
+    """What is below the cgroup that it was given is the container's, wherever the first one is."""
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
+    bundle.command("sleep", "1000")
+    config, device = bundle.settings, driver.gpus[5].uuid
+    bundle.detach(bundle.gpu_py, config)
+    first = pid_of(config, bundle.name)
+    paths = proc.cgroups(Path(f"/proc/{first}/cgroup").read_bytes())
+    places = (("devices", HIERARCHIES[0]), ("", f"{HIERARCHIES[1]}/unified"), ("", HIERARCHIES[1]))
+    group = next(
+        folder
+        for kind, hierarchy in places
+        if paths.get(kind, "/") != "/" and (folder := Path(f"{hierarchy}{paths[kind]}")).exists()
+    )
+    with (
+        within(group / "init.scope", "sleep", "1000"),
+        within(group / "system.slice/web.service", "sleep", "1000") as other,
+        using(driver, device, other, 2 * GIB, 40),
+    ):
+        (group / "init.scope/cgroup.procs").write_text(str(first))
+        try:
+            with exporter(config) as port:
+                found = scrape(port)
+                assert of_container(found, bundle.name)["memory_used_bytes", device] == 2 * GIB
+                assert ("memory_used_bytes", device) not in of_container(found, "")
+        finally:
+            (group / "cgroup.procs").write_text(str(first))

@@ -227,13 +227,12 @@ QUIET = [
     series("gpuhook_gpu_xid_errors_total", "2x500", xid="79", instance="a"),
     series("gpuhook_container_gpu_assigned", "1x500", container_id="c", instance="a"),
     series("gpuhook_container_gpu_processes", "1x300 0x200", container_id="c", instance="a"),
-    # A GPU without memory of its own, a MIG device, and a container of whose processes nobody knows.
+    # A GPU without memory of its own, a MIG device, a container whose processes nobody knows.
     series("gpuhook_gpu_info", "1x500", vendor="nvidia", uuid="GB10", instance="a"),
     series("gpuhook_gpu_temperature_celsius", "40x500", uuid="GB10", instance="a"),
     series("gpuhook_gpu_info", "1x500", vendor="nvidia", uuid="MIG", instance="a"),
     series("gpuhook_gpu_memory_total_bytes", "5x500", uuid="MIG", instance="a"),
-    series("gpuhook_container_gpu_assigned", "1x500", container_id="d", vendor="amd",
-           instance="a"),
+    series("gpuhook_container_gpu_assigned", "1x500", container_id="d", vendor="amd", instance="a"),
     # A pod that the kubelet alone knows: nobody can say which processes are its.
     series("gpuhook_container_gpu_assigned", "1x500", pod="p", uuid="G", instance="a"),
 ]

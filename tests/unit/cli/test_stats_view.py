@@ -56,6 +56,15 @@ def printed(look: Snapshot, width: int = 200) -> list[list[str]]:
     return [line.split() for line in file.getvalue().splitlines()]
 
 
+def test_what_containers_without_a_name_are_called() -> None:
+    every = (Container("slurm:41234567", "slurm"), Container("f" * 64, "docker"),
+             Container("a-name-of-20-letters", "containerd"), Container("box"))  # fmt: skip
+    look = replace(LOOK, containers=tuple(replace(each, devices=("GPU-1",)) for each in every))
+    words = [word for line in printed(look) for word in line]
+    expected = ["slurm:41234567", "docker:ffffffffffff", "containerd:a-name-of-20-letters", "box"]
+    assert {*expected} <= {*words}
+
+
 def test_who_uses_what() -> None:
     lines = printed(LOOK)
     assert lines[0] == [

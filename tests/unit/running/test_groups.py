@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuhook.ground.host import files, proc
-from gpuhook.tools.running.groups import Made, identify
+from gpuhook.tools.running.groups import Made, identify, path_of
 
 ID = "0123456789abcdef" * 4
 VICTIM = "f" * 64
@@ -34,13 +34,52 @@ HOST = "12:devices:/\n1:name=systemd:/init.scope\n0::/init.scope\n"
     ],
 )
 def test_who_started_it(cgroups: str, expected: tuple[str, str]) -> None:
-    assert identify(proc.cgroups(cgroups.encode()), proc.cgroups(HOST.encode())) == expected
+    found = identify(proc.cgroups(cgroups.encode()), proc.cgroups(HOST.encode()))
+    assert (found.name, found.engine) == expected
 
 
 def test_a_cgroup_that_is_ours_says_nothing() -> None:
     ours = f"12:devices:/docker/{ID}\n0::/\n"
     theirs = f"12:devices:/docker/{ID}\n0::/box\n"
-    assert identify(proc.cgroups(theirs.encode()), proc.cgroups(ours.encode())) == ("box", "")
+    found = identify(proc.cgroups(theirs.encode()), proc.cgroups(ours.encode()))
+    assert (found.name, found.engine) == ("box", "")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "name"),
+    [
+        # enroot's and Apptainer's containers have none of their own.
+        ("/slurm/uid_5/job_7/step_0/task_0", "/slurm/uid_5/job_8/step_0/task_0", "slurm:7"),
+        ("/system.slice/slurmstepd.scope/job_7/step_0/user/task_0",
+         "/system.slice/node1_slurmstepd.scope/job_8/step_0/user/task_0", "slurm:7"),
+        ("/a/box", "/b/box", "box"),
+    ],
+)  # fmt: skip
+def test_containers_that_are_called_alike_are_two(one: str, other: str, name: str) -> None:
+    first, second = (identify({"": path}, {}) for path in (one, other))
+    assert first.name == name
+    assert first != second
+    assert identify({"": one}, {}) == first
+
+
+@pytest.mark.parametrize(
+    ("given", "now", "expected"),
+    [
+        ({2: "/web"}, "/web", "/web"),
+        ({2: "/web"}, "/web/init.scope", "/web"),  # systemd in a container
+        ({1: "/web", 2: "/"}, "/web/x/web", "/web"),
+        ({2: "/web"}, "/website/x", "/website/x"),
+        ({2: "/a/web"}, "/other", "/other"),
+        ({2: "/"}, "/other", "/other"),
+        ({}, "/web", "/web"),
+        ({2: "/kube/pod/web"}, "/../pod/web/init.scope/web", "/../pod/web"),
+        ({2: "/kube/pod/web"}, "/../other", "/../other"),
+    ],
+)
+def test_the_cgroup_that_a_container_was_given(
+    given: dict[int, str], now: str, expected: str
+) -> None:
+    assert path_of(given, {"": now}, {}) == expected
 
 
 USERS = "/user.slice/user-1000.slice/user@1000.service"
@@ -85,9 +124,9 @@ def test_who_makes_cgroups_of_his_own_is_one_container(made: Made) -> None:
     ours = {"": "/", "cpu,devices": "/"}
     for number in range(3):
         named = f"{USERS}/kubepods/besteffort/pod{number}/{number:064x}"
-        assert identify(made.of({"": named}), ours) == ("user@1000.service", "")
-        assert identify(made.of({"cpu,devices": named}), ours) == ("user@1000.service", "")
-    assert identify(made.of({"": f"/docker/{ID}/docker/{VICTIM}"}), ours) == (ID, "docker")
+        assert identify(made.of({"": named}), ours)[:2] == ("user@1000.service", "")
+        assert identify(made.of({"cpu,devices": named}), ours)[:2] == ("user@1000.service", "")
+    assert identify(made.of({"": f"/docker/{ID}/docker/{VICTIM}"}), ours)[:2] == (ID, "docker")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 
 from gpuhook.tools.host.namespaces import Look
 from gpuhook.tools.running import holders
+from gpuhook.tools.running.groups import Identity
 
 
 @pytest.fixture
@@ -24,8 +25,18 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def others(*identities: str) -> list[tuple[str, tuple[str, str]]]:
-    return [(str(number), (name, "")) for number, name in enumerate(identities, 1_000_000_000)]
+def others(*names: str) -> list[tuple[str, Identity]]:
+    first = 1_000_000_000
+    return [(str(number), Identity(name, "")) for number, name in enumerate(names, first)]
+
+
+def test_two_that_are_called_alike_have_each_its_own(
+    looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen = [("7", Identity("box", "", "/a/box")), ("8", Identity("box", "", "/b/box"))]
+    monkeypatch.setattr(holders, "_others", lambda *_: iter([*seen, ("9", seen[0][1])]))
+    found = holders.running([], str(tmp_path)).containers
+    assert [(each.name, each.pid) for each in found] == [("box", 7), ("box", 8)]
 
 
 def test_ones_hundredth_waits_for_everybodys_first(

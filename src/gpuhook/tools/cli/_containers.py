@@ -43,8 +43,16 @@ def title(container: Container, called: str) -> str:
     if container.pod:
         words = (container.namespace, container.pod, container.container)
         return printable("/".join(word for word in words if word))
-    name = called or (short(container.name) if container.engine else container.name)
-    return printable(f"{container.engine}:{name}" if container.engine else name)
+    if called and container.engine:
+        return printable(f"{container.engine}:{called}")
+    return printable(called or nameless(container.engine, container.name))
+
+
+def nameless(engine: str, container: str) -> str:
+    """Return what to call a container by its id alone."""
+    if not engine or container.startswith(f"{engine}:"):  # as a job of Slurm's is called
+        return container
+    return f"{engine}:{short(container)}"
 
 
 def short(container: str) -> str:

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from gpuhook.ground.host import files
 from gpuhook.tools.cli import _screen
+from gpuhook.tools.cli._containers import nameless
 from gpuhook.tools.metrics.model import Container, Device, Process, Snapshot, Usage
 
-_SHORT = 12  # characters of a container's id, as Docker prints it
 _GIB = 1 << 30
 _BUSY, _FULL = 0.7, 0.9  # from where on a bar is yellow, and red
 _ABSENT = "-"
@@ -131,8 +131,7 @@ def _title(container: Container) -> str:
         return "/".join(word for word in words if word)
     if container is _NOBODY:
         return "(in no container)"
-    short = container.id[:_SHORT] if container.engine else container.id
-    return container.name or (f"{container.engine}:{short}" if container.engine else short)
+    return container.name or nameless(container.engine, container.id)
 
 
 # Tables -------------------------------------------------------------------------------------

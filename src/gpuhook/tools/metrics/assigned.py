@@ -95,7 +95,11 @@ class Holders:
             mine, ours = groups.groups_of(container.pid), groups.groups_of("self")
             made = groups.Made().of(mine)
             # Of a user who has a cgroup of his own, all below it is one.
-            path = groups.own_path(mine if container.record else made, ours)
+            path = (
+                groups.path_of(container.cgroups, mine, ours)
+                if container.record
+                else groups.own_path(made, ours)
+            )
             owner = owner_of(made)
             place = ("" if path == "/" else path, owner.pod_uid, owner.job)
         self._places[key] = place

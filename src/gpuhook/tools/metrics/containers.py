@@ -5,8 +5,10 @@ was given the device, because what is in a container can call its own cgroups wh
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from gpuhook.tools.running.groups import SLURM, job_of, name_of_job
 
 _ID = r"[0-9a-f]{64}"
 # One part of a path -> its engine. First what belongs to a container and isn't it: what podman
@@ -22,12 +24,6 @@ _PARTS = (
 _BARE = re.compile(_ID)  # the part that cgroupfs has, whose engine the parts before it tell
 _POD = re.compile(r"pod([0-9a-f][0-9a-f_-]{31,})")
 _KUBERNETES = "kubepods"
-# What Slurm makes for a job at the top, in v1 and v2 (its cgroup plugins); a container that makes
-# cgroups with these names has them below its own.
-_JOB = re.compile(
-    r"/(?:slurm[^/]*(?:/uid_[0-9]+)?|system\.slice/(?:[^/]+_)?slurmstepd\.scope)"
-    r"/job_([0-9]+)(?:/.*)?"
-)
 
 
 @dataclass(frozen=True)
@@ -92,19 +88,13 @@ def pod_of(v1: Mapping[str, str], v2: str) -> str:
     return next((uid for path in (*v1.values(), v2) if (uid := pod_uid(path))), "")
 
 
-def job_of(paths: Iterable[str]) -> str:
-    """Return the number of the Slurm job that a process' cgroups are of, "" for none."""
-    # protects: own-job-name
-    return next((match[1] for path in paths if (match := _JOB.fullmatch(path))), "")
-
-
 def owner_of(cgroups: Mapping[str, str]) -> Owner:
     """Return whose a process is, by its cgroups (``proc.cgroups``)."""
     paths = dict(cgroups)
     unified = paths.pop("", "")
     owners = [owner(path) for path in dict.fromkeys((*paths.values(), unified))]
     job = job_of((*paths.values(), unified))
-    nobody = Owner("slurm", f"slurm:{job}") if job else Owner()
+    nobody = Owner(SLURM, name_of_job(job)) if job else Owner()
     found = next((each for each in owners if each.id), nobody)
     return Owner(found.engine, found.id, found.pod_uid or pod_of(paths, unified), job)
 

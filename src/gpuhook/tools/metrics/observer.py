@@ -19,6 +19,7 @@ from gpuhook.tools.metrics.model import Container, Device, Process, Snapshot, Us
 from gpuhook.tools.metrics.processes import Processes, find, poses, sees_all_processes, user_of
 from gpuhook.tools.metrics.telemetry import PATIENCE, Telemetry
 from gpuhook.tools.running import memory
+from gpuhook.tools.running.groups import SLURM
 from gpuhook.tools.running.holders import LIMIT, WITHOUT_ROOT, command_of
 from gpuhook.tools.running.names import Names
 from gpuhook.tools.vendors import parts
@@ -221,7 +222,13 @@ class Observer:
         if self._each is not None:
             self._each = []
         groups = {each.group: each.container.name for each in holders if each.group}
-        known = {each.container.name: self._container(each) for each in holders}
+        known: dict[str, Container] = {}
+        for holder in holders:
+            made = self._container(holder)
+            before = known.setdefault(made.id, made)
+            # Those that one id means, such as runc's in several roots, count as one.
+            devices = tuple(dict.fromkeys([*before.devices, *made.devices]))
+            known[made.id] = replace(before, devices=devices)  # protects: same-id
         used: dict[tuple[str, str], Usage] = {}
         for device, said in values.items():
             for usage in self._usages(device, said, groups, known):
@@ -291,7 +298,8 @@ class Observer:
     ) -> str:
         group, owner = self._processes.place(pid)
         found = find(group, groups)
-        if not found and owner.id and not poses(group, owner.id, groups):
+        is_job = owner.engine == SLURM  # whose name stands in no cgroup's
+        if not found and owner.id and (is_job or not poses(group, owner.id, groups)):
             found = owner.id
             if found not in known and not self._room:
                 self._left_out = True

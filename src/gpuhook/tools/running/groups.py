@@ -8,7 +8,8 @@ user's, in the one cgroup that he was given.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from gpuhook.ground.host import files, proc
 
@@ -20,6 +21,13 @@ _ENGINES = (
     ("cri-containerd", "kubernetes"),
     ("docker", "docker"),
 )
+# What Slurm makes for a job at the top, in v1 and v2 (its cgroup plugins); a container that makes
+# cgroups with these names has them below its own.
+_JOB = re.compile(
+    r"/(?:slurm[^/]*(?:/uid_[0-9]+)?|system\.slice/(?:[^/]+_)?slurmstepd\.scope)"
+    r"/job_([0-9]+)(?:/.*)?"
+)
+SLURM = "slurm"  # the engine of what is in a job, and in no container with a cgroup
 _USERS = "user.slice"  # of systemd, with a cgroup for each user (systemd.special(7))
 
 Groups = Mapping[str, str]  # controllers of a hierarchy -> a path in it
@@ -46,19 +54,57 @@ def group_of(entry: str | int) -> str:
     return "" if found == "/" else found
 
 
-def identify(groups: Groups, ours: Groups) -> tuple[str, str]:
-    """Return (container id, engine) from a process' cgroups as root made them (``Made``).
+def path_of(record: Mapping[int, str], groups: Groups, ours: Groups) -> str:
+    """Return the cgroup of a container that has a record, "/" where it has none of its own.
+
+    ``record`` are the cgroups that it was given, by version, ``groups`` those in which its first
+    process is now. That may have moved below, as systemd does in a container.
+    """
+    path = own_path(groups, ours)
+    for given in record.values():
+        if given != "/" and f"{path}/".startswith(f"{given}/"):
+            return given  # protects: given-path
+        # In a cgroup namespace paths begin elsewhere, with the same name at the end.
+        parts, name = path.split("/"), given.rpartition("/")[2]
+        if ".." in parts and name in parts:
+            return "/".join(parts[: parts.index(name) + 1])
+    return path
+
+
+def job_of(paths: Iterable[str]) -> str:
+    """Return the number of the Slurm job that a process' cgroups are of, "" for none."""
+    # protects: own-job-name
+    return next((match[1] for path in paths if (match := _JOB.fullmatch(path))), "")
+
+
+def name_of_job(job: str) -> str:
+    """Return what counts as a container's id for what is in a job, and in no container."""
+    return f"{SLURM}:{job}"
+
+
+class Identity(NamedTuple):
+    """Which container it is: id, engine, and its cgroup where another's may be called so."""
+
+    name: str
+    engine: str
+    place: str = ""
+
+
+def identify(groups: Groups, ours: Groups) -> Identity:
+    """Return whose a process is, from its cgroups as root made them (``Made``).
 
     ``ours`` are our own. The id is the 64 hex digits that engines use: the outermost ones,
-    because a container can call its own cgroups what it likes. Else it is the last part of the
-    path.
+    because a container can call its own cgroups what it likes. Else it is that of a Slurm job, or
+    the last part of the path.
     """
     path = own_path(groups, ours)
     engine = next((name for word, name in _ENGINES if word in path), "")
     ids = _ID.findall(path)
     if ids:
-        return ids[0], engine  # protects: own-group-name
-    return path.rpartition("/")[2].removesuffix(".scope") or "/", engine
+        return Identity(ids[0], engine)  # protects: own-group-name
+    if job := job_of(groups.values()):
+        return Identity(name_of_job(job), SLURM)  # protects: job-names-container
+    return Identity(path.rpartition("/")[2].removesuffix(".scope") or "/", engine, path)
 
 
 class Made:

@@ -14,7 +14,7 @@ from gpuhook.ground.host import proc
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.start.records import records
 from gpuhook.tools.host.namespaces import PATIENCE, Look, mounts_of
-from gpuhook.tools.running.groups import Made, groups_of, identify, own_path
+from gpuhook.tools.running.groups import Identity, Made, groups_of, identify, own_path, path_of
 from gpuhook.tools.running.nodes import HostNodes, Numbers, has_our_root, nodes_of
 
 WITHOUT_ROOT = (
@@ -55,6 +55,11 @@ class Container:
     def bundle(self) -> str:
         """The folder with its config.json, "" where that isn't known."""
         return str((self.record or {}).get("bundle", ""))
+
+    @property
+    def cgroups(self) -> dict[int, str]:
+        """The cgroups by version that it was given, as far as is known."""
+        return records.cgroups_of(self.record or {})
 
     @property
     def cdi_devices(self) -> list[str]:
@@ -102,8 +107,8 @@ def running(inventories: Iterable[Inventory], state_dir: str) -> Running:
     look = Look()
     recorded = [of_record(record) for record in records.read_all(state_dir)]
     host = HostNodes(inventories)
-    found: dict[str, Container] = {}
-    for entry, (name, engine) in _by_turns(_others(recorded, look)):
+    found: dict[Identity, Container] = {}
+    for entry, identity in _by_turns(_others(recorded, look)):
         if not look.goes_on():  # protects: look-ends
             break
         try:
@@ -111,8 +116,8 @@ def running(inventories: Iterable[Inventory], state_dir: str) -> Running:
         except OSError:
             continue  # it has ended, or it isn't for us to see
         if nodes:
-            made = Container(name, engine, int(entry), command_of(entry))
-            found.setdefault(name, made).nodes |= nodes
+            made = Container(identity.name, identity.engine, int(entry), command_of(entry))
+            found.setdefault(identity, made).nodes |= nodes  # protects: each-identity
     others = [*found.values()]
     problems = (_LATE if not look.is_whole else "", _MANY if len(others) > LIMIT else "")
     # protects: look-limit
@@ -120,14 +125,14 @@ def running(inventories: Iterable[Inventory], state_dir: str) -> Running:
     return Running(containers, tuple(each for each in problems if each))
 
 
-_Other = tuple[str, tuple[str, str]]  # a process, and which container it is in
+_Other = tuple[str, Identity]  # a process, and which container it is in
 
 
 def _others(recorded: Collection[Container], look: Look) -> Iterator[_Other]:
     """Yield a process of each mount namespace that is neither ours nor of a recorded container."""
     known = {mounts_of(each.pid) for each in recorded} | {mounts_of("self")}
     ours, made = groups_of("self"), Made()
-    groups = {own_path(groups_of(each.pid), ours) for each in recorded} - {"/"}
+    groups = {path_of(each.cgroups, groups_of(each.pid), ours) for each in recorded} - {"/"}
     for namespace, entries in look.namespaces().items():
         for entry in entries if namespace not in known else ():
             if not look.goes_on():
@@ -154,7 +159,7 @@ def _by_turns(others: Iterable[_Other]) -> list[_Other]:
 
     Where one has a thousand namespaces, there is time for the others.
     """
-    turns: dict[tuple[str, str], int] = {}
+    turns: dict[Identity, int] = {}
     found = []
     for entry, identity in others:
         turns[identity] = turns.get(identity, 0) + 1
@@ -170,7 +175,7 @@ def of_record(record: dict[str, Any]) -> Container:
     names = (record["pod"], record["namespace"], record["container"])
     name, engine = record["id"], record["engine"]
     if not name:  # written by nvidia-container-cli, which isn't told
-        name, engine = identify(Made().of(groups_of(pid)), groups_of("self"))
+        name, engine, _ = identify(Made().of(groups_of(pid)), groups_of("self"))
     command = command_of(pid)
     return Container(name, engine, pid, command, nodes, *names, record)
 

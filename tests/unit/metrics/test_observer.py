@@ -1,0 +1,62 @@
+"""Whose the processes are that a driver lists, and what stands of a container there."""
+
+from typing import Any
+
+import pytest
+
+from gpuhook.ground.config.loader import load
+from gpuhook.tools.metrics.assigned import Holder
+from gpuhook.tools.metrics.containers import owner_of
+from gpuhook.tools.metrics.model import Usage
+from gpuhook.tools.metrics.observer import Observer
+from gpuhook.tools.running import holders
+
+ID = "a" * 64
+
+
+@pytest.fixture
+def observer() -> Observer:
+    return Observer(load("/dev/null"))
+
+
+def holder(name: str, group: str, *devices: str, engine: str = "") -> Holder:
+    return Holder(holders.Container(name, engine, 1, "sh"), group, "", "", "", devices, "")
+
+
+def assembled(observer: Observer, found: list[Holder], **processes: Any) -> Any:
+    """Return the devices of the containers, and what they use of G0, by their ids.
+
+    ``processes`` are what the driver says of G0; each runs in the cgroup that its id indexes.
+    """
+    containers, usages = observer._assemble(found, {"G0": processes}, [])
+    return {each.id: each.devices for each in containers}, {each.container: each for each in usages}
+
+
+def test_containers_of_one_id_count_as_one(observer: Observer) -> None:
+    """As those of runc in two of its roots: neither takes the other's devices away."""
+    found = [holder("same", "/a/same", "G0", "G2"), holder("same", "/b/same", "G1", "G2")]
+    devices, _ = assembled(observer, found)
+    assert devices == {"same": ("G0", "G2", "G1")}
+
+
+def test_all_of_a_slurm_job_is_its(observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a container without a cgroup of its own, and what runs in another task of the job."""
+    paths = {7: "/slurm/uid_5/job_41/step_0/task_0", 8: "/slurm/uid_5/job_41/step_0/task_1",
+             9: "/slurm/uid_5/job_42/step_0/task_0", 10: f"/user/docker/{ID}"}  # fmt: skip
+    place = {pid: (path, owner_of({"": path})) for pid, path in paths.items()}
+    monkeypatch.setattr(observer._processes, "place", place.__getitem__)
+    found = [holder("slurm:41", paths[7], "G0", engine="slurm"), holder(ID, f"/docker/{ID}")]
+    _, used = assembled(observer, found, processes=[[7, 1], [8, 2], [9, 4], [10, 8]])
+    by_id = {each: (usage.memory_bytes, usage.processes) for each, usage in used.items()}
+    # Who calls a cgroup like another's container is in none.
+    assert by_id == {"slurm:41": (3, 2), "slurm:42": (4, 1), "": (8, 1)}
+
+
+def test_where_the_driver_lists_no_processes(observer: Observer) -> None:
+    """There may be some: neither use nor idleness is known."""
+    _, used = assembled(observer, [holder("web", "/web", "G0")], sm={})
+    assert used == {}
+    _, used = assembled(observer, [holder("web", "/web", "G0")], sm={"0": 0.5})
+    assert used == {"": Usage("", "G0", None, 0.5, None)}
+    _, used = assembled(observer, [holder("web", "/web", "G0")], processes=[])
+    assert used == {"web": Usage("web", "G0", 0, None, 0)}
