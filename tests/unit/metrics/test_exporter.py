@@ -1,6 +1,7 @@
 """A look as Prometheus' text: names, labels, escapes, formats."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -157,6 +158,22 @@ def test_series_of_dcgm() -> None:
     )  # fmt: skip
     assert [value for _, value in found["DCGM_FI_PROF_DRAM_ACTIVE"]] == [0.25, 0.75]
     assert len(found["DCGM_FI_DEV_GPU_UTIL"]) == 1  # DCGM has none of MIG devices
+
+
+def test_a_series_is_there_once() -> None:
+    """Of compute instances of one GPU instance, of a pod that is there twice, of whatever else."""
+    parts = [replace(PART, id=f"MIG-{number}", mig_profile=f"{number}c.3g.40gb")
+             for number in (1, 2)]  # fmt: skip
+    pods = [replace(POD, id="", devices=("MIG-1",)), replace(POD, id="", devices=("MIG-2",))]
+    again = [replace(POD, id=each) for each in ("c1", "c3")]
+    for containers in ((), pods, again, [*pods, *pods]):
+        look = Snapshot((GPU, *parts), tuple(containers))
+        for name, found in samples(SeriesOptions(cadvisor=True, dcgm=True), look).items():
+            every = [tuple(sorted(labels.items())) for labels, _ in found]
+            assert len(every) == len({*every}), name
+    [part] = [labels for labels, _ in samples(SeriesOptions(dcgm=True), look)["DCGM_FI_DEV_FB_USED"]
+              if "GPU_I_ID" in labels]  # fmt: skip
+    assert part["GPU_I_PROFILE"] == "3g.40gb"
 
 
 def test_series_of_dcgm_of_slurms_jobs() -> None:

@@ -42,7 +42,9 @@ def _families(draw: Callable[[Any], Any]) -> Families:
         else:
             made = {"g": GaugeMetricFamily, "c": CounterMetricFamily}[kind]
             family = made(name, about, labels=["one", "Two", "_3"])
-            for values in draw(st.lists(st.tuples(_words, _words, _words), max_size=3)):
+            for values in draw(
+                st.lists(st.tuples(_words, _words, _words), max_size=3, unique=True)
+            ):
                 family.add_metric(values, draw(_numbers))
         found.append(family)
     return found

@@ -47,15 +47,18 @@ def is_openmetrics(accept: str) -> bool:
 def encode(families: Iterable[Family], *, openmetrics: bool) -> bytes:
     """Return gauges, counters and unknowns as OpenMetrics 1.0.0, or as text format 0.0.4.
 
-    Names are taken as they are: they must be of letters, digits, _ and :.
+    Names are taken as they are: they must be of letters, digits, _ and :. Of samples with the same
+    labels the first counts: a series that is there twice is an error to who reads it.
     """
     known: dict[str, str] = {}  # label values, escaped
     lines: list[str] = []
     for family in families:
         lines += _head(family, openmetrics=openmetrics)
+        series: dict[str, float] = {}
         for sample in family.samples:
             labels = _labels(sample.labels, known) if sample.labels else ""
-            lines.append(f"{sample.name}{labels} {_number(sample.value)}\n")
+            series.setdefault(f"{sample.name}{labels}", sample.value)  # protects: series-once
+        lines += [f"{name} {_number(value)}\n" for name, value in series.items()]
     return "".join([*lines, "# EOF\n"] if openmetrics else lines).encode()
 
 

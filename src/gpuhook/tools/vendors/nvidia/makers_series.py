@@ -3,12 +3,14 @@
 Their names are kept to the letter: also those of counters, which end in no _total.
 """
 
+import re
 from collections.abc import Iterator
 
 from gpuhook.tools.metrics.model import Container, Device, Snapshot
 from gpuhook.tools.vendors.parts import Sample, Series
 from gpuhook.vendors.nvidia.names import NAME
 
+_COMPUTE = re.compile(r"^[0-9]+c\.")
 _MIB = 1 << 20
 _PERCENT = 100
 _SERIES = (
@@ -103,7 +105,9 @@ def _labels(device: Device, snapshot: Snapshot) -> list[str]:
     whole = parents.get(device.parent, device)
     driver = snapshot.drivers.get(device.vendor, "")
     words = [gpu, whole.id, bus_id, node, whole.model]
-    return [*words, device.mig_profile, instance, driver]
+    # Several compute instances (1c.3g.40gb) are one GPU instance, which DCGM's exporter has.
+    profile = _COMPUTE.sub("", device.mig_profile)
+    return [*words, profile, instance, driver]
 
 
 def _values(device: Device) -> dict[str, float | None]:
