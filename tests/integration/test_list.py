@@ -240,20 +240,18 @@ def test_many_containers_and_mig_devices_are_listed_quickly(
     config = write_config(tmp_path / "etc", made.root, ["runc"])
     before = listed(installation, config)
     node = made.path(f"/dev/nvidia{before['gpus'][0]['minor']}").stat().st_rdev
-    folder = tmp_path / "etc/state/containers"
-    folder.mkdir(mode=0o700)
+    state = tmp_path / "etc/state"
     with subprocess.Popen(["sh", "-c", IDLE], stdout=subprocess.PIPE, text=True) as idle:
         try:
             assert idle.stdout is not None
             for _ in range(500):
                 pid = int(idle.stdout.readline())
                 process = os.open(f"/proc/{pid}", os.O_PATH)
-                record = {**RECORD, "id": f"idle-{pid}", "pid": pid}
-                record["started"] = records.started(process)
-                os.close(process)
                 numbers = [os.major(node), os.minor(node)]
-                record["given"] = [{"vendor": "nvidia", "devices": [numbers]}]
-                (folder / f"{pid}-{record['started']}").write_text(json.dumps(record))
+                given = [{"vendor": "nvidia", "devices": [numbers]}]
+                record = {**RECORD, "id": f"idle-{pid}", "pid": pid, "given": given}
+                with records.Written(str(state), process, record):
+                    os.close(process)
             argv: list[str | Path] = [installation.command, "list", "--config", config]
             answer = run(argv).ok().stdout
             assert answer.count("idle-") == 500

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gpuhook.ground.errors import HeldError
+from gpuhook.ground.host import proc
 from gpuhook.start.records import leases, records
 
 KIND = "acme.example/npu"
@@ -254,6 +255,21 @@ def test_what_can_not_be_looked_at_is_held(
     monkeypatch.undo()
     with pytest.raises(HeldError, match="in use"):
         take(state_dir, start(), given("0"))
+
+
+def test_what_another_pid_namespace_has_is_held(
+    state_dir: str, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether its container lives isn't for us to know, so we are told what to do if not."""
+    holder = start()
+    take(state_dir, holder, given("0"))
+    other = proc.pids() + 1
+    monkeypatch.setattr(proc, "pids", lambda: other)
+    with pytest.raises(HeldError) as caught:
+        take(state_dir, start(), given("0"))
+    assert f"remove its record, containers/{holder.pid}-" in caught.value.remedy
+    take(state_dir, start(), given("1"))
+    assert len(records.read_all(state_dir)) == 1
 
 
 def test_a_lock_that_somebody_keeps(

@@ -50,10 +50,13 @@ def refuse(
 
 
 def _refusal(what: str, kind: str, other: "dict[str, Any]") -> HeldError:
-    return HeldError(
-        f"{what} in use by {holder(other)}, and {kind} is exclusive here",
-        "Stop that container, or ask for another device; `gpuhook list` shows who has which",
-    )
+    remedy = "Stop that container, or ask for another device; `gpuhook list` shows who has which"
+    if other.get("pids", proc.FIRST_PIDS) != proc.pids():
+        remedy = (
+            "Stop that container, which is another pid namespace's; if it has ended, remove its "
+            f"record, containers/{other['pid']}-{other['started']}* in the state-dir"
+        )
+    return HeldError(f"{what} in use by {holder(other)}, and {kind} is exclusive here", remedy)
 
 
 def wants(record: "dict[str, Any]", kinds: tuple[str, ...]) -> str:
