@@ -40,6 +40,12 @@ def test_pods(case: Case) -> None:
         ("/system.slice/node7_slurmstepd.scope/job_41/step_0", "41"),
         ("/system.slice/slurmd.service", ""),
         ("/slurm/uid_1000/job_x", ""),
+        # As a container with a cgroup namespace of its own sees them.
+        ("/../../slurm/uid_1000/job_41/step_0", "41"),
+        ("/../../system.slice/slurmstepd.scope/job_41", "41"),
+        ("/../node7_slurmstepd.scope/job_41", "41"),
+        (f"/../{ID}/slurm/uid_0/job_41", ""),
+        (f"/../docker-{ID}.scope/slurmstepd.scope/job_41", ""),
         # What a container may call its own cgroups.
         (f"/docker/{ID}/slurm/uid_0/job_41", ""),
         ("/user.slice/user@1000.service/slurm/uid_0/job_41", ""),

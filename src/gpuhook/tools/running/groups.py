@@ -22,9 +22,10 @@ _ENGINES = (
     ("docker", "docker"),
 )
 # What Slurm makes for a job at the top, in v1 and v2 (its cgroup plugins); a container that makes
-# cgroups with these names has them below its own.
+# cgroups with these names has them below its own. From a cgroup namespace the way there leads up,
+# at most to the top.
 _JOB = re.compile(
-    r"/(?:slurm[^/]*(?:/uid_[0-9]+)?|system\.slice/(?:[^/]+_)?slurmstepd\.scope)"
+    r"(?:/\.\.)*/(?:slurm[^/]*(?:/uid_[0-9]+)?|(?:system\.slice/)?(?:[^/]+_)?slurmstepd\.scope)"
     r"/job_([0-9]+)(?:/.*)?"
 )
 SLURM = "slurm"  # the engine of what is in a job, and in no container with a cgroup
