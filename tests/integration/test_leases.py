@@ -219,7 +219,8 @@ def test_who_sees_no_process_of_it_ends_no_lease(place: Place) -> None:
     place.create(first).ok()
     config = place.config.with_name("hook.toml")
     listing = (place.installation.command, "list", "--config", config)
-    run(["unshare", "--pid", "--fork", "--mount-proc", *listing]).ok()
+    done = run(["unshare", "--pid", "--fork", "--mount-proc", *listing]).ok()
+    assert "Containers outside of this pid namespace may have devices" in done.stderr
     is_held(place, place.create(place.ask("1")), first, "hook")
 
 

@@ -65,6 +65,7 @@ def files(state_dir: str) -> list[str]:
 def test_what_is_written_is_read(state_dir: str, pid: int) -> None:
     write(state_dir, pid, id="web", given=[])
     [record] = records.read_all(state_dir)
+    assert not records.are_unseen(state_dir)
     assert (record["id"], record["pid"], record["given"]) == ("web", pid, [])
     assert files(state_dir) == [f"{pid}-{record['started']}"]
 
@@ -136,8 +137,10 @@ def test_who_is_in_another_pid_namespace_leaves_records_alone(
         patch.setattr(proc, "pids", lambda: OTHER)
         assert not records.is_gone(name)
         assert records.read_all(state_dir) == []
+        assert records.are_unseen(state_dir)
         write(state_dir, os.getpid())
         assert name in files(state_dir)
+    assert not records.are_unseen(state_dir)
     assert records.read_all(state_dir) == []
     assert name not in files(state_dir)
 
@@ -149,6 +152,7 @@ def test_of_another_pid_namespace_the_first_one_knows_who_lives(
         patch.setattr(proc, "pids", lambda: OTHER)
         write(state_dir, process.pid, id="web")
         assert [each["id"] for each in records.read_all(state_dir)] == ["web"]
+        assert not records.are_unseen(state_dir)
     [name] = files(state_dir)
     assert name.endswith(f"-{OTHER}")
     assert records.read_all(state_dir) == []  # its id means another process here

@@ -335,6 +335,28 @@ def read_all(state_dir: str) -> "list[dict[str, Any]]":
         os.close(folder)
 
 
+def are_unseen(state_dir: str) -> bool:
+    """Tell whether there are records of containers whose processes aren't for us to see."""
+    ours = proc.pids()
+    if ours == proc.FIRST_PIDS:
+        return False
+    folder = _open(state_dir, make=False)
+    if folder is None:
+        return False
+    try:
+        names = [name for name in os.listdir(folder) if not name.startswith(_NEW) and name != _LOCK]
+    finally:
+        os.close(folder)
+    return any(_parts(name)[2] != str(ours) for name in names)
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    """Return the id of a process, when it began, and the pid namespace, of a record's name."""
+    pid, _, rest = name.removeprefix(_NEW).partition("-")
+    began, _, pids = rest.partition("-")
+    return pid, began, pids or str(proc.FIRST_PIDS)
+
+
 def _read_folder(folder: int, *, every: bool = False) -> "list[dict[str, Any]]":
     """Return the records that can be read; with ``every``, OSError where one can't be."""
     found = []
@@ -379,7 +401,7 @@ def is_gone(name: str) -> bool:
     """
     if name == _LOCK:
         return False
-    pid, began, pids = [*name.removeprefix(_NEW).split("-", 2), str(proc.FIRST_PIDS)][:3]
+    pid, began, pids = _parts(name)
     if not (pid.isdecimal() and began.isdecimal() and pids.isdecimal()):
         return True
     if int(pids) != proc.pids():

@@ -26,6 +26,10 @@ _LATE = (
     "Containers without a record may be missing: the machine's processes have more mounted than "
     f"can be looked at in {PATIENCE:.0f} seconds"
 )
+_UNSEEN = (
+    "Containers outside of this pid namespace may have devices, and can't be seen from here; start "
+    "this in the machine's (--pid=host) for all"
+)
 _MANY = f"There are more than {LIMIT} containers without a record: the others are left out"
 
 
@@ -119,7 +123,11 @@ def running(inventories: Iterable[Inventory], state_dir: str) -> Running:
             made = Container(identity.name, identity.engine, int(entry), command_of(entry))
             found.setdefault(identity, made).nodes |= nodes  # protects: each-identity
     others = [*found.values()]
-    problems = (_LATE if not look.is_whole else "", _MANY if len(others) > LIMIT else "")
+    problems = (
+        _LATE if not look.is_whole else "",
+        _MANY if len(others) > LIMIT else "",
+        _UNSEEN if records.are_unseen(state_dir) else "",  # protects: unseen-told
+    )
     # protects: look-limit
     containers = sorted([*recorded, *others[:LIMIT]], key=lambda each: each.name)
     return Running(containers, tuple(each for each in problems if each))
