@@ -1,5 +1,6 @@
 """What NVML doesn't know of a GPU has no value, and costs none of the others."""
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,3 +97,25 @@ def test_a_lost_gpu_fails(name: str) -> None:
     eyes = telemetry._Eyes(Nvml(**{**memory, **lists(), **lost}), lambda _: None)
     found, failed = eyes.measure({UUID: []}, more=False)
     assert (found, [*failed]) == ({}, [UUID])
+
+
+def test_a_clock_that_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's times are the clock's: those from before the change stand for nothing now."""
+    second, hour = 10**6, 3600 * 10**6
+    clock, samples = [10 * hour], [SimpleNamespace(timeStamp=10 * hour, pid=7, smUtil=80)]
+
+    class Driver(Nvml):
+        def nvmlDeviceGetProcessUtilization(self, _: object, since: int) -> Any:  # noqa: N802
+            found = [each for each in samples if each.timeStamp > since]
+            if not found:
+                raise error(pynvml.NVML_ERROR_NOT_FOUND)
+            return found
+
+    monkeypatch.setattr(time, "time_ns", lambda: clock[0] * 1000)
+    eyes = telemetry._Eyes(Driver(), lambda _: None)
+    assert eyes._sm(UUID, 1) == {"7": 0.8}
+    clock[0] -= hour
+    assert eyes._sm(UUID, 1) == {}
+    clock[0] += 2 * second
+    samples.append(SimpleNamespace(timeStamp=clock[0], pid=8, smUtil=50))
+    assert eyes._sm(UUID, 1) == {"8": 0.5}

@@ -352,7 +352,10 @@ class _Eyes:
     def _sm(self, uuid: str, handle: "Any") -> dict[str, float] | None:
         """Return how much of the SMs each process used since the last question, by pid."""
         now = time.time_ns() // 1000
-        since = self._since.get(uuid, now - _FIRST)
+        latest = now + _TICK  # what is later is of before the clock was set back
+        since = self._since.get(uuid, latest + 1)
+        if since > latest:
+            since = now - _FIRST  # protects: clock-set-back
         try:
             samples = self._nvml.nvmlDeviceGetProcessUtilization(handle, since)
         except self._nvml.NVMLError as error:
@@ -362,7 +365,7 @@ class _Eyes:
         values = [
             (int(each.timeStamp), int(each.pid), int(each.smUtil))
             for each in samples
-            if each.timeStamp > since and each.pid and each.smUtil <= 100
+            if since < each.timeStamp <= latest and each.pid and each.smUtil <= 100
         ]
         used, self._since[uuid] = mean(values, since, now)
         return {str(pid): share for pid, share in used.items()}
