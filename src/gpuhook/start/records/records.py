@@ -359,9 +359,9 @@ def _parts(name: str) -> tuple[str, str, str]:
 
 def _read_folder(folder: int, *, every: bool = False) -> "list[dict[str, Any]]":
     """Return the records that can be read; with ``every``, OSError where one can't be."""
-    found = []
+    found, ours = [], proc.pids()
     for name in sorted(os.listdir(folder)):
-        if is_gone(name):
+        if is_gone(name, ours):
             fileio.remove(name, folder)
         elif not name.startswith(_NEW):
             try:
@@ -386,15 +386,17 @@ def _load(folder: int, name: str) -> "dict[str, Any] | None":
 
 def _sweep(folder: int, start: int) -> None:
     """Remove some records whose processes are gone: more than are written, in the long run."""
-    names = os.listdir(folder)
+    names, ours = os.listdir(folder), proc.pids()
     for number in range(min(_SWEPT, len(names))):
         name = names[(start + number) % len(names)]
-        if is_gone(name):
+        if is_gone(name, ours):
             fileio.remove(name, folder)
 
 
-def is_gone(name: str) -> bool:
+def is_gone(name: str, ours: int | None = None) -> bool:
     """Tell whether the process has ended that a record, called PID-STARTED[-PIDS], is of.
+
+    ``ours`` is our pid namespace, for who asks of many.
 
     One that can't be looked at has not: the machine may be out of memory, /proc may hide it, or it
     is in another pid namespace.
@@ -404,7 +406,7 @@ def is_gone(name: str) -> bool:
     pid, began, pids = _parts(name)
     if not (pid.isdecimal() and began.isdecimal() and pids.isdecimal()):
         return True
-    if int(pids) != proc.pids():
+    if int(pids) != (proc.pids() if ours is None else ours):
         return not _may_live(pid, int(began))  # protects: pids-unseen
     try:
         status = _read(f"/proc/{pid}/stat")
