@@ -106,6 +106,16 @@ def test_a_store_that_is_none(tmp_path: Path, text: str) -> None:
     assert looked(tmp_path, ONE).of(ONE) == ("", "")
 
 
+def test_a_container_that_is_renamed(tmp_path: Path) -> None:
+    now = time.monotonic()
+    names = Names(lambda: now)
+    for after, name in ((0, "web"), (61, "old-web"), (122, "web")):
+        now += after
+        (tmp_path / "containers.json").write_text(json.dumps([{"id": ONE, "names": [name]}]))
+        names.ask([("podman", ONE, f"{tmp_path}/{ONE}/userdata")])
+        assert names.of(ONE) == (name, "")
+
+
 def test_nothing_is_asked_again_at_once_nor_remembered_for_ever(tmp_path: Path) -> None:
     now = time.monotonic()
     names = Names(lambda: now)

@@ -11,6 +11,7 @@ from gpuhook.tools.host import processes
 
 _PATIENCE = 1.0  # seconds for Docker's answer
 _PAUSE = 10.0  # seconds between two questions
+_KEPT = 60.0  # seconds after which all are asked for again: a container may be renamed
 _SHORTEST_ID = 4  # characters of an id that mean it
 _LIMIT = 16 << 20  # bytes of podman's list
 _ROOT = 0
@@ -28,13 +29,20 @@ class Names:
         self._patience = patience
         self._known: Called = {}
         self._again = {"docker": 0.0, "podman": 0.0}
+        self._all_again = 0.0
 
     def ask(self, wanted: Collection[tuple[str, str, str]]) -> None:
-        """Ask for those that aren't known: (engine, id, bundle); forget the others."""
+        """Ask for those that aren't known, and now and then for all; forget the others.
+
+        ``wanted`` are (engine, id, bundle).
+        """
         ids = {container for _, container, _ in wanted}
         self._known = {key: value for key, value in self._known.items() if key in ids}
-        unknown = [each for each in wanted if each[1] not in self._known]
         now = self._clock()
+        kept = self._known if now < self._all_again else {}
+        unknown = [each for each in wanted if each[1] not in kept]
+        if not kept:
+            self._all_again = now + _KEPT
         if any(engine == "docker" for engine, _, _ in unknown) and now >= self._again["docker"]:
             self._again["docker"] = now + _PAUSE
             self._known.update(of_docker(self._patience, docker_sockets()))
