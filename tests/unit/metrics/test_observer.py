@@ -9,7 +9,7 @@ from gpuhook.tools.metrics.assigned import Holder
 from gpuhook.tools.metrics.containers import owner_of
 from gpuhook.tools.metrics.model import Usage
 from gpuhook.tools.metrics.observer import Observer
-from gpuhook.tools.running import holders
+from gpuhook.tools.running import holders, memory
 
 ID = "a" * 64
 
@@ -60,3 +60,20 @@ def test_where_the_driver_lists_no_processes(observer: Observer) -> None:
     assert used == {"": Usage("", "G0", None, 0.5, None)}
     _, used = assembled(observer, [holder("web", "/web", "G0")], processes=[])
     assert used == {"web": Usage("web", "G0", 0, None, 0)}
+
+
+@pytest.mark.parametrize(("took", "left"), [(0.0, 4.0), (1.0, 3.0), (4.5, 0.5)])
+def test_a_driver_that_hangs_does_so_once_in_a_look(
+    observer: Observer, monkeypatch: pytest.MonkeyPatch, took: float, left: float
+) -> None:
+    """Else a scrape with limits of memory would take longer than Prometheus waits."""
+    asked: list[object] = []
+
+    def look(*words: object) -> Any:
+        asked.append(words[-1])
+        return {}, ""
+
+    monkeypatch.setattr(memory, "look", look)
+    observer._durations["driver"] = took
+    assembled(observer, [])
+    assert asked == [left]

@@ -35,6 +35,8 @@ _MANY = (
     "are counted with the processes that are in none"
 )
 
+_LEAST = 0.5  # seconds that a driver is asked for limits, whatever it took before
+
 Values = Mapping[str, Mapping[str, Any]]
 Clock = Callable[[], float]
 
@@ -253,7 +255,9 @@ class Observer:
         """Put what cgroups say of containers in the place of what their processes do."""
         inventories = [inventory for _, inventory in self._machine.found]
         containers = [each.container for each in holders]
-        found, unknown = memory.look(containers, inventories, self._config, self._patience)
+        # A driver that hangs has used most of it up.
+        left = max(self._patience - self._durations.get("driver", 0.0), _LEAST)
+        found, unknown = memory.look(containers, inventories, self._config, left)
         problems += [unknown] if unknown else []
         for (container, device), said in found.items():
             before = used.get((container, device), Usage(container, device))
