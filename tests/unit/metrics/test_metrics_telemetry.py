@@ -121,6 +121,26 @@ def test_a_driver_that_hangs_costs_one_wait_and_its_device(made: Any) -> None:
     assert asking.problem == ""
 
 
+def test_a_device_that_has_answered_is_not_left_out(made: Any) -> None:
+    """The child hangs in none, or isn't let run."""
+
+    def behave(talk: Talk) -> None:
+        talk.say({"ready": 1})
+        for question in talk.asked():
+            if question["ask"] > 1:
+                signal.pause()
+            talk.say({"asking": "GPU-1"})
+            talk.say({"answer": question["ask"], "devices": {}})
+
+    telemetry, driver = made(behave)
+    assert telemetry.ask(HERE) is not None
+    assert telemetry.ask(HERE) is None
+    assert telemetry.problem == "Acme: the driver hangs"
+    telemetry.again = 0.0
+    telemetry.ask(HERE)
+    assert driver.silent == [[], []]
+
+
 @pytest.mark.parametrize(
     "said",
     [

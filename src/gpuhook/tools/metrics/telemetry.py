@@ -65,6 +65,7 @@ class Telemetry(Talking):
             self.problem = self.problem or f"{self._title}: the {self._who} isn't asked just now"
             return None
         self._number += 1
+        self._asking = ""  # protects: innocent-device
         question = json.dumps({"ask": self._number, "more": more}).encode() + b"\n"
         try:
             os.write(self._fd, question)  # whole, as it is short

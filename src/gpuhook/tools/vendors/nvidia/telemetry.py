@@ -5,7 +5,7 @@ to end. Like the one of ``nvml`` it is below the driver root, without privileges
 hang in it. It reads lines of JSON, {"ask": 7, "more": false}, and says
 
     {"ready": 1}            NVML is open
-    {"asking": UUID}        the next answer depends on this GPU or MIG device
+    {"asking": UUID}        the next answer depends on this GPU or MIG device, "" for no single one
     {"xid": 79, "gpu": UUID, ...}  an error since the last question, as ``events`` has it
     {"answer": 7, "devices": {UUID: {...}}, "failed": {UUID: why}}
     {"error": text}         NVML can't be used; the child ends
@@ -143,6 +143,7 @@ def _answer_all(start: "Callable[[], Any]", gpus: dict[str, list[str]], talk: "T
     eyes = _Eyes(pynvml, talk.say)
     for question in talk.asked():
         devices, failed = eyes.measure(gpus, more=question["more"])
+        talk.say({"asking": ""})
         ears.poll()
         talk.say({"answer": question["ask"], "devices": devices, "failed": failed})
 
