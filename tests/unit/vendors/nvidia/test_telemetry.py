@@ -90,6 +90,16 @@ def test_a_gpu_without_memory_of_its_own() -> None:
     assert not any(name.startswith("memory") for name in found)
 
 
+def test_a_gpu_whose_mig_devices_are_left_alone() -> None:
+    """Its list has their processes, which aren't its own."""
+    memory = SimpleNamespace(total=80, used=8)
+    known = {"nvmlDeviceGetMemoryInfo": memory, "nvmlDeviceGetProcessUtilization": []}
+    for parted, expected in (((), {"processes", "sm"}), ((UUID,), set())):
+        eyes = telemetry._Eyes(Nvml(**known, **lists(_v3=[PROCESS])), lambda _: None, parted)
+        found, _ = eyes.measure({UUID: []}, more=False)
+        assert {"processes", "sm"} & {*found[UUID]} == expected
+
+
 @pytest.mark.parametrize("name", ["MemoryInfo", "ComputeRunningProcesses_v3"])
 def test_a_lost_gpu_fails(name: str) -> None:
     lost = {f"nvmlDeviceGet{name}": error(pynvml.NVML_ERROR_GPU_IS_LOST)}

@@ -119,13 +119,18 @@ def begin(config: "Config", inventory: "Inventory", but: "Collection[str]") -> "
         for gpu in inventory.gpus
         if gpu.uuid and gpu.uuid not in but
     }
-    return lambda talk: _answer_all(lambda: nvml.start(inventory.root, path, uid, gid), gpus, talk)
+    parted = {gpu.uuid for gpu in inventory.gpus if gpu.mig}  # also where a part is left alone
+    return lambda talk: _answer_all(
+        lambda: nvml.start(inventory.root, path, uid, gid), gpus, parted, talk
+    )
 
 
 # In the child -------------------------------------------------------------------------------
 
 
-def _answer_all(start: "Callable[[], Any]", gpus: dict[str, list[str]], talk: "Talk") -> None:
+def _answer_all(
+    start: "Callable[[], Any]", gpus: dict[str, list[str]], parted: set[str], talk: "Talk"
+) -> None:
     """Answer until nobody asks any more."""
     kernel.set_name("gpuhook-nvml")
     try:
@@ -140,7 +145,7 @@ def _answer_all(start: "Callable[[], Any]", gpus: dict[str, list[str]], talk: "T
     talk.say({"ready": 1})
     ears = events.Ears(pynvml, talk.say)
     ears.register([*gpus])
-    eyes = _Eyes(pynvml, talk.say)
+    eyes = _Eyes(pynvml, talk.say, parted)
     for question in talk.asked():
         devices, failed = eyes.measure(gpus, more=question["more"])
         talk.say({"asking": ""})
@@ -149,10 +154,16 @@ def _answer_all(start: "Callable[[], Any]", gpus: dict[str, list[str]], talk: "T
 
 
 class _Eyes:
-    """What is asked of GPUs, and until when the use of their SMs was asked."""
+    """What is asked of GPUs, and until when the use of their SMs was asked.
 
-    def __init__(self, it: "Any", say: "Callable[[Values], None]") -> None:
+    ``parted`` are those that have MIG devices.
+    """
+
+    def __init__(
+        self, it: "Any", say: "Callable[[Values], None]", parted: "Collection[str]" = ()
+    ) -> None:
         self._nvml = it
+        self._parted = parted
         self._say = say
         self._handles: dict[str, Any] = {}
         self._since: dict[str, int] = {}
@@ -170,7 +181,7 @@ class _Eyes:
         for gpu, parts in gpus.items():
             for uuid in (gpu, *parts):
                 with self._asking(uuid, failed):
-                    found[uuid] = self._device(uuid, gpu, parted=bool(parts), more=more)
+                    found[uuid] = self._device(uuid, gpu, parted=gpu in self._parted, more=more)
         return found, failed
 
     @contextmanager
