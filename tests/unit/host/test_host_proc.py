@@ -233,20 +233,30 @@ def _status(parent: int, *ids: int) -> bytes:
         # A hook in its container's namespace, with the /proc of the one above.
         ({"self": _status(11, 12, 3), "11": _status(7, 11, 1), "7": _status(1, 7)}, "7"),
         ({"self": b"Name:\tx\nPPid:\t7\n"}, "self"),  # a kernel that doesn't say
+        ({}, ""),  # a /proc that doesn't have us
     ],
 )
 def test_whose_ids_proc_has(
     monkeypatch: pytest.MonkeyPatch, known: dict[str, bytes], owner: str
 ) -> None:
-    numbers = {f"/proc/{owner}/ns/pid": SimpleNamespace(st_ino=4711)}
-    monkeypatch.setattr(proc, "read", lambda path: known[path.split("/")[2]])
-    monkeypatch.setattr(os, "stat", numbers.__getitem__)
-    assert proc.pids() == 4711
+    def read(path: str) -> bytes:
+        if (entry := path.split("/")[2]) not in known:
+            raise FileNotFoundError(path)
+        return known[entry]
+
+    def stat(path: str) -> SimpleNamespace:
+        if not known:
+            raise FileNotFoundError(path)
+        return SimpleNamespace(st_ino=4711 if path == f"/proc/{owner}/ns/pid" else 4712)
+
+    monkeypatch.setattr(proc, "read", read)
+    monkeypatch.setattr(proc, "os", SimpleNamespace(stat=stat, fsdecode=os.fsdecode))
+    assert proc.pids() == (4711 if owner else 0)
 
 
-def test_a_proc_that_does_not_have_us(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: str) -> bytes:
-        raise FileNotFoundError(path)
-
-    monkeypatch.setattr(proc, "read", fail)
-    assert proc.pids() == 0
+def test_ids_of_the_first_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which we see in /proc, and so no status is read."""
+    first = SimpleNamespace(st_ino=proc.FIRST_PIDS)
+    monkeypatch.setattr(proc, "os", SimpleNamespace(stat=lambda _: first))
+    monkeypatch.delattr(proc, "read")
+    assert proc.pids() == proc.FIRST_PIDS

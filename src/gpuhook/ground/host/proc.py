@@ -54,6 +54,11 @@ def pids() -> int:
     isn't for us to know. Ours may be below it: a hook may run in its container's, with the host's
     /proc.
     """
+    try:
+        if os.stat("/proc/self/ns/pid").st_ino == FIRST_PIDS:  # and no other's /proc has us
+            return FIRST_PIDS
+    except OSError:
+        pass
     entry = "self"
     while entry != "0":
         try:
