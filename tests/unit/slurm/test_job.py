@@ -9,14 +9,15 @@ from typing import Any
 import paper
 import pytest
 from machines import gpu, machine, mig
+from slurms import slurms_files
 
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import ConfigError, RequestError
+from gpuhook.ground.errors import RequestError
 from gpuhook.ground.oci.spec import Spec
 from gpuhook.start import contract
 from gpuhook.start.inventory.selection import select
-from gpuhook.tools.slurm import job
-from gpuhook.tools.slurm.devices import Owned, _of
+from gpuhook.tools.slurm import guarded, job
+from gpuhook.tools.slurm.devices import Owned, SlurmDevices, _of
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.vendor import VENDOR as NVIDIA
 
@@ -133,45 +134,18 @@ def test_what_the_cgroup_refuses_was_not_given(answers: list[int], given: bool) 
     assert job.is_given(answers) is given
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "ConstrainDevices=no\n",
-        "#ConstrainDevices=yes\n",
-        "x # ConstrainDevices=yes",
-        "ConstrainDevices=yesterday",
-        "ConstrainDevices=yes\nConstrainDevices=no\n",  # Slurm takes the last
-        "ConstrainDevices=yes constraindevices = no",
-        "xConstrainDevices=yes\n",
-    ],
-)  # fmt: skip
-def test_without_slurms_protection_nothing_is_asked(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "cgroup.conf"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match="every job may open every device"):
-        job.write_request(str(tmp_path), Config(), str(path))
-    path.unlink()
-    with pytest.raises(ConfigError, match="can't be read"):
-        job.write_request(str(tmp_path), Config(), str(path))
-
-
-def test_another_file_may_say_otherwise(tmp_path: Path) -> None:
-    path = tmp_path / "cgroup.conf"
-    path.write_text("ConstrainDevices=yes\ninclude more.conf\n")
-    with pytest.raises(ConfigError, match="includes another file"):
-        job.write_request(str(tmp_path), Config(), str(path))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "ConstrainDevices=yes",
-        "A=b\n constraindevices = YES # x\n",
-        "ConstrainDevices=no\nConstrainDevices=yes\n# include x\n",
-    ],
-)
-def test_slurms_protection_is_seen(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "cgroup.conf"
-    path.write_text(text)
-    job._require_constraint(str(path))
+def test_what_slurm_does_not_guard_is_no_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU that came back after gres.conf was written: the kernel lets every job open it."""
+    devices = owned()
+    monkeypatch.setattr(job, "devices_here", lambda *_, **__: SlurmDevices(devices, [], []))
+    monkeypatch.setattr(job, "answer", lambda _: 0)
+    (tmp_path / "config.json").write_text(json.dumps({"process": {"env": []}}))
+    conf = slurms_files(tmp_path, gres="Name=gpu File=/dev/null\n")
+    numbers = dict.fromkeys(("/dev/nvidia0", "/dev/null"), 259)
+    monkeypatch.setattr(guarded, "_number", numbers.get)
+    mine = job.write_request(str(tmp_path), Config(), str(conf))
+    assert [each.device.nodes for each in mine] == [("/dev/nvidia0",)]
+    env = json.loads((tmp_path / "config.json").read_text())["process"]["env"]
+    assert env == [f"NVIDIA_VISIBLE_DEVICES={mine[0].device.id}"]

@@ -81,13 +81,13 @@ def _entry(owned: devices.Owned, cores: Cores, links: devices.Links) -> gres.Ent
 @config_option
 @click.option(
     "--cgroup-conf", metavar="FILE", default=job.CGROUP_CONF, show_default=True,
-    help="Slurm's file that says ConstrainDevices=yes.",
+    help="Slurm's file that says ConstrainDevices=yes; slurm.conf and gres.conf are beside it.",
 )  # fmt: skip
 @click.argument("bundle", metavar="BUNDLE")
 def request(config_path: str | None, cgroup_conf: str, bundle: str) -> None:
     """Let the container of BUNDLE ask for the devices that Slurm gave to this job.
 
     Runs in the job, before gpu-py, by a pattern of oci.conf, in which %b is the bundle. The devices
-    are those that the kernel lets this process open; no variable of the user's adds one.
+    are those of gres.conf that the kernel lets this process open; no variable adds one.
     """
     job.write_request(bundle, load(config_path), cgroup_conf)

@@ -1,5 +1,6 @@
 """The devices that Slurm can hand out here, in the order in which it numbers them."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from gpuhook.ground.config.model import Config
@@ -36,7 +37,15 @@ class Owned(NamedTuple):
         """
         wholes = [each for each in self.inventory.devices if each.id == self.device.parent]
         paths = [path for each in (*wholes, self.device) for path in each.nodes]
-        return [f"{self.inventory.root.rstrip('/')}{path}" for path in dict.fromkeys(paths)]
+        return self._on_host(dict.fromkeys(paths))
+
+    @property
+    def own_files(self) -> list[str]:
+        """The paths on the host of the device's own nodes, without those of its whole."""
+        return self._on_host(self.device.nodes)
+
+    def _on_host(self, paths: Iterable[str]) -> list[str]:
+        return [f"{self.inventory.root.rstrip('/')}{path}" for path in paths]
 
 
 class SlurmDevices(NamedTuple):

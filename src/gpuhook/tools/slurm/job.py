@@ -8,24 +8,20 @@ into a container's config.json nor into the runtime's environment.
 
 import errno
 import os
-import re
 from collections.abc import Iterable
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container.clib import Library, get_errno
-from gpuhook.ground.errors import ConfigError, RequestError
-from gpuhook.ground.host import files
+from gpuhook.ground.errors import RequestError
 from gpuhook.ground.oci.process import Setting, set_variable
 from gpuhook.ground.oci.spec import Spec, read_spec
 from gpuhook.tools.slurm.devices import Owned, devices_here
+from gpuhook.tools.slurm.guarded import Guarded, guarded
 from gpuhook.vendors import registry
 
 CGROUP_CONF = "/etc/slurm/cgroup.conf"
 VOID = "void"
 _REASON = "what Slurm gave to this job"
-# Of a key that stands twice Slurm takes the last value (parse_config.c), and Include reads a file.
-_CONSTRAIN = re.compile(r"\bConstrainDevices\s*=\s*\"?(\w+)", re.IGNORECASE)
-_INCLUDE = re.compile(r"^\s*Include\s", re.IGNORECASE | re.MULTILINE)
 # Numbers of devices as Slurm's node has them mean nothing in a container that has a few of them.
 _COUNTS = {
     "CUDA_VISIBLE_DEVICES": "nvidia",
@@ -41,9 +37,9 @@ def write_request(bundle: str, config: Config, cgroup_conf: str = CGROUP_CONF) -
     Whatever else asks for devices by a variable no longer counts. ConfigError where Slurm doesn't
     keep jobs from each other's devices, SpecError for a bundle that can't be read or written.
     """
-    _require_constraint(cgroup_conf)
+    by_slurm = guarded(cgroup_conf)
     spec = read_spec(os.path.join(bundle, "config.json"))
-    mine, every = _mine(config)
+    mine, every = _mine(config, by_slurm)
     changed = requesting(spec, mine, every, config)
     if changed is not spec:
         changed.write()
@@ -52,16 +48,20 @@ def write_request(bundle: str, config: Config, cgroup_conf: str = CGROUP_CONF) -
 
 def given(spec: Spec, config: Config, cgroup_conf: str = CGROUP_CONF) -> Spec:
     """Return a spec that asks for the devices that the job has; errors as in ``write_request``."""
-    _require_constraint(cgroup_conf)
-    return requesting(spec, *_mine(config), config)
+    return requesting(spec, *_mine(config, guarded(cgroup_conf)), config)
 
 
-def _mine(config: Config) -> tuple[list[Owned], list[Owned]]:
+def _mine(config: Config, by_slurm: Guarded) -> tuple[list[Owned], list[Owned]]:
     """Return the job's devices, and all of the machine."""
     machine = devices_here(config, save=False)
     if machine.failed:
         raise machine.failed[0]
-    mine = [each for each in machine.devices if is_given(map(answer, each.files))]
+    # protects: slurm-guards
+    mine = [
+        each
+        for each in machine.devices
+        if by_slurm.has(each.own_files) and is_given(map(answer, each.files))
+    ]
     return mine, machine.devices
 
 
@@ -127,27 +127,3 @@ def is_given(answers: Iterable[int]) -> bool:
 
 
 _ACCESS = Library().access
-
-
-def _require_constraint(path: str) -> None:
-    """Raise ConfigError unless Slurm is configured to keep jobs from devices of others."""
-    try:
-        text = files.read(path).decode("utf-8", "replace")
-    except OSError as error:
-        raise ConfigError(
-            f"{path} can't be read: {error.strerror}",
-            "Give Slurm's cgroup.conf with --cgroup-conf, and have ConstrainDevices=yes in it",
-        ) from None
-    said = "\n".join(line.partition("#")[0] for line in text.split("\n"))
-    if _INCLUDE.search(said):
-        raise ConfigError(
-            f"{path} includes another file, which may say otherwise of ConstrainDevices",
-            "Write all of it into that file, or name one with --cgroup-conf that is whole",
-        )
-    values = _CONSTRAIN.findall(said)
-    if not values or values[-1].lower() != "yes":  # protects: slurm-constrains
-        raise ConfigError(
-            f"{path} doesn't set ConstrainDevices=yes, so every job may open every device, and "
-            "nothing that can be trusted says which are this one's",
-            "Set it, with TaskPlugin=task/cgroup in slurm.conf, and restart slurmd",
-        )

@@ -1,0 +1,127 @@
+"""What Slurm's own files say of the devices from which it keeps jobs."""
+
+import os
+from pathlib import Path
+
+import pytest
+from slurms import slurms_files
+
+from gpuhook.ground.errors import ConfigError
+from gpuhook.tools.slurm.guarded import expanded, guarded
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "ConstrainDevices=no\n",
+        "#ConstrainDevices=yes\n",
+        "x # ConstrainDevices=yes",
+        "ConstrainDevices=yesterday",
+        "ConstrainDevices=yes\nConstrainDevices=no\n",  # Slurm takes the last
+        "ConstrainDevices=yes constraindevices = no",
+        "xConstrainDevices=yes\n",
+    ],
+)  # fmt: skip
+def test_without_slurms_protection_nothing_is_asked(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="every job may open every device"):
+        guarded(str(slurms_files(tmp_path, cgroup=text)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ConstrainDevices=yes",
+        "A=b\n constraindevices = YES # x\n",
+        "ConstrainDevices=no\nConstrainDevices=yes\n# include x\n",
+    ],
+)
+def test_slurms_protection_is_seen(text: str, tmp_path: Path) -> None:
+    assert guarded(str(slurms_files(tmp_path, cgroup=text)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "TaskPlugin=task/affinity\n",
+        "#TaskPlugin=task/cgroup\n",
+        "TaskPluginParam=task/cgroup\n",
+        "TaskPlugin=task/cgroup\nTaskPlugin=task/none\n",
+        "Include more\nTaskPlugin=task/affinity\n",
+    ],
+)
+def test_without_the_plugin_that_guards_them(text: str, tmp_path: Path) -> None:
+    """ConstrainDevices=yes alone keeps nobody from a device."""
+    with pytest.raises(ConfigError, match=r"slurm\.conf has no task/cgroup"):
+        guarded(str(slurms_files(tmp_path, slurm=text)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "taskplugin = affinity,cgroup\n",
+        "TaskPlugin=task/affinity,\\\ntask/cgroup",
+        'TaskPlugin="task/cgroup,task/affinity"',
+        "TaskPlugin=task/none\nTaskPlugin=task/cgroup",
+        "Include more\n",  # which may have it
+    ],
+)
+def test_the_plugin_that_guards_them_is_seen(text: str, tmp_path: Path) -> None:
+    assert guarded(str(slurms_files(tmp_path, slurm=text)))
+
+
+@pytest.mark.parametrize("name", ["cgroup", "gres"])
+def test_another_file_may_say_otherwise(name: str, tmp_path: Path) -> None:
+    path = slurms_files(tmp_path)
+    with (tmp_path / f"{name}.conf").open("a") as file:
+        file.write("ConstrainDevices=yes\ninclude more.conf\n")
+    with pytest.raises(ConfigError, match=f"{name}.conf includes another file"):
+        guarded(str(path))
+
+
+@pytest.mark.parametrize("name", ["cgroup", "slurm", "gres"])
+def test_a_file_that_is_not_there(name: str, tmp_path: Path) -> None:
+    path = slurms_files(tmp_path)
+    (tmp_path / f"{name}.conf").unlink()
+    with pytest.raises(ConfigError, match=f"{name}.conf can't be read"):
+        guarded(str(path))
+
+
+def test_devices_are_those_of_gres_conf_whatever_their_paths_are(tmp_path: Path) -> None:
+    link = tmp_path / "null"
+    link.symlink_to("/dev/null")
+    text = f"NodeName=a Name=gpu MultipleFiles={link},/dev/gone # File=/dev/zero\n"
+    found = guarded(str(slurms_files(tmp_path, gres=text)))
+    assert found.has(["/dev/gone", "/dev/null"])
+    assert not found.has(["/dev/zero"])
+    assert not found.has(["/dev/gone"])
+    assert not found.has([])
+    assert not guarded(str(slurms_files(tmp_path, gres=f"File={os.devnull}[\n"))).has(["/dev/zero"])
+
+
+def test_where_slurm_finds_devices_itself_it_guards_all(tmp_path: Path) -> None:
+    text = "AutoDetect=nvml\nName=gpu File=/dev/null\n"
+    assert guarded(str(slurms_files(tmp_path, gres=text))).has(["/dev/zero"])
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("/dev/nvidia0", ["/dev/nvidia0"]),
+        ("/dev/a,/dev/b", ["/dev/a", "/dev/b"]),
+        ("/dev/nvidia[0,2-3]", ["/dev/nvidia0", "/dev/nvidia2", "/dev/nvidia3"]),
+        ("/dev/x[08-10]y,/dev/z", ["/dev/x08y", "/dev/x09y", "/dev/x10y", "/dev/z"]),
+        ("/dev/[0-1]a[2-3]", ["/dev/0a2", "/dev/0a3", "/dev/1a2", "/dev/1a3"]),
+        ("/dev/x[3-1]", []),
+        ("/dev/x[-]", []),
+        ("", []),
+    ],
+)
+def test_names_as_slurm_lists_them(text: str, names: list[str]) -> None:
+    assert expanded(text) == names
+
+
+def test_a_list_has_an_end() -> None:
+    assert len(expanded("/dev/x[0-999999999]")) <= 1 << 13
+    assert len(expanded("/dev/x[0-999][0-999][0-999]")) <= 1 << 13
