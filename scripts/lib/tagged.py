@@ -10,7 +10,7 @@ import re
 import subprocess
 from pathlib import Path
 
-FOLDERS = ("src", "launchers", "packaging")
+FOLDERS = ("src", "simulate/src", "launchers", "packaging")
 STATEMENT = "<the statement>"
 _TAG = re.compile(r"^(.*?)[ ]*# protects: ([a-z0-9-]+)$", re.MULTILINE)
 

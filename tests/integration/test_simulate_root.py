@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -11,10 +12,20 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gpuhook.ground.errors import SimulateError
+from gpuhook.ground.errors import SimulateError, UntrustedPathError
 from gpuhook.ground.loader import ldcache
 from gpuhook.tools.cli import cli
-from gpuhook_simulate.vendors.nvidia import Failure, Options, build, remove
+from gpuhook_simulate.place import new_tree
+from gpuhook_simulate.vendors.nvidia import (
+    Failure,
+    Options,
+    build,
+    change,
+    remove,
+    report_xid,
+    run_process,
+)
+from gpuhook_simulate.vendors.nvidia.activity import Process
 
 VERSION = "580.65.06"
 LIBRARY_DIR = f"usr/lib/{os.uname().machine}-linux-gnu"
@@ -29,6 +40,15 @@ count = ctypes.c_uint()
 print(nvml.nvmlInit_v2(), nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)), count.value)
 print(cuda.cuInit(0), cuda.cuDeviceGetCount(ctypes.byref(count)), count.value)
 """
+
+
+# Run in a child, which dies in the middle of its work.
+KILLED = """
+import os, signal, sys
+from gpuhook_simulate.build import build
+build(sys.argv[1], lambda tree: (tree.text("a/b", ""), os.kill(os.getpid(), signal.SIGKILL)))
+"""
+ADA = 4401
 
 
 @pytest.fixture
@@ -237,7 +257,7 @@ def test_other_folders_are_refused(folder: Path) -> None:
 
 
 def test_nodev_is_refused(folder: Path) -> None:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "nodev", "tmpfs", folder], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "nodev,mode=755", "tmpfs", folder], check=True)
     try:
         with pytest.raises(SimulateError, match="mounted with nodev"):
             build(Options(root=str(folder / "deeper/root")))
@@ -291,6 +311,91 @@ def test_nobody_may_not(folder: Path) -> None:
         check=False,
     )
     assert "Only root can make device nodes" in done.stderr
+
+
+@pytest.mark.parametrize("way", ["folder", "link", "root"])
+def test_no_other_user_leads_root_elsewhere(folder: Path, way: str) -> None:
+    """He could put a link in the place of the tree that is being made, to root's own folders."""
+    place = folder / "his/root"
+    if way == "link":
+        (folder / "elsewhere").mkdir()
+        (folder / "his").symlink_to("elsewhere")
+        os.lchown(folder / "his", ADA, ADA)
+    else:
+        place.parent.mkdir()
+    options = Options(root=str(place))
+    if way != "link":
+        build(options)
+        os.chown(place if way == "root" else place.parent, ADA, ADA)
+    before = sorted(folder.rglob("*"))
+    for attempt in (
+        lambda: build(options),
+        lambda: remove(str(place)),
+        lambda: change(str(place), lost=frozenset({0})),
+        lambda: report_xid(str(place), 79, "0"),
+        lambda: run_process(str(place), Process("0", 4711, 0)),
+    ):
+        with pytest.raises(UntrustedPathError, match="could lead root elsewhere"):
+            attempt()
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_what_a_killed_build_leaves_goes_with_the_next(folder: Path) -> None:
+    root = folder / "root"
+    command = [sys.executable, "-c", KILLED, str(root)]
+    for _ in range(2):
+        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+        assert len(os.listdir(folder)) == 1
+    others = [folder / name for name in (".root.others_1", ".rooT.12345678", ".root.123456789")]
+    for each in others:
+        each.mkdir()
+        (each / "file").touch()
+    with new_tree(str(root)) as used:  # as by another process
+        build(Options(root=str(root)))
+        assert Path(used).is_dir()
+    assert sorted(folder.iterdir()) == sorted([root, *others])
+    subprocess.run(command, check=False)
+    remove(str(root))
+    assert sorted(folder.iterdir()) == sorted(others)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("ro", "can't be built: Read-only file system. Choose a folder"),
+        ("size=200k", "can't be built: No space left on device. Make room"),
+        ("size=1m", "can't be built: No space left on device. Make room"),
+        ("nr_inodes=40", "can't be built: No space left on device. Make room"),
+    ],
+)
+def test_a_disk_that_takes_nothing(folder: Path, options: str, sentence: str) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
+    try:
+        done = CliRunner().invoke(cli, ["simulate", str(folder / "root")])
+        assert sentence in str(done.exception)
+        assert isinstance(done.exception, SimulateError)
+        assert os.listdir(folder) == []
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_a_name_that_no_folder_can_have(folder: Path) -> None:
+    with pytest.raises(SimulateError, match="can't be built: File name too long"):
+        build(Options(root=str(folder / ("name" * 62))))
+
+
+@pytest.mark.parametrize("word", ["--gpus=2", "--lost=0", "--set=model=T4", "--drm", "--end=5"])
+def test_nothing_is_deleted_by_a_command_that_says_two_things(folder: Path, word: str) -> None:
+    root = folder / "root"
+    build(Options(root=str(root)))
+    done = CliRunner().invoke(cli, ["simulate", str(root), "--remove", word])
+    assert "--remove doesn't go with --" in str(done.exception)
+    assert root.is_dir()
+
+
+def test_a_seed_that_is_no_text(folder: Path) -> None:
+    with pytest.raises(SimulateError, match="can't be the seed"):
+        build(Options(root=str(folder / "root"), seed="\udcff"))
 
 
 def test_command_line(folder: Path) -> None:

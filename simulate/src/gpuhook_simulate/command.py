@@ -58,6 +58,7 @@ _COMMON = frozenset({"directory", "vendor", "gpus", "settings", "removing", "con
 _CHANGES = frozenset({"found", "xids", "device", "running", "ended"})
 _BUILD_OR_CHANGE = frozenset({"mig", "lost"})
 _ANY = frozenset({"directory", "style", "config_path"})
+_REMOVE = frozenset({"removing", "vendor"})
 # NVIDIA's settings, each of which was once an option of its own, and still is.
 _SETTINGS: dict[str, dict[str, Any]] = {
     "platform": {"type": click.Choice(PLATFORMS), "default": PLATFORMS[0]},
@@ -185,6 +186,11 @@ def simulate(
     machine that DIR holds is changed, and programs that use it see the change.
     """
     if removing:
+        if extra := _given() - _ANY - _REMOVE:
+            raise SimulateError(
+                f"--remove doesn't go with {_spelled(min(extra))}",
+                "Give it alone, or build or change the machine instead",
+            )
         remove(directory)
         return
     if _is_change(directory):
@@ -208,6 +214,12 @@ def _given() -> frozenset[str]:
     names = [str(parameter.name) for parameter in context.command.params]
     default = ParameterSource.DEFAULT
     return frozenset(name for name in names if context.get_parameter_source(name) is not default)
+
+
+def _spelled(name: str) -> str:
+    """Return the option that a parameter is."""
+    params = click.get_current_context().command.params
+    return next(each.opts[0] for each in params if each.name == name)
 
 
 def _is_change(directory: str) -> bool:

@@ -1,14 +1,22 @@
-"""Where a simulated root may be: check a place, put a finished tree there, delete one."""
+"""Where a simulated root may be: check a place, put a finished tree there, delete one.
 
+Root makes files by their paths in the tree, so no other user may lead it elsewhere meanwhile.
+"""
+
+import contextlib
 import os
+import re
 import shutil
+import tempfile
+from collections.abc import Iterator
 
 from gpuhook.ground.errors import SimulateError
-from gpuhook.ground.host import proc
-from gpuhook.ground.host.files import exchange
+from gpuhook.ground.host import lock, proc
+from gpuhook.ground.host.files import check_way, exchange
 
 _MOUNTS = "/proc/self/mountinfo"
 MARKER = ".gpuhook-simulated"  # lies at the top of every simulated root
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def check_place(root: str) -> None:
@@ -51,6 +59,44 @@ def _check_no_mounts(root: str) -> None:
         raise SimulateError(f"Something is mounted on {inside[0]}", "Unmount it and try again")
 
 
+@contextlib.contextmanager
+def new_tree(root: str) -> Iterator[str]:
+    """Make a folder beside ``root`` for a tree that will be put there, and delete it afterwards.
+
+    It has the marker from the beginning and is locked meanwhile: so what a process that was killed
+    has left is told from another's work, and goes with the next build.
+    """
+    parent, name = os.path.split(root)
+    os.makedirs(parent, exist_ok=True)
+    _remove_left(parent, name)
+    new = tempfile.mkdtemp(prefix=f".{name}.", dir=parent)
+    fd = os.open(new, _FOLDER)
+    try:
+        lock.take(fd)
+        os.fchmod(fd, 0o755)
+        os.close(os.open(MARKER, os.O_CREAT | os.O_CLOEXEC, 0o644, dir_fd=fd))
+        yield new
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+        os.close(fd)
+
+
+def _remove_left(parent: str, name: str) -> None:
+    """Delete the trees of processes that were killed while they built this root."""
+    for each in os.listdir(parent):
+        left = os.path.join(parent, each)
+        if not re.fullmatch(rf"\.{re.escape(name)}\..{{8}}", each) or not is_simulated(left):
+            continue
+        with contextlib.suppress(OSError, SimulateError):  # another one deletes or uses it
+            fd = os.open(left, _FOLDER)
+            try:
+                if lock.take(fd):
+                    _check_no_mounts(left)
+                    shutil.rmtree(left)
+            finally:
+                os.close(fd)
+
+
 def put_in_place(new: str, root: str) -> None:
     """Move the tree ``new`` to ``root``.
 
@@ -69,13 +115,18 @@ def put_in_place(new: str, root: str) -> None:
 
 
 def remove(root: str) -> None:
-    """Delete a simulated driver root; SimulateError if the folder isn't one."""
+    """Delete a simulated driver root; SimulateError if the folder isn't one.
+
+    UntrustedPathError where another user could lead root elsewhere.
+    """
+    check_way(root)  # protects: removed-way
     root = os.path.realpath(root)
     if not is_simulated(root):
         raise SimulateError(
             f"{root} is not a simulated driver root", "Name the folder that simulate built"
         )
     _check_no_mounts(root)
+    _remove_left(*os.path.split(root))
     try:
         shutil.rmtree(root)
     except OSError as error:

@@ -69,7 +69,7 @@ def build(options: Options) -> Built:
     machine = make_machine(options, vendor.version if vendor else "")
     library_dir = vendor.library_dir if vendor else options.library_dir or default_library_dir()
     library_dir = platforms.LIBRARY_DIRS.get(options.platform, library_dir)
-    build_root(root, lambda tree: _fill(tree, options, machine, library_dir, vendor))
+    build_root(options.root, lambda tree: _fill(tree, options, machine, library_dir, vendor))
     return Built(
         root=root,
         driver_version=machine.driver_version,

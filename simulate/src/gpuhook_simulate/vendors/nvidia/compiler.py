@@ -1,6 +1,7 @@
 """Compile the simulated libraries and programs with the machine's C compiler."""
 
 import concurrent.futures
+import errno
 import os
 import shutil
 import subprocess
@@ -62,7 +63,8 @@ def program(output: str, *sources: str) -> Job:
 def compile_all(jobs: list[Job], include: str) -> None:
     """Run the jobs side by side; ``include`` is the folder with the generated header.
 
-    Raises SimulateError when there is no compiler or it refuses a source.
+    Raises SimulateError when there is no compiler or it refuses a source, OSError when there is no
+    room.
     """
     compiler = find_compiler()
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -95,9 +97,15 @@ def _compile(compiler: str, job: Job, include: str) -> None:
         "-xnone",
         *job.flags,
     ]
-    done = subprocess.run(arguments, input=unit, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        arguments, input=unit, capture_output=True, text=True, check=False,
+        env={**os.environ, "LC_ALL": "C"},
+    )  # fmt: skip
     if done.returncode == 0:
         return
+    full = os.strerror(errno.ENOSPC)
+    if full in done.stderr:
+        raise OSError(errno.ENOSPC, full, job.output)
     first = next((line for line in done.stderr.split("\n") if "error" in line), done.stderr)
     raise SimulateError(
         f"The C compiler can't build {os.path.basename(job.output)} ({first.strip()})",

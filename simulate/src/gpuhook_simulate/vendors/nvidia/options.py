@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field
 from enum import Enum
 
-from gpuhook.ground.errors import SimulateError
+from gpuhook.ground.errors import SimulateError, shown
 
 DEFAULT_DRIVER = "580.65.06"
 MAX_GPUS = 64
@@ -111,6 +111,12 @@ class Options:
                 f"{self.library_dir!r} can't be the library folder",
                 "Give an absolute path below the driver root, like /usr/lib64",
             )
+        try:
+            self.seed.encode()
+        except UnicodeEncodeError:
+            raise SimulateError(
+                f"{shown(self.seed)} can't be the seed", "Give text in UTF-8"
+            ) from None
         if self.compat32 and (self.driver_files or os.uname().machine != "x86_64"):
             raise SimulateError(
                 "32-bit libraries can be simulated on x86_64 alone, and not beside driver files",

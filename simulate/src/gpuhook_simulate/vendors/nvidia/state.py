@@ -15,6 +15,7 @@ from typing import Any
 
 from gpuhook.ground.errors import SimulateError
 from gpuhook.ground.host import lock
+from gpuhook.ground.host.files import check_way
 from gpuhook_simulate.tree import Tree
 from gpuhook_simulate.vendors.nvidia.machine import SimulatedGpu, SimulatedMachine, make_machine
 from gpuhook_simulate.vendors.nvidia.options import Failure, Options
@@ -127,7 +128,11 @@ def append(root: str, name: str, line: str) -> None:
 
 @contextlib.contextmanager
 def locked(root: str) -> Iterator[None]:
-    """Keep other changes of this machine away; SimulateError where a change can't be written."""
+    """Keep other changes of this machine away; SimulateError where a change can't be written.
+
+    UntrustedPathError where another user could lead root elsewhere.
+    """
+    check_way(root)  # protects: changed-way
     folder = os.path.join(root, FOLDER)
     try:
         if os.path.islink(folder):
