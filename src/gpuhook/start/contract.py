@@ -155,6 +155,21 @@ class Vendor:
         """
         return []
 
+    def withheld(self, config: "Config") -> list[str]:  # noqa: ARG002
+        """Return paths of device nodes that this process may not open, on this machine.
+
+        A driver that shows each process what it may open shows this one a part of the machine:
+        where its device cgroup keeps it from the rest, as in a job of Slurm's.
+        """
+        return []
+
+    def within_reach(self, inventory: "Any") -> "Any":
+        """Return what of an inventory of the whole machine its driver shows this process.
+
+        Numbers mean devices as the driver counts them here: see ``withheld``.
+        """
+        return inventory
+
     def volatile_paths(self) -> list[str]:
         """Return paths below the driver root whose coming or going makes an inventory stale.
 

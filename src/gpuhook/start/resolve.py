@@ -120,6 +120,7 @@ def resolve(
             inventory = (inventories or {}).get(request.vendor)
             if inventory is None:
                 inventory = cache.get_inventory(config, vendor, save=save)
+                inventory = vendor.within_reach(inventory)
         except NoDriverError as error:
             if config.missing_driver != "ignore" or not _is_general(request):
                 raise

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpuhook.ground.cgroup import answers
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import DriverError, NoDriverError
 from gpuhook.start.inventory import cache, freshness, model
@@ -391,6 +392,36 @@ def test_waiter_with_no_patience_left_looks_itself(machine: Machine) -> None:
     assert machine.get() == "look 2"
     held.end()
     assert machine.get() == "look 1"
+
+
+@pytest.mark.parametrize("node", ["nvidia7", "nvidia-caps/nvidia-cap1"])
+def test_who_is_kept_from_a_device_saves_nothing_for_others(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, node: str
+) -> None:
+    """In a job of Slurm's NVML shows the job's GPUs alone, under numbers of its own."""
+    machine.write("dev/nvidia7", "")
+    away = str(machine.root / "dev" / node)
+    monkeypatch.setattr(answers, "is_withheld", lambda path: path == away)
+    assert [machine.get(), machine.get()] == ["look 1", "look 2"]
+    with pytest.raises(DriverError, match=f"nothing was saved, as a device cgroup .*{node}"):
+        cache.refresh(machine.config, VENDOR)
+    assert cache.follow(machine.config, VENDOR).inventory.version == "look 4"
+    away = ""
+    assert [machine.get(), machine.get()] == ["look 5", "look 5"]
+    away = str(machine.root / "dev" / node)
+    assert machine.get() == "look 5"
+
+
+def test_who_is_kept_from_a_device_fails_alone(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.write("dev/nvidia7", "")
+    monkeypatch.setattr(answers, "is_withheld", lambda path: path.endswith("nvidia7"))
+    machine.failure = DriverError("NVML shows no GPU", "Ask for one")
+    with pytest.raises(DriverError, match="NVML shows no GPU"):
+        machine.get()
+    for lock in Path(machine.config.state_dir).glob("*nvidia*.lock"):
+        assert lock.read_text() == ""
 
 
 def test_refresh_looks_in_any_case(machine: Machine) -> None:

@@ -135,7 +135,9 @@ NOT_A_CHILDS = {
     "gpuhook.start.inventory.cache",
 }
 DISCOVERY = {
+    "gpuhook.ground.cgroup.answers",
     "gpuhook.vendors.nvidia.driver_files",
+    "gpuhook.vendors.nvidia.reach",
     *(f"gpuhook.vendors.{name}.discover" for name in KNOWN),
 }
 

@@ -36,7 +36,8 @@ _SPARE = 5.0  # seconds that a waiter grants the others beyond a driver's own li
 def get_inventory(config: "Config", vendor: "Source", *, save: bool = True) -> "Inventory":
     """Return what this machine has of a vendor: the saved one while it is fresh, else a new one.
 
-    A new one is saved for the next caller, unless ``save`` is off or this user can't.
+    A new one is saved for the next caller, unless ``save`` is off, this user can't, or this process
+    sees a part of the machine alone.
     Raises DriverError where there is no working driver.
     """
     folder = open_folder(config.state_dir)
@@ -79,7 +80,7 @@ def follow(
 def refresh(config: "Config", vendor: "Source") -> "Inventory":
     """Make a vendor's inventory again, whether the saved one is fresh or not, and save it.
 
-    DriverError where there is no working driver, or it can't be saved.
+    DriverError where there is no working driver, it can't be saved, or a part is seen alone.
     """
     folder = make_folder(config.state_dir)
     if folder is None:
@@ -89,6 +90,12 @@ def refresh(config: "Config", vendor: "Source") -> "Inventory":
             made = _make(folder, config, vendor, lock)
     finally:
         os.close(folder)
+    if made.withheld:
+        raise DriverError(
+            f"{made.inventory.sentence()}: nothing was saved, as a device cgroup keeps this "
+            f"process from {made.withheld[0]}",
+            "Run this outside of the job, container or unit that has a part of the devices",
+        )
     if not made.is_saved:
         cause = f"{made.inventory.sentence()}: nothing was saved"
         raise _unwritable(cause, config.state_dir, made.problem)
@@ -149,8 +156,13 @@ def _make(folder: int, config: "Config", vendor: "Source", lock: "_Lock") -> "Lo
     try:
         content = _discover(config, vendor)
     except DriverError as error:
-        lock.note_failure(error)
+        if not vendor.withheld(config):  # else others may well have a working driver
+            lock.note_failure(error)
         raise
+    content.withheld = vendor.withheld(config)
+    # What this process sees isn't all that others do, and numbers of theirs mean other devices.
+    if content.withheld:  # protects: part-unsaved
+        return content
     if lock.held:
         content.problem = _save(folder, _file_name(config, vendor), content)
         content.is_saved = content.problem is None
@@ -277,7 +289,8 @@ class Loaded:
     """An inventory, and what tells whether it still is this machine's.
 
     ``around`` is what it was made in, ``missing`` the paths that didn't exist then;
-    ``is_saved`` says whether it was saved when it was made, ``problem`` what kept us from that.
+    ``is_saved`` says whether it was saved when it was made, ``problem`` what kept us from that, and
+    ``withheld`` from which device nodes this process was kept, so that it is of a part alone.
     """
 
     def __init__(
@@ -289,6 +302,7 @@ class Loaded:
         self._vendor = vendor
         self.is_saved = False
         self.problem: OSError | None = None
+        self.withheld: list[str] = []
         self._file: tuple[int, ...] = ()
         self._folders: list[str] = []
         self._folders_seen: list[tuple[int, ...] | None] = []

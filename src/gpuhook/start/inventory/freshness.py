@@ -47,6 +47,9 @@ if TYPE_CHECKING:
         def surroundings(self, config: Config) -> list[Any]:
             """Return, as JSON values, what a change of makes an inventory stale."""
 
+        def withheld(self, config: Config) -> list[str]:
+            """Return paths of nodes that this process may not open, so that it sees a part."""
+
         def volatile_paths(self) -> list[str]:
             """Return paths whose coming makes an inventory stale."""
 

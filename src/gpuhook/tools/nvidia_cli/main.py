@@ -132,13 +132,14 @@ def _configured(given: "Found") -> Config:
     return config
 
 
-def _inventory(config: Config, found: "Found") -> Inventory:
-    """Return what the machine has, without the files that options leave out."""
+def _inventory(config: Config, words: "Found") -> Inventory:
+    """Return what NVML shows this process, without the files that options leave out."""
     from gpuhook.start.inventory.cache import get_inventory  # noqa: PLC0415 - slow where it must look again
 
-    inventory = get_inventory(config, VENDOR)
-    assert isinstance(inventory, Inventory)  # noqa: S101 - it is NVIDIA's
-    given = {name for name, _ in found}
+    found = get_inventory(config, VENDOR)
+    assert isinstance(found, Inventory)  # noqa: S101 - it is NVIDIA's
+    inventory = VENDOR.within_reach(found)
+    given = {name for name, _ in words}
     parts = [part for part, option in _LEFT_OUT.items() if option in given]
     kept = tuple(file for file in inventory.files if not any(part in file.path for part in parts))
     return inventory.but(files=kept)

@@ -10,8 +10,8 @@ import errno
 import os
 from collections.abc import Iterable
 
+from gpuhook.ground.cgroup import answers
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.container.clib import Library, get_errno
 from gpuhook.ground.errors import RequestError
 from gpuhook.ground.oci.process import Setting, set_variable
 from gpuhook.ground.oci.spec import Spec, read_spec
@@ -105,10 +105,8 @@ def answer(path: str) -> int:
     EPERM is the device cgroup's answer, EACCES that of the node's mode. Opens nothing.
     RequestError where the kernel can't say.
     """
-    if _ACCESS(os.fsencode(path), os.R_OK) == 0:
-        return 0
-    number = get_errno()
-    if number in (errno.EPERM, errno.EACCES):
+    number = answers.answer(path)
+    if number in (0, errno.EPERM, errno.EACCES):
         return number
     raise RequestError(
         f"The kernel can't say who may open {path}: {os.strerror(number)}",
@@ -124,6 +122,3 @@ def is_given(answers: Iterable[int]) -> bool:
     """
     found = {*answers}
     return 0 in found and errno.EPERM not in found  # protects: cgroup-refuses
-
-
-_ACCESS = Library().access

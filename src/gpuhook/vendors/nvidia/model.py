@@ -140,7 +140,7 @@ class Inventory(model.Inventory, gpus=Gpu):
         platform: str = "",
         refused: tuple[str, ...] = (),
     ) -> None:
-        devices = tuple(_devices(gpus))
+        devices = tuple(devices_of(gpus))
         super().__init__(NAME, root, driver_version, devices, nodes, (), files, lost, refused)
         self.cuda_version = cuda_version
         self.gpus = gpus
@@ -159,7 +159,7 @@ class Inventory(model.Inventory, gpus=Gpu):
         nodes = [node for node in before.nodes if node.path in paths - there]
         lost = tuple(index for index in self.lost if index not in {gpu.index for gpu in again})
         return self.but(
-            gpus=gpus, devices=tuple(_devices(gpus)), nodes=(*self.nodes, *nodes), lost=lost
+            gpus=gpus, devices=tuple(devices_of(gpus)), nodes=(*self.nodes, *nodes), lost=lost
         )
 
     def nodes_of(self, device: Device) -> tuple[str, ...]:
@@ -228,8 +228,8 @@ class Inventory(model.Inventory, gpus=Gpu):
         return {"gpus": gpus}
 
 
-def _devices(gpus: "Iterable[Gpu]") -> "Iterable[Device]":
-    """Yield every GPU, each followed by its MIG devices."""
+def devices_of(gpus: "Iterable[Gpu]") -> "Iterable[Device]":
+    """Yield every GPU as a device, each followed by its MIG devices."""
     for gpu in gpus:
         names: dict[str, tuple[str, ...]] = {
             "index": (str(gpu.index),),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _PROC = "/proc/driver/nvidia"
 # Folders of device nodes that come and go as a whole; the rest lies in /dev itself.
 _NODE_FOLDERS = (CAPS_FOLDER, IMEX_FOLDER, "/dev/infiniband", "/dev/dri")
+_GPU = "nvidia"  # a number follows
 _NODE_PREFIXES = ("nvidia", "gdrdrv")
 # Where Windows puts its driver: an update comes as another folder in the second.
 _WSL_NODE = "dxg"
@@ -67,6 +68,24 @@ class Nvidia(Vendor):
             [status(root + path) for path in _WSL_FOLDERS] if _WSL_NODE in nodes else [],
             _tegra(lists, nodes),
         ]
+
+    def withheld(self, config: "Config") -> "list[str]":
+        from gpuhook.ground.cgroup import answers  # noqa: PLC0415 - as discover
+
+        root = self.root(config).rstrip("/")
+        nodes = [name for name in listed(f"{root}/dev") if name.startswith(_GPU)]
+        paths = [f"/dev/{name}" for name in nodes if name.removeprefix(_GPU).isdecimal()]
+        paths += [f"{CAPS_FOLDER}/{name}" for name in listed(root + CAPS_FOLDER)]
+        return [path for path in paths if answers.is_withheld(root + path)]
+
+    def within_reach(self, inventory: Inventory) -> Inventory:
+        root = inventory.root.rstrip("/")
+        paths = [path for each in inventory.devices for path in each.nodes]
+        if all(os.access(root + path, os.R_OK) for path in paths):
+            return inventory
+        from gpuhook.vendors.nvidia import reach  # noqa: PLC0415 - in a job of Slurm's, say
+
+        return reach.within_reach(inventory)  # protects: counted-here
 
     def volatile_paths(self) -> list[str]:
         from gpuhook.vendors.nvidia import driver_files  # noqa: PLC0415 - as discover

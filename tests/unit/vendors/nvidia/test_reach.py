@@ -1,0 +1,66 @@
+"""GPUs in a process that a device cgroup keeps from some: they count as NVML counts them there."""
+
+import os
+
+import pytest
+from machines import gpu, machine, mig
+
+from gpuhook.vendors.nvidia import reach
+from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook.vendors.nvidia.vendor import VENDOR
+
+MIGS = (mig(0, 1, 12, 13), mig(1, 2, 21, 22))
+MACHINE = machine(gpu(0, 2), gpu(1, 0), gpu(2, 1), gpu(3, 3, MIGS))
+
+
+@pytest.fixture
+def keep(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Paths of the nodes from which this process is kept."""
+    kept: list[str] = []
+    monkeypatch.setattr(os, "access", lambda path, _: path not in kept)
+    monkeypatch.setattr(reach, "is_withheld", lambda path: path in kept)
+    return kept
+
+
+def seen(inventory: Inventory) -> dict[str, str]:
+    """Return what each device is called, by its node or capability."""
+    found = VENDOR.within_reach(inventory)
+    assert [each.id for each in found.devices if not each.parent] == [g.id for g in found.gpus]
+    return {each.label: each.nodes[-1] for each in found.devices}
+
+
+def test_a_process_that_may_open_all(keep: list[str]) -> None:
+    assert VENDOR.within_reach(MACHINE) is MACHINE
+    keep += [each.path for each in MACHINE.gpus]
+    assert VENDOR.within_reach(MACHINE) is MACHINE  # somebody else gives what is asked for
+
+
+def test_gpus_are_counted_without_the_others(keep: list[str]) -> None:
+    keep += ["/dev/nvidia2", "/dev/nvidia1"]
+    assert seen(MACHINE) == {
+        "0": "/dev/nvidia0",
+        "1": "/dev/nvidia3",
+        "1:0": "/dev/nvidia-caps/nvidia-cap13",
+        "1:1": "/dev/nvidia-caps/nvidia-cap22",
+    }
+
+
+def test_mig_devices_are_counted_without_the_others(keep: list[str]) -> None:
+    keep.append("/dev/nvidia-caps/nvidia-cap12")
+    assert seen(MACHINE)["3:0"] == "/dev/nvidia-caps/nvidia-cap22"
+    assert "3:1" not in seen(MACHINE)
+
+
+def test_a_lost_gpu_keeps_its_place(keep: list[str]) -> None:
+    inventory = machine(gpu(0, 2), gpu(1, 0), gpu(3, 3)).but(lost=(2,))
+    keep.append("/dev/nvidia0")
+    assert seen(inventory) == {"0": "/dev/nvidia2", "2": "/dev/nvidia3"}
+    assert VENDOR.within_reach(inventory).lost == (1,)
+
+
+def test_a_node_that_is_for_others_says_nothing(
+    keep: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep.append("/dev/nvidia2")
+    monkeypatch.setattr(reach, "is_withheld", lambda _: False)
+    assert seen(MACHINE)["0"] == "/dev/nvidia2"
