@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 import vendors
+from gpuhook import __version__
 from gpuhook.ground.errors import EngineError, SimulateError
 from gpuhook.tools.cli import cli
 from gpuhook_simulate import command
@@ -124,6 +125,27 @@ def test_where_it_is_not_installed_the_help_says_so() -> None:
     for words in (["simulate", "--help"], ["help", "simulate"]):
         assert "a package of its own, gpuhook-simulate" in without(*words).stdout
     assert "simulate " in without("--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [(["simulate", "DIR"], 1), (["files"], 0), (["help", "simulate"], 0)],
+)
+def test_one_of_another_release_is_not_used(words: list[str], status: int, tmp_path: Path) -> None:
+    """pip upgrades one of the two, and says that it goes with the other one no more."""
+    package = tmp_path / "gpuhook_simulate"
+    package.mkdir()
+    (package / "__init__.py").write_text('__version__ = "0.0.1"\n')
+    (package / "command.py").write_text("from gpuhook.ground.errors import WasThereOnce\n")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from gpuhook.tools.cli import main; main()"
+    )
+    argv = [sys.executable, "-c", code, *words]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stderr
+    said = f"gpuhook: gpuhook-simulate is of version 0.0.1, and this is gpuhook {__version__}. "
+    assert done.stderr.startswith(said) if status else not done.stderr
 
 
 CHANGES = (
