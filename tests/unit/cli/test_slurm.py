@@ -84,6 +84,30 @@ def test_a_driver_that_fails_is_said_last(
     assert "AMD?" in str(done.exception)
 
 
+def test_no_file_without_the_devices_of_a_driver_that_fails(
+    call: Call, finds: Callable[..., None], found: Inventory, tmp_path: Path
+) -> None:
+    """Every job may open what the file lacks."""
+    path = tmp_path / "gres.conf"
+    path.write_text("as it was")
+    finds(found, failing=AMD)
+    assert "AMD?" in str(call("gres", "--node", "n1", "--output", str(path)).exception)
+    assert path.read_text() == "as it was"
+
+
+@pytest.mark.parametrize("output", [True, False])
+def test_no_lines_where_a_part_of_the_devices_is_seen(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, output: bool
+) -> None:
+    monkeypatch.setattr(type(NVIDIA), "withheld", lambda *_: ["/dev/nvidia7"])
+    path = tmp_path / "gres.conf"
+    done = call("gres", "--node", "n1", *(("--output", str(path)) if output else ()))
+    said = "A device cgroup keeps this process from /dev/nvidia7, and what it may not open Slurm"
+    assert str(done.exception).startswith(said)
+    assert not path.exists()
+    assert "nvidia" not in done.stdout
+
+
 def test_links_of_a_vendor_that_knows_them(
     call: Call, monkeypatch: pytest.MonkeyPatch, found: Inventory
 ) -> None:

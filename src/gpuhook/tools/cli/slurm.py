@@ -46,10 +46,13 @@ def gres_(config_path: str | None, node: str | None, output: str) -> None:
     """Write the lines of gres.conf for the devices of this machine.
 
     They are in the order in which Slurm numbers them; what slurm.conf needs is a comment.
-    Run it where all devices can be opened: not in a job.
+    Run it where all devices can be opened: it refuses to in a job. No file is replaced while a
+    driver fails, because every job may open what the file lacks.
     """
     config = load(config_path)
     machine = devices.devices_here(config)
+    if output != STDIO:
+        raise_last(machine.failed)  # every job may open what the file lacks
     links, unknown = devices.links(machine.devices, config)
     cores = Cores()
     entries = [_entry(each, cores, links) for each in machine.devices]

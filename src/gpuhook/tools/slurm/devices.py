@@ -56,14 +56,22 @@ class SlurmDevices(NamedTuple):
     failed: list[DriverError]
 
 
-def devices_here(config: Config, *, save: bool = True) -> SlurmDevices:
+def devices_here(config: Config, *, whole: bool = True) -> SlurmDevices:
     """Return the machine's devices; DriverError where no vendor's driver works here.
 
-    ``save`` says whether what a driver answers is saved: in a job it knows the job's devices alone.
+    ``whole`` says that all of them are needed: in a job a driver knows the job's devices alone, and
+    is one that fails then.
     """
 
     def ask(vendor: contract.Vendor) -> tuple[list[Owned], list[str]]:
-        return _of(vendor, get_inventory(config, vendor, save=save), config)
+        away = vendor.withheld(config) if whole else []
+        if away:  # protects: gres-whole
+            raise DriverError(
+                f"A device cgroup keeps this process from {away[0]}, and what it may not open "
+                "Slurm would guard from nobody",
+                "Run this outside of the job, container or unit that has a part of the devices",
+            )
+        return _of(vendor, get_inventory(config, vendor, save=whole), config)
 
     found, failed = survey.present(config, ask)
     devices = [device for each, _ in found for device in each]

@@ -53,7 +53,7 @@ def given(spec: Spec, config: Config, cgroup_conf: str = CGROUP_CONF) -> Spec:
 
 def _mine(config: Config, by_slurm: Guarded) -> tuple[list[Owned], list[Owned]]:
     """Return the job's devices, and all of the machine."""
-    machine = devices_here(config, save=False)
+    machine = devices_here(config, whole=False)
     if machine.failed:
         raise machine.failed[0]
     # protects: slurm-guards
