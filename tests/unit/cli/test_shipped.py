@@ -39,7 +39,6 @@ def test_the_package_has_all_and_pip_all_but_those_of_cdi() -> None:
 def test_slurms_scripts_are_programs_and_nothing_else_is() -> None:
     modes = {file.path(shipped.OF_PACKAGE): file.mode for file in shipped.files(COMMAND)}
     assert sorted(path for path, mode in modes.items() if path and mode & 0o111) == [
-        "/usr/libexec/gpuhook/slurm/as-user",
         "/usr/libexec/gpuhook/slurm/epilog",
         "/usr/libexec/gpuhook/slurm/prolog",
     ]
