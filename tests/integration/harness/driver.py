@@ -100,8 +100,11 @@ def driver_in(root: Path) -> Driver:
 
 
 def _built(installation: Installation, options: Sequence[str]) -> Path:
-    """Return a root for some options that nobody changes, built once for an installation."""
-    folder = installation.bin.parent.with_suffix(".simulated")
+    """Return a root for some options that nobody changes, built once for an installation.
+
+    Not below this tree, which may be in a folder of a user's, where none is built.
+    """
+    folder = Path(f"/var/tmp/gpuhook-{installation.bin.parent.name}.simulated")
     folder.mkdir(exist_ok=True)
     kept = folder / hashlib.sha256("\0".join(options).encode()).hexdigest()[:12]
     if not kept.exists():
