@@ -215,7 +215,7 @@ class Written:
             raise _no_lease(device, str(error.strerror), error) from None
 
     def _write(self, folder: int, record: "dict[str, Any]", *, add: bool) -> None:
-        name = _name_of(record)
+        name = name_of(record)
         before = _load(folder, name) if add else None
         if before is not None:
             record = _merged(before, record)
@@ -238,10 +238,10 @@ class Written:
 
 def _same(one: "dict[str, Any]", other: "dict[str, Any]") -> bool:
     """Tell whether two records are of the same container."""
-    return _name_of(one) == _name_of(other)
+    return name_of(one) == name_of(other)
 
 
-def _name_of(record: "dict[str, Any]") -> str:
+def name_of(record: "dict[str, Any]") -> str:
     """Return what the file of a record is called."""
     pids = _pids_of(record)
     name = f"{record.get('pid')}-{record.get('started')}"
@@ -308,6 +308,17 @@ def first_process(hook: str = "/proc/self") -> tuple[int, int]:
         pass
     os.close(process)
     return 0, -1
+
+
+def name_of_process(process: int, pids: int | None = None) -> str:
+    """Return what records call a process, PID-STARTED[-PIDS]; OSError if it is gone.
+
+    ``process`` is a descriptor of /proc/PID, ``pids`` what ``proc.pids`` said, for who has another
+    /proc by now.
+    """
+    pid = int(_read("stat", process).partition(b" ")[0])
+    ours = proc.pids() if pids is None else pids
+    return name_of({"pid": pid, "started": started(process), "pids": ours})
 
 
 def started(process: int) -> int:
@@ -381,7 +392,7 @@ def _load(folder: int, name: str) -> "dict[str, Any] | None":
     except (FileNotFoundError, ValueError):
         return None
     known = isinstance(record, dict) and record.get("version") == VERSION
-    return record if known and name == _name_of(record) else None
+    return record if known and name == name_of(record) else None
 
 
 def _sweep(folder: int, start: int) -> None:

@@ -50,7 +50,7 @@ class Control:
             self._environment["LD_LIBRARY_PATH"] = libraries
 
     def start(self, devices: Sequence[str]) -> str:
-        """Start it for the devices with these UUIDs; return its process, PID-STARTED."""
+        """Start it for the devices with these UUIDs; return its process, as records call it."""
         words = [self._program, "-d"]
         if self.version >= 3:
             words += ["-p", str(self.version)]
@@ -75,7 +75,7 @@ class Control:
         )
 
     def process(self) -> str:
-        """Return the process of a daemon that runs here, PID-STARTED; "" where there is none.
+        """Return the process of a daemon that runs here, as records call it; "" for none.
 
         One that nobody has written down was started by somebody who was killed just then.
         """
@@ -85,7 +85,7 @@ class Control:
             try:
                 name = os.path.basename(self._program).encode()[:_COMM]
                 is_it = proc.read("comm", fd).rstrip(b"\n") == name
-                found = f"{pid}-{records.started(fd)}"
+                found = records.name_of_process(fd)
             finally:
                 os.close(fd)
         except (OSError, ValueError):
@@ -141,7 +141,7 @@ class Control:
         return [pid for each in found for pid in each]
 
     def end(self, process: str) -> None:
-        """End it: by its own command, else by force. ``process`` is PID-STARTED."""
+        """End it: by its own command, else by force. ``process`` is what records call it."""
         if records.is_gone(process):
             return
         try:
@@ -152,7 +152,7 @@ class Control:
             pid = int(process.partition("-")[0])
             fd = os.pidfd_open(pid)
             try:
-                if not records.is_gone(process):
+                if _called(pid) == process:  # and not one of that number here
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
             finally:
                 os.close(fd)
@@ -187,6 +187,20 @@ def _numbers(text: str) -> list[int]:
     """Return the numbers with which lines begin; other lines are passed over."""
     first = [line.partition(",")[0].strip() for line in text.split("\n")]
     return [int(each) for each in first if each.isascii() and each.isdecimal() and len(each) < 10]
+
+
+def _called(pid: int) -> str:
+    """Return what records call a process; "" where it is gone."""
+    try:
+        fd = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return records.name_of_process(fd)
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
 
 
 def _ended(process: str) -> bool:

@@ -63,9 +63,7 @@ def _containers(config: Config) -> list[dict[str, Any]]:
         taken = mps_mounts.claims(folder)
     finally:
         os.close(folder)
-    known = {
-        f"{each['pid']}-{each['started']}": each for each in records.read_all(config.state_dir)
-    }
+    known = {records.name_of(each): each for each in records.read_all(config.state_dir)}
     found = [known.get(process, {}) for process, _ in taken.values()]
     names = Names()
     names.ask([(each["engine"], each["id"], each["bundle"]) for each in found if each])

@@ -63,7 +63,7 @@ class Shared(Record):
 class State(Record, devices=Shared):
     """What is kept of MPS: by which ``version``, for which ``devices``.
 
-    ``daemon`` is the control daemon's process, PID-STARTED as the records have it, "" where there
+    ``daemon`` is the control daemon's process, as the records call it, "" where there
     is none. ``threads`` are percent, 0 for no limit; at most ``clients`` containers have a device.
     ``places`` are the folders, below the pipe folder, of the namespaces that containers get one
     each of (version 3). ``ready`` says that the daemon has its limits and places.

@@ -1,7 +1,7 @@
 """What a client of MPS gets mounted, and its claim to a place among the clients.
 
 A claim is a file in the state folder, named by its place (c00, c01, ...), with the process that it
-is of, PID-STARTED as the records have it, and the devices. It counts while that process is there:
+is of, as the records call it, and the devices. It counts while that process is there:
 the one that prepares the container at first, then the container's own. So nothing has to be
 tidied up, whatever ended it. With MPS' version 3 a place is a namespace, whose folder no other
 container has.
@@ -93,6 +93,7 @@ class BindPipe(BindOwn):
         self._labels = labels
         self._claims = -1
         self._place = ""
+        self._pids = 0
         own = "/NAMESPACE" if state.version >= 3 else ""
         super().__init__(f"{self._base}/{mps.PIPE}{own}", mps.PLACE, _PIPE_OPTIONS, reason)
 
@@ -122,7 +123,8 @@ class BindPipe(BindOwn):
             self._refuse(taken)
             number = next(each for each in range(len(taken) + 1) if _name(each) not in taken)
             self._place = _name(number)
-            self._write(_of_process("/proc/self"))
+            self._pids = proc.pids()  # before /proc is the container's
+            self._write(_own_name())
             return number
         finally:
             os.close(fd)
@@ -146,9 +148,7 @@ class BindPipe(BindOwn):
     def execute(self, container: "Container") -> None:
         """Mount it, and hand the claim over to the container."""
         super().execute(container)
-        status = proc.read("stat", container.process)
-        pid = int(status.partition(b" ")[0])
-        self._write(f"{pid}-{records.started(container.process)}")
+        self._write(records.name_of_process(container.process, self._pids))
         self._place = ""
 
     def close(self) -> None:
@@ -198,11 +198,10 @@ def _name(number: int) -> str:
     return f"c{number:0{_DIGITS}}"
 
 
-def _of_process(folder: str) -> str:
-    """Return what the records call a process by its folder in /proc."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _own_name() -> str:
+    """Return what the records call this process."""
+    fd = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        pid = int(proc.read("stat", fd).partition(b" ")[0])
-        return f"{pid}-{records.started(fd)}"
+        return records.name_of_process(fd)
     finally:
         os.close(fd)
