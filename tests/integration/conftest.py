@@ -10,7 +10,7 @@ import pytest
 from harness import bundles, distributions, images, namespaces, prometheus, root_folders
 from harness import releases as other_releases
 from harness.bundles import Bundle, GpuBundle
-from harness.commands import path_of, run
+from harness.commands import path_of, run, served
 from harness.containerd import Containerd, containerd
 from harness.docker import Docker, dockerd
 from harness.driver import MINORS, Driver, fetch_driver_files, simulate
@@ -85,7 +85,8 @@ def workspace(request: pytest.FixtureRequest, installation: Installation) -> Ite
     namespaces.isolate_session()
     bundles.remove_forgotten_cgroups()
     WORKSPACE.mkdir()
-    yield WORKSPACE
+    with served(installation.command):
+        yield WORKSPACE
     bundles.remove_cgroups()
 
 

@@ -71,7 +71,7 @@ def sleepers(namespaces: int, processes: int, folder: Path, root: Path) -> Itera
 def seconds_of(argv: Sequence[str | Path]) -> tuple[float, str, str]:
     """Run a program; return its processor time, because the machine may be busy, and its output."""
     start = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = run(argv, timeout=120).ok()
+    done = run(argv, timeout=120, start=True).ok()
     end = resource.getrusage(resource.RUSAGE_CHILDREN)
     took = end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime
     return took, done.stdout, done.stderr

@@ -1,9 +1,12 @@
 """Run programs: to their end with their output kept, or in the background until told to stop."""
 
+import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +16,9 @@ from pathlib import Path
 import ran
 
 TIMEOUT_S = 120.0
+_SERVER = Path(__file__).with_name("command_server.py")
+# What an interpreter, its loader or C library, or the launcher reads at their start.
+_AT_START = ("LANG", "LC_", "LD_", "GLIBC_", "PYTHON", "NVIDIA_CTK_", "_GPUHOOK_")
 
 
 @dataclass(frozen=True)
@@ -47,10 +53,17 @@ def run(
     cwd: Path | None = None,
     stdin: bytes = b"",
     timeout: float = TIMEOUT_S,
+    start: bool = False,
 ) -> Result:
-    """Run ``argv`` to its end; ``env`` is added to our environment."""
+    """Run ``argv`` to its end; ``env`` is added to our environment.
+
+    Our own command line goes to the server that has imported it, where there is one; ``start``
+    has it started as anybody does.
+    """
     words = tuple(str(word) for word in argv)
     ran.note(words, env)
+    if _server and not start and not stdin and _server.can_run(words[0], env):
+        return _server.run(words, env, cwd, timeout)
     done = subprocess.run(
         words,
         env={**os.environ, **(env or {})},
@@ -62,6 +75,83 @@ def run(
     )
     stdout, stderr = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
     return Result(words, done.returncode, stdout, stderr)
+
+
+class Server:
+    """A process that has imported our command line, which takes most of a command's time.
+
+    Every command is started by others, too: by engines, units, shells, and in other namespaces.
+    """
+
+    def __init__(self, program: Path) -> None:
+        self._program = str(program)
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._started = dict(os.environ)
+        self._namespaces = _namespaces()
+        argv = [str(word) for word in (program.with_name("python3"), "-I", _SERVER, program)]
+        self._process = subprocess.Popen(argv, stdin=theirs.fileno())
+        theirs.close()
+
+    def can_run(self, program: str, env: Mapping[str, str] | None) -> bool:
+        """Tell whether a command would be the same if it were started."""
+        now = {**os.environ, **(env or {})}.items() ^ self._started.items()
+        return (
+            program == self._program
+            and not any(name.startswith(_AT_START) for name, _ in now)
+            and _namespaces() == self._namespaces
+        )
+
+    def run(
+        self,
+        words: tuple[str, ...],
+        env: Mapping[str, str] | None,
+        cwd: Path | None,
+        timeout: float,
+    ) -> Result:
+        """Have a command carried out, as ``run`` does; its standard input is empty."""
+        about = [words[1:], {**os.environ, **(env or {})}, str(cwd or Path.cwd())]
+        answer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        answer.settimeout(timeout)
+        with answer, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            with theirs, open(os.devnull, "rb") as nothing:
+                fds = [nothing.fileno(), output.fileno(), errors.fileno(), theirs.fileno()]
+                socket.send_fds(self._ours, [json.dumps(about).encode()], fds)
+            pid = int(answer.recv(64))
+            try:
+                status = int(answer.recv(64))
+            except TimeoutError:
+                os.kill(pid, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(words, timeout) from None
+            said = []
+            for file in (output, errors):
+                file.seek(0)
+                said.append(file.read().decode(errors="replace"))
+        return Result(words, os.waitstatus_to_exitcode(status), *said)
+
+    def close(self) -> None:
+        """End the server."""
+        self._ours.shutdown(socket.SHUT_RDWR)
+        self._ours.close()
+        self._process.wait()
+
+
+_server: Server | None = None
+
+
+@contextmanager
+def served(program: Path) -> Iterator[None]:
+    """Have our command line served in this process' namespaces until the end of the block."""
+    global _server  # noqa: PLW0603 - what all calls of run have in common
+    _server = Server(program)
+    try:
+        yield
+    finally:
+        _server.close()
+        _server = None
+
+
+def _namespaces() -> tuple[str, ...]:
+    return tuple(os.readlink(f"/proc/self/ns/{kind}") for kind in ("mnt", "pid_for_children"))
 
 
 def path_of(program: str) -> Path:
