@@ -134,7 +134,9 @@ def items(value: str) -> list[str]:
 
     Blanks around the dash of a range are no more than those around the comma: 0 - 3 is 0-3.
     """
-    return [_tight(item) for part in value.split(",") if (item := part.strip())]
+    return [
+        _tight(item) if "-" in item else item for part in value.split(",") if (item := part.strip())
+    ]
 
 
 def _tight(item: str) -> str:
