@@ -110,12 +110,15 @@ def test_what_is_heard(listener: Listener, events: Events, said: list[str]) -> N
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-    lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text(max_size=3), each),
+    lambda each: (
+        st.lists(each, max_size=3) | st.dictionaries(st.text(max_size=3), each, max_size=3)
+    ),
+    max_leaves=5,
 )
 NAMES = st.sampled_from(["asking", "watched", "unwatched", "xid", "gpu", "gi", "ci", "lost", "why"])
 
 
-@hypothesis.given(st.lists(st.dictionaries(NAMES, JSON) | JSON, max_size=6))
+@hypothesis.given(st.lists(st.dictionaries(NAMES, JSON, max_size=5) | JSON, max_size=6))
 def test_a_child_may_say_anything(lines: list[Any]) -> None:
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     said: list[str] = []

@@ -17,9 +17,12 @@ from gpuhook.ground.oci.jsontext import Record
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | FINITE | st.text(),
-    lambda children: st.lists(children) | st.dictionaries(st.text(), children),
-    max_leaves=20,
+    lambda children: (
+        st.lists(children, max_size=4) | st.dictionaries(st.text(), children, max_size=4)
+    ),
+    max_leaves=8,
 )
+OBJECT = st.dictionaries(st.text(), JSON, max_size=5)
 
 
 @given(JSON)
@@ -102,7 +105,7 @@ def test_append_refuses_another_shape(text: str) -> None:
         jsontext.append_to_list(text, ("a", "b"), ["1"])
 
 
-@given(st.dictionaries(st.text(), JSON))
+@given(OBJECT)
 def test_append_changes_nothing_else(document: dict[str, object]) -> None:
     document.pop("list", None)
     for indent in (None, 2):
@@ -136,7 +139,7 @@ def test_put_refuses_another_shape(text: str) -> None:
         jsontext.put(text, ("x", "y"), "2")
 
 
-@given(st.dictionaries(st.text(), JSON), st.lists(st.text(), min_size=1, max_size=3))
+@given(OBJECT, st.lists(st.text(), min_size=1, max_size=3))
 def test_what_is_put_is_there_and_nothing_else_changed(
     document: dict[str, object], path: list[str]
 ) -> None:
@@ -193,7 +196,7 @@ def test_texts_that_some_runtime_might_take(text: str) -> None:
     assert not jsontext.surely_broken(text)
 
 
-@given(st.dictionaries(st.text(), JSON), st.integers(min_value=0))
+@given(OBJECT, st.integers(min_value=0))
 def test_only_what_json_refuses_is_broken(value: object, place: int) -> None:
     text = json.dumps(value)
     assert not jsontext.surely_broken(text)
