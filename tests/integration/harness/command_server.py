@@ -2,12 +2,14 @@
 
 usage: python3 -I command_server.py PROGRAM
 
-It reads requests from the socket that is its standard input: JSON (arguments, environment, folder)
-with four descriptors, the command's standard ones and a socket for the answer. That is sent the
-child's number at its begin, and at its end what waitpid(2) says of it. ``harness.commands`` asks.
-The interpreter and its options are those with which the launcher starts a command.
+It reads requests from the socket that is its standard input: JSON (arguments, environment, folder,
+the process in whose mount namespace that is) with four descriptors, the command's standard ones and
+a socket for the answer. That is sent the child's number at its begin, at its end what waitpid(2)
+says of it. ``harness.commands`` asks. The interpreter and its options are those with which the
+launcher starts a command.
 """
 
+import ctypes
 import gc
 import importlib
 import json
@@ -19,6 +21,7 @@ import sys
 from typing import Any
 
 _LENGTH = 1 << 20
+_CLONE_NEWNS = 0x00020000  # linux/sched.h
 
 
 def main() -> None:
@@ -56,13 +59,18 @@ def main() -> None:
 
 def _become(program: str, request: Any, fds: list[int]) -> None:
     """Let this process have what a command would have been started with."""
-    words, environment, folder = request
+    words, environment, folder, process = request
     for number, fd in enumerate(fds[:3]):
         os.dup2(fd, number)
     os.closerange(3, 1 << 16)
     sys.argv = [program, *words]
     os.environ.clear()
     os.environ.update(environment)
+    if process != "self":
+        namespace = os.open(f"/proc/{process}/ns/mnt", os.O_RDONLY)
+        if ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNS) != 0:
+            raise OSError(ctypes.get_errno(), f"setns to the namespace of {process}")
+        os.close(namespace)
     os.chdir(folder)
 
 

@@ -62,7 +62,7 @@ def run(
     """
     words = tuple(str(word) for word in argv)
     ran.note(words, env)
-    if _server and not start and not stdin and _server.can_run(words[0], env):
+    if _server and not start and not stdin and _server.can_run(words, env):
         return _server.run(words, env, cwd, timeout)
     done = subprocess.run(
         words,
@@ -80,7 +80,8 @@ def run(
 class Server:
     """A process that has imported our command line, which takes most of a command's time.
 
-    Every command is started by others, too: by engines, units, shells, and in other namespaces.
+    It runs commands in this process' namespaces, and in a mount namespace that ``nsenter`` would
+    enter for them. Commands are started by others, too: by engines, units, shells and wrappers.
     """
 
     def __init__(self, program: Path) -> None:
@@ -92,11 +93,11 @@ class Server:
         self._process = subprocess.Popen(argv, stdin=theirs.fileno())
         theirs.close()
 
-    def can_run(self, program: str, env: Mapping[str, str] | None) -> bool:
+    def can_run(self, words: tuple[str, ...], env: Mapping[str, str] | None) -> bool:
         """Tell whether a command would be the same if it were started."""
         now = {**os.environ, **(env or {})}.items() ^ self._started.items()
         return (
-            program == self._program
+            words[_entering(words)] == self._program
             and not any(name.startswith(_AT_START) for name, _ in now)
             and _namespaces() == self._namespaces
         )
@@ -109,7 +110,11 @@ class Server:
         timeout: float,
     ) -> Result:
         """Have a command carried out, as ``run`` does; its standard input is empty."""
-        about = [words[1:], {**os.environ, **(env or {})}, str(cwd or Path.cwd())]
+        at = _entering(words)
+        folder, process = str(cwd or Path.cwd()), "self"
+        if at:
+            folder, process = words[4].removeprefix("--wdns="), words[2]
+        about = [words[at + 1 :], {**os.environ, **(env or {})}, folder, process]
         answer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         answer.settimeout(timeout)
         with answer, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
@@ -148,6 +153,11 @@ def served(program: Path) -> Iterator[None]:
     finally:
         _server.close()
         _server = None
+
+
+def _entering(words: tuple[str, ...]) -> int:
+    """Return how many words are those with which ``Namespace.enter`` begins a command line."""
+    return 6 if words[0] == "nsenter" and words[3::2][:2] == ("-m", "--") else 0
 
 
 def _namespaces() -> tuple[str, ...]:
