@@ -182,7 +182,7 @@ def names_of(*devices: str) -> list[str]:
     return [f"{KIND}={device}" for device in devices]
 
 
-@pytest.mark.parametrize("indices", [(0,), (0, 2, 7), tuple(range(8))], ids=str)
+@pytest.mark.parametrize("indices", [(0, 2, 7), tuple(range(8))], ids=str)
 def test_exactly_the_gpus_that_are_named(
     start: Run, driver: Driver, indices: tuple[int, ...]
 ) -> None:
@@ -199,15 +199,14 @@ def test_exactly_the_gpus_that_are_named(
     }
 
 
-@pytest.mark.parametrize("kind", ["debian", "lib64"])
-def test_programs_and_libraries(start: Run, driver: Driver, kind: str) -> None:
+def test_programs_and_libraries(start: Run, driver: Driver) -> None:
     folder = driver.library("libcuda.so.1").parent
     links = [path for path in folder.rglob("lib*.so.*") if path.is_symlink()]
     files = {path.name: path for path in [*links, folder / "libcuda.so"]}
     assert len(files) > 20
     script = f"nvidia-smi -L; gpuhook-cuda-probe; dlprobe {' '.join(files)}"
     gpus = driver.chosen(3, 5)
-    done = start(image(kind), ("sh", "-ec", script), names_of(*(gpu.uuid for gpu in gpus)))
+    done = start(DEBIAN, ("sh", "-ec", script), names_of(*(gpu.uuid for gpu in gpus)))
     lines = done.ok().stdout.splitlines()
     assert lines[:3] == [*lines_of_nvidia_smi(gpus), "CUDA devices: 2"]
     assert probed(lines[5:]) == {

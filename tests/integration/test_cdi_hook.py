@@ -19,6 +19,7 @@ from harness.loader import probed
 from harness.namespaces import Namespace
 from harness.sandbox import in_child
 from harness.snapshot import contents, nothing_left
+from harness.standing import RUNTIMES
 
 from gpuhook import inject as injection
 from gpuhook.ground.errors import InjectError
@@ -125,6 +126,7 @@ def hook_of(bundle: Bundle) -> Spec:
 
 
 @pytest.mark.parametrize("bundle", ["debian", "lib64"], indirect=True)
+@RUNTIMES
 def test_the_loader_finds_every_library(
     bundle: Bundle, runtime: str, answered: Path, driver: Driver
 ) -> None:
@@ -140,6 +142,7 @@ def test_the_loader_finds_every_library(
 
 
 @pytest.mark.parametrize("bundle", ["debian", "lib64"], indirect=True)
+@RUNTIMES
 def test_an_own_ldconfig_finds_them_again(bundle: Bundle, runtime: str, document: Path) -> None:
     give(bundle, document, "0")
     changed(bundle, "cp /sbin/ldconfig usr/local/bin/")
@@ -282,6 +285,7 @@ def test_a_new_inventory_is_not_saved(
 # What an image may bring -----------------------------------------------------------------------
 
 
+@RUNTIMES
 def test_the_images_own_libraries_are_covered(
     bundle: Bundle, runtime: str, answered: Path, driver: Driver
 ) -> None:
@@ -317,6 +321,7 @@ def test_an_engines_mount_of_another_file_covers_nothing(
     bundle.run(runtime).ok()
 
 
+@RUNTIMES
 def test_a_read_only_root(bundle: Bundle, runtime: str, answered: Path, driver: Driver) -> None:
     bundle.change(lambda spec: spec["root"].update(readonly=True))
     give(bundle, answered, "5")
@@ -348,6 +353,7 @@ def test_a_user_namespace(bundle: Bundle, runtime: str, document: Path, driver: 
 
 @pytest.mark.parametrize("place", ["etc/nvidia", "etc/ld.so.cache", LIBRARIES, "etc/ld.so.conf.d"])
 @pytest.mark.parametrize("route", ROUTES)
+@RUNTIMES
 def test_links_out_of_the_root(
     bundle: Bundle, runtime: str, answered: Path, tmp_path: Path, place: str, route: str
 ) -> None:
@@ -516,6 +522,7 @@ def test_at_another_stage(bundle: Bundle, runtime: str, document: Path, driver: 
 
 @pytest.mark.parametrize("mode", ["rw", "ro"])
 @pytest.mark.parametrize("place", ["etc", "usr/lib"])
+@RUNTIMES
 def test_volumes_stay_as_they_are(
     bundle: Bundle, runtime: str, answered: Path, tmp_path: Path, place: str, mode: str
 ) -> None:
@@ -575,6 +582,7 @@ def test_our_document_by_nvidias_name(
 
 
 @pytest.mark.parametrize("verb", VERBS)
+@RUNTIMES
 def test_a_document_of_nvidias_toolkit_is_refused(
     bundle: Bundle, runtime: str, document: Path, driver: Driver, nvidias_name: Path, verb: str
 ) -> None:
