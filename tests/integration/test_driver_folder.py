@@ -310,7 +310,7 @@ def test_a_strangers_folder_that_comes_while_we_wait(machine: Machine) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with ThreadPoolExecutor(1) as pool:
-            kept = pool.submit(machine.keep)
+            kept = pool.submit(machine.keep, start=True)  # has its name in /proc
             try:
                 wait_until(lambda: waits_for(work), "somebody waits for the lock")
                 his.rename(machine.folder)

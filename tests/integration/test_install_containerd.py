@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from harness import images
-from harness.commands import Result, daemon, run
+from harness.commands import Result, daemon, run, wait_until
 from harness.cri import Cri, CriError
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.inside import look, seen
@@ -211,7 +211,13 @@ def test_nothing_is_taken_back_while_containerd_needs_it(
             done = site.gpuhook("uninstall", "--unless-in-use").failed()
             assert pod.name[:12] in done.stderr
             assert "Run this first: kubectl drain" in done.stderr
-        done = site.gpuhook("uninstall", "--unless-in-use").failed()
+
+        def is_in_nobodys_way() -> bool:
+            nonlocal done
+            done = site.gpuhook("uninstall", "--unless-in-use").failed()
+            return pod.name[:12] not in done.stderr
+
+        wait_until(is_in_nobodys_way, "the pod's shim has ended")
         assert "Run this first: gpuhook uninstall --engine containerd && systemctl" in done.stderr
         assert contents_now(installed) == installed
     site.gpuhook("uninstall", "--unless-in-use").ok()
@@ -230,7 +236,7 @@ def test_a_container_of_ctr_is_in_use(
         finally:
             run([*ctr, "tasks", "delete", "--force", "one"]).ok()
         assert "Run this first: ctr -n mine tasks delete --force one." in done.stderr
-        site.gpuhook("uninstall", "--unless-in-use").ok()
+        wait_until(lambda: site.gpuhook("uninstall", "--unless-in-use").status == 0, "it has ended")
 
 
 def test_containerd_reads_what_was_written(site: Site) -> None:

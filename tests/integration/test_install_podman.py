@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from harness.commands import Result, run
+from harness.commands import Result, run, wait_until
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.images import image
 from harness.inside import look, seen
@@ -109,7 +109,8 @@ def test_nothing_is_taken_back_while_a_container_needs_it(
         done = gpuhook("uninstall", "--unless-in-use").failed()
         assert "Run this first: podman stop bound." in done.stderr
         bound.call("stop", "--time=0", "bound").ok()
-        gpuhook("uninstall", "--unless-in-use").ok()
+        # conmon may take a moment to end.
+        wait_until(lambda: gpuhook("uninstall", "--unless-in-use").status == 0, "it is in no use")
     finally:
         storage.call("rm", "--force", "--time=0", "bound", "free").ok()
 

@@ -33,12 +33,12 @@ class Machine:
         self.driver = simulate(self._installation, self.root, *options)
         return self.driver
 
-    def keep(self, *words: str | Path) -> Result:
+    def keep(self, *words: str | Path, start: bool = False) -> Result:
         """Run gpuhook driver-folder, for this folder unless another is named."""
         last = words[-1] if words and str(words[-1]).startswith("/") else self.folder
         options = [word for word in words if word != last]
         words = ("driver-folder", f"--config={self.config}", *options, last)
-        return run([self._installation.command, *words])
+        return run([self._installation.command, *words], start=start)
 
     @property
     def older(self) -> list[Path]:
