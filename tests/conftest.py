@@ -80,11 +80,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=turn)
 
 
+def pytest_collection() -> None:
+    """Look for no garbage while thousands of tests are collected, which are none."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Look for garbage seldom, and never among the thousands of tests that were collected."""
+    """Look for garbage seldom, and never among the tests."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000)
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

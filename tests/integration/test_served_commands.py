@@ -1,0 +1,42 @@
+"""What carries out the tests' commands without starting them does what a start would."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from harness import commands
+from harness.commands import run
+from harness.installation import Installation
+from harness.namespaces import Namespace
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["--version"], 0),
+        (["explain", "--config=config.toml", "-e", "NVIDIA_VISIBLE_DEVICES=1"], 0),
+        (["explain", "-e", "NVIDIA_VISIBLE_DEVICES=99"], 1),
+        (["list", "--config=config.toml", "--format=json"], 0),
+        (["cdi", "generate", "--config=none.toml"], 1),
+        (["mps", "status"], 1),
+        (["nonsense"], 2),
+    ],
+)
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_as_if_it_were_started(
+    installation: Installation,
+    configs: dict[str, Path],
+    v1: Namespace,
+    words: Sequence[str],
+    status: int,
+    elsewhere: bool,
+) -> None:
+    argv = [str(installation.command), *words]
+    folder, env = configs["runc"].parent, {"GPUHOOK_CONFIG": str(configs["runc"])}
+    if elsewhere:
+        argv = v1.enter(*argv, cwd=folder)
+    assert commands._server is not None
+    assert commands._server.can_run(tuple(argv), env)
+    served, started = (run(argv, env, folder, start=start) for start in (False, True))
+    assert served == started
+    assert served.status == status
