@@ -33,6 +33,8 @@ CAPABILITIES = [
 _CGROUP = "gpuhook-test-"
 CGROUP_PARENT = f"/{_CGROUP}{uuid.uuid4().hex[:12]}"
 _FORGOTTEN_S = 24 * 3600.0
+# Where runc and crun, called by root, have a folder for their containers.
+_RUN = ("/run", os.environ.get("XDG_RUNTIME_DIR", "/run"))
 
 Spec = dict[str, Any]
 
@@ -232,7 +234,9 @@ def bundle(parent: Path, lower: Path, namespace: Namespace, runtime: str) -> Ite
     try:
         yield made
     finally:
-        namespace.run(runtime, "delete", "--force", name)
+        seen = f"/proc/{namespace.pid or 'self'}/root"
+        if any(Path(f"{seen}{folder}/{runtime}/{name}").exists() for folder in _RUN):
+            namespace.run(runtime, "delete", "--force", name)
         # What was killed with the container may take a moment to go.
         wait_until(lambda: namespace.run("umount", root).status == 0, f"{root} isn't used")
         run(["rm", "-rf", "--one-file-system", path]).ok()
