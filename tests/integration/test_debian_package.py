@@ -1,4 +1,4 @@
-"""The Debian package: built by the script, installed into a copy of this Debian, taken out again.
+"""The Debian package of scripts/release: installed into a copy of this Debian, taken out again.
 
 The copy is an overlay: what was installed and what is left behind lies in its upper layer. The
 package is installed once; tests that begin with it installed have another layer above that one.
@@ -26,8 +26,7 @@ from harness.packages import (
     ADDRESS,
     MAINTAINER,
     Debian,
-    build,
-    copy_sources,
+    debs,
     layer,
     leave_stale_module,
     without_gpuhook,
@@ -47,13 +46,8 @@ DAEMON_JSON = '{\n  "log-level": "warn"\n}\n'
 
 
 @pytest.fixture(scope="session")
-def clone(workspace: Path) -> Path:
-    return copy_sources(workspace / "deb-clone")
-
-
-@pytest.fixture(scope="session")
-def packages(clone: Path, workspace: Path) -> tuple[Path, Path]:
-    return build(clone, workspace / "deb-dist")
+def packages() -> tuple[Path, Path]:
+    return debs()
 
 
 @pytest.fixture(scope="session")
@@ -145,10 +139,6 @@ def test_the_default_configuration_is_the_one_of_the_repository(
     shipped = tmp_path / "usr/lib/gpuhook/gpuhook/tools/config/config.toml"
     assert not shipped.is_symlink()
     assert shipped.read_bytes() == (REPOSITORY / "config/config.toml").read_bytes()
-
-
-def test_no_test_tools_are_needed(package: Path, clone: Path) -> None:
-    assert not (clone / ".venv").exists()
 
 
 def test_who_builds_it_is_its_maintainer(package: Path) -> None:

@@ -16,9 +16,9 @@ from harness.packages import (
     ADDRESS,
     MAINTAINER,
     Debian,
+    debs,
     layer,
     leave_stale_module,
-    released,
     without_gpuhook,
 )
 
@@ -31,9 +31,7 @@ DAEMON_JSON = '{\n  "log-level": "warn"\n}\n'
 
 @pytest.fixture(scope="module")
 def packages() -> tuple[Path, Path]:
-    made = released()[1]
-    names = (f"gpuhook_{__version__}_all.deb", f"gpuhook-simulate_{__version__}_all.deb")
-    return made / names[0], made / names[1]
+    return debs()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ package is installed once; tests that begin with it installed have another layer
 import fcntl
 import hashlib
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,14 +49,6 @@ class Debian:
         return found
 
 
-def build(source: Path, folder: Path) -> tuple[Path, Path]:
-    """Build the packages in a new folder; return the paths of gpuhook and of gpuhook-simulate."""
-    command = source / "scripts/build-deb"
-    built = run([command, folder], env=BUILT_BY, timeout=600.0).ok().stdout.split()
-    assert [Path(path).suffix for path in built[-4:]] == [".deb", ".deb", ".whl", ".whl"]
-    return Path(built[-4]), Path(built[-3])
-
-
 def released() -> tuple[str, Path]:
     """Return what scripts/release said of these sources, and the folder of what it built.
 
@@ -79,6 +70,15 @@ def released() -> tuple[str, Path]:
             said.write_text(f"{_digest()}\n{text}")
     [line] = [line for line in text.splitlines() if line.startswith("== in ")]
     return text, Path(line.removeprefix("== in ").removesuffix(":"))
+
+
+def debs() -> tuple[Path, Path]:
+    """Return the Debian packages gpuhook and gpuhook-simulate that scripts/release built."""
+    folder = released()[1]
+    return (
+        folder / f"gpuhook_{__version__}_all.deb",
+        folder / f"gpuhook-simulate_{__version__}_all.deb",
+    )
 
 
 def _digest() -> str:
@@ -110,12 +110,6 @@ def layer(folder: Path, *below: Path) -> Iterator[Debian]:
     finally:
         for path in ("run", "dev", "proc", ""):
             run(["umount", parts["root"] / path]).ok()
-
-
-def copy_sources(folder: Path) -> Path:
-    """Copy the sources as somebody has them who has run nothing yet."""
-    made = ".git", ".venv", ".work", "dist", "__pycache__"
-    return Path(shutil.copytree(REPOSITORY, folder, True, shutil.ignore_patterns(*made)))
 
 
 def without_gpuhook(folder: Path, files: Mapping[str, Path]) -> Path:
