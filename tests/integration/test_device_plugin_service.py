@@ -31,7 +31,7 @@ def test_a_driver_that_is_unloaded_and_loaded_again(node: Node) -> None:
     node.simulate("--gpus=2")
     node.start()
     node.healthy(2, 2)
-    node.child("gpuhook-events")
+    node.hears()
     node.simulate("--xid=79", "--gpu=0")
     node.healthy(1, 2)
     node.simulate("--gpus=2", "--fail=not-loaded")
@@ -39,7 +39,7 @@ def test_a_driver_that_is_unloaded_and_loaded_again(node: Node) -> None:
     node.until(lambda: "gpuhook-events" not in children(node.pid), "the driver is let go of")
     node.simulate("--gpus=2")
     node.healthy(2, 2)  # a new driver has no old trouble
-    node.child("gpuhook-events")
+    node.hears()
     node.simulate("--xid=79", "--gpu=1")
     node.healthy(1, 2)
 
@@ -84,7 +84,7 @@ def test_sighup_lets_go_of_the_driver(node: Node) -> None:
     node.simulate("--gpus=1")
     node.start()
     node.healthy(1, 1)
-    node.child("gpuhook-events")
+    node.hears()
     os.kill(node.pid, signal.SIGHUP)
     node.until(lambda: "gpuhook-events" not in children(node.pid), "NVML is let go of")
     node.healthy(1, 1)
@@ -120,7 +120,7 @@ def test_an_idle_one_costs_next_to_nothing(node: Node) -> None:
     node.simulate("--gpus=8")
     node.start(interval=30.0)
     node.healthy(8, 8)
-    node.child("gpuhook-events")
+    node.hears()
     pids = [node.pid, *children(node.pid).values()]
     rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
     lines = [line.split() for text in rollups for line in text.splitlines()]

@@ -11,7 +11,7 @@ from harness.commands import run, wait_until
 from harness.dra import GPU_DRIVER, Node, result, slice_name
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
-from harness.node import children, spent
+from harness.node import children, listens, spent
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_an_xid_and_its_end(service: str, node: Node, driver: Driver) -> None:
     node.kubelet.knows = ("v1.DRAPlugin", service)
     name = slice_name(driver.gpus[3].uuid)
     with node.service(recovery=2.0) as process:
-        wait_until(lambda: "gpuhook-events" in children(process.pid), "there is a listener")
+        wait_until(lambda: listens(process.pid), "there is a listener")
         node.kubelet.wait_until(lambda: has(node, name, HEALTHY), "all are well")
         began = time.monotonic()
         command: list[str | Path] = [node.installation.command, "simulate", driver.root]
@@ -95,7 +95,7 @@ def test_an_idle_one_costs_next_to_nothing(node: Node) -> None:
     """Counted in how often it wakes up: the time that takes depends on what else is running."""
     with node.service(interval=30.0) as process:
         node.kubelet.wait(GPU_DRIVER)
-        wait_until(lambda: "gpuhook-events" in children(process.pid), "there is a listener")
+        wait_until(lambda: listens(process.pid), "there is a listener")
         claim = node.claim("a")
         node.kubelet.prepare(GPU_DRIVER, claim)
         usual = {"gpuhook-events", "gpuhook-server"}

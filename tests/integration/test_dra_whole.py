@@ -17,7 +17,7 @@ from harness.commands import daemon, run, wait_until
 from harness.dra import GPU_DRIVER, NODE, result, slice_name
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
-from harness.node import children
+from harness.node import children, listens
 
 _PROGRAM = "import sys; del sys.argv[0]; from gpuhook.tools.cli import main; main()"
 
@@ -74,6 +74,7 @@ def test_slices_claims_and_statuses(
         assert not isinstance(prepared, str), prepared
         assert [device.name for device in prepared] == [names[2]]
         wait_until(lambda: _status(api) == [(names[2], "True")], "the claim's status says so")
+        wait_until(lambda: listens(process.pid), "somebody listens to the driver")
         run([installation.command, "simulate", driver.root, "--xid=79", "--gpu=3"]).ok()
         wait_until(lambda: _tainted(api) == [names[3]], "a taint", timeout=20)
         assert kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}

@@ -37,6 +37,18 @@ def children(pid: int) -> dict[str, int]:
     return found
 
 
+def listens(pid: int) -> bool:
+    """Tell whether a process has a child that waits for the driver's events.
+
+    The simulated NVML has the folder of its state watched then (inotify(7)).
+    """
+    try:
+        fds = Path(f"/proc/{children(pid)['gpuhook-events']}/fd")
+        return any(os.readlink(each) == "anon_inode:inotify" for each in fds.iterdir())
+    except (KeyError, OSError):
+        return False  # there is none yet
+
+
 class Node:
     """A machine with a simulated driver, the plugin and a kubelet."""
 
@@ -77,6 +89,10 @@ class Node:
         assert self.process is not None
         wait_until(lambda: name in children(self.pid), f"there is a {name}")
         return children(self.pid)[name]
+
+    def hears(self) -> None:
+        """Wait until the driver's events are waited for."""
+        wait_until(lambda: listens(self.pid), "somebody listens to the driver")
 
     @property
     def pid(self) -> int:
