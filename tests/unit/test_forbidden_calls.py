@@ -83,7 +83,7 @@ ALLOWED = {
     "tools/apply/callers.append: os.open": "a folder of the caller's, after a look at the way",
     "vendors/nvidia/own_files._kernel_has_none: os.path.exists": "our own /proc",
     "vendors/nvidia/mps_mounts.claims: os.listdir": "a descriptor",
-    "vendors/nvidia/mps_mounts._of_process: os.open": "our own /proc/self",
+    "vendors/nvidia/mps_mounts._own_name: os.open": "our own /proc/self",
     "start/edit.add_hook: os.access": "our own hook, beside gpu-py",
     "inject.open_container: os.open": "/proc/PID, opened once",
     "inject.open_inside: os.open": "our own /proc/PID, opened once",

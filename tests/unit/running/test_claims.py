@@ -319,6 +319,6 @@ def test_nodes_of_what_documents_alone_describe(
     other = held(gives(node("/dev/y", (240, 1)), node("/dev/z", (240, 255))), config=cards)
     if "a" in owners and 1 in minors:
         with pytest.raises(HeldError, match=f"{CARD}=a is in use by"):
-            leases.refuse(record, [{**other, "started": 1}], cards.exclusive)
+            leases.refuse(record, [other], cards.exclusive)
     else:
         leases.refuse(record, [other], cards.exclusive)

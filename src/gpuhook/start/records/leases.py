@@ -54,7 +54,7 @@ def _refusal(what: str, kind: str, other: "dict[str, Any]") -> HeldError:
     if other.get("pids", proc.FIRST_PIDS) != proc.pids():
         remedy = (
             "Stop that container, which is another pid namespace's; if it has ended, remove its "
-            f"record, containers/{other['pid']}-{other['started']}* in the state-dir"
+            f"record, containers/{other.get('pid')}-{other.get('started')}* in the state-dir"
         )
     return HeldError(f"{what} in use by {holder(other)}, and {kind} is exclusive here", remedy)
 
