@@ -111,7 +111,7 @@ def test_the_compute_mode_is_set_back_after_a_kill(site: Site) -> None:
     (site.driver.root / "simulate/compute").write_text("1 2\n")
     for _ in range(2):
         site.mps("start").ok()
-        os.kill(site.daemon(), signal.SIGKILL)
+        site.kill()
     site.mps("stop").ok()
     assert site.modes() == [DEFAULT, 2, DEFAULT]
 
@@ -259,7 +259,7 @@ def test_a_client_that_comes_before_the_limits(site: Site) -> None:
     program = f"while :; do timeout 0.2 {CUDA_PROBE} --context; done"
     eager = site.ask("0", command=program)
     assert site.start(eager).status == 0
-    os.kill(site.daemon(), signal.SIGKILL)
+    site.kill()
     program_of = site.installation.command.parent / "python"
     code = (
         "import time; from gpuhook.ground.config.loader import load;"
@@ -303,7 +303,7 @@ def test_a_device_that_is_shared_no_more_gets_its_mode_back(site: Site) -> None:
 def test_a_container_is_no_client_without_a_daemon(site: Site) -> None:
     assert "no control daemon of MPS is running" in site.refusal("0")
     site.mps("start").ok()
-    os.kill(site.daemon(), signal.SIGKILL)
+    site.kill()
     assert site.refusal("0").count("no control daemon of MPS is running") > 1
     assert site.mps("status").status == 1
 
@@ -523,7 +523,7 @@ def test_pods(
         wait_until(lambda: "CUDA context" in site.said(made), "it has a context")
         assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40\n" in site.said(made)
         assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8192M\n" in site.said(made)
-        os.kill(site.daemon(), signal.SIGKILL)
+        site.kill()
         kubelet.wait_until(lambda: kubelet.allocatable(GPU) == 0, "the plugin says so")
         site.mps("start").ok()
         kubelet.wait_until(lambda: kubelet.allocatable(GPU) > 0, "it is healthy again")
@@ -545,6 +545,6 @@ def test_the_doctor_and_the_metrics_say_so(site: Site, tmp_path: Path) -> None:
     site.mps("start").ok()
     assert "MPS' control daemon answers" in said("doctor")
     assert "gpuhook_mps_up 1.0\n" in metrics()
-    os.kill(site.daemon(), signal.SIGKILL)
+    site.kill()
     assert "MPS' control daemon isn't running" in said("doctor")
     assert "gpuhook_mps_up 0.0\n" in metrics()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from harness.commands import Result, run, wait_until
 from harness.driver import Driver
 from harness.images import CUDA_PROBE
 from harness.installation import Installation
+from harness.standing import is_running
 
 PLACE = "/run/nvidia-mps"
 PROBE = f"sleep 1000 | {CUDA_PROBE} --context"
@@ -59,6 +61,12 @@ class Site:
     def daemon(self) -> int:
         """Return the daemon's process, 0 while there is none."""
         return int(self.kept()["daemon"].partition("-")[0] or 0)
+
+    def kill(self) -> None:
+        """Kill the daemon, and wait for its end: on a busy machine others come first."""
+        pid = self.daemon()
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not is_running(pid), "it has ended")
 
     def daemons(self) -> list[str]:
         return daemons(self.driver)
