@@ -223,10 +223,7 @@ def is_ahead(pid: int) -> bool:
 
 
 def asked_child(server: int) -> int:
-    """Return a child of a process that has a question; 0 where it has none.
-
-    The kernel's list is in the order of their age: all but the youngest have one.
-    """
+    """Return a child of a process that has a question; 0 where there is none."""
     return next((pid for pid in children_of(server) if not is_ahead(pid)), 0)
 
 
