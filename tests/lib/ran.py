@@ -41,8 +41,7 @@ _TIMEOUT_S = 30.0
 Program = tuple[str, str, str, str]
 ACTIVE = False
 _noted: set[Program] = set()
-_versions: dict[tuple[int, int, str], str] = {}
-_daemons: dict[Path, Program | None] = {}
+_versions: dict[tuple[str, str, str], str] = {}
 
 
 def begin() -> None:
@@ -76,16 +75,17 @@ def note_daemon(path: Path) -> None:
     """Note the program that listens at a Unix socket."""
     if not ACTIVE:
         return
-    if path not in _daemons:
+    try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(path))
             size = struct.calcsize("3i")  # struct ucred, unix(7)
             about = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
         pid = struct.unpack("3i", about)[0]
         called = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
-        into = ["nsenter", "-t", str(pid), "-m", "--"]
-        _daemons[path] = _program(called, into) if called in PROGRAMS else None
-    found = _daemons[path]
+    except OSError:
+        return  # a test may have ended it since it answered
+    into = ["nsenter", "-t", str(pid), "-m", "--"]
+    found = _program(called, into) if called in PROGRAMS else None
     _noted.update([found] if found else [])
 
 
@@ -156,8 +156,9 @@ def _program(called: str, into: Sequence[str]) -> Program | None:
     pid = into[into.index("-t") + 1] if "-t" in into else "self"
     name, argv = PROGRAMS[called]
     try:
-        root = os.stat(f"/proc/{pid}/root/")
-        key = (root.st_dev, root.st_ino, name)
+        # Not by the root's device and inode, which the next one that is mounted may have as well.
+        started = Path(f"/proc/{pid}/stat").read_text("latin-1").rpartition(")")[2].split()[19]
+        key = (pid, started, name)
         if key not in _versions:
             words = [*into, *argv]
             done = subprocess.run(words, capture_output=True, timeout=_TIMEOUT_S, check=False)
