@@ -18,7 +18,7 @@ from harness.standing import ONE, Site
 from limits import in_time
 
 from gpuhook.ground.names import CDI_HOOK, HELPER_OPTION
-from gpuhook.standby.standby import DOOR, SEATS
+from gpuhook.standby.seats import DOOR, SEATS
 from gpuhook.start.cdi.own_hook import MOUNTS_OPTION
 
 NAMES = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"]

@@ -27,8 +27,9 @@ from harness.standing import (
 )
 from limits import in_time
 
+from gpuhook.standby.child import PATIENCE
 from gpuhook.standby.place import OPTION, lock_name
-from gpuhook.standby.standby import PATIENCE, SEAT_COUNT, SEATS
+from gpuhook.standby.seats import SEAT_COUNT, SEATS
 
 STOPS = 6
 KILLS = int(os.environ.get("GPUHOOK_TEST_KILLS", "30"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.standby.standby import ANSWER, ASKED, MARK
+from gpuhook.standby.seats import ANSWER, ASKED, MARK
 from harness.bundles import Bundle
 from harness.commands import Result, wait_until
 from harness.driver import Driver

@@ -14,8 +14,9 @@ import pytest
 
 from gpuhook.ground import preload
 from gpuhook.ground.host import lock
-from gpuhook.standby import place, standby
-from gpuhook.standby.standby import Child, Server
+from gpuhook.standby import around, place, seats, standby
+from gpuhook.standby.child import ANSWERED
+from gpuhook.standby.server import Child, Server
 from gpuhook.start.inventory import freshness
 from gpuhook.vendors.registry import KNOWN
 
@@ -69,7 +70,7 @@ def test_late_child_is_killed(server: Server) -> None:
 
 def test_child_that_has_answered_is_no_late_one(server: Server) -> None:
     """Though its answer was not heard: on a busy machine, other work came first."""
-    late = Late(server, standby._ANSWERED)
+    late = Late(server, ANSWERED)
     try:
         server._kill_late()
         while (state := late.state()) in ("T", "R"):
@@ -87,7 +88,7 @@ def test_names_of_those_that_have_ended_are_removed(
     for name in ("1", "2", ".1.7", ".2.7", ".lock-1"):
         (tmp_path / name).touch()
     mark = os.open(tmp_path, os.O_RDONLY)
-    monkeypatch.setattr(standby, "MARK", mark)
+    monkeypatch.setattr(seats, "MARK", mark)
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -97,13 +98,13 @@ def test_names_of_those_that_have_ended_are_removed(
     try:
         os.close(writer)
         assert os.read(reader, 1)
-        standby._remove_forgotten()
+        seats.remove_forgotten()
         assert sorted(os.listdir(mark)) == [".1.7", ".lock-1", "1"]
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     try:
-        standby._remove_forgotten()
+        seats.remove_forgotten()
         assert os.listdir(mark) == [".lock-1"]
     finally:
         os.close(mark)
@@ -111,7 +112,7 @@ def test_names_of_those_that_have_ended_are_removed(
 
 
 def test_every_module_of_ours_is_looked_at() -> None:
-    files = standby._our_files()
+    files = around._our_files()
     assert standby.__file__ in files
     assert sys.modules["gpuhook"].__file__ in files
     assert all(name.endswith(".py") for name in files)
@@ -218,12 +219,12 @@ def test_a_clock_that_jumped(days: int, tmp_path: Path, monkeypatch: pytest.Monk
     path.touch()
     mark = os.open(tmp_path, os.O_RDONLY)
     try:
-        monkeypatch.setattr(standby, "MARK", mark)
+        monkeypatch.setattr(seats, "MARK", mark)
         assert not freshness.is_settled(str(path))
-        assert not standby._is_older("file", 60.0)
+        assert not seats._is_older("file", 60.0)
         now = time.time() + days * 86400
         monkeypatch.setattr(time, "time", lambda: now)
         assert freshness.is_settled(str(path))
-        assert standby._is_older("file", 60.0)
+        assert seats._is_older("file", 60.0)
     finally:
         os.close(mark)

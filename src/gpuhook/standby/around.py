@@ -1,0 +1,99 @@
+"""What the process that stands ready has read, and whether all is as it was then."""
+
+import os
+import sys
+
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.config.model import DEFAULT_PATH, Config
+from gpuhook.ground.errors import GpuhookError
+from gpuhook.start import contract
+from gpuhook.start.cdi import saved
+from gpuhook.start.inventory import cache, freshness
+from gpuhook.vendors import registry
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuhook.start.contract import Known
+
+
+class Around:
+    """Everything that the standing process has read, and whether it is still so."""
+
+    def __init__(self, path: str | None, launcher: str) -> None:
+        """Look at it, and read configuration (of that path) and inventory after that.
+
+        GpuhookError where the machine has no driver, OSError where a change could be missed.
+        """
+        files = _our_files()
+        folders = {os.path.dirname(file) for file in files}
+        program = os.path.realpath("/proc/self/exe")
+        # protects: own-settings
+        self._seen = _identities([path or DEFAULT_PATH, launcher, program, *folders])
+        self._files = _identities(files)
+        if not all(freshness.is_settled(each) for each in (launcher, program, *folders, *files)):
+            raise OSError("our own files have just changed, maybe since they were imported")
+        self.config = load(path)
+        self.known = registry.known(self.config)
+        self._loaded = _load_inventories(self.config, self.known)
+        self.inventories = {name: each.inventory for name, each in self._loaded.items()}
+        self.documents = saved.Documents(self.config)
+        if not self.is_same_in_detail():
+            raise OSError("something has changed while it was read")
+
+    def is_same(self) -> bool:
+        """Tell whether all is as it was: configuration, our own files, inventories, machine.
+
+        Of files that are replaced, as packages and pip do it, their folders tell.
+        """
+        latest = all(each.is_latest(self.config) for each in self._loaded.values())
+        return latest and _are_same(self._seen)  # protects: machine-changed
+
+    def is_same_in_detail(self) -> bool:
+        """Tell it by looking at each file too; read documents that have changed."""
+        if not self.is_same() or not _are_same(self._files):  # protects: written-in-place
+            return False
+        for each in self._loaded.values():
+            each.note_folders()
+        self.documents.files()
+        return True
+
+
+def _load_inventories(config: Config, known: "Known") -> dict[str, cache.Loaded]:
+    """Return the inventories of the vendors that this machine has, by vendor.
+
+    GpuhookError if it has none. A vendor that it has later finds its own way (``resolve``).
+    """
+    found: dict[str, cache.Loaded] = {}
+    failures: list[GpuhookError] = []
+    for each in known.values():
+        try:
+            found[each.NAME] = _load_inventory(config, contract.load(each))
+        except GpuhookError as error:
+            failures.append(error)
+    if not found:
+        raise failures[0]
+    return found
+
+
+def _load_inventory(config: Config, vendor: contract.Vendor) -> cache.Loaded:
+    loaded = cache.load(config, vendor)
+    if loaded is None:
+        cache.get_inventory(config, vendor)  # which saves it
+        loaded = cache.load(config, vendor)
+    if loaded is None:
+        raise OSError("the inventory can't be saved, so nothing would notice when it changes")
+    return loaded
+
+
+def _our_files() -> list[str]:
+    modules = [module for name, module in sys.modules.items() if name.startswith("gpuhook")]
+    files = [getattr(module, "__file__", None) for module in modules]
+    return sorted(file for file in files if file)
+
+
+def _identities(paths: list[str]) -> dict[str, tuple[int, ...] | None]:
+    return {path: freshness.identity(path) for path in paths}
+
+
+def _are_same(seen: dict[str, tuple[int, ...] | None]) -> bool:
+    return all(freshness.identity(path) == identity for path, identity in seen.items())

@@ -1,0 +1,164 @@
+"""A child of the process that stands ready: serves one question.
+
+It edits one config.json, answers, and is that container's helper from then on; or does the work of
+the hook of a CDI document. That asks wherever the engine or gpu-py applied the document, and is in
+the container's namespaces already, so the child finds out itself whether those were made in ours.
+"""
+
+import os
+
+from gpuhook import cdi_hook
+from gpuhook.ground import names
+from gpuhook.ground.container import kernel
+from gpuhook.ground.errors import GpuhookError
+from gpuhook.ground.oci.spec import read_spec
+from gpuhook.standby import askers, helper, seats
+from gpuhook.standby.seats import ANSWER, ASKED, MARK, QUESTION, REPORT, SEAT_COUNT, SEATS
+from gpuhook.start import contract
+from gpuhook.start.edit import edit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from gpuhook.ground.config.model import Config
+    from gpuhook.ground.oci.spec import Spec
+    from gpuhook.inject import Injection
+    from gpuhook.standby.around import Around
+    from gpuhook.start.resolve import Resolved
+    from gpuhook.vendors.nvidia.ready_nvml import ReadyNvml
+
+PATIENCE = 2.0  # seconds that an answer may take
+ANSWERED, STALE, LIMITED = b"a", b"s", b"l"  # what its parent hears
+NAME = "gpuhook-standby"  # what the process is called, and a child that has a question
+_NAME_AHEAD = "gpuhook-next"
+_NO = b"no\n"
+
+
+def _read_line(pipe: int) -> bytes:
+    """Wait for a question, and return it; end where none comes any more."""
+    line = b""
+    while not line.endswith(b"\n"):
+        more = os.read(pipe, seats.QUESTIONS)
+        if not more:
+            os._exit(0)
+        line += more
+    return line[:-1]
+
+
+class Answering:
+    """A child: edits one config.json, answers, and then is that container's helper."""
+
+    def __init__(self, launcher: str, around: "Around", nvml: "ReadyNvml") -> None:
+        self._config = around.config
+        self._nvml = nvml
+        self._folder = os.path.dirname(os.path.abspath(launcher))
+        self._around = around
+        self._wanted: tuple[Spec, Config, Resolved, str] | None = None
+        self._bundle = ""
+
+    def run(self, parent: int, question: int, report: int) -> "NoReturn":
+        """Do all of it and end, whatever happens; never return into the parent's code."""
+        try:
+            self._prepare(parent, question, report)
+            seat, asker, about = os.fsdecode(_read_line(QUESTION)).split(" ", 2)
+            kernel.end_after(int(PATIENCE))
+            kernel.set_name(NAME)
+            os.dup2(SEATS + int(seat), ANSWER, inheritable=False)
+            kernel.keep_only((ASKED, ANSWER, MARK, REPORT, *self._nvml.descriptors()))
+            self._answer(int(asker), about)
+        finally:
+            os._exit(0)
+
+    def _prepare(self, parent: int, question: int, report: int) -> None:
+        """Hold nothing but what a child needs, and the seats; end with the parent.
+
+        There is no end for want of a question: the parent has one, and is ours.
+        """
+        kernel.die_with_parent()
+        kernel.set_name(_NAME_AHEAD)
+        os.dup2(question, QUESTION, inheritable=False)
+        os.dup2(report, REPORT, inheritable=False)
+        asked = helper.pipe_for_both()
+        os.dup2(asked, ASKED, inheritable=False)
+        every = range(SEATS, SEATS + SEAT_COUNT)
+        kernel.keep_only((ASKED, QUESTION, MARK, REPORT, *self._nvml.descriptors(), *every))
+        if os.getppid() != parent:
+            os._exit(0)
+
+    def _answer(self, asker: int, about: str) -> None:
+        """Answer the launcher or hook of that process id.
+
+        ``about`` is a bundle's path where the launcher asks that becomes the low-level runtime,
+        and the kind of a CDI document where its hook asks.
+        """
+        try:
+            if about.startswith("/"):
+                self._bundle = about
+                self._serve(asker)
+            else:
+                self._serve_hook(asker, about)
+        except (GpuhookError, OSError, ValueError, KeyError):
+            os.write(ANSWER, _NO)  # the launcher goes the ordinary way, which says what is wrong
+
+    def _serve(self, launcher: int) -> None:
+        runtime = askers.open_launcher(launcher)
+        if not self._is_same():
+            return
+        spec = read_spec(f"{self._bundle}/config.json")
+        around = self._around
+        written = edit(
+            spec, self._config, around.known, self._folder,
+            self._as_helper, around.inventories, around.documents,
+        )  # fmt: skip
+        if written is not None:
+            written.write()
+        kernel.die_with_parent(yes=False)  # our end stays until the helper has its own
+        os.write(ANSWER, b"go %d\n" % launcher)
+        os.write(REPORT, ANSWERED)
+        if self._wanted is not None:
+            kernel.end_after(helper.DEADLINE)
+            injection = helper.injection_of(*self._wanted, around.inventories)
+            self._report_limits(injection)
+            helper.serve(helper.Pipes(ASKED, ANSWER, MARK, runtime), self._config, injection)
+
+    def _report_limits(self, injection: "Injection | cdi_hook.DocumentInjection") -> None:
+        """Say that the container has limits that NVML sets; keep no way to ask it for others."""
+        if injection.limits is not None and injection.limits.are_slow:
+            os.write(REPORT, LIMITED)
+        else:
+            self._nvml.forget()
+
+    def _is_same(self) -> bool:
+        """Tell whether all is as it was; where it isn't, everything ends."""
+        if self._around.is_same():
+            return True
+        os.write(REPORT, STALE)
+        os.write(ANSWER, _NO)
+        return False
+
+    def _serve_hook(self, hook: int, kind: str) -> None:
+        """Do the work of a CDI document's hook, whoever has applied the document."""
+        vendor_names = {each.KIND: each for each in self._around.known.values()}[kind]
+        inventory = self._around.inventories[vendor_names.NAME]
+        askers.check_hook(hook, ANSWER)
+        if not self._is_same():
+            return
+        kernel.die_with_parent(yes=False)
+        os.write(REPORT, ANSWERED)
+
+        def work() -> None:
+            vendor = contract.load(vendor_names)
+            text = helper.state_text(hook)
+            cdi_hook.serve(text, hook, self._config, vendor, inventory, self._report_limits)
+
+        helper.answer(ANSWER, self._config, names.CDI_HOOK, work)
+
+    def _as_helper(self, spec: "Spec", resolved: "Resolved", kind: str) -> list[str]:
+        """Be the container's helper; return the words by which the hook finds it."""
+        self._wanted = spec, self._config, resolved, kind
+        bundle = os.open(self._bundle, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        os.dup2(bundle, MARK, inheritable=False)
+        os.close(bundle)
+        pipes = helper.Pipes(ASKED, ANSWER, MARK, -1)
+        return pipes.words(os.getpid(), self._bundle)
