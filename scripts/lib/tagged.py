@@ -8,6 +8,7 @@ it goes on in.
 import ast
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 FOLDERS = ("src", "simulate/src", "launchers", "packaging")
@@ -67,10 +68,8 @@ def _python(lines: list[str], number: int) -> tuple[int, int, str]:
     """Return the first and last line of the innermost statement of a line, and what undoes it."""
     while not lines[number].strip() or lines[number].lstrip().startswith("#"):
         number += 1
-    best: tuple[int, int, ast.AST] | None = None
-    for node in ast.walk(ast.parse("\n".join(lines))):
-        if not isinstance(node, ast.stmt | ast.ExceptHandler):
-            continue
+    best: tuple[int, int, ast.stmt | ast.ExceptHandler] | None = None
+    for node in _around(ast.parse("\n".join(lines)), number + 1):
         body = getattr(node, "body", [])
         end = body[0].lineno - 1 if body else node.end_lineno or node.lineno
         if node.lineno <= number + 1 <= end and (best is None or node.lineno >= best[0]):
@@ -83,6 +82,20 @@ def _python(lines: list[str], number: int) -> tuple[int, int, str]:
     else:
         default = "" if hasattr(node, "body") else "pass"
     return first - 1, end - 1, default
+
+
+def _around(tree: ast.AST, line: int) -> Iterator[ast.stmt | ast.ExceptHandler]:
+    """Yield the statements that a line is in, without a look into any other."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.match_case):
+            yield from _around(node, line)
+        elif isinstance(node, ast.stmt | ast.ExceptHandler) and line in _lines_of(node):
+            yield node
+            yield from _around(node, line)
+
+
+def _lines_of(node: ast.stmt | ast.ExceptHandler) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 def _shell(lines: list[str], number: int) -> tuple[int, int, str]:

@@ -28,7 +28,7 @@ from gpuhook.vendors import registry
 
 LENGTH = 1 << 14
 TIMES = 8
-BYTES = 10 << 20  # at LENGTH
+BYTES = 1 << 20  # at a quarter of LENGTH; the most is less than half of it
 SECONDS = 1.0  # of a processor's time, at TIMES the length; the most is a third of it
 GROWTH = 24  # how often the time at TIMES the length: what grows with the square has 64 times
 SURELY = 0.1  # seconds; of shorter times that isn't seen
@@ -231,12 +231,12 @@ def most_bytes(work: Callable[[str], None], text: str) -> int:
 
 def check(start: Callable[[str], None], piece: Piece, what: str) -> None:
     """See that what a start costs is in proportion to the length of a list of such pieces."""
-    short, long = filled(piece, LENGTH), filled(piece, LENGTH * TIMES)
+    shortest, short, long = (filled(piece, n) for n in (LENGTH // 4, LENGTH, LENGTH * TIMES))
     took = of_this_process(lambda: start(long))
     assert took < SECONDS, f"{what}: {took:.2f} s"
     if took > FILLING:
-        memory = most_bytes(start, short)
-        assert memory < BYTES, f"{what}: {memory >> 20} MiB"
+        memory = most_bytes(start, shortest)
+        assert memory < BYTES, f"{what}: {memory >> 10} KiB"
     if took > SURELY:
         least = of_this_process(lambda: start(short))
         assert took < GROWTH * least, f"{what}: {least:.2f} s, then {took:.2f} s"
