@@ -221,6 +221,11 @@ def test_who_sees_no_process_of_it_ends_no_lease(place: Place) -> None:
     listing = (place.installation.command, "list", "--config", config)
     done = run(["unshare", "--pid", "--fork", "--mount-proc", *listing]).ok()
     assert "Containers outside of this pid namespace may have devices" in done.stderr
+    question = ("explain", "--config", config, "-e", "NVIDIA_VISIBLE_DEVICES=1")
+    words = ["unshare", "--pid", "--fork", "--mount-proc", place.installation.command, *question]
+    done = run(words)
+    assert done.status == 1
+    assert f"in use by the container {first.name}" in done.stdout
     is_held(place, place.create(place.ask("1")), first, "hook")
 
 

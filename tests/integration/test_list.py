@@ -22,6 +22,7 @@ from harness.podman import Podman
 from harness.standing import ONE
 from yardstick import of_children, yardstick
 
+from gpuhook.ground.oci.spec import State
 from gpuhook.start.records import records
 
 SLEEP = ("sleep", "1000")
@@ -92,8 +93,12 @@ trap 'kill $(jobs -p)' TERM
 for _ in $(seq 500); do sleep 1000 >/dev/null & echo $!; done
 wait
 """
-NAMES = ("engine", "bundle", "container", "pod", "namespace", "uid", "image")
-RECORD: dict[str, Any] = {"version": records.VERSION, **dict.fromkeys(NAMES, "")}
+
+
+def given(numbers: list[int]) -> dict[str, Any]:
+    """Return what stands in a record of the node of some numbers."""
+    names = {"vendor": "nvidia", "kind": "nvidia.com/gpu", "selected": [], "nodes": {}}
+    return {**names, "request": {"source": "none", "devices": []}, "devices": [numbers]}
 
 
 def start(bundle: GpuBundle, *command: str, config: Path | None = None) -> None:
@@ -248,8 +253,8 @@ def test_many_containers_and_mig_devices_are_listed_quickly(
                 pid = int(idle.stdout.readline())
                 process = os.open(f"/proc/{pid}", os.O_PATH)
                 numbers = [os.major(node), os.minor(node)]
-                given = [{"vendor": "nvidia", "devices": [numbers]}]
-                record = {**RECORD, "id": f"idle-{pid}", "pid": pid, "given": given}
+                found = records.describe(State(f"idle-{pid}", pid, "", None), None, [])
+                record = {**found, "given": [given(numbers)]}
                 with records.Written(str(state), process, record):
                     os.close(process)
             argv: list[str | Path] = [installation.command, "list", "--config", config]

@@ -1,10 +1,13 @@
 """How long the look at containers without a record goes on, and at which of them first."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gpuhook.ground.oci.spec import State
+from gpuhook.start.records import records
 from gpuhook.tools.host.namespaces import Look
 from gpuhook.tools.running import holders
 from gpuhook.tools.running.groups import Identity
@@ -69,3 +72,26 @@ def test_containers_without_a_record_are_counted(
         found = holders.running([], str(tmp_path))
         assert len(found.containers) == holders.LIMIT
         assert len(found.problems) == count - holders.LIMIT
+
+
+def test_a_damaged_record_is_told_and_hides_no_container(tmp_path: Path) -> None:
+    process = os.open("/proc/self", os.O_PATH)
+    try:
+        record = records.describe(State("web", os.getpid(), "", None), None, [])
+        with records.Written(str(tmp_path), process, record):
+            folder = tmp_path / records.FOLDER
+            damaged = folder / f"{os.getppid()}-{_began(os.getppid())}"
+            damaged.write_text("{}")
+            found = holders.running([], str(tmp_path))
+            assert [each.name for each in found.containers] == ["web"]
+            assert [f"{tmp_path}: {damaged.name}" in each for each in found.problems] == [True]
+    finally:
+        os.close(process)
+
+
+def _began(pid: int) -> int:
+    process = os.open(f"/proc/{pid}", os.O_PATH)
+    try:
+        return records.started(process)
+    finally:
+        os.close(process)

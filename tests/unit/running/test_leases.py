@@ -13,6 +13,7 @@ import pytest
 
 from gpuhook.ground.errors import HeldError
 from gpuhook.ground.host import proc
+from gpuhook.ground.oci.spec import State
 from gpuhook.start.records import leases, records
 
 KIND = "acme.example/npu"
@@ -44,12 +45,14 @@ def given(*devices: str, parent: str = "", kind: str = KIND) -> dict[str, Any]:
     every = [*devices, *([parent] if parent else [])]
     nodes: dict[str, list[Any]] = {device: [] for device in every}
     vendor = kind.partition(".")[0]
-    return {"vendor": vendor, "kind": kind, "selected": [*devices], "nodes": nodes, "devices": []}
+    request = {"source": "none", "devices": []}
+    facts = {"vendor": vendor, "kind": kind, "request": request}
+    return {**facts, "selected": [*devices], "nodes": nodes, "devices": []}
 
 
 def record(*gifts: dict[str, Any], name: str = "web", **more: Any) -> dict[str, Any]:
-    facts = {"id": name, "pid": 0, "engine": "", "pod": "", "namespace": "", "container": ""}
-    return {"version": records.VERSION, **facts, "given": [*gifts], **more}
+    facts = records.describe(State(name, 0, "", None), None, [])
+    return {**facts, "given": [*gifts], **more}
 
 
 def take(
@@ -257,6 +260,21 @@ def test_what_can_not_be_looked_at_is_held(
         take(state_dir, start(), given("0"))
 
 
+@pytest.mark.parametrize("text", ["", "{", '{"version": 3}', '{"version": 2, "given": 7}'])
+def test_a_damaged_record_holds_everything(state_dir: str, start: Start, text: str) -> None:
+    """What its container has isn't known, until that ends."""
+    holder = start()
+    take(state_dir, holder, given("A"))
+    [file] = Path(state_dir, "containers").glob(f"{holder.pid}-*")
+    file.write_text(text)
+    with pytest.raises(HeldError, match=f"process {holder.pid} has: {file} is damaged"):
+        take(state_dir, start(), given("B"))
+    take(state_dir, start(), given("B"), kinds=(OTHER,))
+    holder.kill()
+    holder.wait()
+    take(state_dir, start(), given("A"))
+
+
 def test_what_another_pid_namespace_has_is_held(
     state_dir: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,6 +286,8 @@ def test_what_another_pid_namespace_has_is_held(
     with pytest.raises(HeldError) as caught:
         take(state_dir, start(), given("0"))
     assert f"remove its record, containers/{holder.pid}-" in caught.value.remedy
+    assert [each["pid"] for each in records.read_every(state_dir, "0")] == [holder.pid]
+    assert records.read_all(state_dir) == []
     take(state_dir, start(), given("1"))
     assert len(records.read_all(state_dir)) == 1
 
@@ -291,9 +311,10 @@ sys.path.insert(0, {str(Path(records.__file__).parents[3])!r})
 from gpuhook.ground.errors import HeldError
 from gpuhook.start.records import records
 state_dir, device, go = sys.argv[1:]
-facts = {{"version": records.VERSION, "id": device, "pid": os.getpid(), "engine": "", "pod": "",
-    "namespace": "", "container": "", "given": [{{"vendor": "acme", "kind": {KIND!r},
-    "selected": [device], "nodes": {{device: []}}, "devices": []}}]}}
+from gpuhook.ground.oci.spec import State
+facts = records.describe(State(device, os.getpid(), "", None), None, [])
+facts["given"] = [{{"vendor": "acme", "kind": {KIND!r}, "request": {{"source": "", "devices": []}},
+    "selected": [device], "nodes": {{device: []}}, "devices": []}}]
 read = records._read_folder
 records._read_folder = lambda *a, **b: (read(*a, **b), time.sleep(0.05))[0]  # room for others
 while not os.path.exists(go):

@@ -1,5 +1,6 @@
 """Records of containers: written by root for root, and worth nothing once the process is gone."""
 
+import copy
 import errno
 import json
 import os
@@ -48,10 +49,15 @@ def pid(process: "subprocess.Popen[bytes]") -> int:
     return process.pid
 
 
+def described(pid: int, **facts: Any) -> dict[str, Any]:
+    """Return a record with some facts."""
+    return {**records.describe(State("web", pid, BUNDLE, None), None, []), **facts}
+
+
 def write(state_dir: str, pid: int, *, failing: bool = False, **facts: Any) -> None:
     entry = os.open(f"/proc/{pid}", os.O_PATH)
     try:
-        with records.Written(state_dir, entry, {"version": records.VERSION, "pid": pid, **facts}):
+        with records.Written(state_dir, entry, described(pid, **facts)):
             if failing:
                 raise ZeroDivisionError
     finally:
@@ -189,8 +195,57 @@ def test_record_of_another_form_is_passed_over(state_dir: str, pid: int, text: s
     write(state_dir, pid)
     [record] = Path(state_dir, "containers").iterdir()
     record.write_text(text, encoding="latin-1")
-    assert records.read_all(state_dir) == []
-    assert files(state_dir) == [record.name]
+    unclear: list[str] = []
+    assert records.read_all(state_dir, unclear) == []
+    assert files(state_dir) == unclear == [record.name]
+
+
+Place = tuple[str | int, ...]
+
+
+def places(value: Any, place: Place = ()) -> Iterator[Place]:
+    """Yield where each value within a value stands, itself among them."""
+    yield place
+    each = value.items() if isinstance(value, dict) else ()
+    each = enumerate(value) if isinstance(value, list) else each
+    for key, inner in each:
+        yield from places(inner, (*place, key))
+
+
+def changed(value: Any, place: Place, new: Any) -> Any:
+    """Return a value with a new one in some place."""
+    made = copy.deepcopy([value])
+    within, (*way, last) = made, (0, *place)
+    for key in way:
+        within = within[key]
+    within[last] = new
+    return made[0]
+
+
+def test_a_damaged_record_hides_no_other(state_dir: str, pid: int) -> None:
+    """Wherever it is damaged: the sound ones are returned, and it is named."""
+    write(state_dir, os.getpid(), id="sound")
+    limits = [{"vendor": "nvidia", "device": "0", "id": "G1", "bytes": 7}]
+    nodes = {"acme/npu": {"7:1": "acme/npu=0"}}
+    gifts = [given("nvidia", "G1", parent="G")]
+    more = {"limits": limits, "nodes": nodes, "documents": ["acme/npu=0"], "boot": "this"}
+    write(state_dir, pid, given=gifts, cgroups={"2": "/web"}, **more)
+    assert len(records.read_all(state_dir)) == 2
+    [file] = Path(state_dir, "containers").glob(f"{pid}-*")
+    data = json.loads(file.read_text())
+    damaged = [
+        changed(data, place, new)
+        for place in places(data)
+        for new in (None, True, 1.5, [1, 2, 3], {"x": None})
+    ]
+    needed = data.keys() - {"cgroups", *more}
+    damaged += [{key: data[key] for key in data if key != missing} for missing in needed]
+    damaged += [{**data, "cgroups": {"x": "/web"}}, {**data, "pids": None}]
+    for each in damaged:
+        file.write_text(json.dumps(each))
+        unclear: list[str] = []
+        found = [record["id"] for record in records.read_all(state_dir, unclear)]
+        assert (found, unclear) == (["sound"], [file.name]), each
 
 
 def test_folder_does_not_grow_with_containers_that_come_and_go(state_dir: str, pid: int) -> None:
@@ -317,6 +372,7 @@ def given(vendor: str, *devices: str, parent: str = "") -> dict[str, Any]:
     return {
         "vendor": vendor,
         "kind": f"{vendor}.com/gpu",
+        "request": {"source": "none", "devices": []},
         "selected": list(devices),
         "nodes": {**numbers, **({parent: [[7, 9]]} if parent else {})},
         "devices": [pair for pairs in numbers.values() for pair in pairs],
@@ -335,7 +391,7 @@ def test_what_other_hooks_of_the_container_have_written(
 ) -> None:
     write(state_dir, pid, given=[given("acme", "A1"), given("nvidia", "G1")])
     entry = os.open(f"/proc/{pid}", os.O_PATH)
-    record = {"version": records.VERSION, "pid": pid, "given": [given("nvidia", "G2")]}
+    record = described(pid, given=[given("nvidia", "G2")])
     with records.Written(state_dir, entry, record, add=add):
         pass
     os.close(entry)

@@ -7,6 +7,7 @@ import pytest
 
 from gpuhook.ground.errors import ContainerError
 from gpuhook.ground.host import proc
+from gpuhook.ground.oci.spec import State
 from gpuhook.start.inventory import model
 from gpuhook.start.inventory.model import Device, Node
 from gpuhook.start.records import records
@@ -148,7 +149,7 @@ def test_a_record_that_does_not_say_in_which_cgroup(
 
 
 def test_the_cgroups_are_written_down(tmp_path: Path, ourselves: tuple[int, int]) -> None:
-    record = {"version": records.VERSION, "pid": os.getpid(), "id": "web", "given": []}
+    record = records.describe(State("web", os.getpid(), "", None), None, [])
     with records.Written(str(tmp_path / "state"), ourselves[0], record):
         [found] = records.read_all(str(tmp_path / "state"))
     told = proc.cgroups(proc.read("/proc/self/cgroup"))

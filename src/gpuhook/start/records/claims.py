@@ -174,9 +174,10 @@ def check(spec: "Spec", resolved: "Resolved | None", known: "Known", config: "Co
     made sure when the record is written. ``resolved`` is None where nothing is asked of us.
     """
     record = describe(State("", 0, "", None), spec, *_asked(resolved), known, config)
-    if not leases.wants(record, config.exclusive):
+    device = leases.wants(record, config.exclusive)
+    if not device:
         return False
-    leases.refuse(record, records.read_all(config.state_dir), config.exclusive)
+    leases.refuse(record, records.read_every(config.state_dir, device), config.exclusive)
     return True
 
 

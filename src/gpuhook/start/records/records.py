@@ -64,6 +64,31 @@ _CRIO_LABELS = "io.kubernetes.cri-o.Labels"
 _CRIO_IMAGE = "io.kubernetes.cri-o.ImageName"
 _MANAGER = "io.container.manager"  # written by podman and CRI-O
 _MANAGERS = {"libpod": "podman", "cri-o": "cri-o"}
+# What stands in a record, and what may. Root alone writes there, and not only by gpuhook.
+_PAIRS = [(int, int)]
+_FORM = {
+    **dict.fromkeys(("id", "engine", "bundle", *_CONTAINERD_KEYS), str),
+    **dict.fromkeys(("pid", "started"), int),
+    "given": [
+        {
+            "vendor": str,
+            "kind": str,
+            "request": {"source": str, "devices": [str]},
+            "selected": [str],
+            "nodes": {str: _PAIRS},
+            "devices": _PAIRS,
+        }
+    ],
+}
+_MAY = {
+    "boot": str,
+    "cgroups": {str: str},
+    "documents": [str],
+    "limits": [{"vendor": str, "device": str, "id": str, "bytes": int}],
+    "nodes": {str: {str: str}},
+    "pids": int,
+}
+_VERSIONS = {"1", "2"}  # of cgroups
 _SHIM_FOLDER = "/io.containerd.runtime.v2.task/"  # then containerd's namespace and the id
 _CONTAINERD = {"moby": "docker", "k8s.io": "kubernetes"}
 
@@ -207,7 +232,7 @@ class Written:
         try:
             with leases.Lock(self._folder):
                 lease = {**record, **_now(process), "boot": leases.boot_id()}
-                found = _read_folder(self._folder, every=True)  # protects: lease-every
+                found = _read_folder(self._folder)  # protects: lease-every
                 others = [each for each in found if not _same(each, lease)]
                 leases.refuse(lease, others, exclusive)  # protects: lease-refused
                 self._write(self._folder, lease, add=add)
@@ -216,9 +241,11 @@ class Written:
 
     def _write(self, folder: int, record: "dict[str, Any]", *, add: bool) -> None:
         name = name_of(record)
-        before = _load(folder, name) if add else None
-        if before is not None:
-            record = _merged(before, record)
+        if add:
+            try:
+                record = _merged(_load(folder, name), record)
+            except (FileNotFoundError, ValueError):  # none, or one to be written anew
+                pass
         fileio.replace(name, jsontext.dumps(record).encode(), _NEW + name, folder=folder)
         self._name = name
 
@@ -329,19 +356,36 @@ def started(process: int) -> int:
     return _began(_read("stat", process))
 
 
-def read_all(state_dir: str) -> "list[dict[str, Any]]":
+def read_all(state_dir: str, unclear: "list[str] | None" = None) -> "list[dict[str, Any]]":
     """Return the records of the containers that run, and remove those of the others.
 
     There are none for whom they aren't: root alone may read them. Those of another pid namespace,
-    where ids mean other processes, are left out.
+    where ids mean other processes, are left out. The names of those that are no records, or of a
+    form that this version doesn't know, are added to ``unclear``.
     """
     folder = _open(state_dir, make=False)
     if folder is None:
         return []
     ours = proc.pids()
     try:
-        # protects: other-pids
-        return [each for each in _read_folder(folder) if _pids_of(each) == ours]
+        found = _read_folder(folder, [] if unclear is None else unclear)
+        return [each for each in found if _pids_of(each) == ours]  # protects: other-pids
+    finally:
+        os.close(folder)
+
+
+def read_every(state_dir: str, device: str) -> "list[dict[str, Any]]":
+    """Return the records of every pid namespace, for who wants an exclusive device.
+
+    HeldError where one can't be read.
+    """
+    folder = _open(state_dir, make=False)
+    if folder is None:
+        return []
+    try:
+        return _read_folder(folder)
+    except OSError as error:
+        raise _no_lease(device, str(error.strerror), error) from None
     finally:
         os.close(folder)
 
@@ -368,31 +412,67 @@ def _parts(name: str) -> tuple[str, str, str]:
     return pid, began, pids or str(proc.FIRST_PIDS)
 
 
-def _read_folder(folder: int, *, every: bool = False) -> "list[dict[str, Any]]":
-    """Return the records that can be read; with ``every``, OSError where one can't be."""
+def _read_folder(folder: int, unclear: "list[str] | None" = None) -> "list[dict[str, Any]]":
+    """Return the records that can be read.
+
+    The names of those that can't be understood are added to ``unclear``. Without that, OSError or
+    HeldError where it isn't known what a container has.
+    """
     found, ours = [], proc.pids()
     for name in sorted(os.listdir(folder)):
         if is_gone(name, ours):
             fileio.remove(name, folder)
-        elif not name.startswith(_NEW):
+        elif name != _LOCK and not name.startswith(_NEW):
             try:
-                record = _load(folder, name)
-            except OSError:
-                if every:
-                    raise
+                found.append(_load(folder, name))
+            except FileNotFoundError:
                 continue
-            found += [] if record is None else [record]
+            except OSError:
+                if unclear is None:
+                    raise
+            except ValueError:
+                if unclear is None:
+                    raise _unclear(folder, name) from None
+                unclear.append(name)
     return found
 
 
-def _load(folder: int, name: str) -> "dict[str, Any] | None":
-    """Return a record; None where there is none of a form that this version knows; OSError."""
-    try:
-        record = jsontext.loads(_read(name, folder).decode())
-    except (FileNotFoundError, ValueError):
-        return None
+def _unclear(folder: int, name: str) -> HeldError:
+    path = os.readlink(f"/proc/self/fd/{folder}")
+    return HeldError(
+        f"It isn't known which devices process {_parts(name)[0]} has: {path}/{name} is damaged, or "
+        "another version's",
+        "End that process, and remove that file if it stays",
+    )
+
+
+def _load(folder: int, name: str) -> "dict[str, Any]":
+    """Return a record; OSError, and ValueError for what has no form that this version knows."""
+    record = jsontext.loads(_read(name, folder).decode())
     known = isinstance(record, dict) and record.get("version") == VERSION
-    return record if known and name == name_of(record) else None
+    if not known or not _is_sound(record) or name != name_of(record):
+        raise ValueError(name)
+    return record  # type: ignore[no-any-return]
+
+
+def _is_sound(record: "dict[str, Any]") -> bool:
+    """Tell whether all that stands in a record has the form that it is written in."""
+    may = {key: form for key, form in _MAY.items() if key in record}
+    return _has_form(record, {**_FORM, **may}) and _VERSIONS.issuperset(record.get("cgroups", ()))
+
+
+def _has_form(value: "Any", form: "Any") -> bool:
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_has_form(each, form[0]) for each in value)
+    if isinstance(form, tuple):
+        return isinstance(value, list) and [type(each) for each in value] == [*form]
+    if not isinstance(form, dict):
+        return type(value) is form
+    if not isinstance(value, dict):
+        return False
+    if str in form:  # whatever the keys are
+        return all(_has_form(each, form[str]) for each in value.values())
+    return all(key in value and _has_form(value[key], each) for key, each in form.items())
 
 
 def _sweep(folder: int, start: int) -> None:

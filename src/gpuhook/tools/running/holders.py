@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from gpuhook.ground.errors import listed
 from gpuhook.ground.host import proc
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.start.records import records
@@ -29,6 +30,10 @@ _LATE = (
 _UNSEEN = (
     "Containers outside of this pid namespace may have devices, and can't be seen from here; start "
     "this in the machine's (--pid=host) for all"
+)
+_UNCLEAR = (
+    "What these processes were given isn't known until they are started again, because their "
+    f"records are damaged or another version's, in the folder {records.FOLDER} of"
 )
 _MANY = f"There are more than {LIMIT} containers without a record: the others are left out"
 
@@ -109,7 +114,8 @@ def running(inventories: Iterable[Inventory], state_dir: str) -> Running:
     Processes that may not be looked at (those of others, without root) are left out.
     """
     look = Look()
-    recorded = [of_record(record) for record in records.read_all(state_dir)]
+    unclear: list[str] = []
+    recorded = [of_record(record) for record in records.read_all(state_dir, unclear)]
     host = HostNodes(inventories)
     found: dict[Identity, Container] = {}
     for entry, identity in _by_turns(_others(recorded, look)):
@@ -126,6 +132,7 @@ def running(inventories: Iterable[Inventory], state_dir: str) -> Running:
     problems = (
         _LATE if not look.is_whole else "",
         _MANY if len(others) > LIMIT else "",
+        f"{_UNCLEAR} {state_dir}: {listed(unclear)}" if unclear else "",
         _UNSEEN if records.are_unseen(state_dir) else "",  # protects: unseen-told
     )
     # protects: look-limit
