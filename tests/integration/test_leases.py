@@ -218,12 +218,11 @@ def test_who_sees_no_process_of_it_ends_no_lease(place: Place) -> None:
     first = place.ask("1")
     place.create(first).ok()
     config = place.config.with_name("hook.toml")
-    listing = (place.installation.command, "list", "--config", config)
-    done = run(["unshare", "--pid", "--fork", "--mount-proc", *listing]).ok()
+    outside: list[str | Path] = ["unshare", "--pid", "--fork", "--mount-proc"]
+    outside.append(place.installation.command)
+    done = run([*outside, "list", "--config", config]).ok()
     assert "Containers outside of this pid namespace may have devices" in done.stderr
-    question = ("explain", "--config", config, "-e", "NVIDIA_VISIBLE_DEVICES=1")
-    words = ["unshare", "--pid", "--fork", "--mount-proc", place.installation.command, *question]
-    done = run(words)
+    done = run([*outside, "explain", "--config", config, "-e", "NVIDIA_VISIBLE_DEVICES=1"])
     assert done.status == 1
     assert f"in use by the container {first.name}" in done.stdout
     is_held(place, place.create(place.ask("1")), first, "hook")

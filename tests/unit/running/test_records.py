@@ -206,16 +206,16 @@ Place = tuple[str | int, ...]
 def places(value: Any, place: Place = ()) -> Iterator[Place]:
     """Yield where each value within a value stands, itself among them."""
     yield place
-    each = value.items() if isinstance(value, dict) else ()
-    each = enumerate(value) if isinstance(value, list) else each
-    for key, inner in each:
-        yield from places(inner, (*place, key))
+    inner = dict(enumerate(value)) if isinstance(value, list) else value
+    for key, each in inner.items() if isinstance(inner, dict) else ():
+        yield from places(each, (*place, key))
 
 
 def changed(value: Any, place: Place, new: Any) -> Any:
     """Return a value with a new one in some place."""
     made = copy.deepcopy([value])
-    within, (*way, last) = made, (0, *place)
+    way: list[Any] = [0, *place]
+    last, within = way.pop(), made
     for key in way:
         within = within[key]
     within[last] = new
@@ -228,7 +228,12 @@ def test_a_damaged_record_hides_no_other(state_dir: str, pid: int) -> None:
     limits = [{"vendor": "nvidia", "device": "0", "id": "G1", "bytes": 7}]
     nodes = {"acme/npu": {"7:1": "acme/npu=0"}}
     gifts = [given("nvidia", "G1", parent="G")]
-    more = {"limits": limits, "nodes": nodes, "documents": ["acme/npu=0"], "boot": "this"}
+    more: dict[str, Any] = {
+        "limits": limits,
+        "nodes": nodes,
+        "documents": ["acme/npu=0"],
+        "boot": "this",
+    }
     write(state_dir, pid, given=gifts, cgroups={"2": "/web"}, **more)
     assert len(records.read_all(state_dir)) == 2
     [file] = Path(state_dir, "containers").glob(f"{pid}-*")
