@@ -101,6 +101,18 @@ def test_a_variable_that_only_chooses(tmp_path: Path, variable: str, vendor: Mod
     assert hint.endswith(f"gives none: set {asking}")
 
 
+def test_what_a_root_folder_would_be_given(
+    tmp_path: Path, found: Callable[[Inventory], None]
+) -> None:
+    found(machine(gpu(0, 0)))
+    (tmp_path / "root").mkdir()
+    words = ("--rootfs", str(tmp_path / "root"), "-e", "NVIDIA_VISIBLE_DEVICES=0")
+    done = explain(tmp_path, *words)
+    assert done.exit_code == 0, done.output
+    [how] = lines_of(done.stdout, "How")
+    assert how == "gpuhook apply does it, before a program is started there"
+
+
 def test_a_variable_that_only_chooses_is_right_beside_one_that_asks(
     tmp_path: Path, found: Callable[[Inventory], None]
 ) -> None:

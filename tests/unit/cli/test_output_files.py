@@ -107,3 +107,22 @@ def test_no_file_stays_another_user_s_where_all_may_make_files(tmp_path: Path, w
     path.unlink()
     run()
     assert (path.read_bytes(), path.stat().st_uid) == (written, 0)
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_no_name_of_a_file_steers_the_terminal(tmp_path: Path, words: str) -> None:
+    program, *rest = f"{words} {COMMANDS[words]}".split()
+    folder = tmp_path / "\x1b]0;x\x07\x9b2J\u202e\nwrote y\udcff"
+    folder.mkdir()
+    argv = [*rest, "--output", str(folder / "out.json")]
+    for _ in range(2):  # the second finds it as it is
+        done = CliRunner().invoke(
+            PROGRAMS[program],
+            argv,
+            input=json.dumps(DOCUMENT),
+            catch_exceptions=False,
+            color=True,
+        )
+        assert done.exit_code == 0, done.output
+        assert [line for line in done.output.split("\n") if not line.isprintable()] == []
+        assert "\nwrote y" not in done.output

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,33 @@ def test_closed_ones_are_no_fault(program: str, code: str, words: list[str], clo
     done = shell(f'"$@" {closed}', code, words)
     assert (done.returncode, done.stderr) == (0, ""), program
     assert (done.stdout == "") == closed.startswith(">&-")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "latin-1:strict", "ascii:strict"])
+def test_what_an_encoding_has_not_fails_nothing(tmp_path: Path, encoding: str) -> None:
+    """A file's name may be in any bytes, and a value in any letters."""
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    (folder / "\u6f22.toml").write_text("[nvidia-container-cli]\nroot = '/\u6f22'\n")
+    for words in (["show"], ["validate"]):
+        words += ["--config", f"{folder}/\u6f22.toml"]
+        code = RUN.format("cli")
+        argv = [sys.executable, "-c", code, "config", *words]
+        env = {**os.environ, "PYTHONIOENCODING": encoding}
+        done = subprocess.run(argv, capture_output=True, check=False, env=env)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert b"/\\udcff/" in done.stdout
+
+
+def test_the_bytes_of_a_name_are_written_as_they_are() -> None:
+    code = (
+        "import sys; from gpuhook.tools.host import streams\n"
+        "with streams.written('x'): sys.stdout.write('/\\udcff/\\ud800/\\u6f22')"
+    )
+    env = {**os.environ, "PYTHONIOENCODING": "latin-1:strict"}
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, capture_output=True, check=True, env=env)
+    assert done.stdout == b"/\xff/\\ud800/\\u6f22"
 
 
 def test_what_fails_elsewhere_is_raised() -> None:

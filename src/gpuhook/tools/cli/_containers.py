@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import click
 
 from gpuhook.ground.errors import printable
+from gpuhook.tools.cli._output import say
 from gpuhook.tools.metrics.kubelet import SOCKET
 from gpuhook.tools.running.holders import WITHOUT_ROOT, Container
 from gpuhook.tools.running.names import Names
@@ -32,7 +33,7 @@ def say_what_is_missing(problems: Iterable[str]) -> None:
     if os.geteuid() != 0:
         click.echo(WITHOUT_ROOT, err=True)
     for sentence in problems:
-        click.echo(f"{sentence}.", err=True)
+        say(f"{sentence}.", err=True)
 
 
 def title(container: Container, called: str) -> str:

@@ -23,6 +23,7 @@ _PATHS = 8
 _SENTENCES = 4
 _WAYS = {
     "cdi": "gpu-py writes it into config.json, from CDI documents",
+    "folder": "gpuhook apply does it, before a program is started there",
     "hook": "a hook does it, before the container's own program starts",
     "spec": "gpu-py writes it into config.json (mode spec)",
 }

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from gpuhook.ground.config.loader import load
-from gpuhook.ground.errors import FolderError, printable
+from gpuhook.ground.errors import FolderError
 from gpuhook.start.resolve import Progress, resolve
 from gpuhook.tools import apply as applying
 from gpuhook.tools.apply import callers, work
@@ -15,7 +15,7 @@ from gpuhook.tools.apply.request import STDOUT, Asked, environment, settings
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._explanation import Explanation
 from gpuhook.tools.cli._help import command
-from gpuhook.tools.cli._output import config_option, format_option, print_json, warn
+from gpuhook.tools.cli._output import config_option, format_option, print_json, say, warn
 from gpuhook.tools.cli._places import state_folder
 from gpuhook.tools.slurm import job
 from gpuhook.vendors import registry
@@ -138,7 +138,7 @@ def _asked(
 def _undo(rootfs: str, state: str) -> None:
     if not state:
         raise click.UsageError("--undo needs what --no-undo forgets: give one of them.")
-    click.echo(f"{rootfs}: {work.undo(rootfs, state)}")
+    say(f"{rootfs}: {work.undo(rootfs, state)}")
 
 
 def _explain(rootfs: str, given: Asked, config_path: str | None, output_format: str) -> None:
@@ -188,11 +188,11 @@ def _say(
         )
         return
     for warning in done.warnings:
-        warn(printable(warning))
+        warn(warning)
     if any(printed):
         return
     if not done.operations:
-        click.echo(f"{rootfs}: no device is asked for")
+        say(f"{rootfs}: no device is asked for")
         return
     what = "lines for" if done.fstab else "given"
-    click.echo(f"{rootfs}: {what} {len(done.operations)} steps")
+    say(f"{rootfs}: {what} {len(done.operations)} steps")

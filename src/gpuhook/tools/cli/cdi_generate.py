@@ -22,7 +22,7 @@ from gpuhook.tools.cdi import transform as transforming
 from gpuhook.tools.cdi import write as writing
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._help import command, group
-from gpuhook.tools.cli._output import config_option, raise_last, warn
+from gpuhook.tools.cli._output import config_option, raise_last, say, warn
 from gpuhook.tools.engines.files import Change
 from gpuhook.tools.host.programs import our_program
 from gpuhook.tools.vendors import survey
@@ -198,9 +198,9 @@ def _deliver(made: Generated, place: Place, *, dry_run: bool) -> None:
         click.echo(Change(path, writing.read_old(path), text.encode()).diff(), nl=False)
         return
     if writing.write(path, text):
-        click.echo(refreshing.written(made, path))
+        say(refreshing.written(made, path))
     else:
-        click.echo(f"{path}: unchanged")
+        say(f"{path}: unchanged")
     for warning in refreshing.others(path, made.document["kind"]):
         warn(warning)
 
@@ -251,9 +251,9 @@ def root(old: str, new: str, relative_to: str, source: str, output: str) -> None
         return
     mode = host_files.copy_mode(source) or writing.MODE
     if writing.write(os.path.abspath(output), text, mode):
-        click.echo(f"wrote {os.path.abspath(output)}")
+        say(f"wrote {os.path.abspath(output)}")
     else:
-        click.echo(f"{os.path.abspath(output)}: unchanged")
+        say(f"{os.path.abspath(output)}: unchanged")
 
 
 def _read(source: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from gpuhook.ground.errors import ConfigError
 from gpuhook.ground.host import files as host_files
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._help import group
+from gpuhook.tools.cli._output import say
 from gpuhook.tools.config.edit import parse_assignment, set_value, similar_keys
 from gpuhook.tools.config.render import as_toml
 from gpuhook.vendors import registry
@@ -50,7 +51,7 @@ def config() -> None:
 def show(path: str | None) -> None:
     """Print the settings in force, as TOML."""
     settings = load(path)
-    click.echo(f"# {settings.path or 'no configuration file: all defaults'}")
+    say(f"# {settings.path or 'no configuration file: all defaults'}")
     click.echo(as_toml(settings), nl=False)
 
 
@@ -83,7 +84,7 @@ def validate(file: str | None, path: str | None) -> None:
     except FileNotFoundError:
         if file or path or os.environ.get(PATH_VARIABLE):
             load(chosen)
-        click.echo(f"{chosen} does not exist: all settings have their defaults")
+        say(f"{chosen} does not exist: all settings have their defaults")
         return
     settings, errors = examine(text, chosen)
     for key, reason in settings.ignored:
@@ -91,9 +92,7 @@ def validate(file: str | None, path: str | None) -> None:
         place = f"{chosen}, line {line}" if line else chosen
         question = "" if key in WITHOUT_EFFECT else similar_keys(key)
         full_stop = "." if question else ""
-        click.echo(
-            f"warning: {place}: {key} changes nothing: {reason}{full_stop}{question}", err=True
-        )
+        say(f"warning: {place}: {key} changes nothing: {reason}{full_stop}{question}", err=True)
     for error in errors:
         click.echo(f"error: {error}", err=True)
     try:
@@ -103,7 +102,7 @@ def validate(file: str | None, path: str | None) -> None:
         click.echo(f"error: {error}", err=True)
     if errors:
         sys.exit(1)
-    click.echo(f"{chosen} is valid")
+    say(f"{chosen} is valid")
 
 
 @config.command(

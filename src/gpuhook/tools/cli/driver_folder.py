@@ -10,7 +10,7 @@ from gpuhook.start import contract
 from gpuhook.start.inventory import cache
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._help import command
-from gpuhook.tools.cli._output import config_option
+from gpuhook.tools.cli._output import config_option, say
 from gpuhook.tools.driver_folder import keep as keeping
 from gpuhook.tools.vendors.nvidia.driver_folder import content_of
 from gpuhook.tools.vendors.parts import DriverContent
@@ -60,21 +60,21 @@ def driver_folder(
     if check:
         _check(directory, wanted)
     elif keeping.update(directory, wanted):
-        click.echo(f"{directory}: driver {wanted.version}, {len(wanted.files)} files")
+        say(f"{directory}: driver {wanted.version}, {len(wanted.files)} files")
     else:
-        click.echo(f"{directory}: unchanged, driver {wanted.version}")
+        say(f"{directory}: unchanged, driver {wanted.version}")
 
 
 def _check(directory: str, wanted: DriverContent) -> None:
     if not keeping.is_current(directory, wanted):
-        click.echo(f"{directory}: not as driver {wanted.version} has it")
+        say(f"{directory}: not as driver {wanted.version} has it")
         sys.exit(1)
-    click.echo(f"{directory}: unchanged, driver {wanted.version}")
+    say(f"{directory}: unchanged, driver {wanted.version}")
 
 
 def _remove(directory: str) -> None:
     stay = keeping.remove(directory)
-    click.echo(f"{directory}: removed")
+    say(f"{directory}: removed")
     if stay:
         click.echo(
             f"Running containers may still use its content ({stay} of that kind): run this again "

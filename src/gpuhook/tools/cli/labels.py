@@ -23,7 +23,7 @@ from gpuhook.start.inventory import cache
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.cdi.write import write
 from gpuhook.tools.cli._help import Seconds, command
-from gpuhook.tools.cli._output import config_option, format_option, print_json, raise_last
+from gpuhook.tools.cli._output import config_option, format_option, print_json, raise_last, say
 from gpuhook.tools.dra import access
 from gpuhook.tools.dra.api_client import Client
 from gpuhook.tools.kubernetes import configure, node_labels
@@ -134,7 +134,7 @@ def _once(
         raise_last(failed)  # what is there stays: the driver may answer the next time
     if node:
         if node.keep(made):
-            click.echo(f"node {node.name} has {len(made)} labels")
+            say(f"node {node.name} has {len(made)} labels")
     elif output:
         _write(os.path.abspath(output), made)
     elif form == "json":
@@ -148,7 +148,7 @@ def _write(path: str, made: dict[str, str]) -> None:
     """Have a file say the labels; without any it is removed, as readers then have none."""
     if made:
         if write(path, node_labels.text(made)):
-            click.echo(f"wrote {path}")
+            say(f"wrote {path}")
         return
     host_files.check_way(path)
     try:
@@ -159,7 +159,7 @@ def _write(path: str, made: dict[str, str]) -> None:
         raise PluginError(
             f"{path} can't be removed: {error.strerror}", "Run this as root"
         ) from None
-    click.echo(f"removed {path}")
+    say(f"removed {path}")
 
 
 def _asked(config: Config, vendor: contract.Vendor) -> Inventory:

@@ -9,7 +9,7 @@ from gpuhook.start import contract, dev_char
 from gpuhook.start.inventory import cache
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.cli._help import command
-from gpuhook.tools.cli._output import config_option, raise_last
+from gpuhook.tools.cli._output import config_option, raise_last, say
 from gpuhook.tools.vendors import survey
 
 
@@ -38,11 +38,9 @@ def refresh(config_path: str | None, if_stale: bool) -> None:
 
     inventories, failed = survey.present(config, inventory_of)
     for inventory in inventories:
-        click.echo(
-            f"{inventory.sentence()}, {len(inventory.files)} files: saved in {config.state_dir}"
-        )
+        say(f"{inventory.sentence()}, {len(inventory.files)} files: saved in {config.state_dir}")
         for link in _dev_char_links(inventory):
-            click.echo(f"Made the link {link}")
+            say(f"Made the link {link}")
     raise_last(failed)
 
 

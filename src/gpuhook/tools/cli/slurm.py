@@ -7,7 +7,7 @@ import click
 from gpuhook.ground.config.loader import load
 from gpuhook.tools.cdi import write as writing
 from gpuhook.tools.cli._help import group
-from gpuhook.tools.cli._output import config_option, raise_last, warn
+from gpuhook.tools.cli._output import config_option, raise_last, say, warn
 from gpuhook.tools.slurm import devices, gres, job
 from gpuhook.tools.slurm.cores import Cores
 
@@ -61,9 +61,9 @@ def gres_(config_path: str | None, node: str | None, output: str) -> None:
     if output == STDIO:
         click.echo(text, nl=False)
     elif writing.write(os.path.abspath(output), text):
-        click.echo(f"wrote {os.path.abspath(output)}")
+        say(f"wrote {os.path.abspath(output)}")
     else:
-        click.echo(f"{os.path.abspath(output)}: unchanged")
+        say(f"{os.path.abspath(output)}: unchanged")
     for warning in (*machine.warnings, *unknown):
         warn(warning)
     raise_last(machine.failed)

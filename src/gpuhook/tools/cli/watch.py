@@ -12,7 +12,7 @@ from gpuhook.tools.apply import machines
 from gpuhook.tools.cdi import refresh as refreshing
 from gpuhook.tools.cli import _systemd as systemd
 from gpuhook.tools.cli._help import Seconds, command
-from gpuhook.tools.cli._output import config_option
+from gpuhook.tools.cli._output import config_option, say
 from gpuhook.tools.cli._places import state_folder
 from gpuhook.tools.cli.cdi_refresh import sentence
 from gpuhook.tools.engines import charliecloud
@@ -39,7 +39,7 @@ class _Documents:
             failed = bool(report.failures)
             wrong = [*report.warnings, *map(sentence, report.failures)]
         for line in (*report.done, *(each for each in wrong if each not in self._said)):
-            click.echo(line)
+            say(line)
         self._said = wrong
         return not failed
 
@@ -68,7 +68,7 @@ class _Files:
             changed, failed = self._write()
             for path in changed:
                 word = "wrote" if os.path.exists(path) else "removed"
-                click.echo(f"{self._engine}: {word} {path}")
+                say(f"{self._engine}: {word} {path}")
             if changed:
                 self._afterwards()
         except GpuhookError as error:
@@ -76,7 +76,7 @@ class _Files:
         wrong = [str(error) for error in failed]
         for line in wrong:
             if line not in self._said:
-                click.echo(line)
+                say(line)
         self._said = wrong
         return not wrong
 
@@ -134,4 +134,4 @@ def watch(interval: float, state_dir: str | None, config_path: str | None) -> No
             done = [each.refresh() for each in kept]
             return all(done)
 
-        Watch(config, launcher, click.echo, refresh).run(events, interval)
+        Watch(config, launcher, say, refresh).run(events, interval)

@@ -1,6 +1,7 @@
 """How our commands end; their standard output and error may be closed, or full."""
 
 import atexit
+import codecs
 import contextlib
 import errno
 import io
@@ -11,6 +12,18 @@ from typing import NoReturn
 
 # What write(2) says of where standard output leads. Of other files, our own errors name them.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
+_ODD = "gpuhook.odd"
+
+
+def _odd(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Have the bytes of a file's name be written as they are, other characters as escapes."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.backslashreplace_errors(error)
+
+
+codecs.register_error(_ODD, _odd)
 
 
 def run(program: str, command: Callable[[], object]) -> NoReturn:
@@ -37,12 +50,14 @@ def run(program: str, command: Callable[[], object]) -> NoReturn:
 def written(program: str) -> Iterator[None]:
     """Have both be there for a block, and what it prints be written at its end.
 
-    Where standard output can't be written it says so in one sentence, unless its reader has ended
-    before (head), and exits with status 1.
+    What standard output's encoding doesn't have fails nothing. Where it can't be written at all it
+    says so in one sentence, unless its reader has ended before (head), and exits with status 1.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed: a file that is opened next had its number
             setattr(sys, name, _nowhere())
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors=_ODD)
     try:
         try:
             yield
