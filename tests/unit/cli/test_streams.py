@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuhook.ground.errors import printable
 from gpuhook.tools.host import streams
 
 RUN = "from gpuhook.tools.{} import main; main()"
@@ -77,6 +78,14 @@ def test_the_bytes_of_a_name_are_written_as_they_are() -> None:
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, capture_output=True, check=True, env=env)
     assert done.stdout == b"/\xff/\\ud800/\\u6f22"
+
+
+@pytest.mark.parametrize("path", ["/dev/null/x", "/" + "x" * 300, "/dev/null/\x1b]0;x\x07\udcff"])
+def test_a_path_that_cannot_be_used_is_named(path: str) -> None:
+    done = shell('"$@"', RUN.format("cli"), ["driver-folder", "--remove", path])
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"gpuhook: {printable(path)} can't be used: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_what_fails_elsewhere_is_raised() -> None:

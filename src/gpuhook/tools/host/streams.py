@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
+from gpuhook.ground.errors import printable
+
 # What write(2) says of where standard output leads. Of other files, our own errors name them.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 _ODD = "gpuhook.odd"
@@ -29,10 +31,11 @@ codecs.register_error(_ODD, _odd)
 def run(program: str, command: Callable[[], object]) -> NoReturn:
     """Carry out a program's command, and end this process with the status that it exits with.
 
+    A file that the command can't use, and has no better words for, is named with status 1.
     Python isn't taken apart, which takes a sixth of a short command's time. Threads end with it.
     """
     try:
-        with written(program):
+        with written(program), _named(program):
             command()
             sys.exit()
     except SystemExit as error:
@@ -72,6 +75,21 @@ def written(program: str) -> Iterator[None]:
                 f"{program}: Standard output can't be written: {error.strerror}. "
                 "See where it leads.\n"
             )
+        raise SystemExit(1) from error
+
+
+@contextlib.contextmanager
+def _named(program: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(error.filename, str | bytes):
+            raise
+        path = printable(os.fsdecode(error.filename))
+        sys.stderr.write(
+            f"{program}: {path} can't be used: {error.strerror}. See what is there, and who may "
+            "use it.\n"
+        )
         raise SystemExit(1) from error
 
 
