@@ -1,5 +1,6 @@
 """``gpuhook config``: show, check and change config.toml."""
 
+import contextlib
 import os
 import sys
 from importlib import resources
@@ -17,8 +18,10 @@ from gpuhook.tools.cli._help import group
 from gpuhook.tools.cli._output import say
 from gpuhook.tools.config.edit import parse_assignment, set_value, similar_keys
 from gpuhook.tools.config.render import as_toml
+from gpuhook.tools.engines.lock import Lock
 from gpuhook.vendors import registry
 
+_PATIENCE = 20.0  # seconds; a change takes less than one
 _FILE = click.option(
     "--config",
     "path",
@@ -137,18 +140,37 @@ def set_(
     if not list_separator:
         raise click.BadParameter("it can't be empty", param_hint="--list-separator")
     chosen = chosen_file(path)
-    try:
-        text = read_text(chosen)
-    except FileNotFoundError:
-        text = default_text()
-    for assignment in assignments:
-        key, value = parse_assignment(assignment, list_separator)
-        text = set_value(text, key, value)
-    registry.known(loads(text))  # what a setting says of vendors, only they know
-    if dry_run:
-        click.echo(text, nl=False)
-        return
-    save(chosen, text)
+    with contextlib.nullcontext() if dry_run else changing(chosen):
+        try:
+            text = read_text(chosen)
+        except FileNotFoundError:
+            text = default_text()
+        for assignment in assignments:
+            key, value = parse_assignment(assignment, list_separator)
+            text = set_value(text, key, value)
+        registry.known(loads(text))  # what a setting says of vendors, only they know
+        if dry_run:
+            click.echo(text, nl=False)
+        else:
+            save(chosen, text)
+
+
+def changing(path: str) -> contextlib.AbstractContextManager[None]:
+    """Keep others from changing a configuration for a block, in which it is read and written."""
+    host_files.check_way(path)
+    return _Changing(os.path.realpath(path)).held()
+
+
+class _Changing(Lock):
+    """The right to change a configuration, in a folder beside it."""
+
+    def __init__(self, path: str) -> None:
+        parent, name = os.path.split(path)
+        super().__init__(f"{parent}/.{name}.gpuhook", f"changing {path}", _PATIENCE, ConfigError)
+        self._path = path
+
+    def _unusable(self, error: OSError) -> ConfigError:
+        return _unwritable(self._path, error)
 
 
 def save(path: str, text: str, mode: int | None = None) -> None:
@@ -158,7 +180,11 @@ def save(path: str, text: str, mode: int | None = None) -> None:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         host_files.replace(path, text.encode("utf-8"), mode)
     except OSError as error:
-        raise ConfigError(
-            f"{path} can't be written: {error.strerror}",
-            host_files.remedy(error, "Run this as root, or name another file with --config"),
-        ) from None
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{path} can't be written: {error.strerror}",
+        host_files.remedy(error, "Run this as root, or name another file with --config"),
+    )

@@ -78,12 +78,13 @@ class Lock:
                 # Whoever held the lock removes the folders.
                 if isinstance(error, FileNotFoundError) and attempts:
                     continue
-                raise self._error(
-                    f"The state folder {self._folder} can't be used: {error.strerror}",
-                    host_files.remedy(
-                        error, "Run this as root, or name another folder with --state-dir"
-                    ),
-                ) from None
+                raise self._unusable(error) from None
+
+    def _unusable(self, error: OSError) -> GpuhookError:
+        return self._error(
+            f"The state folder {self._folder} can't be used: {error.strerror}",
+            host_files.remedy(error, "Run this as root, or name another folder with --state-dir"),
+        )
 
     def _held_too_long(self, fd: int) -> GpuhookError:
         """Return an error that names who holds the lock; closes the file."""

@@ -1,5 +1,6 @@
 """``nvidia-ctk config``: print or change gpuhook's config.toml, or another file."""
 
+import contextlib
 import os
 
 import click
@@ -10,7 +11,7 @@ from gpuhook.ground.config.source import read_text
 from gpuhook.ground.errors import ConfigError
 from gpuhook.ground.host import files as host_files
 from gpuhook.tools.cli._help import Command, Group
-from gpuhook.tools.cli.config import chosen_file, default_text, save
+from gpuhook.tools.cli.config import changing, chosen_file, default_text, save
 from gpuhook.tools.cli.runtime import switch
 from gpuhook.tools.config.edit import parse_assignment, set_value
 from gpuhook.tools.nvidia_cli.ctk_words import PROGRAM, config_path, say
@@ -58,18 +59,19 @@ def config(
     if not set_list_separator:
         raise ConfigError("The list separator is empty", "Leave --set-list-separator out")
     path = chosen_file(file or config_path())
-    try:
-        text = read_text(path)
-    except FileNotFoundError:
-        text = default_text()
-    for word in assignments:
-        for assignment in _split(word):
-            text = _changed(text, assignment, set_list_separator)
-    registry.known(loads(text, path))
-    if in_place:
-        save(path, text)
-    else:
-        _deliver(text, output, host_files.copy_mode(path))
+    with changing(path) if in_place else contextlib.nullcontext():
+        try:
+            text = read_text(path)
+        except FileNotFoundError:
+            text = default_text()
+        for word in assignments:
+            for assignment in _split(word):
+                text = _changed(text, assignment, set_list_separator)
+        registry.known(loads(text, path))
+        if in_place:
+            save(path, text)
+        else:
+            _deliver(text, output, host_files.copy_mode(path))
 
 
 def _split(word: str) -> list[str]:
