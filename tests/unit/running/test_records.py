@@ -1,6 +1,5 @@
 """Records of containers: written by root for root, and worth nothing once the process is gone."""
 
-import copy
 import errno
 import json
 import os
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import damaged
 import pytest
 
 from gpuhook.ground.host import proc
@@ -200,28 +200,6 @@ def test_record_of_another_form_is_passed_over(state_dir: str, pid: int, text: s
     assert files(state_dir) == unclear == [record.name]
 
 
-Place = tuple[str | int, ...]
-
-
-def places(value: Any, place: Place = ()) -> Iterator[Place]:
-    """Yield where each value within a value stands, itself among them."""
-    yield place
-    inner = dict(enumerate(value)) if isinstance(value, list) else value
-    for key, each in inner.items() if isinstance(inner, dict) else ():
-        yield from places(each, (*place, key))
-
-
-def changed(value: Any, place: Place, new: Any) -> Any:
-    """Return a value with a new one in some place."""
-    made = copy.deepcopy([value])
-    way: list[Any] = [0, *place]
-    last, within = way.pop(), made
-    for key in way:
-        within = within[key]
-    within[last] = new
-    return made[0]
-
-
 def test_a_damaged_record_hides_no_other(state_dir: str, pid: int) -> None:
     """Wherever it is damaged: the sound ones are returned, and it is named."""
     write(state_dir, os.getpid(), id="sound")
@@ -238,15 +216,9 @@ def test_a_damaged_record_hides_no_other(state_dir: str, pid: int) -> None:
     assert len(records.read_all(state_dir)) == 2
     [file] = Path(state_dir, "containers").glob(f"{pid}-*")
     data = json.loads(file.read_text())
-    damaged = [
-        changed(data, place, new)
-        for place in places(data)
-        for new in (None, True, 1.5, [1, 2, 3], {"x": None})
-    ]
-    needed = data.keys() - {"cgroups", *more}
-    damaged += [{key: data[key] for key in data if key != missing} for missing in needed]
-    damaged += [{**data, "cgroups": {"x": "/web"}}, {**data, "pids": None}]
-    for each in damaged:
+    others: list[Any] = [{**data, "cgroups": {"x": "/web"}}, {**data, "pids": None}, None, {}, []]
+    others += damaged.without(data, *(data.keys() - {"cgroups", *more}))
+    for each in [*damaged.every(data), *others]:
         file.write_text(json.dumps(each))
         unclear: list[str] = []
         found = [record["id"] for record in records.read_all(state_dir, unclear)]

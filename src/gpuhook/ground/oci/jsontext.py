@@ -321,6 +321,26 @@ def _number(value: float) -> str:
     return {"inf": "1e999", "-inf": "-1e999"}.get(text, text)
 
 
+def has_form(value: "Any", form: "Any") -> bool:
+    """Tell whether a value has a form: a type, or one of JSON's values with types in it.
+
+    ``[str]`` is a list of texts, ``(int, str)`` one of a number and a text, ``{str: int}`` an
+    object with numbers, and ``{"a": int}`` one that has such a key, and may have others.
+    """
+    if isinstance(form, list):
+        return isinstance(value, list) and all(has_form(each, form[0]) for each in value)
+    if isinstance(form, tuple):
+        same = isinstance(value, list) and len(value) == len(form)
+        return same and all(map(has_form, value, form))
+    if not isinstance(form, dict):
+        return isinstance(value, form) and (form is bool or not isinstance(value, bool))
+    if not isinstance(value, dict):
+        return False
+    if str in form:
+        return all(has_form(each, form[str]) for each in value.values())
+    return all(key in value and has_form(value[key], each) for key, each in form.items())
+
+
 @dataclass_transform()
 class Record:
     """Plain data with named fields: equality, repr and JSON by field, nothing else.

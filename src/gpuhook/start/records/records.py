@@ -458,21 +458,9 @@ def _load(folder: int, name: str) -> "dict[str, Any]":
 def _is_sound(record: "dict[str, Any]") -> bool:
     """Tell whether all that stands in a record has the form that it is written in."""
     may = {key: form for key, form in _MAY.items() if key in record}
-    return _has_form(record, {**_FORM, **may}) and _VERSIONS.issuperset(record.get("cgroups", ()))
-
-
-def _has_form(value: "Any", form: "Any") -> bool:
-    if isinstance(form, list):
-        return isinstance(value, list) and all(_has_form(each, form[0]) for each in value)
-    if isinstance(form, tuple):
-        return isinstance(value, list) and [type(each) for each in value] == [*form]
-    if not isinstance(form, dict):
-        return type(value) is form
-    if not isinstance(value, dict):
-        return False
-    if str in form:  # whatever the keys are
-        return all(_has_form(each, form[str]) for each in value.values())
-    return all(key in value and _has_form(value[key], each) for key, each in form.items())
+    return jsontext.has_form(record, {**_FORM, **may}) and _VERSIONS.issuperset(
+        record.get("cgroups", ())
+    )
 
 
 def _sweep(folder: int, start: int) -> None:

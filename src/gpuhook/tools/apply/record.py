@@ -16,6 +16,7 @@ from gpuhook.ground.errors import FolderError
 from gpuhook.ground.fileio import write_all
 from gpuhook.ground.host import files as host_files
 from gpuhook.ground.host import proc
+from gpuhook.ground.oci.jsontext import has_form
 
 Place = dict[str, Any]
 
@@ -25,6 +26,14 @@ _LIMIT = 256 << 20
 _FIRST_LINE = 64 << 10
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
+# What is noted, and of a place that is restored: of a link, and of a file that is written again.
+_PLACE = {"path": str, "named": [str], "written": bool, "made": [str], "was": {"is": str}}
+_FORM = {"rootfs": str, "boot": str, "namespace": int, "there": [[str]], "places": [_PLACE]}
+_OWNER = {"uid": int, "gid": int, "mode": int}
+_LINK = {"target": str, **_OWNER}
+_DATA = {"data": str, "label": str | None, **_OWNER}
+_MOUNT = {"unique": int | None, "number": int, "device": int, "inode": int}
+_NOTES = ({"mount": _MOUNT}, {"place": int, "now": str})
 
 
 @dataclass(frozen=True)
@@ -144,19 +153,39 @@ def load(path: str) -> Record | None:
         del torn
         head, was, *notes = map(json.loads, lines)
         found = Record(path, folder=Identity(**head.pop("folder")), **head, **was)
+        if not _is_sound(found):
+            raise ValueError("it says something else")
         for note in notes:
+            if not any(has_form(note, form) for form in _NOTES):
+                raise ValueError("it notes something else")
             if "mount" in note:
                 found.mounts.append(Attached(**note["mount"]))
             else:
                 found.places[note["place"]]["now"] = note["now"]
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, LookupError) as error:
+    except (
+        OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError
+    ) as error:  # fmt: skip
         raise FolderError(
             f"{path}, which says what the folder was, can't be read: {error}",
             "Remove it; unmount what is mounted in the folder yourself",
         ) from None
     return found
+
+
+def _is_sound(record: Record) -> bool:
+    """Tell whether all that is noted has the form that ``save`` writes, with ``before.look``."""
+    values = {key: getattr(record, key) for key in _FORM}
+    identity = has_form(asdict(record.folder), {"device": int, "inode": int, "born": int | None})
+    return identity and has_form(values, _FORM) and all(map(_is_place, record.places))
+
+
+def _is_place(place: Place) -> bool:
+    may = {key: str for key in ("link", "now") if key in place}
+    was = place["was"]
+    needed = _LINK if was["is"] == "link" else _DATA if "data" in was else {}
+    return has_form(place, {**may, "was": needed})
 
 
 def search(state: str, folder: Identity) -> Record | None:
