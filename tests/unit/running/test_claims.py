@@ -41,7 +41,7 @@ def npus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
 def config_of(*kinds: str, mode: str = "hook") -> Config:
     config = Config()
     config.exclusive, config.mode = kinds, mode
-    config.state_dir = "/no/such"
+    config.state_dir = "/dev/null/none"
     config.cdi_kinds_from_environment = ("maker.example/card",)
     return config
 
