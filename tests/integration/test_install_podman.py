@@ -199,6 +199,16 @@ def test_hook_leaves_other_containers_alone(gpuhook: Installer, engine: Podman, 
 
 
 @pytest.mark.parametrize("stage", ["prestart", "precreate"])
+def test_builds_go_on(gpuhook: Installer, storage: Podman, tmp_path: Path, stage: str) -> None:
+    """They read hooks, too, but know no stage precreate."""
+    (tmp_path / "Dockerfile").write_text(f"FROM {DEBIAN}\nRUN true\n")
+    gpuhook("install", f"--hook={stage}").ok()
+    words = ["--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
+    storage.call("build", *words, "--no-cache", "--tag=localhost/built:hook", tmp_path).ok()
+    storage.call("rmi", "localhost/built:hook").ok()
+
+
+@pytest.mark.parametrize("stage", ["prestart", "precreate"])
 def test_hook_that_refuses(gpuhook: Installer, engine: Podman, stage: str) -> None:
     gpuhook("install", f"--hook={stage}").ok()
     done = engine.run(DEBIAN, "true", env=["NVIDIA_VISIBLE_DEVICES=99"]).failed()

@@ -409,6 +409,23 @@ def test_a_hook_where_old_podmans_do_not_look(
 
 
 @pytest.mark.parametrize(
+    ("folder", "status"),
+    [
+        ("/usr/share/containers/oci/hooks.d", "warning"),
+        ("/etc/containers/oci/hooks.d", "warning"),
+        ("/etc/containers/oci/precreate.d", "ok"),
+    ],
+)
+def test_a_hook_at_precreate_where_builds_look(tree: Tree, folder: str, status: str) -> None:
+    tree.program("/usr/bin/podman")
+    tree.program(f"{BIN}/gpuhook-prestart")
+    tree.write("/etc/containers/containers.conf", f'[engine]\nhooks_dir = ["{folder}"]\n')
+    hook = {"hook": {"path": f"{BIN}/gpuhook-prestart"}, "stages": ["precreate"]}
+    tree.write(f"{folder}/gpuhook.json", json.dumps(hook))
+    assert said(engines.podman(tree.case))["podman-hook"][0] == status
+
+
+@pytest.mark.parametrize(
     "text", ["{", "[]", '{"hook": {}}', '{"hook": {"path": "/gone"}}', "", "{}"]
 )
 def test_a_hook_file_that_stops_every_container(tree: Tree, text: str) -> None:

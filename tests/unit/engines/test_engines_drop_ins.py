@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gpuhook.tools.engines.ask import SET_DEFAULT, Ask
+from gpuhook.tools.engines.ask import HOOK, SET_DEFAULT, Ask
 from gpuhook.tools.engines.crio import Crio
-from gpuhook.tools.engines.podman import Podman
+from gpuhook.tools.engines.podman import Podman, hook_document
 from gpuhook.tools.engines.toml_text import render
 
 
@@ -132,17 +132,27 @@ def test_the_admin_s_list_is_extended(tmp_path: Path) -> None:
     assert tomllib.loads(target.text)["engine"]["runtime_supports_json"] == ["runc", "gpu-py"]
 
 
-@pytest.mark.parametrize("stage", ["prestart", "precreate"])
-def test_the_hook_is_described_for_all_containers(tmp_path: Path, stage: str) -> None:
+USUAL = ["/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"]
+OTHER = "/etc/containers/oci/precreate.d"
+STAGES = pytest.mark.parametrize(
+    ("stage", "folder", "read"),
+    [
+        ("prestart", USUAL[1], USUAL),
+        ("precreate", OTHER, [*USUAL, OTHER]),
+    ],
+)
+
+
+@STAGES
+def test_the_hook_is_described_for_all_containers(
+    tmp_path: Path, stage: str, folder: str, read: list[str]
+) -> None:
     ask = ask_below(
         tmp_path, hook=stage, hook_path="/opt/gpuhook-prestart", gpuhook_config="/c.toml"
     )
     drop_in, target = Podman().install(ask).targets
-    assert tomllib.loads(drop_in.text)["engine"]["hooks_dir"] == [
-        "/usr/share/containers/oci/hooks.d",
-        "/etc/containers/oci/hooks.d",
-    ]
-    assert target.path == f"{tmp_path}/etc/containers/oci/hooks.d/gpuhook.json"
+    assert tomllib.loads(drop_in.text)["engine"]["hooks_dir"] == read
+    assert target.path == f"{tmp_path}{folder}/gpuhook.json"
     assert json.loads(target.text) == {
         "version": "1.0.0",
         "hook": {
@@ -153,6 +163,29 @@ def test_the_hook_is_described_for_all_containers(tmp_path: Path, stage: str) ->
         "when": {"always": True},
         "stages": [stage],
     }
+
+
+@pytest.mark.parametrize(
+    ("earlier", "words", "folder"),
+    [
+        ("prestart", {}, "hooks.d"),
+        ("precreate", {}, "precreate.d"),
+        ("precreate", {"hook": "prestart"}, "hooks.d"),
+        ("prestart", {"hook": "precreate"}, "precreate.d"),
+        ("precreate", {"without": frozenset({HOOK})}, ""),
+    ],
+)
+def test_a_hook_in_another_stage_s_folder_goes(
+    tmp_path: Path, earlier: str, words: dict[str, Any], folder: str
+) -> None:
+    """Earlier versions had both stages in hooks.d, where every build fails at precreate."""
+    path = tmp_path / "etc/containers/oci/hooks.d/gpuhook.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(hook_document("/opt/gpuhook-prestart", earlier, None))
+    ask = ask_below(tmp_path, hook_path="/opt/gpuhook-prestart", **words)
+    hooks = {Path(each.path): each.gone for each in Podman().install(ask).targets[1:]}
+    assert hooks[path] == (folder != "hooks.d")
+    assert [each.parent.name for each, gone in hooks.items() if not gone] == [folder] * bool(folder)
 
 
 def test_rootless_uses_the_user_s_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

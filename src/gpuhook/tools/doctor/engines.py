@@ -303,6 +303,7 @@ def _podman_hook(case: Case, path: str, needs_podman_5: bool) -> Iterator[Findin
         if isinstance(program, dict):
             program = program["path"]
         is_usable = case.machine.is_program(str(program))
+        stages = strings(described.get("stages"))
     except (ValueError, AttributeError, KeyError) as error:
         text = f"{path} isn't an OCI hook file, and every container fails because of it: {error!r}"
         yield failure("podman-hook", text, "Correct or delete the file")
@@ -310,7 +311,13 @@ def _podman_hook(case: Case, path: str, needs_podman_5: bool) -> Iterator[Findin
     if not is_usable:
         text = f"{path} names the hook {program}, which can't be executed; every container fails"
         yield failure("podman-hook", text, "Reinstall the hook, or delete the file")
-    elif os.path.basename(str(program)) == names.HOOK:
+    elif os.path.basename(str(program)) != names.HOOK:
+        return
+    elif os.path.dirname(path) in _HOOK_FOLDERS and "precreate" in stages:
+        text = f"{path} has the stage precreate, at which every podman build and buildah fails"
+        remedy = "Run gpuhook install --engine podman, which moves it to where builds don't look"
+        yield warning("podman-hook", text, remedy)
+    else:
         yield _read_hook(case, path, f"{path} registers {program}", needs_podman_5)
 
 

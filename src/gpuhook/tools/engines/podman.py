@@ -20,14 +20,22 @@ from gpuhook.tools.engines.prefix import checked
 from gpuhook.tools.engines.store import Target
 
 _DROP_IN = "containers/containers.conf.d/99-gpuhook.conf"
-_HOOK = "containers/oci/hooks.d/gpuhook.json"
+# By stage: builds (podman's and buildah's) look into the usual folder, too, and fail at a file of
+# the stage precreate, which podman alone knows.
+_HOOKS = {
+    "prestart": "containers/oci/hooks.d/gpuhook.json",
+    "precreate": "containers/oci/precreate.d/gpuhook.json",
+}
 # Lists with podman's default, which a setting replaces: the runtimes that are asked for
 # errors as JSON, those that may have --cgroups=disabled (the manual has another name for the
-# key, which no podman from 4.3 to 5.8 reads), and where hooks are looked for (from 5.0 also
-# where ours is).
+# key, which no podman from 4.3 to 5.8 reads), and where hooks are looked for (the second folder
+# from 5.0 on).
 _JSON_RUNTIMES = ("runtime_supports_json", ["crun", "runc", "kata", "runsc", "youki", "krun"])
 _NO_CGROUPS = ("runtime_supports_nocgroup", ["crun", "krun"])
-_HOOK_FOLDERS = ("hooks_dir", ["/usr/share/containers/oci/hooks.d"])
+_HOOK_FOLDERS = (
+    "hooks_dir",
+    ["/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"],
+)
 _LIST_S = 20
 # All of a hook file is ours: half of one would stop every container.
 HOOK_KEYS = (("version",), ("hook",), ("when",), ("stages",))
@@ -54,10 +62,11 @@ class Podman(Engine):
         for setting in (_JSON_RUNTIMES, _NO_CGROUPS):
             engine[setting[0]] = _extended(sources.values(), setting, ask.names)
         engine["runtimes"] = {name: [program] for name, program in ask.runtimes}
-        hook = _hook_target(ask, path, moved)
-        if hook is not None and not hook.gone:
-            folder = os.path.dirname(hook.path).removeprefix(ask.prefix.rstrip("/"))
-            engine["hooks_dir"] = _extended(sources.values(), _HOOK_FOLDERS, (folder,))
+        hooks = _hook_targets(ask, path, moved)
+        for hook in hooks:
+            if not hook.gone:
+                folder = os.path.dirname(hook.path).removeprefix(ask.prefix.rstrip("/"))
+                engine["hooks_dir"] = _extended(sources.values(), _HOOK_FOLDERS, (folder,))
         text = toml_text.render({"engine": engine}, DROP_IN_HEADER)
         owned = tuple(("engine", "runtimes", name) for name in ask.names)
         usual = _configured(_DROP_IN, ask)
@@ -67,7 +76,7 @@ class Podman(Engine):
             for each, engine in sources.items()
             if each > path and os.path.dirname(each) == os.path.dirname(path)
         }
-        return Answer((drop_in, hook) if hook else (drop_in,), warnings=tuple(ask.unheeded(later)))
+        return Answer((drop_in, *hooks), warnings=tuple(ask.unheeded(later)))
 
     def reload(self, config: str) -> list[int]:
         """Do nothing: podman has no daemon."""
@@ -127,23 +136,28 @@ def _registered(drop_in: str) -> tuple[dict[str, str], str | None]:
     return programs, default if isinstance(default, str) else None
 
 
-def _hook_target(ask: Ask, config: str, moved: Mapping[str, str]) -> Target | None:
-    """Return the hook file as asked, or as an earlier installation wrote it; None for neither.
+def _hook_targets(ask: Ask, config: str, moved: Mapping[str, str]) -> list[Target]:
+    """Return the hook file as asked, or as an earlier installation wrote it, if there is any.
 
-    ``moved`` are programs of ours and where they are now: the hook beside one moved with it.
+    One of ours that stands in another stage's place goes. ``moved`` are programs of ours and where
+    they are now: the hook beside one moved with it.
     """
-    path = _configured(_HOOK, ask)
-    program, stage, configuration = _read_hook(path)
+    places = {stage: _configured(path, ask) for stage, path in _HOOKS.items()}
+    there = {path: hook for path in places.values() if (hook := _read_hook(path))[1]}
+    program, stage, configuration = next(iter(there.values()), ("", "", None))
     if ask.hook:
         program, stage = ask.hook_path, ask.hook
-    if not stage:
-        return None
+    if stage not in places:
+        return []
     folders = {os.path.dirname(old): os.path.dirname(new) for old, new in moved.items()}
     folder, name = os.path.split(program)
     program = os.path.join(folders.get(folder, folder), name)
     text = hook_document(program, stage, ask.gpuhook_config or configuration)
-    gone = HOOK in ask.without
-    return Target("podman", path, "json", text, config, HOOK_KEYS, ours=True, gone=gone)
+    wanted = "" if HOOK in ask.without else places[stage]
+    return [
+        Target("podman", path, "json", text, config, HOOK_KEYS, ours=True, gone=path != wanted)
+        for path in dict.fromkeys((places[stage], *there))
+    ]
 
 
 def _read_hook(path: str) -> tuple[str, str, str | None]:
