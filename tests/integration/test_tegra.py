@@ -32,7 +32,10 @@ ASK = "NVIDIA_VISIBLE_DEVICES"
 EVERY = "NVIDIA_REQUIRE_JETPACK=csv-mounts=all"
 LISTS = "etc/nvidia-container-runtime/host-files-for-container.d"
 FOLDER = f"/usr/lib/{os.uname().machine}-linux-gnu/nvidia"
-NODES = ("/dev/nvhost-gpu", "/dev/nvmap", "/dev/nvhost-ctrl-gpu", "/dev/nvgpu/igpu0/ctrl")
+NODES = (
+    "/dev/nvhost-gpu", "/dev/nvmap", "/dev/nvhost-ctrl-gpu", "/dev/nvgpu/igpu0/ctrl",
+    "/dev/dri/card0", "/dev/dri/renderD128",
+)  # fmt: skip
 OTHER = "/dev/nvhost-other"
 VIDEO = 44
 PLACES = {  # what is at its place in every container; those of links are in none of mode spec
@@ -44,9 +47,10 @@ for path in /etc/nv_tegra_release /etc/nvpmodel.conf /usr/share/nvpmodel/* {FOLD
     busybox test -e $path && echo "file $path"
 done
 echo "sym $(busybox readlink /usr/lib/libcuda.so)"
+echo "sym $(busybox readlink /dev/dri/by-path/*)"
 for name in libcuda.so.1 libcuda.so libnvrm_gpu.so; do echo "library $(dlprobe $name)"; done
 """
-_NODES = vendors.look("/dev/nv*")
+_NODES = vendors.look("/dev/nv*", "/dev/dri/*")
 LOOK = (*_NODES[:2], _NODES[2] + SEEN)
 
 
@@ -91,8 +95,9 @@ def check_inside(done: Result, tegra: Devices, *more: str, links: bool = True) -
     files = {words[1] for words in lines if words[0] == "file"}
     made = {f"{FOLDER}/{name}" for name in ("libcuda.so", "libcuda.so.1")}
     assert files - made == PLACES | ({f"{FOLDER}/libcudnn.so.9"} if more else set())
-    [sym] = [words[1:] for words in lines if words[0] == "sym"]
-    assert sym == ([f"{FOLDER.removeprefix('/usr/lib/')}/libcuda.so"] if links else [])
+    sym = [word for words in lines if words[0] == "sym" for word in words[1:]]
+    links_made = [f"{FOLDER.removeprefix('/usr/lib/')}/libcuda.so", "../card0"]
+    assert sym == (links_made if links else [])
     inodes = {words[1]: words[3] for words in lines if words[0] == "library"}
     places = dict.fromkeys(("libcuda.so.1", "libcuda.so"), "libcuda.so.1.1")
     places["libnvrm_gpu.so"] = "libnvrm_gpu.so"
@@ -139,7 +144,8 @@ def test_what_comes_with_a_folder_comes_once(copy: Path) -> None:
 def test_ignored_links(copy: Path) -> None:
     config = settings(copy)
     config.csv_ignore = ("**/libcuda.so",)
-    assert not [each for each in discover(config).files if each.kind == "link"]
+    links = [each.path for each in discover(config).files if each.kind == "link"]
+    assert links == ["/dev/dri/by-path/platform-13e00000.host1x-card"]
 
 
 def test_without_tegras_files_it_is_none(copy: Path) -> None:
@@ -176,7 +182,8 @@ def test_an_nvml_that_names_tegras_own_gpu(with_nvml: Path) -> None:
     library.write_bytes(data.replace(b"NVIDIA H200\0", b"Orin(nvgpu)\0"))
     found = discover(settings(with_nvml))
     assert (found.platform, found.cuda_version) == ("tegra", "13.0")
-    assert [(device.id, device.nodes) for device in found.devices] == [("0", ("/dev/nvmap",))]
+    [device] = found.devices
+    assert (device.id, device.nodes) == ("0", ("/dev/nvmap", *NODES[-2:]))
 
 
 def test_another_gpu_beside_tegras_own_is_refused(tegra: Devices) -> None:
@@ -193,9 +200,11 @@ def test_changes_make_an_inventory_stale(copy: Path) -> None:
     config = settings(copy)
     before = freshness.surroundings(config, VENDOR)
     assert freshness.surroundings(config, VENDOR) == before
-    (copy / "dev/nvhost-late").touch()
-    later = freshness.surroundings(config, VENDOR)
-    assert later != before
+    for name in ("nvhost-late", "nvgpu/igpu0/late", "dri/card9"):
+        (copy / "dev" / name).touch()
+        later = freshness.surroundings(config, VENDOR)
+        assert later != before
+        before = later
     (copy / LISTS / "devices.csv").write_text("dev, /dev/nvmap")
     assert freshness.surroundings(config, VENDOR) != later
 
@@ -266,7 +275,7 @@ def test_the_commands(bundle: Bundle, config: Path, tegra: Devices) -> None:
     assert (explained["inventory"]["platform"], explained["selected"]) == ("tegra", ["0"])
     findings = {each["check"]: each["message"] for each in tegra.ask(config, "doctor")["findings"]}
     assert "This is Tegra" in findings["driver-loaded"]
-    assert re.search(r"devices\.csv line 8 .*drivers\.csv line 6 ", findings["tegra-lines"])
+    assert re.search(r"devices\.csv line 11 .*drivers\.csv line 6 ", findings["tegra-lines"])
     assert "/dev/nvhost-absent" in findings["tegra-lists"]
     assert not {"device-nodes", "nvml", "driver-versions"} & set(findings)
 

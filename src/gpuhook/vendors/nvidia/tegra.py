@@ -1,10 +1,12 @@
 """Tegra: its own GPU, whose nodes and files the lists of its packages name.
 
 A list is a CSV file, each line a type and an absolute path: ``dev`` a node, ``dir`` a folder,
-``lib`` a file, ``sym`` a link. Everything is looked for below the driver root, and what a list
-names that isn't there is left out: lists are for several boards.
+``lib`` a file, ``sym`` a link. A path may be a pattern (``/dev/dri/card*``). Everything is looked
+for below the driver root, and what a list names that isn't there is left out: lists are for several
+boards.
 """
 
+import copy
 import fnmatch
 import os
 import stat
@@ -34,6 +36,7 @@ _OWN_GPUS = ("(nvgpu)", "NVIDIA Thor")  # in the names that NVML gives Tegra's o
 _LIST_LIMIT = 1 << 20
 _MOST_LINKS = 40  # as many as the kernel follows
 _ANYWHERE = "**/"
+_MAGIC = frozenset("*?[")
 
 
 def is_here(root: "Rootfs") -> bool:
@@ -108,11 +111,39 @@ def _text(root: "Rootfs", path: str) -> str:
 
 
 def entries(root: "Rootfs", folder: str) -> "Iterator[Entry]":
-    """Yield the lines of all lists but empty ones and comments; DriverError for no text."""
+    """Yield the lines of all lists but empty ones and comments; DriverError for no text.
+
+    One with a pattern is as many as there are paths that it fits, and itself if there are none.
+    """
     for path in lists(root, folder):
         for number, line in enumerate(_text(root, path).split("\n"), 1):
             if line.strip() and not line.lstrip().startswith("#"):
-                yield Entry(path, number, line)
+                entry = Entry(path, number, line)
+                for fitting in _fitting(root, entry) or [entry.path]:
+                    entry.path = fitting
+                    yield copy.copy(entry)
+
+
+def _fitting(root: "Rootfs", entry: Entry) -> list[str]:
+    """Return the paths that fit an entry's pattern, as Go's filepath.Glob; [] for none."""
+    if entry.problem or _MAGIC.isdisjoint(entry.path):
+        return []
+    found = [""]
+    for part in entry.path.lstrip("/").split("/"):
+        if _MAGIC.isdisjoint(part):
+            found = [f"{folder}/{part}" for folder in found]
+        else:
+            found = [
+                f"{folder}/{name}"
+                for folder in found
+                for name in root.list_folder(folder or "/")
+                if _fits(name, part)
+            ]
+    return [each for each in found if root.exists(each)]
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(name, pattern.replace("[^", "[!"))
 
 
 def is_ignored(path: str, patterns: "Iterable[str]") -> bool:
@@ -125,9 +156,9 @@ def is_ignored(path: str, patterns: "Iterable[str]") -> bool:
             text, wanted = os.path.basename(path), pattern.removeprefix(_ANYWHERE)
         else:
             text, wanted = path, pattern
-        parts, wanted_parts = text.split("/"), wanted.replace("[^", "[!").split("/")
+        parts, wanted_parts = text.split("/"), wanted.split("/")
         pairs = zip(parts, wanted_parts, strict=False)
-        if len(parts) == len(wanted_parts) and all(fnmatch.fnmatchcase(*pair) for pair in pairs):
+        if len(parts) == len(wanted_parts) and all(_fits(*pair) for pair in pairs):
             return True
     return False
 
@@ -194,6 +225,11 @@ def _files(
         if entry.kind == "dev" or (entry.kind == "sym" and is_ignored(entry.path, ignored)):
             continue
         listed = given.Listed(root, entry.path)
+        if entry.kind == "dir" and listed.real.startswith("/dev/"):
+            inside = list(_links_in(root, listed.real, entry))
+            yield from inside
+            if inside:
+                continue
         if listed.refusal:
             what = f"Tegra's list {entry.list} has {entry.path}, {listed.refusal}"
             refused[f"{what}: it isn't given to containers"] = None
@@ -212,11 +248,19 @@ def _files(
             file = driver_file(root, path, entry.capability)
             files += _links(root, entry) if entry.kind == "sym" else []
             files += [file] if file else []
-    inside = tuple(f"{folder.target}/" for folder in folders)
+    covered = tuple(f"{folder.target}/" for folder in folders)
     for file in files:
         place = file.path if file.kind == "link" else file.target
-        if not place.startswith(inside):
+        if not place.startswith(covered):
             yield file
+
+
+def _links_in(root: "Rootfs", folder: str, entry: Entry) -> "Iterator[DriverFile]":
+    """Yield the links in a folder of /dev, which udev makes: by them programs find nodes."""
+    for name in root.list_folder(folder):
+        content = read_link(root.folder(folder), name)
+        if content is not None:
+            yield DriverFile("link", f"{folder}/{name}", content, entry.capability)
 
 
 def _links(root: "Rootfs", entry: Entry) -> "Iterator[DriverFile]":

@@ -28,6 +28,7 @@ _PROC = "/proc/driver/nvidia"
 _NODE_FOLDERS = (CAPS_FOLDER, IMEX_FOLDER, "/dev/infiniband", "/dev/dri")
 _GPU = "nvidia"  # a number follows
 _NODE_PREFIXES = ("nvidia", "gdrdrv")
+_NVGPU = "/dev/nvgpu/igpu0"
 # Where Windows puts its driver: an update comes as another folder in the second.
 _WSL_NODE = "dxg"
 _WSL_FOLDERS = ("/usr/lib/wsl/lib", "/usr/lib/wsl/drivers")
@@ -66,7 +67,7 @@ class Nvidia(Vendor):
             [name for name in nodes if name.startswith(_NODE_PREFIXES)],
             [status(root + folder) for folder in _NODE_FOLDERS],
             [status(root + path) for path in _WSL_FOLDERS] if _WSL_NODE in nodes else [],
-            _tegra(lists, nodes),
+            _tegra(lists, nodes, f"{root}{_NVGPU}"),
         ]
 
     def withheld(self, config: "Config") -> "list[str]":
@@ -155,10 +156,14 @@ class Nvidia(Vendor):
         return edits.edits(grant, image)
 
 
-def _tegra(folder: str, nodes: "list[str]") -> "list[Any]":
-    """Return Tegra's lists and all nodes, any of which they may name; nothing without lists."""
+def _tegra(folder: str, nodes: "list[str]", more: str) -> "list[Any]":
+    """Return Tegra's lists and all nodes, any of which they may name; nothing without lists.
+
+    ``more`` is the folder of others.
+    """
     names = listed(folder)
-    return [[[name, status(f"{folder}/{name}")] for name in names], nodes] if names else []
+    lists = [[name, status(f"{folder}/{name}")] for name in names]
+    return [lists, nodes, status(more)] if names else []
 
 
 def _mig_instances(folder: str) -> "list[Any]":

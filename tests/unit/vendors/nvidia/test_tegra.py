@@ -98,6 +98,53 @@ def test_which_files_are_lists(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "paths"),
+    [
+        ("/dev/dri/card*", ["/dev/dri/card0", "/dev/dri/card1"]),
+        ("/dev/dri/card?", ["/dev/dri/card0", "/dev/dri/card1"]),
+        ("/dev/dri/card[^0]", ["/dev/dri/card1"]),
+        ("/dev/*/card0", ["/dev/dri/card0"]),
+        ("/dev/*", ["/dev/dri"]),
+        ("/*/dri/by-path", ["/dev/dri/by-path"]),
+        ("/dev/dri/renderD*", ["/dev/dri/renderD*"]),
+        ("/dev/card*/x", ["/dev/card*/x"]),
+        ("/dev/dri/card0", ["/dev/dri/card0"]),
+    ],
+)
+def test_a_path_may_be_a_pattern(tmp_path: Path, pattern: str, paths: list[str]) -> None:
+    """JetPack's own devices.csv has those of /dev/dri. One that nothing fits isn't there."""
+    for name in ("card0", "card1", "by-path/x"):
+        write(tmp_path, f"dev/dri/{name}")
+    write(tmp_path, f"{LISTS}/devices.csv", f"dev, {pattern}\ndev, /dev/../{pattern}\n")
+    with Rootfs(str(tmp_path)) as root:
+        found = [*tegra.entries(root, f"/{LISTS}")]
+    assert [each.path for each in found if not each.problem] == paths
+    assert [each.number for each in found] == [*(1 for _ in paths), 2]
+
+
+def test_of_a_folder_in_dev_its_links_come(tmp_path: Path) -> None:
+    (tmp_path / "dev/dri/by-path").mkdir(parents=True)
+    (tmp_path / "dev/dri/by-path/platform-card").symlink_to("../card0")
+    write(tmp_path, "dev/dri/by-path/file")
+    (tmp_path / "dev/dri/empty").mkdir()
+    (tmp_path / "dev/everybodys").mkdir()
+    (tmp_path / "dev/everybodys").chmod(0o777)
+    (tmp_path / "dev/everybodys/link").symlink_to("/dev/sda")
+    folders = ("dri/by-path", "dri/empty", "everybodys")
+    lines = [tegra.Entry("l4t.csv", 1, f"dir, /dev/{folder}") for folder in folders]
+    refused: dict[str, None] = {}
+    with Rootfs(str(tmp_path)) as root:
+        files = [*tegra._files(root, lines, (), refused)]
+    assert [(file.kind, file.path, file.target) for file in files] == [
+        ("link", "/dev/dri/by-path/platform-card", "../card0")
+    ]
+    assert [text.partition(",")[0].rpartition("/")[2] for text in refused] == [
+        "empty",
+        "everybodys",
+    ]
+
+
 def test_lists_that_others_can_write_do_not_count(tmp_path: Path) -> None:
     write(tmp_path, f"{LISTS}/l4t.csv", "lib, /x").chmod(0o666)
     with Rootfs(str(tmp_path)) as root:

@@ -87,6 +87,8 @@ _TEGRA_NODES = {
     "dev/nvmap": 0o660,
     "dev/nvhost-ctrl-gpu": 0o666,
     "dev/nvgpu/igpu0/ctrl": 0o666,
+    "dev/dri/card0": 0o660,
+    "dev/dri/renderD128": 0o666,
     "dev/nvhost-other": 0o666,
 }
 _RELEASE = "# R36 (release), REVISION: 4.0, GCID: 0, BOARD: simulated\n"
@@ -97,6 +99,7 @@ def _fill_tegra(tree: Tree, compiled: str, library_dir: str) -> None:
     major = free_majors(("nvhost",), known)["nvhost"]
     for minor, (path, mode) in enumerate(_TEGRA_NODES.items()):
         tree.node(path, major, minor, mode, _VIDEO if mode == 0o660 else 0)
+    tree.link("dev/dri/by-path/platform-13e00000.host1x-card", "../card0")
     tree.text("proc/devices", devices_text({"nvhost": major}, known), 0o444)
     tree.text("etc/nv_tegra_release", _RELEASE)
     tree.text("sys/devices/soc0/family", "Tegra\n", 0o444)
@@ -117,9 +120,17 @@ def _fill_tegra(tree: Tree, compiled: str, library_dir: str) -> None:
 
 def _tegra_lists(folder: str) -> dict[str, list[str]]:
     """Return the lists' lines: good ones, malformed ones, and names of what isn't there."""
-    nodes = [f"dev, /{path}" for path in _TEGRA_NODES if "other" not in path]
+    nodes = [f"dev, /{path}" for path in _TEGRA_NODES if "other" not in path and "dri" not in path]
+    drawing = ["dev, /dev/dri/card*", "dev, /dev/dri/renderD*", "dir, /dev/dri/by-path"]
     return {
-        "devices.csv": [*nodes, "dev, /dev/nvhost-absent", "", "# other boards", "dev /dev/nvmap"],
+        "devices.csv": [
+            *nodes,
+            *drawing,
+            "dev, /dev/nvhost-absent",
+            "",
+            "# other boards",
+            "dev /dev/nvmap",
+        ],
         "drivers.csv": [
             f"lib, {folder}/libcuda.so.1.1",
             f"lib,{folder}/libnvrm_gpu.so",
