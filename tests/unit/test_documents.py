@@ -6,8 +6,9 @@ import os
 import re
 import textwrap
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import chart
@@ -36,7 +37,7 @@ PICTURES = sorted((REPOSITORY / "docs/images").glob("*.svg"))
 USE = re.compile(r"(?:^|[`(] ?|\$ |&& )gpuhook ([a-z][a-z-]*)([^`\n|#&;]*)", re.MULTILINE)
 FENCED = re.compile(r"^ *```.*?\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 LANGUAGE = re.compile(r"^( *)```(json|toml|yaml)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-PARSERS: dict[str, Callable[[str], object]] = {
+PARSERS: dict[str, Callable[[str], Any]] = {
     "json": json.loads,
     "toml": tomllib.loads,
     "yaml": lambda text: list(yaml.safe_load_all(text)),
@@ -75,6 +76,30 @@ def test_commands_and_options_exist(path: Path) -> None:
 def test_what_is_to_be_written_into_files_can_be_read(path: Path) -> None:
     for _, language, block in LANGUAGE.findall(path.read_text()):
         PARSERS[language](textwrap.dedent(block))
+
+
+def _reserved(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield the devices that a compose file reserves, wherever they stand in it."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        if key == "reservations":
+            yield from inner.get("devices", ())
+        elif isinstance(inner, (dict, list)):
+            yield from _reserved(inner)
+
+
+def test_compose_takes_the_devices_of_the_pages() -> None:
+    """It refuses those without capabilities, which CDI has no use for."""
+    texts = [path.read_text() for path in DOCUMENTS]
+    blocks = [block for text in texts for _, _, block in LANGUAGE.findall(text)]
+    devices = [
+        device
+        for block in blocks
+        if "reservations" in block
+        for document in PARSERS["yaml"](textwrap.dedent(block))
+        for device in _reserved(document)
+    ]
+    assert devices
+    assert [each for each in devices if not each.get("capabilities")] == []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
