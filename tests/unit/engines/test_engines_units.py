@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuhook.ground.errors import EngineError, LostDeviceError
-from gpuhook.tools.apply import machines
+from gpuhook.start.inventory.model import Node
+from gpuhook.start.plan.operations import AllowDevice, BindDevice, Plan
+from gpuhook.tools.apply import machines, units
 from gpuhook.tools.cli import watch
 from gpuhook.tools.engines import charliecloud, installer, unit_text, whole_text
 from gpuhook.tools.engines.ask import Ask
@@ -18,6 +20,21 @@ from gpuhook.tools.engines.store import Store
 
 NSPAWN, DROP_IN = "/etc/systemd/nspawn/box.nspawn", "/etc/systemd/system/box.service.d/x.conf"
 BLOCK = "[Files]\nBind=/dev/nvidia0:/dev/nvidia0\n"
+
+
+@pytest.mark.parametrize(
+    ("root", "words"),
+    [
+        ("/", ["--property=DeviceAllow=/dev/nvidia0 rw"]),
+        ("/run/nvidia/driver", ["--keep-unit", "--register=no"]),
+    ],
+)
+def test_a_node_that_is_not_in_dev_stands_in_no_rule(root: str, words: list[str]) -> None:
+    """systemd-nspawn makes one of each bound node, and systemd refuses others."""
+    node = Node("/dev/nvidia0", 195, 0, 0o666, 0, 0)
+    plan = Plan([AllowDevice(node.numbers, ""), BindDevice(root, node, "")])
+    bind = f"--bind={root.rstrip('/')}/dev/nvidia0:/dev/nvidia0"
+    assert units.arguments(plan, ["A=1"]) == [bind, "--setenv=A=1", *words]
 
 
 @given(st.text(), st.text(min_size=1).filter(lambda text: "# To here" not in text))

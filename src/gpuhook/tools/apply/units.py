@@ -31,11 +31,18 @@ def allowed(plan: Plan) -> list[str]:
 
 
 def arguments(plan: Plan, env: Iterable[str]) -> list[str]:
-    """Return the words for systemd-nspawn on a command line."""
+    """Return the words for systemd-nspawn on a command line.
+
+    For the unit that it makes it names every bound node by where that is, and systemd refuses those
+    that aren't in /dev: then it stays in its caller's unit.
+    """
     options = {"Bind": "--bind", "BindReadOnly": "--bind-ro"}
     binds = [f"{options[name]}={value}" for name, value in _binds(plan)]
-    rules = [f"--property=DeviceAllow={word}" for word in _rules(plan)]
-    return [*binds, *(f"--setenv={each}" for each in env), *rules]
+    nodes = [op.source for op in plan.operations if isinstance(op, BindDevice)]
+    unit = [f"--property=DeviceAllow={word}" for word in _rules(plan)]
+    if not all(source.startswith("/dev/") for source in nodes):
+        unit = ["--keep-unit", "--register=no"]
+    return [*binds, *(f"--setenv={each}" for each in env), *unit]
 
 
 def service(plan: Plan, env: Iterable[str], *, own_root: bool) -> list[str]:
