@@ -80,7 +80,7 @@ def test_a_damaged_record_is_told_and_hides_no_container(tmp_path: Path) -> None
         record = records.describe(State("web", os.getpid(), "", None), None, [])
         with records.Written(str(tmp_path), process, record):
             folder = tmp_path / records.FOLDER
-            damaged = folder / f"{os.getppid()}-{_began(os.getppid())}"
+            damaged = folder / _record_of(os.getppid())
             damaged.write_text("{}")
             found = holders.running([], str(tmp_path))
             assert [each.name for each in found.containers] == ["web"]
@@ -89,9 +89,9 @@ def test_a_damaged_record_is_told_and_hides_no_container(tmp_path: Path) -> None
         os.close(process)
 
 
-def _began(pid: int) -> int:
+def _record_of(pid: int) -> str:
     process = os.open(f"/proc/{pid}", os.O_PATH)
     try:
-        return records.started(process)
+        return records.name_of_process(process)
     finally:
         os.close(process)

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -164,9 +165,9 @@ def test_the_number_of_a_process_that_has_ended_is_anothers(state_dir: str, star
     first = start()
     take(state_dir, first, given("A"))
     [file] = Path(state_dir, "containers").glob(f"{first.pid}-*")
-    facts = file.read_text().replace(file.name.partition("-")[2], "1")
-    file.write_text(facts)
-    file.rename(file.with_name(f"{first.pid}-1"))
+    facts = {**json.loads(file.read_text()), "started": 1}
+    file.write_text(json.dumps(facts))
+    file.rename(file.with_name(records.name_of(facts)))
     take(state_dir, start(), given("A"), id="next")
 
 
