@@ -19,13 +19,13 @@ def test_each_root_has_programs_of_its_own(
         folder.mkdir()
     for version, codename in (("1.7.24", "trixie"), ("2.1.9", "forky")):
         upper = tmp_path / codename
-        for path in ("bin", "etc", "old", "proc", "sys", "dev", "tmp", "run"):
+        for path in ("usr/bin", "etc", "old", "proc", "sys", "dev", "tmp", "run"):
             (upper / path).mkdir(parents=True)
         (upper / "etc/os-release").write_text(f"NAME=Debian\nVERSION_CODENAME={codename}\n")
-        (upper / "bin/ctr").write_text("#!/bin/sh\n")
-        (upper / "bin/containerd").write_text(f"#!/bin/sh\necho containerd {version}\n")
+        (upper / "usr/bin/ctr").write_text("#!/bin/sh\n")
+        (upper / "usr/bin/containerd").write_text(f"#!/bin/sh\necho containerd {version}\n")
         for program in ("ctr", "containerd"):
-            (upper / "bin" / program).chmod(0o755)
+            (upper / "usr/bin" / program).chmod(0o755)
         layers = f"lowerdir={roots['busybox']},upperdir={upper},workdir={work}"
         inside = f"{REPOSITORY}/scripts/lib/inside --same-run {root} / sh -c '{HOLD}'"
         script = f"mount -t overlay -o {layers} overlay {root} && exec {inside}"
