@@ -229,17 +229,24 @@ def most_bytes(work: Callable[[str], None], text: str) -> int:
         tracemalloc.stop()
 
 
+def time_of(call: Callable[[], None], most: float) -> float:
+    """Return a call's time, the least of three if it isn't less: some of many are disturbed."""
+    took = of_this_process(call)
+    return took if took < most else min(took, of_this_process(call), of_this_process(call))
+
+
 def check(start: Callable[[str], None], piece: Piece, what: str) -> None:
     """See that what a start costs is in proportion to the length of a list of such pieces."""
     shortest, short, long = (filled(piece, n) for n in (LENGTH // 4, LENGTH, LENGTH * TIMES))
-    took = of_this_process(lambda: start(long))
+    took = time_of(lambda: start(long), SECONDS)
     assert took < SECONDS, f"{what}: {took:.2f} s"
     if took > FILLING:
         memory = most_bytes(start, shortest)
         assert memory < BYTES, f"{what}: {memory >> 10} KiB"
     if took > SURELY:
-        least = of_this_process(lambda: start(short))
-        assert took < GROWTH * least, f"{what}: {least:.2f} s, then {took:.2f} s"
+        most = GROWTH * of_this_process(lambda: start(short))
+        took = took if took < most else time_of(lambda: start(long), most)
+        assert took < most, f"{what}: {took:.2f} s, and {most:.2f} s would grow with the length"
 
 
 @pytest.mark.parametrize("name", FIELDS)
