@@ -160,7 +160,8 @@ def test_stopped_before_it_has_an_end(site: Site, tmp_path: Path) -> None:
         wait_until(lambda: "stopped by SIGSTOP" in log.read_text(), "the child is stopped")
     try:
         [child] = site.processes - before
-        assert "State:\tT" in Path(f"/proc/{child}/status").read_text()
+        status = Path(f"/proc/{child}/status")  # it runs for a moment when strace lets go of it
+        wait_until(lambda: "State:\tT" in status.read_text(), "the child is stopped for good")
         os.kill(site.server, signal.SIGKILL)
         wait_until(lambda: not site.processes, "all are gone")
     finally:
