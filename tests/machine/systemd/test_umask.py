@@ -39,7 +39,10 @@ def bundle(docker: tuple[str], tmp_path: Path) -> Iterator[Path]:
 def folders(bundle: Path, runtime: str, umask: str) -> set[str]:
     """Return the folders of the bundle's container, with their modes; it is as before then."""
     call("cp", "--archive", bundle, f"{bundle}.copy")
-    unit = ("systemd-run", "--quiet", "--wait", "--pipe", "--collect", f"--property=UMask={umask}")
+    # The helper may outlive runc by a moment. In namespaces nobody tells systemd when a cgroup of
+    # v1 is empty (release_agent), so that a unit would wait for it in vain; as Slurm's it doesn't.
+    properties = (f"--property=UMask={umask}", "--property=KillMode=process")
+    unit = ("systemd-run", "--quiet", "--wait", "--pipe", "--collect", *properties)
     try:
         words = ("run", "--bundle", f"{bundle}.copy", "umask")
         return {*call(*unit, runtime, *words).splitlines()}
