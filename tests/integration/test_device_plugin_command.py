@@ -1,23 +1,21 @@
 """gpuhook device-plugin as it is called, with a simulated driver and a kubelet."""
 
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.commands import run, stop, wait_until
+from harness.commands import Process, background, run, stop, wait_until
 from harness.driver import Driver, simulate
+from harness.forked import PROGRAM
 from harness.installation import Installation, write_config
 from kubelet import AdmissionError, Answers, Kubelet, Mount
 
 GPUS = "nvidia.com/gpu"
 VARIABLE = "NVIDIA_VISIBLE_DEVICES"
 FOLDER = "/var/run/nvidia-container-devices"
-# The tests' own Python has gRPC; the name of the program is that of the installed one.
-_PROGRAM = "import sys; del sys.argv[0]; from gpuhook.tools.cli import main; main()"
 
 
 class Node:
@@ -30,20 +28,18 @@ class Node:
         self.log = folder / "log"
         self._installation = installation
         self._config = write_config(folder / "config", self.root, ["runc"])
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
     def argv(self, *words: str) -> list[str]:
-        program = [sys.executable, "-c", _PROGRAM, str(self._installation.command)]
+        program = [sys.executable, "-c", PROGRAM, str(self._installation.command)]
         return [*program, "device-plugin", "--config", str(self._config), *words]
 
     def start(self, *words: str, **environ: str) -> Kubelet:
         """Start kubelet and plugin."""
         self.kubelet.start()
         socket = f"--kubelet-socket={self.kubelet.folder}/kubelet.sock"
-        env = {**os.environ, **environ}
-        with self.log.open("wb") as log:
-            argv = self.argv(socket, *words)
-            self._process = subprocess.Popen(argv, stdout=log, stderr=log, env=env)
+        self.log.write_text("")
+        self._process = background(self.argv(socket, *words), self.log, environ)
         return self.kubelet
 
     def offers(self, resource: str, count: int) -> None:

@@ -7,14 +7,13 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from subprocess import Popen
 from typing import Any
 
 import grpc
 import pytest
 import wire
 from dra_kubelet import DEADLINE_S, Claim
-from harness.commands import wait_until
+from harness.commands import Process, wait_until
 from harness.dra import GPU_DRIVER, Node, nodes_of, result, slice_name
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
@@ -166,7 +165,7 @@ def test_sigterm_to_every_process_takes_leave(node: Node) -> None:
         assert [*(node.kubelet.plugins / GPU_DRIVER).iterdir()] == []
 
 
-def _kill(process: Popen[bytes]) -> None:
+def _kill(process: Process) -> None:
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 

@@ -7,12 +7,11 @@ kubelet's next attempt ends well, no other claim gets the device meanwhile, and 
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from subprocess import Popen
 from typing import NamedTuple
 
 import pytest
 from dra_kubelet import Claim, PodError
-from harness.commands import wait_until
+from harness.commands import Process, wait_until
 from harness.dra import GPU_DRIVER, Node, result, slice_name
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
@@ -46,9 +45,7 @@ class Attempt(NamedTuple):
     was_killed: bool
 
 
-def attempt(
-    node: Node, service: Popen[bytes], verb: str, point: int, devices: list[str]
-) -> Attempt:
+def attempt(node: Node, service: Process, verb: str, point: int, devices: list[str]) -> Attempt:
     """Call a service, which is killed at that point, for a new claim of the devices."""
     claim = node.claim("a", *(result(name) for name in devices))
     other = node.claim("b", result(devices[0]))
@@ -57,7 +54,7 @@ def attempt(
     return again(node, service, Attempt(verb, point, claim, other, False))
 
 
-def again(node: Node, service: Popen[bytes], wanted: Attempt) -> Attempt:
+def again(node: Node, service: Process, wanted: Attempt) -> Attempt:
     """Call a service for the claim of another attempt."""
     with node.killed(wanted.verb, wanted.point):
         try:

@@ -16,10 +16,9 @@ from dra_rest import memory
 from harness.commands import daemon, run, wait_until
 from harness.dra import GPU_DRIVER, NODE, result, slice_name
 from harness.driver import Driver, simulate
+from harness.forked import PROGRAM
 from harness.installation import Installation, write_config
 from harness.node import children, listens
-
-_PROGRAM = "import sys; del sys.argv[0]; from gpuhook.tools.cli import main; main()"
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def test_slices_claims_and_statuses(
     config = write_config(api.folder / "etc", driver.root, ["runc"])
     (api.folder / "cdi").mkdir()
     names = [slice_name(gpu.uuid) for gpu in driver.gpus]
-    argv: list[str | Path] = [sys.executable, "-c", _PROGRAM, installation.command, "dra"]
+    argv: list[str | Path] = [sys.executable, "-c", PROGRAM, installation.command, "dra"]
     argv += ["--node", NODE, "--config", config, f"--kubeconfig={kubeconfig(api)}"]
     argv += [f"--plugins={api.folder}/plugins", f"--registry={api.folder}/reg"]
     argv += [f"--cdi-folder={api.folder}/cdi"]
@@ -67,7 +66,9 @@ def test_slices_claims_and_statuses(
     api.add("resourceclaims", "a", given, "ns")
     with (
         DraKubelet(api.folder) as kubelet,
-        daemon(argv, api.folder / "log", lambda: bool(kubelet.instances(GPU_DRIVER))) as process,
+        daemon(
+            argv, api.folder / "log", lambda: bool(kubelet.instances(GPU_DRIVER)), start=True
+        ) as process,
     ):
         wait_until(lambda: len(_published(api)) == 8, "all are published")
         prepared = kubelet.prepare(GPU_DRIVER, claim)[claim.uid]

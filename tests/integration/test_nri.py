@@ -5,7 +5,6 @@ Their runtime is plain runc, and nothing of ours is configured in them.
 
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,10 +14,11 @@ from pathlib import Path
 
 import pytest
 from harness import images
-from harness.commands import daemon, stop, wait_until
+from harness.commands import Process, background, daemon, stop, wait_until
 from harness.containerd import WITH_CDI, Containerd, containerd
 from harness.cri import Cri, CriError, Security
 from harness.driver import Driver, lines_of_nvidia_smi
+from harness.forked import PROGRAM
 from harness.images import image
 from harness.inside import look, seen
 from harness.installation import Installation
@@ -37,8 +37,6 @@ WITH_NRI = (
   plugin_config_path = "{folder}/conf.d"
 """
 )
-# The tests' own Python has protobuf and gRPC; the hook is that of the release.
-_PROGRAM = "import sys; del sys.argv[0]; from gpuhook.tools.cli import main; main()"
 
 
 @dataclass
@@ -50,15 +48,15 @@ class Node:
     cri: Cri
     folder: Path
 
-    def start(self, *words: str) -> subprocess.Popen[bytes]:
+    def start(self, *words: str) -> Process:
         """Start the plugin; it serves the engine when this returns."""
         theirs = self.system.installation
-        argv = [sys.executable, "-c", _PROGRAM, str(theirs.command), "nri"]
+        argv = [sys.executable, "-c", PROGRAM, str(theirs.command), "nri"]
         argv += [f"--socket={self.engine.folder}/nri.sock", f"--config={self.system.config}"]
         argv += [f"--hook-path={theirs.bin}/gpuhook-cdi-hook", *words]
         self.log = self.folder / "nri.log"
-        with self.log.open("wb") as log:
-            process = subprocess.Popen(argv, stdout=log, stderr=log)
+        self.log.write_text("")
+        process = background(argv, self.log)
         self.serves(1)
         return process
 
@@ -74,7 +72,7 @@ class Node:
             raise AssertionError(f"{error}\n{self.log.read_text()}") from None
 
     @contextmanager
-    def plugin(self, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    def plugin(self, *words: str) -> Iterator[Process]:
         process = self.start(*words)
         try:
             yield process
@@ -207,7 +205,7 @@ def test_killed_and_started_again(node: Node, driver: Driver) -> None:
 
 def test_told_to_stop(node: Node) -> None:
     process = node.start()
-    process.terminate()
+    process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
 
 

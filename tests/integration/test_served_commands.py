@@ -1,11 +1,14 @@
 """What carries out the tests' commands without starting them does what a start would."""
 
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from harness import commands
 from harness.commands import run
+from harness.forked import PROGRAM
 from harness.installation import Installation
 from harness.namespaces import Namespace
 
@@ -23,6 +26,7 @@ from harness.namespaces import Namespace
     ],
 )
 @pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("of_tests", [False, True])
 def test_as_if_it_were_started(
     installation: Installation,
     configs: dict[str, Path],
@@ -30,13 +34,16 @@ def test_as_if_it_were_started(
     words: Sequence[str],
     status: int,
     elsewhere: bool,
+    of_tests: bool,
 ) -> None:
     argv = [str(installation.command), *words]
+    if of_tests:
+        argv = [sys.executable, "-c", PROGRAM, *argv]
     folder, env = configs["runc"].parent, {"GPUHOOK_CONFIG": str(configs["runc"])}
     if elsewhere:
         argv = v1.enter(*argv, cwd=folder)
-    assert commands._server is not None
-    assert commands._server.can_run(tuple(argv), env)
+    assert commands._servers is not None
+    assert commands._servers.can_run(argv, {**os.environ, **env})
     served, started = (run(argv, env, folder, start=start) for start in (False, True))
     assert served == started
     assert served.status == status

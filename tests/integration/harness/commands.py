@@ -1,12 +1,9 @@
 """Run programs: to their end with their output kept, or in the background until told to stop."""
 
-import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,10 +12,10 @@ from pathlib import Path
 
 import ran
 
+from harness.forked import Child, Servers
+
 TIMEOUT_S = 120.0
-_SERVER = Path(__file__).with_name("command_server.py")
-# What an interpreter, its loader or C library, or the launcher reads at their start.
-_AT_START = ("LANG", "LC_", "LD_", "GLIBC_", "PYTHON", "NVIDIA_CTK_", "_GPUHOOK_")
+Process = Child | subprocess.Popen[bytes]
 
 
 @dataclass(frozen=True)
@@ -62,106 +59,40 @@ def run(
     """
     words = tuple(str(word) for word in argv)
     ran.note(words, env)
-    if _server and not start and not stdin and _server.can_run(words, env):
-        return _server.run(words, env, cwd, timeout)
+    environ = {**os.environ, **(env or {})}
+    if _servers and not start and not stdin:
+        served = _servers.run(words, environ, cwd, timeout)
+        if served is not None:
+            return _result(words, *served)
     done = subprocess.run(
         words,
-        env={**os.environ, **(env or {})},
+        env=environ,
         cwd=cwd,
         input=stdin,
         capture_output=True,
         timeout=timeout,
         check=False,
     )
-    stdout, stderr = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
-    return Result(words, done.returncode, stdout, stderr)
+    return _result(words, done.returncode, done.stdout, done.stderr)
 
 
-class Server:
-    """A process that has imported our command line, which takes most of a command's time.
-
-    It runs commands in this process' namespaces, and in a mount namespace that ``nsenter`` would
-    enter for them. Commands are started by others, too: by engines, units, shells and wrappers.
-    """
-
-    def __init__(self, program: Path) -> None:
-        self._program = str(program)
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._started = dict(os.environ)
-        self._namespaces = _namespaces()
-        argv = [str(word) for word in (program.with_name("python3"), "-I", _SERVER, program)]
-        self._process = subprocess.Popen(argv, stdin=theirs.fileno())
-        theirs.close()
-
-    def can_run(self, words: tuple[str, ...], env: Mapping[str, str] | None) -> bool:
-        """Tell whether a command would be the same if it were started."""
-        now = {**os.environ, **(env or {})}.items() ^ self._started.items()
-        return (
-            words[_entering(words)] == self._program
-            and not any(name.startswith(_AT_START) for name, _ in now)
-            and _namespaces() == self._namespaces
-        )
-
-    def run(
-        self,
-        words: tuple[str, ...],
-        env: Mapping[str, str] | None,
-        cwd: Path | None,
-        timeout: float,
-    ) -> Result:
-        """Have a command carried out, as ``run`` does; its standard input is empty."""
-        at = _entering(words)
-        folder, process = str(cwd or Path.cwd()), "self"
-        if at:
-            folder, process = words[4].removeprefix("--wdns="), words[2]
-        about = [words[at + 1 :], {**os.environ, **(env or {})}, folder, process]
-        answer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        answer.settimeout(timeout)
-        with answer, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-            with theirs, open(os.devnull, "rb") as nothing:
-                fds = [nothing.fileno(), output.fileno(), errors.fileno(), theirs.fileno()]
-                socket.send_fds(self._ours, [json.dumps(about).encode()], fds)
-            pid = int(answer.recv(64))
-            try:
-                status = int(answer.recv(64))
-            except TimeoutError:
-                os.kill(pid, signal.SIGKILL)
-                raise subprocess.TimeoutExpired(words, timeout) from None
-            said = []
-            for file in (output, errors):
-                file.seek(0)
-                said.append(file.read().decode(errors="replace"))
-        return Result(words, os.waitstatus_to_exitcode(status), *said)
-
-    def close(self) -> None:
-        """End the server."""
-        self._ours.shutdown(socket.SHUT_RDWR)
-        self._ours.close()
-        self._process.wait()
+def _result(words: tuple[str, ...], status: int, *said: bytes) -> Result:
+    return Result(words, status, *(text.decode(errors="replace") for text in said))
 
 
-_server: Server | None = None
+_servers: Servers | None = None
 
 
 @contextmanager
 def served(program: Path) -> Iterator[None]:
     """Have our command line served in this process' namespaces until the end of the block."""
-    global _server  # noqa: PLW0603 - what all calls of run have in common
-    _server = Server(program)
+    global _servers  # noqa: PLW0603 - what all calls of run have in common
+    _servers = Servers(program)
     try:
         yield
     finally:
-        _server.close()
-        _server = None
-
-
-def _entering(words: tuple[str, ...]) -> int:
-    """Return how many words are those with which ``Namespace.enter`` begins a command line."""
-    return 6 if words[0] == "nsenter" and words[3::2][:2] == ("-m", "--") else 0
-
-
-def _namespaces() -> tuple[str, ...]:
-    return tuple(os.readlink(f"/proc/self/ns/{kind}") for kind in ("mnt", "pid_for_children"))
+        _servers.close()
+        _servers = None
 
 
 def path_of(program: str) -> Path:
@@ -196,22 +127,15 @@ def daemon(
     log: Path,
     ready: Callable[[], bool],
     env: Mapping[str, str] | None = None,
-) -> Iterator[subprocess.Popen[bytes]]:
+    start: bool = False,
+) -> Iterator[Process]:
     """Run ``argv`` in the background from when it is ``ready`` to the end of the block.
 
     It is told to stop, too, when this process dies without reaching the end of the block.
+    ``start`` as for ``run``.
     """
-    words = ["setpriv", "--pdeathsig", "TERM", *(str(word) for word in argv)]
-    ran.note(words, env)
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            words,
-            env={**os.environ, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+    log.write_text("")
+    process = background(argv, log, env, start)
 
     def said() -> str:
         return log.read_text(errors="replace")
@@ -224,7 +148,32 @@ def daemon(
         stop(process)
 
 
-def stop(process: subprocess.Popen[bytes], patience: float = 20.0) -> None:
+def background(
+    argv: Sequence[str | Path],
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    start: bool = False,
+) -> Process:
+    """Run ``argv`` until somebody stops it, or this process ends; add what it says to a log."""
+    words = [str(word) for word in argv]
+    environ = {**os.environ, **(env or {})}
+    ran.note(words, env)
+    with open(os.devnull, "rb") as nothing, log.open("ab") as output:
+        if _servers and not start:
+            served = _servers.start(words, environ, [nothing, output, output])
+            if served is not None:
+                return served
+        return subprocess.Popen(
+            ["setpriv", "--pdeathsig", "TERM", *words],
+            env=environ,
+            stdin=nothing,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def stop(process: Process, patience: float = 20.0) -> None:
     """Ask ``process`` to end, and end it if it doesn't."""
     process.send_signal(signal.SIGTERM)
     try:

@@ -9,12 +9,11 @@ from kubelet import Answers, Kubelet
 
 from harness.commands import daemon
 from harness.cri import Container, Pod
+from harness.forked import PROGRAM
 from harness.installation import Installation
 
 # Looks again often, so that no test waits for it.
 INTERVAL_S = 0.2
-# The tests' own Python has gRPC; the program goes by the name of the installed one.
-_PROGRAM = "import sys; del sys.argv[0]; from gpuhook.tools.cli import main; main()"
 
 
 @contextmanager
@@ -26,7 +25,7 @@ def device_plugin(
     The plugin takes the programs of ``installation`` for its own.
     """
     folder.mkdir()
-    argv: list[str | Path] = [sys.executable, "-c", _PROGRAM, installation.command]
+    argv: list[str | Path] = [sys.executable, "-c", PROGRAM, installation.command]
     argv += ["device-plugin", f"--config={config}", f"--interval={INTERVAL_S}"]
     argv += [f"--kubelet-socket={folder}/k/kubelet.sock", *options]
 

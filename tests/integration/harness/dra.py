@@ -1,25 +1,24 @@
 """``gpuhook dra`` beside a kubelet of the tests', with claims that lie in a folder."""
 
 import json
-import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from subprocess import Popen
 from typing import Any
 
 from dra_kubelet import Claim, DraKubelet
 from dra_program import KILL
 
-from harness.commands import daemon
+from harness.commands import Process, daemon
 from harness.installation import Installation
 from harness.namespaces import Namespace
 
 NODE = "n1"
-PROGRAM = Path(__file__).parents[2] / "lib/dra_program.py"
+# What finds the modules of the tests' own process.
+CODE = f"import sys; sys.path[:] = {sys.path}; from dra_program import main; main()"
 GPU_DRIVER = "gpu.nvidia.com"
 
 
@@ -118,7 +117,7 @@ class Node:
         instance: str = "",
         options: Mapping[str, str] | None = None,
         **words: Any,
-    ) -> Iterator[Popen[bytes]]:
+    ) -> Iterator[Process]:
         """Run ``gpuhook dra`` until the end of the block."""
         self.starts += 1
         told = {
@@ -138,11 +137,11 @@ class Node:
                 for each in self.drivers
             )
 
-        argv: list[str | Path] = [sys.executable, PROGRAM, json.dumps(told)]
+        argv: list[str | Path] = [sys.executable, "-c", CODE, json.dumps(told)]
         if self.namespace is not None:
             argv = [*self.namespace.enter(*argv)]
         log = self.folder / f"log-{self.starts}"
-        with daemon(argv, log, ready or registered, {"PYTHONPATH": _paths()}) as process:
+        with daemon(argv, log, ready or registered) as process:
             yield process
 
     def documents(self) -> list[Path]:
@@ -173,8 +172,3 @@ def nodes_of(document: Any, name: str) -> set[str]:
     assert len(edits) == 1, document
     every = {node["path"] for node in edits[0].get("deviceNodes", ())}
     return {path for path in every if not path.startswith("/dev/dri/")}
-
-
-def _paths() -> str:
-    """Return where the tests' own process finds modules."""
-    return os.pathsep.join(path for path in sys.path if path)

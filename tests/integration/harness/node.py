@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from kubelet import Kubelet
 from plugin_settings import settings_of
 
 from gpuhook.tools.kubernetes.settings import Settings
-from harness.commands import run, stop, wait_until
+from harness.commands import Process, background, run, stop, wait_until
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
 
@@ -60,7 +59,7 @@ class Node:
         self.kubelet = Kubelet(folder / "kubelet")
         self._installation = installation
         self._settings = Settings()
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Process | None = None
 
     def simulate(self, *options: str) -> Driver:
         return simulate(self._installation, self.root, *options)
@@ -75,9 +74,8 @@ class Node:
         chosen = {"interval": 0.5, "recovery": 2.0, **options}
         settings = settings_of(kubelet_folder=str(self.kubelet.folder), **chosen)
         argv = [sys.executable, "-c", _CODE, str(self.config), repr(settings)]
-        env = {**os.environ, "PATH": f"{self._installation.bin}:{os.environ['PATH']}"}
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(argv, stdout=log, stderr=log, env=env)
+        path = f"{self._installation.bin}:{os.environ['PATH']}"
+        self.process = background(argv, self.log, {"PATH": path})
 
     def stop(self) -> int:
         """Have the plugin end; return its exit status."""

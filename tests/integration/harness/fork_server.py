@@ -1,12 +1,12 @@
-"""A program that has imported our command line, and carries out commands in children.
+"""A program that has imported modules, and runs Python code in children, as ``python3 -c`` does.
 
-usage: python3 -I command_server.py PROGRAM
+usage: python3 fork_server.py MODULE...
 
-It reads requests from the socket that is its standard input: JSON (arguments, environment, folder,
-the process in whose mount namespace that is) with four descriptors, the command's standard ones and
-a socket for the answer. That is sent the child's number at its begin, at its end what waitpid(2)
-says of it. ``harness.commands`` asks. The interpreter and its options are those with which the
-launcher starts a command.
+Of a package all modules are imported. It reads requests from the socket that is its standard
+input: JSON (code, sys.argv, environment, folder, the process in whose mount namespace that is,
+whether it is a daemon) with four descriptors, the child's standard ones and a socket for the
+answer. That is sent the child's number at its begin, at its end what waitpid(2) says of it.
+``harness.forked`` asks.
 """
 
 import ctypes
@@ -16,21 +16,23 @@ import json
 import os
 import pkgutil
 import select
+import signal
 import socket
 import sys
 from typing import Any
 
 _LENGTH = 1 << 20
 _CLONE_NEWNS = 0x00020000  # linux/sched.h
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
     """Serve until nobody can ask any more."""
-    program = sys.argv[1]
-    line = importlib.import_module("gpuhook.tools.cli")
-    for module in pkgutil.iter_modules(line.__path__, f"{line.__name__}."):
-        importlib.import_module(module.name)
-    gc.set_threshold(50_000)  # as the launcher does
+    for name in sys.argv[1:]:
+        found = importlib.import_module(name)
+        for module in pkgutil.iter_modules(getattr(found, "__path__", ()), f"{name}."):
+            importlib.import_module(module.name)
+    gc.set_threshold(50_000)  # as the launcher of commands does
     gc.freeze()
     asked = socket.socket(fileno=os.dup(0))
     running: dict[int, tuple[int, socket.socket]] = {}
@@ -43,8 +45,9 @@ def main() -> None:
                     return
                 pid = os.fork()
                 if pid == 0:
-                    _become(program, json.loads(request), fds)
-                    line.main()
+                    code = _become(json.loads(request), fds)
+                    exec(code, {"__name__": "__main__"})  # noqa: S102 - as python3 -c does
+                    return
                 answer = socket.socket(fileno=fds[3])
                 answer.send(b"%d" % pid)
                 running[os.pidfd_open(pid)] = pid, answer
@@ -57,21 +60,26 @@ def main() -> None:
                 answer.close()
 
 
-def _become(program: str, request: Any, fds: list[int]) -> None:
-    """Let this process have what a command would have been started with."""
-    words, environment, folder, process = request
+def _become(request: Any, fds: list[int]) -> str:
+    """Let this process have what the code would have been started with; return the code."""
+    code, words, environment, folder, process, is_daemon = request
+    libc = ctypes.CDLL(None, use_errno=True)
     for number, fd in enumerate(fds[:3]):
         os.dup2(fd, number)
     os.closerange(3, 1 << 16)
-    sys.argv = [program, *words]
+    sys.argv = words
     os.environ.clear()
     os.environ.update(environment)
+    if is_daemon:
+        os.setsid()
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if process != "self":
         namespace = os.open(f"/proc/{process}/ns/mnt", os.O_RDONLY)
-        if ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNS) != 0:
+        if libc.setns(namespace, _CLONE_NEWNS) != 0:
             raise OSError(ctypes.get_errno(), f"setns to the namespace of {process}")
         os.close(namespace)
     os.chdir(folder)
+    return str(code)
 
 
 if __name__ == "__main__":

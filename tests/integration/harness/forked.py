@@ -1,0 +1,188 @@
+"""Python code in children of a process that has imported it, which takes most of a command's time.
+
+Our command line and services are started hundreds of times by tests. They are started by others,
+too, and as anybody does it: by engines, units, shells and wrappers.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+_SERVER = Path(__file__).with_name("fork_server.py")
+# What an interpreter, its loader or C library, or the launcher reads at their start.
+_AT_START = ("LANG", "LC_", "LD_", "GLIBC_", "PYTHON", "NVIDIA_CTK_", "_GPUHOOK_")
+_COMMAND = "from gpuhook.tools.cli import main; main()"
+# The same for the tests' Python, which has gRPC and protobuf: the next word is the program that is
+# installed, beside which others are looked for.
+PROGRAM = f"import sys; del sys.argv[0]; {_COMMAND}"
+_MODULES = ("gpuhook.tools.cli",)
+_OF_TESTS = (
+    "gpuhook.tools.dra",
+    "gpuhook.tools.kubernetes",
+    "gpuhook.tools.metrics",
+    "dra_program",
+)
+_OURS = ("gpuhook.tools", "dra_program")  # code with one of these is ours
+_ENTERING = 6  # words of Namespace.enter
+
+
+class Child:
+    """A daemon, as subprocess.Popen shows one."""
+
+    def __init__(self, pid: int, answer: socket.socket) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._answer = answer
+
+    def poll(self) -> int | None:
+        """Return how it has ended; None if it hasn't."""
+        return self._hear(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return how it has ended, once it has; TimeoutExpired if it doesn't."""
+        status = self._hear(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGKILL)
+
+    def _hear(self, timeout: float | None) -> int | None:
+        if self.returncode is None:
+            self._answer.settimeout(timeout)
+            try:
+                self.returncode = os.waitstatus_to_exitcode(int(self._answer.recv(64)))
+            except (TimeoutError, BlockingIOError):
+                return None
+            self._answer.close()
+        return self.returncode
+
+
+class _Request:
+    """Code to run, with sys.argv, a folder, and whose mount namespace that is in."""
+
+    def __init__(self, words: Sequence[str], cwd: Path | None) -> None:
+        self.folder, self.process = str(cwd or Path.cwd()), "self"
+        if words[0] == "nsenter" and [*words[3::2]][:2] == ["-m", "--"]:
+            self.folder, self.process = words[4].removeprefix("--wdns="), words[2]
+            words = words[_ENTERING:]
+        self.interpreter = words[0]
+        self.code, self.argv = _COMMAND, list(words)
+        if words[0] == sys.executable:
+            self.code, self.argv = "".join(words[2:3]), ["-c", *words[3:]]
+
+
+class _Server:
+    """A process that forks children with what it has imported."""
+
+    def __init__(self, *words: str | Path) -> None:
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._started = dict(os.environ)
+        self._namespaces = _namespaces()
+        path = os.pathsep.join(path for path in sys.path if path)  # for the tests' interpreter
+        env = {**os.environ, "PYTHONPATH": path}
+        self._process = subprocess.Popen([*words], stdin=theirs.fileno(), env=env)
+        theirs.close()
+
+    def can_run(self, env: Mapping[str, str]) -> bool:
+        """Tell whether a program would be the same if it were started."""
+        changed = env.items() ^ self._started.items()
+        at_start = any(name.startswith(_AT_START) for name, _ in changed)
+        return not at_start and _namespaces() == self._namespaces
+
+    def fork(
+        self, request: _Request, env: Mapping[str, str], files: Sequence[IO[bytes]], daemon: bool
+    ) -> Child:
+        """Have code run, with three files for its standard ones."""
+        about = [request.code, request.argv, dict(env), request.folder, request.process, daemon]
+        answer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            fds = [*(file.fileno() for file in files), theirs.fileno()]
+            socket.send_fds(self._ours, [json.dumps(about).encode()], fds)
+        return Child(int(answer.recv(64)), answer)
+
+    def close(self) -> None:
+        """End it."""
+        self._ours.shutdown(socket.SHUT_RDWR)
+        self._ours.close()
+        self._process.wait()
+
+
+class Servers:
+    """One that has imported our command line as it is installed, and one with the tests' modules.
+
+    The second has gRPC, which the installation lacks, and runs what ``python3 -c`` is given.
+    """
+
+    def __init__(self, program: Path) -> None:
+        python = program.with_name("python3")
+        self._servers = {
+            str(program): _Server(python, "-I", _SERVER, *_MODULES),
+            sys.executable: _Server(sys.executable, _SERVER, *_MODULES, *_OF_TESTS),
+        }
+
+    def run(
+        self, words: tuple[str, ...], env: Mapping[str, str], cwd: Path | None, timeout: float
+    ) -> tuple[int, bytes, bytes] | None:
+        """Return how a program ended and what it said; None if it has to be started."""
+        with ExitStack() as stack:
+            nothing = stack.enter_context(open(os.devnull, "rb"))
+            said = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
+            child = self.start(words, env, [nothing, *said], cwd=cwd, daemon=False)
+            if child is None:
+                return None
+            try:
+                status = child.wait(timeout)
+            except subprocess.TimeoutExpired:
+                os.kill(child.pid, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(words, timeout) from None
+            for file in said:
+                file.seek(0)
+            return status, said[0].read(), said[1].read()
+
+    def start(
+        self,
+        words: Sequence[str],
+        env: Mapping[str, str],
+        files: Sequence[IO[bytes]],
+        cwd: Path | None = None,
+        *,
+        daemon: bool = True,
+    ) -> Child | None:
+        """Start a program; None if that has to be done another way."""
+        request = _Request(words, cwd)
+        server = self._server(request, env)
+        return None if server is None else server.fork(request, env, files, daemon)
+
+    def can_run(self, words: Sequence[str], env: Mapping[str, str]) -> bool:
+        """Tell whether a program doesn't have to be started."""
+        return self._server(_Request(words, None), env) is not None
+
+    def _server(self, request: _Request, env: Mapping[str, str]) -> _Server | None:
+        server = self._servers.get(request.interpreter)
+        is_ours = any(name in request.code for name in _OURS)
+        return server if server is not None and is_ours and server.can_run(env) else None
+
+    def close(self) -> None:
+        """End them."""
+        for server in self._servers.values():
+            server.close()
+
+
+def _namespaces() -> tuple[str, ...]:
+    return tuple(os.readlink(f"/proc/self/ns/{kind}") for kind in ("mnt", "pid_for_children"))
