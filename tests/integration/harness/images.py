@@ -40,8 +40,9 @@ def compile_probes(folder: Path) -> dict[str, Path]:
     flags = {name: ["-static"] for name in ("devopen", "ownmount", "owncgroup")} | {"dlprobe": []}
     programs = {name: folder / name for name in flags}
     for name, extra in flags.items():
-        source = PROBES / f"{name}.c"
-        run(["gcc", "-O1", "-Wall", "-Werror", *extra, "-o", programs[name], source]).ok()
+        source = (PROBES / f"{name}.c").read_bytes()  # on standard input: tests/lib/compiler
+        words = ["gcc", "-x", "c", "-O1", "-Wall", "-Werror", *extra, "-o", programs[name], "-"]
+        run(words, stdin=source).ok()
     programs[CUDA_PROBE] = Path(build_cuda_probe(str(folder / CUDA_PROBE)))
     return programs
 
