@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from gpuhook.ground.errors import HeldError
 from gpuhook.ground.host import proc
 from gpuhook.ground.oci.spec import State
+from gpuhook.start.inventory.model import Device, Inventory, Node
 from gpuhook.start.records import leases, records
 
 KIND = "acme.example/npu"
@@ -106,6 +108,44 @@ def test_what_another_container_has(
     else:
         take(state_dir, start(), ours, id="other")
         assert len(records.read_all(state_dir)) == 2
+
+
+def numbered(*selected: str, kind: str = KIND, **paths: str) -> dict[str, Any]:
+    """Return what a container has on a machine whose devices A and B have nodes of these numbers.
+
+    A number that both have is one node.
+    """
+    devices = [Device(name, name, {}, tuple(numbers.split())) for name, numbers in paths.items()]
+    every = dict.fromkeys(path for device in devices for path in device.nodes)
+    nodes = tuple(Node(path, 9, int(path)) for path in every)
+    names = SimpleNamespace(NAME=kind.partition(".")[0], KIND=kind)
+    machine = Inventory("", "/", "1", tuple(devices), nodes)
+    has = [device for device in devices if device.id in selected]
+    return records.given(names, machine, has, [])
+
+
+NUMBERED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "renumbered": (numbered("A", A="0", B="1"), numbered("B", A="1", B="0"), "9:0"),
+    "one node of two": (numbered("A", A="0 8", B="1 9"), numbered("B", A="2 9", B="3 8"), "9:8"),
+    "gone, and another came": (numbered("A", A="0", B="1"), numbered("B", B="0"), "9:0"),
+    "of another driver now": (numbered("A", A="0", kind=OTHER), numbered("B", B="0"), "9:0"),
+    "as it was": (numbered("A", A="0", B="1"), numbered("B", A="0", B="1"), ""),
+    "numbers that nobody has": (numbered("A", A="0", B="1"), numbered("B", A="1", B="2"), ""),
+    "a node of both": (numbered("A", A="0 5", B="1 5"), numbered("B", A="0 5", B="1 5"), ""),
+}
+
+
+@pytest.mark.parametrize(("theirs", "ours", "node"), NUMBERED.values(), ids=NUMBERED)
+def test_a_node_that_is_another_device_by_now(
+    state_dir: str, start: Start, theirs: dict[str, Any], ours: dict[str, Any], node: str
+) -> None:
+    """As after a driver was loaded again: who had a node can open it still."""
+    take(state_dir, start(), theirs)
+    if node:
+        with pytest.raises(HeldError, match=f"{KIND}=B's node {node} is in use by the container"):
+            take(state_dir, start(), ours, id="other")
+    else:
+        take(state_dir, start(), ours, id="other")
 
 
 @pytest.mark.parametrize(

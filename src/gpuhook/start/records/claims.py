@@ -133,7 +133,8 @@ def _add(record: "dict[str, Any]", found: "dict[str, Any]") -> None:
         if given["vendor"] == found["vendor"]:
             parts = given["nodes"].keys() - {*given["selected"]}
             found["selected"] = [name for name in found["selected"] if name not in parts]
-            record["given"][place] = records.added(found, given)
+            alone = {**found["alone"], **given["alone"]}
+            record["given"][place] = {**records.added(found, given), "alone": alone}
             return
     record["given"].append(found)
 

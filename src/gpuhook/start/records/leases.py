@@ -44,9 +44,32 @@ def refuse(
             found = _conflict(wanted[kind], theirs) if kind in wanted else None
             if found is not None:
                 raise _refusal(f"{kind}={found[0]} {found[1]}", kind, other)
+        for kind, device, node in _renumbered(record, other, kinds):
+            # protects: lease-renumbered
+            raise _refusal(f"{kind}={device}'s node {node} is", kind, other)
         for kind, ours in nodes.items():
             for node in sorted(ours.keys() & other.get("nodes", {}).get(kind, {}).keys()):
                 raise _refusal(f"{ours[node]} is", kind, other)
+
+
+def _renumbered(
+    record: "dict[str, Any]", other: "dict[str, Any]", kinds: tuple[str, ...]
+) -> "Iterator[tuple[str, str, str]]":
+    """Yield kind, device and node where another record has our device's node as another device's.
+
+    Nodes may have changed hands since that was written: a driver that is loaded again, or devices
+    that went and came back, may be numbered otherwise. Who had a node can still open it.
+    """
+    for ours in record["given"]:
+        if ours["kind"] not in kinds:
+            continue
+        for theirs in other["given"]:
+            same = ours["nodes"] if theirs["kind"] == ours["kind"] else ()
+            named = theirs["nodes"].items()
+            pairs = [pair for name, each in named if name not in same for pair in each]
+            nodes = {f"{major}:{minor}" for major, minor in pairs}
+            for node in sorted(nodes & ours.get("alone", {}).keys()):
+                yield ours["kind"], ours["alone"][node], node
 
 
 def _refusal(what: str, kind: str, other: "dict[str, Any]") -> HeldError:

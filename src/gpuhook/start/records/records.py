@@ -123,11 +123,16 @@ def given(
     """Return what a container has of one vendor: ``selected`` devices, and the ``nodes`` of each.
 
     Those of the devices that they are parts of are among them, because they are given too.
+    ``alone`` says whose a node is that no two devices of the machine share, by "MAJOR:MINOR".
     ``names`` are the vendor's, ``rules`` the (major, minor) of all that it may open.
     """
     devices = tuple(devices)
     numbers = {node.path: list(node.numbers) for node in inventory.nodes}
     wanted = {found for device in devices for found in (device.id, device.parent)}
+    owners: dict[str, list[str]] = {}
+    for device in inventory.devices:
+        for path in device.nodes:
+            owners.setdefault(path, []).append(device.id)
     return {
         "vendor": names.NAME,
         "kind": names.KIND,
@@ -137,6 +142,11 @@ def given(
             device.id: [numbers[path] for path in device.nodes if path in numbers]
             for device in inventory.devices
             if device.id in wanted
+        },
+        "alone": {
+            f"{numbers[path][0]}:{numbers[path][1]}": ids[0]
+            for path, ids in owners.items()
+            if len(ids) == 1 and ids[0] in wanted and path in numbers
         },
         "devices": [list(pair) for pair in rules],
     }

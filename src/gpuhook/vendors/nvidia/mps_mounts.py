@@ -122,6 +122,13 @@ class BindPipe(BindOwn):
             taken = claims(self._claims, sweep=True)
             self._refuse(taken)
             number = next(each for each in range(len(taken) + 1) if _name(each) not in taken)
+            places = self._state.places
+            if self._state.version >= 3 and number >= len(places):
+                raise HeldError(
+                    f"All {len(places)} places of MPS are taken, some by containers from before "
+                    "the last change of [gpuhook.mps]",
+                    "Restart those containers (`gpuhook mps status` shows who has a place)",
+                )
             self._place = _name(number)
             self._pids = proc.pids()  # before /proc is the container's
             self._write(_own_name())
@@ -189,7 +196,7 @@ def _read(name: str, folder: int) -> list[str]:
     except FileNotFoundError:
         return [""]
     try:
-        return os.read(fd, _LIMIT).decode().split(" ")
+        return os.read(fd, _LIMIT).decode(errors="replace").split(" ")
     finally:
         os.close(fd)
 

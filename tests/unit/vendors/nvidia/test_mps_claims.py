@@ -1,0 +1,69 @@
+"""Places among MPS' clients, as what is there of claims lets a container have one."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuhook.ground.errors import HeldError
+from gpuhook.start.records import records
+from gpuhook.vendors.nvidia import mps
+from gpuhook.vendors.nvidia.mps_mounts import BindPipe
+
+PLACES = ("server/c00", "server/c01")
+
+
+class Client(BindPipe):
+    """A container that asks for GPU-a, of a daemon of version 3 with two places."""
+
+    def __init__(self, folder: Path) -> None:
+        gpu = mps.Shared("GPU-a", 0, 0)
+        state = mps.State(3, (gpu,), "1-1", 0, 2, PLACES, ready=True)
+        super().__init__(str(folder), state, {"GPU-a": "0"}, "")
+        self._claims = os.open(folder / mps.FOLDER / mps.CLAIMS, os.O_RDONLY)
+
+    def claim(self) -> int:
+        return self._claim()
+
+
+@pytest.fixture
+def claims(tmp_path: Path) -> Path:
+    folder = tmp_path / mps.FOLDER / mps.CLAIMS
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def client(tmp_path: Path, claims: Path) -> Iterator[Client]:
+    made = Client(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ourselves() -> str:
+    fd = os.open("/proc/self", os.O_RDONLY)
+    try:
+        return records.name_of_process(fd)
+    finally:
+        os.close(fd)
+
+
+def test_containers_from_before_a_change_have_all_places(
+    claims: Path, client: Client, ourselves: str
+) -> None:
+    """Of a device that isn't shared any more: there are fewer places now."""
+    (claims / "c00").write_text(f"{ourselves} GPU-b")
+    (claims / "c01").write_text(f"{ourselves} GPU-b")
+    with pytest.raises(HeldError, match="All 2 places of MPS are taken, some by containers from"):
+        client.claim()
+    assert sorted(each.name for each in claims.iterdir()) == ["c00", "c01", "lock"]
+    (claims / "c01").unlink()
+    assert client.claim() == 1
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\xff\xfe", b"7", b"x-y GPU-a", b"\0" * 64])
+def test_a_damaged_claim_is_nobodys(claims: Path, client: Client, damaged: bytes) -> None:
+    (claims / "c00").write_bytes(damaged)
+    assert client.claim() == 0
