@@ -12,7 +12,9 @@ import pytest
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import Config
 from gpuhook.tools.host.child import Talk, Work
-from gpuhook.tools.metrics.telemetry import Telemetry
+from gpuhook.tools.metrics.observer import Observer
+from gpuhook.tools.metrics.telemetry import Files, Telemetry
+from gpuhook.vendors import registry
 
 HERE: Any = SimpleNamespace(root="/", version="1", devices=[SimpleNamespace(id="GPU-1", label="0")])
 
@@ -119,6 +121,47 @@ def test_a_driver_that_hangs_costs_one_wait_and_its_device(made: Any) -> None:
     assert asking.ask(HERE) is not None
     assert driver.silent[-1] == []
     assert asking.problem == ""
+
+
+class Sysfs:
+    """A vendor's ``telemetry`` that reads files, of which those of GPU-1 hang."""
+
+    def read(self, inventory: Any, asking: Callable[[str], bool]) -> dict[str, Any]:
+        found = {}
+        for device in inventory.devices:
+            if asking(device.id):
+                if device.id == "GPU-1":
+                    signal.pause()
+                found[device.id] = {"power_watts": 7.5}
+        return found
+
+
+def test_files_that_hang_are_waited_for_once_and_cost_their_device(made: Any) -> None:
+    """As those of a GPU that is reset: the exporter itself never waits in one."""
+    now = [1000.0]
+    asking, _ = made(None, lambda: time.monotonic() + now[0])
+    asking._module = Files(Sysfs())
+    devices = [SimpleNamespace(id=f"GPU-{number}", label=str(number)) for number in range(3)]
+    here = SimpleNamespace(root="/", version="1", devices=devices)
+    assert asking.ask(here) is None
+    assert asking.problem == "Acme: the driver hangs in GPU-1"
+    assert asking.errors == {"timeout": 1}
+    now[0] += 2
+    for _ in range(2):
+        assert asking.ask(here)["devices"] == {
+            "GPU-0": {"power_watts": 7.5},
+            "GPU-2": {"power_watts": 7.5},
+        }
+    assert "device 1 is left out for 300 seconds" in asking.problem
+
+
+def test_a_vendors_files_are_read_by_a_child() -> None:
+    observer = Observer(load("/dev/null"))
+    for name in ("amd", "intel_gpu"):
+        asking = observer._asking(registry.KNOWN[name])
+        assert asking is not None
+        assert isinstance(asking._module, Files)
+    assert observer._asking(registry.KNOWN["neuron"]) is None
 
 
 def test_a_device_that_has_answered_is_not_left_out(made: Any) -> None:

@@ -17,7 +17,7 @@ from gpuhook.tools.metrics.assigned import Holder, Holders
 from gpuhook.tools.metrics.inventories import Inventories
 from gpuhook.tools.metrics.model import Container, Device, Process, Snapshot, Usage
 from gpuhook.tools.metrics.processes import Processes, find, poses, sees_all_processes, user_of
-from gpuhook.tools.metrics.telemetry import PATIENCE, Telemetry
+from gpuhook.tools.metrics.telemetry import PATIENCE, Files, Telemetry
 from gpuhook.tools.running import memory
 from gpuhook.tools.running.groups import SLURM
 from gpuhook.tools.running.holders import LIMIT, WITHOUT_ROOT, command_of
@@ -177,15 +177,8 @@ class Observer:
     def _ask(self, vendor: Any, inventory: Any, problems: list[str]) -> dict[str, Any]:
         """Return what a vendor's driver says of each device now."""
         names = vendor.names
-        module = parts.telemetry(names)
-        if module is not None and hasattr(module, "read"):  # of files that nobody waits for
-            return dict(module.read(inventory))
         if names.NAME not in self._telemetry:
-            self._telemetry[names.NAME] = (
-                Telemetry(module, names.TITLE, self._config, self._clock, self._patience)
-                if module
-                else None
-            )
+            self._telemetry[names.NAME] = self._asking(names)
         telemetry = self._telemetry[names.NAME]
         if telemetry is None:
             return {}
@@ -196,6 +189,16 @@ class Observer:
         for device, values in (answer or {}).get("devices", {}).items():
             found.setdefault(device, {}).update(telemetry.worded(values))
         return found
+
+    def _asking(self, names: Any) -> Telemetry | None:
+        """Return who asks a vendor's driver, None where it says nothing; files are read sooner."""
+        module: Any = parts.telemetry(names)
+        if module is None:
+            return None
+        reads = hasattr(module, "read")
+        patience = self._patience / 2 if reads else self._patience
+        asked = Files(module) if reads else module
+        return Telemetry(asked, names.TITLE, self._config, self._clock, patience)
 
     def _devices(self, vendor: Any, inventory: Inventory, values: Values) -> Iterator[Device]:
         telemetry = self._telemetry.get(vendor.names.NAME)

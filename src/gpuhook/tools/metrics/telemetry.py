@@ -4,12 +4,13 @@ import json
 import os
 import select
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from gpuhook.ground.config.model import Config
+from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError, listed
-from gpuhook.tools.host.child import Clock, Talking
+from gpuhook.tools.host.child import Clock, Talk, Talking, Work
 
 PATIENCE = 4.0  # seconds; Prometheus waits for ten
 _SILENCE = 300.0  # seconds that a device is left alone in which the driver hung
@@ -193,6 +194,45 @@ class Telemetry(Talking):
         self._silent.clear()
         self._away = self._clock() + seconds
         self._stop()
+
+
+class Files:
+    """A vendor's ``telemetry`` that reads files, as ``Telemetry`` asks one: a file may hang, too.
+
+    That is what a GPU's do while it is reset or woken, or doesn't answer its driver any more.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def can_ask(self, inventory: Any) -> bool:
+        """Tell whether there are devices."""
+        return bool(inventory.devices)
+
+    def facts(self, inventory: Any) -> dict[str, dict[str, Any]]:  # noqa: ARG002 - as every vendor's
+        """Return what only the vendor knows of each device: nothing."""
+        return {}
+
+    def worded(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the values of a device as they are."""
+        return values
+
+    def begin(self, config: Config, inventory: Any, but: Collection[str]) -> Work:  # noqa: ARG002
+        """Return what a child does that answers on all devices ``but`` some."""
+        return lambda talk: self._answer_all(inventory, but, talk)
+
+    def _answer_all(self, inventory: Any, but: Collection[str], talk: Talk) -> None:
+        kernel.set_name("gpuhook-files")
+        talk.say({"ready": 1})
+
+        def asking(device: str) -> bool:
+            if device not in but:
+                talk.say({"asking": device})
+            return device not in but
+
+        for question in talk.asked():
+            devices = self._module.read(inventory, asking)
+            talk.say({"answer": question["ask"], "devices": devices})
 
 
 def _is_sound(answer: dict[str, Any]) -> bool:

@@ -5,7 +5,7 @@ every vendor's. Inventories are of the vendor's own class, so they are Any here.
 """
 
 import importlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -45,10 +45,13 @@ class Doctor(Protocol):
 
 
 class Readings(Protocol):
-    """``telemetry`` of a driver whose files nobody waits for."""
+    """``telemetry`` of a driver that has files; they are read in a child as well."""
 
-    def read(self, inventory: Any, /) -> Mapping[str, Values]:
-        """Return what is measured of each device now, by its id."""
+    def read(self, inventory: Any, asking: Callable[[str], bool], /) -> Mapping[str, Values]:
+        """Return what is measured of each device now, by its id.
+
+        ``asking`` is called with the id before a device's files are read, and says whether to.
+        """
 
 
 class Telemetry(Protocol):

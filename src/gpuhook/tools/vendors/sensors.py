@@ -13,6 +13,8 @@ from gpuhook.start.inventory.model import Inventory
 from gpuhook.vendors import bound
 
 Values = dict[str, float]
+Asking = Callable[[str], bool]
+_MOST = 1 << 64
 _DIGITS = 20  # of a number of 64 bits
 _DEVICES = "/sys/bus/pci/devices"
 # Of each the first that there is: drivers say the power of a moment, or a mean.
@@ -26,19 +28,23 @@ _SENSORS = (
 
 
 def read(
-    inventory: Inventory, more: Callable[[Rootfs, str], Values] = lambda _, __: {}
+    inventory: Inventory,
+    asking: Asking,
+    more: Callable[[Rootfs, str], Values] = lambda _, __: {},
 ) -> dict[str, Values]:
     """Return values of the devices, by their ids and by fields of the exporter's ``Device``.
 
-    ``more`` adds what a driver alone has, of a folder. Where parts share a PCI device, there are
-    none, because they are those of the whole.
+    ``asking`` is told of each before its files are read, and says whether to. ``more`` adds what a
+    driver alone has, of a folder. Where parts share a PCI device, there are none, because they are
+    those of the whole.
     """
     shared = Counter(device.bus_id for device in inventory.devices)
     found: dict[str, Values] = {}
     try:
         with Rootfs(inventory.root) as root:
             for device in inventory.devices:
-                if bound.is_address(device.bus_id) and shared[device.bus_id] == 1:
+                own = bound.is_address(device.bus_id) and shared[device.bus_id] == 1
+                if own and asking(device.id):
                     folder = f"{_DEVICES}/{device.bus_id}"
                     found[device.id] = {**_sensors(root, folder), **more(root, folder)}
     except OSError:
@@ -50,7 +56,8 @@ def integer(root: Rootfs, path: str) -> int | None:
     """Return a small file's number, None where there is none."""
     text = bound.text(root, path)
     is_plain = len(text) <= _DIGITS and text.isascii() and text.removeprefix("-").isdecimal()
-    return int(text) if is_plain else None
+    number = int(text) if is_plain else _MOST
+    return number if abs(number) < _MOST else None
 
 
 def _sensors(root: Rootfs, folder: str) -> Values:

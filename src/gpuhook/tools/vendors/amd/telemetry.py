@@ -5,9 +5,9 @@ from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.vendors import sensors
 
 
-def read(inventory: Inventory) -> dict[str, sensors.Values]:
+def read(inventory: Inventory, asking: sensors.Asking) -> dict[str, sensors.Values]:
     """Return the values of each GPU that isn't partitioned, by its id."""
-    return sensors.read(inventory, _more)
+    return sensors.read(inventory, asking, _more)
 
 
 def _more(root: Rootfs, folder: str) -> sensors.Values:

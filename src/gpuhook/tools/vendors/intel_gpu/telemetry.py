@@ -4,6 +4,6 @@ from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.vendors import sensors
 
 
-def read(inventory: Inventory) -> dict[str, sensors.Values]:
+def read(inventory: Inventory, asking: sensors.Asking) -> dict[str, sensors.Values]:
     """Return the values of each GPU, by its id."""
-    return sensors.read(inventory)
+    return sensors.read(inventory, asking)
