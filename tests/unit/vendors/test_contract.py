@@ -158,6 +158,7 @@ GAUDI = "/sys/bus/pci/drivers/habanalabs/0000:1a:00.0"
 NEURON = "/sys/class/neuron_device"
 INTEL = "/sys/bus/pci/drivers"
 ASCEND = "/usr/local/Ascend/driver"
+NPU = "/sys/devices/pci0000:00/0000:01:00.0"
 CHANGES: list[tuple[str, Callable[[Machine], object]]] = [
     ("gaudi", _replace(f"{GAUDI}/status", "In reset\n")),
     ("gaudi", _make(f"{GAUDI}/accel/accel7")),
@@ -166,12 +167,16 @@ CHANGES: list[tuple[str, Callable[[Machine], object]]] = [
     ("gaudi", _remove(GAUDI)),
     ("neuron", _replace(f"{NEURON}/neuron0/dev", "9:9\n")),
     ("neuron", _make(f"{NEURON}/neuron2")),
+    ("neuron", _replace(f"{NEURON}/neuron0/info/serial_number", "00a1b2c3d4e50001\n")),
     ("ascend", lambda made: made.node("/dev/uburma/ub7", 9, 9)),
     ("ascend", lambda made: made.node("/dev/davinci9", 9, 9)),
     ("ascend", _replace("/etc/ascend-docker-runtime.d/new.list", "/opt\n")),
     ("ascend", _replace(f"{ASCEND}/version.info", "Version=25\n")),
     ("ascend", _replace(f"{ASCEND}/lib64/driver/libnew.so", "")),
     ("ascend", _replace("/sys/class/devdrv-class/vdavinci100/dev", "1:1\n")),
+    ("ascend", _replace("/sys/class/devdrv-class/davinci0/dev", "9:9\n")),
+    ("ascend", _replace(f"{NPU}/dev_id", "1\n")),
+    ("ascend", _replace(f"{NPU}/devdrv_sysfs_bdf_to_devid", "01:00.0 1 0\n02:00.0 0 0\n")),
     ("intel_gpu", _remove(f"{INTEL}/i915/0000:04:00.0")),
     ("intel_gpu", _make("/sys/devices/pci0000:00/0000:03:00.0/drm/card7")),
     ("intel_gpu", _make(f"{INTEL}/xe")),

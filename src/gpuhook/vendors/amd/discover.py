@@ -20,6 +20,8 @@ _ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 _PARTITION = re.compile(rf"{PARTITION}[._]([0-9]+)")
 _NODE = re.compile(r"(card|renderD)([0-9]+)")
 
+_DIGITS = 20  # of a number of 64 bits
+
 Properties = dict[str, int]
 
 
@@ -99,7 +101,8 @@ def kfd_devices(root: Rootfs) -> dict[int, Properties]:
 def parse_properties(content: str) -> Properties:
     """Return the numbers in a node's properties: a name and one number in each line."""
     lines = [bound.words(line) for line in content.split("\n")]
-    return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdecimal()}
+    pairs = [words for words in lines if len(words) == 2 and len(words[1]) <= _DIGITS]
+    return {name: int(number) for name, number in pairs if number.isdecimal()}
 
 
 def bus_id(properties: Properties) -> str:

@@ -15,7 +15,9 @@ from gpuhook.vendors.ascend import lists, names
 from gpuhook.vendors.ascend.model import (
     CLASS,
     DRIVER_NAME,
+    NUMBER,
     PCI_DRIVER,
+    TABLE,
     UB_FOLDERS,
     VERSION,
     Inventory,
@@ -103,9 +105,9 @@ def _on_pci(root: Rootfs, folders: list[str]) -> list[_Npu]:
         bus_id = bound.text(root, f"{folder}/bus_name") or address
         short = address.partition(":")[2]
         alone = [each.partition(":")[2] for each in map(_address, folders)].count(short) == 1
-        table = rows(bound.text(root, f"{folder}/devdrv_sysfs_bdf_to_devid")) if alone else []
+        table = rows(bound.text(root, f"{folder}/{TABLE}")) if alone else []
         numbers = [number for bdf, number, _ in table if bdf == short]
-        own = bound.number("." + bound.text(root, f"{folder}/dev_id"), ".")
+        own = bound.number("." + bound.text(root, f"{folder}/{NUMBER}"), ".")
         numbers = numbers or ([own] if own is not None else [])
         found += [_Npu(number, bus_id, _model(root, folder)) for number in numbers]
     return found

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 DRIVER_NAME = "devdrv_device_driver"
 PCI_DRIVER = f"/sys/bus/pci/drivers/{DRIVER_NAME}"
+TABLE, NUMBER = NUMBERS = ("devdrv_sysfs_bdf_to_devid", "dev_id")  # of a device on the bus
 CLASS = "/sys/class/devdrv-class"
 UB_FOLDERS = ("/dev/uburma", "/dev/ummu")
 LISTS = "/etc/ascend-docker-runtime.d"

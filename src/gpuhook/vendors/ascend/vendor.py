@@ -9,6 +9,7 @@ from gpuhook.vendors.ascend.model import (
     CLASS,
     LIBRARY_FOLDERS,
     LISTS,
+    NUMBERS,
     PCI_DRIVER,
     UB_FOLDERS,
     VERSION,
@@ -38,9 +39,14 @@ class Ascend(Vendor):
     def surroundings(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")
         lists = freshness.names(root + LISTS)
+        # Where the driver is loaded again, names may stay and mean other devices.
+        places = {root + PCI_DRIVER: NUMBERS, root + CLASS: ("dev",)}
         return [
-            freshness.names(root + PCI_DRIVER),
-            freshness.names(root + CLASS),
+            [
+                [name, *(freshness.text(f"{folder}/{name}/{file}") for file in files)]
+                for folder, files in places.items()
+                for name in freshness.names(folder)
+            ],
             [name for name in freshness.names(f"{root}/dev") if name.startswith(_NODES)],
             [freshness.names(root + folder) for folder in UB_FOLDERS],
             [freshness.status(root + LISTS)],

@@ -10,7 +10,7 @@ from gpuhook.ground.errors import NoDriverError
 from gpuhook.start.inventory.model import Device, Node
 from gpuhook.vendors import bound
 from gpuhook.vendors.neuron import names
-from gpuhook.vendors.neuron.model import CLASS, Inventory
+from gpuhook.vendors.neuron.model import CLASS, SERIAL, Inventory
 
 VERSION = "/sys/module/neuron/version"
 PCI = "/sys/bus/pci/devices"
@@ -36,7 +36,7 @@ def _discover(root: Rootfs) -> Inventory:
             "Run modprobe neuron; if that fails, install the package aws-neuronx-dkms",
         )
     numbers = device_numbers(root.list_folder(CLASS))
-    serials = {number: serial(_text(root, number, "info/serial_number")) for number in numbers}
+    serials = {number: serial(_text(root, number, SERIAL)) for number in numbers}
     unique = {text for text in serials.values() if [*serials.values()].count(text) == 1}
     nodes = {node.path: node for node in bound.nodes(root, map("/dev/neuron{}".format, numbers))}
     devices = tuple(

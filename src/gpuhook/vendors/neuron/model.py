@@ -3,6 +3,7 @@
 from gpuhook.start.inventory import model
 
 CLASS = "/sys/class/neuron_device"  # the driver's: a folder for each device, and other things
+SERIAL = "info/serial_number"  # in a device's
 
 
 class Inventory(model.Inventory):

@@ -11,7 +11,7 @@ from gpuhook.ground.oci.jsontext import Record
 from gpuhook.start.contract import Vendor
 from gpuhook.start.inventory import freshness
 from gpuhook.vendors.neuron import names
-from gpuhook.vendors.neuron.model import CLASS, Inventory
+from gpuhook.vendors.neuron.model import CLASS, SERIAL, Inventory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +48,11 @@ class Neuron(Vendor):
 
     def surroundings(self, config: "Config") -> "list[Any]":
         folder = self.root(config).rstrip("/") + CLASS
-        return [[name, freshness.text(f"{folder}/{name}/dev")] for name in freshness.names(folder)]
+        # Where the driver is loaded again, a number may be another device's.
+        return [
+            [name, *(freshness.text(f"{folder}/{name}/{file}") for file in ("dev", SERIAL))]
+            for name in freshness.names(folder)
+        ]
 
     def options(self) -> NeuronOptions:
         return NeuronOptions()

@@ -242,7 +242,7 @@ def test_version(tmp_path: Path, own: str, kernel: str, version: str) -> None:
 
 
 def test_large_numbers() -> None:
-    assert parse_properties("unique_id 18446744073709551615\nx -1\ny 1.5\n") == {
+    assert parse_properties(f"unique_id {(1 << 64) - 1}\nx -1\ny 1.5\nz {'9' * 5000}\n") == {
         "unique_id": (1 << 64) - 1
     }
 
