@@ -7,11 +7,13 @@ who starts is handed that.
 docs/engineering/add-a-vendor.md goes through it step by step.
 """
 
+import os
+
 from gpuhook.ground.errors import DriverError, LimitError, listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from types import ModuleType
     from typing import Any
 
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
     # A vendor's name -> its names (vendors/NAME/names.py), in the order in which they are served.
     Known = Mapping[str, ModuleType]
+
+_SIGKILL = 9  # the module signal costs more than a look
+_REAP = 0.2  # seconds that a killed child may take to end: where the kernel hangs, it doesn't
 
 
 def package(names: "ModuleType") -> str:
@@ -104,6 +109,8 @@ class Vendor:
     crowded: tuple[str, ...] = ()
     # Whether the kernel's dmem controller knows its devices' memory, by their bus ids.
     in_dmem = False
+    # Whether its driver's files are all that ``discover`` looks at, and nothing in a child.
+    by_files = True
 
     def of(self, names: "ModuleType") -> "Vendor":  # noqa: ARG002
         """Return the vendor with these names, which ``load`` was asked for."""
@@ -130,6 +137,8 @@ class Vendor:
         inventory without any.
         """
         try:
+            if self.by_files:
+                self.try_files(config, lambda: self._discover(config))
             return self._discover(config)
         except OSError as error:  # protects: vendor-error
             where = f": {error.filename}" if error.filename else ""
@@ -138,6 +147,31 @@ class Vendor:
                 f"{error.strerror}{where}",
                 "See who has mounted or changed something there, and run gpuhook doctor",
             ) from None
+
+    def try_files(self, config: "Config", look: "Callable[[], object]") -> None:
+        """Have a child look first: a driver may hang in a file of /sys, and a child can be left.
+
+        DriverError if it isn't done in time; what else goes wrong is for who looks then.
+        """
+        from gpuhook.ground.container import kernel  # noqa: PLC0415 - when an inventory is made alone
+
+        child = os.fork()
+        if child == 0:
+            try:
+                kernel.die_with_parent()
+                kernel.keep_only(())  # an engine waits until nobody has a hook's pipes any more
+                look()
+            finally:
+                os._exit(0)
+        if kernel.reap(child, config.nvml_timeout) is None:
+            os.kill(child, _SIGKILL)
+            kernel.reap(child, _REAP)
+            # protects: driver-files-hang
+            raise DriverError(
+                f"{self.names.TITLE}'s driver below {self.root(config)} can't be looked at: a file "
+                f"of it didn't answer within {config.nvml_timeout:g} seconds",
+                "Look for the driver in dmesg, and load it again or reboot",
+            )
 
     def _discover(self, config: "Config") -> "Inventory":
         """Look at the driver root, as ``discover`` says; an OSError is said there.

@@ -2,18 +2,23 @@
 
 import io
 import tarfile
+import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from fabricated import Tree
 
 import vendors
-from gpuhook.tools.doctor import Finding, examine
+from gpuhook.tools.doctor import Case, Finding, examine
 from gpuhook.tools.doctor.checks import STEPS
 from gpuhook.tools.doctor.report import write_report
+from gpuhook.tools.vendors.amd import doctor as amd
+from gpuhook.tools.vendors.gaudi import doctor as gaudi
+from gpuhook.tools.vendors.neuron import doctor as neuron
 from gpuhook.vendors.registry import KNOWN
 
 ACME = """
@@ -193,3 +198,29 @@ def test_a_root_of_nvidias_driver_is_no_sign_of_another_vendor(tree: Tree) -> No
     words = [names.NAME.partition("_")[0] for names in KNOWN.values() if names.NAME != "nvidia"]
     found = [each for each in examine(tree.case) if each.check.startswith(tuple(words))]
     assert [each.message for each in found if each.status not in ("ok", "note")] == []
+
+
+CHECKS: list[tuple[ModuleType, Callable[[Case], Iterable[Finding]]]] = [
+    (amd, amd.amd_devices),
+    (gaudi, gaudi.gaudi_devices),
+    (neuron, neuron.neuron_devices),
+]
+
+
+@pytest.mark.parametrize(("module", "check"), CHECKS)
+def test_a_file_of_a_driver_that_hangs_is_left_to_a_child(
+    tree: Tree,
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    check: Callable[[Case], Iterable[Finding]],
+) -> None:
+    asked: list[str] = []  # in this process
+
+    def hang(root: str) -> None:
+        asked.append(root)
+        time.sleep(20)
+
+    monkeypatch.setattr(module, "discover", hang)
+    tree.config.nvml_timeout = 0.05
+    assert not [*check(tree.case)]  # the machine has no such device on its bus
+    assert asked == []

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -50,6 +51,17 @@ def test_an_empty_driver_root_has_no_driver(names: ModuleType, folder: str, tmp_
     if names.NAME != "nvidia":
         said = "isn't loaded" if folder == "." else f"driver root {root} can't be read"
         assert said in caught.value.cause
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_a_file_of_the_driver_that_hangs(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a start nor a command waits for it without end."""
+    loaded = contract.load(registry.KNOWN[vendor])
+    monkeypatch.setattr(loaded, "_discover", lambda _: time.sleep(20))
+    config = loads("")
+    config.nvml_timeout = 0.05
+    with pytest.raises(DriverError, match=r"a file of it didn't answer within 0\.05 seconds"):
+        loaded.discover(config)
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
