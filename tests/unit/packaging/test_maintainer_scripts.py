@@ -1,5 +1,6 @@
 """Debian's maintainer scripts on a machine where containers start meanwhile."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -48,3 +49,62 @@ def run_with_rm(
     env = {"PATH": str(folder)}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     return done, len(calls.read_text().splitlines())
+
+
+def run_below(
+    root: Path, script: str, why: str, path: str | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Run a script as if a folder were the root of the machine."""
+    text = (DEBIAN / script).read_text()
+    for name in ("/etc/gpuhook", "/var/lib/gpuhook", "/run/gpuhook", "/usr/lib/gpuhook"):
+        text = text.replace(name, f"{root}{name}")
+    env = {"PATH": path or os.defpath}
+    argv = ["/bin/sh", "-c", text, script, why]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+
+
+def test_a_configuration_folder_that_is_a_link(tmp_path: Path) -> None:
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "etc/gpuhook"
+    elsewhere.mkdir()
+    folder.parent.mkdir()
+    folder.symlink_to(elsewhere)
+    (elsewhere / "config.toml").touch()
+    done = run_below(tmp_path, "gpuhook/postrm", "purge")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [*elsewhere.iterdir()] == []
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_folder_on_which_something_is_mounted(empty: bool, tmp_path: Path) -> None:
+    """It can't be removed, and what is in it can; if that can't be either, the purge fails."""
+    for name in ("etc/gpuhook", "var/lib/gpuhook"):
+        (tmp_path / name).mkdir(parents=True)
+    if not empty:
+        (tmp_path / "var/lib/gpuhook/file").touch()
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("rm", "rmdir"):
+        (programs / name).write_text('#!/bin/sh\n[ "$1" = -f ]\n')
+        (programs / name).chmod(0o755)
+    text = run_below(tmp_path, "gpuhook/postrm", "purge", f"{programs}:{os.defpath}")
+    assert (text.returncode == 0) is empty
+
+
+@pytest.mark.parametrize(
+    ("script", "why"), [("gpuhook/postinst", "configure"), ("gpuhook/prerm", "upgrade")]
+)
+def test_modules_in_a_folder_that_a_link_leads_to(script: str, why: str, tmp_path: Path) -> None:
+    """As an administrator has moved it: dpkg leaves the link, and unpacks there."""
+    elsewhere, link = tmp_path / "elsewhere", tmp_path / "usr/lib/gpuhook"
+    stale = elsewhere / "gpuhook/__pycache__"
+    stale.mkdir(parents=True)
+    link.parent.mkdir(parents=True)
+    link.symlink_to(elsewhere)
+    programs = tmp_path / "programs"  # without py3clean and py3compile
+    programs.mkdir()
+    for name in ("find", "rm", "sh"):
+        found = shutil.which(name)
+        assert found is not None
+        (programs / name).symlink_to(found)
+    assert run_below(tmp_path, script, why, str(programs)).returncode == 0
+    assert not stale.exists()
