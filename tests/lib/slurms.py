@@ -6,7 +6,7 @@ from pathlib import Path
 def slurms_files(
     folder: Path,
     cgroup: str = "ConstrainDevices=yes\n",
-    slurm: str = "TaskPlugin=task/cgroup\n",
+    slurm: str = "TaskPlugin=task/cgroup\nGresTypes=gpu\n",
     gres: str = "AutoDetect=off\n",
 ) -> Path:
     """Write Slurm's files and return the path of cgroup.conf."""

@@ -7,7 +7,12 @@ import pytest
 from slurms import slurms_files
 
 from gpuhook.ground.errors import ConfigError
-from gpuhook.tools.slurm.guarded import expanded, guarded
+from gpuhook.tools.slurm.guarded import guarded
+from gpuhook.tools.slurm.node import count, expanded
+
+HOST = os.uname().nodename.partition(".")[0]
+PLUGIN = "TaskPlugin=task/cgroup\n"
+NULL = "Name=gpu File=/dev/null\n"
 
 
 @pytest.mark.parametrize(
@@ -91,18 +96,101 @@ def test_a_file_that_is_not_there(name: str, tmp_path: Path) -> None:
 def test_devices_are_those_of_gres_conf_whatever_their_paths_are(tmp_path: Path) -> None:
     link = tmp_path / "null"
     link.symlink_to("/dev/null")
-    text = f"NodeName=a Name=gpu MultipleFiles={link},/dev/gone # File=/dev/zero\n"
+    text = f"NodeName={HOST} Name=gpu MultipleFiles={link},/dev/gone # File=/dev/zero\n"
     found = guarded(str(slurms_files(tmp_path, gres=text)))
     assert found.has(["/dev/gone", "/dev/null"])
     assert not found.has(["/dev/zero"])
     assert not found.has(["/dev/gone"])
     assert not found.has([])
-    assert not guarded(str(slurms_files(tmp_path, gres=f"File={os.devnull}[\n"))).has(["/dev/zero"])
+    text = f"Name=gpu File={os.devnull}[\n"
+    assert not guarded(str(slurms_files(tmp_path, gres=text))).has(["/dev/zero"])
 
 
 def test_where_slurm_finds_devices_itself_it_guards_all(tmp_path: Path) -> None:
     text = "AutoDetect=nvml\nName=gpu File=/dev/null\n"
     assert guarded(str(slurms_files(tmp_path, gres=text))).has(["/dev/zero"])
+
+
+@pytest.mark.parametrize(
+    ("gres", "has"),
+    [
+        (f"NodeName=other {NULL}", False),
+        (f"NodeName=other[0-9],{HOST}x {NULL}", False),
+        (f"NodeName=other,{HOST} {NULL}", True),
+        (NULL, True),
+        ("Name=npu File=/dev/null\n", False),  # Slurm knows no plugin of that name
+        ("Name=GPU File=/dev/null\n", True),
+        ("File=/dev/null\n", False),
+        (f"NodeName=other AutoDetect=nvml\nNodeName={HOST} AutoDetect=off\n", False),
+        (f"AutoDetect=nvml\nNodeName={HOST} AutoDetect=off\n", False),
+        (f"AutoDetect=off\nNodeName={HOST} AutoDetect=nvml\n", True),
+        (f"AutoDetect=nvml\nNodeName=other AutoDetect=off\nNodeName={HOST} {NULL}", True),
+    ],
+)
+def test_lines_by_which_slurm_guards_nothing_here(gres: str, has: bool, tmp_path: Path) -> None:
+    slurm = f"{PLUGIN}GresTypes=gpu,npu\nNodeName={HOST} Gres=gpu:1,npu:1\n"
+    assert guarded(str(slurms_files(tmp_path, slurm=slurm, gres=gres))).has(["/dev/null"]) is has
+
+
+def test_a_node_with_another_name_than_its_machine(tmp_path: Path) -> None:
+    slurm = f"{PLUGIN}GresTypes=gpu\nNodeName=n[1-2] NodeHostname=far,{HOST} Gres=gpu:1\n"
+    for node, has in (("n1", False), ("n2", True), (HOST, False)):
+        conf = slurms_files(tmp_path, slurm=slurm, gres=f"NodeName={node} {NULL}")
+        assert guarded(str(conf)).has(["/dev/null"]) is has
+
+
+def test_a_node_that_slurm_conf_does_not_name(tmp_path: Path) -> None:
+    """Where its files are here, nothing says whether Slurm guards them; a CPU node has none."""
+    for more in ("Include nodes.conf\n", "GresTypes=gpu\n"):
+        slurm = PLUGIN + more
+        conf = slurms_files(tmp_path, slurm=slurm, gres=f"NodeName=n1 {NULL}")
+        with pytest.raises(ConfigError, match="doesn't say"):
+            guarded(str(conf))
+        conf = slurms_files(tmp_path, slurm=slurm, gres=f"NodeName=n1 {NULL}NodeName={HOST} {NULL}")
+        assert guarded(str(conf)).has(["/dev/null"])
+        conf = slurms_files(tmp_path, slurm=slurm, gres="NodeName=n1 Name=gpu File=/dev/gone\n")
+        assert not guarded(str(conf)).has_any
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"GresTypes=gpu\nNodeName={HOST} Gres=gpu:h100:1\n",
+        f"GresTypes=gpu\nNodeName={HOST} CPUs=4\n",
+        f"GresTypes=gpu\nNodeName=DEFAULT Gres=gpu\nNodeName=other,{HOST}\n",
+        f"GresTypes=nic\nNodeName={HOST} Gres=gpu:2\n",
+        f"NodeName={HOST}\n",
+    ],
+)
+def test_a_node_with_fewer_devices_than_gres_conf_has(text: str, tmp_path: Path) -> None:
+    """Slurm takes no more than slurm.conf says, and keeps the others from nobody."""
+    gres = "Name=gpu File=/dev/null\nName=gpu MultipleFiles=/dev/zero,/dev/full\n"
+    with pytest.raises(ConfigError, match=r"2 devices of this node and slurm.conf [01],"):
+        guarded(str(slurms_files(tmp_path, slurm=PLUGIN + text, gres=gres)))
+
+
+def test_a_node_where_slurm_finds_none(tmp_path: Path) -> None:
+    slurm = f"{PLUGIN}GresTypes=gpu\nNodeName={HOST}\n"
+    found = guarded(str(slurms_files(tmp_path, slurm=slurm, gres="AutoDetect=nvml\n")))
+    assert not found.has_any
+    assert not found.has(["/dev/null"])
+
+
+@pytest.mark.parametrize(
+    ("gres", "number"),
+    [
+        ("gpu", 1),
+        ("gpu:2", 2),
+        ("gpu:h100:8", 8),
+        ("gpu:h100:no_consume:4(S:0-1),nic:2,gpu:a:1K(S:0,2)", 1028),
+        ("gpu:h100", 1),
+        ("npu:3", 0),
+        ("(null)", 0),
+        ("", 0),
+    ],
+)
+def test_devices_of_a_node(gres: str, number: int) -> None:
+    assert count(gres) == number
 
 
 @pytest.mark.parametrize(
@@ -123,5 +211,5 @@ def test_names_as_slurm_lists_them(text: str, names: list[str]) -> None:
 
 
 def test_a_list_has_an_end() -> None:
-    assert len(expanded("/dev/x[0-999999999]")) <= 1 << 13
-    assert len(expanded("/dev/x[0-999][0-999][0-999]")) <= 1 << 13
+    assert len(expanded("/dev/x[0-999999999]", 1 << 12)) <= 1 << 13
+    assert len(expanded("/dev/x[0-999][0-999][0-999]", 1 << 12)) <= 1 << 13

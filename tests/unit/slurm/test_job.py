@@ -12,7 +12,7 @@ from machines import gpu, machine, mig
 from slurms import slurms_files
 
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import RequestError
+from gpuhook.ground.errors import NoDriverError, RequestError
 from gpuhook.ground.oci.spec import Spec
 from gpuhook.start import contract
 from gpuhook.start.inventory.selection import select
@@ -149,3 +149,21 @@ def test_what_slurm_does_not_guard_is_no_jobs(
     assert [each.device.nodes for each in mine] == [("/dev/nvidia0",)]
     env = json.loads((tmp_path / "config.json").read_text())["process"]["env"]
     assert env == [f"NVIDIA_VISIBLE_DEVICES={mine[0].device.id}"]
+
+
+def test_a_node_without_devices_runs_containers_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All nodes of a cluster have one oci.conf, and some no driver."""
+
+    def none(*_: Any, **__: Any) -> None:
+        raise NoDriverError("No driver", "Install one")
+
+    monkeypatch.setattr(job, "devices_here", none)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}}))
+    assert job.write_request(str(tmp_path), Config(), str(slurms_files(tmp_path))) == []
+    assert json.loads(config.read_text())["process"]["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
+    conf = slurms_files(tmp_path, gres="Name=gpu File=/dev/nvidia0\n")
+    with pytest.raises(NoDriverError):
+        job.write_request(str(tmp_path), Config(), str(conf))

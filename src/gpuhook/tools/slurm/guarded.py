@@ -4,28 +4,34 @@ What Slurm doesn't guard the kernel lets every job open, so that its answer says
 device is. Sources: cgroup.conf(5), slurm.conf(5) and gres.conf(5), and Slurm's parse_config.c.
 """
 
-import itertools
 import os
 import re
 import stat
 
 from gpuhook.ground.errors import ConfigError
 from gpuhook.ground.host import files
+from gpuhook.tools.slurm import node as nodes
+from gpuhook.tools.slurm.gres import NAME
+from gpuhook.tools.slurm.node import Line, Node
 
 _SLURM_CONF, _GRES_CONF = "slurm.conf", "gres.conf"
 _PLUGIN = "cgroup"  # of those that make a task ready, the one that guards devices
 _MOST = 1 << 12  # files that one line names
 _INCLUDE = re.compile(r"^\s*Include\s", re.IGNORECASE | re.MULTILINE)
-_FILES = re.compile(r"\b(?:File|MultipleFiles)\s*=\s*\"?([^\s\"]+)", re.IGNORECASE)
-_NAMES = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")  # in a list; commas in brackets part no names
-_RANGES = re.compile(r"\[([0-9,-]+)\]")
+_OFF = "off"
+# Keys of gres.conf: of files that are a device each, and of those that are one together.
+_ONE, _SEVERAL = "file", "multiplefiles"
 
 
 class Guarded:
-    """The devices that gres.conf names, by their numbers; None where Slurm finds them itself."""
+    """The devices that gres.conf names, by their numbers; None where Slurm finds them itself.
 
-    def __init__(self, numbers: frozenset[int] | None) -> None:
+    ``has_any`` says whether Slurm has devices of this node at all.
+    """
+
+    def __init__(self, numbers: frozenset[int] | None, *, has_any: bool) -> None:
         self._numbers = numbers
+        self.has_any = has_any
 
     def has(self, paths: list[str]) -> bool:
         """Tell whether Slurm guards a device with these nodes, one of them at least."""
@@ -37,7 +43,8 @@ def guarded(cgroup_conf: str) -> Guarded:
     """Return which devices Slurm guards, by its files beside cgroup.conf.
 
     ConfigError where it guards none: by cgroup.conf it keeps jobs from devices, a plugin named in
-    slurm.conf does that, and gres.conf names them.
+    slurm.conf does that, and gres.conf names them, for this node and the plugin whose files Slurm
+    guards. ConfigError, too, where slurm.conf gives the node fewer: Slurm leaves the rest open.
     """
     folder = os.path.dirname(cgroup_conf)
     constrain = _values(_whole(cgroup_conf), "ConstrainDevices")
@@ -47,38 +54,64 @@ def guarded(cgroup_conf: str) -> Guarded:
     said = _said(path)
     words = ",".join(_values(said, "TaskPlugin")[-1:]).split(",")
     # Slurm takes the last value, and where slurm.conf has none, it may be in a file it includes.
-    unknown = words == [""] and _INCLUDE.search(said)
+    includes = _INCLUDE.search(said) is not None
+    unknown = words == [""] and includes
     # protects: slurm-plugin
     if not unknown and _PLUGIN not in [word.removeprefix("task/") for word in words]:
         raise _unguarded(f"{path} has no task/cgroup in TaskPlugin")
-    said = _whole(os.path.join(folder, _GRES_CONF))
-    if {*_values(said, "AutoDetect")} - {"off"}:
-        return Guarded(None)
-    paths = [name for value in _FILES.findall(said) for name in expanded(value)]
-    return Guarded(frozenset(number for path in paths if (number := _number(path)) is not None))
+    here = nodes.node_here(nodes.lines(said), os.uname().nodename)
+    if not includes and NAME not in ",".join(_values(said, "GresTypes")[-1:]).split(","):
+        here = Node(here.names, 0)
+    return _by_lines(os.path.join(folder, _GRES_CONF), here)
 
 
-def expanded(text: str) -> list[str]:
-    """Return the names in a list of Slurm's: /dev/x[0,2-3],/dev/y7."""
-    return [name for each in _NAMES.findall(text) for name in _expanded(each)]
+def _by_lines(path: str, here: Node) -> Guarded:
+    """Return which devices the lines of gres.conf have Slurm guard on this node."""
+    every = nodes.lines(_whole(path))
+    own = [line for line in every if here.has(line)]  # protects: slurm-own-lines
+    named = [line for line in own if "nodename" in line]
+    if here.gpus is None and not named and _numbers(_files(every)) - _numbers(_files(own)):
+        raise ConfigError(
+            f"{path} has devices for other nodes alone, and which node {os.uname().nodename} is, "
+            f"{_SLURM_CONF} beside it doesn't say",
+            "Write the node's line into slurm.conf itself, with NodeHostname if its name differs",
+        )
+    # What is said for a node counts more than what is said for all.
+    if (_detect(named) or _detect(own)) - {_OFF}:
+        none = here.gpus == 0
+        return Guarded(frozenset() if none else None, has_any=not none)
+    count = sum(len(_listed(line, _ONE)) + (_SEVERAL in line) for line in own if _is_guarded(line))
+    # protects: slurm-all-lines
+    if here.gpus is not None and count > here.gpus:
+        raise _unguarded(
+            f"{path} has {count} devices of this node and {_SLURM_CONF} {here.gpus}, and those "
+            "that are too many Slurm keeps from nobody",
+            f"Have {_SLURM_CONF} say Gres and GresTypes as `gpuhook slurm gres` prints them, and "
+            "restart slurmctld and slurmd",
+        )
+    return Guarded(frozenset(_numbers(_files(own))), has_any=count > 0)
 
 
-def _expanded(name: str) -> list[str]:
-    head, *rest = _RANGES.split(name)
-    choices = [[head]]
-    for ranges, after in zip(rest[::2], rest[1::2], strict=True):
-        numbers = [number for part in ranges.split(",") for number in _range(part)]
-        choices.append([f"{number}{after}" for number in numbers])
-    return ["".join(parts) for parts in itertools.islice(itertools.product(*choices), _MOST)]
+def _detect(found: list[Line]) -> set[str]:
+    return {line["autodetect"].lower() for line in found if "autodetect" in line}
 
 
-def _range(text: str) -> list[str]:
-    """Return the numbers of a range, with as many digits as its first one."""
-    first, dash, last = text.partition("-")
-    if not (first.isdecimal() and (last.isdecimal() or not dash)):
-        return []
-    numbers = range(int(first), min(int(last or first), int(first) + _MOST) + 1)
-    return [str(number).zfill(len(first)) for number in numbers]
+def _is_guarded(line: Line) -> bool:
+    """Tell whether Slurm keeps jobs from a line's files: not where a site made up the name."""
+    return line.get("name", "").lower() == NAME  # protects: slurm-plugins-lines
+
+
+def _files(found: list[Line]) -> list[str]:
+    own = [line for line in found if _is_guarded(line)]
+    return [path for line in own for key in (_ONE, _SEVERAL) for path in _listed(line, key)]
+
+
+def _listed(line: Line, key: str) -> list[str]:
+    return nodes.expanded(line.get(key, ""), _MOST)
+
+
+def _numbers(paths: list[str]) -> set[int]:
+    return {number for path in paths if (number := _number(path)) is not None}
 
 
 def _number(path: str) -> int | None:
@@ -121,10 +154,13 @@ def _said(path: str) -> str:
     return "\n".join(line.partition("#")[0] for line in text.replace("\\\n", "").split("\n"))
 
 
-def _unguarded(what: str) -> ConfigError:
+def _unguarded(what: str, remedy: str = "") -> ConfigError:
     return ConfigError(
-        f"{what}, so every job may open every device, and nothing that can be trusted says which "
-        "are this one's",
-        "Set ConstrainDevices=yes in cgroup.conf and TaskPlugin=task/cgroup in slurm.conf, and "
+        what
+        if remedy
+        else f"{what}, so every job may open every device, and nothing that can be trusted says "
+        "which are this one's",
+        remedy
+        or "Set ConstrainDevices=yes in cgroup.conf and TaskPlugin=task/cgroup in slurm.conf, and "
         "restart slurmd",
     )

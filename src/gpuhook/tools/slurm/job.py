@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from gpuhook.ground.cgroup import answers
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import RequestError
+from gpuhook.ground.errors import NoDriverError, RequestError
 from gpuhook.ground.oci.process import Setting, set_variable
 from gpuhook.ground.oci.spec import Spec, read_spec
 from gpuhook.tools.slurm.devices import Owned, devices_here
@@ -53,7 +53,12 @@ def given(spec: Spec, config: Config, cgroup_conf: str = CGROUP_CONF) -> Spec:
 
 def _mine(config: Config, by_slurm: Guarded) -> tuple[list[Owned], list[Owned]]:
     """Return the job's devices, and all of the machine."""
-    machine = devices_here(config, whole=False)
+    try:
+        machine = devices_here(config, whole=False)
+    except NoDriverError:
+        if by_slurm.has_any:
+            raise
+        return [], []  # one of the nodes without devices, where containers run, too
     if machine.failed:
         raise machine.failed[0]
     # protects: slurm-guards
