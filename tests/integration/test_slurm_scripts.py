@@ -4,6 +4,8 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -241,6 +243,67 @@ def test_the_epilog_ends_what_is_left_of_the_job_and_nothing_else(
             each.kill()
             each.wait()
         run(["find", top, "-depth", "-type", "d", "-exec", "rmdir", "{}", "+"]).ok()
+
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+RUNS_AWAY = """
+import os, signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+while True:
+    if os.fork():
+        os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not FREEZER.is_dir(), reason="with cgroup v2 Slurm looks into all groups")
+def test_the_epilog_ends_processes_that_are_another_each_moment(
+    folder: Path, workspace: Path
+) -> None:
+    """They fork and end, so that whoever lists them signals those that are gone."""
+    job = FREEZER / workspace.name / f"uid_{ADA}/job_5"
+    group = job / "step_0/x"
+    try:
+        group.mkdir(parents=True)
+        words = ["setpriv", f"--reuid={ADA}", "--clear-groups", sys.executable, "-IS", "-c"]
+        to_group = f'echo $$ >{group}/cgroup.procs; exec "$@" >/dev/null 2>&1'
+        run(["sh", "-c", to_group, "sh", *words, RUNS_AWAY]).ok()
+        assert (group / "cgroup.procs").read_text()
+        epilog(folder, ADA, 5).ok()
+        assert (group / "cgroup.procs").read_text() == ""
+        assert (job / "freezer.state").read_text() == "THAWED\n"
+    finally:
+        if group.is_dir():
+            (job / "freezer.state").write_text("FROZEN")
+            for process in (group / "cgroup.procs").read_text().split():
+                os.kill(int(process), signal.SIGKILL)
+            (job / "freezer.state").write_text("THAWED")
+            while (group / "cgroup.procs").read_text():
+                time.sleep(0.01)
+        run(["find", job.parents[1], "-depth", "-type", "d", "-exec", "rmdir", "{}", "+"]).ok()
+
+
+def test_the_epilog_ends_one_of_more_processes_than_a_command_has_arguments(site: Path) -> None:
+    proc = site / "proc"
+    proc.mkdir()
+    process = subprocess.Popen(["setpriv", f"--reuid={ADA}", "sleep", "100"])
+    try:
+        for number in range(9_000_000, 9_005_000):
+            (proc / str(number)).mkdir()
+            (proc / str(number) / "cgroup").touch()
+        found = proc / str(process.pid)
+        found.mkdir()
+        (found / "cgroup").write_text(f"1:freezer:/slurm/uid_{ADA}/job_5/step_0\n")
+        os.chown(found, ADA, ADA)
+        text = (SCRIPTS / "epilog").read_text()
+        text = text.replace("/proc/[", f"{proc}/[").replace("#/proc/", f"#{proc}/")
+        made = site / "epilog"
+        made.write_text(text.replace("tries=50", "tries=1"))
+        job_is = [f"SLURM_JOB_UID={ADA}", "SLURM_JOB_ID=5", "SLURM_JOB_USER=ada"]
+        run(["prlimit", "--stack=131072", "env", "-i", *job_is, "sh", made, site / "x"])
+        assert process.wait(60) == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize("script", ["prolog", "epilog"])
