@@ -198,6 +198,16 @@ def test_it_is_not_run_without_need_or_against_the_configuration(root: Path) -> 
     assert not (root / "seen").exists()
 
 
+@pytest.mark.parametrize("owned", ["usr/bin/nvidia-modprobe", "usr/bin", "usr"])
+def test_a_program_of_another_users_is_not_run(root: Path, owned: str) -> None:
+    _, config = simulate(root, gpus=1)
+    (root / "dev/nvidia-uvm").unlink()
+    modprobe(root, "echo run >/seen")
+    os.chown(root / owned, 4401, -1)
+    discover(config)
+    assert not (root / "seen").exists()
+
+
 def test_its_failure_is_no_error(root: Path) -> None:
     _, config = simulate(root, gpus=1)
     (root / "dev/nvidia-uvm").unlink()

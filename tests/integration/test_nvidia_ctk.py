@@ -5,6 +5,7 @@ How it tells Docker is in test_install_docker.
 
 import json
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -187,3 +188,19 @@ def test_modules_that_can_not_be_loaded(ctk: Caller) -> None:
     done = ctk(*words).failed()
     assert done.status == 1
     assert "chroot /nonexistent /sbin/modprobe nvidia failed" in done.stderr
+
+
+def test_no_modules_are_loaded_by_another_users_program(ctk: Caller, tmp_path: Path) -> None:
+    program = tmp_path / "sbin/modprobe"
+    program.parent.mkdir()
+    shutil.copy2("/bin/busybox", tmp_path / "sbin/sh")
+    program.write_text("#!/sbin/sh\necho >/seen\n")
+    program.chmod(0o755)
+    words = ["system", "create-device-nodes", "--load-kernel-modules", f"--root={tmp_path}"]
+    ctk(*words).ok()
+    (tmp_path / "seen").unlink()
+    for owned in (program, program.parent, tmp_path):
+        os.chown(owned, 4401, -1)
+        assert ctk(*words).failed().stderr.startswith("nvidia-ctk: ")
+        assert not (tmp_path / "seen").exists()
+        os.chown(owned, 0, -1)

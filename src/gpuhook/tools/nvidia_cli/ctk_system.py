@@ -114,6 +114,7 @@ def create_device_nodes(
 
 
 def _load_modules(root: str, *, dry_run: bool) -> None:
+    host_files.check_writers(os.path.join(root, dev_nodes.MODPROBE[1:]))  # protects: ctk-modprobe
     for words in dev_nodes.module_commands(root):
         if dry_run:
             say(f"would run {shlex.join(words)}")

@@ -15,6 +15,7 @@ from gpuhook.vendors.nvidia.discover import MIG_MINORS
 from gpuhook.vendors.nvidia.model import CAPS_FOLDER, CONTROL_NODES
 from gpuhook.vendors.nvidia.names import PCI_VENDOR
 
+MODPROBE = "/sbin/modprobe"
 MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset")
 _DRIVER, _OLD_DRIVER, _CAPS = "nvidia", "nvidia-frontend", "nvidia-caps"
 _NOT_LINKED = ("nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink")
@@ -155,4 +156,4 @@ def make(node: Node, root: str, *, dry_run: bool) -> str:
 def module_commands(root: str) -> list[list[str]]:
     """Return the command lines that load the driver's modules of a root."""
     begin = [] if root in ("", "/") else ["chroot", root]
-    return [[*begin, "/sbin/modprobe", module] for module in MODULES]
+    return [[*begin, MODPROBE, module] for module in MODULES]

@@ -3,14 +3,15 @@
 After a boot without a display nobody has opened the driver yet: its modules may not be
 loaded and /dev/nvidia-uvm doesn't exist. NVIDIA's programs call nvidia-modprobe in that
 case; so do we, before NVML is asked, and only if a node is missing. It is a program of the
-driver root, started below it, with an environment of ours. Whether it succeeds is seen by
-what exists afterwards, so failures are not errors here.
+driver root that nobody but root can have written, started below it, with an environment of
+ours. Whether it succeeds is seen by what exists afterwards, so failures are not errors here.
 """
 
 import os
 
 from gpuhook.ground import names
 from gpuhook.ground.container import kernel
+from gpuhook.ground.errors import UntrustedPathError
 from gpuhook.vendors.nvidia.model import CONTROL, UVM
 
 TYPE_CHECKING = False
@@ -35,7 +36,7 @@ def prepare(root: "Rootfs", environment: tuple[str, ...] = ()) -> bool:
     """
     if os.geteuid() != 0 or all(root.exists(node) for node in _NODES):
         return False
-    if not root.exists(PROGRAM):
+    if not root.exists(PROGRAM) or not _is_roots(root):  # protects: modprobe-writers
         return False
     pairs = (entry.partition("=") for entry in environment)
     variables = {**_ENVIRONMENT, **{name: value for name, equals, value in pairs if equals}}
@@ -45,6 +46,20 @@ def prepare(root: "Rootfs", environment: tuple[str, ...] = ()) -> bool:
     if kernel.reap(child, _SECONDS) is None:
         os.kill(child, 9)
         kernel.reap(child, _REAP_SECONDS)
+    return True
+
+
+def _is_roots(root: "Rootfs") -> bool:
+    """Tell whether root alone can have written the program, which gets all of root's rights."""
+    from gpuhook.ground.host import files  # noqa: PLC0415 - where a node is missing alone
+
+    fd = root.open(PROGRAM)
+    try:
+        files.check_writers(os.readlink(f"/proc/self/fd/{fd}"))
+    except UntrustedPathError:
+        return False
+    finally:
+        os.close(fd)
     return True
 
 
