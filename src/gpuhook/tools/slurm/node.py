@@ -3,6 +3,7 @@
 Sources: slurm.conf(5), gres.conf(5), and Slurm's parse_config.c.
 """
 
+import functools
 import itertools
 import re
 from collections.abc import Iterable, Mapping
@@ -29,7 +30,12 @@ class Node(NamedTuple):
 
     def has(self, line: Line) -> bool:
         """Tell whether a line of gres.conf is this node's: one without a name is every node's."""
-        return "nodename" not in line or not self.names.isdisjoint(expanded(line["nodename"]))
+        return "nodename" not in line or not self.names.isdisjoint(_nodes(line["nodename"]))
+
+
+@functools.lru_cache(maxsize=64)  # many lines are for the same nodes
+def _nodes(text: str) -> frozenset[str]:
+    return frozenset(expanded(text))
 
 
 def lines(text: str) -> list[Line]:
