@@ -16,6 +16,7 @@ REPOSITORY = Path(__file__).parents[3]
 PROBES = Path(__file__).parent / "probes"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CUDA_PROBE = "gpuhook-cuda-probe"
+_GCC = ("gcc", "-x", "c", "-O1", "-Wall", "-Werror")
 KINDS = ("busybox", "debian", "lib64")
 
 
@@ -41,8 +42,7 @@ def compile_probes(folder: Path) -> dict[str, Path]:
     programs = {name: folder / name for name in flags}
     for name, extra in flags.items():
         source = (PROBES / f"{name}.c").read_bytes()  # on standard input: tests/lib/compiler
-        words = ["gcc", "-x", "c", "-O1", "-Wall", "-Werror", *extra, "-o", programs[name], "-"]
-        run(words, stdin=source).ok()
+        run([*_GCC, *extra, "-o", programs[name], "-"], stdin=source).ok()
     programs[CUDA_PROBE] = Path(build_cuda_probe(str(folder / CUDA_PROBE)))
     return programs
 
