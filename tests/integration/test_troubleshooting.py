@@ -75,6 +75,15 @@ def hung_driver(scene: Scene) -> Result:
     return scene.start(ALL, config=scene.config(text))
 
 
+def slow_files(scene: Scene) -> Result:
+    """As where a file hangs: a thousandth of a second is too short for any driver."""
+    root = simulate(scene.installation, scene.folder / "amd", "--vendor=amd", "--gpus=2").root
+    config = write_config(scene.folder / "config", scene.driver.root, ["runc"])
+    settings = f'[gpuhook]\nnvml-timeout = 0.001\ndriver-roots = ["amd={root}"]'
+    text = config.read_text().replace("[gpuhook]", settings)
+    return scene.start("AMD_VISIBLE_DEVICES=all", config=scene.config(text))
+
+
 def forbidden_capability(scene: Scene) -> Result:
     config = write_config(scene.folder / "config", scene.driver.root, ["runc"])
     text = 'supported-driver-capabilities = "utility"\n' + config.read_text()
@@ -246,6 +255,7 @@ OURS: dict[str, Provocation] = {
     "NVML failed: Insufficient Permissions": lambda scene: scene.start(
         ALL, root=closed_nodes(scene)
     ),
+    "... can't be looked at: a file of it didn't answer within ... seconds": slow_files,
     "NVML didn't answer within ... seconds": hung_driver,
     "NVML ended with ... instead of listing the GPUs": crashing_driver,
     "This machine has no GPU or MIG device '...'": lambda scene: scene.start(

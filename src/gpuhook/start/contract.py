@@ -13,7 +13,7 @@ from gpuhook.ground.errors import DriverError, LimitError, listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import ModuleType
     from typing import Any
 
@@ -109,8 +109,6 @@ class Vendor:
     crowded: tuple[str, ...] = ()
     # Whether the kernel's dmem controller knows its devices' memory, by their bus ids.
     in_dmem = False
-    # Whether its driver's files are all that ``discover`` looks at, and nothing in a child.
-    by_files = True
 
     def of(self, names: "ModuleType") -> "Vendor":  # noqa: ARG002
         """Return the vendor with these names, which ``load`` was asked for."""
@@ -137,8 +135,7 @@ class Vendor:
         inventory without any.
         """
         try:
-            if self.by_files:
-                self.try_files(config, lambda: self._discover(config))
+            self.try_files(config, self.root(config), lambda: self._discover(config))
             return self._discover(config)
         except OSError as error:  # protects: vendor-error
             where = f": {error.filename}" if error.filename else ""
@@ -148,11 +145,22 @@ class Vendor:
                 "See who has mounted or changed something there, and run gpuhook doctor",
             ) from None
 
-    def try_files(self, config: "Config", look: "Callable[[], object]") -> None:
+    def traces(self) -> "Sequence[str]":
+        """Return paths below a driver root; without one of them its driver isn't there.
+
+        None where what ``discover`` waits for is in a child anyhow.
+        """
+        return ()
+
+    def try_files(self, config: "Config", root: str, look: "Callable[[], object]") -> None:
         """Have a child look first: a driver may hang in a file of /sys, and a child can be left.
 
-        DriverError if it isn't done in time; what else goes wrong is for who looks then.
+        DriverError if it isn't done in time; what else goes wrong is for who looks then. Nothing is
+        done where the driver isn't in the root: starts may ask for each vendor.
         """
+        below = root.rstrip("/")
+        if not any(os.path.lexists(below + path) for path in self.traces()):
+            return
         from gpuhook.ground.container import kernel  # noqa: PLC0415 - when an inventory is made alone
 
         child = os.fork()
@@ -168,8 +176,8 @@ class Vendor:
             kernel.reap(child, _REAP)
             # protects: driver-files-hang
             raise DriverError(
-                f"{self.names.TITLE}'s driver below {self.root(config)} can't be looked at: a file "
-                f"of it didn't answer within {config.nvml_timeout:g} seconds",
+                f"{self.names.TITLE}'s driver below {root} can't be looked at: a file of it didn't "
+                f"answer within {config.nvml_timeout:g} seconds",
                 "Look for the driver in dmesg, and load it again or reboot",
             )
 

@@ -214,6 +214,8 @@ def test_a_file_of_a_driver_that_hangs_is_left_to_a_child(
     module: ModuleType,
     check: Callable[[Case], Iterable[Finding]],
 ) -> None:
+    [trace, *_] = module.VENDOR.traces()
+    tree.write(f"{trace}/uevent")
     asked: list[str] = []  # in this process
 
     def hang(root: str) -> None:

@@ -54,11 +54,14 @@ def test_an_empty_driver_root_has_no_driver(names: ModuleType, folder: str, tmp_
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
-def test_a_file_of_the_driver_that_hangs(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_the_driver_that_hangs(
+    vendor: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Neither a start nor a command waits for it without end."""
+    Machine(vendor, tmp_path)
     loaded = contract.load(registry.KNOWN[vendor])
     monkeypatch.setattr(loaded, "_discover", lambda _: time.sleep(20))
-    config = loads("")
+    config = loads(f'[gpuhook]\ndriver-roots = ["{vendor}={tmp_path}"]\n')
     config.nvml_timeout = 0.05
     with pytest.raises(DriverError, match=r"a file of it didn't answer within 0\.05 seconds"):
         loaded.discover(config)

@@ -10,7 +10,15 @@ what only looks like an NPU.
 from gpuhook.ground.errors import SimulateError, shown
 from gpuhook.vendors.ascend import discover
 from gpuhook.vendors.ascend.lists import DEFAULT
-from gpuhook.vendors.ascend.model import CLASS, DRIVER, LISTS, PCI_DRIVER, UB_FOLDERS, VERSION
+from gpuhook.vendors.ascend.model import (
+    CLASS,
+    DRIVER,
+    LISTS,
+    MANAGER,
+    PCI_DRIVER,
+    UB_FOLDERS,
+    VERSION,
+)
 from gpuhook_simulate.library import shared_library
 from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
 from gpuhook_simulate.settings import checked
@@ -101,7 +109,7 @@ def _nodes(
         tree.text(f"{CLASS}/{name}/dev", f"{majors['devdrv-cdev']}:{minor}\n", 0o444)
         if name not in missing:
             tree.node(f"/dev/{name}", majors["devdrv-cdev"], minor, 0o660, gid)
-    shared = [discover.MANAGER, *CHIPS[settings["chip"]][1]]
+    shared = [MANAGER, *CHIPS[settings["chip"]][1]]
     shared += [f"{UB_FOLDERS[0]}/{word}" for word in _words(settings["ub"])]
     for minor, path in enumerate(shared):
         if path.rpartition("/")[2] not in missing:

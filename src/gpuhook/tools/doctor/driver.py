@@ -46,7 +46,7 @@ class Driver:
         """Nothing is said of a machine without any device."""
         driver = Machine(case.machine.path(self.vendor.root(case.config)))
         try:
-            self.vendor.try_files(case.config, lambda: self.discover(case, driver))
+            self.vendor.try_files(case.config, driver.root, lambda: self.discover(case, driver))
             inventory = self.discover(case, driver)
         except DriverError as error:
             if self._is_expected(case, driver):

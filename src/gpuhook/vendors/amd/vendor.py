@@ -4,10 +4,11 @@ from gpuhook.start.contract import Vendor
 from gpuhook.start.inventory.freshness import names as listed
 from gpuhook.start.inventory.freshness import status, text
 from gpuhook.vendors.amd import names
-from gpuhook.vendors.amd.paths import GPUS, NODES, PARTITION, PLATFORM, TOPOLOGY
+from gpuhook.vendors.amd.paths import GPUS, MODULE, NODES, PARTITION, PLATFORM, TOPOLOGY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from gpuhook.ground.config.model import Config
@@ -18,6 +19,9 @@ class Amd(Vendor):
 
     names = names
     in_dmem = True
+
+    def traces(self) -> "Sequence[str]":
+        return (MODULE,)
 
     def surroundings(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")

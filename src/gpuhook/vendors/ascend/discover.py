@@ -15,6 +15,7 @@ from gpuhook.vendors.ascend import lists, names
 from gpuhook.vendors.ascend.model import (
     CLASS,
     DRIVER_NAME,
+    MANAGER,
     NUMBER,
     PCI_DRIVER,
     TABLE,
@@ -24,7 +25,6 @@ from gpuhook.vendors.ascend.model import (
 )
 from gpuhook.vendors.ascend.variables import EVERY_VNPU
 
-MANAGER = "/dev/davinci_manager"
 # On chips that have it, the manager that a container should have in the other's place.
 CONTAINERS_MANAGER = "/dev/davinci_manager_docker"
 SHARED = ("/dev/devmm_svm", "/dev/hisi_hdc", "/dev/dvpp_cmdlist")

@@ -11,6 +11,7 @@ DRIVER_NAME = "devdrv_device_driver"
 PCI_DRIVER = f"/sys/bus/pci/drivers/{DRIVER_NAME}"
 TABLE, NUMBER = NUMBERS = ("devdrv_sysfs_bdf_to_devid", "dev_id")  # of a device on the bus
 CLASS = "/sys/class/devdrv-class"
+MANAGER = "/dev/davinci_manager"
 UB_FOLDERS = ("/dev/uburma", "/dev/ummu")
 LISTS = "/etc/ascend-docker-runtime.d"
 DRIVER = "/usr/local/Ascend/driver"

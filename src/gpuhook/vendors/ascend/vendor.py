@@ -9,6 +9,7 @@ from gpuhook.vendors.ascend.model import (
     CLASS,
     LIBRARY_FOLDERS,
     LISTS,
+    MANAGER,
     NUMBERS,
     PCI_DRIVER,
     UB_FOLDERS,
@@ -18,6 +19,7 @@ from gpuhook.vendors.ascend.model import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from gpuhook.ground.config.model import Config
@@ -35,6 +37,9 @@ class Ascend(Vendor):
 
     names = names
     inventory = Inventory
+
+    def traces(self) -> "Sequence[str]":
+        return (PCI_DRIVER, CLASS, MANAGER)
 
     def surroundings(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")

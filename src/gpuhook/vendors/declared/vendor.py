@@ -10,7 +10,7 @@ from gpuhook.vendors.declared.names import DRIVER_PLACES, LD_CACHE, PCI_DEVICES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from types import ModuleType
     from typing import Any
 
@@ -43,6 +43,9 @@ class Declared(Vendor):
         from gpuhook.vendors.declared import discover  # noqa: PLC0415 - costly, and rarely needed
 
         return discover.discover(self.root(config), self.names, config.file)
+
+    def traces(self) -> "Sequence[str]":
+        return self._proofs() or ("/dev",)
 
     def surroundings(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")

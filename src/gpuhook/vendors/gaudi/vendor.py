@@ -13,6 +13,7 @@ from gpuhook.vendors.gaudi.model import DRIVER, Inventory, seats
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from gpuhook.ground.config.model import Config
@@ -27,6 +28,9 @@ class Gaudi(Vendor):
 
     names = names
     inventory = Inventory
+
+    def traces(self) -> "Sequence[str]":
+        return (DRIVER,)
 
     def surroundings(self, config: "Config") -> "list[Any]":
         folder = self.root(config).rstrip("/") + DRIVER

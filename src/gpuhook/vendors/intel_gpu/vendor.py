@@ -6,6 +6,7 @@ from gpuhook.vendors.intel_gpu import names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from gpuhook.ground.config.model import Config
@@ -21,6 +22,9 @@ class IntelGpu(Vendor):
 
     names = names
     in_dmem = True
+
+    def traces(self) -> "Sequence[str]":
+        return _PCI_DRIVERS
 
     def surroundings(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")

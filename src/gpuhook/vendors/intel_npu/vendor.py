@@ -6,6 +6,7 @@ from gpuhook.vendors.intel_npu import names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from gpuhook.ground.config.model import Config
@@ -17,6 +18,9 @@ class IntelNpu(Vendor):
     """NPUs, by what the kernel says of them."""
 
     names = names
+
+    def traces(self) -> "Sequence[str]":
+        return (_PCI_DRIVER,)
 
     def surroundings(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")

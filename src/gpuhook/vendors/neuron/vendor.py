@@ -15,7 +15,7 @@ from gpuhook.vendors.neuron.model import CLASS, SERIAL, Inventory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from typing import Any
 
     from gpuhook.ground.config.model import Config
@@ -45,6 +45,9 @@ class Neuron(Vendor):
 
     names = names
     inventory = Inventory
+
+    def traces(self) -> "Sequence[str]":
+        return (CLASS,)
 
     def surroundings(self, config: "Config") -> "list[Any]":
         folder = self.root(config).rstrip("/") + CLASS

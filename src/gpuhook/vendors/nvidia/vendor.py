@@ -38,7 +38,6 @@ class Nvidia(Vendor):
     """GPUs and MIG devices, by NVML, with the driver's files."""
 
     names = names
-    by_files = False
     inventory = Inventory
     settings = (
         "csv_ignore",

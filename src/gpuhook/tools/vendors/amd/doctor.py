@@ -20,7 +20,7 @@ def amd_devices(case: Case) -> Iterator[Finding]:
     """Ask what the driver has; a machine without AMD's GPUs needs none."""
     root = case.machine.path(VENDOR.root(case.config))
     try:
-        VENDOR.try_files(case.config, lambda: discover(root))
+        VENDOR.try_files(case.config, root, lambda: discover(root))
         inventory = discover(root)
     except DriverError as error:
         if is_on_bus(case.machine, _is_gpu):

@@ -15,9 +15,9 @@ from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
 from gpuhook.tools.doctor.machine import Machine
 from gpuhook.tools.doctor.step import Step
 from gpuhook.vendors.ascend import names
-from gpuhook.vendors.ascend.discover import CHIPS, MANAGER
+from gpuhook.vendors.ascend.discover import CHIPS
 from gpuhook.vendors.ascend.lists import TOPOLOGY
-from gpuhook.vendors.ascend.model import CLASS, LISTS, PCI_DRIVER, VERSION, Inventory
+from gpuhook.vendors.ascend.model import CLASS, LISTS, MANAGER, PCI_DRIVER, VERSION, Inventory
 from gpuhook.vendors.ascend.vendor import VENDOR
 
 _SMALL = 1 << 16
