@@ -204,3 +204,10 @@ def test_no_modules_are_loaded_by_another_users_program(ctk: Caller, tmp_path: P
         assert ctk(*words).failed().stderr.startswith("nvidia-ctk: ")
         assert not (tmp_path / "seen").exists()
         os.chown(owned, 0, -1)
+    # A link that leads elsewhere on the host leads below the root for what is started there.
+    program.parent.rename(tmp_path / "programs")
+    program.parent.symlink_to("/programs")
+    (tmp_path / "programs/modprobe").write_text("#!/programs/sh\necho >/seen\n")
+    os.chown(tmp_path / "programs", 4401, -1)
+    assert ctk(*words).failed().stderr.startswith("nvidia-ctk: ")
+    assert not (tmp_path / "seen").exists()

@@ -8,12 +8,14 @@ from typing import Any
 import click
 
 from gpuhook.ground import names
+from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import DriverError
 from gpuhook.ground.host import files as host_files
 from gpuhook.tools.cli._help import Group
 from gpuhook.tools.cli.runtime import switch
 from gpuhook.tools.nvidia_cli import dev_nodes
 from gpuhook.tools.nvidia_cli.ctk_words import PROGRAM, say
+from gpuhook.vendors.nvidia import kernel_modules
 
 _MODPROBE_SECONDS = 60
 _ENVIRONMENT = {"PATH": names.SEARCH_PATH}
@@ -113,8 +115,15 @@ def create_device_nodes(
         _make_nodes(dev_root or root, dry_run=dry_run)
 
 
+def _check_modprobe(below: Rootfs) -> None:
+    if below.exists(dev_nodes.MODPROBE):
+        kernel_modules.check_program(below, dev_nodes.MODPROBE)  # protects: ctk-modprobe
+
+
 def _load_modules(root: str, *, dry_run: bool) -> None:
-    host_files.check_writers(os.path.join(root, dev_nodes.MODPROBE[1:]))  # protects: ctk-modprobe
+    if os.path.isdir(root):
+        with Rootfs(root) as below:
+            _check_modprobe(below)
     for words in dev_nodes.module_commands(root):
         if dry_run:
             say(f"would run {shlex.join(words)}")

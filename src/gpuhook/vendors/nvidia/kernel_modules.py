@@ -36,7 +36,11 @@ def prepare(root: "Rootfs", environment: tuple[str, ...] = ()) -> bool:
     """
     if os.geteuid() != 0 or all(root.exists(node) for node in _NODES):
         return False
-    if not root.exists(PROGRAM) or not _is_roots(root):  # protects: modprobe-writers
+    if not root.exists(PROGRAM):
+        return False
+    try:
+        check_program(root, PROGRAM)  # protects: modprobe-writers
+    except UntrustedPathError:
         return False
     pairs = (entry.partition("=") for entry in environment)
     variables = {**_ENVIRONMENT, **{name: value for name, equals, value in pairs if equals}}
@@ -49,18 +53,18 @@ def prepare(root: "Rootfs", environment: tuple[str, ...] = ()) -> bool:
     return True
 
 
-def _is_roots(root: "Rootfs") -> bool:
-    """Tell whether root alone can have written the program, which gets all of root's rights."""
+def check_program(root: "Rootfs", path: str) -> None:
+    """Raise UntrustedPathError where another user than root can have written a root's program.
+
+    It gets all of root's rights. Links are followed as it is started, below the root.
+    """
     from gpuhook.ground.host import files  # noqa: PLC0415 - where a node is missing alone
 
-    fd = root.open(PROGRAM)
+    fd = root.open(path)
     try:
         files.check_writers(os.readlink(f"/proc/self/fd/{fd}"))
-    except UntrustedPathError:
-        return False
     finally:
         os.close(fd)
-    return True
 
 
 def _become(root: str, variables: dict[str, str]) -> "NoReturn":
