@@ -14,7 +14,7 @@ from harness.cdi import generate, give
 from harness.commands import Result, wait_until
 from harness.inside import look, seen
 from harness.installation import copied
-from harness.standing import ONE, Site
+from harness.standing import ONE, Site, stop_at_mounts
 from limits import in_time
 
 from gpuhook.ground.names import CDI_HOOK, HELPER_OPTION
@@ -239,6 +239,25 @@ def test_killed_in_the_midst(place: Place) -> None:
             wait_until(site.is_standing, "its child is gone")
     kept = (site.config.parent / "state/errors.log").read_text()
     assert "gpuhook-cdi-hook: The helper was killed. Start the container again." in kept
+
+
+@ONE
+def test_a_container_outlives_what_stood_ready(place: Place, tmp_path: Path) -> None:
+    """Its child is in the container, and stopped, so that the kernel ends the whole group."""
+    place.by_engine()
+    place.stand()
+    site = place.site
+    results: list[Result] = []
+    starting = threading.Thread(target=lambda: results.append(place.engine_starts()))
+    server, child = site.server, site.ahead
+    try:
+        stop_at_mounts(child, tmp_path / "strace", starting.start)
+        os.kill(server, signal.SIGKILL)
+        starting.join()
+    finally:
+        site.clear()
+        starting.join()
+    place.works(results[0])
 
 
 class KillsChild(threading.Thread):

@@ -24,6 +24,7 @@ from harness.standing import (
     children_of,
     is_running,
     parent_of,
+    stop_at_mounts,
 )
 from limits import in_time
 
@@ -164,6 +165,23 @@ def test_stopped_before_it_has_an_end(site: Site, tmp_path: Path) -> None:
         wait_until(lambda: "State:\tT" in status.read_text(), "the child is stopped for good")
         os.kill(site.server, signal.SIGKILL)
         wait_until(lambda: not site.processes, "all are gone")
+    finally:
+        site.clear()
+        starting.join()
+    site.sees_its_gpus(results[0])
+
+
+@ONE
+def test_a_container_outlives_what_stood_ready(site: Site, tmp_path: Path) -> None:
+    """Its child is in the container, and stopped, so that the kernel ends the whole group."""
+    site.stand()
+    server, child = site.server, site.ahead
+    results: list[Result] = []
+    starting = threading.Thread(target=lambda: results.append(site.run()))
+    try:
+        stop_at_mounts(child, tmp_path / "strace", starting.start)
+        os.kill(server, signal.SIGKILL)
+        starting.join()
     finally:
         site.clear()
         starting.join()

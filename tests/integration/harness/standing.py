@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Container
+from collections.abc import Callable, Container
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pytest
 
 from gpuhook.standby.seats import ANSWER, ASKED, MARK
 from harness.bundles import Bundle
-from harness.commands import Result, wait_until
+from harness.commands import Result, daemon, wait_until
 from harness.driver import Driver
 from harness.inside import look, seen
 from harness.installation import Installation, write_config
@@ -193,6 +193,17 @@ class Site:
             for pid in left:
                 with suppress(ProcessLookupError):  # a child may have ended by itself
                     os.kill(pid, signal.SIGKILL)
+
+
+def stop_at_mounts(pid: int, log: Path, start: Callable[[], None]) -> None:
+    """Stop a child where it goes into the container that is started meanwhile."""
+    stops = ["-e", "trace=setns", "-e", "inject=setns:signal=STOP"]
+    tracing = ["strace", "-p", str(pid), *stops]
+    with daemon(tracing, log, lambda: "attached" in log.read_text()):
+        start()
+        wait_until(lambda: "stopped by SIGSTOP" in log.read_text(), "it is stopped")
+    status = Path(f"/proc/{pid}/status")  # it runs for a moment when strace lets go of it
+    wait_until(lambda: "State:\tT" in status.read_text(), "it is stopped for good")
 
 
 def pids_with(environ: Path, mark: bytes) -> set[int]:
