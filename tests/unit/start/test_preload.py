@@ -77,24 +77,24 @@ def test_every_vendor_has_its_list() -> None:
 
 
 @pytest.mark.parametrize(("names", "imports"), LISTS.items(), ids=LISTS.keys())
-def test_lists_hold_what_is_imported(package: Path, names: str, imports: str) -> None:
+def test_lists_hold_what_is_imported(compiled: Path, names: str, imports: str) -> None:
     """In an order in which no module makes the import system look for another."""
     ours = f"[m for m in sys.modules if m.startswith('gpuhook.') and m not in {PRELOAD}]"
     code = f"{NAMES}preload.load(preload.{names})\nby_us = {ours}\n"
-    assert run(package, f"{code}print(*[m for m in by_us if sys.modules[m].__spec__])") == []
-    loaded = run(package, f"{code}print(*by_us)")
-    assert sorted(loaded) == sorted(run(package, f"import {imports}\nprint(*{ours})"))
+    assert run(compiled, f"{code}print(*[m for m in by_us if sys.modules[m].__spec__])") == []
+    loaded = run(compiled, f"{code}print(*by_us)")
+    assert sorted(loaded) == sorted(run(compiled, f"import {imports}\nprint(*{ours})"))
 
 
-def test_modules_are_the_same(package: Path) -> None:
+def test_modules_are_the_same(compiled: Path) -> None:
     show = (
         "import gpuhook.runtime_shim, gpuhook.ground.config.loader\n"
         "for module in (gpuhook.runtime_shim, gpuhook.ground.config.loader):\n"
         "    print(module.__name__, module.__package__, module.__file__, *sorted(vars(module)))\n"
     )
     internal = {"__spec__", "__loader__", "__cached__", "__path__"}
-    imported = [word for word in run(package, show) if word not in internal]
-    loaded = run(package, f"preload.load(preload.RUNTIME)\n{show}")
+    imported = [word for word in run(compiled, show) if word not in internal]
+    loaded = run(compiled, f"preload.load(preload.RUNTIME)\n{show}")
     assert [word for word in loaded if word not in internal] == imported
 
 
@@ -141,7 +141,7 @@ def test_unusable_file_is_left_to_the_import_system(
 
 
 @pytest.mark.parametrize("folder", ["lib-dynload", "nowhere"])
-def test_extension_modules_are_the_standard_librarys(package: Path, folder: str) -> None:
+def test_extension_modules_are_the_standard_librarys(compiled: Path, folder: str) -> None:
     """Wherever they are found, and also where that is not where preload looks for them."""
     code = (
         f"preload._EXTENSIONS_FOLDER = {folder!r}\n"
@@ -152,6 +152,6 @@ def test_extension_modules_are_the_standard_librarys(package: Path, folder: str)
         "print(jsontext.scanstring is json.decoder.c_scanstring)\n"
         "print(clib.get_errno is ctypes.get_errno, jsontext.loads('[1]'), clib.Library().getpid())"
     )
-    first, second, value, pid = run(package, code)
+    first, second, value, pid = run(compiled, code)
     assert (first, second, value) == ("True", "True", "[1]")
     assert int(pid) > 0
