@@ -171,15 +171,22 @@ def test_stopped_before_it_has_an_end(site: Site, tmp_path: Path) -> None:
     site.sees_its_gpus(results[0])
 
 
+@pytest.mark.parametrize("how", ["killed", "unit"])
 @ONE
-def test_a_container_outlives_what_stood_ready(site: Site, tmp_path: Path) -> None:
-    """Its child is in the container, and stopped, so that the kernel ends the whole group."""
+def test_a_container_outlives_what_stood_ready(site: Site, how: str, tmp_path: Path) -> None:
+    """Its child is in the container, and stopped, so that the kernel ends the whole group.
+
+    Or systemd stops the unit that all of them are in.
+    """
     site.stand()
     server, child = site.server, site.ahead
     results: list[Result] = []
     starting = threading.Thread(target=lambda: results.append(site.run()))
     try:
         stop_at_mounts(child, tmp_path / "strace", starting.start)
+        if how == "unit":
+            for pid in site.processes:
+                os.kill(pid, signal.SIGTERM)
         os.kill(server, signal.SIGKILL)
         starting.join()
     finally:

@@ -5,7 +5,6 @@ the hook of a CDI document. That asks wherever the engine or gpu-py applied the 
 the container's namespaces already, so the child finds out itself whether those were made in ours.
 """
 
-import _signal  # type: ignore[import-not-found]
 import os
 
 from gpuhook import cdi_hook
@@ -45,15 +44,6 @@ def _read_line(pipe: int) -> bytes:
             os._exit(0)
         line += more
     return line[:-1]
-
-
-def _outlive_parent() -> None:
-    """Go on whatever becomes of the parent: a container waits for us.
-
-    Its end is a SIGHUP to our group where another child is stopped (Server.run).
-    """
-    kernel.die_with_parent(yes=False)
-    _signal.signal(_signal.SIGHUP, _signal.SIG_IGN)  # protects: outlives-parent
 
 
 class Answering:
@@ -123,7 +113,7 @@ class Answering:
         )  # fmt: skip
         if written is not None:
             written.write()
-        _outlive_parent()  # our end stays until the helper has its own
+        kernel.die_with_parent(yes=False)  # our end stays until the helper has its own
         os.write(ANSWER, b"go %d\n" % launcher)
         os.write(REPORT, ANSWERED)
         if self._wanted is not None:
@@ -154,7 +144,7 @@ class Answering:
         askers.check_hook(hook, ANSWER)
         if not self._is_same():
             return
-        _outlive_parent()
+        kernel.die_with_parent(yes=False)
         os.write(REPORT, ANSWERED)
 
         def work() -> None:

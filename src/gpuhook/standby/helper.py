@@ -13,6 +13,7 @@ answer; if it dies then, the container is not started.
 It has what runtime_shim has imported when it is forked, and imports the rest itself.
 """
 
+import _signal  # type: ignore[import-not-found]
 import os
 
 from gpuhook.ground import log
@@ -40,6 +41,10 @@ DEADLINE = 60
 _BEAT, _END = 1, 3
 TAKEN = "taken"
 DONE = "done"
+
+# What a hook's work isn't given up for: the end of the unit that we are in (gpuhook-watch.service),
+# and of the process that stood ready (Server.run).
+_UNHEARD = _signal.SIGTERM, _signal.SIGHUP
 
 _STATE_LIMIT = 16 << 20
 _STATE_FD = 6  # where the hook keeps its standard input; a shell's read moves descriptor 0
@@ -159,12 +164,16 @@ def answer(pipe: int, config: "Config", program: str, work: "Callable[[], None]"
     """Tell a hook that its work is being done, do it, and tell how it went; True if well."""
     from gpuhook.ground.container import kernel  # noqa: PLC0415 - imported already
 
+    for number in _UNHEARD:
+        _signal.signal(number, _signal.SIG_IGN)  # protects: work-goes-on
     os.write(pipe, f"{TAKEN}\n".encode())
     kernel.end_after(DEADLINE)
     outcome = _outcome(work)
     if outcome != DONE:
         log.keep(program, outcome, config)
     os.write(pipe, f"{' '.join(outcome.split())}\n".encode("utf-8", "replace"))
+    for number in _UNHEARD:
+        _signal.signal(number, _signal.SIG_DFL)
     return outcome == DONE
 
 
