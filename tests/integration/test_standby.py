@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness.bundles import CGROUP_PARENT
 from harness.commands import wait_until
-from harness.driver import Driver, simulate
+from harness.driver import Driver, lines_of_nvidia_smi, simulate
 from harness.engines import Engine
 from harness.images import image
 from harness.inside import look, seen
@@ -167,6 +167,16 @@ def test_it_keeps_nothing_of_its_caller(site: Site, tmp_path: Path) -> None:
         assert "nvidia" not in maps.replace(str(site.installation.bin.parent), "")
     assert os.read(read_end, 1) == b"", "somebody else still holds the pipe"
     os.close(read_end)
+
+
+@RUNTIMES
+def test_the_personality_of_32_bits(site: Site) -> None:
+    """Libraries go where the container's loader finds them, whether its caller's or another's."""
+    site.bundle.config.write_bytes(site.plain)
+    site.bundle.command("nvidia-smi", "-L")
+    site.plain = site.bundle.config.read_bytes()
+    gpus = lines_of_nvidia_smi(site.driver.chosen(0, 2))
+    assert site.run("setarch", "linux32").ok().stdout.splitlines() == gpus
 
 
 def allowed(target: str, site: Site, pid: int) -> bool:

@@ -1,5 +1,8 @@
 """Names that several rooms need, each written once."""
 
+import os
+import sys
+
 # The folders of the vendors there is code for, in the order in which they are served.
 VENDORS = ("nvidia", "amd", "neuron", "gaudi", "ascend", "intel_gpu", "intel_npu")
 
@@ -41,6 +44,17 @@ _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 _ALNUM = _LETTERS | frozenset("0123456789")
 _KIND = _ALNUM | frozenset("-_.")
 _DEVICE = _KIND | frozenset(":")
+
+# What uname(2) calls machines of 64 bits to a process with the personality of one of 32 bits.
+_WIDE = {
+    "i686": "x86_64", "armv8l": "aarch64", "ppcle": "ppc64le", "riscv32": "riscv64",
+}  # fmt: skip
+
+
+def machine_name() -> str:
+    """Return what uname -m says, whatever the personality(2) of this process (linux32) is."""
+    told = os.uname().machine
+    return _WIDE.get(told, told) if sys.maxsize >> 32 else told  # protects: own-machine
 
 
 def cdi_parts(name: str) -> tuple[str, str, str] | None:

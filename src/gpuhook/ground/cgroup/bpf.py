@@ -10,6 +10,7 @@ import os
 import struct
 
 from gpuhook.ground.container.kernel import syscall
+from gpuhook.ground.names import machine_name
 from gpuhook.ground.oci.jsontext import Record
 
 SYSCALL_NUMBERS = {
@@ -64,7 +65,7 @@ class Program(Record):
 
 
 def _bpf(command: int, attr: "ctypes.Array[ctypes.c_char]", what: str) -> int:
-    number = SYSCALL_NUMBERS.get(os.uname().machine)
+    number = SYSCALL_NUMBERS.get(machine_name())
     if number is None:
         raise OSError(errno.ENOSYS, "no number of bpf(2) is known for this architecture", what)
     return syscall(number, command, attr, ctypes.sizeof(attr), path=what)

@@ -7,6 +7,7 @@ are what ldconfig makes of a folder. Sources: ldconfig(8), glibc's elf/ldconfig.
 import os
 
 from gpuhook.ground.loader.ldcache import order_key
+from gpuhook.ground.names import machine_name
 from gpuhook.ground.oci.jsontext import Record
 
 TYPE_CHECKING = False
@@ -85,7 +86,7 @@ def debian(machine: str) -> Layout:
 
 def of_image(root: "Rootfs") -> Layout:
     """Tell a container's layout from its root filesystem."""
-    machine = os.uname().machine
+    machine = machine_name()
     if _is_debian(root, machine):
         return debian(machine)
     if root.exists(f"/lib/ld-musl-{machine}.so.1") and not root.exists("/usr/lib64"):

@@ -13,6 +13,7 @@ import os
 import sys
 
 from gpuhook.ground.errors import LdCacheError
+from gpuhook.ground.names import machine_name
 from gpuhook.ground.oci.jsontext import Record
 
 TYPE_CHECKING = False
@@ -51,7 +52,7 @@ MAX_SECTIONS = 64
 MAX_SECTION_SIZE = 64 << 10
 
 # Where char is unsigned the loader orders the bytes above 0x7f after ASCII, else before.
-CHAR_UNSIGNED = os.uname().machine.startswith(("aarch64", "arm", "ppc", "riscv", "s390"))
+CHAR_UNSIGNED = machine_name().startswith(("aarch64", "arm", "ppc", "riscv", "s390"))
 
 
 class Entry:

@@ -1,8 +1,7 @@
 """What an image itself brings that changes the plan: its library folders, and for each vendor."""
 
-import os
-
 from gpuhook.ground.loader import layout
+from gpuhook.ground.names import machine_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def _facts(image: Image) -> "tuple[object, ...]":
 
 def unknown() -> Image:
     """Return what to assume where there is no image to look at: Debian, bringing nothing."""
-    return Image(layout.debian(os.uname().machine))
+    return Image(layout.debian(machine_name()))
 
 
 def examine(root: "Rootfs", config: "Config", looks: "Mapping[str, Examine]") -> Image:

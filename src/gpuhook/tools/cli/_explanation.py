@@ -10,6 +10,7 @@ from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import GpuhookError, printable
+from gpuhook.ground.names import machine_name
 from gpuhook.ground.oci import process
 from gpuhook.ground.oci.spec import Spec
 from gpuhook.start import contract
@@ -279,7 +280,7 @@ def _has_musl(folders: list[str]) -> bool:
 
     One that may not be looked into is passed over.
     """
-    machine = os.uname().machine
+    machine = machine_name()
     has_musl = has_glibc = False
     for folder in folders:
         try:

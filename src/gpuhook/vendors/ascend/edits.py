@@ -3,9 +3,8 @@
 Pure: looks at nothing, changes nothing.
 """
 
-import os
-
 from gpuhook.ground.loader import layout
+from gpuhook.ground.names import machine_name
 from gpuhook.start.plan.operations import FILE_OPTIONS, BindFile, UpdateLdCache
 from gpuhook.vendors.ascend.model import FILE, LIBRARY
 
@@ -33,7 +32,7 @@ def edits(grant: "Grant", image: "Image") -> "list[Operation]":
         for file in inventory.files
         if file.kind == LIBRARY and any(_holds(bind, file) for bind in binds)
     ]
-    flags = layout.cache_flags(os.uname().machine, bits32=False)
+    flags = layout.cache_flags(machine_name(), bits32=False)
     if libraries and flags is not None and image.layout.uses_cache:
         entries = [(str(file.soname), file.target, flags) for file in libraries]
         operations.append(UpdateLdCache(tuple(entries), "driver libraries", image.ldconfig))

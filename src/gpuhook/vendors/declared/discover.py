@@ -11,6 +11,7 @@ from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import DriverError, ElfError, LdCacheError, NoDriverError
 from gpuhook.ground.loader import elf, ldcache
 from gpuhook.ground.loader.layout import cache_flags
+from gpuhook.ground.names import machine_name
 from gpuhook.start.inventory.model import Device, DriverFile, Inventory, Node
 from gpuhook.vendors import given
 from gpuhook.vendors.declared.names import DRIVER_PLACES, LD_CACHE, PCI_DEVICES
@@ -181,7 +182,7 @@ class _Search:
     def _cached(self) -> Iterable[tuple[str, str]]:
         """Return the libraries that the driver root's cache lists, by the loader's order."""
         data = self._root.read_file(LD_CACHE, _CACHE_LIMIT)
-        flags = cache_flags(os.uname().machine, bits32=False)
+        flags = cache_flags(machine_name(), bits32=False)
         if data is None or flags is None:
             return []
         try:

@@ -1,7 +1,6 @@
 """A declared vendor by the contract: what its table says, in the house's words."""
 
-import os
-
+from gpuhook.ground.names import machine_name
 from gpuhook.ground.oci.process import Setting
 from gpuhook.start.contract import Vendor, existing
 from gpuhook.start.inventory import freshness
@@ -131,7 +130,7 @@ def _libraries(
         if folder is not None:
             folders.setdefault(folder, []).append((file.target, file.soname))
             yield BindFile(root, file.path, f"{folder}/{file.target}", FILE_OPTIONS, reason)
-    flags = layout.cache_flags(os.uname().machine, bits32=False)
+    flags = layout.cache_flags(machine_name(), bits32=False)
     entries: list[tuple[str, str, int]] = []
     for folder, known in folders.items():
         for link, name in layout.links(known).items():

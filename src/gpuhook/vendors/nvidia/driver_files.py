@@ -11,6 +11,7 @@ from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import ElfError, NoDriverError
 from gpuhook.ground.loader import elf, ldcache
 from gpuhook.ground.loader.layout import cache_flags, triplet
+from gpuhook.ground.names import machine_name
 from gpuhook.start.inventory.model import SOCKET, DriverFile
 from gpuhook.vendors.nvidia import device_nodes, graphics_files
 
@@ -131,7 +132,7 @@ class LibraryIndex:
 
     def __init__(self, root: Rootfs, cache_path: str, folders: tuple[str, ...]) -> None:
         self._root = root
-        self._machine = os.uname().machine
+        self._machine = machine_name()
         self._folders = folders or library_folders(self._machine)
         self._entries = self._read_cache(cache_path or "/etc/ld.so.cache")
 

@@ -7,6 +7,7 @@ import os
 
 from gpuhook.ground.loader import layout
 from gpuhook.ground.loader.layout import cache_flags, winners
+from gpuhook.ground.names import machine_name
 from gpuhook.start.inventory.model import SOCKET
 from gpuhook.start.plan.operations import (
     FILE_OPTIONS,
@@ -272,7 +273,7 @@ def _compat(
 def _ld_cache(
     libraries: "list[tuple[DriverFile, str]]", compat: "CudaCompat | None", ldconfig: str
 ) -> UpdateLdCache:
-    machine = os.uname().machine
+    machine = machine_name()
     entries = []
     native = cache_flags(machine, bits32=False)
     if compat is not None and native is not None:

@@ -4,10 +4,10 @@ These files register the driver with loaders that know no vendor (GLVND, EGL, Vu
 X.Org, GBM); without them the libraries are there and nobody finds them.
 """
 
-import os
 import stat
 
 from gpuhook.ground.loader import layout
+from gpuhook.ground.names import machine_name
 from gpuhook.start.inventory.model import DriverFile
 
 TYPE_CHECKING = False
@@ -61,7 +61,7 @@ def find(root: "Rootfs", version: str) -> "Iterator[DriverFile]":
 
 
 def _configs(root: "Rootfs") -> "Iterator[DriverFile]":
-    machine = os.uname().machine
+    machine = machine_name()
     for folder, names in _CONFIG_FILES.items():
         for pattern in names:
             name = pattern.replace("{machine}", machine)
@@ -75,7 +75,7 @@ def _configs(root: "Rootfs") -> "Iterator[DriverFile]":
 
 
 def _xorg_modules(root: "Rootfs", version: str) -> "Iterator[DriverFile]":
-    triplet = layout.triplet(os.uname().machine)
+    triplet = layout.triplet(machine_name())
     for name in ("nvidia_drv.so", f"libglxserver_nvidia.so.{version}"):
         for pattern in _XORG_FOLDERS:
             found = f"{pattern.replace('{triplet}', triplet)}/{name}"
