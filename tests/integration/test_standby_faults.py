@@ -196,6 +196,15 @@ def test_a_container_outlives_what_stood_ready(site: Site, how: str, tmp_path: P
 
 
 @ONE
+def test_root_may_queue_no_more_signals(site: Site) -> None:
+    """It's one number for all of root's: a container whose root is the host's may use it up."""
+    prefix = "prlimit", "--sigpending=0:"
+    site.stand(*prefix)
+    site.works(*prefix)
+    assert site.served
+
+
+@ONE
 def test_stopped_while_it_starts(site: Site, tmp_path: Path) -> None:
     """It has the lock already: while nobody ended it, no other could ever stand ready."""
     site.stand()

@@ -152,14 +152,14 @@ class Site:
         """Tell whether one process stands ready, and nothing else is left of what stood."""
         return len(self.ready) == 1 and self.processes == self.standing | {self.ahead}
 
-    def stand(self) -> None:
-        """Start containers until a process stands ready for the next.
+    def stand(self, *prefix: str | Path) -> None:
+        """Start containers, below the prefix, until a process stands ready for the next.
 
         None does for two seconds after an installation, or after a file was made.
         """
 
         def stands() -> bool:
-            self.works()
+            self.works(*prefix)
             try:
                 wait_until(self.is_standing, "it stands", timeout=5.0)
             except AssertionError:

@@ -354,13 +354,36 @@ def end_after(seconds: int) -> None:
         # struct sigevent: a value, the signal, and SIGEV_SIGNAL, which is 0
         event = bytes(8) + _SIGKILL.to_bytes(4, sys.byteorder) + bytes(52)  # protects: sigkill
         timer = (clib.c_long * 1)()
-        if _libc.timer_create(time.CLOCK_MONOTONIC, event, timer) < 0:
+        words = time.CLOCK_MONOTONIC, event, timer
+        made = _libc.timer_create(*words)
+        # Timers count as signals that wait, and those of all that root has as one number: also of
+        # containers whose root is the host's. setrlimit(2)
+        if made < 0 and lift_limit("RLIMIT_SIGPENDING"):  # protects: others-signals
+            made = _libc.timer_create(*words)
+        if made < 0:
             raise _os_error("timer_create")
         _ends.clear()  # of a process that has forked us
         _ends[pid] = clib.c_long(timer[0])
     when = _structure(0, 0, seconds, 0)  # struct itimerspec: no second time, seconds and ns
     if _libc.timer_settime(_ends[pid], 0, when, None) < 0:
         raise _os_error("timer_settime")
+
+
+def lift_limit(name: str) -> bool:
+    """Raise a limit of this process' (RLIMIT_*) as far as it may; False where it can't be raised.
+
+    Source: setrlimit(2).
+    """
+    import resource  # noqa: PLC0415 - where a limit is in the way alone
+
+    number = getattr(resource, name)
+    for most in (resource.RLIM_INFINITY, resource.getrlimit(number)[1]):
+        try:
+            resource.setrlimit(number, (most, most))
+        except (OSError, ValueError):  # without CAP_SYS_RESOURCE
+            continue
+        return True
+    return False
 
 
 def reap(child: int, seconds: float) -> int | None:
