@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -167,6 +168,39 @@ def test_it_keeps_nothing_of_its_caller(site: Site, tmp_path: Path) -> None:
         assert "nvidia" not in maps.replace(str(site.installation.bin.parent), "")
     assert os.read(read_end, 1) == b"", "somebody else still holds the pipe"
     os.close(read_end)
+
+
+# What a caller lends all that it starts, and what that would make of others' containers.
+LENDS = """
+import ctypes, os, signal, sys
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGTERM])
+ctypes.CDLL(None).prctl(29, 10**9, 0, 0, 0)  # PR_SET_TIMERSLACK
+os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+@ONE
+def test_it_is_as_ordinary_as_init(site: Site) -> None:
+    """Others' containers don't start more slowly, or fail, because its caller's were to."""
+    limits = ("--fsize=10000000:", "--cpu=100:")
+    lends = (sys.executable, "-c", LENDS, "setarch", "-R", "nice", "-n", "19", "prlimit", *limits)
+    site.stand(*lends)
+    files = ("timerslack_ns", "personality", "limits", "status", "stat")
+    for pid in site.processes:
+        read = {name: Path(f"/proc/{pid}/{name}").read_text() for name in files}
+        status = dict(line.split(":\t", 1) for line in read["status"].splitlines())
+        assert read["timerslack_ns"].strip() == "50000"
+        assert int(read["personality"], 16) == 0
+        limited = {line[:25].strip(): line[25:].split()[0] for line in read["limits"].splitlines()}
+        assert limited["Max file size"] == limited["Max cpu time"] == "unlimited"
+        assert int(status["SigBlk"], 16) == 0
+        assert not int(status["SigIgn"], 16) & 1 << (signal.SIGUSR1 - 1)
+        assert os.sched_getaffinity(pid) == os.sched_getaffinity(1)
+        assert os.sched_getscheduler(pid) == os.SCHED_OTHER
+        assert os.getpriority(os.PRIO_PROCESS, pid) == 0
 
 
 @RUNTIMES

@@ -4,6 +4,7 @@ It is a folder of the configuration's, with a lock that whoever stands ready hol
 the lock free may become that process.
 """
 
+import _signal  # type: ignore[import-not-found]
 import os
 import select
 
@@ -28,6 +29,11 @@ OPTION = "--gpuhook-standby"  # as launchers/gpu-py knows it
 # instances for users, and containerd's shims. podman's and CRI-O's conmon waits for all.
 _INIT = 1
 _TAKES_IN = ("systemd", "containerd-shim")
+
+# What Python ignores, so that it reads of errors, and what nobody can.
+_PYTHONS_SIGNALS = {_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGKILL, _signal.SIGSTOP}
+_TIMER_SLACK = 50_000  # ns, as init's
+_LIMITS = tuple(f"RLIMIT_{name}" for name in ("AS", "CPU", "DATA", "FSIZE", "SIGPENDING"))
 
 
 def take_over(config: Config, launcher: str, namespace: int, runtime: int) -> None:
@@ -140,6 +146,35 @@ def lock_name(launcher: str) -> str:
     """Return what the lock of this mount namespace's standing process is called."""
     program, namespace = os.stat(launcher), os.stat("/proc/self/ns/mnt")
     return f".lock-{namespace.st_ino}-{program.st_dev}-{program.st_ino}"
+
+
+def be_ordinary() -> None:
+    """Keep nothing that the caller of the first container lends its children but its rights.
+
+    Others' containers don't start more slowly, or not at all, because that one was started with a
+    low priority, small limits, signals that are ignored, or another personality. Each step is for
+    the better, and none is needed.
+    """
+    for number in _signal.valid_signals() - _PYTHONS_SIGNALS:
+        _signal.signal(number, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+    kernel.forget_personality()
+    kernel.set_timer_slack(_TIMER_SLACK)
+    for name in _LIMITS:
+        kernel.lift_limit(name)
+    steps: list[tuple[Callable[..., object], tuple[object, ...]]] = [
+        (os.sched_setscheduler, (0, os.SCHED_OTHER, os.sched_param(0))),
+        (os.setpriority, (os.PRIO_PROCESS, 0, 0)),
+        # As init's, which keeps off CPUs that are for others.
+        (os.sched_setaffinity, (0, os.sched_getaffinity(_INIT))),
+        (os.setgroups, ([],)),
+        (os.setresgid, (0, 0, 0)),
+    ]
+    for step, words in steps:
+        try:
+            step(*words)
+        except OSError:
+            continue
 
 
 def leave_cgroups() -> None:

@@ -52,6 +52,7 @@ def main(launcher: str, argv: list[str]) -> "NoReturn":
     try:
         kernel.end_after(_START)  # protects: stopped-start
         kernel.set_name(NAME)
+        place.be_ordinary()  # protects: ordinary
         _signal.signal(_signal.SIGTERM, _end)
         _, lock, seconds = argv
         config = load()

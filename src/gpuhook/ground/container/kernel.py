@@ -427,3 +427,14 @@ def set_name(name: str) -> None:
     """Call this process something, for ps and top: at most 15 characters; prctl(2)."""
     pr_set_name = 15  # include/uapi/linux/prctl.h
     _libc.prctl(pr_set_name, name.encode(), 0, 0, 0)
+
+
+def forget_personality() -> None:
+    """Have the kernel treat this process as any other, personality(2)."""
+    _libc.personality(0)
+
+
+def set_timer_slack(nanoseconds: int) -> None:
+    """Set how late this process may be woken when its time has come; prctl(2)."""
+    pr_set_timerslack = 29  # include/uapi/linux/prctl.h
+    _libc.prctl(pr_set_timerslack, nanoseconds, 0, 0, 0)
