@@ -349,3 +349,14 @@ def test_what_is_written_down_of_a_cgroup() -> None:
     """Nothing that has another name elsewhere."""
     assert access.places(b"5:devices:/a\n3:cpu:/b\n0::/c\n") == {1: "/a", 2: "/c"}
     assert access.places(b"5:devices:/\n0::/../c\n") == {}
+
+
+def test_where_a_process_of_nobodys_goes(proc: Proc) -> None:
+    """To the root, or to the first process where a root below another one lets none in."""
+    (proc.path / "1").mkdir()
+    proc.memberships("1", "0::/init.scope\n")
+    proc.mounts(("/", "v1", "cgroup", "devices"), V2, ("/below", "part", "cgroup2", ""))
+    places = [f"{proc.path}/{name}" for name in ("v1", "cg/init.scope", "cg")]
+    assert access.outermost(str(proc.path)) == [f"{place}/cgroup.procs" for place in places]
+    proc.memberships("1", "0::/../elsewhere\n")
+    assert len(access.outermost(str(proc.path))) == 2

@@ -244,13 +244,18 @@ def _find(paths: dict[int, str], proc: str) -> tuple[int, str]:
 def outermost(proc: str = "/proc") -> list[str]:
     """Return the files that a process writes 0 to in order to leave its cgroups for the root.
 
-    One of each hierarchy that is mounted whole. Source: cgroups(7).
+    One of each hierarchy that is mounted whole, and of v2 before that the first process': below a
+    machine's own root, as in its containers, the root may have no processes. Source: cgroups(7).
     """
-    return [
-        f"{host_proc.unescaped(mount.point)}/cgroup.procs"
-        for mount in host_proc.Mounts(_read(f"{proc}/self/mountinfo"))
-        if mount.kind in (b"cgroup", b"cgroup2") and mount.root == b"/"
-    ]
+    first = _paths(_read(f"{proc}/1/cgroup")).get(2, "/").rstrip("/")
+    found = []
+    for mount in host_proc.Mounts(_read(f"{proc}/self/mountinfo")):
+        if mount.kind in (b"cgroup", b"cgroup2") and mount.root == b"/":
+            point = host_proc.unescaped(mount.point)
+            if mount.kind == b"cgroup2" and not first.startswith("/.."):
+                found.append(f"{point}{first}/cgroup.procs")  # protects: first-cgroup
+            found.append(f"{point}/cgroup.procs")
+    return found
 
 
 def _below(path: str, root: str) -> str | None:
