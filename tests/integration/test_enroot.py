@@ -39,9 +39,11 @@ def hooks(workspace: Path, installation: Installation) -> Iterator[Path]:
     assert os.listdir(folder) == [NVIDIAS]
 
 
-@pytest.fixture(params=["restricted", "host's /dev"])
+@pytest.fixture(params=["restricted", "host's /dev", "host's /dev as root"])
 def restricted(request: pytest.FixtureRequest) -> dict[str, str]:
-    return {"ENROOT_RESTRICT_DEV": "y"} if request.param == "restricted" else {}
+    if request.param == "restricted":
+        return {"ENROOT_RESTRICT_DEV": "y"}
+    return {"ENROOT_REMAP_ROOT": "y"} if request.param.endswith("as root") else {}
 
 
 @pytest.fixture
@@ -65,7 +67,7 @@ def test_the_images_environment_asks(
 ) -> None:
     """With the host's whole /dev, as is enroot's default, a choice keeps nobody from others."""
     done = enroot.start(*SMI, image=f"{ASK}=all\n{ASK}=1,2\n", **restricted).ok()
-    seen = driver.chosen(1, 2) if restricted else driver.gpus
+    seen = driver.chosen(1, 2) if "ENROOT_RESTRICT_DEV" in restricted else driver.gpus
     assert done.stdout.splitlines() == lines_of_nvidia_smi(seen)
 
 
@@ -160,5 +162,5 @@ def test_what_nvidias_hook_calls_works_with_our_program(
     hook.chmod(0o755)
     theirs = Enroot(enroot.namespace, enroot.root, enroot.work, (place,), enroot.env)
     done = theirs.start(*SMI, **restricted).ok()
-    seen = driver.chosen(1) if restricted else driver.gpus
+    seen = driver.chosen(1) if "ENROOT_RESTRICT_DEV" in restricted else driver.gpus
     assert done.stdout.splitlines() == lines_of_nvidia_smi(seen)

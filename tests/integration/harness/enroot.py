@@ -1,11 +1,12 @@
 """A stand-in for enroot, which Debian hasn't: its documented hook protocol, and no more.
 
-An unprivileged user becomes root of a user namespace and of a mount namespace, mounts the root, the
-kernel's filesystems and /dev (the host's, or with ENROOT_RESTRICT_DEV a small one), runs each
-executable script of the hook folders in the order of their names with ENROOT_ROOTFS,
-ENROOT_ENVIRON, ENROOT_MOUNTS and ENROOT_PID, its output thrown away, and changes its root. A
-hook that fails ends the start. The container's environment is what stands in ENROOT_ENVIRON then,
-the last line of each name. Source: enroot's doc/hooks.md and doc/configuration.md.
+An unprivileged user has all rights in a user namespace and a mount namespace, as himself or with
+ENROOT_REMAP_ROOT as root, mounts the root, the kernel's filesystems and /dev (the host's, or with
+ENROOT_RESTRICT_DEV a small one), runs each executable script of the hook folders in the order of
+their names with ENROOT_ROOTFS, ENROOT_ENVIRON, ENROOT_MOUNTS and ENROOT_PID, its output thrown
+away, and changes its root. A hook that fails ends the start. The container's environment is what
+stands in ENROOT_ENVIRON then, the last line of each name. Source: enroot's doc/standard-hooks.md,
+doc/configuration.md and src/runtime.sh.
 """
 
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from harness.commands import Result
 from harness.namespaces import Namespace
 
 UID = 4243
+_AS_HIMSELF = (f"--map-user={UID}", f"--map-group={UID}", "--keep-caps")
 _START = """
 set -euo pipefail
 export ENROOT_ROOTFS=$1 ENROOT_ENVIRON=$2/environ ENROOT_MOUNTS=$2/fstab ENROOT_PID=$$
@@ -58,9 +60,10 @@ class Enroot:
         (self.work / "fstab").touch()
         for path in (self.work, *self.work.iterdir()):
             path.chmod(0o777)
+        mapped = ("--map-root-user",) if "ENROOT_REMAP_ROOT" in environment else _AS_HIMSELF
         return self.namespace.run(
             "setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups",
-            "unshare", "--user", "--map-root-user", "--mount", "--propagation=private",
+            "unshare", "--user", *mapped, "--mount", "--propagation=private",
             "bash", "-c", _START, "enroot", self.root, self.work,
             ":".join(map(str, self.hooks)), *words, env={**self.env, **environment},
         )  # fmt: skip

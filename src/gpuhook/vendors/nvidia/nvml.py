@@ -132,6 +132,8 @@ def ids(user: str) -> tuple[int, int]:
         return _NOBODY, _NOBODY
     name, _, group = user.partition(":")
     try:
+        if name.isdecimal() and group:
+            return int(name), _group(group)  # no entry is needed, and enroot's users may have none
         uid, gid = _user(name)
         return uid, _group(group) if group else gid
     except KeyError:
