@@ -13,6 +13,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -238,6 +239,29 @@ def test_a_folder_that_was_moved_is_known(folder: Folder) -> None:
     assert folder.everywhere() == mounts
     assert snapshot(folder) == before
     assert not folder.state.exists()
+
+
+@pytest.mark.parametrize("upper", ["of the same filesystem", "of another one"])
+def test_a_folder_of_a_lower_layer(folder: Folder, upper: str) -> None:
+    """overlayfs makes a copy of it at its first change, which was made at another time."""
+    place = folder.state.parent
+    for name in ("lower", "merged"):
+        (place / name).mkdir()
+    shutil.copytree(folder.root, place / "lower/root", symlinks=True)
+    layers = place if upper == "of the same filesystem" else folder.root / "run"
+    for name in ("upper", "work"):
+        (layers / name).mkdir()
+    options = f"lowerdir={place}/lower,upperdir={layers}/upper,workdir={layers}/work"
+    folder.namespace.run("mount", "-t", "overlay", "-o", options, "overlay", place / "merged").ok()
+    mounts = folder.everywhere()
+    inside = replace(folder, root=place / "merged/root")
+    before = inside.namespace.run("find", inside.root).ok().stdout
+    for number in ("0", "1"):
+        inside.call("-e", f"NVIDIA_VISIBLE_DEVICES={number}").ok()
+    assert "as it was before" in inside.call("--undo").ok().stdout
+    assert folder.everywhere() == mounts
+    assert inside.namespace.run("find", inside.root).ok().stdout == before
+    folder.namespace.run("umount", place / "merged").ok()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """A root folder, in which all that is done is noted before."""
 
+import contextlib
+
 from gpuhook.ground.container import kernel
 from gpuhook.ground.container.changes import Container
 from gpuhook.tools.apply import mounted
@@ -15,6 +17,11 @@ class Folder(Container):
         """Return which folder it is."""
         fd = self.folder("/")
         return Identity(*kernel.identity(fd), kernel.born(fd))
+
+    def settle_identity(self) -> None:
+        """Have the first change to it made now: overlayfs gives it another time of birth then."""
+        with contextlib.suppress(OSError):  # where that can't be changed, nothing else can be
+            kernel.give(self.folder("/"), (-1, -1))
 
     def is_own(self, fd: int) -> bool:
         """Tell whether an open folder is the root's own, and no volume's."""

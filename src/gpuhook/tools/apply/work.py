@@ -65,6 +65,7 @@ def give(rootfs: str, resolved: Resolved, config: Config, spec: Spec, state: str
 def _begun(rootfs: str, folder: Folder, plan: Plan, state: str) -> Record:
     """Return what is noted of a folder before the first change, written down."""
     place = folder.real_place()
+    folder.settle_identity()
     try:
         places = before.look(folder, plan.operations)
     except OSError as error:
