@@ -324,7 +324,7 @@ def test_a_file_and_its_owner_are_one_and_the_same(tmp_path: Path) -> None:
     assert found == {(0o4755, b"root's"), (0o644, b"his")}
 
 
-@pytest.mark.parametrize("way", ["link", "last", "volume", "second", "node", "above"])
+@pytest.mark.parametrize("way", ["link", "last", "volume", "second", "node", "above", "dots"])
 def test_lines_are_added_to_nothing_outside_the_folder(folder: Folder, way: str) -> None:
     """By a link of the owner's on the way, by a further name of a file, or into a volume."""
     folder.give_away()
@@ -343,6 +343,10 @@ def test_lines_are_added_to_nothing_outside_the_folder(folder: Folder, way: str)
         os.link(victim, folder.root / name)
     elif way == "node":
         os.mknod(folder.root / name, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    elif way == "dots":
+        (place / "deep/er").mkdir(parents=True)
+        (folder.root / "link").symlink_to(place / "deep/er")
+        named = folder.root / "link/../../lines"
     else:
         folder.namespace.run("mount", "--bind", place, folder.root / "var").ok()
     if way == "above":
@@ -354,9 +358,11 @@ def test_lines_are_added_to_nothing_outside_the_folder(folder: Folder, way: str)
     try:
         done = folder.call("-e", ASK, f"--fstab={named}")
         assert victim.read_text() == ""
-        if way == "link":
+        if way in ("link", "dots"):
             done.ok()
-            assert (folder.root / str(place)[1:] / "lines").read_text()
+            meant = folder.root.parent if way == "dots" else folder.root / str(place)[1:]
+            assert (meant / "lines").read_text()
+            (meant / "lines").unlink()
         else:
             assert "lines" in done.failed().stderr
     finally:
@@ -371,9 +377,26 @@ def test_no_file_of_the_host_is_read_for_an_environment(folder: Folder) -> None:
     secret = folder.state.parent / "secret"
     secret.write_text(f"{ASK}\n")
     (folder.root / "environ").symlink_to(secret)
-    for path in (folder.root / "environ", folder.root / "../x/.." / folder.root.name / "environ"):
+    away = folder.root.parent / f"{folder.root.name}.other"
+    (away / "deep/er").mkdir(parents=True)
+    (away / "environ").write_text(f"{ASK}\n")
+    (folder.root / "link").symlink_to(away / "deep/er")
+    dots = folder.root / "../x/.." / folder.root.name / "environ"
+    for path in (folder.root / "environ", dots, folder.root / "link/../../environ"):
         done = folder.call(f"--environ={path}", "--dry-run", "--format=json").ok()
         assert json.loads(done.stdout)["operations"] == []
+    shutil.rmtree(away)
+
+
+def test_a_read_only_folder_is_what_it_was(folder: Folder) -> None:
+    """The first step fails: there is nothing to undo, nor in the way of the next time."""
+    before = snapshot(folder)
+    folder.namespace.run("mount", "--bind", "--make-private", folder.root, folder.root).ok()
+    folder.namespace.run("mount", "-o", "remount,bind,ro", folder.root).ok()
+    assert "Read-only file system" in folder.call("-e", ASK).failed().stderr
+    assert "nothing to undo" in folder.call("--undo").ok().stdout
+    folder.namespace.run("umount", folder.root).ok()
+    assert snapshot(folder) == before
 
 
 def test_several_at_once(folder: Folder) -> None:

@@ -165,8 +165,7 @@ def _restore_name(folder: Folder, parent: int, name: str, place: Place) -> None:
         return
     _check_own(folder, parent)  # protects: undone-volume
     if _is_replaced(place):
-        with contextlib.suppress(FileNotFoundError):  # what a run left that was killed meanwhile
-            kernel.remove_file(parent, entries.temporary(name))
+        _remove_left(parent, entries.temporary(name))
     if not _is_ours(parent, name, place):
         return
     if was["is"] == _ABSENT:
@@ -177,6 +176,16 @@ def _restore_name(folder: Folder, parent: int, name: str, place: Place) -> None:
         label = was["label"] and base64.b64decode(was["label"])
         owner = (was["uid"], was["gid"])
         entries.put_file(parent, name, base64.b64decode(was["data"]), was["mode"], owner, label)
+
+
+def _remove_left(parent: int, name: str) -> None:
+    """Remove what a run left that was killed meanwhile, if it did.
+
+    It is looked for first: a read-only filesystem refuses to remove even what isn't there.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(name, dir_fd=parent, follow_symlinks=False)
+        kernel.remove_file(parent, name)
 
 
 def _check_own(folder: Folder, parent: int) -> None:

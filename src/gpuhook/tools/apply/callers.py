@@ -22,6 +22,7 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 def read(path: str, rootfs: str) -> bytes:
     """Return a file's content, b"" where it isn't there; OSError where it can't be read."""
+    path = os.path.abspath(path)
     inside = _inside(path, rootfs)
     if inside is not None:
         with Rootfs(rootfs) as root:
@@ -35,10 +36,11 @@ def append(path: str, text: str, rootfs: str) -> None:
     OSError where that can't be, and for a folder of the file's that is a volume of the root
     folder's; UntrustedPathError where another user could lead root elsewhere.
     """
+    path = os.path.abspath(path)  # protects: lines-dots
     inside = _inside(path, rootfs)
     if inside is None:
-        host_files.check_way(os.path.dirname(os.path.abspath(path)))  # protects: lines-way
-        parent = os.open(os.path.dirname(path) or ".", _FOLDER)
+        host_files.check_way(os.path.dirname(path))  # protects: lines-way
+        parent = os.open(os.path.dirname(path), _FOLDER)
         _append(parent, path, text)
         return
     from gpuhook.tools.apply.folder import Folder  # noqa: PLC0415 - who explains adds nothing
@@ -79,12 +81,15 @@ def _opened(parent: int, name: str) -> int:
 
 
 def _inside(path: str, rootfs: str) -> str | None:
-    """Return a path in a root folder that another path leads through, None if it doesn't."""
+    """Return a path in a root folder that another path leads through, None if it doesn't.
+
+    The other one is absolute, and without "..", which behind a link of the owner's leads elsewhere.
+    """
     try:
         root = os.stat(rootfs)
     except OSError:
         return None
-    names = os.path.abspath(path).split("/")
+    names = path.split("/")
     for number in range(1, len(names)):
         try:
             found = os.stat("/".join(names[:number]) or "/")
