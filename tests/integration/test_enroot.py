@@ -14,6 +14,7 @@ from harness.namespaces import HOLD, held
 
 SMI = ("nvidia-smi", "-L")
 ASK = "NVIDIA_VISIBLE_DEVICES"
+SITES = "ENROOT_GPUHOOK_DEVICES"
 NVIDIAS = "98-nvidia.sh"
 # What NVIDIA's own hook calls, as it writes it.
 CONFIGURE = (
@@ -117,7 +118,7 @@ def test_what_can_not_be_ends_the_start(enroot: Enroot, image: str, message: str
 
 
 def test_a_site_may_take_the_schedulers_variable(enroot: Enroot, driver: Driver) -> None:
-    source = {"GPUHOOK_ENROOT_DEVICES": "CUDA_VISIBLE_DEVICES", "ENROOT_RESTRICT_DEV": "y"}
+    source = {"site": f"{SITES} CUDA_VISIBLE_DEVICES\n", "ENROOT_RESTRICT_DEV": "y"}
     done = enroot.start(*SMI, image=f"{ASK}=all\n", **source, CUDA_VISIBLE_DEVICES="2,5").ok()
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(2, 5))
     done = enroot.start("sh", "-c", "ls /dev", image=f"{ASK}=all\n", **source).ok()
@@ -130,13 +131,13 @@ def test_a_word_that_names_no_variable_is_refused(
 ) -> None:
     """bash would carry out what it finds in one."""
     word = name.format(mark=tmp_path / "mark")
-    done = enroot.start("true", image=f"{ASK}=all\n", GPUHOOK_ENROOT_DEVICES=word).failed()
+    done = enroot.start("true", image=f"{ASK}=all\n", site=f"{SITES} {word}\n").failed()
     assert "neither slurm nor the name of a variable" in done.stderr
     assert not (tmp_path / "mark").exists()
 
 
 def test_slurms_word_is_refused_where_slurm_keeps_nobody_out(enroot: Enroot) -> None:
-    done = enroot.start("true", image=f"{ASK}=all\n", GPUHOOK_ENROOT_DEVICES="slurm").failed()
+    done = enroot.start("true", image=f"{ASK}=all\n", site=f"{SITES} slurm\n").failed()
     assert "cgroup.conf" in done.stderr
 
 

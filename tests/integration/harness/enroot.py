@@ -21,6 +21,9 @@ _START = """
 set -euo pipefail
 export ENROOT_ROOTFS=$1 ENROOT_ENVIRON=$2/environ ENROOT_MOUNTS=$2/fstab ENROOT_PID=$$
 hooks=$3
+while IFS=$' \\t=' read -r key value; do
+    [[ ! $key =~ ^ENROOT_[[:upper:]_]+$ ]] || export "$key=${!key:-$value}"
+done <"$2/enroot.conf"
 shift 3
 mount --rbind "$ENROOT_ROOTFS" "$ENROOT_ROOTFS"
 mount --rbind /proc "$ENROOT_ROOTFS/proc"
@@ -53,9 +56,13 @@ class Enroot:
     hooks: tuple[Path, ...]
     env: dict[str, str] = field(default_factory=dict)
 
-    def start(self, *words: str, image: str = "", **environment: str) -> Result:
-        """Run a command in a container; ``image`` are the lines of its environment."""
+    def start(self, *words: str, image: str = "", site: str = "", **environment: str) -> Result:
+        """Run a command in a container; ``image`` are the lines of its environment.
+
+        ``site`` are lines of enroot.conf, of which hooks see what begins with ENROOT_.
+        """
         self.work.mkdir(exist_ok=True)
+        (self.work / "enroot.conf").write_text(site)
         (self.work / "environ").write_text(image)
         (self.work / "fstab").touch()
         for path in (self.work, *self.work.iterdir()):

@@ -33,7 +33,7 @@ _DEVICES = next(iter(VARIABLES))
 # What nobody sets is as in NVIDIA's hook for enroot: no device, and of the driver its utilities.
 _TEXT = f"""#
 # Gives a container of enroot its devices. What the caller's environment says of them counts more
-# than what the container's does. GPUHOOK_ENROOT_DEVICES, which a site may set in environ.d, has
+# than what the container's does. ENROOT_GPUHOOK_DEVICES, which a site may set in enroot.conf, has
 # them chosen otherwise: "slurm" are those that Slurm has given to the job, and NAME those in that
 # variable, such as CUDA_VISIBLE_DEVICES.
 set -euo pipefail
@@ -41,14 +41,14 @@ set -euo pipefail
 words=(--own-environment --privileged --no-undo
     --default {_DEVICES}=void --default {DRIVER_CAPABILITIES}=utility)
 [[ ! -e /dev/gdrdrv ]] || words+=(--default {feature_variable("gdrcopy")}=enabled)
-case "${{GPUHOOK_ENROOT_DEVICES:-}}" in
+case "${{ENROOT_GPUHOOK_DEVICES:-}}" in
 "") ;;
 slurm) words+=(--slurm) ;;
 [0-9]* | *[!A-Za-z0-9_]*)
-    echo "GPUHOOK_ENROOT_DEVICES is neither slurm nor the name of a variable" >&2
+    echo "ENROOT_GPUHOOK_DEVICES is neither slurm nor the name of a variable" >&2
     exit 1
     ;;
-*) words+=(-e "{_DEVICES}=${{!GPUHOOK_ENROOT_DEVICES:-void}}") ;;
+*) words+=(-e "{_DEVICES}=${{!ENROOT_GPUHOOK_DEVICES:-void}}") ;;
 esac
 exec PROGRAM apply --rootfs "${{ENROOT_ROOTFS}}" --environ "${{ENROOT_ENVIRON}}" "${{words[@]}}"
 """
