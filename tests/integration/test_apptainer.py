@@ -3,6 +3,7 @@
 ``--nv`` is Apptainer's own work; ``--nvccli`` calls nvidia-container-cli, which is ours.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from harness.inside import look, seen
 from harness.installation import Installation
 from harness.releases import Release
 
+PAGE = Path(__file__).parents[2] / "docs/engines/apptainer.md"
 # This machine's root may lack a capability, and Apptainer gives a container all of them or none.
 AS_ROOT = ("exec", "--no-privs")
 SMI = ("nvidia-smi", "-L")
@@ -91,6 +93,15 @@ def test_nvccli_without_contain_gives_all(host: Release, driver: Driver) -> None
         done = apptainer(host, *AS_ROOT, "--nvccli", "/srv/box", *SMI, visible=visible).ok()
         assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.gpus)
     assert "NVIDIA_VISIBLE_DEVICES=all" in done.stderr
+
+
+def test_capabilities_are_named_as_the_page_does(host: Release, driver: Driver) -> None:
+    """Apptainer knows a list of its own, in which there is no "all"."""
+    (named,) = re.findall(r"NVIDIA_DRIVER_CAPABILITIES=(\S+)", PAGE.read_text())
+    env = {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_DRIVER_CAPABILITIES": named}
+    words = (*AS_ROOT, "--nvccli", "--contain", "/srv/box", *look(libraries=["libEGL_nvidia.so.0"]))
+    inside = seen(host.namespace.run("apptainer", *words, env=env))
+    assert inside.libraries["libEGL_nvidia.so.0"][0].endswith(driver.version)
 
 
 def test_nothing_is_made_in_a_folder_of_the_hosts(host: Release, driver: Driver) -> None:
