@@ -223,7 +223,6 @@ OF_OTHERS_METHODS = (".read_text", ".read_bytes", ".open", ".expanduser", ".Pope
 
 # Module, function and call -> why another user has no hand in it.
 ALLOWED_TO_COMMANDS = {
-    "tools/cli/_places.state_folder: os.path.expanduser": "only where we aren't root",
     f"tools/cli/_manual.config_page: {OWN_CONFIG}.read_text": "a file of our own package",
     "tools/cli/_shipped._texts: entry.read_text": "a file of our own package",
     f"tools/cli/config.default_text: {OWN_CONFIG}.read_text": "a file of our own package",
@@ -231,7 +230,7 @@ ALLOWED_TO_COMMANDS = {
     "tools/cli/stats._pause: os.kill": "to itself",
     "tools/doctor/case.settings: os.path.expanduser": "only where we aren't root",
     "tools/doctor/report.write_report: tarfile.open": "a descriptor of host_files.create_private",
-    "tools/engines/ask.user: os.path.expanduser": "only where we aren't root",
+    "tools/engines/files.users_folder: os.path.expanduser": "only where we aren't root",
     "tools/engines/docker_api._talk: socket.socket": "bound in time and size, its peer checked",
     "tools/engines/lock._open: os.open": "in a folder that is root's alone",
     "tools/driver_folder/keep._bring: open": "descriptors: the driver's file, a new one of ours",

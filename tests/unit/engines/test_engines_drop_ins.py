@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from gpuhook.ground.errors import EngineError
+from gpuhook.tools.cli._places import state_folder
 from gpuhook.tools.engines.ask import HOOK, SET_DEFAULT, Ask
 from gpuhook.tools.engines.crio import Crio
 from gpuhook.tools.engines.podman import Podman, hook_document
@@ -198,6 +200,24 @@ def test_rootless_uses_the_user_s_folders(tmp_path: Path, monkeypatch: pytest.Mo
     ]
     folders = tomllib.loads(found.targets[0].text)["engine"]["hooks_dir"]
     assert folders[-1] == "/home/u/.config/containers/oci/hooks.d"
+
+
+@pytest.mark.parametrize("home", [None, "home"])
+@pytest.mark.parametrize("xdg", [None, "config"])
+def test_a_user_without_a_home_gets_nothing_where_the_command_is_run(
+    home: str | None, xdg: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HOME isn't set, and there is no entry in passwd; relative paths are none."""
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    monkeypatch.setattr("os.geteuid", lambda: 4243)
+    for name, value in (("HOME", home), ("XDG_CONFIG_HOME", xdg), ("XDG_STATE_HOME", xdg)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(EngineError, match="Set HOME"):
+        Ask(runtimes=()).user("enroot")
+    with pytest.raises(EngineError, match="Set HOME"):
+        state_folder(None, "")
 
 
 @pytest.mark.parametrize("name", ["10.conf", "99-nvidia.conf"])

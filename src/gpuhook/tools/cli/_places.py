@@ -2,7 +2,7 @@
 
 import os
 
-from gpuhook.tools.engines.files import DEFAULT_STATE
+from gpuhook.tools.engines.files import DEFAULT_STATE, users_folder
 from gpuhook.tools.engines.prefix import check_state
 
 
@@ -17,7 +17,6 @@ def state_folder(given: str | None, prefix: str) -> str:
     if given:
         state = os.path.abspath(given)
     elif is_rootless(prefix):
-        base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-        state = os.path.join(base, "gpuhook")
+        state = os.path.join(users_folder(".local/state", "XDG_STATE_HOME"), "gpuhook")
     check_state(prefix, state)
     return state

@@ -11,7 +11,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuhook.ground.errors import shown
-from gpuhook.tools.engines.files import Change
+from gpuhook.tools.engines.files import Change, users_folder
 from gpuhook.tools.engines.prefix import below, checked
 from gpuhook.tools.engines.store import Target
 from gpuhook.tools.engines.swarm import Resource
@@ -120,7 +120,7 @@ class Ask:
 
     def user(self, path: str) -> str:
         """Return a path below the user's configuration folder."""
-        base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+        base = users_folder(".config", "XDG_CONFIG_HOME")
         return below(self.prefix, os.path.join(base, path))
 
     def found(self, pattern: str) -> list[str]:

@@ -27,6 +27,22 @@ _NOT_WRITABLE = (
 )
 
 
+def users_folder(usual: str, variable: str) -> str:
+    """Return the usual folder in the user's home, or that which a variable of XDG's names.
+
+    A relative path doesn't count there. EngineError where he has no home.
+    """
+    found = os.environ.get(variable, "")
+    if not os.path.isabs(found):
+        found = os.path.join(os.path.expanduser("~"), usual)
+    if not os.path.isabs(found):
+        raise EngineError(
+            "Your home folder isn't known: HOME names none, and you have no entry in passwd",
+            "Set HOME",
+        )
+    return found
+
+
 def read(path: str) -> bytes | None:
     """Return a file's content, None where there is no such file.
 
