@@ -196,6 +196,22 @@ def test_in_another_mount_namespace(folder: Folder) -> None:
     folder.namespace.run("umount", *others).ok()
 
 
+def test_what_stays_in_the_first_mount_namespace_is_said(folder: Folder) -> None:
+    """On what was there before: what is made to mount on goes with all that is mounted on it."""
+    (folder.root / "dev/nvidiactl").touch()
+    before, mounts = snapshot(folder), folder.everywhere()
+    words = (folder.command, "apply", f"--rootfs={folder.root}", f"--state-dir={folder.state}")
+    env = {"GPUHOOK_CONFIG": str(folder.config)}
+    folder.namespace.run(*words, "-e", ASK, env=env).ok()
+    for more in (("--undo",), ("-e", ASK)):
+        done = folder.namespace.run("unshare", "--mount", *words, *more, env=env)
+        assert "has devices mounted still in the mount namespace of" in done.failed().stderr
+        assert folder.mounts() == [str(folder.root / "dev/nvidiactl")]
+    assert "as it was before" in folder.call("--undo").ok().stdout
+    assert folder.everywhere() == mounts
+    assert snapshot(folder) == before
+
+
 @pytest.mark.parametrize("call", [("rename", 2), ("unlink", 1)])
 def test_another_folder_in_its_place_gets_nothing_of_it(
     folder: Folder, call: tuple[str, int]

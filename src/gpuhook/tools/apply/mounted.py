@@ -5,6 +5,7 @@ mounts are looked for in another mount namespace than they were made in, a mount
 in the folder, wasn't there before, and shows a file that we have mounted.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 
@@ -66,6 +67,19 @@ def take_off(record: Record, folder: str, on: str = "") -> list[str]:
 def left(record: Record) -> list[str]:
     """Return where something of ours is mounted still, as far as the kernel knows."""
     return [point for _, point in _left(record, {})] if record.boot == boot() else []
+
+
+def elsewhere(record: Record) -> str | None:
+    """Return a process in whose mount namespace, which isn't ours, something of ours is mounted."""
+    if record.boot != boot() or record.namespace == namespace():
+        return None
+    ours = {mount.number for mount in record.mounts}
+    for process in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it ended
+            if os.stat(f"/proc/{process}/ns/mnt").st_ino == record.namespace:
+                table = proc.Mounts(proc.read(f"/proc/{process}/mountinfo"))
+                return process if any(int(mount.id) in ours for mount in table) else None
+    return None
 
 
 def _has_ids(record: Record) -> bool:

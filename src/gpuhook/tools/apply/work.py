@@ -169,6 +169,11 @@ def _take_back(rootfs: str, record: Record) -> None:
             "End the programs that use the folder, unmount what others have mounted there since, "
             "and run gpuhook apply --undo again",
         )
+    if process := mounted.elsewhere(record):
+        raise FolderError(
+            f"{rootfs} has devices mounted still in the mount namespace of process {process}",
+            f"Run gpuhook apply --undo there: nsenter --mount --target {process} gpuhook ...",
+        )
     record.forget()
 
 
