@@ -11,17 +11,20 @@ from pathlib import Path
 import declared_vendors
 import pytest
 from harness import vendors
+from harness.commands import run
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.installation import Installation
-from harness.root_folders import Folder, killed, snapshot
+from harness.root_folders import OWNER, Folder, killed, snapshot
 from harness.sandbox import contents
 
 from gpuhook import inject
 from gpuhook.ground.config.loader import load as load_config
 from gpuhook.ground.config.loader import loads
 from gpuhook.ground.errors import FolderError
+from gpuhook.start.inventory.model import Node
+from gpuhook.start.plan.operations import BindDevice, Plan
 from gpuhook.start.resolve import Progress, resolve
-from gpuhook.tools.apply import mounted, work
+from gpuhook.tools.apply import mounted, units, work
 from gpuhook.tools.apply import record as records
 from gpuhook.tools.apply.folder import Folder as Root
 from gpuhook.tools.apply.request import Asked
@@ -307,6 +310,22 @@ def test_a_folder_is_no_way_around_a_limit(folder: Folder, way: str, limits: str
     assert "limit" in done.failed().stderr + done.stdout
     assert snapshot(folder) == before
     assert folder.mounts() == []
+
+
+def test_systemd_reads_any_path_in_a_units_lines(workspace: Path) -> None:
+    root = "/srv/a b\tc%i:d\"e'f\\g"
+    plan = Plan([BindDevice(root, Node("/dev/nvidia0", 195, 0, 0o666, 0, 0), "")])
+    lines = ["[Unit]", "DefaultDependencies=no", *units.service(plan, [], own_root=True)]
+    lines += ["RootDirectory=/srv", "ExecStart=/bin/true"]
+    folder = workspace / "units"  # root may not run systemd's test mode
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / "odd.service").write_text("".join(f"{line}\n" for line in lines))
+    env = dict.fromkeys(("SYSTEMD_UNIT_PATH", "XDG_RUNTIME_DIR", "HOME"), str(folder))
+    user = ["setpriv", f"--reuid={OWNER}", f"--regid={OWNER}", "--clear-groups"]
+    done = run([*user, "/lib/systemd/systemd", "--test", "--user", "--unit=odd.service"], env).ok()
+    shutil.rmtree(folder)
+    assert f"BindPaths: {root}/dev/nvidia0:/dev/nvidia0:rbind" in done.stdout
 
 
 def test_the_hosts_root_is_no_folder_for_it(folder: Folder) -> None:

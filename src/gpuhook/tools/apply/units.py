@@ -17,10 +17,15 @@ from gpuhook.start.plan.operations import (
 )
 from gpuhook.start.plan.spec_edits import MakeNode
 
+# In paths: of nspawn's, and of a unit's, where white space parts words and quotes are taken off.
+_ESCAPED = {char: f"\\{char}" for char in "\\:"}
+_NSPAWNS = str.maketrans(_ESCAPED)
+_UNITS = str.maketrans({**_ESCAPED, " ": "\\ ", "\t": "\\\t", '"': "'\"'", "'": '"\'"'})
+
 
 def machine(plan: Plan, env: Iterable[str]) -> list[str]:
     """Return the lines for a machine's .nspawn file; ``env`` are NAME=VALUE."""
-    files = [f"{name}={value}" for name, value in _binds(plan)]
+    files = [f"{name}={value}" for name, value in _binds(plan, _NSPAWNS)]
     variables = [f"Environment={_quoted(each)}" for each in env]
     return ["[Files]", *files, *(["[Exec]", *variables] if variables else [])]
 
@@ -37,7 +42,7 @@ def arguments(plan: Plan, env: Iterable[str]) -> list[str]:
     that aren't in /dev: then it stays in its caller's unit.
     """
     options = {"Bind": "--bind", "BindReadOnly": "--bind-ro"}
-    binds = [f"{options[name]}={value}" for name, value in _binds(plan)]
+    binds = [f"{options[name]}={value}" for name, value in _binds(plan, _NSPAWNS)]
     nodes = [op.source for op in plan.operations if isinstance(op, BindDevice)]
     unit = [f"--property=DeviceAllow={word}" for word in _rules(plan)]
     if not all(source.startswith("/dev/") for source in nodes):
@@ -48,7 +53,8 @@ def arguments(plan: Plan, env: Iterable[str]) -> list[str]:
 def service(plan: Plan, env: Iterable[str], *, own_root: bool) -> list[str]:
     """Return the lines for a unit; one with a root of its own (RootDirectory=) gets files, too."""
     names = {"Bind": "BindPaths", "BindReadOnly": "BindReadOnlyPaths"}
-    binds = [f"{names[name]}={_unit(value)}" for name, value in _binds(plan) if own_root]
+    paths = _binds(plan, _UNITS) if own_root else ()
+    binds = [f"{names[name]}={_unit(value)}" for name, value in paths]
     groups = [f"SupplementaryGroups={op.gid}" for op in plan.operations if isinstance(op, AddGroup)]
     variables = [f"Environment={_unit(_quoted(each))}" for each in env]
     allow = [f"DeviceAllow={_unit(word)}" for word in _rules(plan)]
@@ -70,12 +76,12 @@ def warnings(plan: Plan) -> list[str]:
     ]
 
 
-def _binds(plan: Plan) -> Iterator[tuple[str, str]]:
+def _binds(plan: Plan, escaped: dict[int, str]) -> Iterator[tuple[str, str]]:
     for op in spec_edits.steps(plan):
-        if isinstance(op, MakeNode):
-            yield "Bind", f"{_path(op.source)}:{_path(op.destination)}"
-        elif isinstance(op, BindFile):
-            yield "BindReadOnly", f"{_path(op.source)}:{_path(op.destination)}"
+        if isinstance(op, (MakeNode, BindFile)):
+            name = "Bind" if isinstance(op, MakeNode) else "BindReadOnly"
+            paths = (op.source, op.destination)
+            yield name, ":".join(path.translate(escaped) for path in paths)
 
 
 def _rules(plan: Plan) -> list[str]:
@@ -88,10 +94,6 @@ def _rules(plan: Plan) -> list[str]:
             path = paths.get((op.major, op.minor), f"/dev/char/{op.major}:{op.minor}")
             found.append(f"{path} {op.access}")
     return found
-
-
-def _path(path: str) -> str:
-    return path.replace("\\", "\\\\").replace(":", "\\:")
 
 
 def _quoted(word: str) -> str:
