@@ -65,6 +65,21 @@ def test_new_devices_take_the_place_of_the_old_ones(folder: Folder, driver: Driv
     assert snapshot(folder) == before
 
 
+@pytest.mark.parametrize("asked", [(), ("-e", f"{ASK}=void")])
+def test_whoever_asks_for_nothing_has_none_of_the_old_ones(
+    folder: Folder, asked: tuple[str, ...]
+) -> None:
+    before = snapshot(folder)
+    folder.call("-e", f"{ASK}=1").ok()
+    mounts = folder.mounts()
+    folder.call(*asked, "--dry-run")
+    folder.call(*asked, "--fstab=-").ok()
+    assert folder.mounts() == mounts
+    folder.call(*asked).ok()
+    assert folder.mounts() == []
+    assert snapshot(folder) == before
+
+
 def test_it_is_the_plan_that_explain_shows(folder: Folder) -> None:
     words = ("-e", f"{ASK}=1", "--format=json")
     explained = json.loads(folder.call(*words, verb="explain").ok().stdout)

@@ -62,6 +62,17 @@ def give(rootfs: str, resolved: Resolved, config: Config, spec: Spec, state: str
             return Done(steps, undone, warnings)
 
 
+def take_back(rootfs: str, state: str) -> list[str]:
+    """Take back what a folder was given before, where nothing is asked for now.
+
+    Return what is forgotten, a sentence each.
+    """
+    if not os.path.isdir(_folder(state)):
+        return []  # nothing was noted, and who asks for nothing may have no right to note it
+    with _locked(state):
+        return _make_room(rootfs, state)
+
+
 def _begun(rootfs: str, folder: Folder, plan: Plan, state: str) -> Record:
     """Return what is noted of a folder before the first change, written down."""
     place = folder.real_place()
@@ -196,5 +207,8 @@ def _put_back(folder: Folder, record: Record) -> list[str]:
 def _locked(state: str) -> contextlib.AbstractContextManager[None]:
     if not state:
         return contextlib.nullcontext()
-    folder = os.path.join(state, "applied")
-    return Lock(folder, "changing a root folder", _PATIENCE, FolderError).held()
+    return Lock(_folder(state), "changing a root folder", _PATIENCE, FolderError).held()
+
+
+def _folder(state: str) -> str:
+    return os.path.join(state, "applied")

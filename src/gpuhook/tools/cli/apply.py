@@ -107,7 +107,10 @@ def apply(
         spec = job.given(spec, config)
     resolved = resolve(spec.data, config, known, Progress())
     if resolved is None or not (resolved.grants or resolved.cdi_devices):
-        _say(work.Done(warnings=list(resolved.absent) if resolved else []), rootfs, output_format)
+        # protects: devices-of-before
+        said = work.take_back(rootfs, state) if state and not fstab else []
+        said = [*(resolved.absent if resolved else []), *said]
+        _say(work.Done(warnings=said), rootfs, output_format)
         return
     if fstab:
         done = work.lines(rootfs, resolved, config, spec)
