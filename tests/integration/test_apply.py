@@ -343,6 +343,17 @@ def test_systemd_reads_any_path_in_a_units_lines(workspace: Path) -> None:
     assert f"BindPaths: {root}/dev/nvidia0:/dev/nvidia0:rbind" in done.stdout
 
 
+def test_an_empty_name_is_not_the_current_folder(folder: Folder) -> None:
+    before = snapshot(folder)
+    done = folder.namespace.run(
+        folder.command, "apply", "--rootfs=", "--no-undo", "-e", f"{ASK}=0",
+        env={"GPUHOOK_CONFIG": str(folder.config)}, cwd=folder.root,
+    )  # fmt: skip
+    assert "--rootfs names no folder" in done.failed().stderr
+    assert folder.mounts() == []
+    assert snapshot(folder) == before
+
+
 def test_the_hosts_root_is_no_folder_for_it(folder: Folder) -> None:
     for place in ("/", "/proc/self/root", f"{folder.root}/nothing"):
         done = folder.namespace.run(

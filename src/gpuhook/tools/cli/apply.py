@@ -90,6 +90,8 @@ def apply(
     whoever starts a program there. Nothing in the folder is trusted, and nothing is made where
     a volume is mounted in it. A folder that has devices gets the new ones in their place.
     """
+    if not rootfs:
+        raise click.UsageError("--rootfs names no folder: it is empty, as of a variable not set.")
     rootfs = os.path.abspath(rootfs)
     state = "" if no_undo else state_folder(state_dir, "")
     if undo:
