@@ -21,10 +21,11 @@ from harness.driver import Driver, simulate
 from harness.images import CUDA_PROBE, image
 from harness.installation import Installation, write_config
 from harness.metrics import GPUHOOK
-from harness.mps import LIMITS, PLACE, PROBE, SETTINGS, Site
+from harness.mps import LIMITS, PLACE, PROBE, SETTINGS, Site, daemons
 from harness.namespaces import Namespace
 from harness.podman import podman
 from harness.standing import ONE, RUNTIMES
+from limits import in_time
 
 DEFAULT, EXCLUSIVE_PROCESS = 0, 3
 GPU = "nvidia.com/gpu"
@@ -287,6 +288,42 @@ def test_a_daemon_that_nobody_wrote_down_is_ended(site: Site) -> None:
     assert site.daemons()
     site.mps("stop").ok()
     assert not site.daemons()
+    assert site.modes() == [DEFAULT] * 3
+
+
+# Stands for the daemon's program: says that it has begun, and goes on when it may.
+SLOW = """#!/bin/sh
+[ "$1" = -d ] || exec "$0.real" "$@"
+echo begun >{pipe}
+read -r word <{pipe}
+exec "$0.real" "$@"
+"""
+
+
+@ONE
+def test_a_daemon_that_has_only_begun_is_ended(site: Site, tmp_path: Path) -> None:
+    """Who started it was killed, and its process isn't in its file yet."""
+    program = site.driver.root / "usr/bin/nvidia-cuda-mps-control"
+    real, pipe = program.with_name(f"{program.name}.real"), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    program.rename(real)
+    words: list[str | Path] = [site.installation.command, "mps"]
+    env = {**os.environ, "GPUHOOK_CONFIG": str(site.config)}
+    try:
+        program.write_text(SLOW.format(pipe=pipe))
+        program.chmod(0o755)
+        with subprocess.Popen([*words, "start"], env=env) as start:
+            with in_time(60):
+                assert pipe.read_text() == "begun\n"
+            start.kill()
+        with subprocess.Popen([*words, "stop"], env=env) as stop:
+            with pytest.raises(subprocess.TimeoutExpired):
+                stop.wait(1)
+            pipe.write_text("go on\n")
+        assert stop.returncode == 0
+        assert not daemons(site.driver, real.name)
+    finally:
+        real.rename(program)
     assert site.modes() == [DEFAULT] * 3
 
 

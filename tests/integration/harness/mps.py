@@ -108,9 +108,9 @@ class Site:
         return (self.state / "errors.log").read_text() + done.stderr
 
 
-def daemons(driver: Driver) -> list[str]:
+def daemons(driver: Driver, name: str = "nvidia-cuda-mps-control") -> list[str]:
     """Return the processes of control daemons of a machine's driver."""
-    program = str(driver.root / "usr/bin/nvidia-cuda-mps-control")
+    program = str(driver.root / "usr/bin" / name)
     found = []
     for each in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

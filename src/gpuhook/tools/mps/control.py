@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from gpuhook.ground import names
 from gpuhook.ground.errors import MpsError, printable
-from gpuhook.ground.host import files, proc
+from gpuhook.ground.host import files, lock, proc
 from gpuhook.start.records import records
 from gpuhook.tools.host import driver_program
 from gpuhook.vendors.nvidia import mps
@@ -58,8 +58,27 @@ class Control:
             shm = f"{self._base}/{mps.SHM}"
             inside = ["unshare", "--mount", "--propagation", "private", "--"]
             words = [*inside, "sh", "-c", _WITH_SHM, "sh", shm, *words]
-        self._run(words, "", {"CUDA_VISIBLE_DEVICES": ",".join(devices)}, _PATIENCE)
+        fd = os.open(f"{self._base}/{mps.PIPE}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            lock.take(fd)  # what we start has it, too
+            visible = {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
+            self._run(words, "", visible, _PATIENCE, fd)
+        finally:
+            os.close(fd)
         return self._started()
+
+    def settle(self) -> None:
+        """Wait until what somebody started who was killed then is the daemon, or is nothing."""
+        try:
+            fd = os.open(f"{self._base}/{mps.PIPE}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return
+        try:
+            end = time.monotonic() + _PATIENCE
+            while not (lock.take(fd) or self.process()) and time.monotonic() < end:
+                time.sleep(_PAUSE)
+        finally:
+            os.close(fd)
 
     def _started(self) -> str:
         """Wait for the daemon's process, and return it."""
@@ -158,12 +177,14 @@ class Control:
                 os.close(fd)
             _ended(process)
 
-    def _run(self, words: list[str], text: str, more: dict[str, str], patience: float) -> str:
+    def _run(
+        self, words: list[str], text: str, more: dict[str, str], patience: float, *passed: int
+    ) -> str:
         environment = {**self._environment, **more}
         try:
             done = subprocess.run(
                 words, input=text.encode(), capture_output=True, timeout=patience,
-                env=environment, cwd="/", check=False,
+                env=environment, cwd="/", pass_fds=passed, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise MpsError(

@@ -262,6 +262,8 @@ class Keeper:
 
     def _end_daemon(self, state: mps.State) -> None:
         control = self.control(state)
+        if not state.daemon:
+            control.settle()  # protects: mps-begun
         # protects: mps-unwritten
         for process in dict.fromkeys((state.daemon, control.process())):
             if process:
