@@ -21,6 +21,7 @@ from gpuhook.tools.dra import publish
 from gpuhook.tools.driver_folder.place import Place
 from gpuhook.tools.engines.lock import Lock
 from gpuhook.tools.kubernetes.handed import Records
+from gpuhook.tools.mps.control import Control
 from gpuhook.tools.mps.keep import Keeper
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia import mps
@@ -31,6 +32,14 @@ def _mps(folder: Path) -> None:
     config = Config()
     config.state_dir = str(folder)
     Keeper(config, print).stop()
+
+
+def _daemon_of_mps(folder: Path) -> None:
+    config = Config()
+    config.state_dir = str(folder)
+    keeper = Keeper(config, print)
+    keeper._make_folders(version=3)
+    Control("", keeper.base, version=3).settle()
 
 
 def _place_of_mps(folder: Path) -> None:
@@ -86,6 +95,7 @@ def _driver_folder(folder: Path) -> None:
 
 LOCKS: dict[str, Callable[[Path], None]] = {
     "tools/mps/keep.py": _mps,
+    "tools/mps/control.py": _daemon_of_mps,
     "vendors/nvidia/mps_mounts.py": _place_of_mps,
     "start/records/leases.py": _lease,
     "start/inventory/cache.py": _inventory,

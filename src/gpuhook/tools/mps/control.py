@@ -24,6 +24,7 @@ _END = 10.0  # seconds that it may take to end
 _PAUSE = 0.05
 _PID = "nvidia-cuda-mps-control.pid"  # in the pipe folder
 _COMM = 15  # bytes that the kernel keeps of a process' name
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _SHORT = 200  # characters of an answer that are shown
 # The daemon, and so its server, has our shared memory at /dev/shm (version 2).
 _WITH_SHM = 'mount --bind "$1" /dev/shm && shift && exec "$@"'
@@ -39,6 +40,7 @@ class Control:
         self._program = program
         self._base = base
         self._pid_file = f"{base}/{mps.PIPE}/{_PID}"
+        self._lock = f"{base}/{mps.LOG}"  # which root alone can open, and so lock
         self.version = version
         self._environment = {
             "PATH": names.SYSTEM_PATH,
@@ -58,7 +60,7 @@ class Control:
             shm = f"{self._base}/{mps.SHM}"
             inside = ["unshare", "--mount", "--propagation", "private", "--"]
             words = [*inside, "sh", "-c", _WITH_SHM, "sh", shm, *words]
-        fd = os.open(f"{self._base}/{mps.PIPE}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(self._lock, _FOLDER)
         try:
             lock.take(fd)  # what we start has it, too
             visible = {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
@@ -70,7 +72,7 @@ class Control:
     def settle(self) -> None:
         """Wait until what somebody started who was killed then is the daemon, or is nothing."""
         try:
-            fd = os.open(f"{self._base}/{mps.PIPE}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = os.open(self._lock, _FOLDER)
         except OSError:
             return
         try:
