@@ -14,7 +14,7 @@ from harness.cdi import generate, give
 from harness.commands import Result, wait_until
 from harness.inside import look, seen
 from harness.installation import copied
-from harness.standing import ONE, Site, stop_at_mounts
+from harness.standing import ONE, Site, ended_in_a_container
 from limits import in_time
 
 from gpuhook.ground.names import CDI_HOOK, HELPER_OPTION
@@ -243,21 +243,13 @@ def test_killed_in_the_midst(place: Place) -> None:
 
 @ONE
 def test_a_container_outlives_what_stood_ready(place: Place, tmp_path: Path) -> None:
-    """Its child is in the container, and stopped, so that the kernel ends the whole group."""
+    def end(server: int) -> None:
+        os.kill(server, signal.SIGKILL)
+
     place.by_engine()
     place.stand()
-    site = place.site
-    results: list[Result] = []
-    starting = threading.Thread(target=lambda: results.append(place.engine_starts()))
-    server, child = site.server, site.ahead
-    try:
-        stop_at_mounts(child, tmp_path / "strace", starting.start)
-        os.kill(server, signal.SIGKILL)
-        starting.join()
-    finally:
-        site.clear()
-        starting.join()
-    place.works(results[0])
+    log = tmp_path / "strace"
+    place.works(ended_in_a_container(place.site, place.engine_starts, log, end))
 
 
 class KillsChild(threading.Thread):

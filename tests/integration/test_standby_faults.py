@@ -22,9 +22,9 @@ from harness.standing import (
     Site,
     asked_child,
     children_of,
+    ended_in_a_container,
     is_running,
     parent_of,
-    stop_at_mounts,
 )
 from limits import in_time
 
@@ -174,27 +174,18 @@ def test_stopped_before_it_has_an_end(site: Site, tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["killed", "unit"])
 @ONE
 def test_a_container_outlives_what_stood_ready(site: Site, how: str, tmp_path: Path) -> None:
-    """Its child is in the container, and stopped, so that the kernel ends the whole group.
+    """Whether that is killed, or systemd stops the unit that all of them are in."""
 
-    Or systemd stops the unit that all of them are in.
-    """
-    site.stand()
-    server, child = site.server, site.ahead
-    results: list[Result] = []
-    starting = threading.Thread(target=lambda: results.append(site.run()))
-    try:
-        stop_at_mounts(child, tmp_path / "strace", starting.start)
+    def end(server: int) -> None:
         if how == "killed":
             os.kill(server, signal.SIGKILL)
-        else:
-            for pid in site.processes:
-                with suppress(ProcessLookupError):  # its parent's end may have been its own
-                    os.kill(pid, signal.SIGTERM)
-        starting.join()
-    finally:
-        site.clear()
-        starting.join()
-    site.sees_its_gpus(results[0])
+            return
+        for pid in site.processes:
+            with suppress(ProcessLookupError):  # its parent's end may have been its own
+                os.kill(pid, signal.SIGTERM)
+
+    site.stand()
+    site.sees_its_gpus(ended_in_a_container(site, site.run, tmp_path / "strace", end))
 
 
 @ONE

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Container
 from contextlib import suppress
@@ -195,15 +196,31 @@ class Site:
                     os.kill(pid, signal.SIGKILL)
 
 
-def stop_at_mounts(pid: int, log: Path, start: Callable[[], None]) -> None:
-    """Stop a child where it goes into the container that is started meanwhile."""
+def ended_in_a_container(
+    site: Site, start: Callable[[], Result], log: Path, end: Callable[[int], None]
+) -> Result:
+    """Start a container, and end what stood ready for it while its child is in the container.
+
+    The child is stopped there, so that the kernel tells the whole group to end. ``end`` is given
+    the process that stood ready.
+    """
+    server, child = site.server, site.ahead
+    results: list[Result] = []
+    starting = threading.Thread(target=lambda: results.append(start()))
     stops = ["-e", "trace=setns", "-e", "inject=setns:signal=STOP"]
-    tracing = ["strace", "-p", str(pid), *stops]
-    with daemon(tracing, log, lambda: "attached" in log.read_text()):
-        start()
-        wait_until(lambda: "stopped by SIGSTOP" in log.read_text(), "it is stopped")
-    status = Path(f"/proc/{pid}/status")  # it runs for a moment when strace lets go of it
-    wait_until(lambda: "State:\tT" in status.read_text(), "it is stopped for good")
+    tracing = ["strace", "-p", str(child), *stops]
+    try:
+        with daemon(tracing, log, lambda: "attached" in log.read_text()):
+            starting.start()
+            wait_until(lambda: "stopped by SIGSTOP" in log.read_text(), "it is stopped")
+        status = Path(f"/proc/{child}/status")  # it runs for a moment when strace lets go of it
+        wait_until(lambda: "State:\tT" in status.read_text(), "it is stopped for good")
+        end(server)
+        starting.join()
+    finally:
+        site.clear()
+        starting.join()
+    return results[0]
 
 
 def pids_with(environ: Path, mark: bytes) -> set[int]:
