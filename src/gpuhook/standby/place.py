@@ -33,7 +33,10 @@ _TAKES_IN = ("systemd", "containerd-shim")
 # What Python ignores, so that it reads of errors, and what nobody can.
 _PYTHONS_SIGNALS = {_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGKILL, _signal.SIGSTOP}
 _TIMER_SLACK = 50_000  # ns, as init's
-_LIMITS = tuple(f"RLIMIT_{name}" for name in ("AS", "CPU", "DATA", "FSIZE", "SIGPENDING"))
+_LIMITS = (
+    kernel.RLIMIT_AS, kernel.RLIMIT_CPU, kernel.RLIMIT_DATA, kernel.RLIMIT_FSIZE,
+    kernel.RLIMIT_SIGPENDING,
+)  # fmt: skip
 
 
 def take_over(config: Config, launcher: str, namespace: int, runtime: int) -> None:
@@ -160,8 +163,8 @@ def be_ordinary() -> None:
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
     kernel.forget_personality()
     kernel.set_timer_slack(_TIMER_SLACK)
-    for name in _LIMITS:
-        kernel.lift_limit(name)
+    for number in _LIMITS:
+        kernel.lift_limit(number)
     steps: list[tuple[Callable[..., object], tuple[object, ...]]] = [
         (os.sched_setscheduler, (0, os.SCHED_OTHER, os.sched_param(0))),
         (os.setpriority, (os.PRIO_PROCESS, 0, 0)),

@@ -67,6 +67,14 @@ FSCONFIG_CMD_CREATE: "Final" = 6
 # include/uapi/linux/sched.h
 CLONE_NEWNS: "Final" = 0x00020000
 
+# include/uapi/asm-generic/resource.h
+RLIMIT_CPU: "Final" = 0
+RLIMIT_FSIZE: "Final" = 1
+RLIMIT_DATA: "Final" = 2
+RLIMIT_AS: "Final" = 9
+RLIMIT_SIGPENDING: "Final" = 11
+_RLIM_INFINITY: "Final" = (1 << 64) - 1
+
 # include/uapi/linux/xattr.h: XATTR_NAME_SELINUX
 LABEL: "Final" = "security.selinux"
 
@@ -358,7 +366,7 @@ def end_after(seconds: int) -> None:
         made = _libc.timer_create(*words)
         # Timers count as signals that wait, and those of all that root has as one number: also of
         # containers whose root is the host's. setrlimit(2)
-        if made < 0 and lift_limit("RLIMIT_SIGPENDING"):  # protects: others-signals
+        if made < 0 and lift_limit(RLIMIT_SIGPENDING):  # protects: others-signals
             made = _libc.timer_create(*words)
         if made < 0:
             raise _os_error("timer_create")
@@ -369,20 +377,17 @@ def end_after(seconds: int) -> None:
         raise _os_error("timer_settime")
 
 
-def lift_limit(name: str) -> bool:
+def lift_limit(number: int) -> bool:
     """Raise a limit of this process' (RLIMIT_*) as far as it may; False where it can't be raised.
 
-    Source: setrlimit(2).
+    By the C library: this may be where an import would be from a container's image. Source:
+    prlimit(2).
     """
-    import resource  # noqa: PLC0415 - where a limit is in the way alone
-
-    number = getattr(resource, name)
-    for most in (resource.RLIM_INFINITY, resource.getrlimit(number)[1]):
-        try:
-            resource.setrlimit(number, (most, most))
-        except (OSError, ValueError):  # without CAP_SYS_RESOURCE
-            continue
-        return True
+    had = (clib.c_long * 2)()  # struct rlimit: the limit that counts, and the most it may be
+    _libc.prlimit(0, number, None, had)
+    for most in (_RLIM_INFINITY, had[1] & _RLIM_INFINITY):
+        if _libc.prlimit(0, number, _structure(most, most), None) == 0:
+            return True
     return False
 
 
