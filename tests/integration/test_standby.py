@@ -252,6 +252,11 @@ def test_its_memory(site: Site) -> None:
 @ONE
 def test_child_imports_nothing(own: Site, tmp_path: Path) -> None:
     """Whatever the container asks for: all that it needs is there before."""
+
+    def is_served() -> bool:
+        own.run().ok()
+        return own.served
+
     own.driver = simulate(own.installation, own.driver.root, *CHANGES["MIG"])
     own.plain = own.plain.replace(b"DEVICES=0,2", b"DEVICES=0,1:0")
     own.run().ok()
@@ -267,8 +272,7 @@ def test_child_imports_nothing(own: Site, tmp_path: Path) -> None:
         for name in ("compute,utility", "all", "graphics,display,ngx"):
             more = f'"NVIDIA_DRIVER_CAPABILITIES={name}","NVIDIA_VISIBLE_DEVICES=0,1:0"'.encode()
             own.plain = plain.replace(b'"NVIDIA_VISIBLE_DEVICES=0,1:0"', more)
-            own.run().ok()
-            assert own.served
+            wait_until(is_served, "a traced child answers in its time")
         tracing.terminate()
     assert steps(own.server) > before
     opened = re.findall(r'"([^"]+\.(?:py|pyc|so))"', log.read_text())
