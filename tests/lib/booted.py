@@ -25,6 +25,8 @@ ALLOWED, DENIED = "ENXIO", "EPERM"
 _CONTROLLERS = Path("/sys/fs/cgroup/cgroup.controllers")
 CONTROLLERS = _CONTROLLERS.read_text().split() if _CONTROLLERS.exists() else None
 DAEMON_JSON = Path("/etc/docker/daemon.json")
+# Debian 12's: it tells systemd no rules of devices; later ones do, and write v2's again at update.
+CRUN_IS_OLD = run(["crun", "--version"]).stdout.startswith("crun version 1.8.")
 
 
 def call(*words: str | Path) -> str:
@@ -145,6 +147,16 @@ DISTURBANCES: Mapping[str, Callable[[Container], None]] = {
     "set-property": set_property,
     "update": update,
 }
+
+
+def survived_by(engine: str, runtime: str) -> list[str]:
+    """Return which of DISTURBANCES a container survives that this runtime has made.
+
+    With crun 1.8 on v2 Docker's update fails, and the kernel ends the container for want of memory,
+    also where crun is called by Docker itself.
+    """
+    fatal = CRUN_IS_OLD and (engine, runtime) == ("docker", "crun")
+    return [name for name in DISTURBANCES if not (fatal and name == "update")]
 
 
 def disturb(container: Container, what: str) -> bool:
