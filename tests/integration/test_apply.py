@@ -11,9 +11,9 @@ from pathlib import Path
 import declared_vendors
 import pytest
 from harness import vendors
-from harness.commands import run
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.installation import Installation
+from harness.namespaces import host_cgroups, namespace
 from harness.root_folders import OWNER, Folder, killed, snapshot
 from harness.sandbox import contents
 
@@ -338,7 +338,9 @@ def test_systemd_reads_any_path_in_a_units_lines(workspace: Path) -> None:
     (folder / "odd.service").write_text("".join(f"{line}\n" for line in lines))
     env = dict.fromkeys(("SYSTEMD_UNIT_PATH", "XDG_RUNTIME_DIR", "HOME"), str(folder))
     user = ["setpriv", f"--reuid={OWNER}", f"--regid={OWNER}", "--clear-groups"]
-    done = run([*user, "/lib/systemd/systemd", "--test", "--user", "--unit=odd.service"], env).ok()
+    words = (*user, "/lib/systemd/systemd", "--test", "--user", "--unit=odd.service")
+    with namespace("host" if host_cgroups() == "v2" else "v2") as entered:  # v1 is none from 258 on
+        done = entered.run(*words, env=env).ok()
     shutil.rmtree(folder)
     assert f"BindPaths: {root}/dev/nvidia0:/dev/nvidia0:rbind" in done.stdout
 

@@ -126,7 +126,9 @@ class Machine:
         Path(path).write_text(f'[engine.runtimes]\ngpu-py = ["{self.bin}/gpu-py"]\n')
 
     def register_containerd(self) -> None:
-        text = f'[plugins.cri.containerd.runtimes.gpu-py]\nruntime_engine = "{self.bin}/gpu-py"\n'
+        runtime = 'plugins."io.containerd.grpc.v1.cri".containerd.runtimes.gpu-py'
+        text = f'version = 2\n[{runtime}]\nruntime_type = "io.containerd.runc.v2"\n'
+        text += f'[{runtime}.options]\nBinaryName = "{self.bin}/gpu-py"\n'
         Path("/etc/containerd/config.toml").write_text(text)
 
 

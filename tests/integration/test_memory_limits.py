@@ -273,7 +273,9 @@ def test_a_cgroup_that_others_are_in_is_limited_for_nobody(place: Place, way: st
             wait_until(lambda: place.namespace.run("rmdir", folder).status == 0, "it is removed")
     assert done.status != 0
     assert "started" not in done.stdout
-    is_said(place, done, "others are in")
+    # runc refuses it by itself from 1.2 on, at the latest.
+    if "cgroup is not empty" not in done.stderr:
+        is_said(place, done, "others are in")
 
 
 @RUNTIMES

@@ -6,6 +6,7 @@ be reached from everywhere: what they depend on is compared with Debian's, and n
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,15 @@ from harness.packages import (
 
 from gpuhook import __version__
 
-# Debian's rpm would rather have its packages converted; those that it has are no dependencies.
-RPM = ("rpm", "--force-debian", "--dbpath=/var/lib/rpm", "--nodeps")
 DAEMON_JSON = '{\n  "log-level": "warn"\n}\n'
+
+
+@cache
+def rpm() -> tuple[str, ...]:
+    """Return how rpm is called: the packages that Debian has are no dependencies to it."""
+    # Before version 6 Debian's would rather have packages converted.
+    force = ["--force-debian"] if "--force-debian" in run(["rpm", "--help"]).ok().stdout else []
+    return ("rpm", *force, "--dbpath=/var/lib/rpm", "--nodeps")
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +115,7 @@ def test_it_wants_the_libraries_that_the_debian_package_wants(
 
 def test_it_is_installed_and_leaves_nothing(system: Debian) -> None:
     before = _changed(system)
-    system.call(*RPM, "-i", "/package.rpm")
+    system.call(*rpm(), "-i", "/package.rpm")
     assert f"version {__version__}" in system.call("gpuhook", "--version").stdout
     assert system.call("gpu-py", "--version").stdout == run(["runc", "--version"]).ok().stdout
     compiled = {path.name for path in (system.root / "usr/lib/gpuhook").rglob("*.pyc")}
@@ -116,12 +123,12 @@ def test_it_is_installed_and_leaves_nothing(system: Debian) -> None:
     wants = system.root / "etc/systemd/system/multi-user.target.wants"
     expected = ["gpuhook-cdi-refresh.path", "gpuhook-cdi-refresh.service", "gpuhook-watch.service"]
     assert sorted(path.name for path in wants.glob("gpuhook-*")) == expected
-    system.call(*RPM, "-i", "/simulate.rpm")
+    system.call(*rpm(), "-i", "/simulate.rpm")
     assert system.call("gpuhook", "simulate", "/gpus", "--gpus", "2").stdout
     system.call("gpuhook", "simulate", "/gpus", "--remove")
-    system.call(*RPM, "-e", "gpuhook-simulate")
+    system.call(*rpm(), "-e", "gpuhook-simulate")
     assert not (system.root / "usr/lib/gpuhook/gpuhook_simulate").exists()
-    system.call(*RPM, "-e", "gpuhook")
+    system.call(*rpm(), "-e", "gpuhook")
     assert _changed(system) == before
     assert not (system.root / "usr/lib/gpuhook").exists()
     assert not (system.root / "run/gpuhook").exists()
@@ -129,7 +136,7 @@ def test_it_is_installed_and_leaves_nothing(system: Debian) -> None:
 
 def test_a_start_finds_yaml_where_these_systems_have_it(system: Debian) -> None:
     """In site-packages, which Debian's Python of the system hasn't; a start looks for it itself."""
-    system.call(*RPM, "-i", "/package.rpm")
+    system.call(*rpm(), "-i", "/package.rpm")
     where = (
         "import sys; print(f'/usr/{sys.platlibdir}/python3.{sys.version_info[1]}/site-packages')"
     )
@@ -146,10 +153,10 @@ def test_a_start_finds_yaml_where_these_systems_have_it(system: Debian) -> None:
 
 
 def test_an_upgrade_takes_no_older_module_for_the_new_one(system: Debian) -> None:
-    system.call(*RPM, "-i", "/package.rpm")
+    system.call(*rpm(), "-i", "/package.rpm")
     system.call("systemctl", "disable", "gpuhook-watch.service")
     leave_stale_module(system)
-    system.call(*RPM, "-U", "--force", "/package.rpm")
+    system.call(*rpm(), "-U", "--force", "/package.rpm")
     assert f"version {__version__}" in system.call("gpuhook", "--version").stdout
     wants = system.root / "etc/systemd/system/multi-user.target.wants"
     assert not (wants / "gpuhook-watch.service").is_symlink(), (
@@ -159,13 +166,13 @@ def test_an_upgrade_takes_no_older_module_for_the_new_one(system: Debian) -> Non
 
 
 def test_removal_takes_gpu_py_out_of_the_engines(system: Debian) -> None:
-    system.call(*RPM, "-i", "/package.rpm")
+    system.call(*rpm(), "-i", "/package.rpm")
     settings = system.root / "etc/docker/daemon.json"
     settings.parent.mkdir(exist_ok=True)
     settings.write_text(DAEMON_JSON)
     system.call("gpuhook", "install", "--engine", "docker")
     assert "gpu-py" in settings.read_text()
-    system.call(*RPM, "-e", "gpuhook")
+    system.call(*rpm(), "-e", "gpuhook")
     assert settings.read_text() == DAEMON_JSON
 
 
@@ -173,12 +180,12 @@ def test_it_stays_while_a_document_of_somebodys_names_our_hook(
     system: Debian, installation: Installation
 ) -> None:
     simulate(installation, system.root / "gpus", "--gpus=2")
-    system.call(*RPM, "-i", "/package.rpm")
+    system.call(*rpm(), "-i", "/package.rpm")
     system.call("gpuhook", "config", "set", "nvidia-container-cli.root=/gpus")
     system.call("gpuhook", "cdi", "generate", "--output", "/etc/cdi/by-hand.json")
-    refused = system.call(*RPM, "-e", "gpuhook", fails=True)
+    refused = system.call(*rpm(), "-e", "gpuhook", fails=True)
     assert "Run this first: rm /etc/cdi/by-hand.json" in refused.stderr + refused.stdout
     assert (system.root / "usr/bin/gpuhook-cdi-hook").exists()
     system.call("rm", "/etc/cdi/by-hand.json")
-    system.call(*RPM, "-e", "gpuhook")
+    system.call(*rpm(), "-e", "gpuhook")
     assert not (system.root / "usr/bin/gpuhook-cdi-hook").exists()
