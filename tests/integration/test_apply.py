@@ -328,9 +328,9 @@ def test_a_folder_is_no_way_around_a_limit(folder: Folder, way: str, limits: str
 
 
 def test_systemd_reads_any_path_in_a_units_lines(workspace: Path) -> None:
-    root = "/srv/a b\tc%i:d\"e'f\\g"
+    root, variable = '/srv/a  b\tc%i:d"e\'f\\g "" h', "A=a  b\tc%i\"e'f\\g$h"
     plan = Plan([BindDevice(root, Node("/dev/nvidia0", 195, 0, 0o666, 0, 0), "")])
-    lines = ["[Unit]", "DefaultDependencies=no", *units.service(plan, [], own_root=True)]
+    lines = ["[Unit]", "DefaultDependencies=no", *units.service(plan, [variable], own_root=True)]
     lines += ["RootDirectory=/srv", "ExecStart=/bin/true"]
     folder = workspace / "units"  # root may not run systemd's test mode
     folder.mkdir()
@@ -342,7 +342,8 @@ def test_systemd_reads_any_path_in_a_units_lines(workspace: Path) -> None:
     with namespace("host" if host_cgroups() == "v2" else "v2") as entered:  # v1 is none from 258 on
         done = entered.run(*words, env=env).ok()
     shutil.rmtree(folder)
-    assert f"BindPaths: {root}/dev/nvidia0:/dev/nvidia0:rbind" in done.stdout
+    assert f"BindPaths: {root}/dev/nvidia0:/dev/nvidia0:rbind\n" in done.stdout
+    assert f"Environment: {variable}\n" in done.stdout
 
 
 def test_an_empty_name_is_not_the_current_folder(folder: Folder) -> None:

@@ -18,9 +18,10 @@ from gpuhook.start.plan.operations import (
 from gpuhook.start.plan.spec_edits import MakeNode
 
 # In paths: of nspawn's, and of a unit's, where white space parts words and quotes are taken off.
+# systemd 262 sees no backslash before white space, and 252 no colon within quotes.
 _ESCAPED = {char: f"\\{char}" for char in "\\:"}
 _NSPAWNS = str.maketrans(_ESCAPED)
-_UNITS = str.maketrans({**_ESCAPED, " ": "\\ ", "\t": "\\\t", '"': "'\"'", "'": '"\'"'})
+_UNITS = str.maketrans({**_ESCAPED, " ": '" "', "\t": '"\t"', '"': "'\"'", "'": '"\'"'})
 
 
 def machine(plan: Plan, env: Iterable[str]) -> list[str]:
