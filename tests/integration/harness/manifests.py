@@ -71,7 +71,7 @@ def podman_options(pod: Document, container: Document, host: Mapping[str, str]) 
     ``host`` has folders that stand for others of the node's, and those of ConfigMaps by name.
     """
     words = ["--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
-    words += ["--pids-limit=-1", f"--entrypoint={json.dumps(container['command'])}"]
+    words += ["--pids-limit=0", f"--entrypoint={json.dumps(container['command'])}"]
     words += ["--pid=host"] if pod.get("hostPID") else []
     words += _security(pod["securityContext"]) + _security(container["securityContext"])
     words += [f"--env={each['name']}={_value(each)}" for each in container.get("env", [])]

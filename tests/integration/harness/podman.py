@@ -66,7 +66,7 @@ class Podman:
             "--network=none",
             "--ulimit=nofile=1024:1024",
             "--ulimit=nproc=1024:1024",
-            "--pids-limit=-1",
+            "--pids-limit=0",
             "--cap-add=MKNOD",
         ]
         words += [f"--cgroup-parent={CGROUP_PARENT}", *settings("-e", env), *options]
