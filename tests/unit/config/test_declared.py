@@ -83,6 +83,8 @@ def test_tables_need_no_slow_reader(text: str) -> None:
         ('libraries = ["maker.so"]', "line 6: "),
         ('environment = ["MAKER"]', "line 6: "),
         ('environment = ["1=2"]', "line 6: "),
+        ('environment = ["A=b\\nc"]', "line 6: "),
+        ('environment = ["A=\\u0000"]', "line 6: "),
         ('present = "maker"', "line 6: "),
         ('present = "pci:1"', "line 6: "),
         ('present = "driver:"', "line 6: "),

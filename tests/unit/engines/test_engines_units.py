@@ -1,5 +1,6 @@
 """Files of systemd's with a block of ours, and scripts that are ours as a whole."""
 
+import shlex
 import shutil
 from pathlib import Path
 
@@ -35,6 +36,15 @@ def test_a_node_that_is_not_in_dev_stands_in_no_rule(root: str, words: list[str]
     plan = Plan([AllowDevice(node.numbers, ""), BindDevice(root, node, "")])
     bind = f"--bind={root.rstrip('/')}/dev/nvidia0:/dev/nvidia0"
     assert units.arguments(plan, ["A=1"]) == [bind, "--setenv=A=1", *words]
+
+
+@pytest.mark.parametrize("value", ["A=1", "A=", "A= ", "A=a  b\tc\"d'e\\f%g$h", 'A="\\"', "A='"])
+def test_a_variable_in_a_nspawn_file(value: str) -> None:
+    """systemd takes quotes off there, and a backslash for itself."""
+    name, _, text = units.machine(Plan([]), [value])[-1].partition("=")
+    parser = shlex.shlex(text, posix=True)
+    parser.whitespace_split, parser.escape, parser.commenters = True, "", ""
+    assert (name, list(parser)) == ("Environment", [value])
 
 
 @given(st.text(), st.text(min_size=1).filter(lambda text: "# To here" not in text))

@@ -143,7 +143,7 @@ def _is_well_formed(made: Declared, wrong: "Wrong") -> bool:
         ("files", made.files, _is_path, "an absolute path of a file"),
         ("folders", made.folders, _is_path, "an absolute path of a folder of the driver's own"),
         ("libraries", made.libraries, _is_library, "a library's name or absolute path"),
-        ("environment", made.environment, _is_setting, "NAME=VALUE"),
+        ("environment", made.environment, _is_setting, "NAME=VALUE of printable characters"),
     ]
     good = bool(made.nodes)
     if not good:
@@ -218,5 +218,7 @@ def _is_library(text: str) -> bool:
 
 
 def _is_setting(text: str) -> bool:
-    name, equals, _ = text.partition("=")
+    name, equals, value = text.partition("=")
+    if not value.isprintable():  # a line break has no place in files of variables, a NUL in none
+        return False
     return bool(equals and name) and _WORD.issuperset(name) and name[0] not in _DIGITS

@@ -25,9 +25,9 @@ _UNITS = str.maketrans({**_ESCAPED, " ": '" "', "\t": '"\t"', '"': "'\"'", "'": 
 
 
 def machine(plan: Plan, env: Iterable[str]) -> list[str]:
-    """Return the lines for a machine's .nspawn file; ``env`` are NAME=VALUE."""
+    """Return the lines for a machine's .nspawn file; ``env`` are NAME=VALUE, of one line each."""
     files = [f"{name}={value}" for name, value in _binds(plan, _NSPAWNS)]
-    variables = [f"Environment={_quoted(each)}" for each in env]
+    variables = [f"Environment={_literal(each)}" for each in env]
     return ["[Files]", *files, *(["[Exec]", *variables] if variables else [])]
 
 
@@ -97,9 +97,18 @@ def _rules(plan: Plan) -> list[str]:
     return found
 
 
+def _literal(word: str) -> str:
+    """Return a word as a .nspawn file takes it: there a backslash stands for itself."""
+    return word if _is_plain(word) else '"' + word.replace('"', '"\'"\'"') + '"'
+
+
+def _is_plain(word: str) -> bool:
+    return all(char.isalnum() or char in "_=,./:+@-" for char in word)
+
+
 def _quoted(word: str) -> str:
     """Return a word as systemd.syntax(7) takes it."""
-    if word and all(char.isalnum() or char in "_=,./:+@-" for char in word):
+    if _is_plain(word):
         return word
     return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
