@@ -11,6 +11,7 @@ specification 1.6 and the package URL specification.
 """
 
 import datetime as dt
+import email.message
 import email.parser
 import hashlib
 import json

@@ -15,14 +15,15 @@ from harness.engines import settings
 from harness.images import image
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
-from harness.podman import Podman, podman
+from harness.podman import Podman, cdi_folder, podman
 
 from gpuhook.start.cdi import folders
 from gpuhook.start.cdi.document import read
 from gpuhook.tools.cdi import refresh as refreshing
 
-FOLDER = Path("/var/run/cdi")  # the session has a /run of its own
+FOLDER = cdi_folder()  # the session has a /run and an /etc of its own
 DOCUMENT = FOLDER / "nvidia.com-gpu.yaml"
+IN_RUN = Path("/var/run/cdi", DOCUMENT.name)  # for engines of versions that a test names
 RULE = Path("/etc/udev/rules.d/70-gpuhook-cdi-refresh.rules")
 
 
@@ -64,7 +65,7 @@ def site(workspace: Path, installation: Installation) -> Iterator[Site]:
     made.simulate("--gpus=2")
     yield made
     made.gpuhook("uninstall")
-    run(["rm", "-rf", folder, FOLDER, *FOLDER.parent.glob("cdi-*")]).ok()
+    run(["rm", "-rf", folder, FOLDER, IN_RUN.parent, *FOLDER.parent.glob("cdi-*")]).ok()
 
 
 @pytest.fixture(scope="module")
@@ -415,7 +416,7 @@ def test_dockers_setting(programs: Programs, version: str, is_written: bool, is_
     done = programs.install("docker", dockerd=f"Docker version {version}, build 5d6db84").ok()
     assert (json.loads(path.read_text()).get("features") == {"cdi": True}) == is_written
     assert (f"docker {version} doesn't know CDI" in done.stderr) == is_told
-    assert DOCUMENT.exists()
+    assert IN_RUN.exists()
 
 
 def test_a_false_is_overridden_and_brought_back(site: Site, programs: Programs) -> None:
@@ -451,14 +452,14 @@ def test_containerds_setting(
 
 def test_one_folder_for_all_engines(site: Site, programs: Programs) -> None:
     programs.install("docker", dockerd="Docker version 26.1.5, build 411e817").ok()
-    assert DOCUMENT.exists()
+    assert IN_RUN.exists()
     both = Path("/etc/cdi/nvidia.com-gpu.yaml")
     done = programs.install("podman", podman="podman version 5.4.2").ok()
-    assert f"removed {DOCUMENT}" in done.stdout
+    assert f"removed {IN_RUN}" in done.stdout
     assert both.exists()
-    assert not DOCUMENT.exists()
+    assert not IN_RUN.exists()
     programs.install("podman", podman="podman version 5.8.0").ok()
-    assert DOCUMENT.exists()
+    assert IN_RUN.exists()
     assert not both.exists()
 
 
@@ -471,10 +472,10 @@ def test_a_document_for_an_old_engine(site: Site, programs: Programs) -> None:
     assert said == ""
     said = programs.install("podman", podman="podman version 4.9.3").ok().stderr
     assert "podman 4.9.3 takes CDI documents up to version 0.6.0" in said
-    assert "additionalGids" not in DOCUMENT.read_text()
-    assert 'cdiVersion: "0.5.0"' in DOCUMENT.read_text()
+    assert "additionalGids" not in IN_RUN.read_text()
+    assert 'cdiVersion: "0.5.0"' in IN_RUN.read_text()
     said = programs.install("podman", podman="podman version 4.1.1").ok().stderr
-    assert f"podman 4.1.1 takes documents up to version 0.4.0 and refuses {DOCUMENT}" in said
+    assert f"podman 4.1.1 takes documents up to version 0.4.0 and refuses {IN_RUN}" in said
 
 
 def test_documents_stay_for_the_other_engine(site: Site) -> None:
@@ -482,7 +483,7 @@ def test_documents_stay_for_the_other_engine(site: Site) -> None:
     system = site.folder / "system"
     system.mkdir()
     site.gpuhook("install", "--cdi", "--engine=podman", "--engine=crio", *options).ok()
-    document = Path(f"{system}{DOCUMENT}")
+    document = Path(f"{system}{IN_RUN}")
     assert document.exists()
     done = site.gpuhook("uninstall", "--engine=crio", *options).ok()
     assert "kept for podman: the CDI documents" in done.stdout

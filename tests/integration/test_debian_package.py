@@ -31,6 +31,7 @@ from harness.packages import (
     leave_stale_module,
     without_gpuhook,
 )
+from harness.podman import cdi_folder
 from harness.standing import ONE
 
 from gpuhook import __version__
@@ -263,6 +264,12 @@ def test_removal_takes_gpu_py_out_of_the_engines(debian: Debian) -> None:
     assert settings.read_text() == DAEMON_JSON
 
 
+def document_of(debian: Debian) -> Path:
+    """Return where the document of GPUs is kept; /var/run is a link to /run."""
+    folder = str(cdi_folder()).replace("/var/run", "/run")
+    return debian.root / folder.lstrip("/") / "nvidia.com-gpu.yaml"
+
+
 def test_documents_are_kept_by_the_packages_own_units(
     debian: Debian, installation: Installation
 ) -> None:
@@ -270,14 +277,15 @@ def test_documents_are_kept_by_the_packages_own_units(
     debian.call("gpuhook", "config", "set", "nvidia-container-cli.root=/gpus")
     before = debian.changed()
     done = debian.call("gpuhook", "install", "--cdi", "--engine", "podman")
-    assert "wrote /var/run/cdi/nvidia.com-gpu.yaml" in done.stdout
+    assert f"wrote {cdi_folder()}/nvidia.com-gpu.yaml" in done.stdout
     assert "systemctl" not in done.stdout
-    assert [path for path in debian.changed() - before if path.startswith("etc/")] == [
+    changed = [path for path in debian.changed() - before if path.startswith("etc/")]
+    assert [path for path in changed if not path.startswith("etc/cdi")] == [
         "etc/containers/containers.conf.d/99-gpuhook.conf"
     ]
     debian.call("gpuhook", "cdi", "refresh")
     debian.call("dpkg", "-r", "gpuhook")
-    assert not (debian.root / "run/cdi").exists()
+    assert not document_of(debian).exists()
     assert not (debian.root / "var/lib/gpuhook").exists()
 
 
@@ -293,10 +301,10 @@ def test_removal_while_a_document_of_somebodys_names_our_hook(
     [command] = re.findall(r"Run this first: (.*)\.$", refused.stderr, re.MULTILINE)
     assert command == "rm '/etc/cdi/by hand.json'"
     assert (debian.root / "usr/bin/gpuhook-cdi-hook").exists()
-    assert (debian.root / "run/cdi/nvidia.com-gpu.yaml").exists()
+    assert document_of(debian).exists()
     debian.call("sh", "-c", command)
     debian.call("dpkg", "-r", "gpuhook")
-    assert not (debian.root / "run/cdi").exists()
+    assert not document_of(debian).exists()
 
 
 @dataclass(frozen=True)

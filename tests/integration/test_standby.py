@@ -185,7 +185,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 @ONE
 def test_it_is_as_ordinary_as_init(site: Site) -> None:
     """Others' containers don't start more slowly, or fail, because its caller's were to."""
-    limits = ("--fsize=10000000:", "--cpu=100:")
+    limits = ("--fsize=200000000:", "--cpu=100:")
     lends = (sys.executable, "-c", LENDS, "setarch", "-R", "nice", "-n", "19", "prlimit", *limits)
     site.stand(*lends)
     files = ("timerslack_ns", "personality", "limits", "status", "stat")

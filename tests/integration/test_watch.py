@@ -15,6 +15,7 @@ import pytest
 from harness.commands import Result, run, stop, wait_until
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
+from harness.podman import cdi_folder
 
 from gpuhook.ground.config.model import Config
 from gpuhook.start.cdi import folders
@@ -89,7 +90,7 @@ class Watched:
         words = ["--cdi", "--engine=podman", f"--state-dir={self.state}"]
         env = {"GPUHOOK_CONFIG": str(self.config)}
         run([self._installation.command, "install", *words], env).ok()
-        return Path("/var/run/cdi/nvidia.com-gpu.yaml")  # the session has a /run of its own
+        return cdi_folder() / "nvidia.com-gpu.yaml"  # the session has a /run and an /etc of its own
 
     @contextmanager
     def paused(self) -> Iterator[None]:

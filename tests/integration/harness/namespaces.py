@@ -115,6 +115,7 @@ def runtime_layouts() -> list[tuple[str, str]]:
 
 def isolate_session() -> None:
     """Move this process into the session's mount namespace."""
+    os.environ["PODMAN_IGNORE_CGROUPSV1_WARNING"] = "1"  # from podman 5 on
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS) != 0:
         number = ctypes.get_errno()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.bundles import CGROUP_PARENT
-from harness.commands import Result
+from harness.commands import Result, run
 from harness.engines import settings
 from harness.namespaces import Namespace
 
@@ -71,6 +71,12 @@ class Podman:
         ]
         words += [f"--cgroup-parent={CGROUP_PARENT}", *settings("-e", env), *options]
         return self.call("run", "--rm", *words, image, *command)
+
+
+def cdi_folder() -> Path:
+    """Return where documents are kept on this machine: podman 5.4 to 5.6 reads no other folder."""
+    major, minor = run(["podman", "--version"]).ok().stdout.split()[-1].split(".")[:2]
+    return Path("/etc/cdi" if (5, 4) <= (int(major), int(minor)) <= (5, 6) else "/var/run/cdi")
 
 
 @contextmanager
