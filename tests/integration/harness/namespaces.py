@@ -9,6 +9,7 @@ what it has registered with engines, isn't there.
 
 import ctypes
 import os
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -116,6 +117,10 @@ def runtime_layouts() -> list[tuple[str, str]]:
 def isolate_session() -> None:
     """Move this process into the session's mount namespace."""
     os.environ["PODMAN_IGNORE_CGROUPSV1_WARNING"] = "1"  # from podman 5 on
+    for each in (signal.SIGHUP, signal.SIGINT):  # nohup(1) and & have both ignored
+        if signal.getsignal(each) is signal.SIG_IGN:
+            # runc from 1.2 on passes that on to a container, or not, as fast as it is.
+            signal.signal(each, signal.SIG_DFL)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS) != 0:
         number = ctypes.get_errno()
