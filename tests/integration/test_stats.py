@@ -199,9 +199,12 @@ def _state(pid: int) -> str:
 
 def _asking(pid: int) -> list[int]:
     """Return the children of a process that ask NVML."""
-    children = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-    named = {each: Path(f"/proc/{each}/comm").read_text().strip() for each in children}
-    return [each for each, name in named.items() if name == "gpuhook-nvml"]
+    found = []
+    for each in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            if Path(f"/proc/{each}/comm").read_text() == "gpuhook-nvml\n":
+                found.append(each)
+    return found
 
 
 def test_terminals_that_cannot_do_much(driver: Driver, configs: dict[str, Path]) -> None:

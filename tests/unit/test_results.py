@@ -43,10 +43,10 @@ def test_the_page_says_what_the_files_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "instead"), [("26.1.5", "27.1.5"), ("3584 passed", "3585 passed"), ("| Docker", "|")]
+    ("said", "instead"), [(r"26\.1\.5", "27.1.5"), (r"\d+ passed", "0 passed"), (r"\| Docker", "|")]
 )
 def test_a_claim_that_is_edited_by_hand_is_found(said: str, instead: str) -> None:
-    page = results.PAGE.read_text().replace(said, instead, 1)
+    page = re.sub(said, instead, results.PAGE.read_text(), count=1)
     assert page != results.with_tables(page, results.read_all())
 
 

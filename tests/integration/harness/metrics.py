@@ -90,14 +90,22 @@ def devices(samples: Samples) -> list[str]:
 def listening(port: int) -> list[int]:
     """Return the child of ours that serves on a port."""
     word = f"127.0.0.1:{port}"
-    return [pid for pid in children(os.getpid())
-            if word in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]  # fmt: skip
+    found = []
+    for pid in children(os.getpid()):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            if word in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+                found.append(pid)
+    return found
 
 
 def children(pid: int) -> list[int]:
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [child for child in map(int, text.split()) if state(child) != "Z"]
+    return [child for child in map(int, text.split()) if state(child) not in {"", "Z"}]
 
 
 def state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    """Return a process' state as in proc(5), "" for one that there isn't any more."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
