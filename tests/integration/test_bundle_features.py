@@ -1,7 +1,10 @@
 """What goes beyond GPUs and libraries reaches real containers: MIG, IMEX, features, graphics."""
 
+import json
 import os
 import stat
+import struct
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -163,26 +166,58 @@ COMPAT = "/usr/local/cuda/compat"
 USE_COMPAT = "dlprobe libcuda.so.1; busybox cat /etc/ld.so.conf.d/00-compat-gpuhook.conf; true"
 
 
-def give_compat(bundle: Bundle, rich: Built, version: str) -> None:
-    """Put a CUDA forward-compatibility library into the image."""
+def give_compat(bundle: Bundle, rich: Built, version: str, branches: tuple[int, ...] = ()) -> None:
+    """Put a CUDA forward-compatibility library into the image, with a note of driver branches."""
     library = Path(rich.root) / rich.library_dir.lstrip("/") / f"libcuda.so.{rich.driver_version}"
+    if branches:
+        library = with_note(library, bundle.path / "noted", branches)
     folder = f"{bundle.root}{COMPAT}"
     name = f"libcuda.so.{version}"
     script = 'mkdir -p "$1"; cp "$2" "$1/$3"; ln -s "$3" "$1/libcuda.so.1"'
     bundle.call("sh", "-ec", script, "sh", folder, library, name).ok()
 
 
+def with_note(library: Path, made: Path, branches: tuple[int, ...]) -> Path:
+    """Return a copy of a library with the ELF note of NVIDIA's CUDA compatibility libraries."""
+    text = json.dumps({"format": 1, "CUDA version": "13.1", "driver": branches, "device": [1]})
+    data = text.encode() + b"\0"
+    note = made.with_suffix(".note")
+    note.write_bytes(struct.pack("<III", 19, len(data), 0) + b"NVIDIA Corporation\0\0" + data)
+    section = ".note.cuda.fwd_compatibility"
+    subprocess.run(
+        [
+            "objcopy", "--add-section", f"{section}={note}", "--set-section-flags",
+            f"{section}=alloc,readonly", library, made,
+        ],
+        check=True,
+    )  # fmt: skip
+    made.chmod(0o755)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("version", "noted"), [("999.1.1", False), ("999.1.1", True), ("{branch}.999.1", True)]
+)
 @ONE
-def test_the_images_newer_cuda_comes_first(bundle: Bundle, start: Start, rich: Built) -> None:
-    give_compat(bundle, rich, "999.1.1")
+def test_the_images_newer_cuda_comes_first(
+    bundle: Bundle, start: Start, rich: Built, version: str, noted: bool
+) -> None:
+    branch = rich.driver_version.partition(".")[0]
+    version = version.format(branch=branch)
+    give_compat(bundle, rich, version, (535, int(branch)) if noted else ())
     lines = start(USE_COMPAT, NVIDIA_VISIBLE_DEVICES="0").ok().stdout.splitlines()
-    assert lines[0].split()[:2] == ["libcuda.so.1", f"{COMPAT}/libcuda.so.999.1.1"]
+    assert lines[0].split()[:2] == ["libcuda.so.1", f"{COMPAT}/libcuda.so.{version}"]
     assert lines[1] == COMPAT
 
 
+@pytest.mark.parametrize(
+    ("version", "branches"), [("400.1.1", ()), ("999.1.1", (535, 999)), ("400.1.1", (535, 400))]
+)
 @ONE
-def test_the_images_older_cuda_does_not(bundle: Bundle, start: Start, rich: Built) -> None:
-    give_compat(bundle, rich, "400.1.1")
+def test_cuda_of_the_image_that_does_not_fit_is_not_used(
+    bundle: Bundle, start: Start, rich: Built, version: str, branches: tuple[int, ...]
+) -> None:
+    give_compat(bundle, rich, version, branches)
     lines = start(USE_COMPAT, NVIDIA_VISIBLE_DEVICES="0").ok().stdout.splitlines()
     folder = "/usr/lib/x86_64-linux-gnu"
     assert lines[0].split()[:2] == ["libcuda.so.1", f"{folder}/libcuda.so.{rich.driver_version}"]

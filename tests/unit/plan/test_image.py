@@ -1,5 +1,6 @@
 """image and layout: what is read from an image's files."""
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,18 +101,39 @@ def test_compat_libraries_where_the_configuration_says(
     assert (compat.folder, compat.libraries) == ("/opt/compat", ("libcuda.so.1",))
 
 
-def test_compat_note(tmp_path: Path, library: LibraryBuilder) -> None:
-    text = b'{"Format":1,"CUDA Version":"14.0","Driver":[535,580]}'
-    owner = cuda_compat.OWNER.encode() + b"\0"
-    padded = owner + bytes(-len(owner) % 4)
-    head = b"".join(n.to_bytes(4, "little") for n in (len(owner), len(text), 1))
-    note = head + padded + text + bytes(-len(text) % 4)
+# Sections of NVIDIA's libraries: the sizes that the header has, and what follows the owner's name.
+NOTE_SECTIONS = {
+    "575.57.08": (
+        (19, 84, 0),
+        b'{"format":1,"CUDA version":"12.9","driver":[535,550,560,565,570,575],"device":[1,2]}\0\0',
+        ("12.9", (535, 550, 560, 565, 570, 575)),
+    ),
+    "Orin's, whose header has more bytes than follow": (
+        (19, 41, 0),
+        b'{"format":1,"CUDA version":"13.2"}\0\0\0\0\0',
+        ("13.2", ()),
+    ),
+    "a stated length of 4 GiB": (
+        (19, 0xFFFFFFFF, 0),
+        b'{"format":1,"CUDA version":"13.2","driver":[580]}',
+        ("13.2", (580,)),
+    ),
+    "cut short inside": ((19, 106, 0), b'{"format":1,"CUDA version":"12.9","driv', None),
+    "nothing follows": ((19, 106, 0), b"", None),
+    "an owner longer than the section": ((500, 41, 0), b'{"format":1}', None),
+}
+
+
+@pytest.mark.parametrize("name", NOTE_SECTIONS)
+def test_compat_note(tmp_path: Path, library: LibraryBuilder, name: str) -> None:
+    head, text, expected = NOTE_SECTIONS[name]
+    note = struct.pack("<III", *head) + b"NVIDIA Corporation\0\0" + text
     content = library("libcuda.so.1", sections={cuda_compat.SECTION: note})
     put(tmp_path, f"{COMPAT}/libcuda.so.600.1.2", content)
     compat = compat_in(tmp_path)
     assert compat is not None
-    assert compat.note is not None
-    assert (compat.note.cuda, compat.note.branches) == ("14.0", (535, 580))
+    found = compat.note and (compat.note.cuda, compat.note.branches)
+    assert found == expected
 
 
 @pytest.mark.parametrize("names", [["libcuda.so.1"], ["libcuda.so.600.1", "libcuda.so.601.1"]])

@@ -89,6 +89,20 @@ def _value(text: str, start: int) -> "tuple[Any, int]":
         raise ValueError("nested too deep") from None
 
 
+def folded(name: str) -> str:
+    """Return an object's key for comparing without regard to case, as Go's encoding/json does."""
+    return name.replace("\u017f", "s").lower()
+
+
+def field(table: "dict[str, Any]", name: str) -> "Any":
+    """Return a value whose key Go's encoding/json takes for ``name``, None without one.
+
+    Of several spellings the last counts.
+    """
+    found = [value for key, value in table.items() if folded(key) == folded(name)]
+    return found[-1] if found else None
+
+
 def surely_broken(text: str) -> bool:
     """Tell whether no low-level runtime's parser takes a text: Go's, yajl or json-c.
 

@@ -8,6 +8,7 @@ import math
 import struct
 
 from gpuhook.ground.errors import shown
+from gpuhook.ground.oci import jsontext
 from gpuhook.start.cdi import checks, tree
 from gpuhook.start.cdi.reading import Problem, Reading
 
@@ -150,14 +151,14 @@ class _Reader:
     def table(self, node: "Node", fields: "dict[str, Any]", path: "Path") -> "dict[str, Any]":
         """Return a table whose names are as in ``fields``, whatever their case was."""
         any_name = fields.get(_ANY_NAME)
-        folded = {_folded(name): name for name in fields}
+        folded = {jsontext.folded(name): name for name in fields}
         found: dict[str, Any] = {}
         for key, item in self.pairs(node, path):
             text = self.key(key, path)
             if text is None:
                 continue
             place = (*path, text)
-            name = text if any_name else folded.get(_folded(text))
+            name = text if any_name else folded.get(jsontext.folded(text))
             if name is None:
                 self.wrong(key, f"{spelled(place)} isn't a field that CDI knows", place)
             elif name in found:
@@ -259,8 +260,3 @@ def _step(part: str | int) -> str:
     if isinstance(part, str) and part.isidentifier() and part.isascii():
         return f".{part}"
     return f"[{part if isinstance(part, int) else shown(part)}]"
-
-
-def _folded(name: str) -> str:
-    """Return a field's name for comparing without regard to case, as Go's JSON reader does."""
-    return name.replace("\u017f", "s").lower()

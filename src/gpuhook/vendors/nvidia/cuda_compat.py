@@ -8,6 +8,7 @@ import os
 import stat
 
 from gpuhook.ground.errors import ElfError
+from gpuhook.ground.oci import jsontext
 from gpuhook.ground.oci.jsontext import Record
 from gpuhook.vendors.nvidia import requirements
 
@@ -22,6 +23,7 @@ SECTION = ".note.cuda.fwd_compatibility"
 OWNER = "NVIDIA Corporation"
 _LIBRARY = "libcuda.so."
 _FORMAT = 1
+_KEYS = ("format", "CUDA version", "driver")
 _NOTE_LIMIT = 1 << 16  # bytes; real notes have about a hundred
 
 # NVIDIA's have a dozen files; reading thousands would cost the host's time, not the image's.
@@ -55,21 +57,27 @@ class CudaCompat(Record):
 
 
 def parse_note(content: bytes) -> Note | None:
-    """Return a note's content, None for one that can't be understood: it comes from an image."""
-    import json  # noqa: PLC0415
+    """Return a note's content, None for one that can't be understood: it comes from an image.
 
+    NVIDIA's programs read it by Go's encoding/json: keys in any case, null as if it weren't there.
+    """
     if len(content) > _NOTE_LIMIT:
         return None
     try:
-        data = json.loads(content.rstrip(b"\0").decode("utf-8"))
-    except (ValueError, RecursionError):
+        data = jsontext.loads(content.strip(b"\0").decode("utf-8"))
+    except ValueError:
         return None
-    if not isinstance(data, dict) or data.get("Format") != _FORMAT:
+    if not isinstance(data, dict):
         return None
-    cuda, branches = data.get("CUDA Version"), data.get("Driver")
+    form, cuda, branches = (
+        jsontext.field(data, key) for key in ("format", "CUDA version", "driver")
+    )
+    cuda, branches = "" if cuda is None else cuda, [] if branches is None else branches
+    if type(form) is not int or form != _FORMAT:
+        return None
     if not isinstance(cuda, str) or not isinstance(branches, list):
         return None
-    if not all(isinstance(branch, int) for branch in branches):
+    if any(type(branch) is not int for branch in branches):  # true is an int to Python
         return None
     return Note(cuda, tuple(branches))
 

@@ -3,6 +3,7 @@
 import json
 import struct
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,67 @@ def test_with_a_note(library: str, driver: str, cuda: str, use: bool) -> None:
     assert cuda_compat.decide(library, driver, cuda, note) is use
 
 
+# Notes of NVIDIA's libraries, byte for byte as they are in the section: keys in lower case.
+NOTES = {
+    "575.57.08": b'{"format":1,"CUDA version":"12.9","driver":[535,550,560,565,570,575],'
+    b'"device":[1,2,7,8,9,10,11,12,13,14]}\0',
+    "580.126.20": b'{"format":1,"CUDA version":"13.0","driver":[535,550,570,575,580],'
+    b'"device":[1,2,7,8,9,10,11,12,13,14]}\0',
+    "590.44.01": b'{"format":1,"CUDA version":"13.1","driver":[535,550,570,575,580,590],'
+    b'"device":[1,2,7,8,9,10,11,12,13,14]}\0',
+    "1.1": b'{"format":1,"CUDA version":"13.2"}\0',  # Orin's, which names no branch
+}
+
+
+@pytest.mark.parametrize(
+    ("library", "driver", "cuda", "use"),
+    [
+        ("575.57.08", "525.60.13", "12.0", False),
+        ("575.57.08", "535.309.01", "12.2", True),
+        ("575.57.08", "575.10.10", "12.9", True),
+        ("575.57.08", "575.99.99", "12.9", False),
+        ("575.57.08", "590.44.01", "13.1", False),
+        ("580.126.20", "580.65.06", "13.0", True),
+        ("580.126.20", "565.57.01", "12.7", False),
+        ("580.126.20", "560.35.03", "12.6", False),
+        ("590.44.01", "580.126.20", "13.0", True),
+        ("590.44.01", "560.35.03", "12.6", False),
+        ("590.44.01", "590.44.01", "13.1", False),
+        ("590.44.01", "", "13.0", True),
+        ("1.1", "540.4.0", "12.6", False),
+        ("1.1", "", "12.6", True),
+        ("1.1", "", "13.2", False),
+    ],
+)
+def test_notes_of_real_libraries(library: str, driver: str, cuda: str, use: bool) -> None:
+    note = cuda_compat.parse_note(NOTES[library])
+    assert note is not None
+    assert cuda_compat.decide(library, driver, cuda, note) is use
+
+
+@pytest.mark.parametrize("change", [str, str.lower, str.upper, str.title, str.swapcase])
+def test_keys_in_any_case(change: Callable[[str], str]) -> None:
+    data = {"Format": 1, "CUDA Version": "12.9", "Driver": [535], "Device": [1]}
+    note = note_of({change(key): value for key, value in data.items()})
+    assert note is not None
+    assert (note.cuda, note.branches) == ("12.9", (535,))
+
+
+@pytest.mark.parametrize(
+    ("text", "cuda", "branches"),
+    [
+        ('{"format":2,"Format":1,"driver":[535],"Driver":[570]}', "", (570,)),
+        ('{"format":1,"CUDA version":null,"driver":null}', "", ()),
+        ('{"format":1,"CUDA version":"12.9"}', "12.9", ()),
+        ('{"FORMAT":1,"CUDA VER\u017fION":"12.9","driver":[]}', "12.9", ()),
+    ],
+)
+def test_notes_as_gos_reader_takes_them(text: str, cuda: str, branches: tuple[int, ...]) -> None:
+    note = cuda_compat.parse_note(text.encode())
+    assert note is not None
+    assert (note.cuda, note.branches) == (cuda, branches)
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -113,7 +175,10 @@ def test_with_a_note(library: str, driver: str, cuda: str, use: bool) -> None:
         {"Format": 1, "CUDA Version": 12.9, "Driver": []},
         {"Format": 1, "CUDA Version": "12.9", "Driver": ["535"]},
         {"Format": 1, "CUDA Version": "12.9", "Driver": "535"},
-        {"Format": 1, "CUDA Version": "12.9"},
+        {"format": 1, "CUDA version": "12.9", "driver": [True]},
+        {"format": True, "CUDA version": "12.9", "driver": [535]},
+        {"format": 1, "CUDA version": "12.9", "driver": [535], "DRIVER": "535"},
+        {"format": None, "CUDA version": "12.9", "driver": [535]},
     ],
 )  # fmt: skip
 def test_note_that_says_something_else(data: object) -> None:
