@@ -12,6 +12,7 @@ from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.doctor.host import is_ours
 from gpuhook.tools.doctor.machine import Machine, seen_by
+from gpuhook.tools.engines.docker import program_of
 from gpuhook.tools.engines.docker_api import DEFAULT_CONFIG, DockerInfo
 
 _HOOK = names.TOOLKIT_HOOKS[0]
@@ -45,7 +46,7 @@ def _runtimes(machine: Machine, path: str) -> dict[str, str]:
     settings = json.loads(machine.text(path) or "{}")
     runtimes = settings.get("runtimes", {}) if isinstance(settings, dict) else {}
     return {
-        name: str(entry.get("path", ""))
+        name: program_of(entry) or ""
         for name, entry in (runtimes.items() if isinstance(runtimes, dict) else ())
         if isinstance(entry, dict)
     }

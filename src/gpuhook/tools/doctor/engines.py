@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpuhook.ground import names
+from gpuhook.ground.oci import jsontext
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.cdi import is_used
 from gpuhook.tools.doctor.docker import closed, install_command, is_gpu_py
@@ -299,11 +300,13 @@ def _podman_hook(case: Case, path: str, needs_podman_5: bool) -> Iterator[Findin
         return
     try:
         described = json.loads(case.machine.text(path) or "")
-        program = described.get("hook")
+        program = jsontext.field(described, "hook")  # podman and CRI-O read keys in any case
         if isinstance(program, dict):
-            program = program["path"]
+            program = jsontext.field(program, "path")
+        if program is None:
+            raise KeyError("hook")
         is_usable = case.machine.is_program(str(program))
-        stages = strings(described.get("stages"))
+        stages = strings(jsontext.field(described, "stages"))
     except (ValueError, AttributeError, KeyError) as error:
         text = f"{path} isn't an OCI hook file, and every container fails because of it: {error!r}"
         yield failure("podman-hook", text, "Correct or delete the file")

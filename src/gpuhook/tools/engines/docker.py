@@ -14,6 +14,7 @@ from functools import partial
 
 from gpuhook.ground import names as our_names
 from gpuhook.ground.errors import EngineError, shown
+from gpuhook.ground.oci import jsontext
 from gpuhook.tools.engines import docker_api, json_text, swarm
 from gpuhook.tools.engines.ask import CDI, NVIDIAS_NAME, SET_DEFAULT, SWARM, Answer, Ask, Engine
 from gpuhook.tools.engines.docker_api import DEFAULT_CONFIG
@@ -185,14 +186,13 @@ def wanted_document(document: Document, ask: Ask, path: str) -> Document:
     moved = ask.moved(_programs(runtimes))
     for name, program in _programs(runtimes).items():
         if program in moved and name not in ask.names:
-            runtimes[name] = {**runtimes[name], "path": moved[program]}
+            runtimes[name] = _led(runtimes[name], moved[program])
     for name, program in ask.runtimes:
         if name == "runc":
             raise EngineError(
                 "Docker keeps the runtime name runc for itself", "Choose another --runtime-name"
             )
-        entry = runtimes.get(name)
-        if not isinstance(entry, dict) or entry.get("path") != program:
+        if program_of(runtimes.get(name)) != program:
             runtimes[name] = {"path": program}
     wanted = {**document, "runtimes": runtimes}
     if ask.swarm:
@@ -208,8 +208,25 @@ def wanted_document(document: Document, ask: Ask, path: str) -> Document:
 
 def _programs(runtimes: Document) -> dict[str, str]:
     """Return the programs of a table of runtimes by name."""
-    found = {name: get(entry, ("path",)) for name, entry in runtimes.items()}
-    return {name: path for name, path in found.items() if isinstance(path, str)}
+    found = {name: program_of(entry) for name, entry in runtimes.items()}
+    return {name: path for name, path in found.items() if path is not None}
+
+
+def program_of(entry: object) -> str | None:
+    """Return the program of one of daemon.json's runtimes, None where it has none.
+
+    dockerd reads its fields by Go's encoding/json, in any case; it refuses the file's own keys in
+    another case, and names of runtimes and features are what they are.
+    """
+    path = jsontext.field(entry, "path") if isinstance(entry, dict) else None
+    return path if isinstance(path, str) else None
+
+
+def _led(entry: Document, program: str) -> Document:
+    """Return a runtime that leads to another program, with all else that it has."""
+    return {
+        key: program if jsontext.folded(key) == "path" else value for key, value in entry.items()
+    }
 
 
 def _released(document: Document, ask: Ask) -> tuple[Path, ...]:

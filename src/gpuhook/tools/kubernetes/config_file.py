@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from gpuhook.ground.config.mps import MOST_CLIENTS
 from gpuhook.ground.errors import ConfigError, shown
 from gpuhook.ground.host import files
+from gpuhook.ground.oci import jsontext
 from gpuhook.ground.sizes import Size, parse_size
 from gpuhook.start.cdi import tree
 from gpuhook.tools.kubernetes import options
@@ -339,21 +340,27 @@ class Reader:
     def table(
         self, node: tree.Node, place: tuple[str, ...], known: Collection[str]
     ) -> dict[str, tree.Node]:
-        """Return the values of a table by name; those of unknown names are passed over."""
+        """Return the values of a table by name; those of unknown names are passed over.
+
+        Go's encoding/json, which reads NVIDIA's, takes names in any case; not so the readers of
+        their own that NVIDIA's plugin has below sharing.timeSlicing and sharing.mps.
+        """
         where = ".".join(place) or "the file"
         if _is_null(node):
             return {}
         if not node.is_table:
             raise self.wrong(node.line, f"{where} must be a table, not {node.kind}")
+        in_case = str if place[:1] == ("sharing",) and len(place) > 1 else jsontext.folded
+        names = {in_case(each): each for each in known}
         found: dict[str, tree.Node] = {}
         for key, value in zip(node.items[::2], node.items[1::2], strict=True):
-            name = key.text or ""
+            name = names.get(in_case(key.text or ""))
             if name in found:
                 raise self.wrong(key.line, f"{'.'.join((*place, name))} comes twice")
-            if name in known:
+            if name is not None:
                 found[name] = value
             else:
-                text = shown(".".join((*place, name)))
+                text = shown(".".join((*place, key.text or "")))
                 self._warn(key.line, f"{text} is unknown, and has no effect")
         return found
 
