@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ from harness.namespaces import Namespace, host_cgroups, runtime_layouts
 from gpuhook.start.cdi import apply, folders
 
 NVIDIA = "resource.nvidia.com/v1beta1"
+EACH = "defaultPerDevicePinnedMemoryLimit"
 V2 = [pair for pair in runtime_layouts() if pair[1] == "v2" or host_cgroups() == "v2"]
 ONE = pytest.mark.parametrize("low_level", V2[:1], ids="-".join, indirect=True)
 EIGHT = ["CUDA memory: 8192 MiB of 8192 MiB", "CUDA allocated: 8 GiB of 9 GiB"]
@@ -86,8 +88,20 @@ def modes(driver: Driver) -> list[int]:
 REFUSED = {
     "an unknown field": ([config({**sliced("Short"), "color": "red"})], "knows no 'color'"),
     "an unknown field below": (
+        [config(gpu_config(strategy="MPS", mpsConfig={"oneUser": None}))],
+        "knows no 'oneUser' in mpsConfig",
+    ),
+    "several users": (
         [config(gpu_config(strategy="MPS", mpsConfig={"multiUser": True}))],
-        "knows no 'multiUser' in mpsConfig",
+        "mpsConfig.multiUser is 'True'",
+    ),
+    "a limit of another device": (
+        [config(gpu_config(strategy="MPS", mpsConfig={EACH: {"1": "8Gi"}}))],
+        f"mpsConfig.{EACH} has '1', and the claim has GPU-",
+    ),
+    "a limit that is no size": (
+        [config(gpu_config(strategy="MPS", mpsConfig={EACH: {"0": None}}))],
+        f"mpsConfig.{EACH}[0] is 'None'",
     ),
     "an unknown kind": ([config({"apiVersion": NVIDIA, "kind": "VfioDeviceConfig"})], "VfioDevice"),
     "an unknown group": ([config({"apiVersion": "x.io/v1", "kind": "A"})], "'x.io/v1'"),
@@ -277,6 +291,48 @@ def test_mps_of_a_claims_own(node: Node, driver: Driver) -> None:
         assert not [*node.config.parent.glob("state/dra/nvidia-*")]
         mig = node.claim("m", result(_mig(node)), config=configs)
         assert not isinstance(ask(node, mig), str)  # GpuConfig is for other devices
+
+
+def test_limits_of_each_device_by_mps(node: Node, driver: Driver) -> None:
+    """They are the daemon's own, and a variable undoes none; version 2 has them for each device."""
+    first, second = sorted(each.uuid for each in driver.gpus[:2])
+    words = {"defaultPinnedDeviceMemoryLimit": "8Gi", EACH: {"1": "4Gi"}}
+    configs = [config(gpu_config(strategy="MPS", mpsConfig=words))]
+    claim = node.claim("a", result(gpu(driver, 0)), result(gpu(driver, 1)), config=configs)
+    by_name = {EACH: {first: "2Gi", "1": "2Gi"}}
+    same = [config(gpu_config(strategy="MPS", mpsConfig=by_name))]
+    with node.service():
+        assert not isinstance(ask(node, claim), str)
+        kept = json.loads(mps_state(node).partition("\n")[2])
+        memory = {each["uuid"]: each["memory"] >> 20 for each in kept["devices"]}
+        assert memory == {first: 8192, second: 4096}
+        said = [told(node, driver, f"get_default_device_pinned_mem_limit {n}") for n in (0, 1)]
+        assert said == [f"{memory[each['uuid']]}M\n" for each in kept["devices"]]
+        assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
+        alike = node.claim("b", result(gpu(driver, 0)), result(gpu(driver, 1)), config=same)
+        assert not isinstance(ask(node, alike), str)
+        assert json.loads(mps_state(node).partition("\n")[2])["version"] == 3
+        assert told(node, driver, "namespace list").split() == [
+            "c00,gpuhook,,2048M",
+            "c01,gpuhook,,2048M",
+        ]
+
+
+def mps_state(node: Node) -> str:
+    """Return what is written down of the one MPS daemon that claims have."""
+    [path] = node.config.parent.glob("state/dra/nvidia-*/mps.json")
+    return path.read_text()
+
+
+def told(node: Node, driver: Driver, line: str) -> str:
+    """Return what that daemon answers to a line."""
+    [pipe] = node.config.parent.glob("state/dra/nvidia-*/mps/pipe")
+    program = driver.root / "usr/bin/nvidia-cuda-mps-control"
+    done = subprocess.run(
+        [program], input=f"{line}\n", capture_output=True, text=True, check=True, timeout=60,
+        env={"CUDA_MPS_PIPE_DIRECTORY": str(pipe), "PATH": os.environ["PATH"]},
+    )  # fmt: skip
+    return done.stdout
 
 
 @pytest.mark.parametrize("point", [14, 22, 30, 38, 46])

@@ -37,7 +37,7 @@ def test_without_a_driver_daemons_end_all_the_same(
     stopped: list[str] = []
 
     class Keeper:
-        def __init__(self, config: Config, _tell: object) -> None:
+        def __init__(self, config: Config, *_: object) -> None:
             self.stop = lambda **_: stopped.append(config.state_dir)
 
     monkeypatch.setattr(claim_config, "Keeper", Keeper)

@@ -66,7 +66,7 @@ def test_which_configuration_counts() -> None:
 
 
 def test_what_is_no_size_is_refused() -> None:
-    sizes: tuple[Any, ...] = ("0", "-1", "8GB", "1.5.5Gi", "", None, [], {}, True, "1e99", "²Gi")
+    sizes: tuple[Any, ...] = ("0", "-1", "8GB", "1.5.5Gi", "", [], {}, True, "1e99", "²Gi")
     for memory in sizes:
         parameters = {"apiVersion": configs.API, "kind": configs.KIND, "memory": memory}
         opaque = {"driver": "d", "parameters": parameters}

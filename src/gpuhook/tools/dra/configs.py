@@ -97,9 +97,9 @@ def _ours(parameters: Mapping[str, Any]) -> Size | None:
             f"gpuhook knows no {what} in a configuration of {API}",
             f"Use kind {KIND} with memory alone",
         )
-    if "memory" not in parameters:
+    text = parameters.get("memory")
+    if text is None:  # null is as if it weren't there
         return None
-    text = parameters["memory"]
     number = bytes_of(text)
     size = Size(str(text), number) if number is not None else parse_size(str(text))
     if size is None:

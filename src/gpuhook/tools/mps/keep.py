@@ -8,7 +8,8 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 from gpuhook.ground import names
 from gpuhook.ground.config.model import Config
@@ -35,11 +36,20 @@ _BACK_OFF = (1.0, 60.0)  # seconds before the daemon is started again: the first
 
 
 class Keeper:
-    """MPS of this machine; ``tell`` is given a sentence for whatever happens."""
+    """MPS of this machine; ``tell`` is given a sentence for whatever happens.
 
-    def __init__(self, config: Config, tell: Callable[[str], None]) -> None:
+    ``memory`` has limits in bytes of some devices, by UUID, in place of the configuration's.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        tell: Callable[[str], None],
+        memory: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self._config = config
         self._tell = tell
+        self._memory = memory
         self.base = f"{config.state_dir}/{mps.FOLDER}"
 
     # Starting ----------------------------------------------------------------------------------
@@ -127,10 +137,14 @@ class Keeper:
         for gpu in gpus:
             mode, total = found[gpu.uuid]
             known = before.device(gpu.uuid) if before is not None else None
-            memory = bytes_of(config.mps_memory, total) if config.mps_memory else 0
+            asked = config.mps_memory
+            memory = bytes_of(asked, total) if asked else 0
+            if gpu.uuid in self._memory:
+                memory = self._memory[gpu.uuid]
+                asked = f"{memory // _MEGA}MiB"
             if memory is None or memory > total or 0 < memory < _MEGA:
                 raise MpsError(
-                    f"gpuhook.mps.device-memory is {config.mps_memory}, and GPU {gpu.index} has "
+                    f"The memory limit of GPU {gpu.index} is {asked}, and it has "
                     f"{total // _MEGA} MiB",
                     "Give a size from 1MiB to what the GPU has, or a share such as 50%",
                 )

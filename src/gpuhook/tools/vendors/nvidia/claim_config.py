@@ -28,6 +28,9 @@ APIS = ("resource.nvidia.com/v1beta1",)
 _KINDS = {"GpuConfig": False, "MigDeviceConfig": True}  # whether it is for parts
 _SLICES = {"Default": 0, "Short": 1, "Medium": 2, "Long": 3}
 _SLICE, _MPS = "time-slice", "mps"
+_THREADS, _MEMORY = "defaultActiveThreadPercentage", "defaultPinnedDeviceMemoryLimit"
+_EACH, _MULTI_USER = "defaultPerDevicePinnedMemoryLimit", "multiUser"
+_LIMITS = "limits"  # of memory, by names of the claim in a plan, by UUID in an effect
 _SMI = "nvidia-smi"
 _PATIENCE = 10.0  # seconds for it
 _MEGA = 1 << 20
@@ -47,9 +50,8 @@ def read(parameters: Mapping[str, Any], *, is_part: bool) -> Plan | None:
             f"gpuhook knows no configuration of the kind {shown(str(kind))}",
             f"Use one of {', '.join(_KINDS)}",
         )
-    _only(parameters, ("apiVersion", "kind", "sharing"), kind)
-    sharing = _object(parameters, "sharing")
-    _only(sharing, ("strategy", "timeSlicingConfig", "mpsConfig"), "sharing")
+    sharing = _object(_fields(parameters, ("apiVersion", "kind", "sharing"), kind), "sharing")
+    sharing = _fields(sharing, ("strategy", "timeSlicingConfig", "mpsConfig"), "sharing")
     if _KINDS[kind] != is_part:
         return None
     strategy = sharing.get("strategy", "TimeSlicing" if sharing else "")
@@ -66,7 +68,7 @@ def read(parameters: Mapping[str, Any], *, is_part: bool) -> Plan | None:
 
 
 def _time_slice(given: Mapping[str, Any], *, is_part: bool) -> Plan:
-    _only(given, ("interval",), "timeSlicingConfig")
+    given = _fields(given, ("interval",), "timeSlicingConfig")
     interval = given.get("interval", "Default")
     known = isinstance(interval, str) and interval in _SLICES
     if not known or (is_part and given):
@@ -78,30 +80,47 @@ def _time_slice(given: Mapping[str, Any], *, is_part: bool) -> Plan:
 
 
 def _mps(given: Mapping[str, Any], *, is_part: bool) -> Plan:
-    threads, memory = "defaultActiveThreadPercentage", "defaultPinnedDeviceMemoryLimit"
-    _only(given, (threads, memory), "mpsConfig")
+    given = _fields(given, (_THREADS, _MEMORY, _EACH, _MULTI_USER), "mpsConfig")
     if is_part:
         raise RequestError("gpuhook shares no MIG device by MPS", "Claim a whole GPU for that")
-    percent = given.get(threads, 0)
+    if given.get(_MULTI_USER, False) is not False:
+        raise RequestError(
+            f"mpsConfig.{_MULTI_USER} is {shown(str(given[_MULTI_USER]))}, and a claim's MPS "
+            "daemon serves one user at a time",
+            "Remove it, and run the claim's programs as one user",
+        )
+    percent = given.get(_THREADS, 0)
     if isinstance(percent, bool) or not isinstance(percent, int) or not 0 <= percent <= 100:
         raise RequestError(
-            f"mpsConfig.{threads} is {shown(str(percent))}", "Write a whole number from 1 to 100"
+            f"mpsConfig.{_THREADS} is {shown(str(percent))}", "Write a whole number from 1 to 100"
         )
-    size = bytes_of(given[memory]) if memory in given else 0
-    if size is None or 0 < size < _MEGA:
+    plan = {"do": _MPS, "threads": percent, "memory": 0}
+    if _MEMORY in given:
+        plan["memory"] = _size(given[_MEMORY], _MEMORY)
+    each = _object(given, _EACH)
+    if each:
+        plan[_LIMITS] = {name: _size(size, f"{_EACH}[{name}]") for name, size in each.items()}
+    return plan
+
+
+def _size(text: object, name: str) -> int:
+    size = bytes_of(text)
+    if size is None or size < _MEGA:
         raise RequestError(
-            f"mpsConfig.{memory} is {shown(str(given[memory]))}", "Write a quantity such as 8Gi"
+            f"mpsConfig.{name} is {shown(str(text))}", "Write a quantity such as 8Gi, from 1Mi on"
         )
-    return {"do": _MPS, "threads": percent, "memory": size}
+    return size
 
 
-def _only(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+def _fields(given: Mapping[str, Any], known: Sequence[str], where: str) -> Mapping[str, Any]:
+    """Return what is there: null is as if it weren't. RequestError for what isn't known."""
     unknown = [shown(str(each)) for each in given if each not in known]
     if unknown:  # protects: dra-unknown-fields
         raise RequestError(
             f"gpuhook knows no {listed(unknown)} in {where} of a claim's configuration",
             f"Remove it; there are {', '.join(known)}",
         )
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _object(given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -128,16 +147,31 @@ def effects(
         if plan.get("do") == _SLICE
     ]
     shared = [(device, plan) for device, plan in wanted if plan.get("do") == _MPS]
-    if len({(plan["threads"], plan["memory"]) for _, plan in shared}) > 1:
+    if any(plan != shared[0][1] for _, plan in shared):
         raise RequestError(
             "A claim has one MPS daemon, and its configurations say different limits",
             "Give all of its GPUs the same mpsConfig, or claim them apart",
         )
     if shared:
         devices = [device.id for device, _ in shared]
-        found.append({**shared[0][1], "devices": devices, "folder": folder})
+        effect = {**shared[0][1], "devices": devices, "folder": folder}
+        if _LIMITS in effect:
+            effect[_LIMITS] = _by_device(effect[_LIMITS], devices)
+        found.append(effect)
     _check_programs(inventory, found)
     return found
+
+
+def _by_device(limits: Mapping[str, int], devices: Sequence[str]) -> dict[str, int]:
+    """Return limits by UUID; a number means a device's place among the claim's sorted UUIDs."""
+    places = {str(place): device for place, device in enumerate(sorted(devices))}
+    unknown = [name for name in limits if name not in places and name not in devices]
+    if unknown:
+        raise RequestError(
+            f"mpsConfig.{_EACH} has {shown(unknown[0])}, and the claim has {listed(devices)}",
+            "Use a GPU's UUID, or its place among the claim's sorted UUIDs, from 0 on",
+        )
+    return {places.get(name, name): size for name, size in limits.items()}
 
 
 def conflict(effect: Plan, other: Plan) -> bool:
@@ -192,7 +226,10 @@ def _keeper(config: Config, effect: Plan) -> Keeper:
     own.mps_percentage = effect["threads"]
     own.mps_memory = f"{effect['memory'] // _MEGA}MiB" if effect["memory"] else ""
     own.mps_clients = 1  # places: all containers of a claim have one, and its limits together
-    return Keeper(own, lambda _: None)
+    limits = effect.get(_LIMITS, {})
+    if len({limits.get(device, effect["memory"]) for device in effect["devices"]}) > 1:
+        own.mps_version = "2"  # a namespace of version 3 has one limit for all devices
+    return Keeper(own, lambda _: None, limits)
 
 
 def _mps_edits(state: mps.State, folder: str) -> dict[str, list[Any]]:

@@ -1,0 +1,113 @@
+"""NVIDIA's configurations of claims: null as if it weren't there, and limits of each device."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuhook.ground.errors import RequestError
+from gpuhook.tools.dra import configs
+from gpuhook.tools.vendors.nvidia import claim_config
+from gpuhook.vendors import registry
+
+GIB = 1 << 30
+EACH = "defaultPerDevicePinnedMemoryLimit"
+SLICES = {"do": "time-slice", "slice": 0}
+MPS = {"do": "mps", "threads": 0, "memory": 0}
+
+
+def plan(kind: str = "GpuConfig", **parameters: Any) -> Any:
+    told = {"apiVersion": claim_config.APIS[0], "kind": kind, **parameters}
+    given = {"opaque": {"driver": "d", "parameters": told}}
+    part = kind != "GpuConfig"
+    return configs.wish([given], "d", "a", registry.KNOWN["nvidia"], is_part=part).plan
+
+
+@pytest.mark.parametrize(
+    ("sharing", "found"),
+    [
+        (None, {}),
+        ({"strategy": None}, {}),
+        ({"strategy": "TimeSlicing", "timeSlicingConfig": None}, SLICES),
+        ({"strategy": "TimeSlicing", "mpsConfig": None}, SLICES),
+        ({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": None}}, SLICES),
+        ({"strategy": "MPS", "mpsConfig": None}, MPS),
+        ({"strategy": "MPS", "timeSlicingConfig": None}, MPS),
+        ({"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": None}}, MPS),
+        ({"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": None}}, MPS),
+        ({"strategy": "MPS", "mpsConfig": {EACH: None, "multiUser": None}}, MPS),
+        ({"strategy": "MPS", "mpsConfig": {EACH: {}, "multiUser": False}}, MPS),
+    ],
+)
+def test_null_is_as_if_it_were_not_there(sharing: Any, found: dict[str, Any]) -> None:
+    assert plan(sharing=sharing) == found
+
+
+@pytest.mark.parametrize(
+    "sharing",
+    [None, {"strategy": "TimeSlicing", "mpsConfig": None, "timeSlicingConfig": {"interval": None}}],
+)
+def test_null_for_parts(sharing: Any) -> None:
+    assert plan("MigDeviceConfig", sharing=sharing) == {}
+
+
+def test_null_of_our_own() -> None:
+    told = {"apiVersion": configs.API, "kind": configs.KIND, "memory": None}
+    given = {"opaque": {"driver": "d", "parameters": told}}
+    nvidia = registry.KNOWN["nvidia"]
+    assert configs.wish([given], "d", "a", nvidia, is_part=False) == configs.Wish()
+
+
+@pytest.mark.parametrize(
+    "sharing", [{"color": None}, {"strategy": "MPS", "mpsConfig": {"x": None}}]
+)
+def test_null_makes_no_field_known(sharing: Any) -> None:
+    with pytest.raises(RequestError, match="knows no"):
+        plan(sharing=sharing)
+
+
+def effect(limits: Any, *devices: str) -> dict[str, Any]:
+    sharing = {"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "8Gi", **limits}}
+    wanted: Any = [(SimpleNamespace(id=each), plan(sharing=sharing)) for each in devices]
+    inventory: Any = SimpleNamespace(root="/")
+    [found] = claim_config.effects(inventory, wanted, "/claim")
+    return found
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim_config, "_check_programs", lambda *_: None)
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize(
+    ("limits", "found"),
+    [
+        ({"GPU-b": "4Gi"}, {"GPU-b": 4 * GIB}),
+        ({"0": "4Gi"}, {"GPU-a": 4 * GIB}),  # the first of the sorted UUIDs, as NVIDIA's has it
+        ({"GPU-a": 2 * GIB, "1": "3Gi"}, {"GPU-a": 2 * GIB, "GPU-b": 3 * GIB}),
+    ],
+)
+def test_limits_of_each_device(limits: dict[str, Any], found: dict[str, int]) -> None:
+    made = effect({EACH: limits}, "GPU-b", "GPU-a")
+    assert made["limits"] == found
+    assert made["memory"] == 8 * GIB
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("name", ["2", "-1", "GPU-c", "", "01", " 0"])
+def test_limits_of_devices_that_the_claim_has_not(name: str) -> None:
+    with pytest.raises(RequestError, match=EACH):
+        effect({EACH: {name: "4Gi"}}, "GPU-b", "GPU-a")
+
+
+@pytest.mark.parametrize("size", [None, 0, "1Ki", "much", True, {}])
+def test_limits_that_are_no_sizes(size: Any) -> None:
+    with pytest.raises(RequestError, match="such as 8Gi"):
+        plan(sharing={"strategy": "MPS", "mpsConfig": {EACH: {"0": size}}})
+
+
+@pytest.mark.parametrize("value", [True, "true", 1, {}])
+def test_one_user_at_a_time(value: Any) -> None:
+    with pytest.raises(RequestError, match="multiUser"):
+        plan(sharing={"strategy": "MPS", "mpsConfig": {"multiUser": value}})
