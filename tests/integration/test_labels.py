@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def test_gpus(machine: Callable[..., Driver], labels: Labels) -> None:
         "gpu.compute.major": "8", "gpu.compute.minor": "0", "gpu.count": "8",
         "gpu.family": "ampere", "gpu.machine": found["gpu.machine"], "gpu.memory": "81920",
         "gpu.mode": "compute", "gpu.product": "NVIDIA-A100-SXM4-80GB", "gpu.replicas": "1",
-        "mig.capable": "true", "mps.capable": "false",
+        "gpu.sharing-strategy": "none", "mig.capable": "true", "mps.capable": "false",
     }  # fmt: skip
     assert found == expected
     assert json.loads(labels("--format", "json").ok().stdout) == {
@@ -86,9 +87,9 @@ def test_mixed_mig_devices(machine: Callable[..., Driver], labels: Labels) -> No
     part = {key: value for key, value in part.items() if not key.startswith("me.")}
     assert part == {
         "product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", "count": "2", "replicas": "1",
-        "memory": "9984", "multiprocessors": "16", "slices.gi": "1", "slices.ci": "1",
-        "engines.copy": "1", "engines.decoder": "1", "engines.encoder": "0", "engines.jpeg": "0",
-        "engines.ofa": "0",
+        "sharing-strategy": "none", "memory": "9984", "multiprocessors": "16",
+        "slices.gi": "1", "slices.ci": "1", "engines.copy": "1", "engines.decoder": "1",
+        "engines.encoder": "0", "engines.jpeg": "0", "engines.ofa": "0",
     }  # fmt: skip
     assert found["mig-1g.10gb.me.count"] == "1"
     assert found["gpu.count"] == "2"
@@ -110,7 +111,96 @@ def test_mig_devices_that_are_not_alike(machine: Callable[..., Driver], labels: 
     machine(*MIXED)
     found = said(labels(MIG_STRATEGY="single"))
     assert found["gpu.product"] == "NVIDIA-H100-80GB-HBM3-MIG-INVALID"
-    assert [found[f"gpu.{each}"] for each in ("count", "replicas", "memory")] == ["0", "0", "0"]
+    names = ("count", "replicas", "memory", "sharing-strategy")
+    assert [found[f"gpu.{each}"] for each in names] == ["0", "0", "0", ""]
+
+
+# Names of GPU feature discovery's labels on machines of five kinds, and the form of their values.
+COMMON = {
+    "gfd.timestamp": r"\d{10}",
+    **dict.fromkeys(("cuda.driver.major", "cuda.driver.minor"), r"\d+"),
+    **dict.fromkeys(("cuda.driver.rev", "cuda.driver-version.revision"), r"\d*"),
+    **dict.fromkeys(("cuda.driver-version.major", "cuda.driver-version.minor"), r"\d+"),
+    "cuda.driver-version.full": r"\d+(\.\d+){1,2}",
+    **dict.fromkeys(("cuda.runtime.major", "cuda.runtime.minor"), r"\d+"),
+    **dict.fromkeys(("cuda.runtime-version.major", "cuda.runtime-version.minor"), r"\d+"),
+    "cuda.runtime-version.full": r"\d+\.\d+",
+    "gpu.machine": r".+",
+    **dict.fromkeys(("gpu.count", "gpu.replicas", "gpu.memory"), r"\d+"),
+    "gpu.sharing-strategy": "none|mps|time-slicing",
+    "gpu.product": r"[-\w.]+",
+    "gpu.family": r"[-a-z]+",
+    "gpu.mode": "unknown|compute|graphics",
+    **dict.fromkeys(("gpu.compute.major", "gpu.compute.minor"), r"\d+"),
+    **dict.fromkeys(("mig.capable", "mps.capable"), "true|false"),
+}
+ATTRIBUTES = (
+    "multiprocessors", "engines.copy", "engines.decoder", "engines.encoder", "engines.jpeg",
+    "engines.ofa", "slices.gi", "slices.ci",
+)  # fmt: skip
+STRATEGY = {"mig.strategy": "single|mixed"}
+PART = {
+    "product": r"[-\w.]+", "sharing-strategy": "none|mps|time-slicing",
+    **dict.fromkeys(("count", "replicas", "memory", *ATTRIBUTES), r"\d+"),
+}  # fmt: skip
+VGPU = {
+    "vgpu.present": "true|false", "vgpu.host-driver-branch": ".*", "vgpu.host-driver-version": ".*"
+}  # fmt: skip
+LISTS = {
+    "no MIG": ((), "none", COMMON),
+    "MIG, not handed out": (("mig=0:1g.10gb",), "none", COMMON),
+    "MIG, single": (
+        ("mig=0:1g.10gb", "mig=1:1g.10gb"), "single",
+        {**COMMON, **STRATEGY, **{f"gpu.{name}": r"\d+" for name in ATTRIBUTES}},
+    ),
+    "MIG, mixed": (
+        ("mig=0:1g.10gb",), "mixed",
+        {**COMMON, **STRATEGY, **{f"mig-1g.10gb.{name}": form for name, form in PART.items()}},
+    ),
+    "vGPU": ((), "none", {**COMMON, **VGPU}),
+}  # fmt: skip
+# docs/kubernetes/labels.md says so.
+MISSING = {"gfd.timestamp", *VGPU}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_every_name_that_gpu_feature_discovery_has(
+    name: str, machine: Callable[..., Driver], labels: Labels
+) -> None:
+    settings, strategy, expected = LISTS[name]
+    machine("--gpus", "2", "--set", "model=H100", *(f"--set={each}" for each in settings))
+    found = said(labels(MIG_STRATEGY=strategy))
+    assert {*found} == {*expected} - MISSING
+    strange = {key: value for key, value in found.items() if not re.fullmatch(expected[key], value)}
+    assert strange == {}
+
+
+@pytest.mark.parametrize(
+    ("way", "replicas", "strategy"),
+    [("timeSlicing", 10, "time-slicing"), ("mps", 4, "mps"), ("memory", 4, "time-slicing")],
+)
+@pytest.mark.parametrize(("resource", "prefix"), [("gpu", "gpu"), ("mig-1g.10gb", "mig-1g.10gb")])
+def test_how_devices_are_shared(
+    way: str,
+    replicas: int,
+    strategy: str,
+    resource: str,
+    prefix: str,
+    machine: Callable[..., Driver],
+    labels: Labels,
+    tmp_path: Path,
+) -> None:
+    machine("--gpus", "2", "--set", "model=H100", "--set", "mig=0:1g.10gb")
+    file = tmp_path / "plugin.yaml"
+    shared = f"resources: [{{name: nvidia.com/{resource}, replicas: {replicas}}}]"
+    flags = "flags: {plugin: {deviceListStrategy: volume-mounts}}"  # without it memory isn't shared
+    file.write_text(f"sharing: {{{way}: {{{shared}}}}}\n{flags}\n")
+    found = said(labels("--config-file", str(file), MIG_STRATEGY="mixed"))
+    prefixes = ("gpu", "mig-1g.10gb")
+    assert {each: found[f"{each}.sharing-strategy"] for each in prefixes} == {
+        **dict.fromkeys(prefixes, "none"), prefix: strategy,
+    }  # fmt: skip
+    assert found[f"{prefix}.replicas"] == str(replicas)
 
 
 def test_a_file(machine: Callable[..., Driver], labels: Labels, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from api_server import GARBAGE, ApiServer, serving
 
 from gpuhook.ground.config.model import Config
+from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import PluginError
 from gpuhook.start import contract
 from gpuhook.start.inventory.model import Inventory
@@ -18,6 +19,7 @@ from gpuhook.tools.dra.access import Access
 from gpuhook.tools.dra.api_client import Client
 from gpuhook.tools.kubernetes.node_labels import OURS, Node, labels, text
 from gpuhook.tools.kubernetes.settings import Settings
+from gpuhook.tools.vendors.nvidia import labels as nvidia
 from gpuhook.vendors import registry
 
 
@@ -78,6 +80,26 @@ def test_a_value_that_no_label_can_have(tmp_path: Path) -> None:
     assert any("amd.com/gpu.product-name" in each for each in warnings)
     word = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
     assert all(word.fullmatch(value) for value in found.values())
+
+
+@pytest.mark.parametrize(
+    ("classes", "mode"),
+    [
+        (("0x030200", "0x030200"), "compute"),
+        (("0x030000", "0x030000"), "graphics"),
+        (("0x030200", "0x030000"), "unknown"),
+        (("0x030200", ""), "unknown"),
+        (("0x060400",), "unknown"),
+    ],
+)
+def test_the_mode_is_that_of_all_gpus(classes: tuple[str, ...], mode: str, tmp_path: Path) -> None:
+    machine = machines.machine(*(machines.gpu(n, n) for n in range(len(classes))))
+    for device, text in zip(machine.devices, classes, strict=True):
+        file = tmp_path / f"sys/bus/pci/devices/{device.bus_id}/class"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{text}\n")
+    with Rootfs(str(tmp_path)) as root:
+        assert nvidia._mode(machine.devices, root) == mode
 
 
 def test_other_vendors_have_none(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def labels(
     made: dict[str, str] = {}
     failed = []
     shares = {
-        name: parts.Share(each.replicas, renamed=each.rename != name)
+        name: parts.Share(each.replicas, renamed=each.rename != name, by_mps=bool(each.shares))
         for name, each in settings.sharing.items()
     }
     for vendor, inventory in found:

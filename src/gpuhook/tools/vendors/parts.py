@@ -122,10 +122,11 @@ class Plugin(Protocol):
 
 @dataclass(frozen=True)
 class Share:
-    """How often a resource is offered, and whether under another name then."""
+    """How often a resource is offered, whether under another name then, and whether by MPS."""
 
     replicas: int = 1
     renamed: bool = False
+    by_mps: bool = False
 
 
 class Labels(Protocol):

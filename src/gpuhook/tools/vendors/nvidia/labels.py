@@ -82,8 +82,9 @@ def _machine(root: Rootfs) -> str:
 
 
 def _mode(devices: tuple[Device, ...], root: Rootfs) -> str:
-    first = next((each.bus_id for each in devices if not each.parent), "")
-    return _MODES.get(pci.attribute(root, first, "class"), "unknown")
+    whole = [each.bus_id for each in devices if not each.parent]
+    classes = {pci.attribute(root, bus_id, "class") for bus_id in whole}
+    return _MODES.get(classes.pop(), "unknown") if len(classes) == 1 else "unknown"
 
 
 def _clean(text: str) -> str:
@@ -123,7 +124,13 @@ def _base(resource: str, words: tuple[str, ...], count: int, share: Share) -> di
     product = "-".join(map(_clean, words))
     if share.replicas > 1 and not share.renamed:
         product += "-SHARED"
-    about = {"product": product, "count": str(count), "replicas": str(share.replicas)}
+    strategy = "none" if share.replicas <= 1 else "mps" if share.by_mps else "time-slicing"
+    about = {
+        "product": product,
+        "count": str(count),
+        "replicas": str(share.replicas),
+        "sharing-strategy": strategy,
+    }
     return {f"{resource}.{name}": value for name, value in about.items()}
 
 
@@ -142,7 +149,7 @@ def _parts(
     divided = [gpu for gpu in inventory.gpus if gpu.mig_enabled]
     if single and divided and not _alike(inventory, by_profile):
         invalid = _base(_GPU, (divided[0].name, "MIG", "INVALID"), 0, _UNSHARED)
-        return {**invalid, f"{_GPU}.memory": "0"}
+        return {**invalid, f"{_GPU}.sharing-strategy": "", f"{_GPU}.memory": "0"}
     found: dict[str, str] = {}
     for name, every in by_profile.items():
         if not name:
