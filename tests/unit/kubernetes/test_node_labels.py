@@ -94,10 +94,10 @@ def test_a_value_that_no_label_can_have(tmp_path: Path) -> None:
 )
 def test_the_mode_is_that_of_all_gpus(classes: tuple[str, ...], mode: str, tmp_path: Path) -> None:
     machine = machines.machine(*(machines.gpu(n, n) for n in range(len(classes))))
-    for device, text in zip(machine.devices, classes, strict=True):
+    for device, word in zip(machine.devices, classes, strict=True):
         file = tmp_path / f"sys/bus/pci/devices/{device.bus_id}/class"
         file.parent.mkdir(parents=True)
-        file.write_text(f"{text}\n")
+        file.write_text(f"{word}\n")
     with Rootfs(str(tmp_path)) as root:
         assert nvidia._mode(machine.devices, root) == mode
 
