@@ -51,7 +51,9 @@ def samples(options: SeriesOptions | None = None, look: Snapshot = LOOK) -> Samp
     found: Samples = {}
     for family in text_string_to_metric_families(body.decode()):
         for each in family.samples:
-            found.setdefault(each.name, []).append((each.labels, each.value))
+            # The parser gives every counter the ending _total.
+            name = each.name if each.name.encode() in body else each.name.removesuffix("_total")
+            found.setdefault(name, []).append((each.labels, each.value))
     return found
 
 
@@ -146,7 +148,8 @@ def test_series_of_dcgm() -> None:
         "modelName": "NVIDIA H200", "DCGM_FI_DRIVER_VERSION": "580.65.06", "container": "web",
         "namespace": "space", "pod": "pod", "pod_uid": "uid",
     }  # fmt: skip
-    values = {name.removeprefix("DCGM_FI_DEV_"): each[0][1] for name, each in found.items()}
+    whole = samples(SeriesOptions(dcgm=True), replace(LOOK, devices=(GPU,)))
+    values = {name.removeprefix("DCGM_FI_DEV_"): each[0][1] for name, each in whole.items()}
     assert values["FB_FREE"] == 60
     assert (values["FB_USED"], values["FB_RESERVED"], values["SM_CLOCK"]) == (30, 10, 1980)
     assert (values["TOTAL_ENERGY_CONSUMPTION"], values["XID_ERRORS"]) == (12500, 13)
@@ -156,8 +159,64 @@ def test_series_of_dcgm() -> None:
     assert (values["MEMORY_TEMP"], values["ECC_SBE_VOL_TOTAL"], values["ECC_DBE_VOL_TOTAL"]) == (
         48, 3, 0,
     )  # fmt: skip
-    assert [value for _, value in found["DCGM_FI_PROF_DRAM_ACTIVE"]] == [0.25, 0.75]
+    assert [value for _, value in found["DCGM_FI_PROF_DRAM_ACTIVE"]] == [0.75]
     assert len(found["DCGM_FI_DEV_GPU_UTIL"]) == 1  # DCGM has none of MIG devices
+
+
+# Of DCGM's exporter: the rows that are on without a file, and their types.
+DEFAULTS = {
+    **dict.fromkeys(
+        (
+            "DEV_SM_CLOCK", "DEV_MEM_CLOCK", "DEV_MEMORY_TEMP", "DEV_GPU_TEMP", "DEV_POWER_USAGE",
+            "DEV_GPU_UTIL", "DEV_MEM_COPY_UTIL", "DEV_ENC_UTIL", "DEV_DEC_UTIL", "DEV_XID_ERRORS",
+            "DEV_FB_FREE", "DEV_FB_USED", "DEV_FB_RESERVED", "DEV_VGPU_LICENSE_STATUS",
+            "DEV_ROW_REMAP_FAILURE", "PROF_GR_ENGINE_ACTIVE", "PROF_PIPE_TENSOR_ACTIVE",
+            "PROF_DRAM_ACTIVE", "PROF_PCIE_TX_BYTES", "PROF_PCIE_RX_BYTES",
+        ),
+        "gauge",
+    ),
+    **dict.fromkeys(
+        (
+            "DEV_TOTAL_ENERGY_CONSUMPTION", "DEV_PCIE_REPLAY_COUNTER", "DEV_NVLINK_BANDWIDTH_TOTAL",
+            "DEV_UNCORRECTABLE_REMAPPED_ROWS", "DEV_CORRECTABLE_REMAPPED_ROWS",
+        ),
+        "counter",
+    ),
+}  # fmt: skip
+
+
+def test_every_row_that_dcgms_exporter_has_by_default() -> None:
+    options = SeriesOptions(dcgm=True)
+    body = exporter.text(LOOK, options, 0.0, openmetrics=False).decode()
+    types = dict(re.findall(r"^# TYPE DCGM_FI_(\S+) (\S+)$", body, re.MULTILINE))
+    assert {name: types.get(name) for name in DEFAULTS} == DEFAULTS
+    assert set(types.values()) == {"gauge", "counter"}
+    assert "DCGM_FI_DRIVER_VERSION" in samples(options)["DCGM_FI_DEV_FB_USED"][0][0]
+
+
+def test_a_gpu_in_mig_mode_is_there_once() -> None:
+    """A sum over a series of DCGM's is what the machine has, whatever is divided."""
+    memory = {"memory_total_bytes": 50 << 20, "memory_reserved_bytes": 5 << 20}
+    parts = [replace(PART, id=f"MIG-{n}", gpu_instance=n, memory_used_bytes=n << 20, **memory)
+             for n in (10, 20)]  # fmt: skip
+    other = replace(GPU, id="GPU-2", label="1")
+    pod = replace(POD, devices=("MIG-10",))
+    look = Snapshot((GPU, *parts, other), (pod,))
+    found = samples(SeriesOptions(dcgm=True), look)
+    mine = {name: [value for labels, value in each if labels["UUID"] == "GPU-1"]
+            for name, each in found.items() if name.startswith("DCGM")}  # fmt: skip
+    for name, values in (("USED", [10, 20]), ("FREE", [35, 25]), ("RESERVED", [5, 5])):
+        assert mine[f"DCGM_FI_DEV_FB_{name}"] == values
+    assert mine["DCGM_FI_PROF_DRAM_ACTIVE"] == [0.75, 0.75]
+    once = {name: values for name, values in mine.items() if len(values) == 1}
+    assert once.keys() >= {f"DCGM_FI_DEV_{name}" for name in (
+        "GPU_TEMP", "POWER_USAGE", "TOTAL_ENERGY_CONSUMPTION", "XID_ERRORS", "SM_CLOCK"
+    )}  # fmt: skip
+    assert {len(values) for values in mine.values()} == {1, 2}
+    [given] = [labels for labels, _ in found["DCGM_FI_DEV_FB_USED"] if "pod" in labels]
+    assert given["GPU_I_ID"] == "10"
+    whole = [labels for labels, _ in found["DCGM_FI_DEV_FB_USED"] if "GPU_I_ID" not in labels]
+    assert [each["UUID"] for each in whole] == ["GPU-2"]
 
 
 def test_a_series_is_there_once() -> None:
@@ -183,7 +242,9 @@ def test_series_of_dcgm_of_slurms_jobs() -> None:
     idle = Usage(jobs[2].id, "GPU-1", 0, None, 0)
     look = Snapshot((GPU, PART), tuple(jobs), (*uses, idle))
     found = samples(SeriesOptions(dcgm=True), look)["DCGM_FI_DEV_FB_USED"]
-    assert [labels.get("hpc_job") for labels, _ in found] == ["41", None]
+    assert [labels.get("hpc_job") for labels, _ in found] == [None]  # the MIG device's
+    found = samples(SeriesOptions(dcgm=True), replace(look, devices=(GPU,)))["DCGM_FI_DEV_FB_USED"]
+    assert [labels.get("hpc_job") for labels, _ in found] == ["41"]
     given = Snapshot((GPU,), (Container("c", devices=("GPU-1",), slurm_job="43"),))
     found = samples(SeriesOptions(dcgm=True), given)["DCGM_FI_DEV_FB_USED"]
     assert [labels["hpc_job"] for labels, _ in found] == ["43"]

@@ -273,9 +273,7 @@ def _of_makers(snapshot: Snapshot) -> Iterator[Family]:
     for names in KNOWN.values():
         module = parts.makers_series(names)
         for each in module.series(snapshot) if module is not None else ():
-            # A counter of prometheus_client would be called _total.
-            kind = "unknown" if each.kind == "counter" else each.kind
-            family = Metric(each.name, each.about, kind)
+            family = Metric(each.name, each.about, each.kind)
             for labels, value in each.samples:
                 family.add_sample(each.name, labels, value)
             yield family

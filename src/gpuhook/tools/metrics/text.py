@@ -1,22 +1,22 @@
 """Prometheus' two text formats, of prometheus_client's families.
 
 To the byte what prometheus_client writes itself, but for what isn't printable in the value of a
-label. That looks at each label of each sample again to see whether its name is a legal one, and
-with hundreds of containers takes longer for the text than everything before it took. And its
-choice of a format fails for some Accept headers.
+label, and for counters whose name doesn't end in _total. That looks at each label of each sample
+again to see whether its name is a legal one, and with hundreds of containers takes longer for the
+text than everything before it took. And its choice of a format fails for some Accept headers.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.utils import floatToGoString
 
 from gpuhook.ground.errors import printable
 
 Family = Any  # of prometheus_client, which has no types for it
 _number: Callable[[float], str] = floatToGoString  # which has no types, either
-_KINDS = {"unknown": "untyped"}  # what is called otherwise in the older format
 # The content types, by whether they are OpenMetrics.
 TYPES = {
     False: "text/plain; version=0.0.4; charset=utf-8",
@@ -45,10 +45,11 @@ def is_openmetrics(accept: str) -> bool:
 
 
 def encode(families: Iterable[Family], *, openmetrics: bool) -> bytes:
-    """Return gauges, counters and unknowns as OpenMetrics 1.0.0, or as text format 0.0.4.
+    """Return gauges and counters as OpenMetrics 1.0.0, or as text format 0.0.4.
 
-    Names are taken as they are: they must be of letters, digits, _ and :. Of samples with the same
-    labels the first counts: a series that is there twice is an error to who reads it.
+    A counter that is no CounterMetricFamily has samples of its own name, without _total. Names are
+    taken as they are: they must be of letters, digits, _ and :. Of samples with the same labels the
+    first counts: a series that is there twice is an error to who reads it.
     """
     known: dict[str, str] = {}  # label values, escaped
     lines: list[str] = []
@@ -64,12 +65,13 @@ def encode(families: Iterable[Family], *, openmetrics: bool) -> bytes:
 
 def _head(family: Family, *, openmetrics: bool) -> Iterator[str]:
     name, kind = family.name, family.type
+    is_total = isinstance(family, CounterMetricFamily)
     about = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
     if openmetrics:
         about = about.replace('"', r"\"")
-    else:
-        name = f"{name}_total" if kind == "counter" else name
-        kind = _KINDS.get(kind, kind)
+        kind = "unknown" if kind == "counter" and not is_total else kind  # it must end in _total
+    elif is_total:
+        name = f"{name}_total"
     yield f"# HELP {name} {about}\n"
     yield f"# TYPE {name} {kind}\n"
 

@@ -56,19 +56,21 @@ _LABELS = (
 def series(snapshot: Snapshot) -> Iterator[Series]:
     """Yield the series, each for each pod that has the device and each job that uses it.
 
-    Where there is neither, each is there once.
+    Where there is neither, each is there once. Values of MIG devices stand in place of their GPU's,
+    as in DCGM's exporter: a sum over both would count each twice.
     """
     jobs = _jobs(snapshot)
     rows = [
-        ([*_labels(device, snapshot), *_words(each)], _values(device))
+        (device, [*_labels(device, snapshot), *_words(each)], _values(device))
         for device in snapshot.devices
         if device.vendor == NAME
         for each in [*_pods(device, snapshot), *jobs.get(device.id, ())] or [Container("")]
     ]
     for name, kind, about in _SERIES:
         found: list[Sample] = []
-        for labels, values in rows:
-            if (value := values.get(name)) is not None:
+        divided = {device.parent for device, _, values in rows if values.get(name) is not None}
+        for device, labels, values in rows:
+            if device.id not in divided and (value := values.get(name)) is not None:
                 pairs = zip(_LABELS, labels, strict=True)
                 found.append(({key: word for key, word in pairs if word}, value))
         group = "" if name.startswith("PROF_") else "DEV_"
