@@ -132,6 +132,42 @@ def test_validate_of_a_folder_that_is_not_there(tmp_path: Path) -> None:
     assert done.stderr == f"error: {tmp_path}/none: {folders.MISSING}\n"
 
 
+SECOND = "a second document begins here, and engines read the first alone: give it its own file"
+
+
+@pytest.mark.parametrize(
+    ("name", "rest", "line"),
+    [
+        ("a.yaml", "---\n{}\n", 2),
+        ("a.yaml", "# a comment\n---\n# another\nkind: x\n", 3),
+        ("a.yaml", "...\n---\n- 1\n", 3),
+        ("a.yaml", "---\n---\ntext\n", 3),
+        ("a.yaml", "--- word\n", 2),
+        ("a.yaml", "---\n{\n", 2),
+        ("a.json", json.dumps(of("2")), 2),
+        ("a.json", "]", 2),
+        ("a.json", "text", 2),
+        ("a.yaml", "", None),
+        ("a.yaml", "\n\n# a comment\n", None),
+        ("a.yaml", "---\n", None),
+        ("a.yaml", "...\n", None),
+        ("a.yaml", "...\n---\n# none\n...\n", None),
+    ],
+)
+def test_a_second_document_is_named(tmp_path: Path, name: str, rest: str, line: int | None) -> None:
+    file = tmp_path / name
+    file.write_text(f"{json.dumps(of('1'))}\n{rest}")
+    expected = "" if line is None else f"error: {file}, line {line}: {SECOND}\n"
+    for words in (["validate", file], ["validate", "--spec-dir", tmp_path]):
+        done = run(*words)
+        assert (done.exit_code, done.stderr) == (line is not None, expected)
+    done = run("list", "--spec-dir", tmp_path)
+    assert (done.exit_code, done.stderr) == (0, expected)
+    assert "vendor.com/gpu=1" in done.stdout  # which engines know, whatever follows
+    found = json.loads(run("list", "--spec-dir", tmp_path, "--format", "json").output)
+    assert [each["line"] for each in found["errors"]] == ([] if line is None else [line])
+
+
 def test_validate_of_files(machine: Path) -> None:
     good = machine / "etc" / "good.json"
     done = run("validate", good, machine / "etc" / "twin.json")

@@ -2,16 +2,21 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import paper
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from gpuhook.ground.errors import CdiError, GpuhookError
+from gpuhook.ground.errors import CdiError, GpuhookError, NoDriverError
+from gpuhook.start import contract
+from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.cli import cli
 from gpuhook.tools.cli.cdi_generate import Place
+from gpuhook.vendors import registry
 
 DOCUMENT = {
     "cdiVersion": "0.5.0",
@@ -74,6 +79,38 @@ def test_where_documents_go(
     assert place.form == written
 
 
+@pytest.fixture
+def two_kinds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """A machine with devices of two vendors; return the kinds of their documents."""
+    there = {name: paper.machine(name, tmp_path / name, 1) for name in ("amd", "gaudi")}
+    for name, names in registry.KNOWN.items():
+        monkeypatch.setattr(type(contract.load(names)), "discover", partial(_found, there, name))
+    return [registry.KNOWN[name].KIND for name in there]
+
+
+def _found(there: dict[str, Inventory], name: str, *_: object) -> Inventory:
+    if name not in there:
+        raise NoDriverError("None", "Install it")
+    return there[name]
+
+
+def test_several_kinds_on_standard_output(two_kinds: list[str], config: list[str]) -> None:
+    done = call("generate", *config, "--format", "json")
+    assert done.exit_code == 0, done.output
+    assert sorted(each["kind"] for each in json.loads(done.stdout)) == two_kinds
+    assert "name a folder with --output" in done.stderr
+    done = call("generate", *config)
+    assert sorted(each["kind"] for each in yaml.safe_load_all(done.stdout)) == two_kinds
+    assert "name a folder with --output" in done.stderr
+
+
+@pytest.mark.usefixtures("two_kinds")
+def test_one_kind_on_standard_output(config: list[str]) -> None:
+    done = call("generate", *config, "--format", "json", "--kind", "amd.com/gpu")
+    assert json.loads(done.stdout)["kind"] == "amd.com/gpu"
+    assert "name a folder with --output" not in done.stderr
+
+
 # transform root -------------------------------------------------------------------------------
 
 
@@ -114,6 +151,13 @@ def test_numbers_stay_numbers(tmp_path: Path) -> None:
     document = {**DOCUMENT, "containerEdits": {"deviceNodes": [node]}}
     done = call("transform", "root", "--from=/a", "--to=/b", stdin=yaml.safe_dump(document))
     assert moved(done)["containerEdits"]["deviceNodes"] == [node]
+
+
+@pytest.mark.parametrize("rest", ["---\nkind: a/b\n", "---\n---\n[]\n", "...\n{}"])
+def test_nothing_gets_lost_of_a_second_document(rest: str) -> None:
+    text = f"{json.dumps(DOCUMENT)}\n{rest}"
+    said = refused(call("transform", "root", "--from=/a", "--to=/b", stdin=text))
+    assert "a second document begins here" in said
 
 
 @pytest.mark.parametrize("text", ["", "[]", "a: [", "\x00", "{}", "kind: 3", "&a [*a]"])

@@ -7,12 +7,16 @@ import click
 
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.errors import GpuhookError, printable
+from gpuhook.ground.host import files as host_files
 from gpuhook.start.cdi import folders
 from gpuhook.start.cdi.folders import FileError, Found
+from gpuhook.start.cdi.reading import MOST_BYTES
 from gpuhook.tools.cdi import kept
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json
 from gpuhook.tools.cli._places import state_folder
+
+_SECOND = "a second document begins here, and engines read the first alone: give it its own file"
 
 
 def _folders_option(command: Callable[..., None]) -> Callable[..., None]:
@@ -42,6 +46,7 @@ def list_(spec_dirs: tuple[str, ...], config_path: str | None, output_format: st
     """
     chosen = spec_dirs or load(config_path).cdi_spec_dirs
     found = folders.read_folders(chosen)
+    _add_rests(found)
     devices = [found.devices[name] for name in sorted(found.devices)]
     if output_format == "json":
         print_json(
@@ -88,7 +93,7 @@ def _report_refresh() -> None:
 @_folders_option
 @config_option
 def validate(files: tuple[str, ...], spec_dirs: tuple[str, ...], config_path: str | None) -> None:
-    """Check CDI documents; exit with status 1 if engines refuse anything in them.
+    """Check CDI documents; exit with status 1 if engines refuse anything in them, or don't read it.
 
     Without FILE, all documents in the folders are checked, and that no two of them have the
     same name.
@@ -101,6 +106,7 @@ def validate(files: tuple[str, ...], spec_dirs: tuple[str, ...], config_path: st
             _examine(file, found)
     else:
         found = folders.read_folders(spec_dirs or load(config_path).cdi_spec_dirs)
+    _add_rests(found)
     errors = [*map(str, found.errors), *_conflicts(found)]
     if spec_dirs:
         errors += [str(each) for each in found.ignored if each.reason == folders.MISSING]
@@ -119,6 +125,21 @@ def _examine(file: str, found: Found) -> None:
     found.errors += errors
     if document is not None:
         found.documents[file] = document
+
+
+def _add_rests(found: Found) -> None:
+    """Add an error for each file with more than one document."""
+    if not found.documents:
+        return
+    from gpuhook.tools.cdi import stream  # noqa: PLC0415 - slow to import
+
+    for path in found.documents:
+        try:
+            line = stream.rest(host_files.read_start(path, MOST_BYTES + 1))
+        except OSError:  # gone since it was read
+            continue
+        if line is not None:
+            found.errors.append(FileError(path, line, _SECOND))
 
 
 def _conflicts(found: Found) -> list[str]:

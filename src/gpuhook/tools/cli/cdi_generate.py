@@ -16,13 +16,13 @@ from gpuhook.start.cdi import document as reader
 from gpuhook.start.cdi.generate import ALL, DEFAULT_STRATEGIES, STRATEGIES, Generated, Source
 from gpuhook.start.cdi.generate import generate as generate_document
 from gpuhook.start.cdi.reading import MOST_BYTES
-from gpuhook.tools.cdi import readers
+from gpuhook.tools.cdi import readers, stream
 from gpuhook.tools.cdi import refresh as refreshing
 from gpuhook.tools.cdi import transform as transforming
 from gpuhook.tools.cdi import write as writing
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._help import command, group
-from gpuhook.tools.cli._output import config_option, raise_last, say, warn
+from gpuhook.tools.cli._output import config_option, print_json, raise_last, say, warn
 from gpuhook.tools.engines.files import Change
 from gpuhook.tools.host.programs import our_program
 from gpuhook.tools.vendors import survey
@@ -144,6 +144,9 @@ def generate(
     for each in made:
         for warning in each.warnings:
             warn(warning)
+    if output == STDIO:
+        _print([each.document for each in made], place.form)
+    for each in made if output != STDIO else ():
         _deliver(each, place, dry_run=dry_run)
     raise_last(failed)
 
@@ -188,11 +191,22 @@ def _made(sources: list[Source], how: dict[str, Any], *, explicit: bool) -> list
     return made
 
 
+def _print(documents: list[dict[str, Any]], form: str) -> None:
+    """Print documents: several are a stream of YAML, or a list of JSON."""
+    if len(documents) > 1:
+        warn(
+            "Engines read one document of a file: to write a file for each kind, name a folder "
+            "with --output"
+        )
+    if form == "json" and len(documents) > 1:
+        print_json(documents)
+        return
+    for each in documents:
+        click.echo(writing.to_text(each, form), nl=False)
+
+
 def _deliver(made: Generated, place: Place, *, dry_run: bool) -> None:
     text = writing.to_text(made.document, place.form)
-    if place.output == STDIO:
-        click.echo(text, nl=False)
-        return
     path = place.path_of(made.document["kind"])
     if dry_run:
         click.echo(Change(path, writing.read_old(path), text.encode()).diff(), nl=False)
@@ -275,5 +289,11 @@ def _read(source: str) -> dict[str, Any]:
         raise CdiError(
             f"{name}{line}: {first.sentence}",
             "Correct it; `gpuhook cdi validate` shows all that engines would refuse",
+        )
+    line = stream.rest(data)
+    if line is not None:
+        raise CdiError(
+            f"{name}, line {line}: a second document begins here, which engines don't read",
+            "Give each document a file of its own",
         )
     return reading.document

@@ -1,0 +1,36 @@
+"""Text after the first document of a CDI file, of which engines read nothing."""
+
+import yaml
+
+from gpuhook.start.cdi import tree
+
+
+def rest(data: bytes) -> int | None:
+    """Return the line where that text begins, None where there is none.
+
+    Comments and empty documents are none. The first document must be one that can be read.
+    """
+    first_ended, line = False, 0
+    try:
+        for event in yaml.parse(data, Loader=tree.LOADER):
+            if isinstance(event, yaml.DocumentEndEvent):
+                first_ended = True
+            elif first_ended and isinstance(event, yaml.DocumentStartEvent):
+                line = _line(event.start_mark)
+            elif first_ended and _says_something(event):
+                return line
+    except yaml.MarkedYAMLError as error:
+        return _line(error.problem_mark or error.context_mark)
+    except (yaml.YAMLError, ValueError, OverflowError):  # a character that YAML hasn't got
+        return line or None
+    return None
+
+
+def _says_something(event: yaml.Event) -> bool:
+    if isinstance(event, yaml.ScalarEvent):
+        return bool(event.value)
+    return isinstance(event, yaml.NodeEvent)
+
+
+def _line(mark: "yaml.Mark | None") -> int:
+    return 1 if mark is None else mark.line + 1
