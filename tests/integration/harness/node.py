@@ -21,7 +21,7 @@ _CODE = """
 import sys
 from gpuhook.ground.config.loader import load
 from gpuhook.tools.kubernetes import service
-from gpuhook.tools.kubernetes.settings import Settings
+from gpuhook.tools.kubernetes.settings import Settings, Sharing
 from gpuhook.tools.vendors.nvidia.plugin import PluginSettings
 sys.exit(service.run(eval(sys.argv[2]), load(sys.argv[1])))
 """

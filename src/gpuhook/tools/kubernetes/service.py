@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, Self
 
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import PluginError
+from gpuhook.ground.errors import PluginError, listed
 from gpuhook.tools.host.child import BackOff
 from gpuhook.tools.kubernetes import INSTALL, documents, driver, folder
 from gpuhook.tools.kubernetes.children import Server
@@ -175,6 +175,7 @@ class Supervisor:
         self._server = Server(settings, tell, self._clock)
         self._state: State | None = None
         self._warnings: list[str] = []
+        self._told: dict[str, str] = {}  # why devices are unhealthy
         self._chores = [_Chore(partial(self._do, each), self._clock) for each in _chores(settings)]
         self._mps: tuple[bool, object] | None = None  # whether its daemon was there, and its state
 
@@ -243,8 +244,6 @@ class Supervisor:
         seen = (lives, state)
         if self._mps is not None and seen != self._mps:
             self._observed.changed = True
-        if not lives and (self._mps is None or self._mps[0]):
-            tell("MPS' control daemon isn't running: devices that it shares are unhealthy")
         self._mps = seen
 
     def _do(self, work: Work) -> bool:
@@ -265,13 +264,31 @@ class Supervisor:
     def _publish(self) -> None:
         """Report to the server what there is, if that is anything new."""
         machine = self._observed.machine
+        health = self._reasons()
         state, warnings = resources(
-            machine.found, self._settings, self._config, self._reasons(), machine.links
+            machine.found, self._settings, self._config, health, machine.links
         )
         for warning in warnings:
             if warning not in self._warnings:
                 tell(warning)
         self._warnings = list(warnings)
+        self._tell_reasons(state, {*health.values()})
         if state != self._state:
             self._state = state
             self._server.give(state.to_line())
+
+    def _tell_reasons(self, state: State, said: Container[str]) -> None:
+        """Say why devices are unhealthy, and which aren't any more; ``said`` are said already."""
+        units = [unit for resource in state.resources for unit in resource.units]
+        reasons = {unit.id: unit.reason for unit in units if unit.reason}
+        new: dict[str, list[str]] = {}
+        for device, reason in reasons.items():
+            if reason not in said and self._told.get(device) != reason:
+                new.setdefault(reason, []).append(device)
+        for reason, devices in new.items():
+            tell(f"{listed(devices)} {'is' if len(devices) == 1 else 'are'} unhealthy: {reason}")
+        here = {unit.id for unit in units}
+        well = [each for each in self._told if each in here and each not in reasons]
+        if well:
+            tell(f"{listed(well)} {'is' if len(well) == 1 else 'are'} healthy again")
+        self._told = {each: why for each, why in reasons.items() if why not in said}
