@@ -1,11 +1,14 @@
 """What becomes of devices at the kubelet: errors, lost GPUs, MIG devices that change."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from harness.installation import Installation
 from harness.node import GPUS, Node, plugin_node
+
+from gpuhook.tools.kubernetes.settings import Sharing
 
 
 @pytest.fixture
@@ -74,6 +77,45 @@ def test_one_lost_gpu_is_left_out_and_comes_back(node: Node) -> None:
     assert driver.gpus[1].uuid not in answers["envs"]["NVIDIA_VISIBLE_DEVICES"]
     node.simulate("--found=1")
     node.healthy(4, 4)
+
+
+def test_the_log_says_why_devices_are_unhealthy_until_they_are_well(node: Node) -> None:
+    driver = node.simulate("--gpus=2")
+    every = ", ".join(gpu.uuid for gpu in driver.gpus)
+    halves = Sharing(GPUS, 2, GPUS, (), True, ("50%", "50%"))
+    node.start(sharing={GPUS: halves}, device_list_strategy=("volume-mounts",))
+    node.healthy(0, 4)
+    why = f"{every} are unhealthy: NVIDIA's driver limits memory from release 615 on"
+    node.until(lambda: node.said(why), "the reason is said")
+    node.simulate("--gpus=2", "--driver-version=615.10.01")
+    node.healthy(4, 4)
+    node.until(lambda: node.said(f"{every} are healthy again"), "and when they are well")
+    assert node.log.read_text().count("unhealthy") == 1
+
+
+def test_the_log_says_why_devices_that_mps_shares_are_unhealthy(node: Node) -> None:
+    driver = node.simulate("--gpus=2")
+    node.start(sharing={GPUS: Sharing(GPUS, 4, GPUS, (25,) * 4)})
+    node.healthy(0, 8)
+    every = ", ".join(gpu.uuid for gpu in driver.gpus)
+    why = f"{every} are unhealthy: MPS' control daemon isn't running on this node"
+    node.until(lambda: node.said(why), "the reason is said")
+    assert node.log.read_text().count("unhealthy") == 1
+
+
+def test_a_driver_without_events_is_told_of_once_and_not_kept_open(node: Node) -> None:
+    driver = node.simulate("--gpus=2")
+    (driver.root / "simulate/no-events").touch()
+    node.start()
+    node.healthy(2, 2)
+    why = "; ".join(f"{gpu.uuid}: Not Supported" for gpu in driver.gpus)
+    said = f"These aren't watched for errors: {why}"
+    node.until(lambda: node.said(said), "it is told")
+    child = node.child("gpuhook-events")
+    open_files = [os.readlink(each) for each in Path(f"/proc/{child}/fd").iterdir()]
+    assert not [each for each in open_files if "nvidia" in each or "inotify" in each]
+    assert node.stop() == 0
+    assert node.log.read_text().count("Not Supported") == 2  # one line on both
 
 
 def test_a_gpu_that_was_lost_before(node: Node) -> None:

@@ -13,6 +13,7 @@ from harness.commands import run, stop, wait_until
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
 from harness.metrics import (
+    COMMAND,
     GIB,
     Samples,
     exporter,
@@ -111,6 +112,24 @@ def test_older_drivers_and_gpus_lack_them_and_nothing_is_missing(make: type) -> 
             assert (gpu in values(found, "gpuhook_gpu_memory_temperature_celsius")) == has_stack
             is_old = "--driver-version=470.57.02" in options
             assert (gpu in values(found, "gpuhook_gpu_recovery_action")) != is_old
+
+
+def test_a_driver_without_events_has_all_other_values(make: type) -> None:
+    """As vGPUs' may be."""
+    here = make("--gpus=2")
+    (here.driver.root / "simulate/no-events").touch()
+    first, second = (gpu.uuid for gpu in here.driver.gpus)
+    with exporter(here.config, "--dcgm") as port, using(here.driver, first, 1, GIB, 50):
+        found = scrape(port)
+        assert values(found, "gpuhook_gpu_memory_used_bytes")[first] >= GIB
+        assert values(found, "DCGM_FI_DEV_GPU_TEMP").keys() == {first, second}
+        assert values(found, "DCGM_FI_DEV_XID_ERRORS") == {}  # 0 would say that there was none
+        errors = {labels["kind"]: value for name, labels, value in found
+                  if name == "gpuhook_metrics_errors_total"}  # fmt: skip
+        assert set(errors.values()) == {0}
+    words = [*COMMAND, "--config", here.config, "--textfile", here.config.parent / "gpus.prom"]
+    said = run(words).ok().stderr
+    assert "NVIDIA: errors (XIDs) aren't counted of 0, 1 (Not Supported)." in said
 
 
 def test_errors_of_memory_and_what_the_driver_would_have_done(make: type) -> None:

@@ -158,8 +158,8 @@ def test_a_second_document_is_named(tmp_path: Path, name: str, rest: str, line: 
     file = tmp_path / name
     file.write_text(f"{json.dumps(of('1'))}\n{rest}")
     expected = "" if line is None else f"error: {file}, line {line}: {SECOND}\n"
-    for words in (["validate", file], ["validate", "--spec-dir", tmp_path]):
-        done = run(*words)
+    for words in ((file,), ("--spec-dir", tmp_path)):
+        done = run("validate", *words)
         assert (done.exit_code, done.stderr) == (line is not None, expected)
     done = run("list", "--spec-dir", tmp_path)
     assert (done.exit_code, done.stderr) == (0, expected)

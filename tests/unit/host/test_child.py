@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from gpuhook.ground.errors import DriverError
 from gpuhook.tools.host.child import BackOff, do
 
@@ -17,11 +19,19 @@ def test_a_chore_goes_well_or_not() -> None:
     assert not do(lambda: False, 60, nobody, "The chore")
 
 
-def test_what_a_chore_raises_is_told_as_a_sentence() -> None:
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (DriverError("There is none", "Load it"), b"The chore: There is none. Load it."),
+        (KeyError("devices"), b"The chore: KeyError: 'devices'"),
+        (OSError(28, "No space left on device"), b"The chore: OSError: [Errno 28] No space left"),
+    ],
+)
+def test_what_a_chore_raises_is_told_as_a_sentence(error: Exception, expected: bytes) -> None:
     reader, writer = os.pipe()
 
     def fail() -> bool:
-        raise DriverError("There is none", "Load it")
+        raise error
 
     def tell(sentence: str) -> None:
         os.write(writer, sentence.encode())
@@ -29,7 +39,7 @@ def test_what_a_chore_raises_is_told_as_a_sentence() -> None:
     with open(reader, "rb") as said:
         assert not do(fail, 60, tell, "The chore")
         os.close(writer)
-        assert said.read() == b"The chore: There is none. Load it."
+        assert said.read().startswith(expected)
 
 
 def wait_for_ever() -> bool:

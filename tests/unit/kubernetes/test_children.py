@@ -37,6 +37,8 @@ class Events:
         self.lines = b""
         self.ends = False
         self.fails = False
+        self.raises: Exception | None = None
+        self.killed_by = 0
         self.begun: list[set[str]] = []
 
     def can_listen(self, inventory: object) -> bool:
@@ -53,6 +55,10 @@ class Events:
 
     def behave(self, talk: Talk) -> None:
         os.write(talk._fd, self.lines)
+        if self.raises is not None:
+            raise self.raises
+        if self.killed_by:
+            os.kill(os.getpid(), self.killed_by)
         while not self.ends:
             signal.pause()
 
@@ -162,6 +168,39 @@ def test_one_that_ends_is_started_again_ever_later(
         pauses.append(listener.again - clock.now)
         clock.now = listener.again
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize(
+    ("raises", "killed_by", "reason"),
+    [
+        (RuntimeError("no"), 0, "RuntimeError: no"),
+        (OSError(2, "No such file"), 0, "FileNotFoundError: [Errno 2] No such file"),
+        (None, signal.SIGSEGV, "what listens to the driver's errors ended with signal 11"),
+    ],
+)
+def test_why_one_has_ended_is_told_once_and_nothing_it_said_is_lost(
+    raises: Exception | None, killed_by: int, reason: str, reads: bool,
+    listener: Listener, events: Events, said: list[str], clock: Clock,
+) -> None:  # fmt: skip
+    events.raises, events.killed_by = raises, killed_by
+    events.lines = b'{"xid": 79, "gpu": "a"}\n'
+    for _ in range(2):
+        found: list[dict[str, Any]] = []
+        listener.tend("devices")
+        assert listener.pid
+
+        def has_ended(found: list[dict[str, Any]] = found) -> bool:
+            if reads and listener.fileno() >= 0:
+                found += listener.read()
+            found += listener.tend("devices")
+            return not listener.pid
+
+        wait_until(has_ended)
+        assert found == [{"xid": 79, "gpu": "a"}]
+        assert listener.again is not None
+        clock.now = listener.again
+    assert said == [f"ACME: {reason}"]
 
 
 def test_a_device_that_it_hangs_in_is_left_alone(

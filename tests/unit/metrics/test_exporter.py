@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -196,7 +197,7 @@ def test_every_row_that_dcgms_exporter_has_by_default() -> None:
 
 def test_a_gpu_in_mig_mode_is_there_once() -> None:
     """A sum over a series of DCGM's is what the machine has, whatever is divided."""
-    memory = {"memory_total_bytes": 50 << 20, "memory_reserved_bytes": 5 << 20}
+    memory: Any = {"memory_total_bytes": 50 << 20, "memory_reserved_bytes": 5 << 20}
     parts = [replace(PART, id=f"MIG-{n}", gpu_instance=n, memory_used_bytes=n << 20, **memory)
              for n in (10, 20)]  # fmt: skip
     other = replace(GPU, id="GPU-2", label="1")

@@ -66,6 +66,26 @@ def end(talk: Talk) -> None:
     talk.say({"error": "NVML failed: no"})
 
 
+def fail_at_once(_: Talk) -> None:
+    raise ValueError("not so")
+
+
+def fail_later(talk: Talk) -> None:
+    talk.say({"ready": 1})
+    for _ in talk.asked():
+        raise OSError(5, "Input/output error")
+
+
+def crash(talk: Talk) -> None:
+    talk.say({"ready": 1})
+    os.kill(os.getpid(), signal.SIGABRT)
+
+
+def close(talk: Talk) -> None:
+    os.close(talk._fd)
+    signal.pause()
+
+
 @pytest.fixture
 def made() -> Iterator[Callable[..., tuple[Telemetry, Driver]]]:
     config: Config = load("/dev/null")
@@ -97,6 +117,50 @@ def test_one_child_answers_every_question(made: Any) -> None:
     assert asking.xids_of("GPU-1") == {79: 3}
     assert asking.errors == {"device": 3}
     assert asking.problem == "Acme: no"
+
+
+@pytest.mark.parametrize(
+    ("behave", "kind", "problem"),
+    [
+        (fail_at_once, "failed", "Acme: ValueError: not so"),
+        (fail_later, "failed", "Acme: OSError: [Errno 5] Input/output error"),
+        (end, "failed", "Acme: NVML failed: no"),
+        (crash, "ended", "Acme: the process that asks the driver has ended with signal 6"),
+        (close, "ended", "Acme: the process that asks the driver has ended with signal 9"),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_why_it_has_ended_is_told(
+    behave: Any, kind: str, problem: str, late: bool, made: Any
+) -> None:
+    """Also of one that has ended between two questions."""
+    asking, _ = made(behave)
+    if late and behave is not fail_later:
+        asking._begin(behave)
+        asking._devices = (HERE.root, HERE.version, ["GPU-1"])
+        if behave is not close:
+            os.waitid(os.P_PID, asking.pid, os.WEXITED | os.WNOWAIT)
+    assert asking.ask(HERE) is None
+    assert (asking.problem, asking.errors) == (problem, {kind: 1})
+
+
+def without_events(talk: Talk) -> None:
+    talk.say({"ready": 1})
+    talk.say({"watched": 0, "unwatched": {"GPU-1": "Not Supported"}})
+    without_failure(talk)
+
+
+def test_errors_that_nobody_hears_of_are_a_note_and_no_problem(made: Any) -> None:
+    asking, driver = made(without_events)
+    for _ in range(2):
+        assert asking.ask(HERE) is not None
+        assert (asking.problem, asking.errors) == ("", {})
+        assert asking.note == "Acme: errors (XIDs) aren't counted of 0 (Not Supported)"
+        assert asking.xids_of("GPU-1") is None
+    asking.let_go()
+    driver.behave = answer
+    asking.ask(HERE)
+    assert (asking.note, asking.xids_of("GPU-1")) == ("", {79: 1})
 
 
 def test_a_driver_that_hangs_costs_one_wait_and_its_device(made: Any) -> None:

@@ -1,5 +1,7 @@
 """Text after the first document of a CDI file, of which engines read nothing."""
 
+from typing import Any
+
 import yaml
 
 from gpuhook.start.cdi import tree
@@ -32,5 +34,5 @@ def _says_something(event: yaml.Event) -> bool:
     return isinstance(event, yaml.NodeEvent)
 
 
-def _line(mark: "yaml.Mark | None") -> int:
+def _line(mark: "Any") -> int:  # of PyYAML or of libyaml
     return 1 if mark is None else mark.line + 1

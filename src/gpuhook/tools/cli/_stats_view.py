@@ -74,6 +74,7 @@ def as_json(look: Snapshot, seconds: float) -> dict[str, Any]:
             for each in look.processes
         ],
         "problems": [*look.problems],
+        "notes": [*look.notes],
     }
 
 
@@ -86,7 +87,8 @@ def _device_json(device: Device) -> dict[str, Any]:
         "recovery",
     )  # fmt: skip
     found = {("index" if name == "label" else name): getattr(device, name) for name in names}
-    return {**found, "xids": {str(xid): count for xid, count in device.xids.items()}}
+    xids = device.xids
+    return {**found, "xids": xids and {str(xid): count for xid, count in xids.items()}}
 
 
 def _use_json(use: _Use) -> dict[str, Any]:
@@ -213,7 +215,10 @@ class View:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the lines."""
         width = options.max_width
-        problems = [_screen.text(f"{each}.", _screen.POOR) for each in self.look.problems]
+        problems = [
+            _screen.text(f"{each}.", _screen.POOR)
+            for each in (*self.look.problems, *self.look.notes)
+        ]
         below = sum(len(each.wrap(console, width)) for each in problems)
         every = _Rows.of(self.look)
         rows = every.fitting((options.height or console.height) - below)
@@ -284,7 +289,8 @@ def _draw(
 def _device_row(device: Device, history: History | None) -> list[RenderableType | None]:
     used, total = device.memory_used_bytes, device.memory_total_bytes
     xids = ", ".join(
-        f"{xid} ({count} times)" if count > 1 else str(xid) for xid, count in device.xids.items()
+        f"{xid} ({count} times)" if count > 1 else str(xid)
+        for xid, count in (device.xids or {}).items()
     )
     temperature, clock = device.temperature_celsius, device.clock_mhz
     return [

@@ -290,10 +290,10 @@ def _read(source: str) -> dict[str, Any]:
             f"{name}{line}: {first.sentence}",
             "Correct it; `gpuhook cdi validate` shows all that engines would refuse",
         )
-    line = stream.rest(data)
-    if line is not None:
+    rest = stream.rest(data)
+    if rest is not None:
         raise CdiError(
-            f"{name}, line {line}: a second document begins here, which engines don't read",
+            f"{name}, line {rest}: a second document begins here, which engines don't read",
             "Give each document a file of its own",
         )
     return reading.document

@@ -77,7 +77,7 @@ def metrics(
         snapshot = observer.take()
         observer.let_go()
         exporter.write(snapshot, options, time.monotonic() - before, textfile)
-        for problem in snapshot.problems:
+        for problem in (*snapshot.problems, *snapshot.notes):
             _tell(problem)
         return
     observer = Observer(

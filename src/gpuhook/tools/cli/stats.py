@@ -116,7 +116,7 @@ class _Printed:
     """Looks one below the other; what is missing goes to standard error, when it changes."""
 
     def __init__(self) -> None:
-        self._problems: tuple[str, ...] = ()
+        self._said: tuple[str, ...] = ()
         self._is_first = True
 
     def show(self, look: Snapshot) -> None:
@@ -127,10 +127,11 @@ class _Printed:
         bars = _screen.can_redraw()
         width = _screen.console().width
         _screen.show(*_stats_view.tables(look, width, bars=bars))
-        if look.problems != self._problems:
-            for problem in look.problems:
-                click.echo(f"gpuhook: {printable(problem)}.", err=True)
-        self._problems = look.problems
+        said = (*look.problems, *look.notes)
+        if said != self._said:
+            for each in said:
+                click.echo(f"gpuhook: {printable(each)}.", err=True)
+        self._said = said
 
 
 def _stream(

@@ -52,6 +52,8 @@ class Job(Talking):
         for line in self._lines():
             if "say" in line:
                 self.sentences.append(str(line["say"]))
+            elif "error" in line:
+                self.sentences.append(f"{self.what}: {line['error']}")
             elif isinstance(line.get("answer"), dict):
                 self.answer = line["answer"]
         if self._fd < 0:

@@ -4,6 +4,7 @@ One that talks says lines of JSON, objects, and is asked by such lines. Times ar
 is passed in, in seconds.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -168,15 +169,36 @@ class Talking(Child):
         """Tell whether there is something to read that we only haven't come to."""
         return self._fd >= 0 and bool(select.select([self._fd], [], [], 0)[0])
 
+    def _how_it_ended(self) -> str:
+        """Return how one that says no more has ended, "" where that isn't known in a moment."""
+        os.kill(self.pid, signal.SIGKILL)  # in case it has only closed its side
+        end = time.monotonic() + _REAP
+        while (status := self.reap()) is None:
+            if time.monotonic() >= end:
+                self._zombies.append(self.pid)
+                return ""
+            time.sleep(_PAUSE)
+        return how_ended(status)
+
+
+def how_ended(status: int) -> str:
+    """Return how a child has ended by its wait status: with signal 11, with status 1."""
+    code = os.waitstatus_to_exitcode(status)
+    return f"with signal {-code}" if code < 0 else f"with status {code}"
+
 
 def _talk(fd: int, work: Work) -> NoReturn:
-    """Be a child that talks."""
+    """Be a child that talks; what it fails of is the last that it says, as {"error": text}."""
     status = 1
+    talk = Talk(fd)
     try:
         kernel.die_with_parent()
         kernel.keep_only((fd,))
-        work(Talk(fd))
+        work(talk)
         status = 0
+    except Exception as error:  # noqa: BLE001 - a process of its own: nobody else would say it
+        with contextlib.suppress(OSError):
+            talk.say({"error": f"{type(error).__name__}: {error}"})
     finally:
         os._exit(status)
 
@@ -204,6 +226,8 @@ def do(work: Callable[[], bool], seconds: int, tell: Tell, what: str) -> bool:
             status = 0 if work() else 1
         except GpuhookError as error:
             tell(f"{what}: {error}")
+        except Exception as error:  # noqa: BLE001 - as above
+            tell(f"{what}: {type(error).__name__}: {error}")
         finally:
             os._exit(status)
     return kernel.reap(child, seconds + 1.0) == 0

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError
-from gpuhook.tools.host.child import Clock, Talking, Tell
+from gpuhook.tools.host.child import Clock, Talking, Tell, how_ended
 
 _READING = 30.0  # seconds that it may leave a state unread
 _ENDING = 3.0  # seconds to end in when asked to
@@ -81,9 +81,7 @@ class Fed(Talking):
         """Start it where there is none, and end it where it hangs; tell whether it is a new one."""
         status = self.reap()
         if status is not None:
-            how = os.waitstatus_to_exitcode(status)
-            why = f"signal {-how}" if how < 0 else f"status {how}"
-            self._tell(f"{self._title} ended with {why}; it is started again")
+            self._tell(f"{self._title} ended {how_ended(status)}; it is started again")
             self._close()
             self._note_end()
         self.write()  # we may have been busy ourselves

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import GpuhookError
-from gpuhook.tools.host.child import Clock, Talking, Tell
+from gpuhook.tools.host.child import Clock, Talking, Tell, how_ended
 from gpuhook.tools.host.fed import Fed
 from gpuhook.tools.kubernetes.settings import Settings
 
@@ -46,6 +46,7 @@ class Listener(Talking):
         self._asking = ""
         self._heard = 0.0
         self._listens = False
+        self._failed = False
         self._said = ""
         self._away = 0.0
         self.silent: set[str] = set()
@@ -59,19 +60,29 @@ class Listener(Talking):
         patience = 3.0 * float(self.module.BEAT)
         return self._heard + patience + (0.0 if self._listens else self._config.nvml_timeout)
 
-    def tend(self, inventory: Any) -> None:
+    def tend(self, inventory: Any) -> list[dict[str, Any]]:
         """Start it where there is none and something to listen to, and end it where it hangs.
 
-        A device that it was asking when it hung is left alone from then on.
+        A device that it was asking when it hung is left alone from then on. Return what one that
+        has ended had said, as ``read`` does.
         """
-        if self.reap() is not None:
+        last = []
+        status = self.reap()
+        if status is not None:
+            while self._has_spoken():
+                last += self.read()
+            if not self._failed:
+                self._report(f"what listens to the driver's errors ended {how_ended(status)}")
             self._close()
             self._note_end()
         now = self._clock()
         if self.pid and now >= self._limit() and not self._has_spoken():
             self._give_up()
-        if self.again is None or now < self.again:
-            return
+        if self.again is not None and now >= self.again:
+            self._start(inventory, now)
+        return last
+
+    def _start(self, inventory: Any, now: float) -> None:
         if inventory is None or not self.module.can_listen(inventory):
             self.again = None
             return
@@ -82,7 +93,7 @@ class Listener(Talking):
             self._note_end()
             return
         self._begin(work)
-        self._asking, self._listens, self._heard = "", False, now
+        self._asking, self._listens, self._failed, self._heard = "", False, False, now
 
     def _give_up(self) -> None:
         what = f"asking {self._asking}" if self._asking else "waiting"
@@ -122,6 +133,7 @@ class Listener(Talking):
                 self._listens = True
                 self._say_unwatched(line.get("unwatched"))
             elif "error" in line:
+                self._failed = True
                 self._report(str(line["error"]))
             elif self._is_event(line):
                 found.append(line)

@@ -105,7 +105,7 @@ class Observed:
         if due is not None and self._clock() >= due:
             self._ask_again()
         for name, listener in self._listeners.items():
-            listener.tend(self._inventory(name))
+            self._hear(name, listener.tend(self._inventory(name)))
             for device in listener.silent & self._present:
                 self._fall_ill(device, "the driver hangs when it is asked")
 

@@ -138,7 +138,7 @@ def _of_energy_and_errors(snapshot: Snapshot) -> Iterator[Family]:
         labels = _device_labels(each)
         if each.energy_joules is not None:
             energy.add_metric(labels, each.energy_joules)
-        for number, count in sorted(each.xids.items()):
+        for number, count in sorted((each.xids or {}).items()):
             xids.add_metric([*labels, str(number)], count)
         kinds = {"corrected": each.ecc_corrected, "uncorrected": each.ecc_uncorrected}
         for kind, errors in kinds.items():

@@ -115,6 +115,11 @@ def _loaded(vendor: Any, answer: dict[str, Any]) -> Loaded:
             "The process that looks for devices didn't end well, or not in time",
             "See what gpuhook info says",
         )
+    if isinstance(answer.get("error"), str):
+        raise DriverError(
+            f"The process that looks for devices failed: {answer['error']}",
+            "See what gpuhook info says",
+        )
     if "error" in answer:
         raise (NoDriverError if answer["absent"] else DriverError)(*answer["error"])
     inventory, around, missing = answer["loaded"]

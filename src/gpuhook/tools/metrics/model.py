@@ -13,7 +13,7 @@ class Device:
 
     ``label`` is what a person calls it here (3, 0:1), ``bus_id`` the PCI address as /sys spells
     it. ``utilization`` is 0 to 1; ``clock_mhz`` is that of what computes; ``energy_joules`` and
-    ``xids`` (number -> how many) only grow.
+    ``xids`` (number -> how many; None where nobody hears of any) only grow.
     ``ecc_corrected`` and ``ecc_uncorrected`` are errors of memory since the driver was loaded,
     ``clock_reasons`` are why the clocks are what they are, ``recovery`` is what the driver would
     have done to the device (none, gpu_reset, ...).
@@ -43,7 +43,7 @@ class Device:
     ecc_uncorrected: int | None = None
     clock_reasons: tuple[str, ...] | None = None
     recovery: str = ""
-    xids: Mapping[int, int] = field(default_factory=dict)
+    xids: Mapping[int, int] | None = field(default_factory=dict)
     readings: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -111,7 +111,8 @@ class Snapshot:
     """What one look found; ``processes`` where they were asked for.
 
     ``drivers`` are versions by vendor. ``errors`` counts by kind what failed since the observer
-    began, ``durations`` are seconds by step; ``problems`` are sentences on what is missing now.
+    began, ``durations`` are seconds by step; ``problems`` are sentences on what is missing now,
+    ``notes`` on what this machine hasn't got.
     ``mps`` says whether the control daemon of MPS is there, None where no device is shared by it.
     """
 
@@ -122,5 +123,6 @@ class Snapshot:
     errors: Mapping[str, int] = field(default_factory=dict)
     durations: Mapping[str, float] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     processes: tuple[Process, ...] = ()
     mps: bool | None = None

@@ -121,6 +121,7 @@ class Observer:
             self._all_errors(),
             dict(self._durations),
             tuple(problems),
+            tuple(each.note for each in self._telemetry.values() if each and each.note),
             tuple(self._each or ()),
             is_up,
         )

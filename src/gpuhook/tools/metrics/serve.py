@@ -148,7 +148,7 @@ class Service:
         before = time.monotonic()
         with self._told_of_failures("The devices couldn't be looked at"):
             snapshot = self._observer.take()
-            self._tell_news(snapshot.problems)
+            self._tell_news((*snapshot.problems, *snapshot.notes))
             return snapshot, time.monotonic() - before
         return None
 

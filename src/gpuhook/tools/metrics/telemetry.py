@@ -10,7 +10,7 @@ from typing import Any
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError, listed
-from gpuhook.tools.host.child import Clock, Talk, Talking, Work
+from gpuhook.tools.host.child import Clock, Talk, Talking, Work, how_ended
 
 PATIENCE = 4.0  # seconds; Prometheus waits for ten
 _SILENCE = 300.0  # seconds that a device is left alone in which the driver hung
@@ -27,6 +27,7 @@ class Telemetry(Talking):
 
     ``errors`` counts what went wrong, by kind; ``problem`` is the last one, "" if all is well.
     ``xids`` counts errors of devices: (GPU, number) -> how many, the latest number last.
+    ``unheard`` says of devices why nobody hears of their errors; ``note`` is a sentence on that.
     """
 
     def __init__(
@@ -52,7 +53,9 @@ class Telemetry(Talking):
         self._away = 0.0
         self.errors: Counter[str] = Counter()
         self.xids: dict[tuple[str, int], int] = {}
+        self.unheard: dict[str, str] = {}
         self.problem = ""
+        self.note = ""
 
     def ask(
         self, inventory: Any, *, more: bool = False, patience: float | None = None
@@ -77,7 +80,16 @@ class Telemetry(Talking):
             pass  # it has ended, which is seen below
         answer = self._wait(self._clock() + (self._patience if patience is None else patience))
         self.problem = self.problem or self._left_alone(inventory)
+        self.note = self._note_on_unheard(inventory)
         return answer
+
+    def _note_on_unheard(self, inventory: Any) -> str:
+        by_reason: dict[str, list[str]] = {}
+        for each in inventory.devices:
+            if each.id in self.unheard:
+                by_reason.setdefault(self.unheard[each.id], []).append(each.label)
+        said = [f"{listed(labels)} ({why})" for why, labels in by_reason.items()]
+        return f"{self._title}: errors (XIDs) aren't counted of {listed(said)}" if said else ""
 
     def _left_alone(self, inventory: Any) -> str:
         """Return which devices aren't asked because the driver hung in them, "" if none."""
@@ -100,14 +112,19 @@ class Telemetry(Talking):
         """Return what the child says of a device with words for what is a number there."""
         return dict(self._module.worded(values))
 
-    def xids_of(self, device: str) -> dict[int, int]:
-        """Return how often each error was heard of a device."""
-        return {xid: count for (each, xid), count in self.xids.items() if each == device}
+    def xids_of(self, device: str) -> dict[int, int] | None:
+        """Return how often each error was heard of a device, None where nobody hears of any."""
+        found = {xid: count for (each, xid), count in self.xids.items() if each == device}
+        return None if device in self.unheard and not found else found
 
     def _tend(self, inventory: Any) -> None:
         """Start the child where there is none, or others devices than those that it knows."""
-        if self.reap() is not None:
-            self._note_loss()
+        status = self.reap()
+        if status is not None:
+            while self._has_spoken():  # why it has ended is the last that it has said
+                for line in self._lines():
+                    self._note(line)
+            self._note_loss(how_ended(status))
         now = self._clock()
         forgiven = [uuid for uuid, until in self._silent.items() if now >= until]
         devices = (inventory.root, inventory.version, [each.id for each in inventory.devices])
@@ -125,6 +142,7 @@ class Telemetry(Talking):
             return
         self._begin(work)
         self._ready, self._asking, self._devices = False, "", devices
+        self.unheard = {}
 
     def _wait(self, deadline: float) -> dict[str, Any] | None:
         while True:
@@ -141,8 +159,7 @@ class Telemetry(Talking):
                     return line
                 self._note(line)
             if self._fd < 0:
-                self._kill()  # in case it has only closed its side
-                self._note_loss()
+                self._note_loss(self._how_it_ended())
                 return None
             patience = deadline - self._clock()
             if patience <= 0:
@@ -162,6 +179,8 @@ class Telemetry(Talking):
             self._asking = str(line["asking"])
         elif "error" in line:
             self._fail("failed", f"{self._title}: {line['error']}")
+        elif isinstance(line.get("unwatched"), dict):
+            self.unheard = {device: str(why) for device, why in line["unwatched"].items()}
         elif isinstance(line.get("xid"), int) and isinstance(line.get("gpu"), str):
             key = (line["gpu"], line["xid"])
             self.xids[key] = self.xids.pop(key, 0) + 1
@@ -170,10 +189,11 @@ class Telemetry(Talking):
         self.errors[kind] += 1
         self.problem = problem
 
-    def _note_loss(self) -> None:
+    def _note_loss(self, how: str) -> None:
         """Note that the child has ended by itself."""
         if not self.problem:
-            self._fail("ended", f"{self._title}: the process that asks the {self._who} has ended")
+            what = f"the process that asks the {self._who} has ended"
+            self._fail("ended", f"{self._title}: {what} {how}".rstrip())
         self._close()
         self._note_end()
 

@@ -182,6 +182,7 @@ class Nvml:
         """NVML's."""
 
     NVML_SUCCESS = NVML_ERROR_GPU_IS_LOST = 0
+    NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_FUNCTION_NOT_FOUND = 3, 13
     NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
     nvmlEventTypeXidCriticalError = 8  # noqa: N815 - pynvml's name
 
@@ -202,10 +203,11 @@ def heard(nvml: Nvml) -> dict[str, Any]:
     said: list[dict[str, Any]] = []
     whole = {"gpuInstanceId": 0xFFFFFFFF, "computeInstanceId": 0xFFFFFFFF}
     event = SimpleNamespace(eventType=8, eventData=79, device=1, **whole)
-    events.Ears(nvml, said.append)._hear(event)
-    assert said[0] == {"asking": "GPU-1"}  # before NVML is asked, which may hang
-    assert events.is_error(said[-1])
-    return said[-1]
+    found = events.Ears(nvml, said.append)._event(event)
+    assert said == [{"asking": "GPU-1"}]  # before NVML is asked, which may hang
+    assert found is not None
+    assert events.is_error(found)
+    return found
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def _by_device(limits: Mapping[str, int], devices: Sequence[str]) -> dict[str, i
     unknown = [name for name in limits if name not in places and name not in devices]
     if unknown:
         raise RequestError(
-            f"mpsConfig.{_EACH} has {shown(unknown[0])}, and the claim has {listed(devices)}",
+            f"mpsConfig.{_EACH} has {shown(unknown[0])}, and the claim has {listed([*devices])}",
             "Use a GPU's UUID, or its place among the claim's sorted UUIDs, from 0 on",
         )
     return {places.get(name, name): size for name, size in limits.items()}

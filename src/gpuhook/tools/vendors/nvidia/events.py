@@ -23,7 +23,7 @@ from gpuhook.vendors.nvidia.discover import library
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from typing import Any
 
     from gpuhook.ground.config.model import Config
@@ -93,14 +93,14 @@ def _say_all(start: "Callable[[], Any]", uuids: list[str], say: "Say") -> None:
     kernel.set_name("gpuhook-events")
     try:
         pynvml = start()
-        pynvml.nvmlInit()
-        Ears(pynvml, say).listen(uuids)
     except OSError as error:
         say({"error": f"NVML can't be loaded: {error}"})
-    except Exception as error:
-        if type(error).__name__.startswith("NVMLError"):
-            say({"error": f"NVML failed: {error}"})
-        raise
+        return
+    try:
+        pynvml.nvmlInit()
+        Ears(pynvml, say).listen(uuids)
+    except pynvml.NVMLError as error:
+        say({"error": f"NVML failed: {error}"})
 
 
 class Ears:
@@ -109,53 +109,104 @@ class Ears:
     def __init__(self, nvml: "Any", say: "Say") -> None:
         self._nvml = nvml
         self._say = say
-        self._handles: dict[str, Any] = {}
-        self._events: Any = None
+        self._handles: dict[str, Any] = {}  # of GPUs in the set
+        self._seen: dict[str, Any] = {}  # and of those that were in one before
+        self._events: Any = None  # None where NVML has no sets of events, or no GPU has any
+        self._failed: list[str] = []  # GPUs to be registered again
         self._gone = (nvml.NVML_ERROR_GPU_IS_LOST, getattr(nvml, "NVML_ERROR_RESET_REQUIRED", 16))
+        self._lacking = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
     def listen(self, uuids: list[str]) -> None:
         """Say what happens to these GPUs, for ever."""
-        events = self._register(uuids)
+        self._events = self._register(uuids)
         pause, longest = _PAUSES
-        while True:
+        while self._events is not None:
             try:
-                data = self._nvml.nvmlEventSetWait_v2(events, int(BEAT * 1000))
+                data = self._nvml.nvmlEventSetWait_v2(self._events, int(BEAT * 1000))
             except self._nvml.NVMLError as error:
                 if error.value == self._nvml.NVML_ERROR_TIMEOUT:
                     self._say({"beat": 1})
-                    continue
-                # One GPU that is lost fails the wait for all: go on with the others.
-                self._nvml.nvmlEventSetFree(events)
-                lost = self._find_lost()
-                if not lost:
+                elif not self._renew(error):
                     time.sleep(pause)
                     pause = min(2 * pause, longest)
-                events = self._register([uuid for uuid in self._handles if uuid not in lost])
                 continue
             pause = _PAUSES[0]
-            self._hear(data)
+            self._tell(self._event(data))
+        self._nvml.nvmlShutdown()  # nothing will be heard, and the driver needn't stay open
+        while True:
+            time.sleep(BEAT)
+            self._say({"beat": 1})
 
     def register(self, uuids: list[str]) -> None:
-        """Begin to hear of these GPUs, for ``poll``."""
-        self._events = self._register(uuids)
+        """Begin to hear of these GPUs, for ``poll``; where that fails, nothing is heard of them."""
+        try:
+            self._events = self._register(uuids)
+        except self._nvml.NVMLError as error:
+            self._give_up(uuids, error)
 
     def poll(self) -> None:
         """Say what has happened since the last time, without waiting."""
-        for _ in range(_MOST):
+        if self._failed:
+            self.register(self._failed)
+        for event in self._heard(self._events, self._renew_or_give_up):
+            self._tell(event)
+
+    def _renew_or_give_up(self, error: Exception) -> None:
+        uuids = [*self._handles]
+        try:
+            self._renew(error)
+        except self._nvml.NVMLError as problem:
+            self._give_up(uuids, problem)
+
+    def _heard(
+        self, events: "Any", fails: "Callable[[Any], object]" = lambda _: None
+    ) -> "Iterator[dict[str, Any]]":
+        """Yield what a set has heard; ``fails`` is called where waiting for more fails."""
+        for _ in range(_MOST if events is not None else 0):
             try:
-                data = self._nvml.nvmlEventSetWait_v2(self._events, 0)
+                data = self._nvml.nvmlEventSetWait_v2(events, 0)
             except self._nvml.NVMLError as error:
                 if error.value != self._nvml.NVML_ERROR_TIMEOUT:
-                    self._nvml.nvmlEventSetFree(self._events)
-                    lost = self._find_lost()
-                    self.register([uuid for uuid in self._handles if uuid not in lost])
+                    fails(error)
                 return
-            self._hear(data)
+            if event := self._event(data):
+                yield event
+
+    def _renew(self, error: "Any") -> bool:
+        """Have another set without the GPUs that are lost; tell whether any is.
+
+        One GPU that is lost fails the wait for all. The new set is there before the old one goes,
+        so that no other GPU's event is missed; what both have heard by then counts once.
+        """
+        if error.value in self._lacking:
+            self._give_up([*self._handles], error)
+            return True
+        lost = self._find_lost()
+        old = self._events
+        self._events = self._register([uuid for uuid in self._handles if uuid not in lost])
+        missed = [*self._heard(old)]
+        known = [*missed]
+        for event in self._heard(self._events):
+            if event in known:
+                known.remove(event)
+            else:
+                missed.append(event)
+        for event in missed:
+            self._tell(event)
+        self._nvml.nvmlEventSetFree(old)
+        return bool(lost)
 
     def _register(self, uuids: list[str]) -> "Any":
-        """Return a new set of the events of these GPUs, as far as they have any."""
-        events = self._nvml.nvmlEventSetCreate()
-        self._handles, unwatched = {}, {}
+        """Return a new set of the events of these GPUs; None where there is none, or none in it."""
+        self._handles, self._failed = {}, []
+        try:
+            events = self._nvml.nvmlEventSetCreate()
+        except self._nvml.NVMLError as error:
+            if error.value not in self._lacking:
+                raise
+            self._give_up(uuids, error)
+            return None
+        unwatched = {}
         for uuid in uuids:
             self._say({"asking": uuid})
             try:
@@ -169,8 +220,18 @@ class Ears:
                     unwatched[uuid] = str(error)
                 continue
             self._handles[uuid] = handle
+        self._seen.update(self._handles)
         self._say({"watched": len(self._handles), "unwatched": unwatched})
+        if not self._handles:
+            self._nvml.nvmlEventSetFree(events)
+            return None
         return events
+
+    def _give_up(self, uuids: list[str], error: Exception) -> None:
+        """Hear nothing of these GPUs from now on, and say why."""
+        self._handles, self._events = {}, None
+        self._failed = [] if getattr(error, "value", 0) in self._lacking else uuids
+        self._say({"watched": 0, "unwatched": dict.fromkeys(uuids, str(error))})
 
     def _wanted(self) -> int:
         nvml = self._nvml
@@ -193,15 +254,19 @@ class Ears:
     def _lose(self, uuid: str, error: Exception) -> None:
         self._say({"lost": uuid, "why": str(error)})
 
-    def _hear(self, data: "Any") -> None:
-        """Say what an event is; of those that aren't errors with a number, nothing."""
+    def _tell(self, event: "dict[str, Any] | None") -> None:
+        if event is not None:
+            self._say(event)
+
+    def _event(self, data: "Any") -> "dict[str, Any] | None":
+        """Return what an event is; None for those that aren't errors with a number."""
         if data.eventType != self._nvml.nvmlEventTypeXidCriticalError:
-            return
+            return None
         uuid = self._uuid(data.device)
         event = {"xid": int(data.eventData), "gpu": uuid, **self._recovery(data.device, uuid)}
         instances = {"gi": data.gpuInstanceId, "ci": data.computeInstanceId}
         given = {name: number for name, number in instances.items() if number != _NO_INSTANCE}
-        self._say({**event, **given} if "gi" in given else event)
+        return {**event, **given} if "gi" in given else event
 
     def _recovery(self, handle: "Any", uuid: str) -> dict[str, int]:
         """Return what NVML says helps a GPU, {} where it or the driver doesn't know."""
@@ -221,7 +286,7 @@ class Ears:
         import ctypes  # noqa: PLC0415 - pynvml has it
 
         place = ctypes.cast(handle, ctypes.c_void_p).value
-        for uuid, known in self._handles.items():
+        for uuid, known in self._seen.items():
             if ctypes.cast(known, ctypes.c_void_p).value == place:
                 return uuid
         try:

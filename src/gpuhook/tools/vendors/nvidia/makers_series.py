@@ -117,7 +117,7 @@ def _values(device: Device) -> dict[str, float | None]:
     reserved, energy = device.memory_reserved_bytes, device.energy_joules
     share = device.utilization
     free = None if total is None or used is None else total - used - (reserved or 0)
-    last = [*device.xids][-1:]
+    last = None if device.xids is None or device.parent else ([0, *device.xids][-1])
     return {
         **device.readings,
         "GPU_TEMP": device.temperature_celsius,
@@ -128,7 +128,7 @@ def _values(device: Device) -> dict[str, float | None]:
         "ECC_DBE_VOL_TOTAL": device.ecc_uncorrected,
         # As DCGM has it, not of MIG devices.
         "GPU_UTIL": None if share is None or device.parent else round(share * _PERCENT),
-        "XID_ERRORS": None if device.parent else float(last[0]) if last else 0.0,
+        "XID_ERRORS": last,
         "FB_FREE": None if free is None else free // _MIB,
         "FB_USED": None if used is None else used // _MIB,
         "FB_RESERVED": None if reserved is None else reserved // _MIB,

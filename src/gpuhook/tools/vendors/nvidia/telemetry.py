@@ -7,6 +7,7 @@ hang in it. It reads lines of JSON, {"ask": 7, "more": false}, and says
     {"ready": 1}            NVML is open
     {"asking": UUID}        the next answer depends on this GPU or MIG device, "" for no single one
     {"xid": 79, "gpu": UUID, ...}  an error since the last question, as ``events`` has it
+    {"watched": 7, "unwatched": {UUID: why}}  GPUs whose errors are heard of, and others
     {"answer": 7, "devices": {UUID: {...}}, "failed": {UUID: why}}
     {"error": text}         NVML can't be used; the child ends
 
@@ -135,13 +136,14 @@ def _answer_all(
     kernel.set_name("gpuhook-nvml")
     try:
         pynvml = start()
-        pynvml.nvmlInit()
     except OSError as error:
         talk.say({"error": f"NVML can't be loaded: {error}"})
         return
-    except Exception as error:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
         talk.say({"error": f"NVML failed: {error}"})
-        raise
+        return
     talk.say({"ready": 1})
     ears = events.Ears(pynvml, talk.say)
     ears.register([*gpus])

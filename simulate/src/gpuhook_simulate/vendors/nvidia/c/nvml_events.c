@@ -59,10 +59,14 @@ static int is_set(const struct event_set *set)
 
 API int nvmlEventSetCreate(struct event_set **set)
 {
+    char path[PATH_MAX];
+
     if (sim_initialized())
         return NVML_ERROR_UNINITIALIZED;
     if (!set)
         return NVML_ERROR_INVALID_ARGUMENT;
+    if (sim_state_path("no-events", path, sizeof path) && !access(path, F_OK))
+        return NVML_ERROR_NOT_SUPPORTED;
     *set = calloc(1, sizeof **set);
     if (!*set)
         return NVML_ERROR_MEMORY;

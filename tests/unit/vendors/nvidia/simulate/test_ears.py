@@ -1,0 +1,162 @@
+"""Who listens to NVML's events, on a simulated NVML: GPUs that get lost, drivers without events."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nvml_program import Program
+
+from gpuhook_simulate.vendors.nvidia import change, report_xid
+from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine
+
+# In the program: who listens says lines into ``said``, and is ended by an error after enough.
+EARS = """
+from gpuhook.tools.vendors.nvidia import events
+from gpuhook_simulate.vendors.nvidia import report_xid
+events.BEAT, said = 0.1, []
+
+class Enough(Exception):
+    pass
+
+def say(line):
+    said.append(line)
+    if sum("beat" in each for each in said) > beats or sum("xid" in each for each in said) >= 5:
+        raise Enough
+
+def listen(uuids):
+    try:
+        ears.listen(uuids)
+    except Enough:
+        pass
+
+beats = 5
+ears = events.Ears(n, say)
+"""
+# XID 31 of GPU 0 while the GPUs are asked which of them is lost, XID 45 once the new set is there.
+MEANWHILE = """
+find, register = ears._find_lost, ears._register
+
+def find_slowly():
+    found = find()
+    report_xid({root!r}, 31, "0")
+    return found
+
+def register_slowly(uuids):
+    made = register(uuids)
+    report_xid({root!r}, 45, "0")
+    return made
+
+ears._find_lost, ears._register = find_slowly, register_slowly
+"""
+
+Made = tuple[str, list[str]]
+
+
+@pytest.fixture
+def made(make_root: Callable[..., tuple[Path, SimulatedMachine]]) -> Made:
+    root, machine = make_root(gpus=3)
+    return str(root), [gpu.uuid for gpu in machine.gpus]
+
+
+@pytest.fixture
+def program(made: Made) -> Iterator[Program]:
+    with Program(Path(made[0])) as program:
+        program.ask(EARS)
+        yield program
+
+
+def errors(lines: list[dict[str, Any]]) -> list[tuple[int, str]]:
+    return [(line["xid"], line["gpu"]) for line in lines if "xid" in line]
+
+
+def lose(root: str) -> None:
+    """Have GPU 1 fail with XID 79 and be lost."""
+    report_xid(root, 79, "1")
+    change(root, lost=frozenset({1}))
+
+
+def test_no_error_of_others_is_missed_while_a_gpu_gets_lost(made: Made, program: Program) -> None:
+    root, uuids = made
+    program.ask(f"ears.register({uuids!r})")
+    lose(root)
+    program.ask(MEANWHILE.format(root=root))
+    program.ask("ears.poll()")
+    report_xid(root, 48, "2")
+    program.ask("ears.poll()")
+    lines = program.ask("said")
+    assert sorted(errors(lines)) == [
+        (31, uuids[0]), (45, uuids[0]), (48, uuids[2]), (79, uuids[1]),
+    ]  # fmt: skip
+    assert [line["lost"] for line in lines if "lost" in line] == [uuids[1]]
+    watched = [line["watched"] for line in lines if "watched" in line]
+    assert watched == [3, 2]
+
+
+def test_nor_by_who_waits_for_them(made: Made, program: Program) -> None:
+    root, uuids = made
+    program.ask(MEANWHILE.format(root=root))
+    program.ask("beats = 600")
+    program.begin(f"listen({uuids!r})")
+    end = time.monotonic() + 60
+    while not program.is_sleeping() and time.monotonic() < end:
+        time.sleep(0.01)
+    lose(root)
+    report_xid(root, 48, "2")
+    program.answer()
+    found = errors(program.ask("said"))
+    # Of the first set, too, which was there before.
+    assert found.count((45, uuids[0])) == 2
+    assert {*found} == {(31, uuids[0]), (45, uuids[0]), (48, uuids[2]), (79, uuids[1])}
+    assert len(found) == 5
+
+
+@pytest.fixture
+def without_events(made: Made) -> None:
+    (Path(made[0]) / "simulate/no-events").touch()
+
+
+@pytest.mark.usefixtures("without_events")
+def test_a_driver_without_events_says_so_and_no_more(made: Made, program: Program) -> None:
+    uuids = made[1]
+    program.ask(f"ears.register({uuids!r})")
+    for _ in range(2):
+        program.ask("ears.poll()")
+    why = dict.fromkeys(uuids, "Not Supported")
+    assert program.ask("said") == [{"watched": 0, "unwatched": why}]
+
+
+@pytest.mark.usefixtures("without_events")
+def test_who_listens_to_nothing_keeps_no_driver_open(made: Made, program: Program) -> None:
+    program.ask(f"listen({made[1]!r})")
+    first, *rest = program.ask("said")
+    assert first["unwatched"] == dict.fromkeys(made[1], "Not Supported")
+    assert rest == [{"beat": 1}] * 6
+    assert program.ask("n.nvmlDeviceGetCount()") == "error 1"  # it isn't initialized any more
+
+
+def test_sets_that_fail_are_tried_again(made: Made, program: Program) -> None:
+    root, uuids = made
+    program.ask("create, n.nvmlEventSetCreate = n.nvmlEventSetCreate, lambda: fail()")
+    program.ask("def fail(): raise n.NVMLError(n.NVML_ERROR_UNKNOWN)")
+    program.ask(f"ears.register({uuids!r})")
+    program.ask("ears.poll()")
+    assert set(program.ask("said[-1]")["unwatched"].values()) == {"Unknown Error"}
+    program.ask("n.nvmlEventSetCreate = create")
+    program.ask("ears.poll()")
+    assert program.ask("said[-1]") == {"watched": 3, "unwatched": {}}
+    report_xid(root, 48, "2")
+    program.ask("ears.poll()")
+    assert errors(program.ask("said")) == [(48, uuids[2])]
+
+
+def test_waits_that_are_not_supported(made: Made, program: Program) -> None:
+    program.ask("n.nvmlEventSetWait_v2 = lambda *_: fail()")
+    program.ask("def fail(): raise n.NVMLError(n.NVML_ERROR_NOT_SUPPORTED)")
+    program.ask(f"ears.register({made[1]!r})")
+    for _ in range(3):
+        program.ask("ears.poll()")
+    lines = [line for line in program.ask("said") if "watched" in line]
+    assert [line["watched"] for line in lines] == [3, 0]
+    assert lines[1]["unwatched"] == dict.fromkeys(made[1], "Not Supported")
