@@ -6,6 +6,7 @@ nowhere here.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -145,11 +146,9 @@ def test_an_administrators_limit_needs_no_word_of_the_container(place: Place, wa
 
 REFUSED = {
     "old driver": (("--gpus=1", "--set=driver-version=610.10"), "", "from release 615 on"),
-    "MIG": (
-        (*OPTIONS, "--set=mig=0:1g.10gb"),
-        "",
-        "no limits for GPUs in MIG mode",
-    ),
+    "MIG": ((*OPTIONS, "--set=mig=0:1g.10gb"), "", "no limits for GPUs in MIG mode"),
+    "no cgroups in the root": (OPTIONS, "sys/fs/cgroup", "There is no folder "),
+    "no file systems in the root": (OPTIONS, "sys/fs", "There is no folder "),
 }
 
 
@@ -159,8 +158,11 @@ REFUSED = {
 def test_what_a_driver_cannot_do_is_refused(
     place: Place, installation: Installation, name: str, way: str
 ) -> None:
-    options, _, why = REFUSED[name]
+    options, without, why = REFUSED[name]
     place.driver = simulate(installation, place.folder / "other", *options)
+    if without:
+        shutil.rmtree(place.driver.root / without)
+        why += f"{place.driver.root}/sys/fs/cgroup"
     done = place.run(place.made("GPUHOOK_DEVICE_MEMORY=8GiB", command="echo started"), way)
     assert done.status != 0
     assert "started" not in done.stdout

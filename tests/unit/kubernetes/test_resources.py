@@ -369,6 +369,7 @@ def test_shares_of_memory(
     tmp_path: Path, memory: tuple[str, ...], overcommits: bool, reason: str
 ) -> None:
     found = machine(tmp_path, gpu(0, 0).but(memory=80 << 30)).but(version="615.10.01")
+    (Path(found.root) / "sys/fs/cgroup").mkdir(parents=True)
     shared = Sharing(GPU, 2, GPU, single=False, memory=memory, overcommits=overcommits)
     facts: dict[str, Any] = {"sharing": {GPU: shared}, "device_list_strategy": ("volume-mounts",)}
     answer = offered(found, **facts)

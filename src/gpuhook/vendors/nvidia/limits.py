@@ -169,6 +169,12 @@ def _check(grant: "Grant") -> None:
                 f"NVIDIA's driver has no limits for GPUs in MIG mode, as {device.label} is",
                 "Start the container without a limit: a MIG device has no more than its own memory",
             )
+    place = inventory.root.rstrip("/") + TREE
+    if not os.path.isdir(place):
+        raise LimitError(
+            f"There is no folder {place}, in which the driver looks for a container's cgroup",
+            f"Make it: mkdir -p {place}" if inventory.root != "/" else "Mount cgroup v2 there",
+        )
 
 
 class _Child:
@@ -248,6 +254,8 @@ def _serve(
 
 
 def _answer(ready: "Any", question: "dict[str, Any]") -> "dict[str, Any]":
+    if isinstance(ready, OSError) and ready.strerror:
+        return {"error": f"{ready.filename or 'NVML'}: {ready.strerror}"}
     if not isinstance(ready, Setter):
         return {"error": str(ready)}
     try:

@@ -11,10 +11,16 @@ import pynvml
 import pytest
 from limiting_nvml import FOLDER, GIB, TAKES, limiter
 from limits import in_time
+from machines import gpu, machine
 
+from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import LimitError
+from gpuhook.start import contract
+from gpuhook.start.inventory.model import DriverFile
+from gpuhook.start.request.reader import Request
 from gpuhook.vendors.nvidia import limits
 from gpuhook.vendors.nvidia.limits import Nvml
+from gpuhook.vendors.nvidia.vendor import VENDOR
 
 Make = Callable[..., Nvml]
 
@@ -43,6 +49,23 @@ def test_the_structures_are_those_of_the_published_binding() -> None:
         assert bytes(theirs)[8:] == ours[8 : ctypes.sizeof(structure)]
     assert ctypes.string_at(int.from_bytes(ours[:8], "little")) == FOLDER.encode()
     assert pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX == limits.UNLIMITED
+
+
+def test_a_driver_root_without_a_place_for_cgroups(tmp_path: Path) -> None:
+    """What `gpuhook info` asks, and every start with a limit, before anything is done."""
+    inventory = machine(gpu(0, 3).but(memory=80 * GIB)).but(
+        version="615.1",
+        root=str(tmp_path),
+        files=(DriverFile("library", "/libnvidia-ml.so.1", "", "utility", limits.LIBRARY),),
+    )
+    grant = contract.Grant(VENDOR, Request("nvidia"), inventory, inventory.devices)
+    for there in ("", "sys", "sys/fs"):
+        (tmp_path / there).mkdir(exist_ok=True)
+        with pytest.raises(LimitError, match=f"no folder {tmp_path}/sys/fs/cgroup") as caught:
+            VENDOR.limiter(grant, Config())
+        assert caught.value.remedy == f"Make it: mkdir -p {tmp_path}/sys/fs/cgroup"
+    (tmp_path / "sys/fs/cgroup").mkdir()
+    assert VENDOR.limiter(grant, Config()).memory == {inventory.devices[0].id: 80 * GIB}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets root alone set limits")
