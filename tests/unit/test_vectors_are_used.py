@@ -12,10 +12,15 @@ WHOLE = [
     "cuda_compat", "application_profile", "cdi", "cdi_annotations", "cdi_apply", "cdi_cache",
     "cdi_generate", "cdi_names", "cdi_transform", "cdi_validate", "cdi_versions", "vendor_amd",
     "vendor_habana", "vendor_neuron", "plugin_health", "plugin_allocate", "plugin_config",
-    "metrics_cgroup", "system",
+    "metrics_cgroup", "system", "create_symlinks", "hook_creator", "installer", "ldconfig", "nri",
+    "runtime",
 ]  # fmt: skip
 # What gpuhook has nothing of.
 WITHOUT = {
+    "hook_creator.create": "documents have one hook, whose work isn't chosen by arguments",
+    "hook_creator.is_library": "a library is one by its place and its ELF header, not by its name",
+    "ldconfig.filter": "an image's ld.so.conf isn't read: its cache gets the libraries themselves",
+    "ldconfig.top_level": "as ldconfig.filter: no ldconfig is run that would need one",
     "habana.mac_list": "the network ports are left to Habana's own hook",
     "habana.gaudinet": "as habana.mac_list",
     "habana.write_target": "as habana.mac_list: nothing is written into the container",

@@ -106,6 +106,22 @@ def test_configure_vectors(case: Case, tmp_path: Path) -> None:
     configured.check(case, tmp_path, configure)
 
 
+@pytest.mark.vectors("installer", "installer.runtimes")
+def test_the_installers_runtimes(case: Case, tmp_path: Path) -> None:
+    """One of its three: the mode of the others is a setting here."""
+    given, expected = case["input"], case["expected"]
+    words = [f"--config={tmp_path}/daemon.json", f"--state-dir={tmp_path}/state",
+             "--nvidia-runtime-path=/bin/true"]  # fmt: skip
+    words += [f"--nvidia-runtime-name={given['runtime_name']}"] if given["runtime_name"] else []
+    words += ["--set-as-default"] if given["set_as_default"] else []
+    done = run("runtime", "configure", *words)
+    assert done.exit_code == 0, done.output
+    document = json.loads((tmp_path / "daemon.json").read_text())
+    assert {*expected["runtimes"]} - {*document["runtimes"]} == {"nvidia-cdi", "nvidia-legacy"}
+    assert {*document["runtimes"]} == {"nvidia"}
+    assert document.get("default-runtime") == expected["default"]
+
+
 def test_configure_writes_the_name_nvidia(site: list[str], tmp_path: Path) -> None:
     done = run("runtime", "configure", "--runtime=docker", *site, "--set-as-default=true",
                "--cdi.enabled", "--config-source=command", "--executable-path=/x")  # fmt: skip

@@ -60,6 +60,16 @@ def test_devices_from_env(case: Case) -> None:
     assert devices_of(spec_of(given["env"]), config) == expected
 
 
+@pytest.mark.vectors("runtime", "runtime.image_from_config")
+def test_devices_of_a_config(case: Case) -> None:
+    given = case["input"]
+    spec = spec_of(given["env"])
+    assert (
+        devices_of(spec, config_of(swarm_resource=given["swarm-resource"]))
+        == (case["expected"]["devices"])
+    )
+
+
 @pytest.mark.vectors("image", "image.devices_from_mounts")
 def test_devices_from_mounts(case: Case) -> None:
     spec = spec_of(mounts=case["input"]["mounts"])

@@ -227,7 +227,7 @@ def _extra_links(files: "list[DriverFile]") -> "Iterator[tuple[str, str, str]]":
         stem = name.partition(".so.")[0] + ".so"
         if stem in _EXTRA_LINKS and stem != name:
             link, target = _EXTRA_LINKS[stem]
-            yield link, name, target or name
+            yield link, name, target if target and target == file.soname else name
 
 
 def _gbm_link(
