@@ -239,7 +239,7 @@ def _serve(
         try:
             ready: Any = Setter(root, library)
             ready.find(uuids)
-        except (OSError, AttributeError, NvmlError) as error:
+        except Exception as error:  # noqa: BLE001 - nobody else would say it
             ready = error
         data = b""
         while not data.endswith(b"\n"):
@@ -254,18 +254,23 @@ def _serve(
 
 
 def _answer(ready: "Any", question: "dict[str, Any]") -> "dict[str, Any]":
-    if isinstance(ready, OSError) and ready.strerror:
-        return {"error": f"{ready.filename or 'NVML'}: {ready.strerror}"}
     if not isinstance(ready, Setter):
-        return {"error": str(ready)}
+        return {"error": _sentence(ready)}
     try:
         if not question["wanted"]:
             return {"used": {folder: ready.used(folder) for folder in question["folders"]}}
         for uuid, limit in question["wanted"].items():
             ready.limit(uuid, question["folders"][0], limit)
-    except (AttributeError, NvmlError) as error:
-        return {"error": str(error)}
+    except Exception as error:  # noqa: BLE001 - as above
+        return {"error": _sentence(error)}
     return {}
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'NVML'}: {error.strerror}"
+    known = isinstance(error, (OSError, AttributeError, NvmlError))
+    return str(error) if known else f"{type(error).__name__}: {error}"
 
 
 class Setter:

@@ -202,7 +202,11 @@ def _child(writer: int, seconds: int, answer: "Callable[[], dict[str, Any]]") ->
     try:
         kernel.keep_only((writer,))  # not our parent's lock, nor the pipes of its engine
         kernel.end_after(seconds)
-        write_all(writer, jsontext.dumps(answer()).encode())
+        try:
+            said = answer()
+        except Exception as error:  # noqa: BLE001 - nobody else would say it
+            said = _reason(error)
+        write_all(writer, jsontext.dumps(said).encode())
         status = 0
     finally:
         os._exit(status)
@@ -220,6 +224,10 @@ def _answer(
         return question(pynvml)
     except pynvml.NVMLError as error:
         return {"error": str(error), "number": error.value}
+
+
+def _reason(error: Exception) -> "dict[str, Any]":
+    return {"error": f"{type(error).__name__}: {error}", "number": 0}
 
 
 def start(root: str, library: str, uid: int, gid: int) -> "Any":
