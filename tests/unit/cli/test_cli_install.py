@@ -181,7 +181,7 @@ def test_names_of_nvidia_go_with_the_last_configuration(system: Path) -> None:
     assert sorted(os.listdir(folder)) == sorted(nvidia_names.LINKS)
     done = call(system, "uninstall", "--engine=docker")
     assert f"removed {folder}/nvidia-container-cli" in done.stdout
-    assert os.listdir(folder) == []
+    assert not folder.exists()
     assert "nothing to undo" in call(system, "uninstall").stdout
 
 
@@ -446,10 +446,7 @@ def test_an_option_is_taken_back(
     shown = call(system, *words, OPTIONS[option], "--dry-run").stdout
     assert ("--- " in shown or "would remove" in shown) is (files(system) != before)
     call(system, *words, OPTIONS[option])
-    after = files(system)
-    for folder in ("usr", "usr/local", "usr/local/bin"):
-        after.pop(str(system / folder), None)
-    assert after == before
+    assert files(system) == before
     assert f"{engine}: changed" not in call(system, *words, OPTIONS[option]).stdout
     call(system, "uninstall")
     assert (system / "etc/containerd/config.toml").read_text() == theirs
@@ -499,7 +496,7 @@ def test_nvidias_names_follow_a_gpuhook_that_has_moved(system: Path, more: list[
     for name, program in nvidia_names.LINKS.items():
         assert os.readlink(system / "usr/local/bin" / name) == f"{system}/opt/new/{program}"
     call(system, "uninstall")
-    assert os.listdir(system / "usr/local/bin") == []
+    assert not (system / "usr").exists()
 
 
 def test_the_result_as_json(system: Path) -> None:

@@ -183,6 +183,12 @@ def naming_a_folder(image: Path, host: Path) -> None:
     (place / "record.json").write_text(json.dumps(record))
 
 
+def listing_a_folder(image: Path, host: Path) -> None:
+    (host / "empty").mkdir()
+    call("install", image, "--engine=docker")  # there is something to uninstall
+    (image / STATE / "folders.json").write_text(json.dumps([str(host / "empty")]))
+
+
 def naming_a_link(image: Path, host: Path) -> None:
     (host / "link").symlink_to("file")
     (image / STATE).mkdir(parents=True)
@@ -206,6 +212,7 @@ def with_a_link_in_it(image: Path, host: Path) -> None:
 REMEMBERED = (
     naming_a_file,
     naming_a_folder,
+    listing_a_folder,
     naming_a_link,
     naming_a_folder_of_documents,
     with_a_link_in_it,
@@ -396,6 +403,16 @@ def test_nvidias_names_stay_inside(image: Path, host: Path) -> None:
     with pytest.raises(EngineError, match="leads by the link"):
         call("install", image, "--engine=docker", "--nvidia-names")
     assert program_links.LINKS.keys() & {path.name for path in host.iterdir()} == set()
+
+
+@pytest.mark.parametrize("text", ["[", "5", '"/x"', "[5]", '["../host/empty"]', '{"/x": 1}'])
+def test_a_damaged_list_of_folders_is_refused(image: Path, host: Path, text: str) -> None:
+    (host / "empty").mkdir()
+    call("install", image, "--engine=docker")
+    (image / STATE / "folders.json").write_text(text)
+    with pytest.raises(EngineError, match=r"folders\.json is damaged|isn't below"):
+        call("uninstall", image)
+    assert (host / "empty").is_dir()
 
 
 STEERING = "\x1b[2J\x9b31m\u202e\r\x07\u2028"

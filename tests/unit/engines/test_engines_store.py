@@ -75,6 +75,21 @@ def test_a_file_that_was_not_there_goes_with_its_folders(store: Store, tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_folders_of_records_of_earlier_versions_go_too(store: Store, tmp_path: Path) -> None:
+    """Those noted in each record the folders that were made for its file."""
+    path = tmp_path / "etc" / "docker" / "daemon.json"
+    put(store, target(path))
+    (listed,) = (tmp_path / "state").glob("folders.json")
+    [record] = (tmp_path / "state" / "engines").glob("*/record.json")
+    folders = json.loads(listed.read_text())
+    record.write_text(json.dumps({**json.loads(record.read_text()), "folders": folders}))
+    listed.unlink()
+    assert str(path.parent) in folders
+    put(store, target(path, NEW.replace("/p", "/q")))
+    take(store)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("ours", [False, True])
 def test_a_link_that_leads_nowhere_is_refused(store: Store, tmp_path: Path, ours: bool) -> None:
     """Its file would be made, and who takes that back couldn't tell whose the link is."""

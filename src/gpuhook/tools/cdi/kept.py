@@ -41,7 +41,7 @@ class Kept:
     ``folder`` is where documents go, ``format`` yaml or json. ``config`` is the configuration
     file that they are made with, None for the usual one; ``engines`` are those that asked for
     documents, ``hook`` the path of gpuhook-cdi-hook, ``units`` the files of systemd and udev
-    that were written, and ``made`` the folders that were made for all this. Where an
+    that were written, and ``made`` the folders that earlier versions made for all this. Where an
     installation has a prefix, no path but ``config`` has it.
 
     ValueError or TypeError for what none of these can be.

@@ -20,7 +20,8 @@ from gpuhook.tools.cli import _systemd as systemd
 from gpuhook.tools.cli._output import say, warn
 from gpuhook.tools.cli.cdi_refresh import tell
 from gpuhook.tools.engines import installed
-from gpuhook.tools.engines.files import Change, make_folders, remove_folders
+from gpuhook.tools.engines.files import Change
+from gpuhook.tools.engines.made import MadeFolders
 from gpuhook.tools.host.programs import our_program
 
 _FORMAT = "yaml"
@@ -33,6 +34,11 @@ class Site:
     state: str
     prefix: str = ""
     dry_run: bool = False
+
+    @property
+    def made(self) -> MadeFolders:
+        """The folders that were made there."""
+        return MadeFolders(self.state, self.prefix)
 
     @property
     def own_state(self) -> str:
@@ -84,7 +90,7 @@ def install(
         tell(report)
         return Result(any([*changes, *more]))
     with refreshing.locked(site.state):
-        kept = _put(site, kept, changes)
+        _put(site, kept, changes)
         report = refreshing.refresh_kept(kept.below(site.prefix), site.state)
     _tell_changes(changes)
     tell(report)
@@ -123,7 +129,8 @@ def uninstall(site: Site, engines: Iterable[str], before: Kept) -> Result:
         for change in files:
             change.commit()
         forget(site.state)
-        remove_folders([below(site.prefix, path) for path in before.made])
+        site.made.add(below(site.prefix, path) for path in before.made)
+        site.made.tidy()
     if files:
         _systemctl(site, "daemon-reload")
     _tell_changes([*documents, *files])
@@ -189,33 +196,28 @@ def _outdated(site: Site, before: Kept | None, kept: Kept) -> list[Change]:
     return [*units.removals(gone, site.prefix), *documents]
 
 
-def _put(site: Site, kept: Kept, changes: list[Change]) -> Kept:
-    """Remember what is to be, and then make it so; return it with the folders made for it."""
+def _put(site: Site, kept: Kept, changes: list[Change]) -> None:
+    """Remember what is to be, and then make it so."""
     save(site.state, kept)
-    made: list[str] = []
     done: list[Change] = []
     try:
         for change in changes:
             if change:
-                made += change.commit()
+                site.made.expect(os.path.dirname(change.path))
+                change.commit()
                 done.append(change)
-        made += _made_folders(below(site.prefix, kept.folder))
-        if made:
-            new = [path.removeprefix(site.prefix.rstrip("/")) for path in made]
-            kept = replace(kept, made=(*kept.made, *new))
-            save(site.state, kept)
+        _make_folder(site, below(site.prefix, kept.folder))
     except GpuhookError:
         for change in reversed(done):
             with contextlib.suppress(GpuhookError):
                 Change(change.path, change.new, change.old, change.mode).commit()
-        remove_folders(made)
+        site.made.tidy()
         raise
-    return kept
 
 
-def _made_folders(path: str) -> list[str]:
+def _make_folder(site: Site, path: str) -> None:
     try:
-        return make_folders(path)
+        site.made.make(path)
     except OSError as error:
         raise CdiError(
             f"The folder {path} can't be made: {error.strerror}",

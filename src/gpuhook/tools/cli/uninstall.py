@@ -133,6 +133,8 @@ def _take_back(chosen: Chosen) -> dict[str, Any]:
         gone = shared.take_links_back(links, is_last=is_last, dry_run=dry_run)
         if before and ends:
             documents.uninstall(site, ends, before)
+        if is_last and not (dry_run or links.links() or kept(state, chosen.prefix)):
+            store.made.forget()
     advice = _advice(records, chosen.reload)
     for engine, lines in advice.items() if not dry_run else ():
         for line in lines:

@@ -156,14 +156,19 @@ def _lines(data: bytes | None) -> list[str]:
     return [*whole, f"{last}\n\\ No newline at end of file\n"] if last else whole
 
 
-def make_folders(path: str) -> list[str]:
-    """Make a folder and the missing ones above it; return those made, outermost first."""
+def missing_folders(path: str) -> list[str]:
+    """Return a folder and those above it that aren't there, outermost first."""
     missing: list[str] = []
     while path and not os.path.isdir(path):
         missing.insert(0, path)
         path = os.path.dirname(path)
+    return missing
+
+
+def make_folders(path: str) -> list[str]:
+    """Make a folder and the missing ones above it; return those made, outermost first."""
     made = []
-    for folder in missing:
+    for folder in missing_folders(path):
         with contextlib.suppress(FileExistsError):  # somebody was faster, or it's a dead link
             os.mkdir(folder, 0o755)
             made.append(folder)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gpuhook.tools.engines.files import Change, remove_folders
+from gpuhook.tools.engines.files import Change
 from gpuhook.tools.engines.store import Record, Store, Target
 
 
@@ -43,7 +43,4 @@ def uninstall(store: Store, records: list[Record]) -> list[Outcome]:
     any more stops the whole.
     """
     preview_removal(store, records)
-    outcomes = [Outcome(record.engine, store.take_back(record)) for record in records]
-    # One file's folders may have held another's.
-    remove_folders(sorted({folder for record in records for folder in record.folders}))
-    return outcomes
+    return [Outcome(record.engine, store.take_back(record)) for record in records]

@@ -2,7 +2,7 @@
 
 For every file there is one folder below the state folder, named after the file's path:
 
-    record.json   whose file it is, what we own in it, the folders made for it
+    record.json   whose file it is, and what we own in it
     original      the file before the first change (absent: there was no file)
     written       the file as we last wrote it
     replaced      the file as it was before that, while it is written
@@ -25,9 +25,18 @@ from typing import Protocol
 from gpuhook.ground import names
 from gpuhook.ground.errors import EngineError, printable, shown
 from gpuhook.ground.host import files as host_files
-from gpuhook.tools.engines import json_text, lock, prefix, toml_text, unit_text, whole_text
-from gpuhook.tools.engines.files import Change, aside, decode, has_header, read, remove_folders
+from gpuhook.tools.engines import json_text, lock, made, prefix, toml_text, unit_text, whole_text
+from gpuhook.tools.engines.files import (
+    Change,
+    aside,
+    decode,
+    has_header,
+    missing_folders,
+    read,
+    remove_folders,
+)  # fmt: skip
 from gpuhook.tools.engines.lock import Lock
+from gpuhook.tools.engines.made import MadeFolders
 from gpuhook.tools.engines.merge import Document, Path, beside, restored, without_ours
 
 _RECORD = "record.json"
@@ -89,7 +98,7 @@ class Target:
 
 @dataclass
 class Record:
-    """What is remembered of one changed file."""
+    """What is remembered of one changed file; earlier versions noted ``folders`` made for it."""
 
     engine: str
     path: str
@@ -104,6 +113,7 @@ class Store:
 
     def __init__(self, folder: str, root: str = "") -> None:
         self.folder = os.path.join(folder, "engines")
+        self.made = MadeFolders(folder, root)
         self._prefix = root
 
     @contextlib.contextmanager
@@ -112,15 +122,29 @@ class Store:
 
         EngineError if somebody else does so for longer than a few seconds.
         """
+        state = os.path.dirname(self.folder)
+        above = missing_folders(os.path.dirname(state))
         with Lock(self.folder, "changing the engines' files", _PATIENCE, EngineError).held():
-            for name in os.listdir(self.folder):
-                place = os.path.join(self.folder, name)
-                if os.path.isdir(place) and not _is_whole(place):
-                    shutil.rmtree(place)
-                elif os.path.isdir(place):  # earlier versions let everybody read what is in it
-                    for file in os.listdir(place):
-                        os.chmod(f"{place}/{file}", _MODE)
-            yield
+            above += [path for path in self.made.paths() if state.startswith(f"{path}/")]
+            self._clean()
+            try:
+                yield
+            finally:
+                used = {*os.listdir(state)} - {os.path.basename(self.folder), made.NAME}
+                used |= {*os.listdir(self.folder)} - {lock.NAME}
+                self.made.keep_above(state, above, is_used=bool(used))
+        if not os.path.lexists(state):
+            remove_folders(above)
+
+    def _clean(self) -> None:
+        """Remove what a crash left, and close what earlier versions left open."""
+        for name in os.listdir(self.folder):
+            place = os.path.join(self.folder, name)
+            if os.path.isdir(place) and not _is_whole(place):
+                shutil.rmtree(place)
+            elif os.path.isdir(place):
+                for file in os.listdir(place):
+                    os.chmod(f"{place}/{file}", _MODE)
 
     def records(self) -> list[Record]:
         """Return all records, by path."""
@@ -222,20 +246,19 @@ class Store:
         else:
             record = Record(target.engine, target.path, target.syntax, target.config)
         record.owned = list(dict.fromkeys([*record.owned, *target.owned]))
-        made: list[str] = []
         try:
             # What is put aside is nobody's but who edited it, also after a crash before that.
             replaced = None if change.aside else change.old
             self._save(place, record, original, change.new, replaced)
-            made = change.commit()
-            record.folders += made
+            self.made.expect(os.path.dirname(change.path))
+            change.commit()
             record.owned = [path for path in record.owned if path not in target.released]
             self._save(place, record, original, change.new)
         except EngineError:
             if not known:
                 if (current := read(change.path)) != change.old:
                     Change(change.path, current, change.old, change.mode).commit()
-                remove_folders(made)
+                self.made.tidy()
                 shutil.rmtree(place, ignore_errors=True)
             raise
         return change
@@ -318,7 +341,8 @@ class Store:
         change = self.plan_removal(record)
         if change:
             change.commit()
-        remove_folders(record.folders)
+        self.made.add(record.folders)
+        self.made.tidy()
         place = self._place(record.path)
         os.unlink(f"{place}/{_RECORD}")
         shutil.rmtree(place)

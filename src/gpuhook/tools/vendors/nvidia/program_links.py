@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from gpuhook.ground import names
 from gpuhook.ground.errors import EngineError
 from gpuhook.ground.host import files as host_files
+from gpuhook.tools.engines.made import MadeFolders
 from gpuhook.tools.engines.prefix import check_kept, is_plain
 
 LINKS = {
@@ -78,6 +79,7 @@ class LinkRecord:
 
     def __init__(self, state: str, prefix: str = "") -> None:
         self._path = os.path.join(state, "nvidia-names.json")
+        self._made = MadeFolders(state, prefix)
         self._prefix = prefix
 
     def links(self) -> list[Link]:
@@ -115,7 +117,7 @@ class LinkRecord:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
             host_files.replace(self._path, json.dumps(known, indent=2).encode())
             for link in missing:
-                os.makedirs(os.path.dirname(link.path), exist_ok=True)
+                self._made.make(os.path.dirname(link.path))
                 if link.path in before:
                     os.unlink(link.path)
                 os.symlink(link.program, link.path)
@@ -136,6 +138,7 @@ class LinkRecord:
                 os.unlink(link.path)
             if os.path.exists(self._path):
                 os.unlink(self._path)
+            self._made.tidy()
         except OSError as error:
             raise EngineError(
                 f"{error.filename} can't be removed: {error.strerror}", "Run this as root"
