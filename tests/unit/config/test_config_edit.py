@@ -1,5 +1,6 @@
 """`gpuhook config`: one setting changes, and everything else in the file stays."""
 
+import codecs
 import os
 import stat
 import tomllib
@@ -259,6 +260,26 @@ def test_set_changes_several_or_none(file: Path) -> None:
     before = file.read_bytes()
     with pytest.raises(ConfigError):
         run("set", "--config", str(file), "disable-require", "nope=1")
+    assert file.read_bytes() == before
+
+
+def test_set_keeps_a_byte_order_mark(file: Path) -> None:
+    file.write_bytes(codecs.BOM_UTF8 + LIVE.encode())
+    assert run("validate", str(file)).exit_code == 0
+    assert run("set", "--config", str(file), "nvidia-container-runtime.mode=spec").exit_code == 0
+    assert load(str(file)).mode == "spec"
+    changed = file.read_bytes()
+    assert changed.startswith(codecs.BOM_UTF8)
+    assert changed.count(codecs.BOM_UTF8) == 1
+
+
+@pytest.mark.parametrize("mark", [codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE])
+def test_a_byte_order_mark_of_another_encoding_is_named(file: Path, mark: bytes) -> None:
+    file.write_bytes(mark + LIVE.encode("utf-16-le"))
+    before = file.read_bytes()
+    for words in (("validate", str(file)), ("set", "--config", str(file), "disable-require")):
+        with pytest.raises(ConfigError, match="byte order mark of UTF-16"):
+            run(*words)
     assert file.read_bytes() == before
 
 

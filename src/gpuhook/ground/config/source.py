@@ -25,6 +25,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+UTF_8_MARK = b"\xef\xbb\xbf"
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 SIZE_LIMIT = 1 << 18  # bytes; the commented default has less than 5 % of it
 _DOTS_LIMIT = 64  # in a line's key; tomllib takes the square of their number in time
 _KEY_LIMIT = 256  # characters of a dotted key; no known one is half as long
@@ -34,9 +36,15 @@ _DEPTH = 8  # of a table; no real one is so deep
 
 
 def read_text(path: str) -> str:
-    """Return a configuration file's text; FileNotFoundError, or ConfigError if unreadable."""
+    """Return a configuration file's text; FileNotFoundError, or ConfigError if unreadable.
+
+    A byte order mark of UTF-8 is left out, as by NVIDIA's programs.
+    """
     try:
-        return _read_bytes(path).decode("utf-8")
+        data = _read_bytes(path)
+        if data[:2] in _UTF_16:
+            raise ValueError("it begins with a byte order mark of UTF-16")
+        return data.removeprefix(UTF_8_MARK).decode("utf-8")
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:

@@ -48,7 +48,7 @@ class Site:
 
 def versions_of(engines: Iterable[str], prefix: str) -> dict[str, str | None]:
     """Return the engines' versions, None where it isn't known: below a prefix nothing is run."""
-    return {engine: None if prefix else installed.version(engine) for engine in engines}
+    return {engine: installed.version(engine, prefix) for engine in engines}
 
 
 def check_folders(prefix: str) -> None:

@@ -10,7 +10,7 @@ import click
 from gpuhook.ground.config.loader import PATH_VARIABLE, examine, load, loads
 from gpuhook.ground.config.locate import line_of
 from gpuhook.ground.config.model import DEFAULT_PATH, WITHOUT_EFFECT
-from gpuhook.ground.config.source import read_text
+from gpuhook.ground.config.source import UTF_8_MARK, read_text
 from gpuhook.ground.errors import ConfigError
 from gpuhook.ground.host import files as host_files
 from gpuhook.tools.cli import _completion as completing
@@ -174,13 +174,25 @@ class _Changing(Lock):
 
 
 def save(path: str, text: str, mode: int | None = None) -> None:
-    """Write a configuration, with its mode where none is given; ConfigError if that fails."""
+    """Write a configuration, with its mode where none is given; ConfigError if that fails.
+
+    A byte order mark that the file has stays.
+    """
     host_files.check_way(path)
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        host_files.replace(path, text.encode("utf-8"), mode)
+        host_files.replace(path, _mark_of(path) + text.encode("utf-8"), mode)
     except OSError as error:
         raise _unwritable(path, error) from None
+
+
+def _mark_of(path: str) -> bytes:
+    """Return the byte order mark of a file, b"" where it has none or isn't there."""
+    try:
+        start = host_files.read_start(path, len(UTF_8_MARK))
+    except FileNotFoundError:
+        return b""
+    return start if start == UTF_8_MARK else b""
 
 
 def _unwritable(path: str, error: OSError) -> ConfigError:

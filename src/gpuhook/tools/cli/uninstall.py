@@ -43,8 +43,10 @@ class Chosen:
 
     def has(self, record: Record) -> bool:
         """Tell whether a record's changes are among it."""
-        is_file = self.config is None or os.path.abspath(record.config) == self.config
-        return record.engine in self.engines and is_file
+        if record.engine not in self.engines or self.config is None:
+            return record.engine in self.engines
+        main = ENGINES[record.engine].main_file
+        return os.path.abspath(record.config) in (self.config, main(self.config))
 
 
 @command(
@@ -204,7 +206,9 @@ def _have_forgotten(records: list[Record], outcomes: list[Outcome]) -> None:
 def _advice(records: list[Record], reload: bool) -> dict[str, list[str]]:
     """Return by engine what is still to be done."""
     found: dict[str, list[str]] = {}
-    for engine in dict.fromkeys(record.engine for record in records):
-        advice = ENGINES[engine].afterwards()
-        found[engine] = [advice] if advice and not (reload and engine == "docker") else []
+    for engine, config in dict.fromkeys((record.engine, record.config) for record in records):
+        advice = ENGINES[engine].afterwards(config)
+        lines = found.setdefault(engine, [])
+        if advice and advice not in lines and not (reload and engine == "docker"):
+            lines.append(advice)
     return found

@@ -159,8 +159,12 @@ class Engine(ABC):
     def is_present(self, ask: Ask) -> bool:
         """Tell whether the engine seems to be on this machine."""
 
-    def afterwards(self) -> str:
-        """Return what makes the engine see that it no longer has the runtimes."""
+    def main_file(self, config: str) -> str:
+        """Return the file that the engine reads for one that was named as its configuration."""
+        return config
+
+    def afterwards(self, config: str = "") -> str:  # noqa: ARG002
+        """Return what makes the engine that reads a file see that it no longer has the runtimes."""
         return ""
 
     def reload(self, config: str) -> list[int] | None:  # noqa: ARG002

@@ -7,10 +7,11 @@ import copy
 import glob
 import os
 import shutil
+from functools import partial
 
-from gpuhook.tools.engines import toml_text
+from gpuhook.tools.engines import installed, managed, marks, placeholders, toml_text
 from gpuhook.tools.engines.ask import Answer, Ask, Engine
-from gpuhook.tools.engines.files import DROP_IN_HEADER, read_json, read_text
+from gpuhook.tools.engines.files import DROP_IN_HEADER, read, read_json, read_text
 from gpuhook.tools.engines.merge import Document, get
 from gpuhook.tools.engines.store import Target
 
@@ -39,7 +40,13 @@ class Crio(Engine):
         config = _config(ask)
         usual = os.path.join(os.path.dirname(config), _DROP_IN)
         path = ask.drop_in or usual
+        managed.check_system(self.name, ask.system)
+        for each in (config, path):
+            version = partial(installed.version, self.name, ask.prefix)
+            marks.check(self.name, each, read(each), version)
         sources = _sources(config, path, ask)
+        for each in sources:
+            placeholders.check(self.name, each, read_text(each) or "")
         default, known = _known(sources)
         ask = ask.beside(known).following(*_registered(path))
         entry = _template(default, known, ask)
@@ -54,9 +61,10 @@ class Crio(Engine):
             self.name, path, "toml", text, config, owned, ours=True, usual=usual, sources=sources
         )
         later = {each: _known((each,))[0] for each in sources[1:] if each > path}
-        return Answer((target,), (self.afterwards(),), tuple(ask.unheeded(later)), restart=True)
+        warnings = tuple(ask.unheeded(later))
+        return Answer((target,), (self.afterwards(config),), warnings, restart=True)
 
-    def afterwards(self) -> str:
+    def afterwards(self, config: str = "") -> str:  # noqa: ARG002
         """Return what makes CRI-O read its configuration."""
         return "Restart CRI-O, if it is running: systemctl restart crio"
 

@@ -4,6 +4,7 @@ Source: dockerd(8), "Daemon configuration file" and "Configuration reload behavi
 """
 
 import glob
+import json
 import os
 import shlex
 import shutil
@@ -15,10 +16,18 @@ from functools import partial
 from gpuhook.ground import names as our_names
 from gpuhook.ground.errors import EngineError, shown
 from gpuhook.ground.oci import jsontext
-from gpuhook.tools.engines import docker_api, json_text, swarm
+from gpuhook.tools.engines import (
+    docker_api,
+    installed,
+    json_text,
+    managed,
+    marks,
+    placeholders,
+    swarm,
+)
 from gpuhook.tools.engines.ask import CDI, NVIDIAS_NAME, SET_DEFAULT, SWARM, Answer, Ask, Engine
 from gpuhook.tools.engines.docker_api import DEFAULT_CONFIG
-from gpuhook.tools.engines.files import Change, decode, read_json, read_text, remove_folders
+from gpuhook.tools.engines.files import Change, decode, read, read_json, read_text, remove_folders
 from gpuhook.tools.engines.merge import Document, Path, get
 from gpuhook.tools.engines.store import Target
 from gpuhook.tools.host import processes as host_processes
@@ -46,9 +55,12 @@ class Docker(Engine):
 
     def install(self, ask: Ask) -> Answer:
         """Merge the runtimes into daemon.json; whatever else stands there stays."""
+        managed.check_system(self.name, ask.system)
         path = self._config(ask)
-        text = read_text(path) or ""
-        document = json_text.parse(text, path)
+        data = read(path)
+        marks.check(self.name, path, data, lambda: installed.version(self.name, ask.prefix))
+        text = decode(data or b"", path)
+        document = _document(text, path)
         ask = ask.beside(_foreign(document, ask, path))
         wanted = wanted_document(document, ask, path)
         _check_options(wanted.keys() - document.keys(), path)
@@ -88,7 +100,7 @@ class Docker(Engine):
             return f"The running Docker reads another file: to have it know gpu-py, run {again}"
         return "No running Docker has this file: one that is started from now on reads it"
 
-    def afterwards(self) -> str:
+    def afterwards(self, config: str = "") -> str:  # noqa: ARG002
         """Return what makes dockerd see the old daemon.json, where it wasn't made to forget."""
         return (
             f"Restart Docker, if it is running, so that it forgets the runtime: {restart_command()}"
@@ -124,7 +136,8 @@ class Docker(Engine):
         options = {key for key in _OPTIONS if any(each.option(_OPTIONS[key]) for each in daemons)}
         built_in = {key: value for key, value in _BUILT_IN.items() if key not in options}
         # protects: docker-forgets
-        said = json_text.edited(text, {**built_in, **document}, change.path).encode()
+        edited = json_text.edited(text, {**built_in, **document}, change.path)
+        said = marks.encoded(edited, change.new)
         made = Change(change.path, change.old, said).commit()
         try:
             _have_read_again(change.path)
@@ -257,6 +270,21 @@ def node_resources(document: Document, path: str) -> list[str]:
             "Correct it and run this again; the file was left as it is",
         )
     return value
+
+
+def _document(text: str, path: str) -> Document:
+    """Return what a daemon.json says; EngineError if it is a template, or no JSON.
+
+    What is in braces in options of logs is replaced by Docker itself.
+    """
+    try:
+        document = json_text.parse(text, path)
+    except EngineError:
+        placeholders.check(Docker.name, path, text)
+        raise
+    own = json.dumps(document.get("log-opts"), ensure_ascii=False)
+    placeholders.check(Docker.name, path, text, own)
+    return document
 
 
 def _foreign(document: Document, ask: Ask, path: str) -> set[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gpuhook.ground.errors import EngineError, printable
 from gpuhook.ground.host import files as host_files
+from gpuhook.tools.engines import marks
 from gpuhook.tools.engines.merge import Document
 
 DEFAULT_STATE = "/var/lib/gpuhook"  # where it is kept what was changed
@@ -70,15 +71,18 @@ def read_json(path: str) -> Document:
 
 
 def read_text(path: str) -> str | None:
-    """Return a file's text, None where there is no such file."""
+    """Return a file's text without a byte order mark, None where there is no such file."""
     data = read(path)
     return None if data is None else decode(data, path)
 
 
 def decode(data: bytes, path: str) -> str:
-    """Return the text that a file's bytes spell; EngineError if they are not UTF-8."""
+    """Return the text of a file without its byte order mark; EngineError if it isn't UTF-8.
+
+    With the mark of another encoding it is of that one; ``marks.check`` says which engine reads it.
+    """
     try:
-        return data.decode("utf-8")
+        return marks.decoded(data)
     except UnicodeDecodeError:
         raise EngineError(
             f"{path} is not UTF-8 text",
@@ -88,7 +92,8 @@ def decode(data: bytes, path: str) -> str:
 
 def has_header(data: bytes | None) -> bool:
     """Tell whether a file says in its first lines that we wrote it."""
-    head = (data or b"").split(b"\n", 2)[:2]  # a script begins with its interpreter
+    text = (data or b"").removeprefix(marks.mark_of(data))
+    head = text.split(b"\n", 2)[:2]  # a script begins with its interpreter
     return f"# {DROP_IN_HEADER}".encode() in head
 
 

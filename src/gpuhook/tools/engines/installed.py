@@ -10,11 +10,17 @@ _PATIENCE = 10.0  # seconds
 _VERSION = re.compile(rb"\sv?(\d{1,4}\.\d[\w.+~-]*)")
 
 
-def version(engine: str) -> str | None:
-    """Return an engine's version, such as 26.1.5+dfsg1; None if it isn't here or doesn't say."""
-    program = shutil.which(_PROGRAMS.get(engine, engine))
-    if program is None:
-        return None
+def version(engine: str, prefix: str = "") -> str | None:
+    """Return an engine's version, such as 26.1.5+dfsg1; None if it isn't here or doesn't say.
+
+    Below a prefix that isn't known either: nothing there is run.
+    """
+    program = None if prefix else shutil.which(_PROGRAMS.get(engine, engine))
+    return version_of(program) if program else None
+
+
+def version_of(program: str) -> str | None:
+    """Return the version that a program says it has, None if it doesn't."""
     try:
         done = subprocess.run(
             [program, "--version"], capture_output=True, timeout=_PATIENCE, check=True

@@ -38,6 +38,6 @@ class Nspawn(Engine):
         """Tell whether a machine is named."""
         return bool(ask.units)
 
-    def afterwards(self) -> str:
+    def afterwards(self, config: str = "") -> str:  # noqa: ARG002
         """Return what makes systemd see that the lines are gone."""
         return "systemctl daemon-reload"

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpuhook.ground import names
-from gpuhook.tools.engines import json_text, toml_text
+from gpuhook.tools.engines import installed, json_text, marks, toml_text
 from gpuhook.tools.engines.ask import HOOK, Answer, Ask, Engine
-from gpuhook.tools.engines.files import DROP_IN_HEADER, read_json, read_text
+from gpuhook.tools.engines.files import DROP_IN_HEADER, read, read_json, read_text
 from gpuhook.tools.engines.merge import Document, get
 from gpuhook.tools.engines.prefix import checked
 from gpuhook.tools.engines.store import Target
@@ -52,6 +52,7 @@ class Podman(Engine):
         What earlier installations have written stays: runtimes, the default, the hook.
         """
         path = _drop_in(ask)
+        marks.check(self.name, path, read(path), lambda: installed.version(self.name, ask.prefix))
         earlier, default = _registered(path)
         moved = ask.moved(earlier)
         ask = ask.beside(()).following(earlier, default)

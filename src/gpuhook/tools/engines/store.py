@@ -25,7 +25,17 @@ from typing import Protocol
 from gpuhook.ground import names
 from gpuhook.ground.errors import EngineError, printable, shown
 from gpuhook.ground.host import files as host_files
-from gpuhook.tools.engines import json_text, lock, made, prefix, toml_text, unit_text, whole_text
+from gpuhook.tools.engines import (
+    json_text,
+    lock,
+    made,
+    managed,
+    marks,
+    prefix,
+    toml_text,
+    unit_text,
+    whole_text,
+)
 from gpuhook.tools.engines.files import (
     Change,
     aside,
@@ -194,13 +204,16 @@ class Store:
             _check_ours(target, old)
         mode = target.mode if target.mode is not None else host_files.copy_mode(*target.sources)
         new = self._wanted(target, old)
+        if new != old:
+            managed.check_store(target.engine, target.path)
+            managed.check_writable(target.path)
         return Change(target.path, old, new, mode, self._aside(target, old, new))
 
     def _wanted(self, target: Target, current: bytes | None) -> bytes | None:
         """Return a file's wanted content; None where it is to go."""
         is_known = _is_whole(self._place(target.path))
         if not (target.ours or (is_known and (target.gone or target.released))):
-            return None if target.gone else target.text.encode("utf-8")
+            return None if target.gone else marks.encoded(target.text, current)
         before = self._others(target, current)
         if target.gone:
             return before
@@ -209,7 +222,8 @@ class Store:
         wanted = restored(syntax.parse(text, path), original, target.released)
         if target.ours and before is not None:  # somebody has written more into it
             text, wanted = decode(current or b"", path), beside(wanted, original)
-        return syntax.edited(text, wanted, path).encode("utf-8")
+        like = current if before is not None else None
+        return marks.encoded(syntax.edited(text, wanted, path), like)
 
     def _others(self, target: Target, current: bytes | None) -> bytes | None:
         """Return a file without what is ours, None where nothing else was in it.
@@ -413,4 +427,5 @@ def _separate(
         wanted.setdefault(_VERSION, ours[_VERSION])  # it says how to read the rest
     if not wanted and original is None:
         return None
-    return syntax.edited(decode(current, record.path), wanted, record.path).encode("utf-8")
+    text = syntax.edited(decode(current, record.path), wanted, record.path)
+    return marks.encoded(text, current)

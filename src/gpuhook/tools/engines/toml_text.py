@@ -23,11 +23,15 @@ def parse(text: str, path: str) -> Document:
 
 def render(document: Document, header: str) -> str:
     """Return a document as the text of a new file, with comment lines before it."""
+    comments = "".join(f"# {line}\n" for line in header.split("\n"))
+    return f"{comments}\n{plain(document)}"
+
+
+def plain(document: Document) -> str:
+    """Return a document as text."""
     from gpuhook.tools.engines.toml_edit import new  # noqa: PLC0415 - tomlkit takes 10 ms
 
-    text = new(document)
-    comments = "".join(f"# {line}\n" for line in header.split("\n"))
-    return f"{comments}\n{text}"
+    return new(document)
 
 
 def edited(text: str, wanted: Document, path: str) -> str:

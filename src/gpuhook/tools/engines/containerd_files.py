@@ -1,0 +1,112 @@
+"""The file of containerd that is meant, and the version of the containerd that reads it.
+
+Kubernetes distributions have a containerd of their own, with a file of its own.
+"""
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+
+from gpuhook.ground.errors import EngineError, UntrustedPathError
+from gpuhook.ground.host import files as host_files
+from gpuhook.tools.engines import distributions, installed, toml_text
+from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.containerd_settings import ENGINE, Version, disables_cri
+from gpuhook.tools.engines.distributions import Distribution
+from gpuhook.tools.engines.files import read_text
+from gpuhook.tools.host import processes as host_processes
+
+USUAL = "/etc/containerd/config.toml"
+_DOCKERS = "/docker/containerd/"  # in the path of a file that dockerd makes for its own containerd
+
+
+def text_of(path: str) -> str | None:
+    """Return a file's text, None where there is no such file."""
+    return read_text(path)
+
+
+def distribution(path: str) -> Distribution | None:
+    """Return the distribution that writes a file, None where it is the administrator's."""
+    return distributions.of_file(path, text_of)
+
+
+def restart(path: str) -> str:
+    """Return what makes the containerd that reads a file do so again."""
+    owner = distribution(path)
+    command = "systemctl restart containerd" if owner is None else owner.restart
+    return f"Restart containerd, if it is running (containers go on): {command}"
+
+
+def chosen(ask: Ask) -> str:
+    """Return the main file that is meant: the one that is named, or that a containerd here reads.
+
+    EngineError where several run, and none reads the usual one.
+    """
+    if ask.config:
+        return distributions.main_file(ask.config, text_of)
+    usual = ask.system(USUAL)
+    found = [*dict.fromkeys(path for path in _read(ask) if _has_cri(path))]
+    if usual in found:
+        return usual
+    if len(found) > 1:
+        commands = " or ".join(map(_command, found))
+        raise EngineError(
+            f"Several containerds run here, and none of them reads {usual}",
+            f"Name the file of one: {commands}",
+        )
+    if found:
+        return found[0]
+    others = [ask.system(each.read) for each in distributions.ALL]
+    there = [path for path in others if os.path.isdir(os.path.dirname(path))]
+    is_usual = os.path.exists(usual) or not (ask.prefix or shutil.which(ENGINE) is None)
+    return there[0] if len(there) == 1 and not is_usual else usual
+
+
+def others(path: str, ask: Ask) -> list[str]:
+    """Say which distribution's containerd runs here as well, and reads another file."""
+    found = {} if ask.config else {each: distribution(each) for each in _read(ask)}
+    return [
+        f"{owner.name} has a containerd of its own, which reads {each}: for that one, run "
+        f"{_command(each)}"
+        for each, owner in found.items()
+        if owner is not None and each != path
+    ]
+
+
+def _command(path: str) -> str:
+    return f"gpuhook install --engine {ENGINE} --config {shlex.quote(path)}"
+
+
+def _read(ask: Ask) -> Iterator[str]:
+    """Yield the files that running containerds read, but for those that dockerd starts."""
+    for process in [] if ask.prefix else host_processes.running(ENGINE):
+        path = (process.option("--config", "-c") or [USUAL])[-1]
+        if _DOCKERS not in path and os.path.isabs(path) and not process.root:
+            yield path
+
+
+def _has_cri(path: str) -> bool:
+    return not disables_cri(toml_text.parse(read_text(path) or "", path))
+
+
+def is_here(path: str) -> bool:
+    """Tell whether containerd, or the file that it is to read, is on this machine."""
+    return shutil.which(ENGINE) is not None or os.path.exists(path)
+
+
+def version_for(path: str) -> Version:
+    """Return the version of the containerd that reads a file, None if it can't be told."""
+    owner = distribution(path)
+    found = installed.version(ENGINE) if owner is None else _version_of(owner.program_for(path))
+    match = re.match(r"(\d+)\.(\d+)\.", found or "")
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _version_of(program: str) -> str | None:
+    try:
+        host_files.check_writers(program)
+    except UntrustedPathError:
+        return None
+    return installed.version_of(program)

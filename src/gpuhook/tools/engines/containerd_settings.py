@@ -1,0 +1,310 @@
+"""The settings of containerd's CRI plugin, in its main file and in what that imports.
+
+Source: containerd-config.toml(5), docs/cri/config.md; configuration versions 1 to 3.
+"""
+
+import copy
+import fnmatch
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from gpuhook.ground import names as our_names
+from gpuhook.ground.errors import EngineError
+from gpuhook.tools.engines import marks, toml_text
+from gpuhook.tools.engines.ask import CDI, SET_DEFAULT, Ask
+from gpuhook.tools.engines.files import decode, read, read_text
+from gpuhook.tools.engines.merge import Document, Path, get
+from gpuhook.tools.engines.store import Target
+
+ENGINE = "containerd"
+# Where the CRI plugin's settings are, by configuration version.
+CRI = {
+    1: ("plugins", "cri"),
+    2: ("plugins", "io.containerd.grpc.v1.cri"),
+    3: ("plugins", "io.containerd.cri.v1.runtime"),
+}
+_PLAIN_RUNTIME: Document = {
+    "runtime_type": "io.containerd.runc.v2",
+    "runtime_root": "",
+    "runtime_engine": "",
+    "privileged_without_host_devices": False,
+}
+# What containerd has built in. It forgets this as soon as a file names any runtime.
+BUILT_IN: dict[str, Document] = {"runc": {"runtime_type": "io.containerd.runc.v2", "options": {}}}
+# What containerd calls for a container. runc's call the program in BinaryName, others none.
+_SHIMS = "io.containerd."
+_SHIMS_OF_RUNC = ("io.containerd.runc.", "io.containerd.runtime.v1.linux")
+# Until then a plugin's table in an imported file replaces the whole of the main file's.
+MERGES_TABLES = (2, 1)
+# From then on settings of the CRI plugin in version 1 are not found (seen with 2.1.9).
+IGNORES_VERSION_1 = (2, 0)
+
+
+Version = tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A main configuration file as it is; ``text`` is empty where there is none.
+
+    ``program`` is the version of the containerd that reads it, None where it isn't known.
+    ``merged_by_owner`` is true where a distribution merges the tables of several files itself.
+    """
+
+    path: str
+    text: str
+    document: Document
+    version: int
+    program: Version = None
+    merged_by_owner: bool = False
+
+    @property
+    def cri(self) -> Path:
+        """Where the CRI plugin's settings are."""
+        return CRI[min(self.version, 3)]
+
+    @property
+    def merges(self) -> bool:
+        """Whether containerd merges a plugin's tables of several files, for all that is known."""
+        known = self.program is not None and self.program >= MERGES_TABLES
+        return known or self.merged_by_owner
+
+
+def read_source(path: str, program: Version) -> Source:
+    """Read a main configuration file and tell its version; EngineError if that is unknown.
+
+    A file without content gets the newest version that the program is known to read, and
+    one that only lacks the version has version 1.
+    """
+    data = read(path)
+    text = decode(data or b"", path)
+    document = toml_text.parse(text, path)
+    newest = 3 if program is not None and program >= (2, 0) else 2
+    version = document.get("version", 1 if document else newest)
+    if not isinstance(version, int) or version < 1:
+        raise EngineError(
+            f"{path} has the configuration version {version!r}, which containerd doesn't know",
+            "Correct it and run this again; the file was left as it is",
+        )
+    # No other containerd than that of its time reads version 3.
+    reader = max(program or (0, 0), (2, 0)) if version > 2 else program
+    marks.check(ENGINE, path, data, lambda: reader and f"{reader[0]}.{reader[1]}")
+    return Source(path, text, document, version, program)
+
+
+def written_in(drop_in: str) -> Document:
+    """Return the CRI settings in a drop-in file, of whatever version; none where it isn't there."""
+    document = toml_text.parse(read_text(drop_in) or "", drop_in)
+    found = [get(document, path) for path in CRI.values()]
+    return next((each for each in found if isinstance(each, dict)), {})
+
+
+def following(
+    source: Source, ask: Ask, written: Document, effective: Document, *, in_place: bool = False
+) -> Ask:
+    """Return what is asked, with what earlier installations have written.
+
+    That is in the CRI settings ``written``, where there may be copies of others, too.
+    ``effective`` are the CRI settings without ours; ``in_place`` says that these are in one file.
+    """
+    others = {} if in_place else get(effective, ("containerd", "runtimes")) or {}
+    programs = programs_of(written)
+    earlier = {
+        name: program
+        for name, program in programs.items()
+        if name not in others
+        and (name in ask.known or os.path.basename(program) == our_names.RUNTIME)
+    }
+    ask = ask.beside(_foreign(source, ask, earlier))
+    ask = ask.following(earlier, get(written, ("containerd", "default_runtime_name")))
+    has_cdi = not in_place and written.get("enable_cdi") and not effective.get("enable_cdi")
+    if CDI not in ask.without and has_cdi:
+        return replace(ask, cdi=True, cdi_setting=True)
+    return ask
+
+
+def programs_of(cri: Document) -> dict[str, str]:
+    """Return the programs of CRI settings' runtimes by name, of those that name one."""
+    runtimes = get(cri, ("containerd", "runtimes"))
+    table = runtimes if isinstance(runtimes, dict) else {}
+    found = {name: get(entry, ("options", "BinaryName")) for name, entry in table.items()}
+    return {name: program for name, program in found.items() if isinstance(program, str)}
+
+
+def _foreign(source: Source, ask: Ask, earlier: Document) -> set[str]:
+    """Return the names of the runtimes in the main file that don't lead to us.
+
+    ``earlier`` are those that earlier installations have registered.
+    """
+    ours = {program for _, program in ask.runtimes}
+    table = get(source.document, (*source.cri, "containerd", "runtimes"))
+    runtimes = table if isinstance(table, dict) else {}
+    programs = programs_of(get(source.document, source.cri) or {})
+    return {name for name in runtimes if programs.get(name) not in ours and name not in earlier}
+
+
+def disables_cri(document: Document) -> bool:
+    """Tell whether a main file has containerd run without the CRI plugin."""
+    disabled = document.get("disabled_plugins")
+    return isinstance(disabled, list) and ("cri" in disabled or CRI[2][1] in disabled)
+
+
+def whole_file(source: Source, ask: Ask, *released_too: Path) -> Target:
+    """Edit the file itself, because it has no imports in version 1 or is a template.
+
+    ``released_too`` are settings of earlier installations that are to be taken back.
+    """
+    wanted = copy.deepcopy(source.document)
+    cri = _table(wanted, source.cri)
+    add_runtimes(cri, source, ask, old=source.version == 1)
+    text = toml_text.edited(source.text, wanted, source.path)
+    base = (*source.cri, "containerd")
+    released: list[Path] = [(*base, "runtimes", name) for name in ask.dropped]
+    released += released_too
+    if SET_DEFAULT in ask.without and not ask.default:
+        released.append((*base, "default_runtime_name"))
+    if CDI in ask.without:
+        released.append((*source.cri, "enable_cdi"))
+    return Target(
+        ENGINE, source.path, "toml", text, source.path, owned_paths(source, ask),
+        released=tuple(path for path in released if get(wanted, path) is not None),
+    )  # fmt: skip
+
+
+def sets_cdi(cri: Document, ask: Ask) -> bool:
+    """Tell whether enable_cdi is to be written; a false is overridden, as --cdi is said later."""
+    return ask.cdi and (ask.cdi_setting or "enable_cdi" in cri)
+
+
+def effective_cri(source: Source, ask: Ask, drop_in: str) -> Document:
+    """Return the CRI settings of the main file and of what it imports, without our drop-in."""
+    settings: Document = copy.deepcopy(get(source.document, source.cri) or {})
+    for path, document in imported_files(source, ask).items():
+        table = get(document, source.cri)
+        if isinstance(table, dict) and not is_same(path, drop_in):
+            settings = _merged(settings, table) if source.merges else copy.deepcopy(table)
+    return settings
+
+
+def files_after(files: Iterable[str], path: str) -> list[str]:
+    """Return the files that come after one."""
+    order = [*files]
+    at = next((at for at, each in enumerate(order) if is_same(each, path)), len(order))
+    return order[at + 1 :]
+
+
+def _merged(base: Document, over: Document) -> Document:
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        result[key] = _merged(old, value) if both else copy.deepcopy(value)  # type: ignore[arg-type]
+    return result
+
+
+def imports_of(path: str, document: Document, ask: Ask) -> list[str]:
+    """Return the patterns of the files that a configuration file imports."""
+    imports = document.get("imports", [])
+    if not isinstance(imports, list) or not all(isinstance(item, str) for item in imports):
+        raise EngineError(
+            f"imports in {path} isn't a list of file names",
+            "Correct it and run this again; the file was left as it is",
+        )
+    folder = os.path.dirname(os.path.abspath(path))
+    return [ask.system(item) if item[:1] == "/" else f"{folder}/{item}" for item in imports]
+
+
+def imported_files(source: Source, ask: Ask, drop_in: str = "") -> dict[str, Document]:
+    """Return the files that are imported, in containerd's order: theirs come after the main one's.
+
+    ``drop_in`` is among them where a pattern covers it, even if it isn't there yet.
+    """
+    files = {source.path: source.document}
+    pending = [source.path]
+    while pending:
+        path = pending.pop(0)
+        for pattern in imports_of(path, files[path], ask):
+            covered = {drop_in} if drop_in and matches(drop_in, pattern) else set()
+            new = [each for each in sorted({*ask.found(pattern)} | covered) if each not in files]
+            files |= {each: toml_text.parse(read_text(each) or "", each) for each in new}
+            pending += new
+    del files[source.path]
+    return files
+
+
+def add_runtimes(cri: Document, source: Source, ask: Ask, *, old: bool) -> None:
+    """Add the runtimes to CRI settings; ``old`` is configuration version 1."""
+    containerd = _table(cri, ("containerd",))
+    runtimes = _table(containerd, ("runtimes",))
+    for name, program in ask.runtimes:
+        entry = _template(containerd, ask)
+        if not entry.get("runtime_type"):
+            entry["runtime_type"] = _PLAIN_RUNTIME["runtime_type"]
+        options = _table(entry, ("options",))
+        options["BinaryName"] = program
+        if old:
+            options["Runtime"] = program
+        runtimes[name] = entry
+    if set(runtimes) <= set(ask.names):
+        runtimes.update(copy.deepcopy(BUILT_IN) if "runc" not in runtimes else {})
+    if ask.default:
+        containerd["default_runtime_name"] = ask.default
+    if source.version > 1 and sets_cdi(cri, ask):
+        cri["enable_cdi"] = True
+
+
+def _template(containerd: Document, ask: Ask) -> Document:
+    """Copy the options of the present default runtime, of runc or of crun.
+
+    What matters most is SystemdCgroup: with another value than the kubelet's, pods don't
+    stay up.
+    """
+    default = containerd.get("default_runtime_name")
+    candidates = ["runc", "crun"]
+    foreign = isinstance(default, str) and not default.startswith("nvidia")
+    if foreign and default not in ask.names:
+        candidates.insert(0, str(default))
+    for name in candidates:
+        entry = get(containerd, ("runtimes", name))
+        # What was written beside ours, and says nothing, gives the same as no entry.
+        if isinstance(entry, dict) and entry != BUILT_IN.get(name) and _calls_a_program(entry):
+            return copy.deepcopy(entry)
+    return copy.deepcopy(_PLAIN_RUNTIME)
+
+
+def _calls_a_program(entry: Document) -> bool:
+    """Tell whether a runtime's shim is one that calls a program: kata's and gVisor's aren't."""
+    shim = str(entry.get("runtime_type"))
+    return not shim.startswith(_SHIMS) or shim.startswith(_SHIMS_OF_RUNC)
+
+
+def _table(document: Document, path: Path) -> Document:
+    """Return the table at a path, made where it is missing."""
+    for key in path:
+        document = document.setdefault(key, {})
+        if not isinstance(document, dict):
+            raise EngineError(
+                f"{'.'.join(path)} in containerd's configuration isn't a table",
+                "Correct it and run this again; the file was left as it is",
+            )
+    return document
+
+
+def owned_paths(source: Source, ask: Ask) -> tuple[Path, ...]:
+    """Return where our runtimes are."""
+    return tuple((*source.cri, "containerd", "runtimes", name) for name in ask.names)
+
+
+def is_same(one: str, other: str) -> bool:
+    """Tell whether two paths are one."""
+    return os.path.abspath(one) == os.path.abspath(other)
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Tell whether a glob pattern covers a path, which needn't exist yet."""
+    path = os.path.abspath(path)
+    folder, name = os.path.split(pattern)
+    if os.path.dirname(path) != os.path.normpath(folder):
+        return False
+    return fnmatch.fnmatchcase(os.path.basename(path), name)
