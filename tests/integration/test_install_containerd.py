@@ -2,7 +2,6 @@
 
 import fnmatch
 import json
-import os
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from harness import images
 from harness.commands import Result, daemon, run, wait_until
+from harness.containerd import CRI, runtimes_of, same_as_runc
 from harness.cri import Cri, CriError
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.inside import look, seen
@@ -21,10 +21,6 @@ from harness.snapshot import contents, contents_now
 DEBIAN = images.image("debian")
 PAUSE = images.image("pause")
 TWO = ["NVIDIA_VISIBLE_DEVICES=0,2"]
-CRI = "io.containerd.grpc.v1.cri"
-# The plugin with the CRI's runtimes by the version in which containerd prints its settings: 1.x
-# does so in version 2, 2.x in version 3, whatever the file has.
-RUNTIMES = {2: CRI, 3: "io.containerd.cri.v1.runtime"}
 COMMENTED = """\
 # The admin's own words,
 version = 2   # and more of them
@@ -109,11 +105,6 @@ class Site:
     def call(self, *words: str | Path) -> Result:
         """Run ctr where the CRI's images are."""
         return run(["ctr", f"--address={self.folder}/containerd.sock", "-n", "k8s.io", *words])
-
-
-def runtimes_of(dump: dict[str, Any]) -> dict[str, Any]:
-    settings: dict[str, Any] = dump["plugins"][RUNTIMES[dump["version"]]]["containerd"]
-    return settings
 
 
 @pytest.fixture
@@ -254,18 +245,6 @@ def test_containerd_reads_what_was_written(site: Site) -> None:
     assert containerd.pop("default_runtime_name") == "gpu-py"
     assert runtimes_of(before).pop("default_runtime_name") == "runc"
     assert after == before
-
-
-def same_as_runc(ours: dict[str, Any], runc: dict[str, Any]) -> None:
-    """Fail where our runtime has other settings than runc, but for its program."""
-    options = dict(ours["options"])
-    assert os.path.basename(options.pop("BinaryName")) == "gpu-py"
-    # containerd 2 prints its defaults for the runc that it has built in, and for no other.
-    assert options.items() <= runc["options"].items()
-    given = {name for name, value in runc["options"].items() if value}
-    assert given - {"BinaryName"} <= options.keys()
-    defaults = {"sandboxer": "podsandbox"} if ours.get("sandboxer") == "" else {}
-    assert {**ours, **defaults, "options": None} == {**runc, "options": None}
 
 
 def test_configuration_of_version_1(site: Site) -> None:

@@ -1,10 +1,12 @@
 """A containerd of our own, driven by ctr with gpu-py as its runtime binary."""
 
 import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from harness.bundles import CGROUP_PARENT
 from harness.commands import Result, daemon
@@ -61,6 +63,10 @@ WITH_HANDLERS = (
 
 
 PAUSE = image("pause")
+CRI = "io.containerd.grpc.v1.cri"
+# The plugin with the CRI's runtimes by the version in which containerd prints its settings: 1.x
+# does so in version 2, 2.x in version 3, whatever the file has.
+RUNTIMES = {2: CRI, 3: "io.containerd.cri.v1.runtime"}
 
 
 @dataclass(frozen=True)
@@ -136,3 +142,21 @@ def containerd(
         if images is not None:
             client.call("images", "import", images).ok()
         yield Containerd(folder, process.pid, binary, namespace)
+
+
+def runtimes_of(dump: dict[str, Any]) -> dict[str, Any]:
+    """Return what containerd itself says of runtimes, in the output of `containerd config dump`."""
+    settings: dict[str, Any] = dump["plugins"][RUNTIMES[dump["version"]]]["containerd"]
+    return settings
+
+
+def same_as_runc(ours: dict[str, Any], runc: dict[str, Any]) -> None:
+    """Fail where our runtime has other settings than runc, but for its program."""
+    options = dict(ours["options"])
+    assert os.path.basename(options.pop("BinaryName")) == "gpu-py"
+    # containerd 2 prints its defaults for the runc that it has built in, and for no other.
+    assert options.items() <= runc["options"].items()
+    given = {name for name, value in runc["options"].items() if value}
+    assert given - {"BinaryName"} <= options.keys()
+    defaults = {"sandboxer": "podsandbox"} if ours.get("sandboxer") == "" else {}
+    assert {**ours, **defaults, "options": None} == {**runc, "options": None}
