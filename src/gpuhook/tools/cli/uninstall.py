@@ -46,7 +46,7 @@ class Chosen:
         if record.engine not in self.engines or self.config is None:
             return record.engine in self.engines
         main = ENGINES[record.engine].main_file
-        return os.path.abspath(record.config) in (self.config, main(self.config))
+        return main(os.path.abspath(record.config)) == main(self.config)
 
 
 @command(

@@ -9,7 +9,7 @@ from typing import Any
 from gpuhook.ground.errors import GpuhookError, listed
 from gpuhook.start.cdi import versions
 from gpuhook.tools.cdi import kept
-from gpuhook.tools.doctor import engines
+from gpuhook.tools.doctor import engine_files, engines
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.cdi import every_edits, state_folder
 from gpuhook.tools.doctor.finding import Finding, note, warning
@@ -168,13 +168,13 @@ def _highest(case: Case, reader: Reader) -> str | None:
 
 
 def _podman(case: Case) -> Iterator[Reader]:
-    version = engines.version_of(case.machine, "podman")
+    version = engine_files.version_of(case.machine, "podman")
     if not _known("podman", version):
         return
     named: list[str] = []
     for path in engines.podman_files(case):
-        table = engines.table(engines.toml(case.machine, path)[0], "engine")
-        named = engines.strings(table.get("cdi_spec_dirs")) or named
+        table = engine_files.table(engine_files.toml(case.machine, path)[0], "engine")
+        named = engine_files.strings(table.get("cdi_spec_dirs")) or named
     found = tuple(named) or versions.FOLDERS
     if not named and versions.folder_for({"podman": version}) != versions.FOLDERS[1]:
         found = versions.FOLDERS[:1]
@@ -186,12 +186,12 @@ def _dockers(case: Case) -> Iterator[Reader]:
     asked = [docker.info for docker in case.dockers if docker.info]
     for info in asked:
         version = str(info.get("ServerVersion", ""))
-        looked = engines.strings(info.get("CDISpecDirs"))
+        looked = engine_files.strings(info.get("CDISpecDirs"))
         if _known("docker", version):
             yield Reader("docker", version, bool(looked), tuple(looked), True)
     if asked:
         return
-    version = engines.version_of(case.machine, "dockerd")
+    version = engine_files.version_of(case.machine, "dockerd")
     if not _known("docker", version) or case.machine.is_closed(DEFAULT_CONFIG):
         return
     settings = _json(case, DEFAULT_CONFIG)
@@ -199,7 +199,7 @@ def _dockers(case: Case) -> Iterator[Reader]:
     switch = features.get("cdi") if isinstance(features, dict) else None
     is_on = switch is True if versions.is_switched("docker", version) else switch is not False
     given = settings.get("cdi-spec-dirs")
-    found = versions.FOLDERS if given is None else tuple(engines.strings(given))
+    found = versions.FOLDERS if given is None else tuple(engine_files.strings(given))
     yield Reader("docker", version, is_on and bool(found), found, True)
 
 
@@ -213,14 +213,14 @@ def _json(case: Case, path: str) -> dict[str, Any]:
 
 def _containerd(case: Case) -> Iterator[Reader]:
     """Yield containerd's CRI plugin; Docker's containerd gets no CDI names."""
-    version = engines.version_of(case.machine, "containerd")
+    version = engine_files.version_of(case.machine, "containerd")
     if not _known("containerd", version):
         return
     main = engines.CONTAINERD_FILE
     switches: list[object] = []
     named: list[str] = []
-    for path in [main, *engines.imports(case.machine, main)]:
-        tables = engines.toml(case.machine, path)[0]
+    for path in [main, *engine_files.imports(case.machine, main)]:
+        tables = engine_files.toml(case.machine, path)[0]
         switches += _values(tables, "enable_cdi")
         named = _all_strings(_values(tables, "cdi_spec_dirs")) or named
     switch = switches[-1] if switches else None
@@ -230,18 +230,18 @@ def _containerd(case: Case) -> Iterator[Reader]:
 
 
 def _crio(case: Case) -> Iterator[Reader]:
-    version = engines.version_of(case.machine, "crio")
+    version = engine_files.version_of(case.machine, "crio")
     if not _known("crio", version):
         return
     named: list[str] = []
     for path in ["/etc/crio/crio.conf", *case.machine.glob("/etc/crio/crio.conf.d/*")]:
-        tables = engines.toml(case.machine, path)[0]
+        tables = engine_files.toml(case.machine, path)[0]
         named = _all_strings(_values(tables, "cdi_spec_dirs")) or named
     yield Reader("crio", version, True, tuple(named) or versions.FOLDERS, True)
 
 
 def _all_strings(lists: list[object]) -> list[str]:
-    return [each for given in lists for each in engines.strings(given)]
+    return [each for given in lists for each in engine_files.strings(given)]
 
 
 def _values(value: object, key: str) -> list[object]:

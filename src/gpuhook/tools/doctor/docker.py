@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from gpuhook.ground import names
 from gpuhook.start.cdi import versions
 from gpuhook.tools.doctor.case import Case
+from gpuhook.tools.doctor.engine_files import unread
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.doctor.host import is_ours
 from gpuhook.tools.doctor.machine import Machine, seen_by
@@ -27,7 +28,9 @@ def docker(case: Case) -> Iterator[Finding]:
         yield from _registered(case, case.machine, (paths or [DEFAULT_CONFIG])[-1], {})
         yield ok("docker-loaded", "dockerd is installed and doesn't run")
     for found in case.dockers:
-        yield from _registered(case, seen_by(found.process), found.config_path, found.runtimes)
+        version = str((found.info or {}).get("ServerVersion", ""))
+        machine = seen_by(found.process)
+        yield from _registered(case, machine, found.config_path, found.runtimes, version)
         yield from _loaded(found)
         yield from _gpus_option(found)
 
@@ -53,11 +56,15 @@ def _runtimes(machine: Machine, path: str) -> dict[str, str]:
 
 
 def _registered(
-    case: Case, machine: Machine, path: str, loaded: dict[str, str]
+    case: Case, machine: Machine, path: str, loaded: dict[str, str], version: str = ""
 ) -> Iterator[Finding]:
     if machine.is_closed(path):
         case.unseen.append(path)
         yield closed("docker", path)
+        return
+    if why := unread(machine, "docker", path, version):
+        remedy = "Save it as UTF-8 without a byte order mark"
+        yield failure("docker-registered", f"{path} {why}", remedy)
         return
     try:
         runtimes = _runtimes(machine, path)

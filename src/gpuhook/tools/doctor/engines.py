@@ -2,17 +2,26 @@
 
 import json
 import os
-import re
-import subprocess
 import tomllib
 from collections.abc import Iterator
-from typing import Any
 
 from gpuhook.ground import names
 from gpuhook.ground.oci import jsontext
+from gpuhook.tools.doctor import distributions
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.cdi import is_used
 from gpuhook.tools.doctor.docker import closed, install_command, is_gpu_py
+from gpuhook.tools.doctor.engine_files import (
+    imports,
+    output,
+    programs_of,
+    strings,
+    table,
+    toml,
+    unread,
+    version_in,
+    version_of,
+)
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.doctor.machine import Machine, seen_by
 from gpuhook.tools.host.processes import Process
@@ -21,7 +30,6 @@ CONTAINERD_FILE = "/etc/containerd/config.toml"
 _FILES = {"containerd": CONTAINERD_FILE, "crio": "/etc/crio/crio.conf"}
 _HOOK_FOLDERS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
 _READ_SINCE_PODMAN_5 = "/etc/containers/oci/hooks.d"
-_PATIENCE = 5.0  # seconds
 _START_PRECISION = 2.0  # seconds: /proc/stat has the boot in whole ones, and clocks are corrected
 ENGINES = ("docker", "containerd", "crio", "podman")
 _PROGRAMS = {engine: engine for engine in ENGINES} | {"docker": "dockerd"}
@@ -34,7 +42,6 @@ REGISTERED = (
     "podman-hook",
     "podman-runtime",
 )
-_PROGRAM_KEYS = ("BinaryName", "runtime_path", "runtime_engine")
 
 
 def engine_found(case: Case) -> Iterator[Finding]:
@@ -111,12 +118,27 @@ def _containerds(case: Case) -> Iterator[Finding]:
     ]
     for process in running:
         path = (process.option("--config", "-c") or [CONTAINERD_FILE])[-1]
-        machine = seen_by(process)
-        files = [path, *imports(machine, path)]
-        yield from _registered(case, machine, "containerd", files, process)
+        yield from _one_containerd(case, seen_by(process), path, process)
     if not running and case.machine.which("containerd", names.SEARCH_PATH):
-        files = [CONTAINERD_FILE, *imports(case.machine, CONTAINERD_FILE)]
-        yield from _registered(case, case.machine, "containerd", files, None)
+        yield from _one_containerd(case, case.machine, CONTAINERD_FILE, None)
+
+
+def _one_containerd(
+    case: Case, machine: Machine, path: str, running: Process | None
+) -> Iterator[Finding]:
+    files = [path, *imports(machine, path)]
+    install = install_command("containerd", path, [CONTAINERD_FILE])
+    yield from distributions.literal(machine, files, install)
+    owner = distributions.owner_of(machine, path)
+    if owner is not None and (finding := distributions.pending(machine, owner, path)):
+        case.registered.append("containerd")
+        yield finding
+        return
+    restart = owner.restart if owner else ""
+    for finding in _registered(case, machine, "containerd", files, running, restart):
+        yield finding
+        if owner is not None and finding.check == "containerd-registered":
+            yield from distributions.lost(machine, owner, path, install)
 
 
 def crio(case: Case) -> Iterator[Finding]:
@@ -128,57 +150,26 @@ def crio(case: Case) -> Iterator[Finding]:
         yield from _registered(case, machine, "crio", files, running)
 
 
-def imports(machine: Machine, path: str) -> list[str]:
-    """Return the files that containerd's configuration imports, and those that they do."""
-    found = [path]
-    for each in found:
-        for pattern in strings(toml(machine, each)[0].get("imports")):
-            absolute = os.path.join(os.path.dirname(each), pattern)
-            found += [name for name in machine.glob(absolute) if name not in found]
-    return found[1:]
-
-
-def toml(machine: Machine, path: str) -> tuple[dict[str, Any], str]:
-    """Return a file's tables and what is wrong with it; no file is an empty one."""
-    try:
-        return tomllib.loads(machine.text(path) or ""), ""
-    except tomllib.TOMLDecodeError as error:
-        return {}, str(error)
-
-
-def table(table: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return a table's table, an empty one where there is something else."""
-    value = table.get(key)
-    return value if isinstance(value, dict) else {}
-
-
-def strings(value: object) -> list[str]:
-    """Return the strings in a list, none where there is something else."""
-    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
-
-
-def _programs(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (name of the runtime's table, program) wherever one is configured."""
-    if not isinstance(value, dict):
-        return
-    for key, entry in value.items():
-        if key in _PROGRAM_KEYS and isinstance(entry, str):
-            yield name, entry
-        yield from _programs(entry, name if key == "options" else key)
-
-
 def _registered(
-    case: Case, machine: Machine, engine: str, files: list[str], running: Process | None
+    case: Case,
+    machine: Machine,
+    engine: str,
+    files: list[str],
+    running: Process | None,
+    restart: str = "",
 ) -> Iterator[Finding]:
     check, install = f"{engine}-registered", install_command(engine, files[0], [_FILES[engine]])
     unseen = [path for path in files if machine.is_closed(path)]
     for path in files:
         tables, problem = toml(machine, path)
+        if why := unread(machine, engine, path, _version(machine, engine, running)):
+            yield failure(check, f"{path} {why}", "Save it as UTF-8 without a byte order mark")
+            return
         if problem:
             text = f"{path} isn't TOML, and {engine} won't start with it: {problem}"
             yield failure(check, text, "Correct the file")
             return
-        for name, program in _programs(tables):
+        for name, program in programs_of(tables):
             if not is_gpu_py(machine, program):
                 continue
             if not machine.is_program(program):
@@ -194,7 +185,7 @@ def _registered(
                 return
             case.registered.append(engine)
             yield ok(check, f"{path} registers the runtime {name}: {program}")
-            yield from _started_after(machine, engine, path, running)
+            yield from _started_after(machine, engine, path, running, restart)
             return
     if unseen:
         case.unseen.extend(unseen)
@@ -214,28 +205,38 @@ def _is_dropped(case: Case, machine: Machine, path: str, running: Process | None
         return False
     found = machine.which("containerd", names.SEARCH_PATH) or ""
     program = f"/proc/{running.pid}/exe" if running else found
-    said = _output(machine, program, "--config", machine.path(path), "config", "dump")
+    words = ("--config", machine.path(path), "config", "dump")
+    said = output(machine, program, *words, name="containerd")
     try:
         tables = tomllib.loads(said.decode("utf-8"))
     except ValueError:
         return False
-    taken = (is_gpu_py(machine, each) for _, each in _programs(tables))
+    taken = (is_gpu_py(machine, each) for _, each in programs_of(tables))
     return bool(tables) and not any(taken)
 
 
+def _version(machine: Machine, engine: str, running: Process | None) -> str:
+    """Return the version of a running engine, "" where the installed one counts."""
+    if running is None or machine.root:
+        return ""
+    said = output(machine, f"/proc/{running.pid}/exe", "--version", name=engine)
+    return version_in(said)
+
+
 def _started_after(
-    machine: Machine, engine: str, path: str, running: Process | None
+    machine: Machine, engine: str, path: str, running: Process | None, restart: str = ""
 ) -> Iterator[Finding]:
     """Neither daemon can be asked, but both read their files only when they start."""
     check, status = f"{engine}-loaded", machine.stat(path)
+    restart = restart or f"systemctl restart {engine}"
     if not running:
         yield ok(check, f"{engine} doesn't run; it will read the file when it starts")
     elif status is None or not running.started:
         text = f"When {engine} started is unknown, and so whether it has read {path}"
-        yield warning(check, text, f"Run systemctl restart {engine} if in doubt")
+        yield warning(check, text, f"Run {restart} if in doubt")
     elif status.st_mtime > running.started + _START_PRECISION:
         text = f"{path} is newer than the running {engine}, which hasn't read it"
-        yield failure(check, text, f"Run systemctl restart {engine}")
+        yield failure(check, text, f"Run {restart}")
     else:
         yield ok(check, f"The running {engine} started after {path} was written")
 
@@ -262,6 +263,8 @@ def _podman_runtimes(machine: Machine, path: str) -> Iterator[Finding]:
     """Judge the runtimes of ours in one file; podman takes the first program that is there."""
     check = "podman-runtime"
     tables, problem = toml(machine, path)
+    if why := unread(machine, "podman", path):
+        yield failure(check, f"{path} {why}", "Save it as UTF-8 without a byte order mark")
     if problem:
         text = f"{path} isn't TOML, and podman doesn't start with it: {problem}"
         yield failure(check, text, "Correct the file")
@@ -299,7 +302,8 @@ def _podman_hook(case: Case, path: str, needs_podman_5: bool) -> Iterator[Findin
         yield closed("podman", path)
         return
     try:
-        described = json.loads(case.machine.text(path) or "")
+        # podman's reader knows no byte order mark, and no other encoding.
+        described = json.loads(case.machine.data(path).decode("utf-8"))
         program = jsontext.field(described, "hook")  # podman and CRI-O read keys in any case
         if isinstance(program, dict):
             program = jsontext.field(program, "path")
@@ -338,21 +342,3 @@ def _read_hook(case: Case, path: str, text: str, needs_podman_5: bool) -> Findin
             "--hook precreate does",
         )
     return ok("podman-hook", text)
-
-
-def version_of(machine: Machine, program: str) -> str:
-    """Return what a program's --version says, "" if it isn't there or says nothing of use."""
-    path = machine.which(program, names.SEARCH_PATH) or ""
-    found = re.search(rb"\b\d{1,4}\.\d[\d.]*", _output(machine, path, "--version"))
-    return found[0].decode() if found else ""
-
-
-def _output(machine: Machine, path: str, *words: str) -> bytes:
-    """Return what a program of the machine prints, b"" where it isn't there or doesn't answer."""
-    try:
-        done = subprocess.run(
-            [machine.path(path), *words], capture_output=True, timeout=_PATIENCE, check=False
-        )
-    except (OSError, subprocess.SubprocessError):
-        return b""
-    return done.stdout

@@ -6,6 +6,7 @@ from collections.abc import Container
 
 from gpuhook.ground.container import kernel
 from gpuhook.ground.host import files as host_files
+from gpuhook.tools.engines import marks
 from gpuhook.tools.host import processes as host_processes
 from gpuhook.tools.host.processes import Process
 
@@ -27,11 +28,15 @@ class Machine:
         return self.root + path
 
     def text(self, path: str) -> str | None:
-        """Return a file's text, None where it isn't there or may not be read."""
+        """Return a file's text without a byte order mark, None where it can't be read."""
         try:
-            return host_files.read_start(self.path(path)).decode("utf-8", "replace")
+            data = host_files.read_start(self.path(path))
         except OSError:
             return None
+        try:
+            return marks.decoded(data)
+        except UnicodeDecodeError:
+            return data.decode("utf-8", "replace")
 
     def data(self, path: str) -> bytes:
         """Return what is in a file, b"" where it isn't there or may not be read."""

@@ -108,12 +108,13 @@ def _microk8s(owner: Distribution, path: str, ask: Ask, program: Version) -> Ans
     if later and program is not None and not source.merges:
         raise EngineError(unmerged, f"{remedy}, and run this again")
     warnings = [f"{unmerged}. {remedy}"] if later and program is None else []
-    written = get(source.document, source.cri) or {}
-    ask = following(source, ask, written, written, in_place=True)
+    settings = get(source.document, source.cri) or {}
+    ask = following(source, ask, settings, settings, in_place=True)
     old = checked(ask.prefix, os.path.join(os.path.dirname(path), _OLD_DROP_IN))
     targets: list[Target] = []
     if has_header(read(old)):
-        targets.append(Target(ENGINE, old, "toml", "", path, ours=True, gone=True))
+        written = read_text(old) or ""
+        targets.append(Target(ENGINE, old, "toml", written, path, ours=True, gone=True))
         source = _without_import(source, os.path.dirname(old))
     made = whole_file(source, ask)
     targets.insert(0, replace(made, config=path))

@@ -34,7 +34,7 @@ def distribution(path: str) -> Distribution | None:
 
 def restart(path: str) -> str:
     """Return what makes the containerd that reads a file do so again."""
-    owner = distribution(path)
+    owner = distribution(distributions.main_file(path, text_of))
     command = "systemctl restart containerd" if owner is None else owner.restart
     return f"Restart containerd, if it is running (containers go on): {command}"
 

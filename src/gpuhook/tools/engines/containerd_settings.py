@@ -108,7 +108,8 @@ def following(
     That is in the CRI settings ``written``, where there may be copies of others, too.
     ``effective`` are the CRI settings without ours; ``in_place`` says that these are in one file.
     """
-    others = {} if in_place else get(effective, ("containerd", "runtimes")) or {}
+    merged = in_place or source.merged_by_owner  # and so ours are among the effective ones
+    others = {} if merged else get(effective, ("containerd", "runtimes")) or {}
     programs = programs_of(written)
     earlier = {
         name: program

@@ -19,7 +19,6 @@ _SAID = re.compile(
     r"is (?:generated|managed)",
     re.IGNORECASE,
 )
-_COMMENT = ("#", ";")
 # Folders of files that a system makes of its configuration, and the setting for each engine.
 STORES = {"/nix/store": "NixOS", "/gnu/store": "Guix"}
 _SETTINGS = {
@@ -72,7 +71,7 @@ def claim(text: str) -> tuple[int, str] | None:
         return None
     for number, line in enumerate(text.split("\n"), 1):
         content = line.strip()
-        if content and not content.startswith(_COMMENT):
+        if content and not content.startswith("#"):
             return None
         if _SAID.search(content):
             return number, content

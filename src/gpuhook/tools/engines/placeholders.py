@@ -15,7 +15,7 @@ _FORMS = re.compile(
     | (?<=["'])\$[A-Z_][A-Z0-9_]+(?=["'/:])     # "$NAME"
     | \{\{[^\n]*?\}\} | \{%[^\n]*?%\}           # {{ name }}, {% if name %}
     | <%[^\n]*?%>                               # <%= name %>
-    | @@?[A-Z][A-Z0-9_]+@@?                     # @NAME@
+    | (?<!\\u0040)@@?[A-Z][A-Z0-9_]+@@?          # @NAME@, and none with an escaped @
     | %[A-Z][A-Z0-9_]+%                         # %NAME%
     | __[A-Z][A-Z0-9_]*[A-Z0-9]__               # __NAME__
     """,

@@ -1,0 +1,92 @@
+"""Checks of a containerd whose file a distribution writes: gpu-py is where that takes it from."""
+
+import os
+import re
+from collections.abc import Iterator
+
+from gpuhook.ground import names
+from gpuhook.ground.errors import shown
+from gpuhook.tools.doctor.docker import is_gpu_py
+from gpuhook.tools.doctor.engine_files import imports, programs_of, strings, toml
+from gpuhook.tools.doctor.finding import Finding, failure, warning
+from gpuhook.tools.doctor.machine import Machine
+from gpuhook.tools.engines import distributions, placeholders
+from gpuhook.tools.engines.distributions import Distribution
+
+_CHECK = "containerd-file"
+_PROGRAM = re.compile(r"""^[^#\n]*\bBinaryName\s*=\s*["']([^"'\n]+)["']""", re.MULTILINE)
+
+
+def owner_of(machine: Machine, path: str) -> Distribution | None:
+    """Return the distribution that writes containerd's file, None where it is nobody's."""
+    return distributions.of_file(path, machine.text)
+
+
+def literal(machine: Machine, files: list[str], install: str) -> Iterator[Finding]:
+    """Look for placeholders in files that containerd reads as they are."""
+    for path in files:
+        for line, found in placeholders.find(machine.text(path) or ""):
+            yield warning(
+                _CHECK,
+                f"{path}, line {line}, has {shown(found)}, which containerd takes as it stands",
+                "Put there what is meant; if gpuhook install wrote the file: gpuhook uninstall "
+                f"--engine containerd && {install}",
+            )
+            break
+
+
+def pending(machine: Machine, owner: Distribution, path: str) -> Finding | None:
+    """Return what to say where gpu-py is written, and the distribution's file is older than that.
+
+    None where that file knows gpu-py, or nothing does.
+    """
+    place = _kept(machine, owner, path)
+    files = [path, *imports(machine, path)]
+    if not place or any(_has_ours(machine, each) for each in files):
+        return None
+    return failure(
+        _CHECK,
+        f"{place} registers {names.RUNTIME}, and {owner.name} has not made {path} of it since",
+        f"Restart it: {owner.restart}",
+    )
+
+
+def lost(machine: Machine, owner: Distribution, path: str, install: str) -> Iterator[Finding]:
+    """Say where gpu-py is known now, and won't be when the distribution has started again."""
+    if not _kept(machine, owner, path):
+        yield warning(
+            _CHECK,
+            f"{owner.name} writes {path} again when it starts, and then without {names.RUNTIME}, "
+            "which containerd knows now",
+            f"Run {install}, which writes where {owner.name} takes it from",
+        )
+
+
+def _kept(machine: Machine, owner: Distribution, path: str) -> str:
+    """Return the file with gpu-py of which the distribution makes its own, "" for none."""
+    folder = os.path.dirname(path)
+    if owner.name == distributions.K0S:
+        found = machine.glob(f"{folder}/containerd.d/*.toml")
+        return next((each for each in found if _has_ours(machine, each)), "")
+    templates = [f"{folder}/{name}" for name in distributions.TEMPLATES]
+    if owner.name == distributions.MICROK8S:
+        templates = [distributions.template_of(path)]
+    for template in templates:
+        if any(is_gpu_py(machine, each) for each in _PROGRAM.findall(machine.text(template) or "")):
+            return template
+    return next(_imported(machine, path, templates), "")
+
+
+def _imported(machine: Machine, path: str, templates: list[str]) -> Iterator[str]:
+    """Yield the files with gpu-py that are imported because of a template, or by k3s itself."""
+    texts = [machine.text(template) or "" for template in templates]
+    for pattern in strings(toml(machine, path)[0].get("imports")):
+        by_itself = os.path.dirname(pattern) in [
+            each.removesuffix("tmpl") + "d" for each in templates
+        ]
+        if by_itself or any(pattern in text for text in texts):
+            yield from (each for each in machine.glob(pattern) if _has_ours(machine, each))
+
+
+def _has_ours(machine: Machine, path: str) -> bool:
+    return any(is_gpu_py(machine, each) for _, each in programs_of(toml(machine, path)[0]))

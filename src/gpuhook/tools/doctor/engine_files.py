@@ -1,0 +1,95 @@
+"""Engines' files as the doctor reads them, and what engines' programs say."""
+
+import os
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+from gpuhook.ground import names
+from gpuhook.tools.doctor.machine import Machine
+from gpuhook.tools.engines import marks
+
+_PATIENCE = 5.0  # seconds
+_PROGRAM_KEYS = ("BinaryName", "runtime_path", "runtime_engine")
+
+
+def imports(machine: Machine, path: str) -> list[str]:
+    """Return the files that containerd's configuration imports, and those that they do."""
+    found = [path]
+    for each in found:
+        for pattern in strings(toml(machine, each)[0].get("imports")):
+            absolute = os.path.join(os.path.dirname(each), pattern)
+            found += [name for name in machine.glob(absolute) if name not in found]
+    return found[1:]
+
+
+def toml(machine: Machine, path: str) -> tuple[dict[str, Any], str]:
+    """Return a file's tables and what is wrong with it; no file is an empty one."""
+    try:
+        return tomllib.loads(machine.text(path) or ""), ""
+    except tomllib.TOMLDecodeError as error:
+        return {}, str(error)
+
+
+def table(table: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return a table's table, an empty one where there is something else."""
+    value = table.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def strings(value: object) -> list[str]:
+    """Return the strings in a list, none where there is something else."""
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+
+
+def programs_of(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (name of the runtime's table, program) wherever one is configured."""
+    if not isinstance(value, dict):
+        return
+    for key, entry in value.items():
+        if key in _PROGRAM_KEYS and isinstance(entry, str):
+            yield name, entry
+        yield from programs_of(entry, name if key == "options" else key)
+
+
+def version_of(machine: Machine, program: str) -> str:
+    """Return what a program's --version says, "" if it isn't there or says nothing of use."""
+    path = machine.which(program, names.SEARCH_PATH) or ""
+    return version_in(output(machine, path, "--version"))
+
+
+def version_in(said: bytes) -> str:
+    """Return the version in what a program says of itself, "" for none."""
+    found = re.search(rb"\b\d{1,4}\.\d[\d.]*", said)
+    return found[0].decode() if found else ""
+
+
+def output(machine: Machine, path: str, *words: str, name: str = "") -> bytes:
+    """Return what a program of the machine prints, b"" where it isn't there or doesn't answer.
+
+    It is called by ``name`` where that is given: some programs are several by their name.
+    """
+    try:
+        done = subprocess.run(
+            [name or machine.path(path), *words],
+            executable=machine.path(path),
+            capture_output=True,
+            timeout=_PATIENCE,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return b""
+    return done.stdout
+
+
+def unread(machine: Machine, engine: str, path: str, version: str = "") -> str:
+    """Return why an engine doesn't read a file that begins with a byte order mark, "" if it may.
+
+    ``version`` is the engine's, which is asked where it isn't given.
+    """
+    program = {"docker": "dockerd"}.get(engine, engine)
+    return marks.problem(
+        engine, machine.data(path), lambda: version or version_of(machine, program) or None
+    )
