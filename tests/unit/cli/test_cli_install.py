@@ -324,6 +324,33 @@ def test_configure_has_nvidia_s_spelling_of_options(tmp_path: Path) -> None:
     assert "default-runtime" not in document
 
 
+@pytest.mark.parametrize("engine", ["docker", "containerd", "crio", "podman"])
+def test_configure_takes_a_runtime_that_is_put_there_later(tmp_path: Path, engine: str) -> None:
+    """As NVIDIA's command does, which images and operators call before the program is there."""
+    program, state = tmp_path / "bin/gpu-py", f"--state-dir={tmp_path}/state"
+    config = tmp_path / ("99.conf" if engine == "podman" else "config")
+    words = [f"--runtime={engine}", f"--config={config}", state, f"--nvidia-runtime-path={program}"]
+    done = configure(*words)
+    assert done.exit_code == 0
+    assert f"{program} isn't there yet" in done.stderr
+    found = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(str(program) in text for text in found)
+    program.parent.mkdir()
+    program.write_text("")
+    with pytest.raises(EngineError, match="isn't a program that can be started"):
+        configure(*words)
+    program.chmod(0o755)
+    assert "isn't there" not in configure(*words).output
+
+
+def test_install_takes_no_runtime_that_is_not_there(tmp_path: Path) -> None:
+    words = ["install", "--engine=docker", f"--config={tmp_path}/daemon.json"]
+    words += [f"--runtime-path={tmp_path}/gpu-py", f"--state-dir={tmp_path}/state"]
+    with pytest.raises(EngineError, match="isn't a program that can be started"):
+        CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert [*tmp_path.iterdir()] == []
+
+
 FOREIGN = "# mine\n[engine]\ncgroup_manager = 'systemd'\n"
 
 

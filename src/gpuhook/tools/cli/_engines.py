@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import click
 
 from gpuhook.ground.errors import EngineError, shown
-from gpuhook.tools.cli._output import say
+from gpuhook.tools.cli._output import say, warn
 from gpuhook.tools.engines.installer import Outcome
 from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.merge import Path
@@ -23,11 +23,16 @@ def absolute(path: str | None) -> str | None:
     return os.path.abspath(path) if path else None
 
 
-def checked_program(path: str, prefix: str) -> str:
-    """Return the path of a program that an engine is to start; EngineError if it can't be."""
+def checked_program(path: str, prefix: str, *, later: bool = False) -> str:
+    """Return the path of a program that an engine is to start; EngineError if it can't be.
+
+    ``later`` says that it may be missing: the caller puts it there.
+    """
     if not os.path.isabs(path):
         raise EngineError(f"{path} isn't an absolute path", "Give the whole path of the program")
-    if not prefix and not os.access(path, os.X_OK):
+    if later and not os.path.lexists(path):
+        warn(f"{path} isn't there yet: no container of this runtime starts before it is")
+    elif not prefix and not os.access(path, os.X_OK):
         raise EngineError(
             f"{path} isn't a program that can be started", "Check the path, or reinstall gpuhook"
         )

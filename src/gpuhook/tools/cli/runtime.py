@@ -137,7 +137,8 @@ def job_of(
     if config_mode in _HOOK_MODES:
         return None
     shared.check_name(runtime_name)
-    program = shared.checked_program(runtime_path or our_program(names.RUNTIME), "")
+    program = runtime_path or our_program(names.RUNTIME)
+    program = shared.checked_program(program, "", later=runtime_path is not None)
     ask = Ask(
         runtimes=((runtime_name, program),),
         set_default=set_default,
