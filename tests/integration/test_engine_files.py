@@ -1,4 +1,4 @@
-"""Engines' files on real machines: which one is read, with which mark, and where none is written."""
+"""Engines' files on real machines: which is read, with which mark, and where none is written."""
 
 import codecs
 import json

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import yaml
 from harness.helm import CHART, helm, rendered
-from harness.manifests import MANIFESTS, Document, containers, pod_of, render
+from harness.manifests import Document, containers, overlay, pod_of, render
 
 from gpuhook import __version__
+from gpuhook.tools.engines import distributions
 
 # A mode of the chart -> the folder that means the same.
 MODES = {
@@ -72,16 +73,28 @@ def helm_modes() -> list[str]:
 
 
 def test_metrics(tmp_path: Path) -> None:
-    overlay = tmp_path / "overlay"
-    overlay.mkdir()
-    place = os.path.relpath(MANIFESTS, overlay)
-    (overlay / "kustomization.yaml").write_text(
-        f"resources: [{place}/overlays/metrics-operator]\n"
-        f"components: [{place}/components/web-config]\n"
-    )
+    made = overlay(tmp_path / "overlay", "overlays/metrics-operator", "web-config")
     options = ["enabled=true", "serviceMonitor=true", "webConfigSecret=gpuhook-metrics"]
     both = comparable(rendered(*(f"--set=metrics.{each}" for each in options)))
-    assert both == {**comparable(render("overlays/cdi")), **comparable(render(overlay))}
+    assert both == {**comparable(render("overlays/cdi")), **comparable(render(made))}
+
+
+@pytest.mark.parametrize("mode", ["runtime", "environment", "remove"])
+@pytest.mark.parametrize("distribution", [each.name.lower() for each in distributions.ALL])
+def test_distributions(tmp_path: Path, mode: str, distribution: str) -> None:
+    """The folders are those that gpuhook install knows."""
+    both = rendered(f"--set=mode={mode}", f"--set=installer.distribution={distribution}")
+    made = overlay(tmp_path / "overlay", MODES[mode], distribution)
+    assert comparable(both) == comparable(render(made))
+    pod = pod_of(comparable(both)["DaemonSet", "gpuhook-installer"])
+    owner = distributions.named(distribution)
+    folders = {each["hostPath"]["path"] for each in pod["volumes"] if "hostPath" in each}
+    tasks = f"{owner.state}/io.containerd.runtime.v2.task"
+    assert {os.path.dirname(owner.read), tasks} < folders
+    assert not {"/etc/containerd", "/run/containerd/io.containerd.runtime.v2.task"} & folders
+    mounts = {each["mountPath"] for each in containers(pod)["installer"]["volumeMounts"]}
+    assert {os.path.dirname(owner.read), tasks} < mounts
+    assert environment(containers(pod)["installer"])["INSTALL_NODE_DISTRIBUTION"] == distribution
 
 
 def test_values(tmp_path: Path) -> None:
@@ -157,14 +170,15 @@ def leaves(value: Any) -> list[str]:
 def test_every_text_arrives_as_it_is(tmp_path: Path) -> None:
     texts: list[str] = []
     values = hostile(yaml.safe_load((CHART / "values.yaml").read_text()), texts)
-    values["installer"].update(engine="containerd", restart="none")  # a word of a list each
+    words = {"engine": "containerd", "restart": "none", "distribution": "k3s"}
+    values["installer"].update(words)  # of a list each
     values["metrics"].update(enabled=True, serviceMonitor=True)
     path, found = tmp_path / "values.yaml", list[str]()
     for values["mode"] in ("runtime", "dra"):
         path.write_text(yaml.safe_dump(values))
         found += leaves(rendered(f"--values={path}"))
     missing = [text for text in texts if not any(text in each for each in found)]
-    assert len(missing) == 3  # mode, engine and restart
+    assert len(missing) == 4  # mode, engine, restart and distribution
     assert len(texts) > 12
 
 
@@ -172,6 +186,14 @@ def test_every_text_arrives_as_it_is(tmp_path: Path) -> None:
     ("value", "sentence"),
     [
         ("installer.engine=docker", "installer.engine is docker and must be one of containerd"),
+        (
+            "installer.distribution=kind",
+            "installer.distribution is kind and must be one of k0s k3s",
+        ),
+        (
+            "installer.distribution=k3s,installer.engine=crio",
+            "installer.distribution is k3s, whose engine is containerd and not crio",
+        ),
         ("installer.restart=false", "installer.restart is false and must be one of signal systemd"),
         ("image.tag=9", "image.tag is 9 and must be a text"),
         ("config.a=1", "config is map[a:1] and must be a text"),

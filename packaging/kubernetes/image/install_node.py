@@ -29,7 +29,7 @@ from dataclasses import replace
 from functools import partial
 
 import click
-from node import NO_ENGINE, TASKS, Node, say, say_last, systemctl
+from node import NO_ENGINE, TASKS, Node, say, say_last, systemctl, tasks_of
 from node_mps import put_mps, refuse_mps, remove_mps
 from node_nri import UNIT as NRI
 from node_nri import put_nri
@@ -40,13 +40,14 @@ from gpuhook.ground import names
 from gpuhook.ground.errors import EngineError, GpuhookError
 from gpuhook.ground.host import files as host_files
 from gpuhook.ground.host import proc
-from gpuhook.tools.engines import in_use
+from gpuhook.tools.engines import containerd_files, distributions, in_use
 from gpuhook.tools.host import processes as host_processes
 from gpuhook.tools.host.processes import Process
 
 SOURCE = "/usr/lib/gpuhook-node"
 FOLDER = "/opt/gpuhook"
 CONTAINERD, CRIO, _ = ENGINES = ("containerd", "crio", NO_ENGINE)
+DISTRIBUTIONS = ("", *(each.name.lower() for each in distributions.ALL))
 NONE, SIGNAL, SYSTEMD = RESTARTS = ("none", "signal", "systemd")
 # How many bytes bin/python3 has for each of its two paths: scripts/lib/interpreter.
 PATH_LENGTH = 200
@@ -204,8 +205,32 @@ def remove_old(node: Node, version: str) -> None:
 # The engine ------------------------------------------------------------------------------------
 
 
+def check_file(node: Node, root: str = "") -> None:
+    """Raise EngineError where the node's containerd reads another file than is to be changed."""
+    if node.engine != CONTAINERD:
+        return
+    usual = containerd_files.USUAL
+    ours = distributions.main_file(node.config or usual, containerd_files.text_of)
+    read = [
+        (process.option("--config", "-c") or [usual])[-1]
+        for process in engines_running(CONTAINERD, root)
+    ]
+    others = [path for path in read if containerd_files.DOCKERS not in path]
+    if not others or any(distributions.is_same(path, ours) for path in others):
+        return
+    owners = [each for each in distributions.ALL if distributions.is_same(each.read, others[0])]
+    name = owners[0].name.lower() if owners else ""
+    raise EngineError(
+        f"containerd reads {others[0]} on this node, and gpu-py would go to {ours}",
+        f"Add components/{name} (Helm: installer.distribution={name})"
+        if name
+        else "Set INSTALL_NODE_CONFIG to that file, and mount its folder",
+    )
+
+
 def tell_engine(node: Node) -> None:
     """Have the engine know gpu-py, and restart it if that is new to it."""
+    check_file(node)
     words = [f"{node.programs}/gpuhook", "install", f"--engine={node.engine}"]
     words += [f"--runtime-path={node.programs}/{names.RUNTIME}"]
     words += ["--set-default" if node.set_default else "--no-set-default"]
@@ -489,6 +514,10 @@ def wait_for_end() -> None:
 @click.option("--folder", default=FOLDER, show_default=True, help="Where gpuhook is to be.")
 @click.option("--engine", type=click.Choice(ENGINES), default=CONTAINERD, show_default=True)
 @click.option("--config", default="", help="The engine's configuration file.")
+@click.option(
+    "--distribution", type=click.Choice(DISTRIBUTIONS), default="",
+    help="Whose containerd it is, where that has files in a place of its own.",
+)  # fmt: skip
 @click.option("--set-default", is_flag=True, help="Make gpu-py the engine's default runtime.")
 @click.option("--restart", type=click.Choice(RESTARTS), default=SIGNAL, show_default=True)
 @click.option("--unit", default="", help="The unit for --restart=systemd.  [default: the engine]")
@@ -503,6 +532,7 @@ def cli(
     folder: str,
     engine: str,
     config: str,
+    distribution: str,
     set_default: bool,
     restart: str,
     unit: str,
@@ -522,6 +552,12 @@ def cli(
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
     if mps and not plugin:
         raise click.UsageError("--mps needs --plugin: a plugin in a pod doesn't see the daemon")
+    if distribution:
+        if restart == SYSTEMD and not unit:
+            raise click.UsageError("--restart=systemd needs --unit: servers and agents differ")
+        owner = distributions.named(distribution)
+        config = config or owner.read
+        tasks = tasks_of(owner.state) if tasks == TASKS else tasks
     folder = os.path.abspath(folder)
     words = tuple(filter(None, settings.split(" ")))
     unit = unit or engine

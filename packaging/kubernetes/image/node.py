@@ -19,7 +19,8 @@ from gpuhook.tools.kubernetes.settings import CDI_FOLDER
 LAST_WORDS = "/dev/termination-log"
 LOCK_SECONDS = 300.0
 # Below it, in NAMESPACE/CONTAINER/runtime, a shim of containerd's notes what made its container.
-TASKS = "/run/containerd/io.containerd.runtime.v2.task"
+_TASKS = "io.containerd.runtime.v2.task"
+TASKS = f"/run/containerd/{_TASKS}"
 UNITS = "/etc/systemd/system"
 NO_ENGINE = "none"
 _CLONE_NEWNS = 0x00020000  # linux/sched.h
@@ -79,6 +80,11 @@ class Node:
     def locked(self) -> Lock:
         """Return what keeps other installers of this node waiting."""
         return Lock(f"{self.folder}/lock", "installing gpuhook", LOCK_SECONDS, EngineError)
+
+
+def tasks_of(state: str) -> str:
+    """Return the folder where shims note their containers, in containerd's state folder."""
+    return f"{state}/{_TASKS}"
 
 
 def say(text: str) -> None:

@@ -1,6 +1,7 @@
 """packaging/kubernetes as kubectl renders it, and podman's options that mean what a pod's do."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -41,6 +42,16 @@ def _rendered(variant: str | Path) -> str:
 
 
 _shipped = cache(_rendered)  # nobody changes those of this tree
+
+
+def overlay(folder: Path, resource: str, component: str) -> Path:
+    """Make an overlay of a variant and a component in a new folder; return that."""
+    folder.mkdir()
+    place = os.path.relpath(MANIFESTS, folder)
+    (folder / "kustomization.yaml").write_text(
+        f"resources: [{place}/{resource}]\ncomponents: [{place}/components/{component}]\n"
+    )
+    return folder
 
 
 def daemon_sets(variant: str | Path) -> list[Document]:

@@ -35,6 +35,8 @@ FOLDERS = tuple(
             "/etc/systemd/system",
             "/var/lib/gpuhook",
             "/var/lib/kubelet",
+            "/var/lib/rancher",
+            "/run/k3s",
             "/run/cdi",  # and not /var/run, which is a link to this machine's
         ),
     )
@@ -107,11 +109,14 @@ class Node:
         return replace(log, status=status)
 
     @contextmanager
-    def service(self, program: str, env: Mapping[str, str]) -> Iterator[None]:
-        """Keep a program running as a service manager does that has Restart=always."""
+    def service(self, program: str, env: Mapping[str, str], command: str = "") -> Iterator[None]:
+        """Keep a program running as a service manager does that has Restart=always.
+
+        ``command`` is what starts it, where that is more than its name.
+        """
         cgroups = Path("/sys/fs/cgroup") / ("" if host_cgroups() == "v2" else "pids")
         folder = cgroups / CGROUP_PARENT.strip("/") / f"{program}.service"
-        again = f"while :; do {program}; sleep 0.2; done"
+        again = f"while :; do {command or program}; sleep 0.2; done"
         script = f"mkdir -p {folder} && echo $$ >{folder}/cgroup.procs && {again}"
         with Path(f"{self.podman.folder}/{program}.log").open("wb") as log:
             manager = subprocess.Popen(

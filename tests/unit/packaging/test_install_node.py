@@ -114,6 +114,64 @@ def test_containers_that_are_noted_elsewhere(
     assert installer.users(node, str(machine.root)) == []
 
 
+READ = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
+
+
+@pytest.mark.parametrize(
+    ("argv", "config", "said"),
+    [
+        ((), "", ""),
+        (("--config", "/etc/containerd/config.toml"), "", ""),
+        (("-c", READ), READ, ""),
+        (("-c", READ), f"{READ}.tmpl", ""),
+        (("-c", READ), "", "components/k3s "),
+        (("--config", "/var/snap/microk8s/7/args/containerd.toml"), "", "components/microk8s "),
+        (
+            ("--config=/var/snap/microk8s/7/args/containerd.toml",),
+            "/var/snap/microk8s/current/args/containerd-template.toml",
+            "",
+        ),
+        (("--config", "/srv/x.toml"), "", "Set INSTALL_NODE_CONFIG to that file"),
+        (("--config", "/var/run/docker/containerd/containerd.toml"), "", ""),
+    ],
+)
+def test_the_file_that_containerd_reads(
+    installer: ModuleType, machine: Tree, argv: tuple[str, ...], config: str, said: str
+) -> None:
+    """Success is never reported for a file that nothing reads."""
+    node = installer.Node("/opt/g", "containerd", config, "none", "", False)
+    installer.check_file(node, str(machine.root))  # where nothing runs, or nothing is seen
+    machine.process(7, "/usr/bin/containerd", *argv)
+    machine.write("/proc/7/cgroup", SERVICE)
+    if not said:
+        installer.check_file(node, str(machine.root))
+        return
+    with pytest.raises(EngineError, match=said):
+        installer.check_file(node, str(machine.root))
+    machine.process(8, "/usr/bin/containerd")
+    machine.write("/proc/8/cgroup", SERVICE)
+    installer.check_file(node, str(machine.root))  # one of them does
+
+
+@pytest.mark.parametrize("name", ["k3s", "rke2", "microk8s", "k0s"])
+def test_a_distribution_says_where_its_files_are(
+    installer: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    seen: list[tuple[str, str]] = []
+    monkeypatch.setattr(installer, "install", lambda node: seen.append((node.config, node.tasks)))
+    env = {"INSTALL_NODE_DISTRIBUTION": name}
+    run = CliRunner().invoke
+    assert run(installer.cli, ["install"], env=env).exit_code == 0
+    own = {**env, "INSTALL_NODE_CONFIG": "/x", "INSTALL_NODE_TASKS": "/y"}
+    assert run(installer.cli, ["install"], env=own).exit_code == 0
+    [(config, tasks), given] = seen
+    assert given == ("/x", "/y")
+    assert config.endswith(".toml")
+    assert tasks.startswith(("/run/k", "/var/snap/microk8s/common/run"))
+    refused = run(installer.cli, ["install", "--restart=systemd"], env=env)
+    assert "needs --unit" in refused.output + refused.stderr
+
+
 @pytest.mark.parametrize("option", [("-r",), ("--runtime",), ()])
 @pytest.mark.parametrize(
     "status",

@@ -5,7 +5,24 @@
 {{- if or (has .Values.mode (list "cdi" "nri")) (and .Values.mps (ne .Values.mode "remove")) }}true{{ end }}
 {{- end }}
 
+{{/* The folder with containerd's configuration, and the one where its shims note their containers. */}}
+{{- define "gpuhook.places" -}}
+k3s: {folder: /var/lib/rancher/k3s/agent/etc/containerd, state: /run/k3s/containerd}
+rke2: {folder: /var/lib/rancher/rke2/agent/etc/containerd, state: /run/k3s/containerd}
+microk8s: {folder: /var/snap/microk8s/current/args, state: /var/snap/microk8s/common/run/containerd}
+k0s: {folder: /etc/k0s, state: /run/k0s/containerd}
+{{- end }}
+
 {{- define "gpuhook.checked" -}}
+{{- with .Values.installer.distribution }}
+{{- $known := keys (include "gpuhook.places" $ | fromYaml) | sortAlpha }}
+{{- if not (has . $known) }}
+{{- fail (printf "installer.distribution is %v and must be one of %s" . (join " " $known)) }}
+{{- end }}
+{{- if ne $.Values.installer.engine "containerd" }}
+{{- fail (printf "installer.distribution is %v, whose engine is containerd and not %v" . $.Values.installer.engine) }}
+{{- end }}
+{{- end }}
 {{- if and .Values.mps (not (has .Values.mode (list "runtime" "environment" "remove"))) }}
 {{- fail (printf "mps needs mode runtime or environment, which has gpu-py, and mode is %q" .Values.mode) }}
 {{- end }}

@@ -35,6 +35,7 @@ from gpuhook.tools.engines.containerd_settings import (
     imports_of,
     is_same,
     owned_paths,
+    programs_of,
     read_source,
     sets_cdi,
     whole_file,
@@ -115,12 +116,15 @@ def _main(ask: Ask) -> tuple[str, Document]:
 
 def answer(ask: Ask, program: Version) -> Answer:
     """Return the files for a containerd of that version (None: not known)."""
-    managed.check_system(ENGINE, ask.system)
+    managed.check_system(ENGINE, ask.system, ask.config)
     path = containerd_files.chosen(ask)
     owner = containerd_files.distribution(path)
     if owner is None:
         placeholders.check(ENGINE, path, read_text(path) or "")
         source = read_source(path, program)
+        programs = programs_of(get(source.document, source.cri) or {}).values()
+        if managed.BOTTLEROCKETS.intersection(programs):
+            raise managed.closed(ENGINE, "Bottlerocket")
         return _checked(
             source, ask, _with_drop_in(source, ask, ask.drop_in or _usual_drop_in(source))
         )

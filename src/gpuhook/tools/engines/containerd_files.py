@@ -19,7 +19,7 @@ from gpuhook.tools.engines.files import read_text
 from gpuhook.tools.host import processes as host_processes
 
 USUAL = "/etc/containerd/config.toml"
-_DOCKERS = "/docker/containerd/"  # in the path of a file that dockerd makes for its own containerd
+DOCKERS = "/docker/containerd/"  # in the path of a file that dockerd makes for its own containerd
 
 
 def text_of(path: str) -> str | None:
@@ -83,7 +83,7 @@ def _read(ask: Ask) -> Iterator[str]:
     """Yield the files that running containerds read, but for those that dockerd starts."""
     for process in [] if ask.prefix else host_processes.running(ENGINE):
         path = (process.option("--config", "-c") or [USUAL])[-1]
-        if _DOCKERS not in path and os.path.isabs(path) and not process.root:
+        if DOCKERS not in path and os.path.isabs(path) and not process.root:
             yield path
 
 

@@ -70,6 +70,18 @@ ALL = (
     ),
 )  # fmt: skip
 _BY_NAME = {each.name: each for each in ALL}
+_REVISION = re.compile(r"(?<=^/var/snap/microk8s/)[^/]+")  # of the snap; current is a link to it
+
+
+def named(name: str) -> Distribution:
+    """Return the distribution of that name, in small letters; KeyError for another."""
+    return {each.name.lower(): each for each in ALL}[name]
+
+
+def is_same(one: str, other: str) -> bool:
+    """Tell whether two paths mean one file, of whatever revision of a snap."""
+    first, second = (_REVISION.sub("current", os.path.normpath(each)) for each in (one, other))
+    return first == second
 
 
 def main_file(path: str, text_of: Texts) -> str:

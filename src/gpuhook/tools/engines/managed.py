@@ -28,6 +28,9 @@ _SETTINGS = {
     "podman": "virtualisation.containers.containersConf.settings",
 }
 _OS_RELEASE = ("/etc/os-release", "/usr/lib/os-release")
+_TALOS_FILES = "/etc/cri/"
+# The programs that call runc on Bottlerocket, by which its file is known in a pod, too.
+BOTTLEROCKETS = frozenset({"shimpei", "nvidia-oci"})
 # Systems on which nothing in /etc is a user's to write, and which have no shell for gpu-py.
 _CLOSED = {"talos": "Talos", "bottlerocket": "Bottlerocket"}
 _MOUNTS = (
@@ -36,11 +39,14 @@ _MOUNTS = (
 )
 
 
-def check_system(engine: str, system: Callable[[str], str]) -> None:
+def check_system(engine: str, system: Callable[[str], str], config: str | None = None) -> None:
     """Raise EngineError on a system that writes the engines' files from settings of its own.
 
-    ``system`` gives a path's place, below a prefix where there is one.
+    ``system`` gives a path's place, below a prefix where there is one; ``config`` is the file that
+    was named.
     """
+    if config and config.startswith(system(_TALOS_FILES)):
+        raise closed(engine, _CLOSED["talos"])
     for path in _OS_RELEASE:
         for line in (_text(system, path) or "").split("\n"):
             name = line.removeprefix("ID=").strip("\"' ")
