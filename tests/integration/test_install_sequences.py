@@ -26,7 +26,7 @@ class Site:
     def call(self, system: Path, *words: str) -> bool:
         """Run a command; tell whether it did what it was asked to do."""
         more = [word.replace("PREFIX", str(system)) for word in words[1:]]
-        line = [self._installation.command, words[0], f"--prefix={system}", *more]
+        line = [str(self._installation.command), words[0], f"--prefix={system}", *more]
         return run(line, env=self._env).status == 0
 
     def check(self, texts: dict[str, str], commands: list[list[str]]) -> None:

@@ -48,8 +48,8 @@ class Site:
         root = str(self._tree.root)
         for path in [*self._tree.root.rglob("*.toml"), *self._tree.root.rglob("*.tmpl")]:
             path.write_text(path.read_text().replace(root, ""))  # as it is on that machine
-        path = str(self.made.read).removeprefix(root)
-        self._tree.process(7, "/usr/bin/containerd", "--config", path, started=started)
+        read = str(self.made.read).removeprefix(root)
+        self._tree.process(7, "/usr/bin/containerd", "--config", read, started=started)
         return {
             each.check: (str(each.status), f"{each.message}. {each.remedy}")
             for each in engines.containerd(self._tree.case)

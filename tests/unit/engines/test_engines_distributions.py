@@ -1,6 +1,7 @@
 """Where a distribution writes containerd's file, gpu-py goes to where it takes additions from."""
 
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ PROGRAM = "/opt/gpu-py"
 RANCHERS = "agent/etc/containerd"
 BASE = '{{ template "base" . }}\n'
 NEW, OLD = (2, 1), (1, 7)
-KINDS = {
+KINDS: dict[str, Callable[[Path], Any]] = {
     "k3s 2": lambda folder: starts.Ranchers(folder / RANCHERS, 2),
     "k3s 3": lambda folder: starts.Ranchers(folder / RANCHERS, 3),
     "rke2 3": lambda folder: starts.Ranchers(folder / RANCHERS, 3, name="rke2"),

@@ -71,8 +71,8 @@ def test_docker_keeps_the_mark(tmp_path: Path, mark: bytes, somebody_edits: bool
     path.parent.mkdir(parents=True)
     path.write_bytes(written(DAEMON, mark))
     store = Store(str(tmp_path / "state"))
-    for more in ({"set_default": True}, {"cdi": True}):
-        ask = Ask(RUNTIMES, prefix=str(tmp_path), **more)
+    for set_default in (True, False):
+        ask = Ask(RUNTIMES, prefix=str(tmp_path), set_default=set_default, cdi=not set_default)
         with store.locked():
             installer.install(store, list(docker.Docker().install(ask).targets))
         data = path.read_bytes()

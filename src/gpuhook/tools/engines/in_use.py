@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from gpuhook.ground.errors import EngineError
 from gpuhook.ground.host import files as host_files
-from gpuhook.tools.engines import docker_api
+from gpuhook.tools.engines import containerd_files, docker_api
 from gpuhook.tools.engines.merge import Document
 from gpuhook.tools.engines.store import Record, Store
 from gpuhook.tools.host import processes as host_processes
@@ -147,8 +147,13 @@ def _check_daemon(written: Document, record: Record) -> None:
                 f"The running {record.engine} {process.pid} makes containers with gpu-py that "
                 "name no other runtime, and reads its configuration only at its start",
                 f"Run this first: gpuhook uninstall --engine {record.engine} && "
-                f"systemctl restart {record.engine}",
+                f"{_restart(record)}",
             )
+
+
+def _restart(record: Record) -> str:
+    owner = containerd_files.distribution(record.config) if record.engine == "containerd" else None
+    return owner.restart if owner is not None else f"systemctl restart {record.engine}"
 
 
 def _values(document: object, key: str) -> Iterator[str]:
