@@ -172,3 +172,23 @@ def test_microk8s(machine: Machine, config: str, default: tuple[str, ...]) -> No
 def test_k0s(machine: Machine, default: tuple[str, ...]) -> None:
     made = starts.K0s(machine.folder / "k0s", 3 if machine.new else 2)
     goes_round(machine, made, made.read, made.drop_ins / "99-gpuhook.toml", *default)
+
+
+def test_tables_of_two_versions_in_one_file(machine: Machine) -> None:
+    """Those of the file's version count, in what containerd takes and in what is copied of them."""
+    config = machine.folder / "config.toml"
+    for version in (2, 3) if machine.new else (2,):
+        tables = "".join(
+            f'[plugins."{plugin}".containerd.runtimes.runc]\r\n'
+            'runtime_type = "io.containerd.runc.v2"\r\n'
+            f'[plugins."{plugin}".containerd.runtimes.runc.options]\r\n'
+            f"SystemdCgroup = {value}\r\n"
+            for plugin, value in ((starts.V2, "true"), (starts.V3, "false"))
+        )
+        text = f"version = {version}\r\n# mine\r\n{tables}".encode()
+        config.write_bytes(text)
+        before = machine.dump(config)
+        machine.gpuhook("install", config).ok()
+        same_but_ours(before, machine.dump(config), "runc")
+        machine.gpuhook("uninstall", config).ok()
+        assert config.read_bytes() == text

@@ -230,7 +230,7 @@ def check_file(node: Node, root: str = "") -> None:
 
 def tell_engine(node: Node) -> None:
     """Have the engine know gpu-py, and restart it if that is new to it."""
-    check_file(node)
+    check_file(node)  # protects: engines-file
     words = [f"{node.programs}/gpuhook", "install", f"--engine={node.engine}"]
     words += [f"--runtime-path={node.programs}/{names.RUNTIME}"]
     words += ["--set-default" if node.set_default else "--no-set-default"]

@@ -1,5 +1,6 @@
 """Where a distribution writes containerd's file, gpu-py goes to where it takes additions from."""
 
+import os
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -407,3 +408,18 @@ def test_the_version_is_that_of_the_distributions_containerd(
     assert containerd_files.version_for(str(plain)) == (1, 6)
     (tmp_path / "data/current/bin/containerd").unlink()
     assert containerd_files.version_for(str(made.read)) is None
+
+
+def test_a_program_that_others_may_change_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root runs it, and only to hear its version."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    program, ran = tmp_path / "data/current/bin/containerd", tmp_path / "ran"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\ntouch {ran}\necho containerd x v2.1.5 x\n")
+    program.chmod(0o777)
+    made = starts.Ranchers(tmp_path / RANCHERS)
+    made.start()
+    assert containerd_files.version_for(str(made.read)) is None
+    assert not ran.exists()

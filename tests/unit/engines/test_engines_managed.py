@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -226,18 +227,22 @@ def test_a_system_that_writes_everything_itself(
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_the_version_says_which_tables_count(tmp_path: Path, version: int) -> None:
-    config = tmp_path / "config.toml"
-    tables = "".join(
-        f'[plugins."{plugin}".containerd.runtimes.runc.options]\r\nSystemdCgroup = {value}\r\n'
-        for plugin, value in ((starts.V2, "true"), (starts.V3, "false"))
-    )
-    config.write_bytes(f"version = {version}\r\n{tables}".encode())
+@pytest.mark.parametrize("program", [None, (1, 7), (2, 0), (2, 1)])
+@pytest.mark.parametrize("is_imported", [False, True])
+def test_containerd_2_takes_tables_of_version_3_alone(
+    tmp_path: Path, version: int, program: Any, is_imported: bool
+) -> None:
+    """Where there are any: then those of version 2 are dropped, in whichever file they are."""
+    config, other = tmp_path / "config.toml", tmp_path / "other.toml"
+    table = '[plugins."{}".containerd.runtimes.runc.options]\r\nSystemdCgroup = {}\r\n'
+    old, new = table.format(starts.V2, "true"), table.format(starts.V3, "false")
+    head = f'version = {version}\r\nimports = ["{other}"]\r\n'
+    config.write_bytes((head + old + ("" if is_imported else new)).encode())
+    other.write_bytes(f"version = {version}\r\n{new if is_imported else ''}".encode())
     before = config.read_bytes()
-    for program in ((1, 7), (2, 1)):
-        ask = Ask(RUNTIMES, config=str(config))
-        text = containerd.answer(ask, program).targets[0].text
-        assert (starts.V2 if version == 2 else starts.V3) in text
-        assert (starts.V3 if version == 2 else starts.V2) not in text
-        assert f"SystemdCgroup = {'true' if version == 2 else 'false'}" in text
+    ask = Ask(RUNTIMES, config=str(config))
+    text = containerd.answer(ask, program).targets[0].text
+    is_new = version == 3 or program != (1, 7)
+    assert {*tomllib.loads(text)["plugins"]} == {starts.V3 if is_new else starts.V2}
+    assert f"SystemdCgroup = {'false' if is_new else 'true'}" in text
     assert config.read_bytes() == before

@@ -39,6 +39,7 @@ from gpuhook.tools.engines.containerd_settings import (
     read_source,
     sets_cdi,
     whole_file,
+    with_tables,
     written_in,
 )
 from gpuhook.tools.engines.files import DROP_IN_HEADER, Change, decode, read_text
@@ -120,7 +121,7 @@ def answer(ask: Ask, program: Version) -> Answer:
     path = containerd_files.chosen(ask)
     owner = containerd_files.distribution(path)
     if owner is None:
-        placeholders.check(ENGINE, path, read_text(path) or "")
+        placeholders.check(ENGINE, path, read_text(path) or "")  # protects: placeholders
         source = read_source(path, program)
         programs = programs_of(get(source.document, source.cri) or {}).values()
         if managed.BOTTLEROCKETS.intersection(programs):
@@ -151,6 +152,7 @@ def _checked(source: Source, ask: Ask, made: Answer) -> Answer:
 
 def _with_drop_in(source: Source, ask: Ask, drop_in: str) -> Answer:
     """Return the drop-in, and the main file that imports it; in version 1 that alone."""
+    source = with_tables(source, ask, drop_in)
     effective = effective_cri(source, ask, drop_in)
     in_place = source.version == 1
     ask = following(

@@ -27,6 +27,7 @@ from gpuhook.tools.engines.containerd_settings import (
     programs_of,
     read_source,
     whole_file,
+    with_tables,
 )
 from gpuhook.tools.engines.distributions import Distribution
 from gpuhook.tools.engines.files import has_header, read, read_text
@@ -70,7 +71,7 @@ def place(owner: Distribution, path: str, ask: Ask, program: Version) -> Answer 
     if owner.name == distributions.K0S:
         folder = os.path.join(os.path.dirname(path), "containerd.d")
         return _drop_in(owner, replace(source, merged_by_owner=True), folder, ask)
-    return _ranchers(owner, source, ask)
+    return _ranchers(owner, with_tables(source, ask), ask)
 
 
 def _drop_in(owner: Distribution, source: Source, folder: str, ask: Ask) -> DropIn:
@@ -95,7 +96,7 @@ def _microk8s(owner: Distribution, path: str, ask: Ask, program: Version) -> Ans
             "elsewhere",
             "Leave --drop-in-config out",
         )
-    source = read_source(template, program)
+    source = with_tables(read_source(template, program), ask)
     _check_literal(ask, owner)
     later = [
         name

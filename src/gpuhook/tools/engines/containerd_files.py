@@ -106,7 +106,7 @@ def version_for(path: str) -> Version:
 
 def _version_of(program: str) -> str | None:
     try:
-        host_files.check_writers(program)
+        host_files.check_writers(program)  # protects: own-containerd
     except UntrustedPathError:
         return None
     return installed.version_of(program)

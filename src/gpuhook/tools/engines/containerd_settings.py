@@ -38,7 +38,7 @@ _SHIMS_OF_RUNC = ("io.containerd.runc.", "io.containerd.runtime.v1.linux")
 # Until then a plugin's table in an imported file replaces the whole of the main file's.
 MERGES_TABLES = (2, 1)
 # From then on settings of the CRI plugin in version 1 are not found (seen with 2.1.9).
-IGNORES_VERSION_1 = (2, 0)
+IGNORES_VERSION_1 = _KNOWS_VERSION_3 = (2, 0)
 
 
 Version = tuple[int, int] | None
@@ -50,6 +50,7 @@ class Source:
 
     ``program`` is the version of the containerd that reads it, None where it isn't known.
     ``merged_by_owner`` is true where a distribution merges the tables of several files itself.
+    ``tables`` is the version whose tables count, where that is another one: ``with_tables``.
     """
 
     path: str
@@ -58,11 +59,12 @@ class Source:
     version: int
     program: Version = None
     merged_by_owner: bool = False
+    tables: int = 0
 
     @property
     def cri(self) -> Path:
         """Where the CRI plugin's settings are."""
-        return CRI[min(self.version, 3)]
+        return CRI[min(self.tables or self.version, 3)]
 
     @property
     def merges(self) -> bool:
@@ -91,6 +93,20 @@ def read_source(path: str, program: Version) -> Source:
     reader = max(program or (0, 0), (2, 0)) if version > 2 else program
     marks.check(ENGINE, path, data, lambda: reader and f"{reader[0]}.{reader[1]}")
     return Source(path, text, document, version, program)
+
+
+def with_tables(source: Source, ask: Ask, drop_in: str = "") -> Source:
+    """Return a main file with the version of the tables that count in it and what it imports.
+
+    Where any file has tables of version 3, containerd 2 takes none of version 2 (seen with 2.1.9).
+    """
+    is_old = source.program is not None and source.program < _KNOWS_VERSION_3
+    if is_old or source.version not in (2, 3):
+        return source
+    read = {**imported_files(source, ask), source.path: source.document}
+    others = (document for path, document in read.items() if not is_same(path, drop_in))
+    found = any(isinstance(get(document, CRI[3]), dict) for document in others)
+    return replace(source, tables=3) if found else source
 
 
 def written_in(drop_in: str) -> Document:

@@ -146,8 +146,7 @@ def _check_daemon(written: Document, record: Record) -> None:
             raise EngineError(
                 f"The running {record.engine} {process.pid} makes containers with gpu-py that "
                 "name no other runtime, and reads its configuration only at its start",
-                f"Run this first: gpuhook uninstall --engine {record.engine} && "
-                f"{_restart(record)}",
+                f"Run this first: gpuhook uninstall --engine {record.engine} && {_restart(record)}",
             )
 
 
