@@ -279,6 +279,18 @@ def test_before_the_first_start_nothing_is_known(tmp_path: Path, name: str) -> N
         containerd.answer(ask_for(folder / name), None)
 
 
+@pytest.mark.parametrize("text", ["", "version = 3\r\n[debug]", "# {{/* nothing */}}\n"])
+def test_a_whole_template_of_the_administrators(tmp_path: Path, text: str) -> None:
+    """It takes nothing of the built-in one, and is not made to."""
+    made = starts.Ranchers(tmp_path / RANCHERS)
+    made.start()
+    made.template.write_bytes(text.encode())
+    install(made)
+    assert "template" not in made.template.read_text().replace("/* nothing */", "")
+    uninstall(made)
+    assert made.template.read_bytes() == text.encode()
+
+
 def test_the_marks_of_trimming_do_no_harm(tmp_path: Path) -> None:
     """What follows a -}} comes directly after what the built-in template ends with."""
     made = starts.Ranchers(tmp_path / RANCHERS)

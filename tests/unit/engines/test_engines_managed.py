@@ -20,7 +20,7 @@ from gpuhook.tools.engines.store import Store
 
 RUNTIMES = (("gpu-py", "/opt/gpu-py"),)
 CRI = f'plugins."{starts.V2}"'
-PLACEHOLDERS = (
+PLACEHOLDERS: tuple[str, ...] = (
     "${SNAPSHOTTER}", "${snap.data}", "${RUNTIME:-runc}", "$(RUNTIME)", "$RUNTIME",
     "{{ containerd_runtime }}", "{{runtime}}", "{{- .Runtime -}}", "{% raw %}", "<%= @runtime %>",
     "@RUNTIME@", "@@RUNTIME_PATH@@", "%RUNTIME%", "__RUNTIME__",
@@ -134,6 +134,19 @@ def test_a_file_that_is_imported(tmp_path: Path) -> None:
     other.write_text(f'version = 2\n[{CRI}]\nsandbox_image = "${{IMAGE}}"\n')
     with pytest.raises(EngineError, match=f"{other}, line 3, has the placeholder"):
         install("containerd", tmp_path, config)
+
+
+@pytest.mark.parametrize("value", PLACEHOLDERS)
+def test_lists_of_podmans_that_are_copied(tmp_path: Path, value: str) -> None:
+    """Our drop-in repeats hooks_dir of containers.conf."""
+    config = tmp_path / "etc/containers/containers.conf"
+    config.parent.mkdir(parents=True)
+    config.write_text(f'[engine]\nhooks_dir = ["{value}"]\n')
+    ask = Ask(RUNTIMES, prefix=str(tmp_path), hook="prestart", hook_path="/opt/gpuhook-prestart")
+    with pytest.raises(EngineError, match=f"{config}, line 2, has the placeholder"):
+        ENGINES["podman"].install(ask)
+    config.write_text('[containers]\nlog_tag = "{{.Name}}/{{ .ID }}"\n')
+    assert ENGINES["podman"].install(ask).targets
 
 
 @given(st.text())

@@ -147,7 +147,7 @@ def _ranchers(owner: Distribution, source: Source, ask: Ask) -> Answer | DropIn:
             f"This {owner.name} writes {source.path} without an import of {ask.drop_in}",
             f"Leave --drop-in-config out: the runtime goes into {template}",
         )
-    if unit_text.OTHERS not in others:
+    if read(template) is None:
         _check_base(owner, template)
         others[unit_text.OTHERS] = _BASE
     return _block(owner, source, ask, template, others)

@@ -6,13 +6,14 @@ Sources: containers.conf(5), "engine.runtimes"; oci-hooks(5), schema 1.0.0.
 import glob
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpuhook.ground import names
-from gpuhook.tools.engines import installed, json_text, marks, toml_text
+from gpuhook.tools.engines import installed, json_text, marks, placeholders, toml_text
 from gpuhook.tools.engines.ask import HOOK, Answer, Ask, Engine
 from gpuhook.tools.engines.files import DROP_IN_HEADER, read, read_json, read_text
 from gpuhook.tools.engines.merge import Document, get
@@ -37,6 +38,7 @@ _HOOK_FOLDERS = (
     ["/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"],
 )
 _LIST_S = 20
+_OWN_TEMPLATE = re.compile(r"\{\{ ?\.")  # podman's own, as for tags of logs
 # All of a hook file is ours: half of one would stop every container.
 HOOK_KEYS = (("version",), ("hook",), ("when",), ("stages",))
 
@@ -185,11 +187,12 @@ def _sources(drop_in: str, ask: Ask) -> dict[str, Document]:
     for folder in folders:
         paths.append(checked(ask.prefix, folder.removesuffix(".d")))
         paths += ask.found(f"{glob.escape(folder)}/*.conf")
-    documents = {
-        path: toml_text.parse(read_text(path) or "", path)
-        for path in paths
-        if os.path.abspath(path) != os.path.abspath(drop_in)
-    }
+    others = [path for path in paths if os.path.abspath(path) != os.path.abspath(drop_in)]
+    for path in others:
+        text = read_text(path) or ""
+        own = {found for _, found in placeholders.find(text) if _OWN_TEMPLATE.match(found)}
+        placeholders.check(Podman.name, path, text, own)
+    documents = {path: toml_text.parse(read_text(path) or "", path) for path in others}
     return {
         path: engine
         for path, one in documents.items()
