@@ -91,7 +91,7 @@ def test_what_is_installed_and_not_read_yet(site: Site, request: pytest.FixtureR
 
 
 def test_what_would_be_lost(site: Site) -> None:
-    """As where somebody edits the file that the distribution writes."""
+    """As after an edit of the file that the distribution writes."""
     made = site.made
     version = 2 if "version = 2" in made.read.read_text() else 3
     plugin = starts.V2 if version == 2 else starts.V3

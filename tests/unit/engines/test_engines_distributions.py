@@ -237,7 +237,7 @@ def test_a_template_of_ours_needs_a_k3s_that_knows_it(
     ['[plugins."x".containerd.runtimes.gpu-py]', "[plugins.x.containerd.runtimes.'gpu-py'.options]",
      'plugins.x.containerd.runtimes."gpu-py".a = 1'],
 )  # fmt: skip
-def test_a_runtime_that_somebody_wrote_into_the_template(tmp_path: Path, line: str) -> None:
+def test_a_runtime_that_is_in_the_template_by_hand(tmp_path: Path, line: str) -> None:
     """Two tables of one name, and containerd doesn't start."""
     made = starts.Ranchers(tmp_path / RANCHERS)
     made.start()

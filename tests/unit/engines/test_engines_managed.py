@@ -236,6 +236,37 @@ def test_a_system_that_writes_everything_itself(
     ENGINES[engine].install(Ask(RUNTIMES, prefix=str(tmp_path)))
 
 
+@pytest.mark.parametrize("name", ["containerd.toml", "conf.d/20-customization.part"])
+def test_the_files_of_talos_are_known_by_their_folder(tmp_path: Path, name: str) -> None:
+    """Its own containerd has another file, and in a pod its os-release isn't seen."""
+    config = tmp_path / "etc/cri" / name
+    config.parent.mkdir(parents=True)
+    config.write_text("version = 3\n")
+    ask = Ask(RUNTIMES, prefix=str(tmp_path), config=str(config))
+    with pytest.raises(EngineError, match="Talos writes the files of containerd itself"):
+        ENGINES["containerd"].install(ask)
+
+
+@pytest.mark.parametrize("program", ["shimpei", "nvidia-oci"])
+def test_the_file_of_bottlerocket_is_known_by_its_programs(tmp_path: Path, program: str) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'version = 2\n[{CRI}.containerd.runtimes.x.options]\nBinaryName = "{program}"'
+    )
+    with pytest.raises(EngineError, match="Bottlerocket writes the files of containerd itself"):
+        install("containerd", tmp_path, config)
+
+
+def test_links_of_an_image_that_lead_out_of_it_are_not_followed(tmp_path: Path) -> None:
+    """They don't matter where they only lead to what is looked for."""
+    for name, target in (("var", "/nowhere"), ("etc/os-release", "/etc/os-release")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).symlink_to(target)
+    ask = Ask(RUNTIMES, prefix=str(tmp_path))
+    [drop_in, _] = ENGINES["containerd"].install(ask).targets
+    assert drop_in.path == f"{tmp_path}/etc/containerd/conf.d/99-gpuhook.toml"
+
+
 # Files with tables of two versions ----------------------------------------------------------
 
 

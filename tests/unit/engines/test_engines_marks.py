@@ -64,9 +64,9 @@ def test_who_reads_what(engine: str, version: str, mark: bytes, is_read: bool) -
     assert marks.problem(engine, b"x", lambda: pytest.fail("no need to know")) == ""
 
 
-@pytest.mark.parametrize("somebody_edits", [False, True])
+@pytest.mark.parametrize("is_edited", [False, True])
 @pytest.mark.parametrize("mark", [*ENCODINGS][:3], ids=lambda mark: mark.hex())
-def test_docker_keeps_the_mark(tmp_path: Path, mark: bytes, somebody_edits: bool) -> None:
+def test_docker_keeps_the_mark(tmp_path: Path, mark: bytes, is_edited: bool) -> None:
     path = tmp_path / "etc/docker/daemon.json"
     path.parent.mkdir(parents=True)
     path.write_bytes(written(DAEMON, mark))
@@ -78,11 +78,11 @@ def test_docker_keeps_the_mark(tmp_path: Path, mark: bytes, somebody_edits: bool
         data = path.read_bytes()
         assert data.count(mark) == 1
         assert '"gpu-py": {\r\n' in decode(data, "x")
-    if somebody_edits:
+    if is_edited:
         path.write_bytes(data.replace("é".encode(ENCODINGS[mark]), "ü".encode(ENCODINGS[mark])))
     with store.locked():
         installer.uninstall(store, store.records())
-    if somebody_edits:
+    if is_edited:
         assert path.read_bytes().startswith(mark)
         assert json.loads(decode(path.read_bytes(), "x")) == json.loads(DAEMON.replace("é", "ü"))
     else:
@@ -134,7 +134,7 @@ def test_containerd(
 
 @pytest.mark.parametrize("engine", ["podman", "crio"])
 @pytest.mark.parametrize("version", ["4.3.1", "1.27.1", "5.4.2", "1.31.3"])
-def test_drop_ins_that_somebody_saved_with_a_mark(
+def test_drop_ins_saved_with_a_mark(
     tmp_path: Path, engine: str, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ours are known with a mark, too; what was added to them stays where it can be read."""

@@ -18,7 +18,7 @@ _PROGRAM = re.compile(r"""^[^#\n]*\bBinaryName\s*=\s*["']([^"'\n]+)["']""", re.M
 
 
 def owner_of(machine: Machine, path: str) -> Distribution | None:
-    """Return the distribution that writes containerd's file, None where it is nobody's."""
+    """Return the distribution that writes containerd's file, None for the administrator's."""
     return distributions.of_file(path, machine.text)
 
 

@@ -151,7 +151,7 @@ def _checked(source: Source, ask: Ask, made: Answer) -> Answer:
 
 
 def _with_drop_in(source: Source, ask: Ask, drop_in: str) -> Answer:
-    """Return the drop-in, and the main file that imports it; in version 1 that alone."""
+    """Return the drop-in, and the main file that imports it; in version 1 only that one."""
     source = with_tables(source, ask, drop_in)
     effective = effective_cri(source, ask, drop_in)
     in_place = source.version == 1

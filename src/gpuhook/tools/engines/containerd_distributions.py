@@ -1,4 +1,4 @@
-"""What is changed for containerd where a distribution writes the file that it reads.
+"""Changes for containerd where a distribution writes the file that it reads.
 
 k3s and RKE2 import a folder, from March 2026 on; before that their template gets our runtimes. The
 template of MicroK8s is edited in its place, because only there are its placeholders replaced. k0s
@@ -78,7 +78,7 @@ def _drop_in(owner: Distribution, source: Source, folder: str, ask: Ask) -> Drop
     path = checked(ask.prefix, os.path.join(folder, _NAME))
     if ask.drop_in and os.path.dirname(os.path.abspath(ask.drop_in)) != folder:
         raise EngineError(
-            f"{owner.name} has its containerd read drop-in files of {folder} alone",
+            f"{owner.name} only reads drop-in files of {folder}",
             f"Name a file there with --drop-in-config, such as {path}, or leave it out",
         )
     return DropIn(source, ask.drop_in or path)
@@ -92,8 +92,7 @@ def _microk8s(owner: Distribution, path: str, ask: Ask, program: Version) -> Ans
     template = checked(ask.prefix, distributions.template_of(path))
     if ask.drop_in:
         raise EngineError(
-            f"{owner.name} replaces placeholders in {template} alone, so nothing is written "
-            "elsewhere",
+            f"{owner.name} only replaces placeholders in {template}: no other file is written",
             "Leave --drop-in-config out",
         )
     source = with_tables(read_source(template, program), ask)
@@ -104,7 +103,7 @@ def _microk8s(owner: Distribution, path: str, ask: Ask, program: Version) -> Ans
         if isinstance(get(document, source.cri), dict) and not has_header(read(name))
     ]
     unmerged = f"{', '.join(later)} is imported by {template}, and containerd before 2.1 takes the"
-    unmerged += " CRI settings from the last file alone: what is in the template doesn't count"
+    unmerged += " CRI settings only from the last file: what is in the template doesn't count"
     remedy = "Move those settings into the template"
     if later and program is not None and not source.merges:
         raise EngineError(unmerged, f"{remedy}, and run this again")

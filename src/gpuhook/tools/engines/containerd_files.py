@@ -3,6 +3,7 @@
 Kubernetes distributions have a containerd of their own, with a file of its own.
 """
 
+import contextlib
 import os
 import re
 import shlex
@@ -58,10 +59,18 @@ def chosen(ask: Ask) -> str:
         )
     if found:
         return found[0]
-    others = [ask.system(each.read) for each in distributions.ALL]
-    there = [path for path in others if os.path.isdir(os.path.dirname(path))]
+    there = [*_distributions(ask)]
     is_usual = os.path.exists(usual) or not (ask.prefix or shutil.which(ENGINE) is None)
     return there[0] if len(there) == 1 and not is_usual else usual
+
+
+def _distributions(ask: Ask) -> Iterator[str]:
+    """Yield the files of distributions that are here; below a prefix, no link leads out there."""
+    for each in distributions.ALL:
+        with contextlib.suppress(EngineError):
+            path = ask.system(each.read)
+            if os.path.isdir(os.path.dirname(path)):
+                yield path
 
 
 def others(path: str, ask: Ask) -> list[str]:

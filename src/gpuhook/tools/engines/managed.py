@@ -45,21 +45,21 @@ def check_system(engine: str, system: Callable[[str], str], config: str | None =
     ``system`` gives a path's place, below a prefix where there is one; ``config`` is the file that
     was named.
     """
-    if config and config.startswith(system(_TALOS_FILES)):
+    if config and os.path.isabs(talos := _place(system, _TALOS_FILES)) and config.startswith(talos):
         raise closed(engine, _CLOSED["talos"])
     for path in _OS_RELEASE:
-        for line in (_text(system, path) or "").split("\n"):
+        for line in (read_text(_place(system, path)) or "").split("\n"):
             name = line.removeprefix("ID=").strip("\"' ")
             if line.startswith("ID=") and name in _CLOSED:
                 raise closed(engine, _CLOSED[name])
 
 
-def _text(system: Callable[[str], str], path: str) -> str | None:
-    """Return a file of the system's, None where a link leads out of a prefix."""
+def _place(system: Callable[[str], str], path: str) -> str:
+    """Return where a path of the system is, "" where a link leads out of a prefix."""
     try:
-        return read_text(system(path))
+        return system(path)
     except EngineError:
-        return None
+        return ""
 
 
 def closed(engine: str, system: str) -> EngineError:
@@ -101,7 +101,7 @@ def check_edit(engine: str, path: str, text: str, instead: str) -> None:
 
 
 def check_store(engine: str, path: str) -> None:
-    """Raise EngineError for a file that is, or leads to, one of a store that nobody may write."""
+    """Raise EngineError for a file that is, or leads to, one of a read-only store."""
     real = os.path.realpath(path)
     for folder, system in STORES.items():
         if real.startswith(f"{folder}/"):

@@ -64,7 +64,7 @@ def problem(engine: str, data: bytes | None, version: Callable[[], str | None]) 
     found = version()
     if found is None or order(span[0]) <= order(found) < order(span[1]):
         return ""
-    when = f"from {span[0]} on" if span[0] != _ALWAYS else f"before {span[1]} alone"
+    when = f"from {span[0]} on" if span[0] != _ALWAYS else f"only before {span[1]}"
     said = f"begins with a byte order mark of {name}, which {title} reads {when}"
     return f"{said}, and this is {found}"
 
