@@ -62,8 +62,8 @@ DOCUMENTS = (
     "start.cdi.folders", "start.cdi.saved",
 )  # fmt: skip
 DOCUMENT_HOOK = (
-    "start.cdi.own_hook", "cdi_hook", "start.given_nodes", "start.cdi.names", "start.cdi.versions",
-    "start.cdi.generate", "start.cdi.hook",
+    "start.cdi.own_hook", "cdi_hook", "start.given_nodes", "start.cdi.grants", "start.plan.writer",
+    "start.cdi.hook",
 )  # fmt: skip
 VENDORS = {
     "nvidia": (

@@ -11,7 +11,6 @@ from gpuhook.start.plan.operations import (
     BindDevice,
     Plan,
     SetVariable,
-    UpdateLdCache,
 )
 
 TYPE_CHECKING = False
@@ -44,7 +43,7 @@ def make_plan(
     if len(by_vendor) > 1:
         _check_places(by_vendor)
     edits = [op for edits in by_vendor for op in edits]
-    caches = [op for op in edits if isinstance(op, UpdateLdCache)]
+    last = [op for op in edits if op.last]
     return Plan(
         [
             *(AllowDevice(pair, reason) for pair, reason in rules(grants).items()),
@@ -52,8 +51,8 @@ def make_plan(
             *(AddGroup(gid, reason) for gid, reason in (groups or {}).items()),
             *(SetVariable(each) for grant in grants for each in grant.vendor.environment(grant)),
             *_nodes(grants),
-            *(op for op in edits if not isinstance(op, UpdateLdCache)),
-            *_one_cache(caches),
+            *(op for op in edits if not op.last),
+            *(op.joined(last[1:]) for op in last[:1]),
         ]
     )
 
@@ -89,7 +88,7 @@ def _check_places(by_vendor: "list[list[Operation]]") -> None:
     for edits in by_vendor:
         for op in edits:
             place = op.to_json().get("destination")
-            if place is None or isinstance(op, UpdateLdCache):
+            if place is None or op.last:
                 continue
             others, before = taken.setdefault(place, (edits, op))
             if others is not edits and _without_reason(before) != _without_reason(op):
@@ -101,11 +100,3 @@ def _check_places(by_vendor: "list[list[Operation]]") -> None:
 
 def _without_reason(op: "Operation") -> "dict[str, Any]":
     return {**op.to_json(), "reason": ""}
-
-
-def _one_cache(caches: "list[UpdateLdCache]") -> "list[UpdateLdCache]":
-    """Return one step for the loader's cache, always the last: nothing after it can fail."""
-    if len(caches) < 2:
-        return caches
-    libraries = tuple(entry for cache in caches for entry in cache.libraries)
-    return [UpdateLdCache(libraries, caches[0].reason, caches[0].ldconfig)]

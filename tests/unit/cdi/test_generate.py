@@ -14,7 +14,8 @@ from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import CdiError, UnknownDeviceError
 from gpuhook.start.cdi import versions
 from gpuhook.start.cdi.document import read
-from gpuhook.start.cdi.generate import ALL, STRATEGIES, Reader, Source, edits_of, generate, tidy
+from gpuhook.start.cdi.generate import STRATEGIES, CdiWriter, Reader, Source, generate, tidy
+from gpuhook.start.cdi.grants import ALL
 from gpuhook.start.inventory.model import EVERYBODY, Node
 from gpuhook.start.inventory.model import Inventory as AnyInventory
 from gpuhook.start.inventory.selection import select
@@ -577,7 +578,7 @@ def test_device_nodes(case: Case) -> None:
     numbers = (status.get("major", 100), status.get("minor", 200))
     node = Node(given["path"], *numbers, 0o666, status.get("uid", 0), status.get("gid", 0))
     fixed = (100,) if status else ()
-    [found] = edits_of([BindDevice(root, node, "")], fixed)["deviceNodes"]
+    [found] = CdiWriter(fixed).write([BindDevice(root, node, "")]).edits["deviceNodes"]
     expected["permissions"] = "rw"
     if status:
         expected.update(type="c", fileMode=0o666)
@@ -595,7 +596,7 @@ def test_channels_are_asked_for_by_variable(case: Case) -> None:
 def test_every_operation_is_written_or_left_to_the_hook() -> None:
     request = asked("all", capabilities=("compute", "graphics", "utility"))
     plan = planned(request, machine(gpu(0, 0)))
-    found = edits_of(plan.operations, (195,))
+    found = CdiWriter((195,)).write(plan.operations).edits
     binds = [op for op in plan.operations if isinstance(op, BindFile)]
     assert len(found["mounts"]) == len(binds)
     assert len(found["deviceNodes"]) == len(granted(request, machine(gpu(0, 0))).nodes)

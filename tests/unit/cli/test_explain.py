@@ -12,11 +12,11 @@ from machines import asked, gpu, granted, machine, mig
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import GpuhookError
-from gpuhook.start.plan.operations import ApplyDocument, Symlink
+from gpuhook.start.plan.operations import Symlink
 from gpuhook.start.request.reader import Request
 from gpuhook.start.resolve import Resolved
 from gpuhook.tools.cli import cli
-from gpuhook.tools.cli._explanation import Explanation, Row
+from gpuhook.tools.cli._explanation import ApplyDocument, Explanation, Row
 from gpuhook.tools.cli._meant import programs
 from gpuhook.tools.cli._summary import rows
 from gpuhook.vendors import registry

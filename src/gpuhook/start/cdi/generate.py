@@ -14,8 +14,8 @@ from gpuhook.ground.errors import CdiError, DriverError, NoDeviceError, RequestE
 from gpuhook.ground.loader.layout import HostLayout
 from gpuhook.ground.oci.jsontext import Record
 from gpuhook.start.cdi import versions
+from gpuhook.start.cdi.grants import ALL, grant
 from gpuhook.start.cdi.names import is_device
-from gpuhook.start.contract import Grant
 from gpuhook.start.inventory.model import EVERYBODY
 from gpuhook.start.plan.image import Image
 from gpuhook.start.plan.operations import (
@@ -23,13 +23,12 @@ from gpuhook.start.plan.operations import (
     AllowDevice,
     BindDevice,
     BindFile,
-    Plan,
     SetVariable,
     UpdateLdCache,
     usable,
 )
+from gpuhook.start.plan.writer import PlanWriter, links_as_mounts
 from gpuhook.start.planner import make_plan
-from gpuhook.start.request.reader import Request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,17 +36,14 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.ground.config.model import Config
-    from gpuhook.start.contract import Vendor
+    from gpuhook.start.contract import Grant, Vendor
     from gpuhook.start.inventory.model import Device, Inventory
     from gpuhook.start.plan.operations import Operation
 
     Edits = dict[str, Any]
 
-ALL = "all"
-SOURCE = "cdi"  # of a request that a CDI document stands for
 _MOUNT_OPTIONS = ("rbind", "rprivate")
 _OPEN_TO_ALL = (EVERYBODY, 0)  # mode and group of a node that need not be said
-_WRITTEN = (AddGroup, AllowDevice, BindDevice, BindFile, SetVariable)
 
 
 def _type_index(device: "Device", vendor: "Vendor") -> str:
@@ -109,7 +105,7 @@ class Source:
         self._reader = reader
         self._without_hook = without_hook
 
-    def grant(self, devices: "Iterable[Device]") -> Grant:
+    def grant(self, devices: "Iterable[Device]") -> "Grant":
         """Return what a container gets that is given these devices."""
         return grant(self.vendor, self.inventory, self._config, devices)
 
@@ -120,12 +116,14 @@ class Source:
         operations, left_out = usable(plan.operations)
         self.left_out.update(dict.fromkeys(left_out))
         if self._without_hook:
-            from gpuhook.start.plan.spec_edits import links_as_mounts  # noqa: PLC0415 - no hook
+            operations += links_as_mounts(operations).values()
+        return self.written(operations).edits
 
-            operations += links_as_mounts(Plan(operations)).values()
-        return edits_of(operations, self.vendor.names.FIXED_MAJORS)
+    def written(self, operations: "Iterable[Operation]") -> "CdiWriter":
+        """Return steps as edits."""
+        return CdiWriter(self.vendor.names.FIXED_MAJORS).write(operations)
 
-    def _groups(self, granted: Grant) -> "dict[int, str]":
+    def _groups(self, granted: "Grant") -> "dict[int, str]":
         """Return the groups that documents name, none where an engine here has no word for them."""
         if self._config.feature("no-additional-gids-for-device-nodes"):
             return {}
@@ -149,9 +147,10 @@ class Source:
         """
         edits = self.edits(())
         plan = make_plan([self.grant(self.inventory.devices)], Image(HostLayout()))
+        written = self.written(plan.operations)
         if self._without_hook:
-            edits["hooks"] = _in_nvidias_words(plan)
-        elif any(not isinstance(op, _WRITTEN) for op in plan.operations):
+            edits["hooks"] = _in_nvidias_words(written.libraries)
+        elif written.unwritten:
             edits["hooks"] = [self.hook_entry()]
         first = next(iter(self.vendor.names.VARIABLES))
         edits["env"] = [*edits.get("env", ()), f"{first}=void"]
@@ -169,29 +168,15 @@ class Source:
         }
 
 
-def _in_nvidias_words(plan: Plan) -> "list[dict[str, Any]]":
+def _in_nvidias_words(libraries: list[str]) -> "list[dict[str, Any]]":
     """Return the hook by which a program that runs none learns where libraries are."""
-    caches = [op for op in plan.operations if isinstance(op, UpdateLdCache)]
-    paths = [path for op in caches for _, path, _ in op.libraries]
-    folders = dict.fromkeys(path.rpartition("/")[0] for path in paths)
+    folders = dict.fromkeys(path.rpartition("/")[0] for path in libraries)
     if not folders:
         return []
     name = ours.TOOLKIT_CDI_HOOK
     words = [word for folder in folders for word in ("--folder", folder)]
     hook = {"hookName": ours.CDI_HOOK_STAGE, "path": f"/usr/bin/{name}"}
     return [{**hook, "args": [name, "update-ldcache", *words]}]
-
-
-def grant(
-    vendor: "Vendor", inventory: "Inventory", config: "Config", devices: "Iterable[Device]"
-) -> Grant:
-    """Return what a container gets that is given these devices, with all that belongs to them."""
-    devices = tuple(devices)
-    labels = tuple(device.label for device in devices)
-    selectors = (ALL,) if devices == inventory.devices else labels
-    options = vendor.everything(config)
-    request = Request(vendor.names.NAME, SOURCE, labels, selectors=selectors, options=options)
-    return Grant(vendor, request, inventory, devices)
 
 
 def generate(
@@ -270,7 +255,7 @@ def _chosen(
     return list(found)
 
 
-def _why_not_together(vendor: "Vendor", granted: Grant) -> str:
+def _why_not_together(vendor: "Vendor", granted: "Grant") -> str:
     """Return why devices can't be given to one container, "" if they can."""
     try:
         vendor.check(granted)
@@ -304,36 +289,73 @@ def _names(device: "Device", vendor: "Vendor", strategies: "Iterable[str]") -> l
 def _unwritten(source: Source, devices: "Iterable[Device]") -> list[str]:
     """Return what a container gets from gpuhook itself and can't get by CDI, a sentence each."""
     plan = make_plan([source.grant(devices)], Image(HostLayout()))
-    nodes = {op.node.numbers for op in plan.operations if isinstance(op, BindDevice)}
-    found = []
-    for op in plan.operations:
-        if isinstance(op, AllowDevice) and (op.major, op.minor) not in nodes:
-            found.append(f"CDI has no words for it: {op.describe()} ({op.reason})")
-        elif isinstance(op, SetVariable) and op.setting.front:
-            found.append(f"{op.setting.name} replaces what the image has there: {op.reason}")
-    return found
+    return source.written(plan.operations).losses
 
 
 # Operations as edits ------------------------------------------------------------------------
 
 
-def edits_of(operations: "Iterable[Operation]", fixed_majors: tuple[int, ...]) -> "Edits":
-    """Return what CDI has words for of a plan, under CDI's names and in the library's order.
+class CdiWriter(PlanWriter):
+    """What CDI has words for of a plan: ``edits``, under CDI's names and in the library's order.
 
     The numbers of a node are written for majors that never change: those of others would be
-    taken as they are although a module that was loaded again has other ones.
+    taken as they are although a module that was loaded again has other ones. ``unwritten`` is the
+    hook's; ``libraries`` are the paths of those for the loader's cache.
     """
-    found: Edits = {"env": [], "deviceNodes": [], "mounts": [], "additionalGids": []}
-    for op in operations:
-        if isinstance(op, BindDevice):
-            found["deviceNodes"].append(_node(op, fixed_majors))
-        elif isinstance(op, BindFile):
-            found["mounts"].append(_mount(op))
-        elif isinstance(op, SetVariable):
-            found["env"].append(f"{op.setting.name}={op.setting.value}")
-        elif isinstance(op, AddGroup):
-            found["additionalGids"].append(op.gid)
-    return {key: value for key, value in found.items() if value}
+
+    def __init__(self, fixed_majors: tuple[int, ...]) -> None:
+        super().__init__()
+        self.libraries: list[str] = []
+        self._fixed = fixed_majors
+        self._edits: Edits = {"env": [], "deviceNodes": [], "mounts": [], "additionalGids": []}
+        self._rules: list[AllowDevice] = []
+        self._nodes: set[tuple[int, int]] = set()
+        self._in_front: list[SetVariable] = []
+
+    @property
+    def edits(self) -> "Edits":
+        """The edits, those that there are."""
+        return {key: value for key, value in self._edits.items() if value}
+
+    @property
+    def losses(self) -> list[str]:
+        """What a container gets from gpuhook itself and can't get by CDI, a sentence each."""
+        return [
+            f"CDI has no words for it: {op.describe()} ({op.reason})"
+            for op in self._rules
+            if op.allows not in self._nodes
+        ] + [
+            f"{op.setting.name} replaces what the image has there: {op.reason}"
+            for op in self._in_front
+        ]
+
+    def rule(self, op: AllowDevice) -> None:
+        """Note a rule: CDI writes those of nodes, with the node."""
+        self._rules.append(op)
+
+    def variable(self, op: SetVariable) -> None:
+        """Write a variable, which replaces the image's."""
+        self._edits["env"].append(f"{op.setting.name}={op.setting.value}")
+        if op.setting.front:
+            self._in_front.append(op)
+
+    def group(self, op: AddGroup) -> None:
+        """Write a group."""
+        self._edits["additionalGids"].append(op.gid)
+
+    def node(self, op: BindDevice) -> None:
+        """Write a node, with its rule."""
+        self._nodes.add(op.node.numbers)
+        self._edits["deviceNodes"].append(_node(op, self._fixed))
+
+    def mount(self, op: BindFile) -> None:
+        """Write a mount."""
+        self._edits["mounts"].append(_mount(op))
+
+    def cache(self, op: UpdateLdCache) -> None:
+        """Leave libraries to the hook."""
+        self.libraries += [path for _, path, _ in op.libraries]
+        self.other(op)
 
 
 def _node(op: BindDevice, fixed_majors: tuple[int, ...]) -> "dict[str, Any]":

@@ -10,18 +10,17 @@ from gpuhook.ground.cgroup import access
 from gpuhook.ground.container import kernel
 from gpuhook.ground.loader.layout import HostLayout
 from gpuhook.start import given_nodes
-from gpuhook.start.cdi.generate import grant
+from gpuhook.start.cdi.grants import grant
 from gpuhook.start.plan.image import Image
 from gpuhook.start.plan.operations import (
     FILE_OPTIONS,
-    AllowDevice,
-    BindDevice,
     BindFile,
     Plan,
     Symlink,
     UpdateLdCache,
     WriteFile,
 )
+from gpuhook.start.plan.writer import Places, PlanWriter
 from gpuhook.start.planner import make_plan
 
 TYPE_CHECKING = False
@@ -34,11 +33,10 @@ if TYPE_CHECKING:
     from gpuhook.ground.container.rootfs import Rootfs
     from gpuhook.start.contract import Grant, Vendor
     from gpuhook.start.inventory.model import Device, Inventory
-    from gpuhook.start.plan.operations import Operation
+    from gpuhook.start.plan.operations import AllowDevice, BindDevice, Operation
 
 # By which an image's own ldconfig finds the host's folders, should it run later.
 FOLDERS_CONFIG = "/etc/ld.so.conf.d/00-gpuhook.conf"
-_BY_ENGINE = (AllowDevice, BindDevice, BindFile)
 
 
 class Given:
@@ -136,10 +134,14 @@ class Work:
         steps = make_plan([self.grant], host_image).operations
         made = [self._bind(*each) for each in self._mounts]
         places = {op.destination for op in made}
+        planned = Places().write(steps)
+        leads = {*planned.targets.values()}
         known = [
-            AlreadyMounted(op) for op in self._linked_to(steps) if op.destination not in places
+            AlreadyMounted(op)
+            for op in planned.mounts.values()
+            if op.destination in leads.intersection(self._given.paths) - places
         ]
-        return Plan([*made, *known, *self._rest(steps, image)])
+        return Plan([*made, *known, *_Rest(planned, self._given.paths, image).write(steps).steps])
 
     def _bind(self, source: str, destination: str) -> BindFile:
         root = self.grant.inventory.root.rstrip("/")
@@ -147,39 +149,49 @@ class Work:
         root = source.removesuffix(path) or "/"
         return BindFile(root, path, destination, FILE_OPTIONS, "the CDI document says so")
 
-    def _linked_to(self, steps: "list[Operation]") -> "list[BindFile]":
-        """Return the mounts of the engine that links lead to."""
-        targets = _links(steps).values()
-        mounts = [op for op in steps if isinstance(op, BindFile) and op.destination in targets]
-        return [op for op in mounts if op.destination in self._given.paths]
 
-    def _rest(self, steps: "list[Operation]", image: Image) -> "Iterator[Operation]":
-        links = _links(steps)
-        mounted = (op for op in steps if isinstance(op, (BindDevice, BindFile)))
-        absent = {op.destination for op in mounted} - self._given.paths
+class _Rest(PlanWriter):
+    """What an engine that applies a CDI document leaves to the hook: ``steps``.
 
-        def leads_to_something(path: str) -> bool:
-            return path not in absent and (path not in links or leads_to_something(links[path]))
+    ``given`` are the paths of what it has given.
+    """
 
-        for op in steps:
-            if isinstance(op, UpdateLdCache):
-                found = tuple(each for each in op.libraries if leads_to_something(each[1]))
-                if found:
-                    yield from _for_loader(found, op, image)
-            elif isinstance(op, Symlink):
-                if leads_to_something(op.destination):
-                    yield op
-            elif not (op.by_runtime or isinstance(op, _BY_ENGINE)):
-                yield op
+    def __init__(self, planned: Places, given: set[str], image: Image) -> None:
+        super().__init__()
+        self.steps: list[Operation] = []
+        self._links = planned.targets
+        self._absent = {*planned.mounts, *planned.nodes} - given
+        self._image = image
 
+    def _leads_to_something(self, path: str) -> bool:
+        if path in self._absent:
+            return False
+        return path not in self._links or self._leads_to_something(self._links[path])
 
-def _links(steps: "list[Operation]") -> dict[str, str]:
-    """Return where each link leads to."""
-    return {
-        op.destination: os.path.normpath(f"{os.path.dirname(op.destination)}/{op.target}")
-        for op in steps
-        if isinstance(op, Symlink)
-    }
+    def other(self, op: "Operation") -> None:
+        """Do what the runtime doesn't."""
+        if not op.by_runtime:
+            self.steps.append(op)
+
+    def rule(self, op: "AllowDevice") -> None:
+        """Leave it to the engine."""
+
+    def node(self, op: "BindDevice") -> None:
+        """Leave it to the engine."""
+
+    def mount(self, op: BindFile) -> None:
+        """Leave it to the engine."""
+
+    def link(self, op: Symlink) -> None:
+        """Make a link to what the engine has given."""
+        if self._leads_to_something(op.destination):
+            self.steps.append(op)
+
+    def cache(self, op: UpdateLdCache) -> None:
+        """Let the loader find the libraries that the engine has given."""
+        found = tuple(each for each in op.libraries if self._leads_to_something(each[1]))
+        if found:
+            self.steps += _for_loader(found, op, self._image)
 
 
 def _for_loader(

@@ -1,8 +1,9 @@
-"""What can be done to a container: small objects that execute, describe and serialise themselves.
+"""Steps of a plan: small objects that execute, describe, serialise and write themselves.
 
 ``prepare`` runs in the host's mount namespace and opens what comes from the driver root;
 ``execute`` runs in the container's and changes it below its root. Everything that changes
-anything goes through ``kernel`` and ``rootfs``.
+anything goes through ``kernel`` and ``rootfs``. ``write_to`` writes a step in another format, by
+the method of a ``PlanWriter`` that is for such steps.
 """
 
 import os
@@ -16,11 +17,22 @@ from gpuhook.ground.loader import ldcache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Protocol
 
     from gpuhook.ground.container.rootfs import Rootfs
     from gpuhook.ground.oci.process import Setting
     from gpuhook.start.inventory.model import Node
+
+    class _Writer(Protocol):  # start.plan.writer.PlanWriter, which imports this module
+        def other(self, op: "Operation") -> None: ...
+        def rule(self, op: "AllowDevice") -> None: ...
+        def variable(self, op: "SetVariable") -> None: ...
+        def group(self, op: "AddGroup") -> None: ...
+        def node(self, op: "BindDevice") -> None: ...
+        def mount(self, op: "BindFile") -> None: ...
+        def link(self, op: "Symlink") -> None: ...
+        def cache(self, op: "UpdateLdCache") -> None: ...
+
 
 _ATTRIBUTES = {
     "ro": kernel.MOUNT_ATTR_RDONLY,
@@ -59,6 +71,8 @@ class Operation:
     kind = ""
     shown: tuple[str, ...] = ("kind", "reason")  # what is said of it in JSON
     by_runtime = False  # whether config.json alone has words for it
+    last = False  # whether it comes after all others, joined with those of other vendors
+    allows: tuple[int, int] | None = None  # the device to allow in the container's cgroup
     root = "/"  # the driver root, for what it takes from there
     left_out = ""  # why the step isn't done, as far as ``prepare`` or ``is_usable`` has found
 
@@ -90,6 +104,14 @@ class Operation:
 
     def close(self) -> None:
         """Let go of what ``prepare`` opened."""
+
+    def write_to(self, writer: "_Writer") -> None:
+        """Write the step in a format, by the method for its kind."""
+        writer.other(self)
+
+    def joined(self, others: "list[Any]") -> "Operation":  # noqa: ARG002
+        """Return one step that does what this one and others of its kind do, if it is ``last``."""
+        return self
 
     def describe(self) -> str:
         """Say in words what the step does."""
@@ -124,6 +146,10 @@ class _Bind(Operation):
         self._folder = False
         self._status: os.stat_result | None = None
         self._tree = -1
+
+    def describe(self) -> str:
+        """Say what is mounted where, and how."""
+        return f"mount {self.source} on {self.destination} ({','.join(self.options)})"
 
     def check(self, status: os.stat_result) -> None:
         """Raise InjectError where the source isn't what it should be."""
@@ -197,9 +223,9 @@ class BindFile(_Bind):
             return None
         return fd
 
-    def describe(self) -> str:
-        """Say what is mounted where, and how."""
-        return f"mount {self.source} on {self.destination} ({','.join(self.options)})"
+    def write_to(self, writer: "_Writer") -> None:
+        """Write it as a mount."""
+        writer.mount(self)
 
     def check(self, status: os.stat_result) -> None:
         """Accept files and folders."""
@@ -242,10 +268,6 @@ class BindSocket(_Bind):
             pass  # nothing is there
         return None
 
-    def describe(self) -> str:
-        """Say what is mounted where, and how."""
-        return f"mount {self.source} on {self.destination} ({','.join(self.options)})"
-
 
 class BindDevice(_Bind):
     """Mount a device node of the driver, as it is or under another name."""
@@ -263,6 +285,10 @@ class BindDevice(_Bind):
         """Say which node with which numbers, and where it goes if not to the same place."""
         where = f" on {self.destination}" if self.node.inside else ""
         return f"mount the device node {self.source} ({self.major}:{self.minor}){where}"
+
+    def write_to(self, writer: "_Writer") -> None:
+        """Write it as a node."""
+        writer.node(self)
 
     def check(self, status: os.stat_result) -> None:
         """Accept the character device with our numbers alone."""
@@ -286,7 +312,11 @@ class AllowDevice(Operation):
 
     def __init__(self, numbers: tuple[int, int], reason: str) -> None:
         super().__init__(reason)
-        self.major, self.minor = numbers
+        self.allows = self.major, self.minor = numbers
+
+    def write_to(self, writer: "_Writer") -> None:
+        """Write it as a rule."""
+        writer.rule(self)
 
     def describe(self) -> str:
         """Say which numbers and which access."""
@@ -302,6 +332,10 @@ class SetVariable(Operation):
     def __init__(self, setting: "Setting") -> None:
         super().__init__(setting.reason)
         self.setting = setting
+
+    def write_to(self, writer: "_Writer") -> None:
+        """Write it as a variable."""
+        writer.variable(self)
 
     def describe(self) -> str:
         """Say which variable, and what of it."""
@@ -327,34 +361,6 @@ class SetVariable(Operation):
         }
 
 
-class ApplyDocument(Operation):
-    """Do what a CDI document says of a device: by the runtime, in config.json."""
-
-    kind = "cdi-device"
-    by_runtime = True
-
-    def __init__(self, name: str, file: str, edits: "dict[str, Any]", reason: str) -> None:
-        super().__init__(reason)
-        self.name = name
-        self.file = file
-        self.edits = edits
-
-    def describe(self) -> str:
-        """Say which device of which file, and how much of what it brings."""
-        counts = [f"{len(value)} {field}" for field, value in self.edits.items() if value]
-        return f"do what {self.file} says of {self.name} ({', '.join(counts) or 'nothing'})"
-
-    def to_json(self) -> "dict[str, Any]":
-        """Add the device's name, its file and its edits."""
-        return {
-            "kind": self.kind,
-            "name": self.name,
-            "source": self.file,
-            "edits": self.edits,
-            "reason": self.reason,
-        }
-
-
 class AddGroup(Operation):
     """Put the container's process in a group: by the runtime, in config.json."""
 
@@ -365,6 +371,10 @@ class AddGroup(Operation):
     def __init__(self, gid: int, reason: str) -> None:
         super().__init__(reason)
         self.gid = gid
+
+    def write_to(self, writer: "_Writer") -> None:
+        """Write it as a group."""
+        writer.group(self)
 
     def describe(self) -> str:
         """Say which group."""
@@ -390,6 +400,10 @@ class Symlink(Operation):
         self.target = target
         self._replace = replace
 
+    def write_to(self, writer: "_Writer") -> None:
+        """Write it as a link."""
+        writer.link(self)
+
     def describe(self) -> str:
         """Say where the link is and where it points."""
         return f"link {self.destination} to {self.target}"
@@ -409,6 +423,7 @@ class UpdateLdCache(Operation):
     """
 
     kind = "ldcache"
+    last = True
 
     def __init__(
         self, libraries: tuple[tuple[str, str, int], ...], reason: str, ldconfig: str = ""
@@ -418,9 +433,20 @@ class UpdateLdCache(Operation):
         self.ldconfig = ldconfig
         self._program = -1
 
+    def write_to(self, writer: "_Writer") -> None:
+        """Write it as libraries of the cache."""
+        writer.cache(self)
+
     def describe(self) -> str:
         """Say how many libraries enter the cache."""
         return f"add {len(self.libraries)} libraries to {LD_CACHE}"
+
+    def joined(self, others: "list[UpdateLdCache]") -> "UpdateLdCache":
+        """Return one step for the libraries of all."""
+        if not others:
+            return self
+        libraries = tuple(each for op in (self, *others) for each in op.libraries)
+        return UpdateLdCache(libraries, self.reason, self.ldconfig)
 
     def prepare(self, host: "Rootfs") -> None:  # noqa: ARG002 - not the driver root's program
         """Copy the host's ldconfig, which can't be seen from the container's namespace."""
@@ -532,4 +558,4 @@ class Plan:
     @property
     def devices(self) -> list[tuple[int, int]]:
         """The (major, minor) pairs that the container may open."""
-        return [(op.major, op.minor) for op in self.operations if isinstance(op, AllowDevice)]
+        return [op.allows for op in self.operations if op.allows is not None]

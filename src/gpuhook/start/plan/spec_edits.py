@@ -5,16 +5,16 @@ without: nothing in /proc is covered, ld.so.cache isn't merged (libraries are mo
 their SONAMEs in a folder that the loader searches by itself), no file is written.
 """
 
-import os
-
 from gpuhook.start.plan.operations import (
     DEVICE_OPTIONS,
+    AddGroup,
     AllowDevice,
     BindDevice,
     BindFile,
     Operation,
-    Symlink,
+    SetVariable,
 )
+from gpuhook.start.plan.writer import MountWriter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,43 +43,51 @@ class MakeNode(Operation):
         return f"make the device node {self.destination} ({self.major}:{self.minor})"
 
 
-def steps(plan: "Plan") -> list[Operation]:
-    """Return what is done of a plan: rules, the process, nodes and mounts, in the plan's order."""
-    found: list[Operation] = []
-    for op in plan.operations:
-        if op.by_runtime or isinstance(op, (AllowDevice, BindFile)):
-            found.append(op)
-        elif isinstance(op, BindDevice):
-            found.append(MakeNode(op))
-    return found + list(links_as_mounts(plan).values())
+class SpecWriter(MountWriter):
+    """A plan as config.json has it: ``steps`` are what is done of it, in the plan's order."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[Operation] = []
+        self.nodes: list[MakeNode] = []
+        self.mounts: list[BindFile] = []
 
-def undone(plan: "Plan") -> list[Operation]:
-    """Return the operations of a plan that config.json has no words for."""
-    done = (AllowDevice, BindDevice, BindFile)
-    linked = links_as_mounts(plan)
-    return [
-        op
-        for op in plan.operations
-        if not (
-            op.by_runtime
-            or isinstance(op, done)
-            or (isinstance(op, Symlink) and op.destination in linked)
-        )
-    ]
+    def other(self, op: Operation) -> None:
+        """Do what the runtime does by itself, and nothing else."""
+        (self.steps if op.by_runtime else self.unwritten).append(op)
+
+    def rule(self, op: AllowDevice) -> None:
+        """Do it; ``start.edit`` writes the rules that aren't there."""
+        self.steps.append(op)
+
+    def variable(self, op: SetVariable) -> None:
+        """Do it, as the runtime does for every mode."""
+        self.steps.append(op)
+
+    def group(self, op: AddGroup) -> None:
+        """Do it, as the runtime does for every mode."""
+        self.steps.append(op)
+
+    def node(self, op: BindDevice) -> None:
+        """Make the node instead of mounting it."""
+        made = MakeNode(op)
+        self.steps.append(made)
+        self.nodes.append(made)
+
+    def mount(self, op: BindFile) -> None:
+        """Mount it."""
+        self.steps.append(op)
+        self.mounts.append(op)
 
 
 def apply(spec: "Spec", plan: "Plan") -> "Spec":
     """Return the spec with the plan's device nodes and mounts; the rest is added elsewhere."""
-    done = steps(plan)
-    nodes = [op for op in done if isinstance(op, MakeNode)]
+    done = SpecWriter().write(plan.operations)
     # In a user namespace no node can be made, and runtimes mount the host's of the same name.
-    elsewhere = [op for op in nodes if op.source != op.destination and spec.has_user_namespace]
-    devices = [_node(op) for op in nodes if op not in elsewhere]
+    elsewhere = [op for op in done.nodes if op.source != op.destination and spec.has_user_namespace]
+    devices = [_node(op) for op in done.nodes if op not in elsewhere]
     mounts = [_mount(op.source, op.destination, DEVICE_OPTIONS) for op in elsewhere]
-    mounts += [
-        _mount(op.source, op.destination, op.options) for op in done if isinstance(op, BindFile)
-    ]
+    mounts += [_mount(op.source, op.destination, op.options) for op in done.mounts]
     # A bundle that is started again holds them already, perhaps as they were then.
     linux = spec.data.get("linux")
     found = linux.get("devices") if isinstance(linux, dict) else None
@@ -123,23 +131,3 @@ def _mount(source: str, destination: str, options: "tuple[str, ...]") -> "dict[s
         "source": source,
         "options": ["bind", "rprivate", *options],
     }
-
-
-def links_as_mounts(plan: "Plan") -> dict[str, BindFile]:
-    """Return, by its place, a mount for each link to something mounted.
-
-    config.json can't make links.
-    """
-    binds = {op.destination: op for op in plan.operations if isinstance(op, BindFile)}
-    links = {
-        op.destination: (op, os.path.join(os.path.dirname(op.destination), op.target))
-        for op in plan.operations
-        if isinstance(op, Symlink)
-    }
-    mounts = {}
-    for destination, (link, target) in links.items():
-        further = links[target][1] if target in links else target
-        op = binds.get(further)
-        if op is not None:
-            mounts[destination] = BindFile("", op.source, destination, op.options, link.reason)
-    return mounts

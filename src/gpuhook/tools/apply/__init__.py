@@ -5,6 +5,7 @@ from gpuhook.ground.errors import LimitError, RequestError, listed
 from gpuhook.ground.names import MEMORY_VARIABLE
 from gpuhook.ground.oci.spec import Spec
 from gpuhook.start.plan.operations import AddGroup, AllowDevice, Operation, Plan
+from gpuhook.start.plan.writer import PlanWriter
 from gpuhook.start.resolve import Resolved, limits
 
 MODE = "hook"  # whatever config.toml says: there is no config.json and no runtime
@@ -36,6 +37,22 @@ def check(resolved: Resolved, config: Config, spec: Spec) -> None:
         )
 
 
+class Starters(PlanWriter):
+    """The steps for what starts a program in the folder: its cgroup and groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[Operation] = []
+
+    def rule(self, op: AllowDevice) -> None:
+        """Leave it, because a folder has no cgroup."""
+        self.steps.append(op)
+
+    def group(self, op: AddGroup) -> None:
+        """Leave it, because a folder has no process."""
+        self.steps.append(op)
+
+
 def undone(plan: Plan) -> list[Operation]:
-    """Return the steps for whoever starts a program in the folder: its cgroup and groups."""
-    return [op for op in plan.operations if isinstance(op, (AddGroup, AllowDevice))]
+    """Return the steps for what starts a program in the folder."""
+    return Starters().write(plan.operations).steps

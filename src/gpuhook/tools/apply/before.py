@@ -17,7 +17,7 @@ from typing import Any
 from gpuhook.ground.container import entries, kernel
 from gpuhook.ground.container.rootfs import read_link
 from gpuhook.ground.errors import FolderError
-from gpuhook.start.plan.operations import Operation, Symlink
+from gpuhook.start.plan.operations import Operation
 from gpuhook.tools.apply.folder import Folder
 from gpuhook.tools.apply.record import Place, digest
 
@@ -37,10 +37,10 @@ def look(folder: Folder, operations: Iterable[Operation]) -> list[Place]:
     """
     found: dict[str, Place] = {}
     for op in operations:
-        path = op.to_json().get("destination")
+        said = op.to_json()
+        path, target = said.get("destination"), said.get("target")
         if path is None:
             continue
-        target = op.target if isinstance(op, Symlink) else None
         written = op.kind in ("write", "ldcache")
         place = _place(folder, path, follow=target is None and not written, written=written)
         known = found.setdefault(place["path"], place)

@@ -1,6 +1,6 @@
 """A plan as lines of fstab and KEY=VALUE lines, for a program that mounts by itself.
 
-What such a program can't do is what mode ``spec`` can't: see ``start.plan.spec_edits``. Sources:
+Such a program makes no links and writes no files. Sources:
 fstab(5); the comments of util-linux on x-mount options, and enroot's, which has x-create=.
 """
 
@@ -9,27 +9,51 @@ import stat
 from collections.abc import Iterable
 
 from gpuhook.ground.oci.process import Setting
-from gpuhook.start.plan import spec_edits
-from gpuhook.start.plan.operations import DEVICE_OPTIONS, BindFile, Operation, Plan, SetVariable
+from gpuhook.start.plan.operations import (
+    DEVICE_OPTIONS,
+    AllowDevice,
+    BindDevice,
+    BindFile,
+    Operation,
+    Plan,
+    SetVariable,
+)
+from gpuhook.start.plan.writer import MountWriter, PlanWriter
 
 _ESCAPED = {" ": "\\040", "\t": "\\011", "\n": "\\012", "\\": "\\134"}
 
 
+class FstabWriter(MountWriter):
+    """A plan as ``lines`` of fstab: destinations are paths in the root folder.
+
+    The process of whatever is started there is the caller's, with its rules, variables and groups.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def other(self, op: Operation) -> None:
+        """Leave out what isn't the process'."""
+        if not op.by_runtime:
+            self.unwritten.append(op)
+
+    def rule(self, op: AllowDevice) -> None:
+        """Leave it to the caller."""
+
+    def node(self, op: BindDevice) -> None:
+        """Mount the node."""
+        self.lines.append(_line(op.source, op.destination, "file", DEVICE_OPTIONS))
+
+    def mount(self, op: BindFile) -> None:
+        """Mount a file or a folder."""
+        kind = "dir" if _is_folder(op.source) else "file"
+        self.lines.append(_line(op.source, op.destination, kind, op.options))
+
+
 def lines(plan: Plan) -> list[str]:
-    """Return a line for each mount of a plan: destinations are paths in the root folder."""
-    found = []
-    for op in spec_edits.steps(plan):
-        if isinstance(op, spec_edits.MakeNode):
-            found.append(_line(op.source, op.destination, "file", DEVICE_OPTIONS))
-        elif isinstance(op, BindFile):
-            kind = "dir" if _is_folder(op.source) else "file"
-            found.append(_line(op.source, op.destination, kind, op.options))
-    return found
-
-
-def undone(plan: Plan) -> list[Operation]:
-    """Return the steps of a plan that such lines have no words for."""
-    return spec_edits.undone(plan)
+    """Return a line for each mount of a plan."""
+    return FstabWriter().write(plan.operations).lines
 
 
 def _line(source: str, destination: str, kind: str, options: Iterable[str]) -> str:
@@ -47,12 +71,22 @@ def _escaped(path: str) -> str:
 
 def settings(operations: Iterable[Operation], env: dict[str, str]) -> list[str]:
     """Return a line for each variable that is set, beside the environment there is."""
-    found: dict[str, str] = {}
-    for op in operations:
-        if isinstance(op, SetVariable):
-            name, value = op.setting.name, _value(op.setting, found.get(op.setting.name), env)
-            found[name] = value
+    found = _Variables(env).write(operations).values
     return [f"{name}={value}" for name, value in found.items() if env.get(name) != value]
+
+
+class _Variables(PlanWriter):
+    """The ``values`` of the variables that a plan sets, in an environment."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        super().__init__()
+        self.values: dict[str, str] = {}
+        self._env = env
+
+    def variable(self, op: SetVariable) -> None:
+        """Set a variable."""
+        name = op.setting.name
+        self.values[name] = _value(op.setting, self.values.get(name), self._env)
 
 
 def _value(setting: Setting, earlier: str | None, env: dict[str, str]) -> str:

@@ -1,21 +1,21 @@
 """A plan as settings of systemd: of a machine of nspawn, of its unit, and of any other unit.
 
-What settings have no words for is what config.json hasn't in mode ``spec``. Sources:
-systemd.nspawn(5), systemd-nspawn(1), systemd.exec(5), systemd.resource-control(5).
+Sources: systemd.nspawn(5), systemd-nspawn(1), systemd.exec(5), systemd.resource-control(5).
 """
 
 from collections.abc import Iterable, Iterator
 
-from gpuhook.start.plan import spec_edits
 from gpuhook.start.plan.operations import (
     AddGroup,
     AllowDevice,
     BindDevice,
     BindFile,
-    Operation,
     Plan,
+    SetVariable,
 )
-from gpuhook.start.plan.spec_edits import MakeNode
+from gpuhook.start.plan.writer import MountWriter
+
+_WRITABLE, _READ_ONLY = "Bind", "BindReadOnly"  # before Paths in a unit
 
 # In paths: of nspawn's, and of a unit's, where white space parts words and quotes are taken off.
 # systemd 262 sees no backslash before white space, and 252 no colon within quotes.
@@ -24,16 +24,62 @@ _NSPAWNS = str.maketrans(_ESCAPED)
 _UNITS = str.maketrans({**_ESCAPED, " ": '" "', "\t": '"\t"', '"': "'\"'", "'": '"\'"'})
 
 
+class UnitWriter(MountWriter):
+    """What settings of systemd need of a plan.
+
+    ``binds`` are the settings for mounts, each with source and destination; ``rules`` are the
+    devices to allow, ``groups`` those of the process.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.binds: list[tuple[str, str, str]] = []
+        self.groups: list[int] = []
+        self.nodes: list[BindDevice] = []
+        self._allowed: list[AllowDevice] = []
+
+    @property
+    def rules(self) -> list[str]:
+        """The devices to allow: by their paths, which stay if a driver gets another major."""
+        nodes = [op for op in self.nodes if op.source.startswith("/dev/")]
+        paths = {(op.major, op.minor): op.source for op in nodes}
+        return [
+            f"{paths.get((op.major, op.minor), f'/dev/char/{op.major}:{op.minor}')} {op.access}"
+            for op in self._allowed
+        ]
+
+    def rule(self, op: AllowDevice) -> None:
+        """Allow a device."""
+        self._allowed.append(op)
+
+    def variable(self, op: SetVariable) -> None:
+        """Leave it: ``fstab.settings`` has the variables."""
+
+    def group(self, op: AddGroup) -> None:
+        """Add a group."""
+        self.groups.append(op.gid)
+
+    def node(self, op: BindDevice) -> None:
+        """Mount the node."""
+        self.nodes.append(op)
+        self.binds.append((_WRITABLE, op.source, op.destination))
+
+    def mount(self, op: BindFile) -> None:
+        """Mount a file or a folder."""
+        name = _READ_ONLY if "ro" in op.options else _WRITABLE
+        self.binds.append((name, op.source, op.destination))
+
+
 def machine(plan: Plan, env: Iterable[str]) -> list[str]:
     """Return the lines for a machine's .nspawn file; ``env`` are NAME=VALUE, of one line each."""
-    files = [f"{name}={value}" for name, value in _binds(plan, _NSPAWNS)]
+    files = [f"{name}={value}" for name, value in _binds(_written(plan), _NSPAWNS)]
     variables = [f"Environment={_literal(each)}" for each in env]
     return ["[Files]", *files, *(["[Exec]", *variables] if variables else [])]
 
 
 def allowed(plan: Plan) -> list[str]:
     """Return the lines for the unit of a machine: which devices it may open."""
-    return ["[Service]", *(f"DeviceAllow={word}" for word in _rules(plan))]
+    return ["[Service]", *(f"DeviceAllow={word}" for word in _written(plan).rules)]
 
 
 def arguments(plan: Plan, env: Iterable[str]) -> list[str]:
@@ -42,59 +88,43 @@ def arguments(plan: Plan, env: Iterable[str]) -> list[str]:
     For the unit that it makes it names every bound node by where that is, and systemd refuses those
     that aren't in /dev: then it stays in its caller's unit.
     """
-    options = {"Bind": "--bind", "BindReadOnly": "--bind-ro"}
-    binds = [f"{options[name]}={value}" for name, value in _binds(plan, _NSPAWNS)]
-    nodes = [op.source for op in plan.operations if isinstance(op, BindDevice)]
-    unit = [f"--property=DeviceAllow={word}" for word in _rules(plan)]
-    if not all(source.startswith("/dev/") for source in nodes):
+    options = {_WRITABLE: "--bind", _READ_ONLY: "--bind-ro"}
+    written = _written(plan)
+    binds = [f"{options[name]}={value}" for name, value in _binds(written, _NSPAWNS)]
+    unit = [f"--property=DeviceAllow={word}" for word in written.rules]
+    if not all(op.source.startswith("/dev/") for op in written.nodes):
         unit = ["--keep-unit", "--register=no"]
     return [*binds, *(f"--setenv={each}" for each in env), *unit]
 
 
 def service(plan: Plan, env: Iterable[str], *, own_root: bool) -> list[str]:
     """Return the lines for a unit; one with a root of its own (RootDirectory=) gets files, too."""
-    names = {"Bind": "BindPaths", "BindReadOnly": "BindReadOnlyPaths"}
-    paths = _binds(plan, _UNITS) if own_root else ()
-    binds = [f"{names[name]}={_unit(value)}" for name, value in paths]
-    groups = [f"SupplementaryGroups={op.gid}" for op in plan.operations if isinstance(op, AddGroup)]
+    written = _written(plan)
+    paths = _binds(written, _UNITS) if own_root else ()
+    binds = [f"{name}Paths={_unit(value)}" for name, value in paths]
+    groups = [f"SupplementaryGroups={gid}" for gid in written.groups]
     variables = [f"Environment={_unit(_quoted(each))}" for each in env]
-    allow = [f"DeviceAllow={_unit(word)}" for word in _rules(plan)]
+    allow = [f"DeviceAllow={_unit(word)}" for word in written.rules]
     return ["[Service]", *allow, *groups, *binds, *variables]
-
-
-def undone(plan: Plan) -> list[Operation]:
-    """Return the steps that settings have no words for."""
-    return spec_edits.undone(plan)
 
 
 def warnings(plan: Plan) -> list[str]:
     """Return what doesn't work in a machine with users of its own, a sentence each."""
-    closed = [op for op in plan.operations if isinstance(op, BindDevice) and op.node.group]
     return [
         f"{op.source} is for the host's group {op.node.group}, in which nobody is where a machine "
         "has users of its own: set PrivateUsers=no in [Exec] there to use it"
-        for op in closed
+        for op in _written(plan).nodes
+        if op.node.group
     ]
 
 
-def _binds(plan: Plan, escaped: dict[int, str]) -> Iterator[tuple[str, str]]:
-    for op in spec_edits.steps(plan):
-        if isinstance(op, (MakeNode, BindFile)):
-            name = "Bind" if isinstance(op, MakeNode) else "BindReadOnly"
-            paths = (op.source, op.destination)
-            yield name, ":".join(path.translate(escaped) for path in paths)
+def _written(plan: Plan) -> UnitWriter:
+    return UnitWriter().write(plan.operations)
 
 
-def _rules(plan: Plan) -> list[str]:
-    """Return the devices to allow: by their paths, which stay if a driver gets another major."""
-    nodes = [op for op in plan.operations if isinstance(op, BindDevice)]
-    paths = {(op.major, op.minor): op.source for op in nodes if op.source.startswith("/dev/")}
-    found = []
-    for op in plan.operations:
-        if isinstance(op, AllowDevice):
-            path = paths.get((op.major, op.minor), f"/dev/char/{op.major}:{op.minor}")
-            found.append(f"{path} {op.access}")
-    return found
+def _binds(written: UnitWriter, escaped: dict[int, str]) -> Iterator[tuple[str, str]]:
+    for name, *paths in written.binds:
+        yield name, ":".join(path.translate(escaped) for path in paths)
 
 
 def _literal(word: str) -> str:

@@ -125,7 +125,7 @@ def planned(
             found = inject.examine(container, config, resolved.examiners())
     operations, left_out = usable(make_plan(resolved.grants, found, resolved.groups).operations)
     plan = Plan(operations)
-    undone = [*apply.undone(plan), *fstab.undone(plan)]
+    undone = [*apply.undone(plan), *fstab.FstabWriter().write(operations).unwritten]
     steps = [op for op in operations if op not in undone]
     return Done(steps, undone, [*resolved.warnings(), *left_out]), plan
 

@@ -17,15 +17,10 @@ from gpuhook.start import contract
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.start.inventory.selection import fallen_off
 from gpuhook.start.limits import Limits
-from gpuhook.start.plan import image, spec_edits
-from gpuhook.start.plan.operations import (
-    AddGroup,
-    AllowDevice,
-    ApplyDocument,
-    BindFile,
-    Operation,
-    usable,
-)
+from gpuhook.start.plan import image
+from gpuhook.start.plan.operations import AddGroup, Operation, usable
+from gpuhook.start.plan.spec_edits import SpecWriter
+from gpuhook.start.plan.writer import Places
 from gpuhook.start.planner import make_plan
 from gpuhook.start.records import claims
 from gpuhook.start.request import sources as environments
@@ -152,7 +147,7 @@ class Explanation:
         limited = limits(given, config, self.known, resolved)
         plan = make_plan(resolved.grants, found, resolved.groups)
         folders = self.layers if root_path is None else [root_path]
-        if any(isinstance(op, BindFile) for op in plan.operations) and _has_musl(folders):
+        if Places().write(plan.operations).mounts and _has_musl(folders):
             self.hints.append(_MUSL)
         plan.operations, self.left_out = usable(plan.operations)
         plan.operations[:0] = documents
@@ -167,14 +162,15 @@ class Explanation:
             self.undone = [op for op in plan.operations if _is_no_group(op, spec)]
         self.operations = plan.operations
         if self.mode == "spec":
-            self.operations = spec_edits.steps(plan)
-            self.undone += spec_edits.undone(plan)
+            written = SpecWriter().write(plan.operations)
+            self.operations = written.steps
+            self.undone += written.unwritten
         self.operations = [op for op in self.operations if op not in self.undone]
         self._add_limits(limited)
 
     def _add_limits(self, limited: Limits | None) -> None:
         """Add the limits, which a hook sets in every mode, after the rules for devices."""
-        place = sum(isinstance(op, AllowDevice) for op in self.operations)
+        place = sum(op.allows is not None for op in self.operations)
         self.operations[place:place] = limited.operations if limited is not None else ()
 
     @property
@@ -242,6 +238,34 @@ class Explanation:
         if self.error is not None:
             lines += ["", f"Error ({self.error.code}): {self.error}"]
         return "\n".join(map(printable, lines))  # protects: explained-line
+
+
+class ApplyDocument(Operation):
+    """Do what a CDI document says of a device: by the runtime, in config.json."""
+
+    kind = "cdi-device"
+    by_runtime = True
+
+    def __init__(self, name: str, file: str, edits: dict[str, Any], reason: str) -> None:
+        super().__init__(reason)
+        self.name = name
+        self.file = file
+        self.edits = edits
+
+    def describe(self) -> str:
+        """Say which device of which file, and how much of what it brings."""
+        counts = [f"{len(value)} {field}" for field, value in self.edits.items() if value]
+        return f"do what {self.file} says of {self.name} ({', '.join(counts) or 'nothing'})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Add the device's name, its file and its edits."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "source": self.file,
+            "edits": self.edits,
+            "reason": self.reason,
+        }
 
 
 def _documents(resolved: Resolved, config: Config) -> list[ApplyDocument]:

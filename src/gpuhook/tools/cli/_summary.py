@@ -8,14 +8,13 @@ from gpuhook.ground.errors import listed
 from gpuhook.start.contract import Grant
 from gpuhook.start.plan.operations import (
     LD_CACHE,
-    ApplyDocument,
     BindFile,
     BindSocket,
     Operation,
     UpdateLdCache,
 )
 from gpuhook.start.request.reader import Request
-from gpuhook.tools.cli._explanation import Explanation, Row
+from gpuhook.tools.cli._explanation import ApplyDocument, Explanation, Row
 
 MOST = 30  # lines
 _NAMED = 4  # devices, folders and documents that are named

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from gpuhook.ground.config.model import Config
 from gpuhook.start import contract
-from gpuhook.start.cdi.generate import grant
+from gpuhook.start.cdi.grants import grant
 from gpuhook.start.request.sources import swarm_variables
 from gpuhook.tools.cli._output import warn
 from gpuhook.tools.engines import json_text, swarm

@@ -13,7 +13,7 @@ from gpuhook.ground.errors import DriverError, GpuhookError, NoDriverError, list
 from gpuhook.start import contract
 from gpuhook.start.cdi import folders
 from gpuhook.start.cdi.generate import STRATEGIES
-from gpuhook.start.cdi.generate import grant as grant_of
+from gpuhook.start.cdi.grants import grant as grant_of
 from gpuhook.start.inventory import cache
 from gpuhook.start.inventory.model import Device, Inventory
 from gpuhook.tools.cdi import kept

@@ -11,7 +11,7 @@ from gpuhook.ground.config.model import Config
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import DriverError, GpuhookError, LimitError, RequestError, listed
 from gpuhook.ground.sizes import amount, parse_size
-from gpuhook.start.cdi.generate import SOURCE
+from gpuhook.start.cdi.grants import SOURCE
 from gpuhook.start.cdi.names import is_device
 from gpuhook.start.contract import Grant, Vendor
 from gpuhook.start.inventory.model import Device, Inventory

@@ -51,7 +51,7 @@ def configure(target: Target, grant: Grant, config: Config, switches: Switches) 
                     container.process, plan.devices, [], no_cgroups=config.no_cgroups
                 )
             if not switches.devbind:
-                plan = Plan([step for step in plan.operations if not isinstance(step, BindDevice)])
+                plan = Plan([op for op in plan.operations if op.kind != BindDevice.kind])
             inject.inject(plan, container, enter=target.pid is not None)
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import DriverError, listed
 from gpuhook.start import contract
-from gpuhook.start.cdi.generate import grant
+from gpuhook.start.cdi.grants import grant
 from gpuhook.start.inventory.cache import get_inventory
 from gpuhook.start.inventory.model import Device, Inventory
 from gpuhook.start.inventory.selection import fallen_off

@@ -10,9 +10,10 @@ from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import DriverFolderError, RequestError, listed, shown
 from gpuhook.ground.loader.layout import Layout
 from gpuhook.start import contract
-from gpuhook.start.cdi.generate import grant
+from gpuhook.start.cdi.grants import grant
 from gpuhook.start.plan.image import Image
-from gpuhook.start.plan.operations import BindFile, Symlink, usable
+from gpuhook.start.plan.operations import usable
+from gpuhook.start.plan.writer import Places
 from gpuhook.tools.vendors.nvidia.cluster import NvidiaCluster
 from gpuhook.tools.vendors.parts import DriverContent
 from gpuhook.vendors import registry
@@ -43,11 +44,13 @@ def content_of(config: Config, inventory: Any, capabilities: Iterable[str] = ())
     options.capabilities = _chosen(tuple(capabilities), options.capabilities)
     folders = Layout(f"{INSIDE}/lib64", f"{INSIDE}/lib", uses_cache=False)
     found = DriverContent(inventory.version, inventory.root, FOLDERS)
-    for op in usable(vendor.edits(granted, Image(folders)))[0]:
-        if isinstance(op, BindFile) and (place := _place(op.destination)):
+    places = Places().write(usable(vendor.edits(granted, Image(folders)))[0])
+    for op in places.mounts.values():
+        if place := _place(op.destination):
             found.files[place] = op.path
-        elif isinstance(op, Symlink) and (place := _place(op.destination)):
-            found.links[place] = op.target
+    for link in places.links.values():
+        if place := _place(link.destination):
+            found.links[place] = link.target
     return found
 
 
