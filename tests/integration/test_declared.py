@@ -19,6 +19,7 @@ from harness.standing import ONE, RUNTIMES
 from harness.vendors import MODES, USER, Devices, as_user, in_mode, nodes_seen
 
 from gpuhook.ground.config.loader import loads
+from gpuhook.start.cdi import apply, folders
 
 TABLES = declared_vendors.tables()
 GROUP = 1234
@@ -33,8 +34,14 @@ files = ["/usr/bin/maker-smi"]
 folders = ["/opt/maker"]
 libraries = ["/usr/lib/maker/libmaker.so*"]
 environment = ["MAKER_HOME=/opt/maker", "MAKER_NUMBERS={n}"]
+writable-folders = ["/dev/hugepages-1G"]
 """
 )
+PAGES = "/dev/hugepages-1G"
+WRITE = f"""
+echo maker > {PAGES}/$(busybox hostname)
+busybox grep -c ' {PAGES} .*nosuid,nodev' /proc/mounts
+"""
 
 
 class Machine:
@@ -152,6 +159,72 @@ def test_all_that_a_table_can_say(
     assert [line for line in lines if line.startswith("libmaker.so.1 /")], lines[-1]
 
 
+@contextmanager
+def written(makers: Machine) -> Iterator[None]:
+    """See that a container writes to the host's folder, and remove what it has written."""
+    folder = makers.root / PAGES.lstrip("/")
+    try:
+        yield
+        assert [each.read_text() for each in folder.iterdir()] == ["maker\n"]
+    finally:
+        for each in folder.iterdir():
+            each.unlink()
+
+
+@MODES
+@RUNTIMES
+def test_a_folder_to_write_to(bundle: Bundle, makers: Machine, driver: Driver, mode: str) -> None:
+    config = makers.config(bundle, driver, bundle.runtime, mode)
+    bundle.environ("MAKER_VISIBLE_DEVICES=0")
+    bundle.command("sh", "-c", WRITE)
+    with nothing_left(makers.root, pid=bundle.namespace.pid), written(makers):
+        assert makers.devices.started(bundle, config).ok().stdout == "1\n"
+
+
+@RUNTIMES
+def test_a_folder_to_write_to_by_a_document(
+    bundle: Bundle, makers: Machine, driver: Driver
+) -> None:
+    """With two devices, of which neither sets what depends on the other."""
+    config = makers.config(bundle, driver, bundle.runtime, "hook")
+    folder = bundle.path / "cdi"
+    folder.mkdir()
+    words: list[str | Path] = [makers.installation.command, "cdi", "generate", "--config", config]
+    run([*words, "--kind=maker.com/npu", "--output", folder]).ok()
+    found = apply.resolve(
+        folders.read_folders([str(folder)]), ["maker.com/npu=0", "maker.com/npu=2"]
+    )
+    bundle.change(lambda spec: spec.update(apply.apply(spec, found)))
+    bundle.command("sh", "-c", f"{WRITE}busybox env")
+    with nothing_left(makers.root, pid=bundle.namespace.pid), written(makers):
+        done = bundle.run(bundle.runtime).ok().stdout.splitlines()
+    assert done[0] == "1"
+    assert [line for line in done if "MAKER" in line] == [
+        "MAKER_HOME=/opt/maker",
+        "MAKER_VISIBLE_DEVICES=void",
+    ]
+
+
+@ONE
+def test_a_folder_to_write_to_by_other_programs(
+    bundle: Bundle, makers: Machine, driver: Driver, tmp_path: Path
+) -> None:
+    """By apply, and as lines for those that mount by themselves."""
+    config = makers.config(bundle, driver, bundle.runtime, "hook")
+    root, command = tmp_path / "root", makers.installation.command
+    root.mkdir()
+    asked: list[str | Path] = ["--config", config, "-e", "MAKER_VISIBLE_DEVICES=0"]
+    apply_words = [command, "apply", "--rootfs", root, "--state-dir", tmp_path / "state", *asked]
+    source = f"{makers.root}{PAGES}"
+    lines = run([*apply_words, "--fstab=-"]).ok().stdout.splitlines()
+    assert f"{source} {PAGES} none x-create=dir,bind,nosuid,nodev 0 0" in lines
+    lines = run([command, "unit-lines", "--rootfs", root, *asked]).ok().stdout.splitlines()
+    assert f"BindPaths={source}:{PAGES}" in lines
+    script = f'"$@" && echo maker > {root}{PAGES}/by-hand'
+    with written(makers):
+        run(["unshare", "-m", "sh", "-ec", script, "sh", *apply_words]).ok()
+
+
 @ONE
 @pytest.mark.parametrize(
     ("asked", "words"),
@@ -250,7 +323,8 @@ def test_a_container_of_podmans_by_cdi(
             path: seen for path, seen in given.items() if "cam" in path
         }
         assert given.keys() <= nodes_seen(done).keys()
-        assert vendors.variables_seen(done, "MLU_NUMBERS") == ["MLU_NUMBERS=2"]
+        seen = vendors.variables_seen(done, "MLU_NUMBERS", "CAMBRICON_VISIBLE_DEVICES")
+        assert seen == ["CAMBRICON_VISIBLE_DEVICES=void"], "engines keep one value of a variable"
     finally:
         document.unlink(missing_ok=True)
         machine.remove()

@@ -117,7 +117,7 @@ class TestAcme(Contract):
         ),
         by_podman=(f"{ASK}=2", [2]),
         by_document=[(["2"], [2])],
-        in_document=[f"{ASK}=void", "ACME_DEVICES=2", "ACME_PLUGIN_PATH=/opt/acme/plugins"],
+        in_document=[f"{ASK}=void", "ACME_PLUGIN_PATH=/opt/acme/plugins"],
     )
 
     @ONE

@@ -16,6 +16,7 @@ NOUN = ANY_NOUN = "device"
 ID_TITLE = "ID"
 VARIABLES = {{"{upper}_VISIBLE_DEVICES": ()}}
 LEGACY = ()
+VOID = ""
 MOUNTS = AUTOMATIC = ""
 KIND = "{name}.example/device"
 TYPES = ("device", "part")

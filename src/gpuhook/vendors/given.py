@@ -21,6 +21,17 @@ _ENGINES = (
     "/var/lib/containers", "/var/lib/docker", "/var/lib/kubelet", "/var/lib/rancher",
 )  # fmt: skip
 _KERNELS = ("/dev", "/proc", "/sys")
+# Where a container that may write could change the host, and where daemons have their sockets.
+_SYSTEMS = (
+    "/bin", "/boot", "/etc", "/home", "/lib", "/lib32", "/lib64", "/libx32", "/root", "/run",
+    "/sbin", "/usr", "/var/run", "/var/spool",
+)  # fmt: skip
+# Below /dev, folders with nodes, which the container could remove, and those of everybody.
+_DEVICES = (
+    "/dev/block", "/dev/bus", "/dev/char", "/dev/cpu", "/dev/disk", "/dev/dri", "/dev/fd",
+    "/dev/infiniband", "/dev/input", "/dev/log", "/dev/mapper", "/dev/mqueue", "/dev/net",
+    "/dev/pts", "/dev/shm", "/dev/snd", "/dev/vfio",  # noqa: S108
+)  # fmt: skip
 
 
 class Listed:
@@ -36,13 +47,13 @@ class Listed:
         """Whether there is something that containers are given."""
         return bool(self.real) and not self.refusal
 
-    def __init__(self, root: "Rootfs", path: str) -> None:
-        """Look at an absolute path without .. in it."""
+    def __init__(self, root: "Rootfs", path: str, *, writable: bool = False) -> None:
+        """Look at an absolute path without .. in it; with ``writable``, of a folder to write to."""
         self.mode = 0
         self.real = self.refusal = ""
         try:
             real = root.own_path(path)
-            fd = root.open_own(real)
+            fd = root.open_own(real, writable=writable)
         except (FileNotFoundError, NotADirectoryError):
             return
         except UntrustedPathError:
@@ -53,7 +64,8 @@ class Listed:
             return
         try:
             self.real, self.mode = real, os.fstat(fd).st_mode
-            self.refusal = _why_not((path, real), fd, self.mode)
+            paths = (plain(path), plain(real))
+            self.refusal = _why_not_written(paths) if writable else _why_not(paths, fd, self.mode)
         finally:
             os.close(fd)
 
@@ -64,7 +76,7 @@ def plain(path: str) -> str:
 
 
 def _why_not(paths: tuple[str, ...], fd: int, mode: int) -> str:
-    for path in map(plain, paths):
+    for path in paths:
         # What /var/run leads to where it isn't a link is another place with the same purpose.
         place = "/run" + path.removeprefix("/var/run") if _is_in(path, "/var/run") else path
         for kept in (*_ENGINES, *_KERNELS):
@@ -76,6 +88,19 @@ def _why_not(paths: tuple[str, ...], fd: int, mode: int) -> str:
         found = find_socket(fd)
         return f"which contains the socket {found}" if found else ""  # protects: listed-socket
     return "" if stat.S_ISREG(mode) else "which is neither a file nor a folder"
+
+
+def _why_not_written(paths: tuple[str, ...]) -> str:
+    """Return why a folder isn't given to write to; what is in it may be other containers' work."""
+    for path in paths:
+        if path == "/dev":
+            return "which is the kernel's"
+        for kept in (*_ENGINES, *_KERNELS[1:], *_SYSTEMS, *_DEVICES):
+            if _is_in(path, kept):  # protects: written-folders
+                return f"which is of {kept}"
+            if _is_in(kept, path):
+                return f"which contains {kept}"
+    return ""
 
 
 def _is_in(path: str, folder: str) -> bool:

@@ -314,7 +314,8 @@ def test_a_vendor_without_files_needs_no_hook(npus: AnyInventory) -> None:
     assert "hooks" not in found["containerEdits"]
     assert found["containerEdits"]["env"][-1] == "ACME_VISIBLE_DEVICES=void"
     assert not any(each.startswith("ACME_VISIBLE_B") for each in found["containerEdits"]["env"])
-    assert "ACME_DEVICES=1.1" in edits(found)["part1.1"]["env"]
+    assert not any("ACME_DEVICES" in entry for entry in found["containerEdits"]["env"])
+    assert "env" not in edits(found)["part1.1"], "engines keep one value of a variable"
     assert read(to_text(found, "yaml").encode()).problems == ()
 
 
@@ -324,6 +325,10 @@ def test_what_is_said_of_a_vendors_devices(npus: AnyInventory) -> None:
     assert made.warnings == [
         "NPU 3: it is in reset",
         "There is no device all: NPUs of the boards B0 and B1 can't work in one container",
+        (
+            "Only gpu-py sets ACME_DEVICES, whose value depends on all devices of a container "
+            "(ACME's library opens these NPUs)"
+        ),
         "ACME_PLUGIN_PATH replaces what the image has there: ACME's library loads plugins",
     ]
     # The serial number of a part has a slash, which no name in CDI may have.

@@ -76,6 +76,13 @@ def test_tables_need_no_slow_reader(text: str) -> None:
         ('control = ["/dev"]', "line 6: "),
         ('files = ["maker"]', "line 6: "),
         ('folders = ["/"]', "line 6: "),
+        ('writable-folders = ["/dev"]', "line 6: gpuhook.vendors.writable-folders contains"),
+        ('writable-folders = ["hugepages"]', "line 6: "),
+        ('writable-folders = ["/tmp/maker"]', "line 6: "),
+        (
+            'void = "yes"',
+            "line 6: gpuhook.vendors.void contains 'yes', which isn't variable or none",
+        ),
         ('folders = ["/usr"]', "line 6: "),
         ('folders = ["/opt//maker"]', "line 6: "),
         ('libraries = ["libmaker"]', "line 6: "),

@@ -35,6 +35,11 @@ def ask(vendor: str, words: str) -> str:
     return f"{next(iter(registry.KNOWN[vendor].VARIABLES))}={words}"
 
 
+@pytest.mark.parametrize("names", registry.KNOWN.values(), ids=registry.KNOWN)
+def test_what_documents_make_void_is_a_variable_of_the_vendors(names: ModuleType) -> None:
+    assert names.VOID in {"", *names.VARIABLES}
+
+
 # What is found -------------------------------------------------------------------------------
 
 

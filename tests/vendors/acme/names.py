@@ -13,6 +13,7 @@ VARIABLES = {
     "ACME_VISIBLE_BOARDS": ("board",),
 }
 LEGACY = ()  # it has no images from before these variables,
+VOID = "ACME_VISIBLE_DEVICES"  # what CDI specs set to void
 MOUNTS = ""  # no device plugin that asks by mounts,
 AUTOMATIC = ""  # and no kind whose names are selectors
 SWARM_RESOURCE = ""  # and its names have no form that others' haven't

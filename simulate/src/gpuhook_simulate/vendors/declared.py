@@ -43,6 +43,8 @@ class Simulator:
             tree.text(path, f"{path}\n", 0o755)
         for path in table.folders:
             tree.text(f"{path}/content", f"{path}\n")
+        for path in table.writable_folders:
+            tree.folder(path)
         return [f"{table.noun} {number}" for number in numbers]
 
     def _prove(self, tree: Tree) -> None:

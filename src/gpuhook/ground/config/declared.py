@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     Wrong = Callable[[str, str], None]
 
 NUMBER = "{n}"  # in the path of a node: the device's number
+VARIABLE = "variable"  # that CDI specs set to void, or "none"
 
 # key -> its type and default; those without a default must be there.
 FIELDS: "dict[str, tuple[str, Any]]" = {
@@ -32,10 +33,13 @@ FIELDS: "dict[str, tuple[str, Any]]" = {
     "control": (LIST, ()),
     "files": (LIST, ()),
     "folders": (LIST, ()),
+    "writable-folders": (LIST, ()),
     "libraries": (LIST, ()),
     "environment": (LIST, ()),
+    "void": (STRING, VARIABLE),
 }
 NUMBERS = ("node", "position")
+_VOID = (VARIABLE, "none")
 DRIVER, PCI = "driver:", "pci:"  # before what proves that a driver is present
 
 _LONGEST = 32
@@ -67,8 +71,10 @@ class Declared:
         control: tuple[str, ...]
         files: tuple[str, ...]
         folders: tuple[str, ...]
+        writable_folders: tuple[str, ...]
         libraries: tuple[str, ...]
         environment: tuple[str, ...]
+        void: str
 
     def __init__(self, table: "dict[str, Any]") -> None:
         for key, (_, default) in FIELDS.items():
@@ -142,8 +148,10 @@ def _is_well_formed(made: Declared, wrong: "Wrong") -> bool:
         ("control", made.control, _is_control, f"a path below /dev without {NUMBER}"),
         ("files", made.files, _is_path, "an absolute path of a file"),
         ("folders", made.folders, _is_path, "an absolute path of a folder of the driver's own"),
+        ("writable-folders", made.writable_folders, _is_path, "an absolute path of a folder"),
         ("libraries", made.libraries, _is_library, "a library's name or absolute path"),
         ("environment", made.environment, _is_setting, "NAME=VALUE of printable characters"),
+        ("void", (made.void,), _VOID.__contains__, " or ".join(_VOID)),
     ]
     good = bool(made.nodes)
     if not good:

@@ -93,17 +93,18 @@ class Rootfs:
         finally:
             os.close(parent)
 
-    def open_own(self, path: str) -> int:
+    def open_own(self, path: str, *, writable: bool = False) -> int:
         """Return an O_PATH descriptor of what root has put at a path that holds no link.
 
-        UntrustedPathError where others could have put it there, or it is a link or a folder that
-        everybody may write to; OSError for what isn't there, and for a link on the way.
+        UntrustedPathError where others could have put it there, or it is a link or, unless
+        ``writable``, a folder that everybody may write to; OSError for what isn't there, and for a
+        link on the way.
         """
         folder, _, name = path.rpartition("/")
         fd = os.open(name or ".", PATH_FLAGS | os.O_NOFOLLOW, dir_fd=self._own_folder(folder))
         mode = os.fstat(fd).st_mode
-        # protects: driver-link
-        if stat.S_ISLNK(mode) or (stat.S_ISDIR(mode) and mode & stat.S_IWOTH):
+        everybodys = stat.S_ISDIR(mode) and mode & stat.S_IWOTH and not writable
+        if stat.S_ISLNK(mode) or everybodys:  # protects: driver-link
             os.close(fd)
             problem = "it is a link now" if stat.S_ISLNK(mode) else "everybody may write to it"
             raise _untrusted(self._outside(path), problem)

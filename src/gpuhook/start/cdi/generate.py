@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     Edits = dict[str, Any]
 
+MARK = "GPUHOOK_CDI"  # a variable that nothing reads
 _MOUNT_OPTIONS = ("rbind", "rprivate")
 _OPEN_TO_ALL = (EVERYBODY, 0)  # mode and group of a node that need not be said
 
@@ -104,24 +105,41 @@ class Source:
         self._config_path = config_path
         self._reader = reader
         self._without_hook = without_hook
+        self._variables: frozenset[str] | None = None
 
     def grant(self, devices: "Iterable[Device]") -> "Grant":
         """Return what a container gets that is given these devices."""
         return grant(self.vendor, self.inventory, self._config, devices)
 
-    def edits(self, devices: "Iterable[Device]") -> "Edits":
-        """Return the edits for a container with these devices, those common to all among them."""
+    def edits(self, devices: "Iterable[Device]", *, whole: bool = False) -> "Edits":
+        """Return the edits for a container with these devices, those common to all among them.
+
+        ``whole`` says that it has no others of the vendor. Else engines add the edits of others and
+        keep one value of a variable, so one whose value depends on the devices is left out.
+        """
         granted = self.grant(devices)
         plan = make_plan([granted], Image(HostLayout()), self._groups(granted))
         operations, left_out = usable(plan.operations)
         self.left_out.update(dict.fromkeys(left_out))
         if self._without_hook:
             operations += links_as_mounts(operations).values()
-        return self.written(operations).edits
+        return self.written(operations, whole=whole).edits
 
-    def written(self, operations: "Iterable[Operation]") -> "CdiWriter":
-        """Return steps as edits."""
-        return CdiWriter(self.vendor.names.FIXED_MAJORS).write(operations)
+    def written(self, operations: "Iterable[Operation]", *, whole: bool = False) -> "CdiWriter":
+        """Return steps as edits; ``whole`` as for ``edits``."""
+        common = None if whole else self._common_variables()
+        return CdiWriter(self.vendor.names.FIXED_MAJORS, common).write(operations)
+
+    def _common_variables(self) -> frozenset[str]:
+        """Return the variables that all devices set alike, each alone and all together."""
+        if self._variables is None:
+            devices = [device for device in self.inventory.devices if not device.state]
+            granted = [self.grant(each) for each in (devices, *([one] for one in devices))]
+            settings = [self.vendor.environment(each) for each in granted]
+            found = [{(one.name, one.value, one.front) for one in each} for each in settings]
+            alike = frozenset(found[0]).intersection(*found[1:])
+            self._variables = frozenset(name for name, _, _ in alike)
+        return self._variables
 
     def _groups(self, granted: "Grant") -> "dict[int, str]":
         """Return the groups that documents name, none where an engine here has no word for them."""
@@ -142,8 +160,8 @@ class Source:
     def common(self) -> "Edits":
         """Return the edits for every container: without devices, the hook, and no second injector.
 
-        A program that reads the vendor's variables finds a word there by which it does nothing, in
-        the first: it decides, and others may be the application's, too.
+        A runtime that reads the variable in ``names.VOID`` finds a word there by which it does
+        nothing. Without that, a variable of ours says whose document it is.
         """
         edits = self.edits(())
         plan = make_plan([self.grant(self.inventory.devices)], Image(HostLayout()))
@@ -152,8 +170,7 @@ class Source:
             edits["hooks"] = _in_nvidias_words(written.libraries)
         elif written.unwritten:
             edits["hooks"] = [self.hook_entry()]
-        first = next(iter(self.vendor.names.VARIABLES))
-        edits["env"] = [*edits.get("env", ()), f"{first}=void"]
+        edits["env"] = [*edits.get("env", ()), f"{self.vendor.names.VOID or MARK}=void"]
         return edits
 
     def hook_entry(self) -> "dict[str, Any]":
@@ -300,16 +317,21 @@ class CdiWriter(PlanWriter):
 
     The numbers of a node are written for majors that never change: those of others would be
     taken as they are although a module that was loaded again has other ones. ``unwritten`` is the
-    hook's; ``libraries`` are the paths of those for the loader's cache.
+    hook's; ``libraries`` are the paths of those for the loader's cache. ``variables`` are the names
+    of those to write, None for all.
     """
 
-    def __init__(self, fixed_majors: tuple[int, ...]) -> None:
+    def __init__(
+        self, fixed_majors: tuple[int, ...], variables: frozenset[str] | None = None
+    ) -> None:
         super().__init__()
         self.libraries: list[str] = []
         self._fixed = fixed_majors
+        self._variables = variables
         self._edits: Edits = {"env": [], "deviceNodes": [], "mounts": [], "additionalGids": []}
         self._rules: list[AllowDevice] = []
         self._nodes: set[tuple[int, int]] = set()
+        self._unset: list[SetVariable] = []
         self._in_front: list[SetVariable] = []
 
     @property
@@ -320,21 +342,32 @@ class CdiWriter(PlanWriter):
     @property
     def losses(self) -> list[str]:
         """What a container gets from gpuhook itself and can't get by CDI, a sentence each."""
-        return [
-            f"CDI has no words for it: {op.describe()} ({op.reason})"
-            for op in self._rules
-            if op.allows not in self._nodes
-        ] + [
-            f"{op.setting.name} replaces what the image has there: {op.reason}"
-            for op in self._in_front
-        ]
+        return (
+            [
+                f"CDI has no words for it: {op.describe()} ({op.reason})"
+                for op in self._rules
+                if op.allows not in self._nodes
+            ]
+            + [
+                f"Only gpu-py sets {op.setting.name}, whose value depends on all devices of a "
+                f"container ({op.reason})"
+                for op in self._unset
+            ]
+            + [
+                f"{op.setting.name} replaces what the image has there: {op.reason}"
+                for op in self._in_front
+            ]
+        )
 
     def rule(self, op: AllowDevice) -> None:
         """Note a rule: CDI writes those of nodes, with the node."""
         self._rules.append(op)
 
     def variable(self, op: SetVariable) -> None:
-        """Write a variable, which replaces the image's."""
+        """Write a variable, which replaces the image's, if it is among those to write."""
+        if self._variables is not None and op.setting.name not in self._variables:
+            self._unset.append(op)
+            return
         self._edits["env"].append(f"{op.setting.name}={op.setting.value}")
         if op.setting.front:
             self._in_front.append(op)

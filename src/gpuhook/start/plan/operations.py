@@ -42,6 +42,7 @@ _ATTRIBUTES = {
 }
 
 FILE_OPTIONS = ("ro", "nosuid", "nodev")
+FOLDER_OPTIONS = ("nosuid", "nodev")  # of one to write to
 SOCKET_OPTIONS = ("nosuid", "nodev", "noexec")
 DEVICE_OPTIONS = ("ro", "nosuid", "noexec")
 # What is left out where it would have to be made in a volume. Libraries, programs and nodes
@@ -234,6 +235,24 @@ class BindFile(_Bind):
                 f"{self.source} is neither a file nor a folder",
                 "Reinstall the driver",
             )
+
+
+class BindFolder(BindFile):
+    """Mount a folder of the host that programs write to, which its administrator has declared.
+
+    What is in it says nothing: containers write there. So no socket in it is refused.
+    """
+
+    def __init__(self, root: str, path: str, destination: str, reason: str) -> None:
+        super().__init__(root, path, destination, FOLDER_OPTIONS, reason)
+
+    def _opened(self, host: "Rootfs") -> int:
+        return host.open_own(self.path, writable=True)
+
+    def check(self, status: os.stat_result) -> None:
+        """Accept a folder."""
+        if not stat.S_ISDIR(status.st_mode):
+            raise InjectError(f"{self.source} isn't a folder", "Make it one, or don't declare it")
 
 
 class _SocketError(UntrustedPathError):

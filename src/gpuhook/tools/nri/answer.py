@@ -296,7 +296,7 @@ def _edits(grant: Grant, devices: tuple[Device, ...], way: Way) -> Mapping[str, 
     document = {
         "cdiVersion": "0.7.0",
         "kind": names.KIND,
-        "devices": [{"name": "asked", "containerEdits": source.edits(devices)}],
+        "devices": [{"name": "asked", "containerEdits": source.edits(devices, whole=True)}],
         "containerEdits": source.common(),
     }
     made = tidy(document)

@@ -11,6 +11,7 @@ ID_TITLE = "ID"
 
 VARIABLES = {"AMD_VISIBLE_DEVICES": ("index", "id", "bus_id")}
 LEGACY = ()
+VOID = "AMD_VISIBLE_DEVICES"  # what CDI specs set to void
 MOUNTS = "/var/run/amd-container-devices"  # below it, our device plugin asks by mounts
 AUTOMATIC = ""
 SWARM_RESOURCE = "hex"  # unique ids

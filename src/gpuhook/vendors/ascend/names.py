@@ -9,6 +9,7 @@ ID_TITLE = "ID"  # what tells devices apart
 # The variable by which a container asks -> the name spaces that its names are looked for in.
 VARIABLES = {"ASCEND_VISIBLE_DEVICES": ("index", "name", "bus_id")}
 LEGACY = ()  # it has no images from before this variable,
+VOID = "ASCEND_VISIBLE_DEVICES"  # what CDI specs set to void
 MOUNTS = "/var/run/ascend-container-devices"  # below it, our device plugin asks by mounts
 AUTOMATIC = ""  # and no kind whose names are selectors
 SWARM_RESOURCE = ""

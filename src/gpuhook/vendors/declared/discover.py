@@ -14,7 +14,7 @@ from gpuhook.ground.loader.layout import cache_flags
 from gpuhook.ground.names import machine_name
 from gpuhook.start.inventory.model import Device, DriverFile, Inventory, Node
 from gpuhook.vendors import given
-from gpuhook.vendors.declared.names import DRIVER_PLACES, LD_CACHE, PCI_DEVICES
+from gpuhook.vendors.declared.names import DRIVER_PLACES, LD_CACHE, PCI_DEVICES, WRITABLE
 
 _CACHE_LIMIT = 64 << 20
 _SMALL = 1 << 12
@@ -152,6 +152,10 @@ class _Search:
             listed = self._listed(path)
             if listed.is_given and stat.S_ISDIR(listed.mode):
                 yield DriverFile("folder", listed.real, path)
+        for path in self._table.writable_folders:
+            listed = self._listed(path, writable=True)
+            if listed.is_given and stat.S_ISDIR(listed.mode):
+                yield DriverFile(WRITABLE, listed.real, path)
         seen: set[str] = set()
         for path in self._library_paths():
             library = self._library(path)
@@ -159,8 +163,8 @@ class _Search:
                 seen.add(library.target)
                 yield library
 
-    def _listed(self, path: str) -> given.Listed:
-        listed = given.Listed(self._root, path)
+    def _listed(self, path: str, *, writable: bool = False) -> given.Listed:
+        listed = given.Listed(self._root, path, writable=writable)
         if listed.refusal:
             title = self._names.TITLE
             sentence = f"{title}'s table has {path}, {listed.refusal}: it isn't given to containers"

@@ -2,7 +2,7 @@
 
 import sys
 
-from gpuhook.ground.config.declared import DRIVER, PCI
+from gpuhook.ground.config.declared import DRIVER, PCI, VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 LD_CACHE = "/etc/ld.so.cache"
 PCI_DEVICES = "/sys/bus/pci/devices"
+WRITABLE = "writable-folder"  # a kind of files in its inventory
 DRIVER_PLACES = ("/sys/module/", "/sys/bus/pci/drivers/")  # where a driver has its name
 
 
@@ -26,6 +27,7 @@ def names_of(table: "Declared") -> "ModuleType":
     made.ID_TITLE = "ID"
     made.VARIABLES = {table.variable: ("index", "id")}
     made.LEGACY, made.AUTOMATIC = (), ""
+    made.VOID = table.variable if table.void == VARIABLE else ""
     made.MOUNTS = f"/var/run/{table.name}-container-devices"
     made.SWARM_RESOURCE, made.DEFAULT_KIND = "", False
     made.TYPES = (table.kind.rpartition("/")[2], "part")

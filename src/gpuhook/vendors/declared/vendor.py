@@ -5,7 +5,7 @@ from gpuhook.ground.oci.process import Setting
 from gpuhook.start.contract import Vendor, existing
 from gpuhook.start.inventory import freshness
 from gpuhook.vendors.declared import names as declared
-from gpuhook.vendors.declared.names import DRIVER_PLACES, LD_CACHE, PCI_DEVICES
+from gpuhook.vendors.declared.names import DRIVER_PLACES, LD_CACHE, PCI_DEVICES, WRITABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,12 +81,16 @@ class Declared(Vendor):
         return sorted({path or LD_CACHE for path in found})
 
     def volatile_paths(self) -> list[str]:
-        return [*self.table.files, *self.table.folders]
+        return [*self._paths()]
+
+    def _paths(self) -> tuple[str, ...]:
+        """Return the files and folders that the table names, as it does."""
+        return (*self.table.files, *self.table.folders, *self.table.writable_folders)
 
     def warnings(self, grant: "Grant") -> list[str]:
         found = super().warnings(grant)
         there = {file.target for file in grant.inventory.files}
-        for path in (*self.table.files, *self.table.folders):
+        for path in self._paths():
             if path not in there and not any(f" {path}, " in text for text in found):
                 found.append(f"{self.names.TITLE}'s {path} isn't there")
         return found
@@ -105,12 +109,14 @@ class Declared(Vendor):
         return [Setting(name, value.replace(NUMBERS, numbers), reason) for name, _, value in pairs]
 
     def edits(self, grant: "Grant", image: "Image") -> "list[Operation]":
-        from gpuhook.start.plan.operations import FILE_OPTIONS, BindFile  # noqa: PLC0415 - the hook's
+        from gpuhook.start.plan.operations import FILE_OPTIONS, BindFile, BindFolder  # noqa: PLC0415 - the hook's
 
         root, reason = grant.inventory.root, f"declared for {self.names.TITLE}"
         libraries = [file for file in grant.inventory.files if file.kind == "library"]
         found: list[Operation] = [
-            BindFile(root, file.path, file.target, FILE_OPTIONS, reason)
+            BindFolder(root, file.path, file.target, reason)
+            if file.kind == WRITABLE
+            else BindFile(root, file.path, file.target, FILE_OPTIONS, reason)
             for file in grant.inventory.files
             if file.kind != "library"
         ]

@@ -13,6 +13,7 @@ VARIABLES = {
     "HABANA_VISIBLE_PCI_BUS_IDS": ("bus_id",),
 }
 LEGACY = ()
+VOID = "HABANA_VISIBLE_DEVICES"  # what CDI specs set to void
 MOUNTS = "/var/run/gaudi-container-devices"  # below it, our device plugin asks by mounts
 AUTOMATIC = ""
 SWARM_RESOURCE = ""

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from gpuhook.start.contract import Grant
 
 MODULES = "HABANA_VISIBLE_MODULES"
-_DOCUMENT = "cdi"  # the source of a request that a CDI document stands for
 
 
 class Gaudi(Vendor):
@@ -55,8 +54,7 @@ class Gaudi(Vendor):
 
     def environment(self, grant: "Grant") -> list[Setting]:
         numbers = [number for device in grant.devices for number in seats(device)[:1]]
-        # A document's devices are put together by engines, which keep one value of a variable.
-        if not numbers or len(numbers) < len(grant.devices) or grant.request.source == _DOCUMENT:
+        if not numbers or len(numbers) < len(grant.devices):
             return []
         text = ",".join(sorted(numbers, key=int))
         return [Setting(MODULES, text, "Habana's libraries use the devices in these seats")]

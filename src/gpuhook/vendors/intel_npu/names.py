@@ -10,6 +10,7 @@ ID_TITLE = "NODE"  # what tells devices apart
 # Intel has none of its own.
 VARIABLES = {"INTEL_VISIBLE_NPUS": ("index", "name", "bus_id")}
 LEGACY = ()  # it has no images from before this variable,
+VOID = "INTEL_VISIBLE_NPUS"  # what CDI specs set to void
 MOUNTS = "/var/run/intel_npu-container-devices"  # below it, our device plugin asks by mounts
 AUTOMATIC = ""  # and no kind whose names are selectors
 SWARM_RESOURCE = ""

@@ -8,6 +8,7 @@ ID_TITLE = "SERIAL"
 # Variables by which a container asks -> the name spaces that its names are looked for in.
 VARIABLES = {"AWS_NEURON_VISIBLE_DEVICES": ("index", "serial")}
 LEGACY = ()
+VOID = "AWS_NEURON_VISIBLE_DEVICES"  # what CDI specs set to void
 MOUNTS = "/var/run/neuron-container-devices"  # below it, our device plugin asks by mounts
 AUTOMATIC = ""
 SWARM_RESOURCE = ""

@@ -11,6 +11,9 @@ ID_TITLE = "UUID"  # what tells devices apart
 VARIABLES = {"NVIDIA_VISIBLE_DEVICES": ("index", "uuid", "bus_id", "mig")}
 # Images from before that variable: those that set the first and not the second ask for all.
 LEGACY = ("CUDA_VERSION", "NVIDIA_REQUIRE_CUDA")
+# The variable that CDI specs set to void, so that no runtime that reads it gives the devices once
+# more; "" where programs in containers read it, too.
+VOID = "NVIDIA_VISIBLE_DEVICES"
 # Where a cluster's device plugin mounts /dev/null to ask for devices.
 MOUNTS = "/var/run/nvidia-container-devices"
 

@@ -1,27 +1,36 @@
 """What a declared vendor has and gives, on machines that are simulated without nodes."""
 
+import contextlib
+import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import declared_vendors
 import machines
 import own
 import pytest
 import second_vendor
-from asking import places, planned
+from asking import of_kind, places, planned
 from second_vendor import spec_with
 from steps import resolve
 
 from gpuhook.ground.config.declared import FIELDS
 from gpuhook.ground.config.loader import loads
 from gpuhook.ground.config.model import Config
+from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import ConfigError, DriverError, RequestError, UnknownDeviceError
 from gpuhook.ground.loader import ldcache
 from gpuhook.standby import launcher_files
 from gpuhook.start import contract
+from gpuhook.start.cdi import apply
+from gpuhook.start.cdi.generate import Generated, Source, generate
 from gpuhook.start.inventory import cache
 from gpuhook.start.inventory.model import Inventory, Node
-from gpuhook.vendors import registry
+from gpuhook.start.plan.operations import usable
+from gpuhook.tools.cdi import refresh
+from gpuhook.vendors import given, registry
 
 TABLES = declared_vendors.tables()
 TABLE = """\
@@ -330,14 +339,14 @@ def test_a_variable_that_is_given_away(made: Made) -> None:
     """NVIDIA isn't asked by it any more, nor by images from before it; by CDI names it is."""
     config, found = made(TABLE.replace("MAKER_VISIBLE", "NVIDIA_VISIBLE"))
     gpus = machines.machine(machines.gpu(0, 3))
-    for env, given in (
+    for env, asked in (
         (("NVIDIA_VISIBLE_DEVICES=1", "CUDA_VERSION=12.2"), {"maker"}),
         (("CUDA_VERSION=12.2",), set()),
         (("NVIDIA_VISIBLE_DEVICES=1,nvidia.com/gpu=0",), {"maker", "nvidia"}),
     ):
         inventories = {"maker": found, "nvidia": gpus}
         answer = resolve(spec_with(*env), config, inventories=inventories)
-        assert {each.vendor for each in (answer.requests if answer else ())} == given
+        assert {each.vendor for each in (answer.requests if answer else ())} == asked
     assert registry.KNOWN["nvidia"].VARIABLES.keys() == {"NVIDIA_VISIBLE_DEVICES"}
 
 
@@ -349,6 +358,128 @@ def test_a_variable_that_another_vendor_sets(made: Made, monkeypatch: pytest.Mon
     env = ("MAKER_VISIBLE_DEVICES=0", "ACME_VISIBLE_DEVICES=0")
     with pytest.raises(RequestError, match="ACME_DEVICES"):
         planned(found, *env, beside=[npus], config=config)
+
+
+# CDI documents -------------------------------------------------------------------------------
+
+
+def document(config: Config, found: Inventory) -> Generated:
+    vendor = contract.load(registry.known(config)[found.vendor])
+    return generate(Source(vendor, found, config, "/usr/bin/gpuhook-cdi-hook"))
+
+
+def merged(made: Generated, *names: str) -> Any:
+    """Return what an engine gives a container with these devices of a document."""
+    devices = {each["name"]: each["containerEdits"] for each in made.document["devices"]}
+    return apply.merge([made.document["containerEdits"], *(devices[name] for name in names)])
+
+
+@pytest.mark.parametrize("names", [("0",), ("0", "1"), ("1", "0"), ("all",), ("all", "2")])
+def test_no_document_sets_what_depends_on_the_other_devices(
+    made: Made, names: tuple[str, ...]
+) -> None:
+    """An engine keeps one value of a variable, whatever others it adds."""
+    text = TABLE.replace('RS={n}"]', 'RS={n}", "MAKER_LIST=[{n}]", "MAKER_HOST=a"]')
+    found = document(*made(text, count=3))
+    env = dict(entry.split("=", 1) for entry in merged(found, *names)["env"])
+    assert env == {
+        "MAKER_HOME": "/opt/maker",
+        "MAKER_HOST": "a",
+        "MAKER_VISIBLE_DEVICES": "void",
+    }
+    assert [text for text in found.warnings if "Only gpu-py sets MAKER_" in text] == [
+        f"Only gpu-py sets {name}, whose value depends on all devices of a container "
+        "(declared for Maker)"
+        for name in ("MAKER_NUMBERS", "MAKER_LIST")
+    ]
+
+
+def test_a_variable_that_programs_read_is_not_made_void(made: Made) -> None:
+    found = document(*made(f'{TABLE}void = "none"\n'))
+    assert not any("MAKER_VISIBLE" in entry for entry in merged(found, "0")["env"])
+    assert refresh.is_ours(found.document)
+
+
+# Folders to write to -------------------------------------------------------------------------
+
+PAGES = "/dev/hugepages-1G"
+WRITES = f'{TABLE}writable-folders = ["{PAGES}", "/var/cache/maker"]\n'
+
+
+def test_a_folder_to_write_to(made: Made) -> None:
+    """It is everybody's to write to, and what containers put there changes nothing."""
+
+    def use(root: Path) -> None:
+        folder = root / PAGES.lstrip("/")
+        folder.chmod(0o1777)
+        os.mkfifo(folder / "fifo")
+        with socket.socket(socket.AF_UNIX) as one, contextlib.chdir(folder):
+            one.bind("socket")
+
+    config, found = made(WRITES, change=use)
+    plan = planned(found, "MAKER_VISIBLE_DEVICES=0", config=config)
+    binds = {op["destination"]: op for op in of_kind(plan, "bind")}
+    for path in (PAGES, "/var/cache/maker"):
+        assert binds[path]["source"] == f"{found.root}{path}"
+        assert binds[path]["options"] == ["nosuid", "nodev"]
+    assert binds["/opt/maker"]["options"] == ["ro", "nosuid", "nodev"]
+    assert usable(plan.operations)[1] == []
+    mounts = {
+        each["containerPath"]: each for each in merged(document(config, found), "0")["mounts"]
+    }
+    assert mounts[PAGES]["options"] == ["nosuid", "nodev", "rbind", "rprivate"]
+
+
+def test_a_folder_to_write_to_that_is_not_there(made: Made) -> None:
+    config, found = made(WRITES, change=lambda root: (root / PAGES.lstrip("/")).rmdir())
+    answer = resolve(spec_with("MAKER_VISIBLE_DEVICES=0"), config, inventories={"maker": found})
+    assert answer is not None
+    assert answer.warnings() == [f"Maker's {PAGES} isn't there"]
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("/dev/dri", "which is of /dev/dri"),
+        ("/dev/shm/maker", ""),
+        ("/dev/mqueue", "which is of /dev/mqueue"),
+        ("/dev/bus/usb", "which is of /dev/bus"),
+        ("/etc/maker", "which is of /etc"),
+        ("/usr/lib/maker", "which is of /usr"),
+        ("/usr/local/share/maker", "which is of /usr"),
+        ("/var/run/maker", "which is of /var/run"),
+        ("/var/lib/docker/x", "which is of /var/lib/docker"),
+        ("/var/lib", "which contains /var/lib/containerd"),
+        ("/srv/link", "which is of /etc"),
+        ("/srv/open/maker", "which others than root may change"),
+        ("/root/maker", "which is of /root"),
+        ("/sys/fs/bpf", "which is of /sys"),
+    ],
+)
+def test_folders_that_no_container_writes_to(made: Made, path: str, why: str) -> None:
+    """Whoever declares them: a container could change the host by them."""
+
+    def make(root: Path) -> None:
+        (root / "var/run").parent.mkdir(exist_ok=True)
+        (root / "var/run").symlink_to("../run")
+        (root / "etc/maker").mkdir(parents=True, exist_ok=True)
+        (root / "srv/open").mkdir(parents=True)
+        (root / "srv/open").chmod(0o1777)
+        (root / "srv/link").symlink_to("../etc/maker")
+        for each in ("run/maker", path.lstrip("/")):
+            (root / each).mkdir(parents=True, exist_ok=True)
+
+    text = f'{TABLE}writable-folders = ["{path}"]\n'
+    if not why:
+        with pytest.raises(ConfigError, match="writable-folders contains"):
+            loads(text)
+        return
+    assert loads(text).vendors[0].writable_folders == (path,)
+    _, found = made(TABLE)
+    make(Path(found.root))
+    with Rootfs(found.root) as host:
+        listed = given.Listed(host, path, writable=True)
+    assert (listed.refusal, listed.is_given) == (why, False)
 
 
 # The tables of the page ----------------------------------------------------------------------
@@ -363,7 +494,7 @@ def test_a_table_of_the_page(made: Made, name: str) -> None:
     own = [path.replace("{n}", "1") for path in table.nodes]
     assert {*own, *table.control} <= set(places(plan))
     assert table.nodes[0].replace("{n}", "0") not in places(plan)
-    assert places(plan, "bind") == [*table.files, *table.folders]
+    assert places(plan, "bind") == [*table.files, *table.folders, *table.writable_folders]
 
 
 def test_the_page_has_every_key_and_every_vendor() -> None:
@@ -371,4 +502,4 @@ def test_the_page_has_every_key_and_every_vendor() -> None:
     for key in FIELDS:
         assert f"`{key}`" in text
     assert {"cambricon", "mthreads", "metax", "iluvatar", "thead", "rebellions"} <= TABLES.keys()
-    assert {"furiosa", "tpu", "kunlun", "maker"} <= TABLES.keys()
+    assert {"furiosa", "tpu", "kunlun", "maker", "tenstorrent"} <= TABLES.keys()
