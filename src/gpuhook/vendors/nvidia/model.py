@@ -105,11 +105,15 @@ class Gpu(Record, mig=Mig):
 
     @property
     def kernel_bus_id(self) -> str:
-        """The bus id as /sys and /proc spell it (0000:1b:00.0)."""
+        """The bus id as /sys and /proc spell it: 0000:1b:00.0, and 10000:1b:00.0.
+
+        A domain has four digits there, or as many as it needs: those of Intel's VMD have five,
+        those of Hyper-V up to eight.
+        """
         if not self.pci_bus_id:
             return ""
         domain, _, rest = self.pci_bus_id.lower().partition(":")
-        return f"{domain[-4:] if domain.startswith('0000') else domain}:{rest}"
+        return f"{domain.lstrip('0').zfill(4)}:{rest}"
 
 
 class Inventory(model.Inventory, gpus=Gpu):

@@ -173,7 +173,7 @@ def make_sys(tree: Tree, machine: SimulatedMachine, drm: bool) -> None:
     tree.text("sys/module/nvidia/version", f"{machine.module_version}\n", 0o444)
     for gpu in machine.gpus:
         model = gpu.model
-        place = f"devices/pci{gpu.proc_bus_id[:4]}:{64 * gpu.numa_node:02x}/{gpu.proc_bus_id}"
+        place = f"devices/pci{gpu.domain:04x}:{64 * gpu.numa_node:02x}/{gpu.proc_bus_id}"
         folder = f"sys/{place}"
         tree.link(f"sys/bus/pci/devices/{gpu.proc_bus_id}", f"../../../{place}")
         values = {
