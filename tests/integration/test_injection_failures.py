@@ -38,7 +38,6 @@ CHANGING = (
     "detach_mount",
     "enter_mount_namespace",
     "give",
-    "link_file",
     "new_tmpfs",
     "remove_file",
     "rename",

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 _LINK_FLAGS: "Final" = PATH_FLAGS | os.O_NOFOLLOW
 # Where a file can't be replaced although its folder is the container's own.
 _CANT_REPLACE: "Final" = (errno.EROFS, errno.EBUSY)  # protects: cache-covered
-# Where a file can't get a further name: it is gone, or the filesystem doesn't let it.
-_CANT_LINK: "Final" = (errno.ENOENT, errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP)
 _COVER_ATTRIBUTES: "Final" = (
     kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV
 )
@@ -68,7 +66,6 @@ class Container(Rootfs):
         self._held: list[int] = []
         self._attached: dict[str, int] = {}
         self._known: dict[str, tuple[int, int]] = {}
-        self._placeholders: dict[Verdict, tuple[int, os.stat_result]] = {}
         self._boundary = Boundary(process, fd, inside=inside) if process >= 0 else None
 
     def close(self) -> None:
@@ -186,10 +183,6 @@ class Container(Rootfs):
         the mount point would have to be made in a volume.
         """
         parent, name = self._place(path)
-        if not folder:
-            fd = self._link_placeholder(parent, name)
-            if fd is not None:
-                return fd
         fd = entries.open_here(parent, name)
         if fd is not None and stat.S_ISLNK(os.fstat(fd).st_mode):
             os.close(fd)
@@ -225,44 +218,18 @@ class Container(Rootfs):
     def _make_mount_point(self, parent: int, name: str, folder: bool) -> int:
         if folder:
             return self._enter_or_make(parent, name)
-        verdict = self._folder_verdict(parent)
-        if not verdict.own:
+        if not self._folder_verdict(parent).own:
             raise _in_volume(name)
+        # A file of its own: a further name of another one would be written with it.
         fd = entries.make(self.owner, kernel.create_file, parent, name, 0o644)
         try:
             made = os.fstat(fd)
             self.journal.record(lambda: entries.remove_same(parent, name, made))
             self._give(parent, name)
-            # Not to write: the root may become read-only.
-            held = entries.open_made(parent, name, made)
         except OSError:
             os.close(fd)
             raise
-        self._held.append(held)
-        self._placeholders[verdict] = held, made
         return fd
-
-    def _link_placeholder(self, parent: int, name: str) -> int | None:
-        """Make a missing mount point a further name of the empty file made last on its mount.
-
-        A name costs a filesystem a fraction of what a file costs. Returns None where the
-        name exists, or where nothing was made on that mount before: what is in
-        ``_placeholders`` was allowed to be made there.
-        """
-        placeholder = self._placeholders.get(self._folder_verdict(parent))
-        if placeholder is None:
-            return None
-        file, made = placeholder
-        try:
-            entries.make(self.owner, kernel.link_file, file, parent, name)
-        except FileExistsError:
-            return None
-        except OSError as error:
-            if error.errno in _CANT_LINK:
-                return None
-            raise
-        self.journal.record(lambda: entries.remove_same(parent, name, made))
-        return entries.open_made(parent, name, made)
 
     def attaching(self, tree: int) -> None:
         """Take note of a detached mount that is about to be mounted."""

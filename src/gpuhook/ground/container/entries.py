@@ -160,15 +160,6 @@ def open_here(parent: int, name: str) -> int | None:
         return None
 
 
-def open_made(parent: int, name: str, made: os.stat_result) -> int:
-    """Return an O_PATH descriptor of a file that we have just made; OSError for another one."""
-    fd = os.open(name, _LINK_FLAGS, dir_fd=parent)
-    if same(os.fstat(fd), made):
-        return fd
-    os.close(fd)
-    raise OSError(errno.EBUSY, "it was replaced while it was made", name)
-
-
 def same(one: os.stat_result, other: os.stat_result) -> bool:
     """Tell whether both are one file, or nodes of one device."""
     if stat.S_ISCHR(one.st_mode) and stat.S_ISCHR(other.st_mode):

@@ -260,14 +260,6 @@ def create_file(parent: int, name: str, mode: int) -> int:
     return os.open(name, CREATE_FLAGS, mode, dir_fd=parent)
 
 
-def link_file(fd: int, parent: int, name: str) -> None:
-    """Give a file that is open a further name in a folder, linkat(2).
-
-    Goes through /proc/self/fd, as open(2) tells to, so no name of the file is believed.
-    """
-    os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=parent)
-
-
 def create_folder(parent: int, name: str) -> None:
     """Make a new folder in a folder, mode 0755, mkdirat(2)."""
     os.mkdir(name, 0o755, dir_fd=parent)
