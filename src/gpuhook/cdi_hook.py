@@ -318,7 +318,7 @@ class DocumentInjection:
             inject.apply_inside(plan, container, enter=enter)
         if self._config.cli_debug:
             facts = {"devices": list(self._work.grant.ids), "cgroup": "cdi"}
-            inject.note(self._config, state, {**facts, "skipped": container.skipped})
+            inject.note(self._config, state, facts, container)
 
     def _record(self, state: State, process: int) -> "Written":
         """Write down what the container is given, for a block."""

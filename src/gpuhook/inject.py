@@ -45,8 +45,8 @@ _REMEDIES = {
     errno.EROFS: "Give the container a writable root filesystem or layer while it is created",
     errno.ENOSPC: "Free space on the disk that holds the container's layer",
     errno.EDQUOT: "Free space on the disk that holds the container's layer",
-    errno.ELOOP: "Remove the links in the image that lead there in a circle or into /proc",
-    errno.ENOTDIR: "Remove the file in the image that is in the place of a folder there",
+    errno.ELOOP: "Remove the links in the {} that lead there in a circle or into /proc",
+    errno.ENOTDIR: "Remove the file in the {} that is in the place of a folder there",
     errno.ENOSYS: "Use Linux 5.12 or newer, and a seccomp profile that knows its calls",
     errno.EPERM: "Run the hook as root with CAP_SYS_ADMIN, unhindered by a security module",
     errno.ESRCH: "Look at the runtime's log for why the container ended while it was created",
@@ -130,7 +130,7 @@ class Injection:
             facts = {"devices": list(self._resolved.ids), "cgroup": how}
             facts["undone"] = [operation.describe() for operation in undone]
             facts["warnings"] = self._resolved.warnings()
-            note(config, state, {**facts, "skipped": container.skipped})
+            note(config, state, facts, container)
 
     def _record(self, state: "State") -> "dict[str, Any]":
         """Return what is written down of the container."""
@@ -148,9 +148,11 @@ class Injection:
         return claims.describe(state, self._spec, *asked, found.known, self._config)
 
 
-def note(config: "Config", state: "State", facts: "dict[str, Any]") -> None:
-    """Write to the debug log what was done for a container."""
-    head = {"level": "info", "msg": "injected", "time": log.timestamp()}
+def note(config: "Config", state: "State", facts: "dict[str, Any]", container: Container) -> None:
+    """Write to the debug log what was done for a container, and what was left out."""
+    level = "warning" if container.lacks else "info"
+    head = {"level": level, "msg": "injected", "time": log.timestamp()}
+    facts = {**facts, "skipped": container.skipped}
     log.append(config.cli_debug, {**head, "container": state.container_id, **facts})
 
 
@@ -164,9 +166,10 @@ def examine(container: Container, config: "Config", looks: "Mapping[str, Examine
     try:
         return image.examine(container, config, looks)
     except OSError as error:
+        holder = container.holder(f"/{error.filename or ''}")
         raise InjectError(
-            f"The image can't be looked at: {error.strerror} ({error.filename})",
-            "Mend or remove that path in the image",
+            f"The {holder} can't be looked at: {error.strerror} ({error.filename})",
+            f"Mend or remove that path in the {holder}",
         ) from None
 
 
@@ -382,8 +385,11 @@ def _execute(operation: "Operation", container: Container) -> None:
         if not operation.optional:
             raise
         container.skipped.append(f"{operation.describe()}: {error.cause}")
+        if operation.destination:
+            container.lacks[operation.destination] = operation.leads_to
     except OSError as error:
-        raise _failed(operation, error) from error
+        holder = container.holder(operation.destination)
+        raise _failed(operation, error, holder) from error
 
 
 def close(plan: "Plan") -> None:
@@ -392,12 +398,12 @@ def close(plan: "Plan") -> None:
         operation.close()
 
 
-def _failed(operation: "Operation", error: OSError) -> InjectError:
+def _failed(operation: "Operation", error: OSError, holder: str = "image") -> InjectError:
     where = f" ({error.filename})" if error.filename else ""
-    remedy = "Check that path in the image and on the host; gpuhook doctor may say more"
+    remedy = "Check that path in the {} and on the host; gpuhook doctor may say more"
     return InjectError(
         f"gpuhook couldn't {operation.describe()}: {error.strerror}{where}",
-        _REMEDIES.get(error.errno or 0, remedy),
+        _REMEDIES.get(error.errno or 0, remedy).format(holder),
     )
 
 

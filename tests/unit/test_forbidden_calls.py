@@ -74,6 +74,7 @@ ALLOWED = {
     "ground/container/changes.real_place: os.readlink": "our own descriptor, through /proc/self/fd",
     "inject.open_folder: os.open": "our own /proc/PID, opened once",
     "tools/apply/fstab._is_folder: os.stat": "the driver's file",
+    "start/plan/volumes._is_same: os.stat": "the driver's file",
     "tools/apply/work.take_back: os.path.isdir": "our own state folder",
     "tools/apply/machines.folder: os.path.isdir": "whether a root is opened, and not who has it",
     "tools/apply/machines._save: os.makedirs": "our own state folder, after a look at the way",

@@ -146,6 +146,15 @@ class VolumeError(InjectError):
     code = "volume"
 
 
+def in_volume(name: str) -> VolumeError:
+    """Return the error about a name that a volume hasn't got."""
+    return VolumeError(
+        f"{name!r} would have to be made in a volume of the container",
+        "Mount that volume elsewhere, or put the file into it: gpuhook writes to "
+        "no folder that the container shares with the host",
+    )
+
+
 class CdiError(GpuhookError):
     """A CDI document, or a name in one, can't be made, or used as it is."""
 

@@ -83,9 +83,18 @@ def edited(path: str, mode: str, devices: "tuple[str, ...]", config: "Config") -
 
 def without(path: str, absent: "tuple[str, ...]", config: "Config") -> None:
     """Write to the debug logs why the container of a config.json gets none of what it asks for."""
-    facts = {"level": "warning", "msg": "no driver", "time": timestamp()}
+    _warn("no driver", path, list(absent), config)
+
+
+def left_out(path: str, sentences: "list[str]", config: "Config") -> None:
+    """Write to the debug logs what the container of a config.json goes without."""
+    _warn("left out", path, sentences, config)
+
+
+def _warn(what: str, path: str, sentences: "list[str]", config: "Config") -> None:
+    facts = {"level": "warning", "msg": what, "time": timestamp()}
     for debug in {config.cli_debug, config.runtime_debug}:
-        append(debug, {**facts, "spec": path, "warnings": list(absent)})
+        append(debug, {**facts, "spec": path, "warnings": sentences})
 
 
 def _record(program: str, text: str) -> "dict[str, Any]":

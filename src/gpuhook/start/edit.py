@@ -190,6 +190,9 @@ def _edit_spec(spec: "Spec", resolved: "Resolved", config: "Config") -> "Spec":
     try:
         with Rootfs(spec.root_path) as root:
             found = image.examine(root, config, resolved.examiners())
+            operations = make_plan(resolved.grants, found, resolved.groups).operations
+            plan = Plan(usable(operations)[0])
+            done = spec_edits.written(spec, plan, root)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "that is no path"
         raise SpecError(
@@ -198,8 +201,9 @@ def _edit_spec(spec: "Spec", resolved: "Resolved", config: "Config") -> "Spec":
         ) from None
     for stage in names.HOOK_STAGES:  # nothing is left for them to do
         spec = spec.drop_hooks(stage, (*names.TOOLKIT_HOOKS, names.HOOK))
-    plan = Plan(usable(make_plan(resolved.grants, found, resolved.groups).operations)[0])
-    return spec_edits.apply(_add_device_rules(spec, plan.devices), plan)
+    if done.left_out:
+        log.left_out(spec.path, done.left_out, config)
+    return spec_edits.apply(_add_device_rules(spec, plan.devices), done)
 
 
 def _add_device_rules(spec: "Spec", devices: list[tuple[int, int]]) -> "Spec":

@@ -21,8 +21,12 @@ def plan(*env: str) -> Plan:
     return planned(request, MACHINE)
 
 
+def done(made: Plan) -> SpecWriter:
+    return SpecWriter().write(made.operations)
+
+
 def applied(made: Plan, text: str = "{}") -> dict[str, Any]:
-    return spec_edits.apply(Spec("/b/config.json", text), made).data
+    return spec_edits.apply(Spec("/b/config.json", text), done(made)).data
 
 
 def test_nodes_and_mounts_are_appended() -> None:
@@ -64,18 +68,17 @@ def test_links_become_mounts_of_what_they_lead_to() -> None:
 
 
 def test_what_the_mode_leaves_out_is_known() -> None:
-    unwritten = SpecWriter().write(plan().operations).unwritten
-    assert [op.kind for op in unwritten] == ["proc-driver", "bind", "ldcache"]
+    assert [op.kind for op in done(plan()).unwritten] == ["proc-driver", "bind", "ldcache"]
 
 
 def test_a_bundle_started_again_does_not_grow() -> None:
-    once = spec_edits.apply(Spec("/b/config.json", "{}"), plan())
-    assert spec_edits.apply(once, plan()).data == once.data
+    once = spec_edits.apply(Spec("/b/config.json", "{}"), done(plan()))
+    assert spec_edits.apply(once, done(plan())).data == once.data
 
 
 def test_a_node_with_other_numbers_than_last_time_takes_the_old_ones_place() -> None:
     before = spec_edits.apply(
-        Spec("/b/config.json", '{"linux":{"devices":[{"path":"/x"}]}}'), plan()
+        Spec("/b/config.json", '{"linux":{"devices":[{"path":"/x"}]}}'), done(plan())
     )
     nodes = before.data["linux"]["devices"]
     stale = [{**node, "minor": 77} if node["path"] == "/dev/nvidia3" else node for node in nodes]

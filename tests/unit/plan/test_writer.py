@@ -44,7 +44,7 @@ class Scratch(BindFile):
 
 
 def spec(*operations: Operation) -> dict[str, Any]:
-    return spec_edits.apply(Spec("/b/config.json", "{}"), Plan([*operations])).data
+    return spec_edits.apply(Spec("/b/config.json", "{}"), SpecWriter().write(operations)).data
 
 
 def cdi(*operations: Operation) -> dict[str, Any]:

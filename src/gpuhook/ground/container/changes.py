@@ -17,7 +17,7 @@ from gpuhook.ground.container.rootfs import (
     enter,
     walk,
 )
-from gpuhook.ground.errors import InjectError, VolumeError
+from gpuhook.ground.errors import InjectError, in_volume
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ class Container(Rootfs):
     user where the container has a user namespace. ``process`` is a descriptor of /proc/PID
     of the container's first process, -1 where there is none; of this very process where it
     was started in the container's mount namespace (``inside``). ``skipped`` says what was
-    left out because it isn't worth failing the container.
+    left out because it isn't worth failing the container; ``lacks`` are the paths of that, each
+    with where it would have led, "" for a file.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Container(Rootfs):
         self.process = process
         self.journal = journal
         self.skipped: list[str] = []
+        self.lacks: dict[str, str] = {}
         self.owner = owner
         self._places: dict[str, int] = {}
         self._folder_verdicts: dict[int, Verdict] = {}
@@ -113,6 +115,20 @@ class Container(Rootfs):
         """Make the root's mount read-only, or not."""
         kernel.set_read_only(self._fd, self.path, yes=yes)
 
+    def holder(self, path: str) -> str:
+        """Return which word is for what has a path, or as much of it as there is: image, volume."""
+        while path:
+            try:
+                fd = self.open(path)
+            except OSError:
+                path = path.rpartition("/")[0]
+                continue
+            try:
+                return "image" if self._verdict(fd).own else "volume"
+            finally:
+                os.close(fd)
+        return "image"
+
     def may_write(self, path: str) -> bool:
         """Tell whether files may be made in the folder of a path: not if it's a volume."""
         return self._folder_verdict(self._place(path)[0]).own
@@ -162,7 +178,7 @@ class Container(Rootfs):
             return enter(parent, name)
         except FileNotFoundError:
             if not self._verdict(parent).own:
-                raise _in_volume(name) from None
+                raise in_volume(name) from None
         held = os.dup(parent)
         self._held.append(held)
         entries.make(self.owner, kernel.create_folder, held, name)  # protects: folder-by-folder
@@ -205,7 +221,7 @@ class Container(Rootfs):
     ) -> int | None:
         status = os.fstat(fd)
         if stat.S_ISDIR(status.st_mode) != folder:
-            raise _wrong_kind(path, folder)  # protects: folder-for-file
+            raise _wrong_kind(path, folder, self.holder(path))  # protects: folder-for-file
         verdict = self._verdict(fd)
         # protects: own-file
         if not verdict.own and source is not None and entries.same(status, source):
@@ -219,7 +235,7 @@ class Container(Rootfs):
         if folder:
             return self._enter_or_make(parent, name)
         if not self._folder_verdict(parent).own:
-            raise _in_volume(name)
+            raise in_volume(name)
         # A file of its own: a further name of another one would be written with it.
         fd = entries.make(self.owner, kernel.create_file, parent, name, 0o644)
         try:
@@ -259,11 +275,12 @@ class Container(Rootfs):
 
     # Links -------------------------------------------------------------------------------
 
-    def make_link(self, path: str, target: str, *, replace: bool) -> None:
-        """Make a symbolic link; an existing name is left alone.
+    def make_link(self, path: str, target: str, *, replace: bool, renewed: bool = False) -> None:
+        """Make a symbolic link; an existing name is left alone, but for an earlier start's.
 
-        With ``replace``, the name means ``target`` afterwards, whatever it was: a link that
-        points elsewhere is replaced, and a file is covered by what is mounted on ``target``.
+        For ``renewed`` see ``is_leftover``. With ``replace``, the name means ``target`` afterwards,
+        whatever it was: a link that points elsewhere is replaced, and a file is covered by what is
+        mounted on ``target``. VolumeError where that would have to be done in a volume.
         """
         parent, name = self._place(path)
         own = self._folder_verdict(parent).own
@@ -272,21 +289,27 @@ class Container(Rootfs):
         try:
             old = os.readlink(name, dir_fd=parent)
         except FileNotFoundError:
-            if own:
-                raise
-            if replace:
-                raise _in_volume(name) from None
-            return
+            raise in_volume(name) from None
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
             if replace:
                 self._cover_by_target(path, target)  # protects: soname-covered
+                return
+            old = None
+        if old == target or not (replace or self._may_replace(path, target, renewed=renewed)):
             return
-        if replace and old != target:
-            if not own:
-                raise _in_volume(name)
-            self._replace_link(parent, name, target, old)
+        if not own:
+            raise in_volume(name)
+        try:
+            self._replace_by_link(parent, name, target)
+        except OSError as error:
+            if replace or error.errno not in _CANT_REPLACE:
+                raise
+
+    def _may_replace(self, path: str, target: str, *, renewed: bool) -> bool:
+        there = self.exists(os.path.join(os.path.dirname(path), target))
+        return there and self.is_leftover(path, target, renewed=renewed)
 
     def _make_missing_link(self, parent: int, name: str, target: str) -> bool:
         """Make a link, and tell whether it was missing."""
@@ -299,11 +322,11 @@ class Container(Rootfs):
         self._give(parent, name)
         return True
 
-    def _replace_link(self, parent: int, name: str, target: str, old: str) -> None:
-        was = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    def _replace_by_link(self, parent: int, name: str, target: str) -> None:
+        was = entries.remember(parent, name)
         entries.put_link(parent, name, target, self.owner)
-        owner = (was.st_uid, was.st_gid)
-        self.journal.record(lambda: entries.put_link(parent, name, old, owner))
+        if was is not None:
+            self.journal.record(lambda: was.put_back(parent, name))
 
     def _cover_by_target(self, path: str, target: str) -> None:
         """Mount the file that a link would lead to on a file that has the link's name."""
@@ -401,19 +424,11 @@ class Container(Rootfs):
             raise
 
 
-def _wrong_kind(path: str, folder: bool) -> InjectError:
+def _wrong_kind(path: str, folder: bool, holder: str) -> InjectError:
     found, wanted = ("a file", "a folder") if folder else ("a folder", "a file")
     return InjectError(
-        f"the image has {found} at {path}, where {wanted} has to be mounted",
-        f"Remove {path} from the image",
-    )
-
-
-def _in_volume(name: str) -> VolumeError:
-    return VolumeError(
-        f"{name!r} would have to be made in a volume of the container",
-        "Mount that volume elsewhere, or put the file into it: gpuhook writes to "
-        "no folder that the container shares with the host",
+        f"the {holder} has {found} at {path}, where {wanted} has to be mounted",
+        f"Remove {path} from the {holder}",
     )
 
 

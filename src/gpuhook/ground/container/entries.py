@@ -54,7 +54,7 @@ def remember(parent: int, name: str) -> OldFile | None:
         if link is not None:
             return OldFile(status, b"", link, None)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is in the image, but is not a regular file", name)
+            raise OSError(errno.EINVAL, "it is there, but is not a regular file", name)
         readable = reopen(fd)
     finally:
         os.close(fd)

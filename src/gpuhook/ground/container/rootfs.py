@@ -183,6 +183,15 @@ class Rootfs:
         """Tell whether a path, links followed inside the root, exists."""
         return self.stat(path) is not None
 
+    def has_name(self, path: str) -> bool:
+        """Tell whether there is anything at a path, a link that leads nowhere too."""
+        folder, _, name = path.rpartition("/")
+        try:
+            os.stat(name, dir_fd=self.folder(folder or "/"), follow_symlinks=False)
+        except OSError:
+            return False
+        return True
+
     def stat(self, path: str) -> os.stat_result | None:
         """Return the status of a path, links followed inside the root, or None."""
         try:
@@ -212,6 +221,46 @@ class Rootfs:
         """Return what a descriptor of something below the root is called there."""
         base = os.readlink(f"/proc/self/fd/{self._fd}").rstrip("/")
         return os.readlink(f"/proc/self/fd/{fd}").removeprefix(base) or "/"
+
+    def is_leftover(self, path: str, target: str, *, renewed: bool) -> bool:
+        """Tell whether a name is left of a link to another version of what ``target`` leads to.
+
+        That is an empty file, or a link to an empty or missing file of the same name without its
+        version; with ``renewed``, to any other file of that name.
+        """
+        folder, _, name = path.rpartition("/")
+        try:
+            link = read_link(self.folder(folder or "/"), name)
+            found = self.stat(path)
+        except OSError:
+            return False
+        if link is None:
+            return found is not None and _is_empty(found)
+        if _unversioned(self.leads_to(path)) != _unversioned(target):
+            return False
+        if found is None or _is_empty(found):
+            return True
+        if not renewed:
+            return False
+        ours = self.stat(os.path.join(folder, target))
+        return ours is None or not os.path.samestat(ours, found)
+
+    def leads_to(self, path: str) -> str:
+        """Return where a link leads, followed inside the root, whether anything is there or not.
+
+        Where a folder on the way isn't there either, that is what the link itself says. The answer
+        is a string, as that of ``real_path``: who acts on it resolves it again.
+        """
+        try:
+            parent, name = walk(self._fd, path, enter)
+        except OSError:
+            folder, _, name = path.rpartition("/")
+            link = read_link(self.folder(folder or "/"), name) or name
+            return os.path.normpath(os.path.join(folder, link))
+        try:
+            return f"{self._inside(parent).rstrip('/')}/{name}"
+        finally:
+            os.close(parent)
 
     def list_folder(self, path: str, most: int = 0) -> list[str]:
         """Return the names in a folder, sorted; empty if there is no such folder.
@@ -318,6 +367,23 @@ def _untrusted(path: str, problem: str) -> UntrustedPathError:
         f"Nothing of {path} is given to containers: {problem}",
         "Keep what containers get in folders that root alone can change",
     )
+
+
+class SocketError(UntrustedPathError):
+    """A socket would be given: whoever has it can talk to who listens."""
+
+
+def refuse_socket(fd: int, path: str) -> None:
+    """Close the descriptor and raise an error where it is of a socket or a folder with one."""
+    mode = os.fstat(fd).st_mode
+    socket = find_socket(fd) if stat.S_ISDIR(mode) else ""
+    if socket or stat.S_ISSOCK(mode):  # protects: mounted-socket
+        os.close(fd)
+        why = f"it contains the socket {socket}" if socket else "it is a socket"
+        raise SocketError(
+            f"Nothing of {path} is given to containers: {why}",
+            "Name the files that containers need",
+        )
 
 
 def find_socket(fd: int, levels: int = _MOST_LEVELS) -> str:
@@ -432,6 +498,15 @@ def read_all(fd: int, limit: int, path: str) -> bytes:
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"more than {limit} bytes", path)
     return data
+
+
+def _is_empty(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_size == 0
+
+
+def _unversioned(path: str) -> str:
+    """Return a file's name without a library's version."""
+    return path.rpartition("/")[2].partition(".so")[0]
 
 
 def _components(path: str) -> list[str]:

@@ -11,7 +11,7 @@ import stat
 
 from gpuhook.ground.container import kernel
 from gpuhook.ground.container.changes import Container
-from gpuhook.ground.container.rootfs import Roots, find_socket
+from gpuhook.ground.container.rootfs import Roots, SocketError, refuse_socket
 from gpuhook.ground.errors import InjectError, LdCacheError, UntrustedPathError
 from gpuhook.ground.loader import ldcache
 
@@ -45,8 +45,8 @@ FILE_OPTIONS = ("ro", "nosuid", "nodev")
 FOLDER_OPTIONS = ("nosuid", "nodev")  # of one to write to
 SOCKET_OPTIONS = ("nosuid", "nodev", "noexec")
 DEVICE_OPTIONS = ("ro", "nosuid", "noexec")
-# What is left out where it would have to be made in a volume. Libraries, programs and nodes
-# aren't: a container that asked for them and hasn't got them must not start.
+# What is left out where it would have to be made in a volume, or where others than root may have
+# put it. What else isn't needed is left out in volumes alone.
 _OPTIONAL_FOLDERS = (
     "/etc/", "/lib/firmware/", "/run/", "/usr/lib/firmware/", "/usr/share/", "/var/run/",
 )  # fmt: skip
@@ -74,6 +74,8 @@ class Operation:
     by_runtime = False  # whether config.json alone has words for it
     last = False  # whether it comes after all others, joined with those of other vendors
     allows: tuple[int, int] | None = None  # the device to allow in the container's cgroup
+    source = destination = ""  # paths on the host and in the container, where it is about some
+    leads_to = ""  # for a link: the path that it leads to
     root = "/"  # the driver root, for what it takes from there
     left_out = ""  # why the step isn't done, as far as ``prepare`` or ``is_usable`` has found
 
@@ -96,6 +98,10 @@ class Operation:
         UntrustedPathError where the container can't do without it.
         """
         return True
+
+    def is_kept(self, image: "Rootfs") -> bool:  # noqa: ARG002
+        """Tell whether what an image has in the step's place stays, for modes without a hook."""
+        return False
 
     def prepare(self, host: "Rootfs") -> None:
         """Open whatever the step takes from its ``root``, which ``host`` is."""
@@ -210,15 +216,19 @@ class BindFile(_Bind):
     @property
     def optional(self) -> bool:
         """Whether it is a convenience: a vendor's file, firmware."""
+        return self._is_convenience
+
+    @property
+    def _is_convenience(self) -> bool:
         return self.destination.startswith(_OPTIONAL_FOLDERS)
 
     def _opened(self, host: "Rootfs") -> int | None:
         try:
             fd = host.open_own(self.path)
             if not self.path.startswith(_SETTLED_FOLDERS):
-                _refuse_socket(fd, self.source)
+                refuse_socket(fd, self.source)
         except UntrustedPathError as error:
-            if not (self.optional or isinstance(error, _SocketError)):
+            if not (self._is_convenience or isinstance(error, SocketError)):
                 raise
             self.left_out = error.cause
             return None
@@ -237,6 +247,12 @@ class BindFile(_Bind):
             )
 
 
+class BindPart(BindFile):
+    """Mount what the rest of the driver works without: a container with a volume there does."""
+
+    optional = True
+
+
 class BindFolder(BindFile):
     """Mount a folder of the host that programs write to, which its administrator has declared.
 
@@ -253,23 +269,6 @@ class BindFolder(BindFile):
         """Accept a folder."""
         if not stat.S_ISDIR(status.st_mode):
             raise InjectError(f"{self.source} isn't a folder", "Make it one, or don't declare it")
-
-
-class _SocketError(UntrustedPathError):
-    """A socket would be given: whoever has it can talk to who listens."""
-
-
-def _refuse_socket(fd: int, path: str) -> None:
-    """Close the descriptor and raise an error where it is of a socket or a folder with one."""
-    mode = os.fstat(fd).st_mode
-    socket = find_socket(fd) if stat.S_ISDIR(mode) else ""
-    if socket or stat.S_ISSOCK(mode):  # protects: mounted-socket
-        os.close(fd)
-        why = f"it contains the socket {socket}" if socket else "it is a socket"
-        raise _SocketError(
-            f"Nothing of {path} is given to containers: {why}",
-            "Name the files that containers need",
-        )
 
 
 class BindSocket(_Bind):
@@ -408,16 +407,32 @@ class AddGroup(Operation):
 
 
 class Symlink(Operation):
-    """Make a symbolic link beside a library."""
+    """Make a symbolic link beside a library.
+
+    With ``replace`` it means ``target`` afterwards, whatever the image has there. Else what the
+    image has stays, but for what an earlier start left, and with ``renewed`` for a link to any
+    other version of ``target``: of a name that only the driver has.
+    """
 
     kind = "symlink"
     shown = ("kind", "destination", "target", "reason")
+    optional = True  # a loader finds libraries without it, or links are for builds alone
 
-    def __init__(self, destination: str, target: str, *, replace: bool, reason: str) -> None:
+    def __init__(
+        self, destination: str, target: str, *, replace: bool, reason: str, renewed: bool = False
+    ) -> None:
         super().__init__(reason)
         self.destination = destination
         self.target = target
+        self.leads_to = os.path.join(os.path.dirname(destination), target)
         self._replace = replace
+        self._renewed = renewed
+
+    def is_kept(self, image: "Rootfs") -> bool:
+        """Tell whether the image has something of its own there."""
+        if self._replace or not image.has_name(self.destination):
+            return False
+        return not image.is_leftover(self.destination, self.target, renewed=self._renewed)
 
     def write_to(self, writer: "_Writer") -> None:
         """Write it as a link."""
@@ -429,7 +444,9 @@ class Symlink(Operation):
 
     def execute(self, container: Container) -> None:
         """Make the link."""
-        container.make_link(self.destination, self.target, replace=self._replace)
+        container.make_link(
+            self.destination, self.target, replace=self._replace, renewed=self._renewed
+        )
 
 
 class UpdateLdCache(Operation):
@@ -442,6 +459,8 @@ class UpdateLdCache(Operation):
     """
 
     kind = "ldcache"
+    shown = ("kind", "destination", "libraries", "reason")
+    destination = LD_CACHE
     last = True
 
     def __init__(
@@ -487,35 +506,41 @@ class UpdateLdCache(Operation):
             # Without a cache the loader looks in its default folders, where the libraries are.
             container.skipped.append(f"{LD_CACHE}: it would have to be made in a volume")
             return
+        libraries = self._placed(container.lacks) if container.lacks else self.libraries
         try:
-            new = ldcache.merge(old, self.libraries, LD_CACHE)
-        except LdCacheError:
+            new = ldcache.merge(old, libraries, LD_CACHE)
+        except LdCacheError as error:
             if self._program < 0:
+                error.remedy = error.remedy.replace("image", container.holder(LD_CACHE))
                 raise
-            new = self._rebuild(container)
+            from gpuhook.ground.loader import ldconfig_fallback  # noqa: PLC0415 - as in prepare
+
+            made = ldconfig_fallback.build(self._program, container)
+            new = ldcache.merge(made, libraries, "the cache that the host's ldconfig made")
         if new != old:
             container.replace_file(LD_CACHE, new, 0o644)
 
-    def _rebuild(self, container: Container) -> bytes:
-        from gpuhook.ground.loader import ldconfig_fallback  # noqa: PLC0415 - as in prepare
-
-        made = ldconfig_fallback.build(self._program, container)
-        return ldcache.merge(made, self.libraries, "the cache that the host's ldconfig made")
+    def _placed(self, lacks: dict[str, str]) -> list[tuple[str, str, int]]:
+        """Return the libraries by their files, where a volume lacks a link to one."""
+        found = []
+        for soname, path, flags in self.libraries:
+            place = path
+            while place in lacks:
+                place = lacks[place]
+            if place:
+                found.append((soname, place, flags))
+        return found
 
     def to_json(self) -> "dict[str, Any]":
-        """Add the file and the libraries' names."""
-        return {
-            "kind": self.kind,
-            "destination": LD_CACHE,
-            "libraries": [soname for soname, _, _ in self.libraries],
-            "reason": self.reason,
-        }
+        """Add the libraries' names."""
+        return {**super().to_json(), "libraries": [soname for soname, _, _ in self.libraries]}
 
 
 class WriteFile(Operation):
     """Write a file whole, over what the image may have under that name."""
 
     kind = "write"
+    shown = ("kind", "destination", "mode", "content", "reason")
 
     def __init__(self, destination: str, content: str, mode: int, reason: str) -> None:
         super().__init__(reason)
@@ -539,14 +564,8 @@ class WriteFile(Operation):
             container.replace_file(self.destination, new, self.mode)
 
     def to_json(self) -> "dict[str, Any]":
-        """Add place, mode and content."""
-        return {
-            "kind": self.kind,
-            "destination": self.destination,
-            "mode": f"{self.mode:04o}",
-            "content": self.content,
-            "reason": self.reason,
-        }
+        """Add the mode in octal digits."""
+        return {**super().to_json(), "mode": f"{self.mode:04o}"}
 
 
 def usable(operations: "list[Operation]") -> "tuple[list[Operation], list[str]]":

@@ -14,12 +14,14 @@ from gpuhook.start.plan.operations import (
     Operation,
     SetVariable,
 )
+from gpuhook.start.plan.volumes import Volumes
 from gpuhook.start.plan.writer import MountWriter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from gpuhook.ground.container.rootfs import Rootfs
     from gpuhook.ground.oci.spec import Spec
     from gpuhook.start.plan.operations import Plan
 
@@ -44,11 +46,15 @@ class MakeNode(Operation):
 
 
 class SpecWriter(MountWriter):
-    """A plan as config.json has it: ``steps`` are what is done of it, in the plan's order."""
+    """A plan as config.json has it: ``steps`` are what is done of it, in the plan's order.
+
+    ``left_out`` says what a volume has no place for, a sentence each.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[Operation] = []
+        self.left_out: list[str] = []
         self.nodes: list[MakeNode] = []
         self.mounts: list[BindFile] = []
 
@@ -79,10 +85,32 @@ class SpecWriter(MountWriter):
         self.steps.append(op)
         self.mounts.append(op)
 
+    def fit(self, volumes: Volumes) -> None:
+        """Leave out what can't be mounted, and what is there; VolumeError where that is needed."""
+        mounts, self.left_out = volumes.fit(self.mounts)
+        gone = [op for op in self.mounts if op not in mounts]
+        self.mounts = mounts
+        self.steps = [op for op in self.steps if op not in gone]
 
-def apply(spec: "Spec", plan: "Plan") -> "Spec":
-    """Return the spec with the plan's device nodes and mounts; the rest is added elsewhere."""
-    done = SpecWriter().write(plan.operations)
+
+def written(spec: "Spec", plan: "Plan", root: "Rootfs | None") -> SpecWriter:
+    """Return a plan as the config.json of a container with that root has it.
+
+    What the image has in place of a link stays. VolumeError where a volume is in the way.
+    """
+    if root is None:
+        return SpecWriter().write(plan.operations)
+    done = SpecWriter().write(op for op in plan.operations if not op.is_kept(root))
+    for op in done.mounts:
+        # crun mounts on no link that leads to nothing.
+        if root.has_name(op.destination) and not root.exists(op.destination):
+            op.destination = root.leads_to(op.destination)
+    done.fit(Volumes(spec.data, root))
+    return done
+
+
+def apply(spec: "Spec", done: SpecWriter) -> "Spec":
+    """Return the spec with a plan's device nodes and mounts; the rest is added elsewhere."""
     # In a user namespace no node can be made, and runtimes mount the host's of the same name.
     elsewhere = [op for op in done.nodes if op.source != op.destination and spec.has_user_namespace]
     devices = [_node(op) for op in done.nodes if op not in elsewhere]

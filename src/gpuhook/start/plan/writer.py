@@ -6,7 +6,7 @@ subclass. So a new kind of step is written everywhere, and a format knows no cla
 
 import os
 
-from gpuhook.start.plan.operations import BindFile
+from gpuhook.start.plan.operations import BindFile, BindPart
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,12 +92,13 @@ class MountWriter(PlanWriter):
 def links_as_mounts(operations: "Iterable[Operation]") -> dict[str, BindFile]:
     """Return, by its place, a mount for each link to something that is mounted."""
     found = Places().write(operations)
-    mounts = {}
+    mounts: dict[str, BindFile] = {}
     for destination, link in found.links.items():
         target = found.targets[destination]
         op = found.mounts.get(found.targets.get(target, target))
         if op is not None:
-            mounts[destination] = BindFile("", op.source, destination, op.options, link.reason)
+            details = op.source, destination, op.options, link.reason
+            mounts[destination] = BindPart("", *details)
     return mounts
 
 
@@ -125,5 +126,4 @@ class Places(PlanWriter):
     def link(self, op: "Symlink") -> None:
         """Note a link."""
         self.links[op.destination] = op
-        folder = os.path.dirname(op.destination)
-        self.targets[op.destination] = os.path.normpath(os.path.join(folder, op.target))
+        self.targets[op.destination] = os.path.normpath(op.leads_to)

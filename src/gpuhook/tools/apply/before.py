@@ -42,7 +42,7 @@ def look(folder: Folder, operations: Iterable[Operation]) -> list[Place]:
         if path is None:
             continue
         written = op.kind in ("write", "ldcache")
-        place = _place(folder, path, follow=target is None and not written, written=written)
+        place = _place(folder, path, link=target is not None, written=written)
         known = found.setdefault(place["path"], place)
         known["named"].append(path)
         if target is not None and known is place:
@@ -50,8 +50,8 @@ def look(folder: Folder, operations: Iterable[Operation]) -> list[Place]:
     return list(found.values())
 
 
-def _place(folder: Folder, path: str, *, follow: bool, written: bool) -> Place:
-    """Return a place: where its path leads, and what is there."""
+def _place(folder: Folder, path: str, *, link: bool, written: bool) -> Place:
+    """Return a place: where its path leads, unless it is to be a link or written; what is there."""
     made: list[str] = []
     named: list[str] = []
     for _ in range(_MOST_LINKS):
@@ -59,12 +59,15 @@ def _place(folder: Folder, path: str, *, follow: bool, written: bool) -> Place:
         above = _folder(folder, above, made)
         real = f"{above}/{name}"
         target = None if made else read_link(folder.folder(above or "/"), name)
-        if target is None or not follow:
+        if target is None or link or written:
             place = {"path": real, "named": named, "written": written, "made": made}
             parent = folder.folder((made[0].rpartition("/")[0] if made else above) or "/")
             if not folder.is_own(parent):  # protects: volume-stays
                 return {**place, "made": [], "was": {"is": _OTHER}}
-            return {**place, "was": {"is": _ABSENT} if made else _content(parent, name, written)}
+            if made:
+                return {**place, "was": {"is": _ABSENT}}
+            replaced = written or (link and _is_empty(parent, name))
+            return {**place, "was": _content(parent, name, replaced)}
         path = target if target.startswith("/") else f"{above}/{target}"
     raise FolderError(
         f"Links in the folder lead in a circle at {path}", "Remove them, and apply again"
@@ -97,12 +100,12 @@ def _folder(folder: Folder, path: str, made: list[str]) -> str:
     return "".join(f"/{name}" for name in here)
 
 
-def _content(parent: int, name: str, written: bool) -> dict[str, Any]:
-    """Return what a name in a folder is; of one that is written, all that it takes to put it back.
+def _content(parent: int, name: str, replaced: bool) -> dict[str, Any]:
+    """Return what a name in a folder is; of one that is replaced, all that puts it back.
 
     OSError where it is neither a link nor a file then.
     """
-    if written:
+    if replaced:
         # Content and owner are of one file: its owner could have had ours put another's there.
         old = entries.remember(parent, name)  # protects: one-file
         if old is None:
@@ -119,6 +122,15 @@ def _content(parent: int, name: str, written: bool) -> dict[str, Any]:
     if stat.S_ISLNK(status.st_mode):
         return {"is": _LINK, "target": read_link(parent, name), **_owner(status)}
     return {"is": _FILE if stat.S_ISREG(status.st_mode) else _OTHER}
+
+
+def _is_empty(parent: int, name: str) -> bool:
+    """Tell whether a name is an empty file, which a link replaces; it covers others."""
+    try:
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == 0
 
 
 def _owner(status: os.stat_result) -> dict[str, int]:

@@ -119,11 +119,14 @@ def planned(
     Without a root folder the image is taken for one like Debian's.
     """
     apply.check(resolved, config, spec)
-    found = image.unknown()
-    if rootfs is not None:
+    if rootfs is None:
+        plan = make_plan(resolved.grants, image.unknown(), resolved.groups)
+    else:
         with inject.open_folder(rootfs, Container) as container:
             found = inject.examine(container, config, resolved.examiners())
-    operations, left_out = usable(make_plan(resolved.grants, found, resolved.groups).operations)
+            plan = make_plan(resolved.grants, found, resolved.groups)
+            plan = Plan([op for op in plan.operations if not op.is_kept(container)])
+    operations, left_out = usable(plan.operations)
     plan = Plan(operations)
     undone = [*apply.undone(plan), *fstab.FstabWriter().write(operations).unwritten]
     steps = [op for op in operations if op not in undone]

@@ -1,7 +1,8 @@
 """What a container would get and why: its requests followed through the house."""
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -17,9 +18,9 @@ from gpuhook.start import contract
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.start.inventory.selection import fallen_off
 from gpuhook.start.limits import Limits
-from gpuhook.start.plan import image
-from gpuhook.start.plan.operations import AddGroup, Operation, usable
-from gpuhook.start.plan.spec_edits import SpecWriter
+from gpuhook.start.plan import image, spec_edits
+from gpuhook.start.plan.operations import AddGroup, Operation, Plan, usable
+from gpuhook.start.plan.volumes import Volumes
 from gpuhook.start.plan.writer import Places
 from gpuhook.start.planner import make_plan
 from gpuhook.start.records import claims
@@ -162,9 +163,13 @@ class Explanation:
             self.undone = [op for op in plan.operations if _is_no_group(op, spec)]
         self.operations = plan.operations
         if self.mode == "spec":
-            written = SpecWriter().write(plan.operations)
+            with _opened(root_path) as root:
+                written = spec_edits.written(spec, plan, root)
             self.operations = written.steps
             self.undone += written.unwritten
+            self.left_out += written.left_out
+        else:
+            self.left_out += _lacking(spec, plan, root_path)
         self.operations = [op for op in self.operations if op not in self.undone]
         self._add_limits(limited)
 
@@ -318,10 +323,30 @@ def _has_musl(folders: list[str]) -> bool:
 
 def _image(root_path: str | None, config: Config, resolved: Resolved) -> image.Image:
     """Look at the image, where there is one to look at."""
-    if root_path is None or not os.path.isdir(root_path):
-        return image.unknown()
-    with Rootfs(root_path) as root:
+    with _opened(root_path) as root:
+        if root is None:
+            return image.unknown()
         return image.examine(root, config, resolved.examiners())
+
+
+@contextlib.contextmanager
+def _opened(root_path: str | None) -> Iterator[Rootfs | None]:
+    """Open the image, where there is one to look at."""
+    if root_path is None or not os.path.isdir(root_path):
+        yield None
+        return
+    with Rootfs(root_path) as root:
+        yield root
+
+
+def _lacking(spec: Spec, plan: Plan, root_path: str | None) -> list[str]:
+    """Return what a volume of the container has no place for; VolumeError where that is needed."""
+    with _opened(root_path) as root:
+        if root is None:
+            return []
+        places = Places().write(plan.operations)
+        steps = [*places.mounts.values(), *places.links.values()]
+        return Volumes(spec.data, root).fit(steps)[1]
 
 
 def _request_lines(explanation: Explanation) -> list[str]:

@@ -30,6 +30,9 @@ _LIBRARIES = {
     "utility": ("libnvidia-ml", "nvidia-smi", "libnvidia-ml1"),
 }
 
+# What no container does without that gets it, whatever volumes it has; the last is WSL2's.
+NEEDED = frozenset({*(library for library, _, _ in _LIBRARIES.values()), "libdxcore"})
+
 # driver capabilities -> libraries, programs and nodes without which a part of it is missing.
 _PARTS = {
     ("compute",): ("libnvidia-ptxjitcompiler",),

@@ -13,12 +13,13 @@ from gpuhook.start.plan.operations import (
     FILE_OPTIONS,
     SOCKET_OPTIONS,
     BindFile,
+    BindPart,
     BindSocket,
     Symlink,
     UpdateLdCache,
     WriteFile,
 )
-from gpuhook.vendors.nvidia import cuda_compat, device_nodes, own_files
+from gpuhook.vendors.nvidia import completeness, cuda_compat, device_nodes, own_files
 from gpuhook.vendors.nvidia.model import CAPS_FOLDER, selection
 from gpuhook.vendors.nvidia.names import NAME
 from gpuhook.vendors.nvidia.own_files import PROC_DRIVER, MaskProc
@@ -179,7 +180,15 @@ def _file_binds(
         if file.kind == SOCKET:
             yield BindSocket(inventory.root, file.path, destination, SOCKET_OPTIONS, reason)
         else:
-            yield BindFile(inventory.root, file.path, destination, FILE_OPTIONS, reason)
+            kind = BindPart if _is_part(file) else BindFile
+            yield kind(inventory.root, file.path, destination, FILE_OPTIONS, reason)
+
+
+def _is_part(file: "DriverFile") -> bool:
+    """Tell whether the rest of the driver works without a library or a program."""
+    if file.kind == "library":
+        return _name(file).partition(".so")[0] not in completeness.NEEDED
+    return file.kind in ("library32", "binary")
 
 
 def _caps_folder(grant: "Grant") -> "Iterator[Operation]":
@@ -217,7 +226,8 @@ def _links(libraries: "list[tuple[DriverFile, str]]") -> "Iterator[Symlink]":
         for link, name in layout.links(names).items():
             yield Symlink(f"{folder}/{link}", name, replace=True, reason=capability[name])
         for link, name, target in _extra_links(files):
-            yield Symlink(f"{folder}/{link}", target, replace=False, reason=capability[name])
+            path, reason = f"{folder}/{link}", capability[name]
+            yield Symlink(path, target, replace=False, renewed=True, reason=reason)
 
 
 def _extra_links(files: "list[DriverFile]") -> "Iterator[tuple[str, str, str]]":
@@ -237,7 +247,8 @@ def _gbm_link(
     for file, folder in libraries:
         if file.target.startswith(_GBM_LIBRARY) and "graphics" in options.capabilities:
             name, target = _GBM_LINK
-            yield Symlink(f"{folder}/{name}", target, replace=False, reason="graphics")
+            path = f"{folder}/{name}"
+            yield Symlink(path, target, replace=False, renewed=True, reason="graphics")
 
 
 def _profile(options: "NvidiaOptions", selection: "Selection") -> "Iterator[Operation]":
