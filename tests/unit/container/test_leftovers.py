@@ -1,4 +1,4 @@
-"""Which names in an image an earlier start left, and which are somebody's own."""
+"""Names that an earlier start left in an image, and names that are the image's own."""
 
 import os
 from collections.abc import Iterator

@@ -248,7 +248,7 @@ class Rootfs:
     def leads_to(self, path: str) -> str:
         """Return where a link leads, followed inside the root, whether anything is there or not.
 
-        Where a folder on the way isn't there either, that is what the link itself says. The answer
+        Where a folder on the way isn't there either, that is the link's own content. The answer
         is a string, as that of ``real_path``: who acts on it resolves it again.
         """
         try:

@@ -131,7 +131,7 @@ class Source:
         return CdiWriter(self.vendor.names.FIXED_MAJORS, common).write(operations)
 
     def _common_variables(self) -> frozenset[str]:
-        """Return the variables that all devices set alike, each alone and all together."""
+        """Return the variables that all devices set alike, each by itself and all together."""
         if self._variables is None:
             devices = [device for device in self.inventory.devices if not device.state]
             granted = [self.grant(each) for each in (devices, *([one] for one in devices))]
@@ -161,7 +161,7 @@ class Source:
         """Return the edits for every container: without devices, the hook, and no second injector.
 
         A runtime that reads the variable in ``names.VOID`` finds a word there by which it does
-        nothing. Without that, a variable of ours says whose document it is.
+        nothing. Without that, a variable of ours marks the document.
         """
         edits = self.edits(())
         plan = make_plan([self.grant(self.inventory.devices)], Image(HostLayout()))

@@ -46,7 +46,7 @@ FOLDER_OPTIONS = ("nosuid", "nodev")  # of one to write to
 SOCKET_OPTIONS = ("nosuid", "nodev", "noexec")
 DEVICE_OPTIONS = ("ro", "nosuid", "noexec")
 # What is left out where it would have to be made in a volume, or where others than root may have
-# put it. What else isn't needed is left out in volumes alone.
+# put it. What else isn't needed is left out only in volumes.
 _OPTIONAL_FOLDERS = (
     "/etc/", "/lib/firmware/", "/run/", "/usr/lib/firmware/", "/usr/share/", "/var/run/",
 )  # fmt: skip
@@ -416,7 +416,7 @@ class Symlink(Operation):
 
     kind = "symlink"
     shown = ("kind", "destination", "target", "reason")
-    optional = True  # a loader finds libraries without it, or links are for builds alone
+    optional = True  # a loader finds libraries without it, or only builds use it
 
     def __init__(
         self, destination: str, target: str, *, replace: bool, reason: str, renewed: bool = False
