@@ -107,7 +107,12 @@ class Injection:
 
     def read_state(self, text: bytes, hook: int) -> "State":  # noqa: ARG002 - it says who starts
         """Return the state that a hook was given; ``hook`` is its process id."""
-        return parse_state(text)
+        state = parse_state(text)
+        if state.bundle != "/":
+            return state
+        from gpuhook.ground.oci import lost_bundle  # noqa: PLC0415 - few containers need it
+
+        return lost_bundle.with_bundle(state, self._spec)
 
     def finish(self, state: "State") -> None:
         """Inject into the container of that state, and log it."""

@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from gpuhook.start.limits import Limits
     from gpuhook.start.resolve import Resolved
 
-USAGE = f"""usage: {names.HOOK} [--config FILE] [prestart | precreate | lease]
+USAGE = f"""usage: {names.HOOK} [--config FILE] [--bundle DIR] [prestart | precreate | lease]
 
 Reads an OCI container state on standard input and puts the GPUs that the container asks
 for into it. Register it as a prestart or createRuntime hook.
+
+DIR is the container's bundle, for where the state has none but /: crun's, for a container
+with a user namespace and devices. gpu-py names it.
 
 With precreate, podman's stage before the runtime is called, reads a config.json instead,
 and prints it with the device rules and the hook that its GPUs need.
@@ -37,6 +40,7 @@ _SPEC_LIMIT = 64 << 20
 # NVIDIA's hook has verbs of which only the first does anything; hook files name them.
 _IDLE_VERBS = ("poststart", "poststop")
 _VERBS = ("prestart", names.LEASE_VERB, *_IDLE_VERBS)
+_OPTIONS = ("--config", "-config", names.BUNDLE_OPTION)
 
 
 def main(argv: list[str]) -> "NoReturn":
@@ -44,7 +48,8 @@ def main(argv: list[str]) -> "NoReturn":
     if "-h" in argv or "--help" in argv:
         sys.stdout.write(USAGE)
         sys.exit(0)
-    config_path, verb = read_arguments([word for word in argv if word != names.HELPER_KILLED])
+    words = [word for word in argv if word != names.HELPER_KILLED]
+    config_path, bundle, verb = read_arguments(words)
     state = _drain(_STATE_LIMIT)
     if verb in _IDLE_VERBS:
         sys.exit(0)
@@ -53,31 +58,33 @@ def main(argv: list[str]) -> "NoReturn":
         config = load(config_path)
         if names.HELPER_KILLED in argv:
             raise InjectError("The helper was killed", "Start the container again")
-        (take if verb == names.LEASE_VERB else run)(state, config)
+        (take if verb == names.LEASE_VERB else run)(state, config, bundle)
     except GpuhookError as error:
         log.error(names.HOOK, str(error), config)
         sys.exit(1)
     os._exit(0)  # nothing is buffered, and taking the interpreter apart takes 2 ms
 
 
-def read_arguments(argv: list[str]) -> tuple[str | None, str]:
-    """Return the configuration file given (None: none) and the verb; usage and exit 2 else."""
-    config_path = None
+def read_arguments(argv: list[str]) -> tuple[str | None, str, str]:
+    """Return the configuration file given (None: none), the bundle ("": none) and the verb.
+
+    Other words: usage, and exit 2.
+    """
+    given: dict[str, str] = {}
     words = list(argv)
     verbs = []
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")
-        if name not in ("--config", "-config"):
+        if name not in _OPTIONS:
             verbs.append(word)
-        elif equals:
-            config_path = value
         else:
-            config_path = words.pop(0) if words else ""
-    if config_path == "" or verbs not in ([], *[[verb] for verb in _VERBS]):
+            given[name.lstrip("-")] = value if equals else (words.pop(0) if words else "")
+    if "" in given.values() or verbs not in ([], *[[verb] for verb in _VERBS]):
         sys.stderr.write(USAGE)
         sys.exit(2)
-    return config_path, verbs[0] if verbs else "prestart"
+    bundle = given.get("bundle", "")
+    return given.get("config"), bundle, verbs[0] if verbs else "prestart"
 
 
 def _drain(most: int) -> bytes:
@@ -92,10 +99,22 @@ def _drain(most: int) -> bytes:
     return data
 
 
-def run(state_text: bytes, config: Config) -> None:
-    """Inject what the container of this state asks for; GpuhookError if that can't be done."""
+def _read(state_text: bytes, bundle: str) -> "tuple[State, Spec]":
+    """Return a container's state and its config.json; ``bundle`` is what an argument names."""
     state = parse_state(state_text)
-    spec = read_spec(os.path.join(state.bundle, "config.json"))
+    if state.bundle == "/":
+        from gpuhook.ground.oci import lost_bundle  # noqa: PLC0415 - few containers need it
+
+        return lost_bundle.read(state, bundle)
+    return state, read_spec(os.path.join(state.bundle, "config.json"))
+
+
+def run(state_text: bytes, config: Config, bundle: str = "") -> None:
+    """Inject what the container of this state asks for; GpuhookError if that can't be done.
+
+    ``bundle`` is the one that an argument names, "" for none.
+    """
+    state, spec = _read(state_text, bundle)
     resolved = resolve(spec.data, config, registry.known(config))
     if resolved is not None and resolved.absent and not resolved.grants:
         log.without(spec.path, resolved.absent, config)
@@ -110,13 +129,12 @@ def run(state_text: bytes, config: Config) -> None:
         _take(state, spec, resolved, config, found)
 
 
-def take(state_text: bytes, config: Config) -> None:
+def take(state_text: bytes, config: Config, bundle: str) -> None:
     """Take what the container of this state has of exclusive devices, and limit their memory.
 
-    HeldError or LimitError if that can't be.
+    ``bundle`` is as for ``run``. HeldError or LimitError if that can't be.
     """
-    state = parse_state(state_text)
-    spec = read_spec(os.path.join(state.bundle, "config.json"))
+    state, spec = _read(state_text, bundle)
     known = registry.known(config)
     resolved = resolve(spec.data, config, known)
     found = limits(spec, config, known, resolved)
@@ -150,7 +168,7 @@ def precreate(folder: str, argv: list[str]) -> "NoReturn":
     """
     from gpuhook.start.edit import edit  # noqa: PLC0415 - of this stage alone
 
-    config_path, _ = read_arguments(argv)
+    config_path, _, _ = read_arguments(argv)
     text = _drain(_SPEC_LIMIT)
     config = Config()
     try:

@@ -16,11 +16,19 @@ from harness.device_plugin import device_plugin, start
 from harness.driver import lines_of_nvidia_smi
 from harness.driver_folder import Machine
 from harness.images import image
-from harness.installation import Installation, harden
+from harness.installation import Installation, harden, write_config
 from harness.releases import Release, release
-from kubelet import Answers, Kubelet
+from kubelet import Answers, Kubelet, Node
 
 DEBIAN = image("debian")
+FUSE = Node("/dev/fuse", "/dev/fuse", "rwm")
+# A handler whose containers crun makes: engines pass their own environment on.
+BY_CRUN = """\
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.gpu-py-crun]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.gpu-py-crun.options]
+      BinaryName = "{}"
+"""
 GPU = "nvidia.com/gpu"
 PODS = "k8s.io"  # containerd's namespace for the CRI's images
 # As Pod Security's level "restricted" wants it: no root, no capability, no way to get one.
@@ -99,6 +107,7 @@ def cri(
     text = WITH_HANDLERS.replace('bin_dir = "/usr/lib/cni"', cni)
     switch = f'enable_cdi = true\n  cdi_spec_dirs = ["{documents}"]\n'
     text = text.replace("disable_apparmor = true\n", f"disable_apparmor = true\n  {switch}")
+    text += BY_CRUN.format(by_crun(workspace / "careful-crun", sid, machine))
     pause = images.save(
         {"pause": roots["busybox"]}, workspace / "careful-pause.tar", ("sleep", "infinity")
     )
@@ -111,6 +120,16 @@ def cri(
         wait_until(made.is_ready, "the CRI answers")
         yield made
         made.close()
+
+
+def by_crun(folder: Path, sid: Release, machine: Machine) -> Path:
+    """Write a gpu-py whose containers crun makes."""
+    config = write_config(folder, machine.root, ["crun"])
+    harden(config)
+    program = folder / "gpu-py"
+    program.write_text(f'#!/bin/sh\nGPUHOOK_CONFIG={config} exec {sid.installation.runtime} "$@"\n')
+    program.chmod(0o755)
+    return program
 
 
 @pytest.fixture(params=["volume-mounts", "cdi-cri"])
@@ -171,6 +190,20 @@ def test_a_careful_pod(
             assert user == [str(security.user)]
             assert (security.users is None) == (mapping == ["0", "0", "4294967295"])
             assert (int(capabilities[1], 16) == 0) == security.restricted
+
+
+@pytest.mark.parametrize("runtime", ["gpu-py", "gpu-py-crun"])
+def test_one_more_device_in_a_user_namespace(
+    runtime: str, cri: Cri, workspace: Path, sid: Release, machine: Machine, documents: Path
+) -> None:
+    """The kubelet's hostUsers: false, and a node of another plugin's; crun loses the bundle."""
+    with plugin(workspace, sid, machine, documents, "volume-mounts") as kubelet:
+        answers = kubelet.admit("one", {GPU: 2})
+        with cri.pod(runtime, security=IN_NAMESPACE) as pod:
+            answers = {**answers, "devices": [*answers["devices"], FUSE]}
+            container = start(pod, DEBIAN, answers)
+            assert smi(container) == expected(answers, machine)
+            container.exec("test", "-c", "/dev/fuse").ok()
 
 
 def test_parts_of_a_pod(

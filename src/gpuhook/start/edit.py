@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from gpuhook.start.inventory.model import Inventory
     from gpuhook.start.resolve import Resolved
 
+# Words of our hook that gpu-py alone writes.
+_OF_GPU_PY = (names.HELPER_OPTION, names.BUNDLE_OPTION, names.LEASE_VERB)
+
 
 def edit(
     spec: "Spec",
@@ -219,15 +222,15 @@ def _add_device_rules(spec: "Spec", devices: list[tuple[int, int]]) -> "Spec":
 def without_old_hooks(spec: "Spec") -> "Spec":
     """Return a spec without the hooks that ours replaces.
 
-    NVIDIA's, which Docker's --gpus adds, and our own of an earlier start, whose helper is gone
-    or which took a lease alone.
+    NVIDIA's, which Docker's --gpus adds, and our own of an earlier start, whose helper is gone,
+    which names the bundle of then, or which took a lease alone.
     """
     for stage in names.HOOK_STAGES:
         spec = spec.drop_hooks(stage, names.TOOLKIT_HOOKS)
         for hook in spec.hooks(stage):
             args = hook.get("args")
             words = args if isinstance(args, list) else ()
-            ours = names.HELPER_OPTION in words or names.LEASE_VERB in words
+            ours = any(word in words for word in _OF_GPU_PY)
             if hook_name(hook) == names.HOOK and ours:
                 spec = spec.drop_hooks(stage, (names.HOOK,))
     return spec
@@ -255,6 +258,8 @@ def add_hook(
             "Reinstall gpuhook, so that both are in one folder",
         )
     options = ["--config", os.path.abspath(config.path)] if config.path else []
+    if spec.bundle and not words:  # the words name it, too
+        options = [names.BUNDLE_OPTION, spec.bundle, *options]
     args = [names.HOOK, *words, *options, verb]
     # protects: hook-environment
     return spec.append(

@@ -99,14 +99,14 @@ def podman(
         client.call("system", "reset", "--force")
 
 
-def hooks_dir(folder: Path, hook: Path, *args: str) -> Path:
+def hooks_dir(folder: Path, hook: Path, *args: str, stage: str = "prestart") -> Path:
     """Write a hooks-dir whose one file has every container call ``hook`` with ``args``."""
     folder.mkdir()
     described = {
         "version": "1.0.0",
         "hook": {"path": str(hook), "args": [hook.name, *args]},
         "when": {"always": True},
-        "stages": ["prestart"],
+        "stages": [stage],
     }
     (folder / "gpuhook.json").write_text(json.dumps(described))
     return folder

@@ -70,6 +70,7 @@ def edited(text: str, mode: str, bundle: Path, there: dict[str, Inventory]) -> S
         {"prestart": hook(names.TOOLKIT_HOOKS[0], "prestart")},
         {"createRuntime": hook(names.TOOLKIT_HOOKS[1], "prestart")},
         {"prestart": hook(names.HOOK, names.HELPER_OPTION, "1", "2", "3", "4", "5", "prestart")},
+        {"prestart": hook(names.HOOK, names.BUNDLE_OPTION, "/another", "prestart")},
         {"createRuntime": hook(names.HOOK, names.LEASE_VERB)},
         {"prestart": hook(names.TOOLKIT_HOOKS[0]), "createRuntime": hook(names.TOOLKIT_HOOKS[0])},
         {"env": '"ASCEND_DOCKER_RUNTIME=no"'},

@@ -60,8 +60,10 @@ def ask(installed: Installed, act: str, *, bundle: str = "") -> tuple[int, str, 
     return done.returncode, done.stderr.decode(), python
 
 
-def plain_hook(installed: Installed) -> str:
-    return f'hook {installed.bin}/gpuhook-prestart --config /c prestart\n{{"state":1}}'
+def plain_hook(installed: Installed, bundle: str = "bundle") -> str:
+    """Return what Python gets: the words for the helper leave the bundle's name."""
+    words = f"--bundle {installed.folder}/{bundle} --config /c prestart"
+    return f'hook {installed.bin}/gpuhook-prestart {words}\n{{"state":1}}'
 
 
 def test_hook_leaves_the_work_to_the_helper(installed: Installed) -> None:
@@ -81,7 +83,7 @@ def test_hook_has_python_report_a_helper_killed_at_work(installed: Installed) ->
     act = "wait(); tell(b'taken\\n'); os.kill(os.getpid(), 9)"
     status, text, python = ask(installed, act)
     assert (status, text) == (0, "")
-    assert python.partition(" --config")[0].endswith("gpuhook-prestart --helper-killed")
+    assert "gpuhook-prestart --helper-killed --bundle " in python
 
 
 def test_hook_refuses_after_a_helper_was_killed(
@@ -114,4 +116,4 @@ def test_hook_asks_no_process_of_another_bundle(installed: Installed) -> None:
     act = "import time; time.sleep(20)"
     (installed.folder / "other").mkdir()
     status = ask(installed, act, bundle=str(installed.folder / "other"))
-    assert status == (0, "", plain_hook(installed))
+    assert status == (0, "", plain_hook(installed, "other"))

@@ -42,6 +42,12 @@ class Spec:
         self.data: dict[str, Any] = data
 
     @property
+    def bundle(self) -> str:
+        """The bundle's absolute path; "" where the text is in no bundle (podman's precreate)."""
+        folder, name = os.path.split(os.path.abspath(self.path))
+        return folder if name == "config.json" else ""
+
+    @property
     def root_path(self) -> str:
         """The root filesystem's absolute path on the host (root.path, else the bundle)."""
         bundle = os.path.dirname(os.path.abspath(self.path))

@@ -1,0 +1,67 @@
+"""The bundle of a container that crun calls hooks for with the bundle "/".
+
+crun takes its working directory for the bundle, and that is "/" once it has been in the
+container's mount namespace: where a container with a user namespace has nodes in linux.devices
+(crun 1.8 to 1.29, ``do_hooks`` in container.c, for prestart and createRuntime hooks).
+
+What gpu-py wrote into the hook counts then. A hook that an engine added asks the command line of
+the process that called it, which is crun's.
+"""
+
+import os
+
+from gpuhook.ground.errors import StateError
+from gpuhook.ground.host import proc
+from gpuhook.ground.names import CREATING_VERBS
+from gpuhook.ground.oci.runtime_argv import Arguments
+from gpuhook.ground.oci.spec import Spec, State, read_spec
+
+LOST = "/"
+
+
+def read(state: State, written: str) -> tuple[State, Spec]:
+    """Return a state with the bundle that is the container's, and that bundle's config.json.
+
+    ``written`` is the bundle in the hook's arguments, "" where there is none. StateError where
+    no bundle is found, or one of another container.
+    """
+    bundle = written or _of_caller()
+    if not bundle:
+        raise StateError(
+            "The low-level runtime gave the hook no bundle but /, as crun does for a container "
+            "with a user namespace and nodes in linux.devices",
+            "Start the container by gpu-py, or name the bundle with --bundle and its absolute path",
+        )
+    spec = read_spec(f"{bundle}/config.json")
+    return with_bundle(state, spec), spec
+
+
+def _of_caller() -> str:
+    """Return the bundle that the command line of the process that called us names, "" for none."""
+    pid = os.getppid()
+    words = proc.data_of(f"/proc/{pid}/cmdline").split(b"\0")[1:-1]
+    if os.getppid() != pid:  # it may be another process of that number
+        return ""
+    return of_command_line([os.fsdecode(word) for word in words])
+
+
+def of_command_line(words: list[str]) -> str:
+    """Return the bundle that a low-level runtime's words name by its absolute path, else ""."""
+    arguments = Arguments(words)
+    bundle = arguments.bundle or ""
+    return bundle if arguments.verb in CREATING_VERBS and bundle.startswith("/") else ""
+
+
+def with_bundle(state: State, spec: Spec) -> State:
+    """Return a state with the bundle of a config.json; StateError where that isn't its own.
+
+    crun gives the root as config.json has it.
+    """
+    root = spec.data.get("root")
+    path = root.get("path") if isinstance(root, dict) else None
+    if state.root not in (None, os.path.join(LOST, str(path))):  # protects: root-of-bundle
+        raise StateError(
+            f"{spec.path} has another root than the container, {state.root}",
+            "Start the container by gpu-py, with a bundle of its own",
+        )
+    return State(state.container_id, state.pid, spec.bundle, spec.root_path)
