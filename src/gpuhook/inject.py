@@ -118,6 +118,7 @@ class Injection:
         """Inject into the container of that state, and log it."""
         spec, config = self._spec, self._config
         spec.require_mount_namespace()
+        log.warn(names.HOOK, self._resolved.misunderstood(), config)
         with open_container(state.pid, state.root or spec.root_path) as container:
             found = examine(container, config, self._resolved.examiners())
             plan = self._prepared.for_image(found)

@@ -80,10 +80,7 @@ REQUESTS = {
         ["GPU-00000000-0000-0000-0000-000000000000"],
     ),
     "a path": (["NVIDIA_VISIBLE_DEVICES=../../etc"], ["../../etc"]),
-    "unknown capability": (
-        ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=compute,magic"],
-        ["magic"],
-    ),
+    "unknown channel": (["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=one"], ["one"]),
     "unmet requirement": (
         ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=cuda>=99.0"],
         ["99.0"],

@@ -153,6 +153,15 @@ def test_another_user(node: Node, driver: Driver) -> None:
     assert found.gpu_minors == {driver.gpus[0].minor}
 
 
+def test_an_unknown_capability(node: Node, driver: Driver) -> None:
+    """It is a warning, as at a start by gpu-py."""
+    with node.plugin():
+        env = ("NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_DRIVER_CAPABILITIES=magic")
+        assert seen(inside(node, *env, command=look())).gpu_minors == {driver.gpus[1].minor}
+    kept = node.system.config.parent / "state/warnings.log"
+    assert "gpuhook nri: 'magic' isn't a driver capability" in kept.read_text()
+
+
 def test_what_there_is_not(node: Node) -> None:
     with node.plugin(), pytest.raises(CriError, match="99"):
         inside(node, "NVIDIA_VISIBLE_DEVICES=99")

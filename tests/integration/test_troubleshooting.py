@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -84,10 +85,10 @@ def slow_files(scene: Scene) -> Result:
     return scene.start("AMD_VISIBLE_DEVICES=all", config=scene.config(text))
 
 
-def forbidden_capability(scene: Scene) -> Result:
+def forbidden_capability(word: str, scene: Scene) -> Result:
     config = write_config(scene.folder / "config", scene.driver.root, ["runc"])
     text = 'supported-driver-capabilities = "utility"\n' + config.read_text()
-    return scene.start(ALL, "NVIDIA_DRIVER_CAPABILITIES=video", config=scene.config(text))
+    return scene.start(ALL, f"NVIDIA_DRIVER_CAPABILITIES={word}", config=scene.config(text))
 
 
 def closed_nodes(scene: Scene) -> Path:
@@ -277,10 +278,8 @@ OURS: dict[str, Provocation] = {
     "The container requires '...' and this machine has ...": lambda scene: scene.start(
         ALL, "NVIDIA_REQUIRE_CUDA=cuda>=99.0"
     ),
-    "NVIDIA_DRIVER_CAPABILITIES asks for '...'": forbidden_capability,
-    "'...' isn't a driver capability: there are ...": lambda scene: scene.start(
-        ALL, "NVIDIA_DRIVER_CAPABILITIES=magic"
-    ),
+    "NVIDIA_DRIVER_CAPABILITIES asks for '...'": partial(forbidden_capability, "video"),
+    "'...' isn't a driver capability: there are ...": partial(forbidden_capability, "magic"),
     "CUDA_VERSION is '...', which is not a version number": lambda scene: scene.start(
         ALL, "CUDA_VERSION=nonsense"
     ),

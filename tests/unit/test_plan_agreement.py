@@ -88,6 +88,7 @@ def config_file(source: random.Random, path: Path) -> None:
         accept-nvidia-visible-devices-envvar-when-unprivileged = {answers[0]}
         accept-nvidia-visible-devices-as-volume-mounts = {answers[1]}
         disable-require = {answers[2]}
+        supported-driver-capabilities = "{source.choice(["all", "compute,utility"])}"
         swarm-resource = "{source.choice(["", "SWARM"])}"
         nvidia-container-runtime.mode = "{mode}"
         nvidia-container-runtime.debug = "{path.parent}/runtime.log"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from gpuhook.ground.config.model import Config
 
-ERRORS = "errors.log"
+ERRORS, WARNINGS = "errors.log", "warnings.log"
 _FULL = 256 << 10
 _ERRORS_ALONE = ("panic", "fatal", "error", "warning", "warn")  # log levels
 
@@ -39,18 +39,24 @@ def error(program: str, text: str, config: "Config", log_file: str | None = None
     keep(program, text, config)
 
 
-def keep(program: str, text: str, config: "Config") -> None:
-    """Write an error where it is found if the user was shown nothing.
+def warn(program: str, texts: "list[str]", config: "Config") -> None:
+    """Write warnings to the debug logs, and for ``gpuhook doctor`` into ``warnings.log``."""
+    for text in texts:
+        keep(program, text, config, WARNINGS)
+
+
+def keep(program: str, text: str, config: "Config", name: str = ERRORS) -> None:
+    """Write an error, or a warning, where it is found if the user was shown nothing.
 
     crun, and podman at precreate, show nobody what a hook says. The debug logs have it, where
-    the configuration names some, and ``errors.log`` in the state folder, for ``gpuhook
+    the configuration names some, and the file ``name`` in the state folder, for ``gpuhook
     doctor``; that file starts again from nothing when it is full. Nothing is written to a
     state folder that others may write to: what they put there could lead elsewhere.
     """
-    record = _record(program, text)
+    record = _record(program, text, "error" if name == ERRORS else "warning")
     for debug in {config.cli_debug, config.runtime_debug}:
         append(debug, record)
-    path = f"{config.state_dir}/{ERRORS}"
+    path = f"{config.state_dir}/{name}"
     try:
         if not os.path.isdir(config.state_dir):
             os.mkdir(config.state_dir, 0o755)
@@ -97,9 +103,9 @@ def _warn(what: str, path: str, sentences: "list[str]", config: "Config") -> Non
         append(debug, {**facts, "spec": path, "warnings": sentences})
 
 
-def _record(program: str, text: str) -> "dict[str, Any]":
+def _record(program: str, text: str, level: str = "error") -> "dict[str, Any]":
     """Return an error as runc's JSON log has it."""
-    return {"level": "error", "msg": f"{program}: {text}", "time": timestamp()}
+    return {"level": level, "msg": f"{program}: {text}", "time": timestamp()}
 
 
 def append(path: str, record: "dict[str, Any]", *, mode: int = 0o644) -> None:

@@ -190,6 +190,7 @@ def _edit_spec(spec: "Spec", resolved: "Resolved", config: "Config") -> "Spec":
     from gpuhook.start.plan.operations import Plan, usable  # noqa: PLC0415
     from gpuhook.start.planner import make_plan  # noqa: PLC0415
 
+    log.warn(names.RUNTIME, resolved.misunderstood(), config)
     try:
         with Rootfs(spec.root_path) as root:
             found = image.examine(root, config, resolved.examiners())

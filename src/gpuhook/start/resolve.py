@@ -87,9 +87,13 @@ class Resolved:
         preload.load((*preload.INJECTION, *more))
 
     def warnings(self) -> list[str]:
-        """Return what the container gets only in part, a sentence each."""
+        """Return what the container gets only in part, or otherwise, a sentence each."""
         found = [text for grant in self.grants for text in grant.vendor.warnings(grant)]
-        return [*self.absent, *found]
+        return [*self.absent, *self.misunderstood(), *found]
+
+    def misunderstood(self) -> list[str]:
+        """Return what the container asks for in words that mean nothing, a sentence each."""
+        return [text for request in self.requests for text in request.warnings]
 
 
 def resolve(

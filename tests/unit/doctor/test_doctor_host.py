@@ -230,8 +230,20 @@ def test_recent_errors_are_shown_and_old_ones_not(tree: Tree) -> None:
     )
 
 
+def test_recent_warnings_are_shown(tree: Tree) -> None:
+    now = log.timestamp()
+    line = {"level": "warning", "msg": "gpu-py: 'x' isn't a driver capability", "time": now}
+    path = f"{tree.case.config.state_dir}/{log.WARNINGS}"
+    for count, start in ((1, "A container asks"), (2, "2 containers ask")):
+        tree.write(path, (json.dumps(line) + "\n") * count)
+        status, words = said(install.recent_warnings(tree.case))["recent-warnings"]
+        assert status == "note"
+        assert words == f"{start} for what there isn't, within a day, the last: {now} {line['msg']}"
+
+
 def test_no_errors_are_no_finding(tree: Tree) -> None:
     assert said(install.recent_errors(tree.case)) == {}
+    assert said(install.recent_warnings(tree.case)) == {}
 
 
 # Kubernetes -----------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ def test_refused_names_of_a_source_that_does_not_count_are_no_matter() -> None:
 
 def test_error_carries_what_was_understood() -> None:
     with pytest.raises(RequestError) as caught:
-        request_for("NVIDIA_VISIBLE_DEVICES=0,1", "NVIDIA_DRIVER_CAPABILITIES=nope")
+        request_for("NVIDIA_VISIBLE_DEVICES=0,1", "NVIDIA_IMEX_CHANNELS=nope")
     request = caught.value.request
     assert isinstance(request, Request)
     assert request.devices == ("0", "1")

@@ -45,7 +45,7 @@ class Request(Record):
     be looked up in CDI specs, as qualified names; ``selectors`` those to be found among the
     machine's devices, in the name spaces ``spaces`` (): in all. ``options`` is what the
     vendor read besides, None for a vendor that reads nothing. ``ignored`` are (source,
-    reason) pairs.
+    reason) pairs; ``warnings`` say what is understood otherwise than it may be meant.
     """
 
     vendor: str
@@ -56,6 +56,7 @@ class Request(Record):
     spaces: tuple[str, ...] = ()
     options: "Any" = None
     ignored: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a request never changes: {name}={shown(value)}")
@@ -171,6 +172,7 @@ class Reading:
         "names",
         "spec",
         "swarm",
+        "warnings",
     )
 
     def __init__(self, spec: SpecReader, names: "ModuleType") -> None:
@@ -185,11 +187,13 @@ class Reading:
         self.legacy = is_legacy(self.env, names)
         self.devices: tuple[str, ...] | None = None
         self.ignored: list[tuple[str, str]] = []
+        self.warnings: list[str] = []
         self.found: dict[str, Any] = {}
 
     def request(self) -> Request:
         """Return the request as far as it is read."""
-        return Request(self.names.NAME, **self.found, ignored=tuple(self.ignored))
+        ignored, warnings = tuple(self.ignored), tuple(self.warnings)
+        return Request(self.names.NAME, **self.found, ignored=ignored, warnings=warnings)
 
     def read(self, vendor: "OptionsReader", more: "tuple[str, ...]" = ()) -> None:
         """Read all of it; RequestError for what is wrong."""

@@ -24,6 +24,7 @@ STEPS: tuple[Step, ...] = (
     Step(install.saved_inventory, needs=(CONFIGURATION,)),
     Step(install.memory_limits, needs=(CONFIGURATION,)),
     Step(install.recent_errors, needs=(CONFIGURATION,)),
+    Step(install.recent_warnings, needs=(CONFIGURATION,)),
     Step(engines.engine_found),
     Step(docker.docker, engine="docker"),
     Step(engines.containerd, engine="containerd"),

@@ -227,7 +227,29 @@ def _borders(case: Case) -> Iterator[Finding]:
 
 def recent_errors(case: Case) -> Iterator[Finding]:
     """Show what stopped containers lately: not every engine shows what gpuhook says."""
-    text = case.machine.text(f"{case.config.state_dir}/{log.ERRORS}") or ""
+    lately = _lately(case, log.ERRORS)
+    if lately:
+        count = f"{len(lately)} containers failed" if len(lately) > 1 else "A container failed"
+        remedy = "Do what the message says; crun, and podman at precreate, hide what hooks say"
+        yield note("recent-errors", f"{count} within a day, the last: {lately[-1]}", remedy)
+
+
+def recent_warnings(case: Case) -> Iterator[Finding]:
+    """Show which containers started lately with other parts of the driver than they asked for."""
+    lately = _lately(case, log.WARNINGS)
+    if lately:
+        many = len(lately) > 1
+        count = f"{len(lately)} containers ask" if many else "A container asks"
+        yield note(
+            "recent-warnings",
+            f"{count} for what there isn't, within a day, the last: {lately[-1]}",
+            "Correct the variable in the image, or in what starts the container",
+        )
+
+
+def _lately(case: Case, name: str) -> list[str]:
+    """Return the messages of the last day in a file of the state folder, each with its time."""
+    text = case.machine.text(f"{case.config.state_dir}/{name}") or ""
     yesterday = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 86400))
     lately = []
     for line in text.split("\n"):
@@ -237,10 +259,7 @@ def recent_errors(case: Case) -> Iterator[Finding]:
             continue  # cut off while it was written
         if isinstance(record, dict) and str(record.get("time", "")) > yesterday:
             lately.append(f"{record['time']} {record.get('msg', '')}".rstrip("."))
-    if lately:
-        count = f"{len(lately)} containers failed" if len(lately) > 1 else "A container failed"
-        remedy = "Do what the message says; crun, and podman at precreate, hide what hooks say"
-        yield note("recent-errors", f"{count} within a day, the last: {lately[-1]}", remedy)
+    return lately
 
 
 def launcher_settings(case: Case) -> Iterator[Finding]:

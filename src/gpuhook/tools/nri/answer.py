@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache as cached
 from typing import Any
 
+from gpuhook.ground import log
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import NoDriverError, RequestError, listed, printable
 from gpuhook.start import contract
@@ -139,6 +140,7 @@ def _own(asked: Asked, way: Way) -> dict[str, Any]:
             f"CDI devices of other makers ({listed(resolved.cdi_devices)}) aren't given this way",
             "Ask for them by a claim or by the device plugin of their maker",
         )
+    log.warn("gpuhook nri", resolved.misunderstood(), way.config)
     found: dict[str, Any] = {}
     for grant in resolved.grants:
         devices = _let_through(grant, asked, way)

@@ -88,11 +88,11 @@ def read(reading: "Reading", options: NvidiaOptions) -> None:
         except RequestError as error:
             reading.ignored.append(("environment", error.cause))
         return
-    options.capabilities = granted_capabilities(
-        reading.env.get(DRIVER_CAPABILITIES),
-        reading.legacy,
-        supported_capabilities(reading.config.supported_driver_capabilities),
-    )
+    value = reading.env.get(DRIVER_CAPABILITIES)
+    supported = supported_capabilities(reading.config.supported_driver_capabilities)
+    options.capabilities = granted_capabilities(value, reading.legacy, supported)
+    if unknown := unknown_words(value):
+        reading.warnings.append(_left_out(unknown, options.capabilities))
     options.requirements = () if disabled else asked_requirements(reading.env)
     options.mig_config = _mig(reading, MIG_CONFIG)
     options.mig_monitor = _mig(reading, MIG_MONITOR)
@@ -165,8 +165,9 @@ def granted_capabilities(
     """Return the capabilities, sorted, that a container gets.
 
     ``value`` is NVIDIA_DRIVER_CAPABILITIES (None: not set), ``legacy`` says that the image
-    is older than that variable. Raises CapabilityError, naming the words, for a list that
-    holds more than is supported (``all`` never does), or a word that is none.
+    is older than that variable. A list with a word that is none means the default as well, where
+    everything is supported. Where less is, CapabilityError, naming the words, is raised for such
+    a list, and for one that holds more than is supported (``all`` never does).
     """
     if value is None and legacy:
         return supported
@@ -175,9 +176,11 @@ def granted_capabilities(
         return common_capabilities(DEFAULT_CAPABILITIES, supported)
     if "all" in asked:
         return supported
-    unknown = tuple(word for word in asked if word not in CAPABILITIES)
-    if unknown:
+    unknown = unknown_words(value)
+    if unknown and supported != CAPABILITIES:
         raise _unknown(unknown)
+    if unknown:
+        asked = tuple(sorted({*DEFAULT_CAPABILITIES, *asked} - {*unknown}))
     refused = tuple(shown(word) for word in asked if word not in supported)
     if refused:
         raise CapabilityError(
@@ -189,14 +192,38 @@ def granted_capabilities(
     return asked
 
 
-def _unknown(words: tuple[str, ...]) -> CapabilityError:
-    verb = "isn't a driver capability" if len(words) == 1 else "aren't driver capabilities"
-    meant = dict.fromkeys(guess for word in words for guess in _meant(word))
-    hint = f" (did you mean {','.join(meant)}?)" if meant else ""
-    return CapabilityError(
-        f"{listed(tuple(map(shown, words)))} {verb}: there are {', '.join(CAPABILITIES)} and all",
-        f"Correct {DRIVER_CAPABILITIES}{hint}",
+def unknown_words(value: str | None) -> tuple[str, ...]:
+    """Return the words of NVIDIA_DRIVER_CAPABILITIES that are no capability, sorted.
+
+    None of a list with ``all``, which means the same whatever else it holds.
+    """
+    asked = split_capabilities(value or "")
+    return () if "all" in asked else tuple(word for word in asked if word not in CAPABILITIES)
+
+
+def _left_out(words: tuple[str, ...], granted: tuple[str, ...]) -> str:
+    """Return the warning about words that mean nothing."""
+    return (
+        f"{_said_of(words)}{_hint(words)}, so the container gets "
+        f"{' and '.join(DEFAULT_CAPABILITIES)} as well: {','.join(granted)}"
     )
+
+
+def _unknown(words: tuple[str, ...]) -> CapabilityError:
+    return CapabilityError(
+        f"{_said_of(words)}: there are {', '.join(CAPABILITIES)} and all",
+        f"Correct {DRIVER_CAPABILITIES}{_hint(words)}",
+    )
+
+
+def _said_of(words: tuple[str, ...]) -> str:
+    verb = "isn't a driver capability" if len(words) == 1 else "aren't driver capabilities"
+    return f"{listed(tuple(map(shown, words)))} {verb}"
+
+
+def _hint(words: tuple[str, ...]) -> str:
+    meant = dict.fromkeys(guess for word in words for guess in _meant(word))
+    return f" (did you mean {','.join(meant)}?)" if meant else ""
 
 
 def _meant(word: str) -> list[str]:

@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 from requests_made import mounts_request, request_for
 
 from gpuhook.ground.config.loader import loads
+from gpuhook.ground.config.model import ALL_CAPABILITIES
 from gpuhook.ground.errors import CapabilityError, ConfigError, RequestError
 from gpuhook.vendors.nvidia import variables
 
 Case = dict[str, Any]
+# As NVIDIA's own file has it, which limits nothing.
+NVIDIAS = f'supported-driver-capabilities = "{ALL_CAPABILITIES}"'
 
 
 def listed(text: str) -> tuple[str, ...]:
@@ -74,6 +77,36 @@ def test_blank_all_and_duplicates(value: str | None, supported: str, result: str
     assert granted(value, supported) == result
 
 
+# Words that are none: a warning and the default, or a refusal where the setting limits ----------
+
+
+@pytest.mark.parametrize(
+    ("value", "result", "said"),
+    [
+        ("magic", "compute,utility", "'magic' isn't a driver capability, so the container gets"),
+        ("video,magic", "compute,utility,video", "compute and utility as well: compute,utility,vi"),
+        ("utlity", "compute,utility", "'utlity' isn't a driver capability (did you mean utility?)"),
+        ("graphics,x,Y", "compute,graphics,utility", "'Y', 'x' aren't driver capabilities, so"),
+        ("Compute", "compute,utility", "(did you mean compute?)"),
+        ("compute utility", "compute,utility", "(did you mean compute,utility?)"),
+        ("all,magic", ",".join(variables.CAPABILITIES), ""),
+        (" , ", "compute,utility", ""),
+    ],
+)
+@pytest.mark.parametrize("setting", ["", 'supported-driver-capabilities = "all"', NVIDIAS])
+def test_an_unknown_word_is_a_warning(value: str, result: str, said: str, setting: str) -> None:
+    supported = loads(setting).supported_driver_capabilities
+    env = ("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_DRIVER_CAPABILITIES={value}")
+    request = request_for(*env, supported_driver_capabilities=supported)
+    assert ",".join(request.options.capabilities) == result
+    assert [said in warning for warning in request.warnings] == ([True] if said else [])
+
+
+def test_a_container_without_devices_is_not_warned() -> None:
+    request = request_for("NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_DRIVER_CAPABILITIES=magic")
+    assert request.warnings == ()
+
+
 @pytest.mark.parametrize(
     ("value", "hint"),
     [
@@ -103,7 +136,7 @@ def test_an_unknown_word_is_named_and_corrected(value: str, hint: str) -> None:
 
 def test_several_unknown_words() -> None:
     with pytest.raises(CapabilityError) as caught:
-        granted("utlity,compte,x")
+        granted("utlity,compte,x", "compute,utility")
     assert "'compte', 'utlity', 'x' aren't driver capabilities" in caught.value.cause
     assert "did you mean compute,utility?" in caught.value.remedy
 
