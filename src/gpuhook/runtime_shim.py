@@ -118,6 +118,13 @@ def find_maker(arguments: Arguments, runtime_dir: str) -> str:
     return ""
 
 
+def _is_same_file(first: str, second: str) -> bool:
+    try:
+        return os.path.samefile(first, second)
+    except OSError:
+        return False
+
+
 def _is_own(folder: str) -> bool:
     try:
         return os.stat(folder).st_uid == os.geteuid()
@@ -180,7 +187,7 @@ def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> bool:
     its own words. A helper is started that does the hook's work while we are that runtime.
     """
     from gpuhook.ground.oci.spec import read_spec  # noqa: PLC0415 - other verbs don't need it
-    from gpuhook.start.edit import edit  # noqa: PLC0415 - as above
+    from gpuhook.start.edit import check_other_config, edit  # noqa: PLC0415 - as above
     from gpuhook.vendors import registry  # noqa: PLC0415 - as above
 
     def helped(spec: "Spec", resolved: "Resolved", kind: str) -> list[str]:
@@ -190,11 +197,16 @@ def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> bool:
         stays = launcher if config.standby and arguments.verb == "create" else ""
         return helper.start(spec, config, resolved, kind, stays)
 
+    path = os.path.join(arguments.bundle or "", "config.json")
+    other = bool(arguments.config) and not _is_same_file(arguments.config, path)
     try:
-        spec = read_spec(os.path.join(arguments.bundle or "", "config.json"))
+        spec = read_spec(arguments.config if other else path)
     except UnusableSpecError:
         return False
     folder, known = os.path.dirname(launcher), registry.known(config)
+    if other:
+        check_other_config(spec, config, known)
+        return False
     edited = edit(spec, config, known, folder, helped if config.helper else None)
     if edited is not None:
         edited.write()

@@ -105,6 +105,8 @@ def place(bundle: str | None) -> str:
 
 def read(arguments: Arguments) -> str:
     """Return the spec that is read for ``arguments``, empty if none is."""
+    if arguments.config and arguments.verb in CREATING_VERBS:
+        return os.path.normpath(os.path.join(WORK, arguments.config))
     return place(arguments.bundle) if arguments.verb in CREATING_VERBS else ""
 
 
@@ -123,7 +125,7 @@ def test_every_option_in_every_spelling(readers: Readers) -> None:
 
 
 # Options whose usual spelling we don't read: no engine writes them.
-UNREAD = TELLING | {"config", "f", "criu", "program-name", "HANG"}
+UNREAD = TELLING | {"criu", "program-name", "HANG"}
 
 
 def test_every_option_as_engines_write_it(readers: Readers) -> None:

@@ -104,6 +104,60 @@ def test_bundle_that_not_all_runtimes_find_is_refused(bundle: GpuBundle, words: 
     assert done.stderr.startswith(f"gpu-py: It isn't clear what '{words[0]}' means to ")
 
 
+@pytest.mark.parametrize("spelled", [["--config", "{}"], ["-f", "{}"], ["--config={}"]], ids=str)
+@RUNTIMES
+def test_another_config_is_the_runtimes_where_it_asks_for_nothing(
+    bundle: GpuBundle, spelled: list[str]
+) -> None:
+    """crun reads it in place of the bundle's; runc knows no such option, and says so itself."""
+    bundle.command("echo", "from the other")
+    other = bundle.path / "other.json"
+    bundle.config.rename(other)
+    words = [word.format(other) for word in spelled]
+    ours = bundle.call(bundle.gpu_py, "run", *words, bundle.name, env=bundle.env)
+    theirs = bundle.call(bundle.runtime, "run", *words, bundle.name)
+    assert (ours.status, ours.stdout) == (theirs.status, theirs.stdout)
+    assert ours.stdout == ("from the other\n" if bundle.runtime == "crun" else theirs.stdout)
+    # runc prints the time.
+    assert ours.stderr.partition("level=")[2] == theirs.stderr.partition("level=")[2]
+
+
+@RUNTIMES
+def test_another_config_that_asks_for_a_gpu(bundle: GpuBundle, driver: Driver) -> None:
+    """It is refused, whatever the bundle's own says, unless both are one file."""
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
+    bundle.command(*look())
+    asking = bundle.config.read_text()
+    other = bundle.path / "other.json"
+    other.write_text(asking)
+    bundle.config.write_text(asking.replace("NVIDIA_VISIBLE_DEVICES=5", "A=b"))
+    words = ["run", "--bundle", str(bundle.path), "--config"]
+    with nothing_left(driver.root, pid=bundle.namespace.pid):
+        done = bundle.call(bundle.gpu_py, *words, other, bundle.name, env=bundle.env).failed()
+    assert done.stderr.startswith(f"gpu-py: The container asks for devices in {other}, which isn't")
+    bundle.config.write_text(asking)
+    for same in (bundle.config, "config.json"):
+        done = bundle.call(bundle.gpu_py, *words, same, bundle.name, env=bundle.env)
+        if bundle.runtime == "crun":
+            assert seen(done).gpu_minors == {driver.gpus[5].minor}
+        else:
+            assert "config" in done.failed().stderr  # runc's own refusal
+
+
+@pytest.mark.parametrize("named", ["missing", "a folder", "no JSON"])
+@RUNTIMES
+def test_another_config_that_cannot_be_read(bundle: GpuBundle, named: str) -> None:
+    other = bundle.path / "other.json"
+    if named == "a folder":
+        other.mkdir()
+    elif named == "no JSON":
+        other.write_text("{")
+    words = ["run", "--config", str(other), bundle.name]
+    ours = bundle.call(bundle.gpu_py, *words, env=bundle.env).failed()
+    theirs = bundle.call(bundle.runtime, *words).failed()
+    assert ours.stderr.partition("level=")[2] == theirs.stderr.partition("level=")[2]
+
+
 @ONE
 def test_through_a_link_from_another_folder(
     bundle: GpuBundle, driver: Driver, tmp_path: Path

@@ -79,14 +79,9 @@ def _take(
 ) -> "Spec":
     """Return the spec with a hook for leases and limits of its devices, where needed.
 
-    HeldError where another container has an exclusive one now, LimitError for a limit that can't
-    be. In the way ``hook`` the hook that injects does it.
+    Raises as ``_needs_hook``. In the way ``hook`` the hook that injects does it.
     """
-    needed = limits(spec, config, known, resolved, inventories) is not None
-    if config.exclusive:
-        from gpuhook.start.records import claims  # noqa: PLC0415 - few have exclusive devices
-
-        needed = claims.check(spec, resolved, known, config) or needed
+    needed = _needs_hook(spec, resolved, config, known, inventories)
     if not needed or way == "hook":
         return spec
     return add_hook(without_old_hooks(spec), config, folder, verb=names.LEASE_VERB)
@@ -101,17 +96,49 @@ def check_restored(spec: "Spec", config: "Config", known: "Known") -> None:
     if not (config.exclusive or config.limits_memory or says_limit(spec.data)):
         return
     resolved = resolve(spec.data, config, known)
-    needed = limits(spec, config, known, resolved) is not None
-    if config.exclusive and not needed:
-        from gpuhook.start.records import claims  # noqa: PLC0415 - few have exclusive devices
-
-        needed = claims.check(spec, resolved, known, config)
-    if needed:  # protects: restored-limits
+    if _needs_hook(spec, resolved, config, known):  # protects: restored-limits
         raise LimitError(
             "The container has devices that are limited or exclusive, which is seen to where a "
             "container is created, and not where one is restored from a checkpoint",
             "Start it again instead",
         )
+
+
+def check_other_config(spec: "Spec", config: "Config", known: "Known") -> None:
+    """Refuse a container with devices whose config.json isn't its bundle's (crun's --config).
+
+    Hooks are told of the bundle, and would go by another config.json. SpecError; what a start
+    raises, where it would be refused as well.
+    """
+    resolved = resolve(spec.data, config, known)
+    asks = resolved is not None and (resolved.grants or resolved.cdi_devices)
+    # protects: other-config
+    if asks or _needs_hook(spec, resolved, config, known):
+        raise SpecError(
+            f"The container asks for devices in {spec.path}, which isn't its bundle's config.json "
+            "(--config), and hooks find no other",
+            "Start it without --config, from a bundle whose config.json it is",
+        )
+
+
+def _needs_hook(
+    spec: "Spec",
+    resolved: "Resolved | None",
+    config: "Config",
+    known: "Known",
+    inventories: "Mapping[str, Inventory] | None" = None,
+) -> bool:
+    """Tell whether devices of the container are limited or exclusive.
+
+    HeldError where another container has an exclusive one now, LimitError for a limit that can't
+    be.
+    """
+    needed = limits(spec, config, known, resolved, inventories) is not None
+    if config.exclusive:
+        from gpuhook.start.records import claims  # noqa: PLC0415 - few have exclusive devices
+
+        needed = claims.check(spec, resolved, known, config) or needed
+    return needed
 
 
 def _apply_documents(

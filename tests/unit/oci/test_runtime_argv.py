@@ -42,6 +42,24 @@ def test_verb_and_bundle(line: str, verb: str, bundle: str | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "config"),
+    [
+        ("", ""),
+        ("--config other.json", "other.json"),
+        ("--config=/b/config.json", "/b/config.json"),
+        ("-f ./config.json", "./config.json"),
+        ("-f config.json", ""),
+        ("--config x --config config.json", ""),
+    ],
+)
+def test_another_config(words: str, config: str) -> None:
+    """crun takes it, and for config.json the bundle's; runc refuses the option."""
+    arguments = Arguments(f"create -b /b {words} id".split())
+    assert (arguments.verb, arguments.bundle, arguments.config) == ("create", "/b", config)
+    assert arguments.unclear == ""
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "", "--version", "-v", "--what", "--future state id", "-root /r state id", "creat id",
@@ -64,8 +82,9 @@ def test_what_creates_nothing_is_for_the_runtime(line: str) -> None:
         ("create -bundle /b id", "-bundle"),
         ("create --bun /b id", "--bun"),
         ("create id --bundle /b", "--bundle"),
-        ("create --config other.json id", "--config"),
-        ("create -f other.json id", "-f"),
+        ("create -f=other.json id", "-f=other.json"),
+        ("create -fother.json id", "-fother.json"),
+        ("create --conf other.json id", "--conf"),
         ("create --pid-file --bundle id", "--pid-file"),
         ("create --bundle= id", "--bundle="),
         ("create -- id", "--"),

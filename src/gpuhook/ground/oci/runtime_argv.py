@@ -13,8 +13,11 @@ _VALUES_BEFORE = frozenset(
 )
 _FLAGS_BEFORE = frozenset({"--debug", "--systemd-cgroup"})
 _VALUES_AFTER = frozenset(
-    {"--bundle", "-b", "--pid-file", "--console-socket", "--pidfd-socket", "--preserve-fds"}
-)
+    {
+        "--bundle", "-b", "--config", "-f", "--pid-file", "--console-socket", "--pidfd-socket",
+        "--preserve-fds",
+    }
+)  # fmt: skip
 _FLAGS_AFTER = frozenset(
     {"--no-pivot", "--no-new-keyring", "--no-subreaper", "--detach", "-d", "--keep"}
 )
@@ -26,18 +29,19 @@ class Arguments:
     """What a command line means to us.
 
     ``verb`` is create or run where the runtime creates a container if it takes the command
-    line at all, and then ``bundle`` is the folder, None for the working directory. Any other
-    verb, and the empty one, is for the runtime alone; what comes after it is in ``rest``. ``log``
-    is the file that the engine reads errors from, if it gave one. ``root`` is the folder in which
-    the runtime keeps its containers, "" for its own choice. ``unclear`` is a word with which a
-    container may be created, and that not all runtimes read in one way; it is empty where all is
-    clear.
+    line at all, and then ``bundle`` is the folder, None for the working directory, and ``config``
+    the file that crun reads in place of the bundle's config.json, "" for none. Any other verb, and
+    the empty one, is for the runtime alone; what comes after it is in ``rest``. ``log`` is the file
+    that the engine reads errors from, if it gave one. ``root`` is the folder in which the runtime
+    keeps its containers, "" for its own choice. ``unclear`` is a word with which a container may be
+    created, and that not all runtimes read in one way; it is empty where all is clear.
     """
 
     def __init__(self, argv: list[str]) -> None:
         """Read the words after the program's name."""
         self.verb = ""
         self.bundle: str | None = None
+        self.config = ""
         self.log: str | None = None
         self.root = ""
         self.rest: tuple[str, ...] = ()
@@ -66,7 +70,7 @@ class Arguments:
                     return None
                 continue
             name, equals, value = word.partition("=")
-            if ids or word[:3] == "-b=":  # crun takes that for the folder =
+            if ids or word[:3] in ("-b=", "-f="):  # crun takes the = for part of the path
                 return word
             if word in _TELLING:
                 return None
@@ -87,6 +91,8 @@ class Arguments:
         """Note an option's value."""
         if name in ("--bundle", "-b"):
             self.bundle = value
+        elif name in ("--config", "-f"):
+            self.config = "" if value == "config.json" else value  # crun's name for the bundle's
         elif name == "--root":
             self.root = value
         elif name == "--log":
