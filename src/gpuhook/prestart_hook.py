@@ -3,6 +3,7 @@
 import os
 import sys
 
+from gpuhook import __version__
 from gpuhook.ground import log, names
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import Config
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from gpuhook.start.resolve import Resolved
 
 USAGE = f"""usage: {names.HOOK} [--config FILE] [--bundle DIR] [prestart | precreate | lease]
+       {names.HOOK} -version
 
 Reads an OCI container state on standard input and puts the GPUs that the container asks
 for into it. Register it as a prestart or createRuntime hook.
@@ -47,6 +49,9 @@ def main(argv: list[str]) -> "NoReturn":
     """Act as the hook on the words after the program's name; exit with 0, 1 or 2."""
     if "-h" in argv or "--help" in argv:
         sys.stdout.write(USAGE)
+        sys.exit(0)
+    if argv[:1] in (["-v"], ["-version"], ["--version"]):
+        sys.stdout.write(f"{names.HOOK} {__version__}\n")
         sys.exit(0)
     words = [word for word in argv if word != names.HELPER_KILLED]
     config_path, bundle, verb = read_arguments(words)

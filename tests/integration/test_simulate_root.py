@@ -183,7 +183,7 @@ def test_fewest_and_most_gpus(folder: Path, gpus: int) -> None:
         check=False,
     )
     expected = [f"GPU {gpu.index}: NVIDIA H200 (UUID: {gpu.uuid})" for gpu in built.gpus]
-    assert done.stdout.splitlines() == (expected or ["No devices were found"])
+    assert done.stdout.splitlines() == (expected or ["No devices found."])
 
 
 def test_other_library_folder_and_32_bit(folder: Path) -> None:

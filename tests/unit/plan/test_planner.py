@@ -64,6 +64,13 @@ def test_default_is_utility_and_compute_on_the_selected_gpu() -> None:
     ]
 
 
+def test_nothing_that_is_mounted_raises_rights() -> None:
+    made = plan(NVIDIA_DRIVER_CAPABILITIES="all", NVIDIA_GDS="enabled", NVIDIA_MOFED="enabled")
+    mounts = [op.to_json() for op in made.operations if "options" in op.to_json()]
+    assert {op["kind"] for op in mounts} >= {"bind", "device"}
+    assert [op["destination"] for op in mounts if "nosuid" not in op["options"]] == []
+
+
 def test_links_are_ldconfigs_and_the_known_extras() -> None:
     links = [(op["destination"], op["target"]) for op in found(plan(), "symlink")]
     assert links == [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from launchers import LAUNCHER, Installed
 
-from gpuhook import prestart_hook
+from gpuhook import __version__, prestart_hook
 
 
 @pytest.fixture
@@ -84,6 +84,18 @@ def test_hook_has_python_report_a_helper_killed_at_work(installed: Installed) ->
     status, text, python = ask(installed, act)
     assert (status, text) == (0, "")
     assert "gpuhook-prestart --helper-killed --bundle " in python
+
+
+@pytest.mark.parametrize("word", ["-version", "--version", "-v"])
+def test_hook_tells_its_version_and_reads_nothing(word: str) -> None:
+    """As NVIDIA's, whose name may lead to it; whoever asks gives it no state."""
+    code = f"from gpuhook import prestart_hook; prestart_hook.main([{word!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read() == f"gpuhook-prestart {__version__}\n"
+        assert process.wait() == 0
 
 
 def test_hook_refuses_after_a_helper_was_killed(

@@ -184,7 +184,7 @@ class _Bind(Operation):
             self._tree = kernel.clone_tree(fd, self.source)
         finally:
             os.close(fd)
-        attributes = attributes_of(self.options)
+        attributes = attributes_of(self.options)  # protects: mount-flags
         kernel.set_mount_attributes(self._tree, attributes, self.source, self.cleared)
 
     def execute(self, container: Container) -> None:

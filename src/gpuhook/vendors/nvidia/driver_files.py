@@ -184,7 +184,8 @@ def find_nvml(root: Rootfs, index: LibraryIndex, config_file: str) -> str:
     where = "on this host" if root.path == "/" else f"below the driver root {root.path}"
     raise NoDriverError(
         f"There is no NVIDIA driver {where}: libnvidia-ml.so.1 is not there",
-        f"Install the driver and run ldconfig, or set [nvidia-container-cli] root in {config_file}",
+        "Install the driver and run ldconfig, or name where it is, by [nvidia-container-cli] root "
+        f"or the folders of its libraries by [gpuhook] library-search-paths, in {config_file}",
     )
 
 

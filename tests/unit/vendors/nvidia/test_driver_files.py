@@ -146,8 +146,11 @@ def test_32_bit_libraries_are_kept_apart(root: Root) -> None:
 
 
 def test_no_driver_is_said_with_the_root(root: Root) -> None:
-    with pytest.raises(DriverError, match=str(root.path)):
+    with pytest.raises(DriverError, match=str(root.path)) as caught:
         root.nvml()
+    assert "[nvidia-container-cli] root" in caught.value.remedy
+    assert "library-search-paths" in caught.value.remedy
+    assert "/srv/gpuhook.toml" in caught.value.remedy
 
 
 def test_programs_and_firmware(root: Root) -> None:

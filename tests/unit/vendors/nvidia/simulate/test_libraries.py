@@ -143,8 +143,13 @@ def test_no_gpu_and_no_driver(make_root: MakeRoot) -> None:
     root, _ = make_root()
     (root / "dev/nvidia0").unlink()
     assert ask(root)["gpus"] == []
-    smi = run_program(root, "nvidia-smi", "-L")
-    assert (smi.returncode, smi.stdout) == (6, "No devices were found\n")
+    for words, expected in {
+        (): (6, "No devices were found\n"),
+        ("-L",): (0, "No devices found.\n"),
+        ("--list-gpus",): (0, "No devices found.\n"),
+    }.items():
+        smi = run_program(root, "nvidia-smi", *words)
+        assert (smi.returncode, smi.stdout) == expected
     probe = run_program(root, "gpuhook-cuda-probe")
     assert probe.returncode == 1
     assert probe.stderr == "gpuhook-cuda-probe: cuInit: CUDA_ERROR_NO_DEVICE (100)\n"

@@ -279,6 +279,10 @@ int main(int argc, char **argv)
     if (strcmp(word, "--version") == 0)
         return versions();
     nvml_count(&count);
+    if (count == 0 && *word) { /* the list alone, which is no failure */
+        puts("No devices found.");
+        return 0;
+    }
     if (count == 0) {
         puts("No devices were found");
         return 6;

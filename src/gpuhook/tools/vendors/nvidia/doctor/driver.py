@@ -79,7 +79,8 @@ def driver_loaded(case: Case) -> Iterator[Finding]:
             "driver-loaded",
             "There is an NVIDIA GPU and no driver for it: the kernel module isn't loaded, and "
             "there is no libnvidia-ml.so.1",
-            "Install NVIDIA's driver",
+            "Install NVIDIA's driver, or name the folders of its libraries by [gpuhook] "
+            f"library-search-paths in {case.config.file}",
         )
     else:
         yield failure(
