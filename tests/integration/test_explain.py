@@ -195,6 +195,27 @@ def test_an_image_with_musl(docker: Docker, explain: Explain, tmp_path: Path) ->
         docker.call("rmi", name)
 
 
+def test_an_image_for_another_machine(docker: Docker, explain: Explain, tmp_path: Path) -> None:
+    """By what its engine says of it, or by its programs."""
+    name = f"explain-{uuid.uuid4().hex[:8]}:1"
+    other, number = {"x86_64": ("aarch64", 183), "aarch64": ("x86_64", 62)}[os.uname().machine]
+    program = tmp_path / "image/bin/sh"
+    program.parent.mkdir(parents=True)
+    head = b"\x7fELF\2\1\1" + bytes(9) + b"\2\0" + number.to_bytes(2, "little")
+    program.write_bytes(head.ljust(64, b"\0"))
+    run(["tar", "-C", tmp_path / "image", "-cf", tmp_path / "image.tar", "."]).ok()
+    docker.call("import", tmp_path / "image.tar", name).ok()
+    try:
+        asks = ("-e", "NVIDIA_VISIBLE_DEVICES=0")
+        said = report(explain("--image", name, *asks, "--format=json"))["warnings"]
+        [warning] = [text for text in said if text.startswith(f"The image is for {other} and ")]
+        assert warning in facts(explain("--image", name, *asks), "Warning")
+        plain = report(explain("--image", image("debian"), *asks, "--format=json"))["warnings"]
+        assert [text for text in plain if text.startswith("The image is for ")] == []
+    finally:
+        docker.call("rmi", name)
+
+
 def test_an_image_of_podman(
     podman_runtime: Podman, explain: Explain, driver: Driver, tmp_path: Path
 ) -> None:

@@ -264,3 +264,13 @@ def test_runtime_and_hook_together_work_once(
     default = dataclasses.replace(storage, runtime=None)
     inside = seen(default.run(DEBIAN, *look(driver.minors), env=TWO))
     assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}
+
+
+def test_gpus_of_podman_4_is_ignored(podman_runtime: Podman, driver: Driver) -> None:
+    """It takes Docker's option for Docker's sake; later ones ask for a CDI device."""
+    version = run(["podman", "--version"]).ok().stdout.split()[-1]
+    done = podman_runtime.run(DEBIAN, *look(driver.minors), options=["--gpus=all"])
+    if int(version.partition(".")[0]) < 5:
+        assert not seen(done).gpu_minors
+    else:
+        assert "nvidia.com/gpu=all" in done.failed().stderr

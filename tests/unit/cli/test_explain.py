@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Literal
 
 import own
 import pytest
@@ -15,7 +16,7 @@ from gpuhook.ground.errors import GpuhookError
 from gpuhook.start.plan.operations import Symlink
 from gpuhook.start.request.reader import Request
 from gpuhook.start.resolve import Resolved
-from gpuhook.tools.cli import cli
+from gpuhook.tools.cli import _image_checks, cli
 from gpuhook.tools.cli._explanation import ApplyDocument, Explanation, Row
 from gpuhook.tools.cli._meant import programs
 from gpuhook.tools.cli._summary import rows
@@ -327,3 +328,92 @@ def test_a_spec_that_gpu_py_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert done.exit_code == 1
     assert "Error (spec): " in done.stdout
     assert "no mount namespace of its own" in done.stdout
+
+
+# Images for other machines -------------------------------------------------------------------
+
+OTHER = {"x86_64": ("aarch64", 183, "arm64"), "aarch64": ("x86_64", 62, "amd64")}[own.MACHINE]
+
+
+def program_of(number: int, wide: bool = True, little: bool = True) -> bytes:
+    """Return the header of a program for a machine; elf.h."""
+    order: Literal["little", "big"] = "little" if little else "big"
+    head = b"\x7fELF" + bytes([1 + wide, 2 - little, 1]) + bytes(9)
+    return (head + (2).to_bytes(2, order) + number.to_bytes(2, order)).ljust(64, b"\0")
+
+
+def warned(
+    folder: Path, files: dict[str, bytes], *args: str, env: str = "NVIDIA_VISIBLE_DEVICES=0"
+) -> list[str]:
+    """Return the warnings about a bundle with these files."""
+    for name, data in files.items():
+        path = folder / "rootfs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    (folder / "rootfs").mkdir(exist_ok=True)
+    spec = {
+        "process": {"env": [env], "args": [*args]},
+        "root": {"path": "rootfs"},
+        "linux": {"namespaces": [{"type": "mount"}]},
+    }
+    (folder / "config.json").write_text(json.dumps(spec))
+    report = json.loads(explain(folder, "--bundle", str(folder), "--format", "json").stdout)
+    assert report["error"] is None
+    return [text for text in report["warnings"] if text.startswith("The image is for ")]
+
+
+@pytest.mark.parametrize(
+    ("files", "args", "machine_of_it"),
+    [
+        ({"bin/sh": program_of(OTHER[1])}, (), OTHER[0]),
+        ({"usr/bin/busybox": program_of(243)}, (), "riscv64"),
+        ({"bin/sh": program_of(22, little=False)}, (), "s390x"),
+        ({"bin/sh": program_of(21), "usr/bin/env": program_of(own.ELF[0])}, (), "ppc64le"),
+        # A program alone, as an image without a distribution has it, perhaps beside a script.
+        ({"server": program_of(OTHER[1])}, ("/server",), OTHER[0]),
+        ({"bin/sh": b"#!/x\n", "bin/bash": program_of(OTHER[1])}, ("/bin/sh",), OTHER[0]),
+        ({"bin/sh": program_of(4711)}, (), "a machine of the number 4711 in elf.h"),
+    ],
+)
+def test_an_image_for_another_machine(
+    tmp_path: Path,
+    found: Callable[[Inventory], None],
+    files: dict[str, bytes],
+    args: tuple[str, ...],
+    machine_of_it: str,
+) -> None:
+    found(machine(gpu(0, 3)))
+    [text] = warned(tmp_path, files, *args)
+    start = f"The image is for {machine_of_it} and this machine is {own.MACHINE}: "
+    assert text.startswith(start)
+    nothing = "NVIDIA_VISIBLE_DEVICES=void"
+    assert warned(tmp_path, {}, env=nothing) == []
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"bin/sh": program_of(own.ELF[0])},
+        {"bin/sh": program_of(own.ELF32[0], wide=False)},  # which this machine runs, too
+        {"bin/sh": b"#!/bin/busybox sh\n"},
+        {"bin/sh": b"\x7fELF"},
+        {"bin/sh": b""},
+    ],
+)
+def test_an_image_for_this_machine(
+    tmp_path: Path, found: Callable[[Inventory], None], files: dict[str, bytes]
+) -> None:
+    found(machine(gpu(0, 3)))
+    assert warned(tmp_path, files, "server") == []
+
+
+def test_an_image_whose_engine_alone_knows(tmp_path: Path) -> None:
+    """Its files aren't to be seen: a storage driver of containerd's keeps them elsewhere."""
+    warning = _image_checks.other_machine([str(tmp_path / "none")], OTHER[2], "")
+    assert warning.startswith(f"The image is for {OTHER[0]} and this machine is {own.MACHINE}: ")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sh").write_bytes(program_of(own.ELF[0]))
+    assert _image_checks.other_machine([str(tmp_path)], OTHER[2], "") == ""
+    for same in ("", {"x86_64": "amd64", "aarch64": "arm64"}[own.MACHINE]):
+        assert _image_checks.other_machine([], same, "") == ""

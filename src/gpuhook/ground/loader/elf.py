@@ -104,6 +104,12 @@ def loader(source: int | bytes, path: str = "program") -> str:
     return ""
 
 
+def machine(source: int | bytes, path: str = "program") -> int:
+    """Return what machine an ELF file is for, its e_machine; ElfError as ``loader`` raises."""
+    number: int = _Elf(source, path).machine
+    return number
+
+
 class _Elf:
     """The header of one ELF file, and checked reads from the rest of it."""
 

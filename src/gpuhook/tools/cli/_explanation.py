@@ -11,7 +11,6 @@ from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import GpuhookError, printable
-from gpuhook.ground.names import machine_name
 from gpuhook.ground.oci import process
 from gpuhook.ground.oci.spec import Spec
 from gpuhook.start import contract
@@ -28,7 +27,7 @@ from gpuhook.start.request import sources as environments
 from gpuhook.start.request.reader import Request, SpecReader, effective_mode
 from gpuhook.start.resolve import Progress, Resolved, limits, resolve
 from gpuhook.tools import apply
-from gpuhook.tools.cli import _meant
+from gpuhook.tools.cli import _image_checks, _meant
 from gpuhook.vendors import registry
 
 _HEADINGS = {
@@ -41,21 +40,6 @@ _HEADINGS = {
 _UNDONE = "Left undone, because config.json can't express it:"
 _UNDONE_IN_FOLDERS = "Left to who starts a program there:"
 _UNDONE_ALONE = "Left undone, because only the runtime gpu-py can do it:"
-
-
-# Where glibc's loader is, or would be where a layer has no link to it (x86-64, 64-bit ARM).
-_GLIBC = tuple(
-    f"{folder}/{loader}"
-    for loader, folders in {
-        "ld-linux-x86-64.so.2": ("/lib64", "/usr/lib64", "/usr/lib/x86_64-linux-gnu"),
-        "ld-linux-aarch64.so.1": ("/lib", "/usr/lib", "/usr/lib/aarch64-linux-gnu"),
-    }.items()
-    for folder in (*folders, folders[-1].removeprefix("/usr"))
-)
-_MUSL = (
-    "The image has musl and no glibc, as Alpine's, and the driver's programs and libraries need "
-    'glibc: they end with "no such file or directory". Take an image with glibc'
-)
 
 
 class Row(NamedTuple):
@@ -76,7 +60,8 @@ class Explanation:
     ``mode`` is how the container gets its devices, hook or spec; ``operations`` are what is
     done then, and ``undone`` is what can't be: what only the other mode does, or only gpu-py.
     ``hints`` are sentences on variables that may have been meant to ask for devices, and on what
-    fails in the image. ``layers`` are the folders with its files, where no root has them all.
+    fails in the image. ``layers`` are the folders with its files, where no root has them all, and
+    ``architecture`` is what its engine says that it is for, "" where none is asked.
     ``circumstances`` are facts to begin with, and ``container`` is the running container that it
     is about, as JSON.
     """
@@ -92,6 +77,7 @@ class Explanation:
         self.why_nothing = ""
         self.hints: list[str] = []
         self.layers: list[str] = []
+        self.architecture = ""
         self.known: Mapping[str, ModuleType] = registry.KNOWN
         self.circumstances: list[Row] = []
         self.container: dict[str, Any] | None = None
@@ -148,9 +134,10 @@ class Explanation:
         limited = limits(given, config, self.known, resolved)
         plan = make_plan(resolved.grants, found, resolved.groups)
         folders = self.layers if root_path is None else [root_path]
-        if Places().write(plan.operations).mounts and _has_musl(folders):
-            self.hints.append(_MUSL)
+        gives_files = bool(Places().write(plan.operations).mounts)
         plan.operations, self.left_out = usable(plan.operations)
+        if gives_files:
+            self._check_image(folders, spec)
         plan.operations[:0] = documents
         self.mode = effective_mode(config.mode, resolved.requests) if resolved.grants else "cdi"
         if folder:
@@ -172,6 +159,18 @@ class Explanation:
             self.left_out += _lacking(spec, plan, root_path)
         self.operations = [op for op in self.operations if op not in self.undone]
         self._add_limits(limited)
+
+    def _check_image(self, folders: list[str], spec: Spec) -> None:
+        """Note what keeps the driver's programs and libraries from running in the image."""
+        started = spec.data.get("process")
+        words = started.get("args") if isinstance(started, dict) else None
+        program = words[0] if isinstance(words, list) and words else ""
+        told = program if isinstance(program, str) else ""
+        other = _image_checks.other_machine(folders, self.architecture, told)
+        if other:
+            self.left_out.append(other)
+        elif _image_checks.has_musl(folders):
+            self.hints.append(_image_checks.MUSL)
 
     def _add_limits(self, limited: Limits | None) -> None:
         """Add the limits, which a hook sets in every mode, after the rules for devices."""
@@ -302,23 +301,6 @@ def _is_no_group(operation: Operation, spec: Spec) -> bool:
     """Tell whether a step adds a group that the container's user namespace hasn't got."""
     unknown = isinstance(operation, AddGroup) and process.group_inside(spec.data, operation.gid)
     return unknown is None
-
-
-def _has_musl(folders: list[str]) -> bool:
-    """Tell whether an image has musl's loader and not glibc's; its layers may be several folders.
-
-    One that may not be looked into is passed over.
-    """
-    machine = machine_name()
-    has_musl = has_glibc = False
-    for folder in folders:
-        try:
-            with Rootfs(folder) as root:
-                has_musl |= root.exists(f"/lib/ld-musl-{machine}.so.1")
-                has_glibc |= any(map(root.exists, _GLIBC))
-        except (OSError, GpuhookError):
-            continue
-    return has_musl and not has_glibc
 
 
 def _image(root_path: str | None, config: Config, resolved: Resolved) -> image.Image:

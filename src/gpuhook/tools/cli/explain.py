@@ -75,7 +75,8 @@ class _Given(NamedTuple):
         except ValueError as error:
             raise click.UsageError(f"{error}.") from None
         image = images.inspect(self.image) if self.image else None
-        explanation.layers = image.layers if image else []
+        if image:
+            explanation.layers, explanation.architecture = image.layers, image.architecture
         env = dict(each.partition("=")[::2] for each in (image.environment if image else ()))
         for name, value in changes:
             if value is None:

@@ -17,10 +17,12 @@ class Image(NamedTuple):
 
     ``environment`` are its variables, NAME=VALUE. ``layers`` are the folders with its files, the
     upper ones first, where the engine's storage has them so (overlay2, podman's overlay).
+    ``architecture`` is what it is for, in Go's words, "" where that isn't said.
     """
 
     environment: list[str]
     layers: list[str]
+    architecture: str
 
 
 def inspect(image: str) -> Image:
@@ -29,19 +31,25 @@ def inspect(image: str) -> Image:
         for path in docker_api.sockets([daemon]):
             try:
                 answer = docker_api.image(path, image, _PATIENCE)
-                return Image(_variables(answer), _layers(answer, daemon.root))
+                return _image(answer, daemon.root)
             except (OSError, ValueError):
                 continue
     try:
         argv = ["podman", "image", "inspect", "--", image]
         done = subprocess.run(argv, capture_output=True, timeout=_TIMEOUT, check=True)
         [answer] = json.loads(done.stdout)
-        return Image(_variables(answer), _layers(answer, ""))
+        return _image(answer, "")
     except (OSError, ValueError, RecursionError, subprocess.SubprocessError):
         raise EngineError(
             f"Neither Docker nor podman has the image {shown(image)} here",
             "Pull it first, or say what it sets with -e NAME=VALUE",
         ) from None
+
+
+def _image(answer: object, root: str) -> Image:
+    told = answer.get("Architecture") if isinstance(answer, dict) else None
+    architecture = told if isinstance(told, str) else ""
+    return Image(_variables(answer), _layers(answer, root), architecture)
 
 
 def _variables(answer: object) -> list[str]:

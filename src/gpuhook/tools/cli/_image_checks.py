@@ -1,0 +1,97 @@
+"""Checks whether the driver's programs and libraries can run in an image, for `gpuhook explain`."""
+
+import os
+from collections.abc import Iterator, Sequence
+
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import ElfError, GpuhookError
+from gpuhook.ground.loader import elf
+from gpuhook.ground.names import machine_name
+
+# Where glibc's loader is, or would be where a layer has no link to it (x86-64, 64-bit ARM).
+_GLIBC = tuple(
+    f"{folder}/{loader}"
+    for loader, folders in {
+        "ld-linux-x86-64.so.2": ("/lib64", "/usr/lib64", "/usr/lib/x86_64-linux-gnu"),
+        "ld-linux-aarch64.so.1": ("/lib", "/usr/lib", "/usr/lib/aarch64-linux-gnu"),
+    }.items()
+    for folder in (*folders, folders[-1].removeprefix("/usr"))
+)
+MUSL = (
+    "The image has musl and no glibc, as Alpine's, and the driver's programs and libraries need "
+    'glibc: they end with "no such file or directory". Take an image with glibc'
+)
+# Programs that images have, one of them at least; a layer may lack the link /bin.
+_PROGRAMS = tuple(
+    f"{folder}/{name}"
+    for name in ("sh", "bash", "busybox", "env", "true", "ldconfig")
+    for folder in ("/bin", "/usr/bin", "/sbin", "/usr/sbin")
+)
+# e_machine of an ELF header (elf.h), and what images call architectures (GOARCH): as uname -m.
+_MACHINES = {
+    3: "i386", 21: "ppc64le", 22: "s390x", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64",
+    258: "loongarch64",
+}  # fmt: skip
+_ARCHITECTURES = {
+    "386": "i386", "amd64": "x86_64", "arm64": "aarch64", "loong64": "loongarch64",
+}  # fmt: skip
+# What a machine runs besides its own; the driver's 32-bit libraries are the capability compat32.
+_ALSO_RUNS = {"x86_64": "i386", "aarch64": "arm"}
+
+
+def has_musl(folders: Sequence[str]) -> bool:
+    """Tell whether an image has musl's loader and not glibc's; its layers may be several folders.
+
+    One that may not be looked into is passed over.
+    """
+    machine = machine_name()
+    musl = glibc = False
+    for folder in folders:
+        try:
+            with Rootfs(folder) as root:
+                musl |= root.exists(f"/lib/ld-musl-{machine}.so.1")
+                glibc |= any(map(root.exists, _GLIBC))
+        except (OSError, GpuhookError):
+            continue
+    return musl and not glibc
+
+
+def other_machine(folders: Sequence[str], told: str, program: str) -> str:
+    """Return the warning about an image that is for another machine than this one, "" for none.
+
+    ``told`` is the architecture that its engine knows, which counts where its files don't say;
+    ``program`` is what its container is to run, "" where that isn't known.
+    """
+    theirs = next(_machines(folders, program), _ARCHITECTURES.get(told, told))
+    ours = machine_name()
+    if theirs in ("", ours, _ALSO_RUNS.get(ours)):
+        return ""
+    return (
+        f"The image is for {theirs} and this machine is {ours}: the driver's programs and "
+        f"libraries, which are for {ours}, don't run in it. Take the image for this machine"
+    )
+
+
+def _machines(folders: Sequence[str], program: str) -> Iterator[str]:
+    """Yield the machines that programs of an image are for."""
+    own = (program,) if program.startswith("/") else ()
+    for folder in folders:
+        try:
+            with Rootfs(folder) as root:
+                for path in (*own, *_PROGRAMS):
+                    yield from _machine_of(root, path)
+        except (OSError, GpuhookError):
+            continue
+
+
+def _machine_of(root: Rootfs, path: str) -> Iterator[str]:
+    fd = root.open_file(path)
+    if fd is None:
+        return
+    try:
+        number = elf.machine(fd, path)
+    except ElfError:  # a script
+        return
+    finally:
+        os.close(fd)
+    yield _MACHINES.get(number, f"a machine of the number {number} in elf.h")
