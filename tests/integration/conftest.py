@@ -80,6 +80,8 @@ def workspace(request: pytest.FixtureRequest, installation: Installation) -> Ite
         other_releases.fetch_apptainer()
     if "charliecloud_root" in used:
         other_releases.fetch_charliecloud()
+    if "gvisor_root" in used:
+        other_releases.fetch_gvisor()
     if "prometheus_programs" in used:
         prometheus.fetch()
     namespaces.isolate_session()
@@ -160,6 +162,12 @@ def apptainer_root(workspace: Path) -> Path:
 def charliecloud_root(workspace: Path) -> Path:
     """The root of a Debian with Charliecloud; it is shared, so change nothing."""
     return other_releases.fetch_charliecloud()
+
+
+@pytest.fixture(scope="session")
+def gvisor_root(workspace: Path) -> Path:
+    """The root of a Debian with gVisor's runsc; it is shared, so change nothing."""
+    return other_releases.fetch_gvisor()
 
 
 @pytest.fixture(scope="session")

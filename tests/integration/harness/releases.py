@@ -56,6 +56,11 @@ def fetch_charliecloud() -> Path:
     return fetch_one("sid", "charliecloud")
 
 
+def fetch_gvisor() -> Path:
+    """Return the root of a release with gVisor's runsc, of which Debian 12 has one without GPUs."""
+    return fetch_one("sid", "runsc")
+
+
 def fetch_one(name: str, *package: str) -> Path:
     """Return the root of a release with its engines, or one package, made the first time."""
     command = REPOSITORY / "scripts/lib/engine-root"

@@ -16,7 +16,6 @@ from gpuhook.ground.oci.jsontext import Record
 from gpuhook.start.cdi import versions
 from gpuhook.start.cdi.grants import ALL, grant
 from gpuhook.start.cdi.names import is_device
-from gpuhook.start.inventory.model import EVERYBODY
 from gpuhook.start.plan.image import Image
 from gpuhook.start.plan.operations import (
     AddGroup,
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 
 MARK = "GPUHOOK_CDI"  # a variable that nothing reads
 _MOUNT_OPTIONS = ("rbind", "rprivate")
-_OPEN_TO_ALL = (EVERYBODY, 0)  # mode and group of a node that need not be said
 
 
 def _type_index(device: "Device", vendor: "Vendor") -> str:
@@ -398,8 +396,8 @@ def _node(op: BindDevice, fixed_majors: tuple[int, ...]) -> "dict[str, Any]":
         entry["hostPath"] = op.source
     if op.major in fixed_majors:
         entry.update(type="c", major=op.major, minor=op.minor)
-    if (node.mode, node.gid) != _OPEN_TO_ALL:
-        entry["fileMode"] = node.mode  # without it, runtimes make nodes for everybody
+    # Without it most runtimes make nodes for everybody, and gVisor's fails.
+    entry["fileMode"] = node.mode
     entry["permissions"] = AllowDevice.access
     if node.gid:
         entry["gid"] = node.gid
