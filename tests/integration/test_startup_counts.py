@@ -4,18 +4,21 @@ import json
 import os
 import re
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from harness import vendors
 from harness.bundles import Bundle, GpuBundle
-from harness.commands import daemon
+from harness.commands import daemon, wait_until
 from harness.driver import Driver
 from harness.installation import Installation, write_config
 from harness.standing import ONE, RUNTIMES
 
 CALL = re.compile(r"^(\d+) +(?:<\.\.\. )?([a-z0-9_]+)")
+# A module of ours, by the file that Python has compiled it to.
+MODULE = re.compile(r'openat\([^"]*"[^"]*/gpuhook/((?:\w+/)*)__pycache__/(\w+)\.[^"]*\.pyc"')
 EXEC = re.compile(r'^(\d+) +execve\("([^"]*)".*(?:\) += 0|<unfinished \.\.\.>)$')
 
 
@@ -26,6 +29,8 @@ class Trace:
         self.programs: list[str] = []
         self.calls: Counter[str] = Counter()
         self.processes: set[str] = set()
+        found = {folder + name for folder, name in MODULE.findall(text)}
+        self.modules = sorted(name for name in found if not name.endswith("__init__"))
         running: dict[str, str] = {}
         for line in text.splitlines():
             started = EXEC.match(line)
@@ -88,12 +93,32 @@ def test_container_with_gpus_starts_python_once(
     bundle: GpuBundle, config: Path, tmp_path: Path, helper: str
 ) -> None:
     config.write_text(config.read_text().replace("[gpuhook]", f"[gpuhook]\nhelper = {helper}"))
+    os.utime(config, (10**9, 10**9))
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
     words = ("create", "--bundle", bundle.path, "x")
     found = trace(bundle, config, tmp_path / "log", bundle.gpu_py, *words)
     assert found.count("python") == 1
     assert found.programs[-1] == "runtime"
     assert found.calls["python3"] <= 1000
+    assert 30 < len(found.modules) <= (39 if helper == "false" else 57), found.modules
+
+
+@ONE
+def test_documents_load_few_modules(bundle: GpuBundle, config: Path, tmp_path: Path) -> None:
+    """With the helper for their hook; what documents say is saved by then."""
+    folder = tmp_path / "cdi"
+    dirs = f'[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["{folder}"]\n'
+    config.write_text(f'{config.read_text()}mode = "cdi"\n{dirs}')
+    words = ("--config", config, "--output", f"{folder}/nvidia.json")
+    bundle.call(bundle.installation.command, "cdi", "generate", *words).ok()
+    for path in (folder / "nvidia.json", folder, config, config.parent):
+        os.utime(path, (10**9, 10**9))
+    # What has just changed isn't saved.
+    wait_until(lambda: time.time() > folder.stat().st_ctime + 4, "the documents are old enough")
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=all")
+    create = ("create", "--bundle", bundle.path, "x")
+    found = trace(bundle, config, tmp_path / "log", bundle.gpu_py, *create)
+    assert 30 < len(found.modules) <= 66, found.modules
 
 
 @pytest.mark.parametrize(
@@ -183,4 +208,5 @@ def test_hook_starts_nothing_else(
     ]
     assert found.count("python") == 1
     assert found.calls["python3"] <= 2200
+    assert 40 < len(found.modules) <= 52, found.modules
     assert kibibytes < 20 << 10

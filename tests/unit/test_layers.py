@@ -211,15 +211,15 @@ ACCESS = "gpuhook.ground.cgroup.access, gpuhook.standby.helper"
 VENDORS = {f"vendors.{name}" for name in KNOWN}
 CDI_HOOK = f"gpuhook._start, gpuhook.cdi_hook, gpuhook.start.cdi.hook, {CHOICE}, gpuhook.inject"
 STARTS = {
-    "runtime, no GPU": Start(SPEC, 21, JSON),
-    "runtime, GPU": Start(f"{SPEC}, {CHOICE}, {ACCESS}", 33, JSON),
-    "hook, no GPU": Start("gpuhook._start, gpuhook.prestart_hook", 20, JSON),
+    "runtime, no GPU": Start(SPEC, 20, JSON),
+    "runtime, GPU": Start(f"{SPEC}, {CHOICE}, {ACCESS}", 32, JSON),
+    "hook, no GPU": Start("gpuhook._start, gpuhook.prestart_hook", 18, JSON),
     "hook, GPU": Start(
         f"gpuhook._start, gpuhook.prestart_hook, {CHOICE}, gpuhook.inject, {NVIDIA}.edits",
-        46,
+        44,
         JSON | KERNEL,
     ),
-    "hook of CDI": Start(f"{CDI_HOOK}, {NVIDIA}.edits", 52, JSON | KERNEL),
+    "hook of CDI": Start(f"{CDI_HOOK}, {NVIDIA}.edits", 47, JSON | KERNEL),
 }
 
 

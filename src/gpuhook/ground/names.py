@@ -13,6 +13,7 @@ LEASE_VERB = "lease"
 HOOK_STAGES = ("prestart", "createRuntime")
 CDI_HOOK = "gpuhook-cdi-hook"  # the one that our CDI documents name
 CDI_HOOK_STAGE = "createContainer"
+CDI_NO_ACCESS = "none"  # in place of a node's permissions: it has no entry in the cgroup
 BUNDLE_OPTION = "--bundle"  # before the bundle's path, in the hook that gpu-py writes
 HELPER_OPTION = "--helper"  # before the words that lead a hook to its helper
 HELPER_KILLED = "--helper-killed"  # from launchers/gpu-py, which saw it

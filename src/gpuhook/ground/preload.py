@@ -57,21 +57,19 @@ INJECTION = (
     "start.records.records", "inject",
 )  # fmt: skip
 DOCUMENTS = (
-    "ground.host.files", "start.cdi.names", "start.cdi.versions", "start.cdi.checks",
-    "start.cdi.apply", "start.cdi.own_hook", "start.cdi.with_helper", "start.cdi.reading",
-    "start.cdi.folders", "start.cdi.saved",
+    "ground.host.files", "start.cdi.apply", "start.cdi.own_hook", "start.cdi.with_helper",
+    "start.cdi.reading", "start.cdi.folders", "start.cdi.saved",
 )  # fmt: skip
 DOCUMENT_HOOK = (
-    "start.cdi.own_hook", "cdi_hook", "start.given_nodes", "start.cdi.grants", "start.plan.writer",
-    "start.cdi.hook",
+    "start.cdi.own_hook", "cdi_hook", "start.given_nodes", "start.plan.writer", "start.cdi.hook",
 )  # fmt: skip
 VENDORS = {
     "nvidia": (
         "vendors.nvidia.model", "vendors.nvidia.variables", "vendors.nvidia.completeness",
-        "vendors.nvidia.device_nodes", "vendors.nvidia.requirements", "vendors.nvidia.vendor",
+        "vendors.nvidia.device_nodes", "vendors.nvidia.vendor",
     ),
     "nvidia.edits": (
-        "vendors.nvidia.cuda_compat", "vendors.nvidia.own_files", "vendors.nvidia.edits",
+        "vendors.nvidia.own_files", "vendors.nvidia.edits",
     ),
     "amd": (
         "vendors.amd.paths", "vendors.amd.vendor",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     # A vendor's name -> its names (vendors/NAME/names.py), in the order in which they are served.
     Known = Mapping[str, ModuleType]
 
+BY_DOCUMENT = "cdi"  # the source of a request that a CDI document stands for
 _SIGKILL = 9  # the module signal costs more than a look
 _REAP = 0.2  # seconds that a killed child may take to end: where the kernel hangs, it doesn't
 
@@ -64,6 +65,28 @@ class Grant:
         self.inventory = inventory  # of the vendor's own class
         self.devices = devices
         self._nodes: list[tuple[Node, str]] | None = None
+
+    @classmethod
+    def of_document(
+        cls,
+        vendor: "Vendor",
+        inventory: "Any",
+        config: "Config",
+        devices: "Iterable[Device]",
+    ) -> "Grant":
+        """Return what a container gets to which a CDI document gives these devices.
+
+        That is all that belongs to them: a document doesn't know what else is asked for.
+        """
+        from gpuhook.start.request.reader import Request  # noqa: PLC0415 - imported already
+
+        devices = tuple(devices)
+        labels = tuple(device.label for device in devices)
+        selectors = ("all",) if devices == inventory.devices else labels
+        options = vendor.everything(config)
+        name = vendor.names.NAME
+        request = Request(name, BY_DOCUMENT, labels, selectors=selectors, options=options)
+        return cls(vendor, request, inventory, devices)
 
     @property
     def nodes(self) -> "list[tuple[Node, str]]":

@@ -17,11 +17,6 @@ if TYPE_CHECKING:
     from gpuhook.start.inventory.model import Node
 
 
-def wanted(cgroups_path: object) -> bool:
-    """Tell whether systemd makes the container's cgroup: its path is then slice:prefix:name."""
-    return isinstance(cgroups_path, str) and cgroups_path.count(":") == 2
-
-
 def make_links(nodes: "Iterable[Node]", root: str = "/", dev: str = "/dev") -> list[str]:
     """Make the links that are missing or lead nowhere; return their names.
 

@@ -199,10 +199,9 @@ def _edit_for_hook(
 
 def _link_nodes(spec: "Spec", resolved: "Resolved") -> None:
     """Let systemd, where it manages the container's cgroup, find the devices allowed in it."""
-    from gpuhook.start import dev_char  # noqa: PLC0415 - only where a GPU is asked for
+    if spec.is_in_scope:
+        from gpuhook.start import dev_char  # noqa: PLC0415 - only where systemd has the cgroup
 
-    linux = spec.data.get("linux")
-    if isinstance(linux, dict) and dev_char.wanted(linux.get("cgroupsPath")):
         for grant in resolved.grants:
             allowed = grant.rules()
             nodes = grant.inventory.nodes

@@ -14,8 +14,7 @@ from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import CdiError, UnknownDeviceError
 from gpuhook.start.cdi import versions
 from gpuhook.start.cdi.document import read
-from gpuhook.start.cdi.generate import STRATEGIES, CdiWriter, Reader, Source, generate, tidy
-from gpuhook.start.cdi.grants import ALL
+from gpuhook.start.cdi.generate import ALL, STRATEGIES, CdiWriter, Reader, Source, generate, tidy
 from gpuhook.start.inventory.model import EVERYBODY, Node
 from gpuhook.start.inventory.model import Inventory as AnyInventory
 from gpuhook.start.inventory.selection import select

@@ -1,8 +1,10 @@
+import json
 import os
 from pathlib import Path
 
 import pytest
 
+from gpuhook.ground.oci.spec import Spec
 from gpuhook.start import dev_char
 from gpuhook.start.inventory.model import Node
 
@@ -31,7 +33,9 @@ def dev(tmp_path: Path) -> Path:
     ],
 )
 def test_only_where_systemd_manages_cgroups(path: object, expected: bool) -> None:
-    assert dev_char.wanted(path) is expected
+    text = json.dumps({"linux": {"cgroupsPath": path}})
+    assert Spec("/b/config.json", text).is_in_scope is expected
+    assert not Spec("/b/config.json", "{}").is_in_scope
 
 
 def test_links_of_real_nodes(dev: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,13 @@ class Spec:
         every = found if isinstance(found, list) else []
         return [item for item in every if isinstance(item, dict) and item.get("type") == kind]
 
+    @property
+    def is_in_scope(self) -> bool:
+        """Whether systemd makes the container's cgroup: its path is then slice:prefix:name."""
+        linux = self.data.get("linux")
+        path = linux.get("cgroupsPath") if isinstance(linux, dict) else None
+        return isinstance(path, str) and path.count(":") == 2
+
     def require_mount_namespace(self) -> None:
         """Raise SpecError where what is mounted for the container would stay on the host."""
         if not self.has_mount_namespace:  # protects: mount-namespace

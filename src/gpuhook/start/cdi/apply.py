@@ -11,8 +11,7 @@ from os.path import normpath
 
 from gpuhook.ground.errors import CdiError, SpecError
 from gpuhook.ground.host import files as host_files
-from gpuhook.ground.names import HOOK_ENVIRONMENT
-from gpuhook.start.cdi.checks import NO_ACCESS
+from gpuhook.ground.names import CDI_NO_ACCESS, HOOK_ENVIRONMENT
 from gpuhook.start.inventory.cache import identity
 
 TYPE_CHECKING = False
@@ -287,7 +286,7 @@ def _add_node(draft: _Draft, node: "dict[str, Any]") -> None:
     draft.add(("linux", "devices"), "path", device)
     # The library's rule for no access at all, an empty one, is refused by runc and crun.
     access = node.get("permissions") or "rwm"
-    if kind in ("b", "c") and access != NO_ACCESS:
+    if kind in ("b", "c") and access != CDI_NO_ACCESS:
         rule = {"allow": True, "type": kind, "major": major, "minor": minor, "access": access}
         rules = draft.items("linux", "resources", "devices")
         if not _is_in_force(rules, rule):

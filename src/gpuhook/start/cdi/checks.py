@@ -5,6 +5,7 @@ what reads documents.
 """
 
 from gpuhook.ground.errors import shown
+from gpuhook.ground.names import CDI_NO_ACCESS
 from gpuhook.start.cdi import names, versions
 
 TYPE_CHECKING = False
@@ -19,7 +20,6 @@ HOOK_STAGES = (
     "prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop",
 )  # fmt: skip
 NODE_TYPES = ("", "b", "c", "u", "p")
-NO_ACCESS = "none"  # instead of permissions: the node without an entry in the cgroup
 _CLOS_LIMIT = 4096  # bytes: it is a folder's name
 _LISTS = ("env", "deviceNodes", "hooks", "mounts", "additionalGids", "netDevices")
 
@@ -110,7 +110,7 @@ def _node(node: "dict[str, Any]") -> "Found":
         if (number := node.get(field) or 0) < 0:  # runtimes take -1 for all devices
             yield (field,), f"the {field} of a device node can't be {number}"
     access = node.get("permissions") or ""
-    if access != NO_ACCESS and access.strip("rwm"):
+    if access != CDI_NO_ACCESS and access.strip("rwm"):
         yield ("permissions",), f"permissions are letters of rwm, or none, not {shown(access)}"
 
 

@@ -14,7 +14,6 @@ from gpuhook.ground.errors import CdiError, DriverError, NoDeviceError, RequestE
 from gpuhook.ground.loader.layout import HostLayout
 from gpuhook.ground.oci.jsontext import Record
 from gpuhook.start.cdi import versions
-from gpuhook.start.cdi.grants import ALL, grant
 from gpuhook.start.cdi.names import is_device
 from gpuhook.start.plan.image import Image
 from gpuhook.start.plan.operations import (
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
     Edits = dict[str, Any]
 
+ALL = "all"
 MARK = "GPUHOOK_CDI"  # a variable that nothing reads
 _MOUNT_OPTIONS = ("rbind", "rprivate")
 
@@ -107,7 +107,7 @@ class Source:
 
     def grant(self, devices: "Iterable[Device]") -> "Grant":
         """Return what a container gets that is given these devices."""
-        return grant(self.vendor, self.inventory, self._config, devices)
+        return Grant.of_document(self.vendor, self.inventory, self._config, devices)
 
     def edits(self, devices: "Iterable[Device]", *, whole: bool = False) -> "Edits":
         """Return the edits for a container with these devices, those common to all among them.

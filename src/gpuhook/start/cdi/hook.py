@@ -10,7 +10,7 @@ from gpuhook.ground.cgroup import access
 from gpuhook.ground.container import kernel
 from gpuhook.ground.loader.layout import HostLayout
 from gpuhook.start import given_nodes
-from gpuhook.start.cdi.grants import grant
+from gpuhook.start.contract import Grant
 from gpuhook.start.plan.image import Image
 from gpuhook.start.plan.operations import (
     FILE_OPTIONS,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gpuhook.ground.config.model import Config
     from gpuhook.ground.container.changes import Container
     from gpuhook.ground.container.rootfs import Rootfs
-    from gpuhook.start.contract import Grant, Vendor
+    from gpuhook.start.contract import Vendor
     from gpuhook.start.inventory.model import Device, Inventory
     from gpuhook.start.plan.operations import AllowDevice, BindDevice, Operation
 
@@ -121,7 +121,8 @@ class Work:
     ) -> None:
         self._given = Given(spec, mounts, numbers_at)
         self._mounts = mounts
-        self.grant: Grant = grant(vendor, inventory, config, devices(self._given, inventory))
+        found = devices(self._given, inventory)
+        self.grant = Grant.of_document(vendor, inventory, config, found)
 
     def recorded(self, given: "dict[str, Any]") -> None:
         """Leave in a record what the container is given of the grant (``records.given``)."""

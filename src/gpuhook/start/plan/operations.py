@@ -10,7 +10,6 @@ import os
 import stat
 
 from gpuhook.ground.container import kernel
-from gpuhook.ground.container.changes import Container
 from gpuhook.ground.container.rootfs import Roots, SocketError, refuse_socket
 from gpuhook.ground.errors import InjectError, LdCacheError, UntrustedPathError
 from gpuhook.ground.loader import ldcache
@@ -19,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Protocol
 
+    from gpuhook.ground.container.changes import Container
     from gpuhook.ground.container.rootfs import Rootfs
     from gpuhook.ground.oci.process import Setting
     from gpuhook.start.inventory.model import Node
@@ -106,7 +106,7 @@ class Operation:
     def prepare(self, host: "Rootfs") -> None:
         """Open whatever the step takes from its ``root``, which ``host`` is."""
 
-    def execute(self, container: Container) -> None:
+    def execute(self, container: "Container") -> None:
         """Do the step below the container's root."""
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class _Bind(Operation):
         attributes = attributes_of(self.options)  # protects: mount-flags
         kernel.set_mount_attributes(self._tree, attributes, self.source, self.cleared)
 
-    def execute(self, container: Container) -> None:
+    def execute(self, container: "Container") -> None:
         """Mount the clone on the destination, whose mount point is made where missing."""
         if self._tree < 0:
             if self.left_out:
@@ -442,7 +442,7 @@ class Symlink(Operation):
         """Say where the link is and where it points."""
         return f"link {self.destination} to {self.target}"
 
-    def execute(self, container: Container) -> None:
+    def execute(self, container: "Container") -> None:
         """Make the link."""
         container.make_link(
             self.destination, self.target, replace=self._replace, renewed=self._renewed
@@ -499,7 +499,7 @@ class UpdateLdCache(Operation):
             os.close(self._program)
             self._program = -1
 
-    def execute(self, container: Container) -> None:
+    def execute(self, container: "Container") -> None:
         """Merge and replace the file; an equal one is left as it is."""
         old = container.read_file(LD_CACHE, _LD_CACHE_LIMIT)
         if old is None and not container.may_write(LD_CACHE):
@@ -557,7 +557,7 @@ class WriteFile(Operation):
         """Say which file."""
         return f"write {self.destination}"
 
-    def execute(self, container: Container) -> None:
+    def execute(self, container: "Container") -> None:
         """Replace the file; one that says the same is left as it is."""
         new = self.content.encode()
         if container.read_file(self.destination, _WRITTEN_LIMIT) != new:

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 
 from gpuhook.ground.config.model import Config
 from gpuhook.start import contract
-from gpuhook.start.cdi.grants import grant
 from gpuhook.start.request.sources import swarm_variables
 from gpuhook.tools.cli._output import warn
 from gpuhook.tools.engines import json_text, swarm
@@ -26,7 +25,9 @@ def resources(config: Config) -> tuple[swarm.Resource, ...]:
 
 def _offered(vendor: contract.Vendor, config: Config) -> list[swarm.Resource]:
     inventory = vendor.discover(config)
-    devices, reasons = vendor.offered(grant(vendor, inventory, config, inventory.devices))
+    devices, reasons = vendor.offered(
+        contract.Grant.of_document(vendor, inventory, config, inventory.devices)
+    )
     for reason in reasons:
         warn(f"not for the swarm: {reason}")
     company, _, sort = vendor.names.KIND.partition("/")

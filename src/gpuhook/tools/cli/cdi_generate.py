@@ -13,9 +13,8 @@ from gpuhook.ground.errors import CdiError, DriverError, listed, shown
 from gpuhook.ground.host import files as host_files
 from gpuhook.start import contract
 from gpuhook.start.cdi import document as reader
-from gpuhook.start.cdi.generate import DEFAULT_STRATEGIES, STRATEGIES, Generated, Source
+from gpuhook.start.cdi.generate import ALL, DEFAULT_STRATEGIES, STRATEGIES, Generated, Source
 from gpuhook.start.cdi.generate import generate as generate_document
-from gpuhook.start.cdi.grants import ALL
 from gpuhook.start.cdi.reading import MOST_BYTES
 from gpuhook.tools.cdi import readers, stream
 from gpuhook.tools.cdi import refresh as refreshing

@@ -13,7 +13,6 @@ from gpuhook.ground.errors import DriverError, GpuhookError, NoDriverError, list
 from gpuhook.start import contract
 from gpuhook.start.cdi import folders
 from gpuhook.start.cdi.generate import STRATEGIES
-from gpuhook.start.cdi.grants import grant as grant_of
 from gpuhook.start.inventory import cache
 from gpuhook.start.inventory.model import Device, Inventory
 from gpuhook.tools.cdi import kept
@@ -246,7 +245,7 @@ class _Comparison:
     def __init__(self, case: Case, vendor: contract.Vendor, inventory: Inventory) -> None:
         self.case = case
         self.vendor = vendor
-        granted = grant_of(vendor, inventory, case.config, inventory.devices)
+        granted = contract.Grant.of_document(vendor, inventory, case.config, inventory.devices)
         self.offered = vendor.offered(granted)[0]
         self.devices = inventory.devices
         kind = f"{vendor.names.KIND}="

@@ -11,9 +11,8 @@ from gpuhook.ground.config.model import Config
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import DriverError, GpuhookError, LimitError, RequestError, listed
 from gpuhook.ground.sizes import amount, parse_size
-from gpuhook.start.cdi.grants import SOURCE
 from gpuhook.start.cdi.names import is_device
-from gpuhook.start.contract import Grant, Vendor
+from gpuhook.start.contract import BY_DOCUMENT, Grant, Vendor
 from gpuhook.start.inventory.model import Device, Inventory
 from gpuhook.start.request.reader import Request
 from gpuhook.tools.cdi.transform import mover
@@ -291,7 +290,7 @@ class _Vendors:
     def _grant(self, devices: tuple[Device, ...]) -> Grant:
         labels = tuple(device.label for device in devices)
         name = self.vendor.names.NAME
-        request = Request(name, SOURCE, labels, selectors=labels, options=self.options)
+        request = Request(name, BY_DOCUMENT, labels, selectors=labels, options=self.options)
         return Grant(self.vendor, request, self.inventory, devices)
 
     def _links(self) -> dict[str, dict[str, int]]:

@@ -11,9 +11,8 @@ from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import CdiError, listed, shown
 from gpuhook.start import contract
 from gpuhook.start.cdi import folders, versions
-from gpuhook.start.cdi.generate import DEFAULT_STRATEGIES, STRATEGIES
+from gpuhook.start.cdi.generate import ALL, DEFAULT_STRATEGIES, STRATEGIES
 from gpuhook.start.cdi.generate import generate as generate_document
-from gpuhook.start.cdi.grants import ALL
 from gpuhook.tools.cdi import readers
 from gpuhook.tools.cdi import refresh as refreshing
 from gpuhook.tools.cdi import write as writing

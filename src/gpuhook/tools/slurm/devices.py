@@ -6,7 +6,6 @@ from typing import NamedTuple
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import DriverError, listed
 from gpuhook.start import contract
-from gpuhook.start.cdi.grants import grant
 from gpuhook.start.inventory.cache import get_inventory
 from gpuhook.start.inventory.model import Device, Inventory
 from gpuhook.start.inventory.selection import fallen_off
@@ -82,7 +81,9 @@ def _of(
     vendor: contract.Vendor, inventory: Inventory, config: Config
 ) -> tuple[list[Owned], list[str]]:
     """Return a vendor's devices by their places on the bus, and why others are left out."""
-    offered, warnings = vendor.offered(grant(vendor, inventory, config, inventory.devices))
+    offered, warnings = vendor.offered(
+        contract.Grant.of_document(vendor, inventory, config, inventory.devices)
+    )
     if inventory.lost:
         warnings.append(fallen_off(inventory.lost, vendor.names))
     missing = set(inventory.missing())

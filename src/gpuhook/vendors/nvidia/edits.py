@@ -19,7 +19,7 @@ from gpuhook.start.plan.operations import (
     UpdateLdCache,
     WriteFile,
 )
-from gpuhook.vendors.nvidia import completeness, cuda_compat, device_nodes, own_files
+from gpuhook.vendors.nvidia import completeness, device_nodes, own_files
 from gpuhook.vendors.nvidia.model import CAPS_FOLDER, selection
 from gpuhook.vendors.nvidia.names import NAME
 from gpuhook.vendors.nvidia.own_files import PROC_DRIVER, MaskProc
@@ -275,6 +275,8 @@ def _compat(
     compat: Any = image.brings.get(NAME)  # what cuda_compat.find_newer found
     if compat is None or "compute" not in options.capabilities:
         return None
+    from gpuhook.vendors.nvidia import cuda_compat  # noqa: PLC0415 - imported to find it
+
     use = cuda_compat.decide(
         compat.version, inventory.driver_version, inventory.cuda_version, compat.note
     )

@@ -12,7 +12,6 @@ import os
 import stat
 
 from gpuhook.ground.container import kernel
-from gpuhook.ground.container.changes import Container, Journal
 from gpuhook.ground.fileio import write_all
 from gpuhook.start.plan.operations import Operation, attributes_of
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
+    from gpuhook.ground.container.changes import Container
     from gpuhook.ground.container.rootfs import Rootfs
 
 PROC_DRIVER = "/proc/driver/nvidia"
@@ -132,8 +132,11 @@ class MaskProc(Operation):
         self._trees.append((name, tree, folder))
         kernel.set_mount_attributes(tree, attributes_of(PROC_OPTIONS), f"{self.source}/{name}")
 
-    def execute(self, container: Container) -> None:
+    def execute(self, container: "Container") -> None:
         """Mount the tmpfs, then the rest into it, then make it read-only."""
+        # Not for mode spec, which executes nothing; here it is imported already.
+        from gpuhook.ground.container.changes import Container, Journal  # noqa: PLC0415
+
         if self._tmpfs < 0 or not container.exists(PROC_DRIVER):
             return
         target = container.mount_point(PROC_DRIVER, folder=True)
@@ -178,7 +181,7 @@ def _kernel_has_none() -> bool:
     return os.path.exists(os.path.dirname(PROC_DRIVER)) and not os.path.exists(PROC_DRIVER)
 
 
-def _mount_inside(inside: Container, name: str, tree: int, folder: bool) -> None:
+def _mount_inside(inside: "Container", name: str, tree: int, folder: bool) -> None:
     """Mount a clone on a place in our tmpfs, with which it also goes away again."""
     target = inside.mount_point(f"/{name}", folder=folder)
     if target is None:

@@ -2,10 +2,11 @@
 
 import os
 
+from gpuhook.ground import preload
 from gpuhook.start.contract import Vendor
 from gpuhook.start.inventory.freshness import names as listed
 from gpuhook.start.inventory.freshness import status, text
-from gpuhook.vendors.nvidia import completeness, device_nodes, names, requirements, variables
+from gpuhook.vendors.nvidia import completeness, device_nodes, names, variables
 from gpuhook.vendors.nvidia.model import CAPS_FOLDER, IMEX_FOLDER, Inventory
 
 TYPE_CHECKING = False
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from gpuhook.start.plan.operations import Operation
     from gpuhook.start.request.reader import Reading
 
+_REQUIREMENTS = ("vendors.nvidia.requirements",)
 _PROC = "/proc/driver/nvidia"
 # Folders of device nodes that come and go as a whole; the rest lies in /dev itself.
 _NODE_FOLDERS = (CAPS_FOLDER, IMEX_FOLDER, "/dev/infiniband", "/dev/dri")
@@ -94,7 +96,8 @@ class Nvidia(Vendor):
         return driver_files.volatile_paths()
 
     def optional_modules(self, config: "Config") -> tuple[str, ...]:
-        return ("gpuhook.vendors.nvidia.mps_mounts",) if config.mps_devices else ()
+        modules = ("requirements", "cuda_compat", *(["mps_mounts"] if config.mps_devices else []))
+        return tuple(f"gpuhook.vendors.nvidia.{each}" for each in modules)
 
     def options(self) -> variables.NvidiaOptions:
         return variables.NvidiaOptions()
@@ -118,7 +121,11 @@ class Nvidia(Vendor):
         device_nodes.check_platform(grant)
         device_nodes.check_mig_management(grant)
         completeness.check(grant)
-        requirements.check(grant)
+        if grant.request.options.requirements:
+            preload.load(_REQUIREMENTS)
+            from gpuhook.vendors.nvidia import requirements  # noqa: PLC0415 - many images have none
+
+            requirements.check(grant)
         if grant.request.options.mps:
             from gpuhook.vendors.nvidia import mps  # noqa: PLC0415 - few share devices by MPS
 
@@ -146,7 +153,10 @@ class Nvidia(Vendor):
         return mps.environment(grant)
 
     def examine(self, root: "Rootfs", config: "Config") -> "Record | None":
-        from gpuhook.vendors.nvidia import cuda_compat  # noqa: PLC0415 - the hook's, not the runtime's
+        if not root.exists(config.cuda_compat_root):
+            return None
+        preload.load((*_REQUIREMENTS, "vendors.nvidia.cuda_compat"))
+        from gpuhook.vendors.nvidia import cuda_compat  # noqa: PLC0415 - NVIDIA's images have it
 
         return cuda_compat.find_newer(root, config) if cuda_compat.wanted(config) else None
 

@@ -10,7 +10,6 @@ from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import DriverFolderError, RequestError, listed, shown
 from gpuhook.ground.loader.layout import Layout
 from gpuhook.start import contract
-from gpuhook.start.cdi.grants import grant
 from gpuhook.start.plan.image import Image
 from gpuhook.start.plan.operations import usable
 from gpuhook.start.plan.writer import Places
@@ -39,7 +38,7 @@ def content_of(config: Config, inventory: Any, capabilities: Iterable[str] = ())
             "Use the runtime gpu-py, or CDI",
         )
     vendor = contract.load(registry.KNOWN[NAME])
-    granted = grant(vendor, inventory, config, ())
+    granted = contract.Grant.of_document(vendor, inventory, config, ())
     options: Any = granted.request.options
     options.capabilities = _chosen(tuple(capabilities), options.capabilities)
     folders = Layout(f"{INSIDE}/lib64", f"{INSIDE}/lib", uses_cache=False)
