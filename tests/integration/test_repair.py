@@ -34,6 +34,12 @@ for number in bpf.attached_programs(cgroup, "test")[1]:
 }
 
 
+# The same where there are cgroups below, whose list the kernel changes, too, and takes no a.
+LOSE_RULES = """
+cd "/sys/fs/cgroup/devices$1"
+for minor in 0 1 2 3 4 5 6 7 255; do echo "c 195:$minor rw" >devices.deny; done
+"""
+
 SLEEP = ("sleep", "1000")
 
 
@@ -51,13 +57,24 @@ class Running:
         done = self.bundle.call(self._runtime, "exec", self.bundle.name, "devopen", node).ok()
         return done.stdout.split()[1]
 
-    def allows(self, node: Path) -> str:
-        """Return what open() of a node on the host gives in the container's cgroup."""
+    @property
+    def cgroup(self) -> str:
+        """The folder of the container's cgroup."""
         v2 = self.bundle.namespace.cgroups == "v2"
-        cgroup = self.bundle.spec()["linux"]["cgroupsPath"]
-        folder = f"/sys/fs/cgroup{'' if v2 else '/devices'}{cgroup}"
+        path = self.bundle.spec()["linux"]["cgroupsPath"]
+        return f"/sys/fs/cgroup{'' if v2 else '/devices'}{path}"
+
+    def move_into(self, name: str) -> None:
+        """Move the container's processes into a cgroup below its own."""
+        script = 'mkdir "$1/$2"; for pid in $(cat "$1/cgroup.procs"); do echo $pid; done'
+        words = ("sh", "-ec", script, "sh", self.cgroup, name)
+        for pid in self.bundle.call(*words).ok().stdout.split():
+            self.bundle.call("sh", "-ec", f"echo {pid} >{self.cgroup}/{name}/cgroup.procs").ok()
+
+    def allows(self, node: Path, below: str = "") -> str:
+        """Return what open() of a node on the host gives in the container's cgroup, or below."""
         program = self.bundle.root / "usr/local/bin/devopen"
-        script = f"echo $$ >{folder}/cgroup.procs && exec {program} {node}"
+        script = f"echo $$ >{self.cgroup}{below}/cgroup.procs && exec {program} {node}"
         return self.bundle.call("sh", "-c", script).ok().stdout.split()[1]
 
     def make_node(self, minor: int) -> str:
@@ -67,11 +84,12 @@ class Running:
         self.bundle.call(self._runtime, "exec", self.bundle.name, *words).ok()
         return node
 
-    def lose(self) -> None:
-        """Take the container's devices away behind its back."""
+    def lose(self, script: str = "", below: str = "") -> None:
+        """Take the container's devices away behind its back, with v1 by another script."""
         layout = "v2" if self.bundle.namespace.cgroups == "v2" else "v1"
         cgroup = self.bundle.spec()["linux"]["cgroupsPath"]
-        self.bundle.call("sh", "-ec", LOSE[layout], "sh", cgroup).ok()
+        chosen = script if script and layout == "v1" else LOSE[layout]
+        self.bundle.call("sh", "-ec", chosen, "sh", cgroup + below).ok()
 
     def explained(self) -> list[str]:
         """Return which nodes gpuhook explain says that the container has lost."""
@@ -139,6 +157,25 @@ def test_what_was_lost_is_given_back(running: Running, driver: Driver) -> None:
         assert running.opens(foreign) == "EPERM", "a node that the container made counted"
     assert running.repair(name).ok().stdout == f"{name}: nothing was missing\n"
     assert running.explained() == []
+
+
+def test_a_process_in_a_cgroup_below_its_containers(running: Running, driver: Driver) -> None:
+    """With v1 that has a list of its own."""
+    node = driver.root / f"dev/nvidia{driver.gpus[0].minor}"
+    running.move_into("below")
+    running.lose(LOSE_RULES)
+    assert running.allows(node, "/below") == "EPERM"
+    line = running.repair(running.bundle.name).ok().stdout
+    assert f"/dev/nvidia{driver.gpus[0].minor}" in line
+    assert line.endswith("was missing and is given back\n")
+    assert running.allows(node, "/below") == "ENXIO"
+    again = running.repair(running.bundle.name).ok().stdout
+    assert again == f"{running.bundle.name}: nothing was missing\n"
+    if running.bundle.namespace.cgroups != "v2":
+        running.lose(LOSE_RULES, "/below")
+        assert running.allows(node, "/below") == "EPERM"
+        assert "is given back" in running.repair(running.bundle.name).ok().stdout
+        assert running.allows(node, "/below") == "ENXIO"
 
 
 def test_nothing_is_missing_where_nothing_was_lost(running: Running) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gpuhook.ground.cgroup import access, v2
 from gpuhook.ground.errors import CgroupError
+from gpuhook.tools.running import verdict
 
 DENY_ALL: dict[str, Any] = {"allow": False, "access": "rwm"}
 GPU0: dict[str, Any] = {"allow": True, "type": "c", "major": 195, "minor": 0, "access": "rw"}
@@ -253,6 +254,30 @@ def test_v1_writes_what_is_missing(proc: Proc) -> None:
     devices = [(195, 255), (195, 1), (1, 3)]
     assert allow(proc, devices) == "v1"
     assert (folder / "devices.allow").read_text() == "c 195:1 rw"
+
+
+def test_v1_cgroups_on_the_way_to_a_process(proc: Proc) -> None:
+    """Each has a list of its own. Those beside the way are nested containers'."""
+    names = ("abc", "abc/init", "abc/init/scope", "abc/nested")
+    folders = {name: proc.cgroup(f"devices/{name}", "devices.allow") for name in names}
+    for name, folder in folders.items():
+        has = "c 195:0 rw\n" if name == "abc" else ""
+        (folder / "devices.list").write_text(f"c 1:3 rwm\n{has}")
+    proc.mounts(("/", "devices", "cgroup", "devices"))
+    proc.memberships("7", "5:devices:/abc/init/scope\n")
+    process = os.open(proc.path / "7", os.O_PATH)
+    try:
+        missing = verdict.missing(
+            process, [(195, 0), (1, 3)], proc=str(proc.path), written={1: "/abc"}
+        )
+        assert missing == [(195, 0)]
+    finally:
+        os.close(process)
+    assert allow(proc, [(195, 0)], {1: "/abc"}) == "v1"
+    written = {name: (folder / "devices.allow").read_text() for name, folder in folders.items()}
+    assert written == {
+        "abc": "", "abc/init": "c 195:0 rw", "abc/init/scope": "c 195:0 rw", "abc/nested": "",
+    }  # fmt: skip
 
 
 class TestRefused:

@@ -114,7 +114,8 @@ def allow(
         return f"none-needed:{folder}"
     try:
         if version == 1:
-            _allow_v1(folder, devices)
+            for each in way_down(process, folder, written):
+                _allow_v1(each, devices)
             return "v1"
         return "v2" if _allow_v2(folder, devices) else "none-needed:no-program"
     except OSError as error:
@@ -151,6 +152,21 @@ def cgroup_of(
     if _paths(_read(f"{proc}/self/cgroup")).get(version) == paths[version]:
         return 0, "shared"
     return version, folder
+
+
+def way_down(process: int, folder: str, written: "Mapping[int, str] | None" = None) -> list[str]:
+    """Return the folder of a v1 cgroup, and those of the cgroups from there to the process' own.
+
+    A v1 cgroup has a list of devices of its own: what is allowed above it isn't allowed in it,
+    and what is taken away above is taken away in it. Others below belong to nested containers.
+    ``folder`` is what ``cgroup_of`` returned for ``written``.
+    """
+    found = [folder]
+    if written and 1 in written:
+        below = _below(_paths(_read("cgroup", process)).get(1, ""), written[1])
+        for name in (below or "").split("/")[1:]:
+            found.append(f"{found[-1]}/{name}")
+    return found
 
 
 def unified(

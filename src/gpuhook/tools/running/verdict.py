@@ -61,8 +61,8 @@ def missing(
     version, folder = access.cgroup_of(process, proc, written)
     try:
         if version == 1:
-            listed = access.listed(folder)
-            return [pair for pair in devices if not list_allows(listed, *pair)]
+            lists = [access.listed(each) for each in access.way_down(process, folder, written)]
+            return [pair for pair in devices if not all(list_allows(each, *pair) for each in lists)]
         places = access.with_policies(folder) if version else []
         programs = [each for place in places for each in v2.instructions(place)]
     except OSError as error:
