@@ -16,10 +16,13 @@ from harness import bundles
 from harness.bundles import Bundle
 from harness.cdi import generate, give
 from harness.commands import Result, run, wait_until
+from harness.docker import Docker, dockerd
 from harness.driver import Driver
+from harness.images import image
 from harness.inside import look, seen
 from harness.installation import Installation, open_kinds, write_config
 from harness.namespaces import Namespace
+from harness.podman import Podman, podman
 from harness.standing import ONE, RUNTIMES
 
 from gpuhook.start.cdi import apply, folders
@@ -357,3 +360,52 @@ def test_a_hundred_at_once(place: Place) -> None:
     for number in sorted(set(range(count)) - set(won)):
         text = (asking[number].path / "output").read_text()
         assert any(f"in use by the container {name}" in text for name in names), text
+
+
+@pytest.fixture(scope="module")
+def exclusive(workspace: Path, driver: Driver) -> Path:
+    """A configuration for engines, of which GPUs are exclusive."""
+    config = write_config(workspace / "leases-etc", driver.root, ["runc"])
+    config.write_text(config.read_text().replace("[gpuhook]\n", f"[gpuhook]\n{EXCLUSIVE}"))
+    return config
+
+
+@pytest.fixture(scope="module")
+def of_docker(
+    workspace: Path, host: Namespace, installation: Installation, archive: Path, exclusive: Path
+) -> Iterator[Docker]:
+    env = {"GPUHOOK_CONFIG": str(exclusive)}
+    folder, runtimes = workspace / "leases-d", {"gpu-py": installation.runtime}
+    with dockerd(folder, host, runtimes, archive, env) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def of_podman(
+    workspace: Path, host: Namespace, installation: Installation, archive: Path, exclusive: Path
+) -> Iterator[Podman]:
+    program = workspace / "leases-gpu-py"
+    start = f"GPUHOOK_CONFIG={exclusive} exec {installation.runtime}"
+    program.write_text(f'#!/bin/sh\n{start} "$@"\n')
+    program.chmod(0o755)
+    with podman(workspace / "leases-p", host, program, archive) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("engine", ["docker", "podman"])
+def test_a_refusal_names_the_container_as_list_does(
+    engine: str, request: pytest.FixtureRequest, installation: Installation, exclusive: Path
+) -> None:
+    one: Docker | Podman = request.getfixturevalue(f"of_{engine}")
+    name = f"holder-{engine}"
+    env, words = ["NVIDIA_VISIBLE_DEVICES=3"], [f"--name={name}", "--detach"]
+    one.run(image("debian"), "sleep", "1000", env=env, options=words).ok()
+    try:
+        refused = one.run(image("debian"), "true", env=env).failed().stderr
+        assert (
+            f"is in use by {engine}'s container {name}, and nvidia.com/gpu is exclusive" in refused
+        )
+        listed = run([installation.command, "list", "--config", exclusive]).ok().stdout
+        assert f"{engine}:{name}" in listed
+    finally:
+        one.call("rm", "--force", name)

@@ -123,8 +123,11 @@ def _conflict(ours: _Held, theirs: _Held) -> "tuple[str, str] | None":
 
 
 def holder(record: "dict[str, Any]") -> str:
-    """Return what to call the container of a record."""
-    name = _called(_short(record["id"])) or f"of process {record['pid']}"
+    """Return what to call the container of a record: as ``gpuhook list`` does, where it can."""
+    from gpuhook.start.records import engine_names  # noqa: PLC0415 - where one is refused
+
+    known = engine_names.name_of(record) or _short(record["id"])
+    name = _called(known) or f"of process {record['pid']}"
     words = [_called(record[key]) for key in ("namespace", "pod", "container") if record[key]]
     pod = "/".join(words)
     engine = f"{record['engine']}'s container" if record["engine"] else "the container"

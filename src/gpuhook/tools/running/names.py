@@ -1,11 +1,10 @@
 """What engines call their containers, asked of them with a short limit and remembered."""
 
-import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from gpuhook.ground.host import files
+from gpuhook.start.records import engine_names
 from gpuhook.tools.engines import docker_api
 from gpuhook.tools.host import processes
 
@@ -13,7 +12,6 @@ _PATIENCE = 1.0  # seconds for Docker's answer
 _PAUSE = 10.0  # seconds between two questions
 _KEPT = 60.0  # seconds after which all are asked for again: a container may be renamed
 _SHORTEST_ID = 4  # characters of an id that mean it
-_LIMIT = 16 << 20  # bytes of podman's list
 _ROOT = 0
 
 Called = dict[str, tuple[str, str]]  # a container's id -> its name and its image, "" if unknown
@@ -98,15 +96,10 @@ def watched() -> dict[str, str]:
 def _of_podman(bundles: Iterable[str]) -> Called:
     """Return what stands in the lists of podman's stores, beside the containers' folders."""
     found: Called = {}
-    for folder in {os.path.dirname(os.path.dirname(bundle)) for bundle in bundles}:
-        try:
-            answer = json.loads(files.read(f"{folder}/containers.json", _LIMIT))
-            named = [each for each in answer if each.get("names")]
-            found |= {each["id"]: (str(each["names"][0]), "") for each in named}
-        except (
-            OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, AttributeError
-        ):  # fmt: skip
-            continue
+    stores = {os.path.dirname(os.path.dirname(bundle)): bundle for bundle in bundles}
+    for bundle in stores.values():
+        named = engine_names.of_podman(bundle)
+        found |= {container: (name, "") for container, name in named.items()}
     return found
 
 
