@@ -127,4 +127,4 @@ def _import_all(config: Config) -> None:
     from gpuhook.ground.oci import lost_bundle, process  # noqa: F401, PLC0415
     from gpuhook.start import dev_char, limiter, limits  # noqa: F401, PLC0415
     from gpuhook.start.plan import spec_edits  # noqa: F401, PLC0415
-    from gpuhook.start.records import claims  # noqa: F401, PLC0415
+    from gpuhook.start.records import claims, engine_names  # noqa: F401, PLC0415
