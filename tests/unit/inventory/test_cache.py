@@ -263,8 +263,8 @@ def test_an_error_names_the_file_to_correct(path: str | None, tmp_path: Path) ->
         config.driver_root = str(root)
         with pytest.raises(DriverError) as caught:
             discover.discover(config)
-        said = f"[nvidia-container-cli] root in {path or '/etc/gpuhook/config.toml'}"
-        assert caught.value.remedy.endswith(said)
+        assert "[nvidia-container-cli] root" in caught.value.remedy
+        assert caught.value.remedy.endswith(f" in {path or '/etc/gpuhook/config.toml'}")
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
