@@ -57,8 +57,8 @@ def fetch_charliecloud() -> Path:
 
 
 def fetch_gvisor() -> Path:
-    """Return the root of a release with gVisor's runsc, of which Debian 12 has one without GPUs."""
-    return fetch_one("sid", "runsc")
+    """Return the root of a release with gVisor's runsc: 12's knows no GPUs, sid's panics."""
+    return fetch_one("trixie", "runsc")
 
 
 def fetch_one(name: str, *package: str) -> Path:
