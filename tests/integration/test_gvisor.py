@@ -66,7 +66,7 @@ def ask(bundle: GpuBundle, driver: Driver, request: str) -> list[str]:
 
 @ONE
 def test_mode_spec(bundle: GpuBundle, driver: Driver, runsc: Path) -> None:
-    """Nodes and files stand in config.json, and there is no hook."""
+    """config.json lists nodes and files, and there is no hook."""
     expected = ask(bundle, driver, "0,2")
     done = run(bundle, runsc, configured(bundle, driver, runsc, "spec")).ok()
     nodes = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}

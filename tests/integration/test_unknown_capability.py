@@ -59,7 +59,7 @@ def test_a_start(asking: GpuBundle, driver: Driver, ours: str, runtime: str, pro
 
 
 @ONE
-def test_a_hook_of_an_engines(asking: GpuBundle, driver: Driver) -> None:
+def test_an_engines_hook(asking: GpuBundle, driver: Driver) -> None:
     config = configured(asking, driver)
     asking.by_hook(config)
     found = seen(asking.run(asking.runtime)).libraries

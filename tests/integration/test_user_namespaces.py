@@ -55,7 +55,7 @@ def mapped(bundle: GpuBundle, driver: Driver) -> GpuBundle:
 
 @pytest.fixture
 def config(bundle: GpuBundle, driver: Driver) -> Path:
-    """A configuration of the bundle's own, which keeps errors beside it."""
+    """A configuration for this bundle, with a state folder for errors."""
     made = write_config(bundle.path / "etc", driver.root, [bundle.runtime])
     (made.parent / "state").mkdir()
     return made
@@ -74,7 +74,7 @@ def errors(config: Path) -> str:
 
 
 def assert_sees_its_gpus(done: Result, driver: Driver) -> None:
-    """Assert that it has GPUs 0 and 2; nobody makes nodes in a user namespace."""
+    """Assert that it has GPUs 0 and 2; nodes can't be made in a user namespace."""
     inside = seen(done)
     given = {gpu.minor for gpu in driver.chosen(0, 2)}
     assert inside.gpu_minors == given
@@ -110,9 +110,7 @@ def test_by_the_process_that_stands_ready(site: Site) -> None:
 
 
 @pytest.mark.parametrize("stage", ["prestart", "createRuntime"])
-def test_by_a_hook_of_an_engines(
-    mapped: GpuBundle, driver: Driver, config: Path, stage: str
-) -> None:
+def test_by_an_engines_hook(mapped: GpuBundle, driver: Driver, config: Path, stage: str) -> None:
     """The command line of the low-level runtime names the bundle, as engines' do."""
     mapped.by_hook(config, stage)
     with nothing_left(driver.root, pid=mapped.namespace.pid):

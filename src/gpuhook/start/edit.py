@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpuhook.start.inventory.model import Inventory
     from gpuhook.start.resolve import Resolved
 
-# Words of our hook that gpu-py alone writes.
+# Words of our hook that only gpu-py writes.
 _OF_GPU_PY = (names.HELPER_OPTION, names.BUNDLE_OPTION, names.LEASE_VERB)
 
 

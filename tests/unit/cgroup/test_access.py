@@ -257,7 +257,7 @@ def test_v1_writes_what_is_missing(proc: Proc) -> None:
 
 
 def test_v1_cgroups_on_the_way_to_a_process(proc: Proc) -> None:
-    """Each has a list of its own. Those beside the way are nested containers'."""
+    """Each has its own list. Other cgroups belong to nested containers."""
     names = ("abc", "abc/init", "abc/init/scope", "abc/nested")
     folders = {name: proc.cgroup(f"devices/{name}", "devices.allow") for name in names}
     for name, folder in folders.items():

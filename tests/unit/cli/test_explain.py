@@ -369,7 +369,7 @@ def warned(
         ({"usr/bin/busybox": program_of(243)}, (), "riscv64"),
         ({"bin/sh": program_of(22, little=False)}, (), "s390x"),
         ({"bin/sh": program_of(21), "usr/bin/env": program_of(own.ELF[0])}, (), "ppc64le"),
-        # A program alone, as an image without a distribution has it, perhaps beside a script.
+        # An image without a distribution, which may have a script, too.
         ({"server": program_of(OTHER[1])}, ("/server",), OTHER[0]),
         ({"bin/sh": b"#!/x\n", "bin/bash": program_of(OTHER[1])}, ("/bin/sh",), OTHER[0]),
         ({"bin/sh": program_of(4711)}, (), "a machine of the number 4711 in elf.h"),
@@ -409,7 +409,7 @@ def test_an_image_for_this_machine(
 
 
 def test_an_image_whose_engine_alone_knows(tmp_path: Path) -> None:
-    """Its files aren't to be seen: a storage driver of containerd's keeps them elsewhere."""
+    """Its files aren't visible: some containerd storage drivers keep them elsewhere."""
     warning = _image_checks.other_machine([str(tmp_path / "none")], OTHER[2], "")
     assert warning.startswith(f"The image is for {OTHER[0]} and this machine is {own.MACHINE}: ")
     (tmp_path / "bin").mkdir()

@@ -47,7 +47,7 @@ def test_the_bundle_of_another_container(bundle: Path, root: str) -> None:
         (["--root=/r", "--log=/l", "--log-format=json", "create", "-b", "/b c", "id"], "/b c"),
         (["--systemd-cgroup", "create", "--bundle=/b", "--pid-file", "/p", "id"], "/b"),
         (["run", "--bundle", "/b", "id"], "/b"),
-        (["create", "--bundle", "b", "id"], ""),  # relative to a folder that nobody knows
+        (["create", "--bundle", "b", "id"], ""),  # relative to an unknown folder
         (["create", "id"], ""),
         (["start", "--bundle", "/b", "id"], ""),
         (["create", "--bundle", "/b", "--unknown", "id"], ""),

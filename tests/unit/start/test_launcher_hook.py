@@ -88,7 +88,7 @@ def test_hook_has_python_report_a_helper_killed_at_work(installed: Installed) ->
 
 @pytest.mark.parametrize("word", ["-version", "--version", "-v"])
 def test_hook_tells_its_version_and_reads_nothing(word: str) -> None:
-    """As NVIDIA's, whose name may lead to it; whoever asks gives it no state."""
+    """As NVIDIA's hook does, without a state on standard input."""
     code = f"from gpuhook import prestart_hook; prestart_hook.main([{word!r}])"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

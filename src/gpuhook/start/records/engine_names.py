@@ -1,7 +1,7 @@
 """Names that Docker and podman have for containers, read from their own files of those containers.
 
 No engine is asked, because a container that is refused waits for no daemon. Docker's data folder
-is found by what it mounts in each container; podman lists its containers beside their folders.
+is found by what it mounts in each container; podman keeps a list in the folder of its containers.
 """
 
 import os

@@ -35,7 +35,7 @@ _MACHINES = {
 _ARCHITECTURES = {
     "386": "i386", "amd64": "x86_64", "arm64": "aarch64", "loong64": "loongarch64",
 }  # fmt: skip
-# What a machine runs besides its own; the driver's 32-bit libraries are the capability compat32.
+# Programs of other machines that a machine runs; compat32 gives them libraries.
 _ALSO_RUNS = {"x86_64": "i386", "aarch64": "arm"}
 
 

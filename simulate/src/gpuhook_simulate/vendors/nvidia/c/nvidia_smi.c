@@ -279,7 +279,7 @@ int main(int argc, char **argv)
     if (strcmp(word, "--version") == 0)
         return versions();
     nvml_count(&count);
-    if (count == 0 && *word) { /* the list alone, which is no failure */
+    if (count == 0 && *word) { /* an empty list isn't a failure */
         puts("No devices found.");
         return 0;
     }
