@@ -66,7 +66,7 @@ FILES = (
     DriverFile("binary", "/usr/bin/nvidia-cuda-mps-server", "/usr/bin/x", "compute"),
     DriverFile("firmware", "/lib/firmware/nvidia/g.bin", "/lib/firmware/nvidia/g.bin", ""),
     DriverFile("ipc", "/run/nvidia-persistenced/socket", "/run/p/socket", "utility"),
-    DriverFile("config", "/usr/share/i.json", "/etc/vulkan/icd.d/nvidia_icd.json", "graphics"),
+    DriverFile("manifest", "/usr/share/i.json", "/etc/vulkan/icd.d/nvidia_icd.json", "graphics"),
     DriverFile("config", "/etc/cufile.json", "/etc/cufile.json", "gds"),
 )
 

@@ -235,10 +235,17 @@ class Vendor:
         """
         return inventory
 
-    def volatile_paths(self) -> list[str]:
+    def volatile_paths(self, config: "Config") -> list[str]:  # noqa: ARG002
         """Return paths below the driver root whose coming or going makes an inventory stale.
 
         Those that exist when it is made are among its files, which are looked at anyhow.
+        """
+        return []
+
+    def watched_paths(self, config: "Config") -> list[str]:  # noqa: ARG002
+        """Return folders below the driver root in which a new name makes an inventory stale.
+
+        They are looked at while they exist; ``volatile_paths`` has those that may come.
         """
         return []
 

@@ -47,6 +47,8 @@ _PATHS = (
     "ldcache",
     "state_dir",
     "library_search_paths",
+    "binary_search_paths",
+    "data_search_paths",
     "cdi_spec_dirs",
     "csv_mount_spec_path",
     "cuda_compat_root",

@@ -64,6 +64,8 @@ KEYS: "dict[str, tuple[str, str, object]]" = {
     "gpuhook.state-dir": ("state_dir", STRING, "/run/gpuhook"),
     "gpuhook.nvml-timeout": ("nvml_timeout", SECONDS, 30.0),
     "gpuhook.library-search-paths": ("library_search_paths", LIST, ()),
+    "gpuhook.binary-search-paths": ("binary_search_paths", LIST, ()),
+    "gpuhook.data-search-paths": ("data_search_paths", LIST, ()),
     "gpuhook.cuda-compat-root": ("cuda_compat_root", STRING, "/usr/local/cuda/compat"),
     "gpuhook.csv-ignore": ("csv_ignore", LIST, ()),
     "gpuhook.ldconfig-fallback": ("ldconfig_fallback", BOOL, False),
@@ -145,6 +147,7 @@ class Config:
     accept_annotations: bool
     accept_envvar_unprivileged: bool
     accept_volume_mounts: bool
+    binary_search_paths: tuple[str, ...]
     cdi_annotation_prefixes: tuple[str, ...]
     cdi_default_kind: str
     cdi_kinds_from_environment: tuple[str, ...]
@@ -154,6 +157,7 @@ class Config:
     csv_mount_spec_path: str
     cuda_compat_mode: str
     cuda_compat_root: str
+    data_search_paths: tuple[str, ...]
     device_memory: str
     disable_require: bool
     driver_root: str

@@ -149,6 +149,15 @@ class Rootfs:
             os.close(parent)
         return os.path.normpath(f"{folder}/{name}")
 
+    def own_folder(self, path: str) -> str:
+        """Return where a folder really is that is root's like all above it, as ``own_path`` does.
+
+        OSError also for what is no folder.
+        """
+        real = self.own_path(path)
+        self._own_folder(real.rstrip("/"))
+        return real
+
     def _outside(self, path: str) -> str:
         return self.path.rstrip("/") + path
 

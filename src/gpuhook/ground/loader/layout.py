@@ -70,6 +70,11 @@ def triplet(machine: str) -> str:
     return _triplets(machine)[0]
 
 
+def triplet32(machine: str) -> str | None:
+    """Return the name of Debian's folder for this machine's 32-bit libraries, None for none."""
+    return _triplets(machine)[1]
+
+
 def _triplets(machine: str) -> tuple[str, str | None]:
     return _TRIPLETS.get(machine, (f"{machine}-linux-gnu", None))
 

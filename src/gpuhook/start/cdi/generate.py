@@ -15,6 +15,7 @@ from gpuhook.ground.loader.layout import HostLayout
 from gpuhook.ground.oci.jsontext import Record
 from gpuhook.start.cdi import versions
 from gpuhook.start.cdi.names import is_device
+from gpuhook.start.contract import Grant
 from gpuhook.start.plan.image import Image
 from gpuhook.start.plan.operations import (
     AddGroup,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.ground.config.model import Config
-    from gpuhook.start.contract import Grant, Vendor
+    from gpuhook.start.contract import Vendor
     from gpuhook.start.inventory.model import Device, Inventory
     from gpuhook.start.plan.operations import Operation
 
@@ -105,7 +106,7 @@ class Source:
         self._without_hook = without_hook
         self._variables: frozenset[str] | None = None
 
-    def grant(self, devices: "Iterable[Device]") -> "Grant":
+    def grant(self, devices: "Iterable[Device]") -> Grant:
         """Return what a container gets that is given these devices."""
         return Grant.of_document(self.vendor, self.inventory, self._config, devices)
 
@@ -139,7 +140,7 @@ class Source:
             self._variables = frozenset(name for name, _, _ in alike)
         return self._variables
 
-    def _groups(self, granted: "Grant") -> "dict[int, str]":
+    def _groups(self, granted: Grant) -> "dict[int, str]":
         """Return the groups that documents name, none where an engine here has no word for them."""
         if self._config.feature("no-additional-gids-for-device-nodes"):
             return {}
@@ -270,7 +271,7 @@ def _chosen(
     return list(found)
 
 
-def _why_not_together(vendor: "Vendor", granted: "Grant") -> str:
+def _why_not_together(vendor: "Vendor", granted: Grant) -> str:
     """Return why devices can't be given to one container, "" if they can."""
     try:
         vendor.check(granted)

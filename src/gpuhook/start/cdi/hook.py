@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gpuhook.start.contract import Vendor
     from gpuhook.start.inventory.model import Device, Inventory
     from gpuhook.start.plan.operations import AllowDevice, BindDevice, Operation
+    from gpuhook.start.plan.writer import Aliases
 
 # By which an image's own ldconfig finds the host's folders, should it run later.
 FOLDERS_CONFIG = "/etc/ld.so.conf.d/00-gpuhook.conf"
@@ -187,6 +188,13 @@ class _Rest(PlanWriter):
         """Make a link to what the engine has given."""
         if self._leads_to_something(op.destination):
             self.steps.append(op)
+
+    def copy(self, file: BindFile, aliases: "Aliases") -> None:
+        """Leave the file to the engine, and make links at the paths that it names."""
+        for place, target in aliases:
+            if place not in self._links and self._leads_to_something(target):
+                self._links[place] = target
+                self.steps.append(Symlink(place, target, replace=False, reason=file.reason))
 
     def cache(self, op: UpdateLdCache) -> None:
         """Let the loader find the libraries that the engine has given."""

@@ -176,10 +176,13 @@ def _discover(config: "Config", vendor: "Source") -> "Loaded":
     for _ in range(_TRIES):
         around = freshness.surroundings(config, vendor)
         root = vendor.root(config)
-        missing = freshness.settled(root, freshness.missing(root, vendor.volatile_paths()))
+        missing = freshness.settled(root, freshness.absent(root, vendor.volatile_paths(config)))
+        watched = freshness.watched(root, vendor.watched_paths(config))
         inventory = vendor.discover(config)
+        written = (file.path for file in inventory.files if file.content)
+        watched.update(freshness.watched(root, written))
         # A node may come after its device: udev makes it.
-        content = Loaded(vendor, inventory, around, [*missing, *inventory.missing()])
+        content = Loaded(vendor, inventory, around, [*missing, *inventory.missing()], watched)
         if freshness.surroundings(config, vendor) == around:
             break
     # Where it never rests, what was seen before goes with it: it won't match, and so not be used.
@@ -288,17 +291,24 @@ def _is_ours(status: os.stat_result) -> bool:
 class Loaded:
     """An inventory, and what tells whether it still is this machine's.
 
-    ``around`` is what it was made in, ``missing`` the paths that didn't exist then;
-    ``is_saved`` says whether it was saved when it was made, ``problem`` what kept us from that, and
-    ``withheld`` from which device nodes this process was kept, so that it is of a part alone.
+    ``around`` is what it was made in, ``missing`` the paths that didn't exist then, ``watched`` the
+    statuses of files and folders; ``is_saved`` says whether it was saved when it was made,
+    ``problem`` what kept us from that, and ``withheld`` from which device nodes this process was
+    kept, so that it is of a part alone.
     """
 
     def __init__(
-        self, vendor: "Source", inventory: "Inventory", around: "list[Any]", missing: list[str]
+        self,
+        vendor: "Source",
+        inventory: "Inventory",
+        around: "list[Any]",
+        missing: list[str],
+        watched: "dict[str, list[int]]",
     ) -> None:
         self.inventory = inventory
         self.around = around
         self.missing = missing
+        self.watched = watched
         self._vendor = vendor
         self.is_saved = False
         self.problem: OSError | None = None
@@ -328,6 +338,7 @@ class Loaded:
             and freshness.same_nodes(found.root, found.nodes, self._vendor.crowded)
             and (self._folders_stayed() or not freshness.missing(found.root, self._files()))
             and freshness.missing(found.root, self.missing) == self.missing
+            and freshness.same_statuses(found.root, self.watched)
         )
 
     def note_folders(self) -> None:
@@ -385,8 +396,9 @@ def _load(folder: int, config: "Config", vendor: "Source") -> Loaded | None:
         return None
     text, status = whole
     try:
-        around, missing, inventory = jsontext.loads(text)
-        found = Loaded(vendor, vendor.inventory.from_json(inventory), around, missing)
+        around, missing, watched, inventory = jsontext.loads(text)
+        made = vendor.inventory.from_json(inventory)
+        found = Loaded(vendor, made, around, missing, watched)
     except (ValueError, KeyError, TypeError):
         return None
     found.read_from(status)
@@ -419,7 +431,7 @@ def _read(folder: int, name: str) -> tuple[bytes, os.stat_result]:
 
 
 def _save(folder: int, name: str, content: Loaded) -> OSError | None:
-    parts = [content.around, content.missing, content.inventory.to_json()]
+    parts = [content.around, content.missing, content.watched, content.inventory.to_json()]
     return _written(folder, name, jsontext.dumps(parts).encode())
 
 

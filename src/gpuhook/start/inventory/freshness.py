@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from gpuhook.ground.config.model import Config
+    from gpuhook.ground.container.rootfs import Rootfs
     from gpuhook.start.inventory.model import Inventory, Node
 
     class Source(Protocol):
@@ -50,8 +51,11 @@ if TYPE_CHECKING:
         def withheld(self, config: Config) -> list[str]:
             """Return paths of nodes that this process may not open, so that it sees a part."""
 
-        def volatile_paths(self) -> list[str]:
+        def volatile_paths(self, config: Config) -> list[str]:
             """Return paths whose coming makes an inventory stale."""
+
+        def watched_paths(self, config: Config) -> list[str]:
+            """Return folders in which a change of names makes an inventory stale."""
 
 
 _SETTLED = 2.0  # seconds, more than the times of any local filesystem are coarse
@@ -99,6 +103,67 @@ def same_nodes(root: str, nodes: "Iterable[Node]", crowded: tuple[str, ...]) -> 
 def missing(root: str, paths: "Iterable[str]") -> list[str]:
     """Return those of the paths below the driver root that don't exist."""
     return [path for path in paths if not _exists(_below(root, path))]
+
+
+def absent(root: str, paths: "Iterable[str]") -> list[str]:
+    """Return what would have to be made first for the paths below the driver root that don't exist.
+
+    Each once: many paths lack the same folder, and a folder may have several names. A folder at
+    the top isn't meant, which may come for any reason.
+    """
+    found: dict[object, str] = {}
+    for path in paths:
+        folder, _, rest = path.strip("/").partition("/")
+        for name in rest.split("/"):
+            place = f"{folder}/{name}"
+            if not _exists(_below(root, f"/{place}")):
+                found.setdefault((_identity(_below(root, f"/{folder}")), name), f"/{place}")
+                break
+            folder = place
+    return list(found.values())
+
+
+def _identity(folder: str) -> object:
+    try:
+        status = os.stat(folder)
+    except OSError:
+        return folder
+    return status.st_dev, status.st_ino
+
+
+def watched(root: str, paths: "Iterable[str]") -> "dict[str, list[int]]":
+    """Return the statuses of those of the paths below the driver root that are root's own.
+
+    A folder that others may change would have them make inventories stale as they like.
+    """
+    from gpuhook.ground.container.rootfs import Rootfs  # noqa: PLC0415 - as in settled
+
+    found = {}
+    try:
+        with Rootfs(root) as host:
+            for path in paths:
+                seen = status(_below(root, path))
+                if seen is not None and _is_own(host, path):
+                    found[path] = seen
+    except OSError:
+        pass  # there is no such root
+    return found
+
+
+def _is_own(host: "Rootfs", path: str) -> bool:
+    try:
+        real = host.own_path(path)
+        found = host.stat(real)
+        if found is not None and stat.S_ISDIR(found.st_mode):
+            host.own_folder(real)  # protects: watched-folders
+    except (OSError, UntrustedPathError):
+        return False
+    return True
+
+
+def same_statuses(root: str, seen: "dict[str, list[int]]") -> bool:
+    """Tell whether files and folders below the driver root have the statuses of ``watched``."""
+    return all(status(_below(root, path)) == before for path, before in seen.items())
 
 
 def _below(root: str, path: str) -> str:

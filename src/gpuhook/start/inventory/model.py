@@ -69,12 +69,13 @@ class Node(Record):
 class DriverFile(Record):
     """A file of the driver, found below the driver root.
 
-    ``kind`` is one of library, library32, binary, firmware, ipc, config, folder, link. ``path``
-    is where it is: absolute below the driver root, every symbolic link resolved. ``target`` is
-    where it goes in a container: an absolute path, for libraries the bare file name if their
-    folder is the container's choice. A link's ``path`` is its own, and ``target`` what it says.
-    ``capability`` is the part of the driver it belongs to (the empty string: always), ``soname``
-    a library's DT_SONAME, else None.
+    ``kind`` is one of library, library32, binary, firmware, ipc, config, folder, link, and what
+    its vendor has besides. ``path`` is where it is: absolute below the driver root, every symbolic
+    link resolved. ``target`` is where it goes in a container: an absolute path, for libraries the
+    bare file name if their folder is the container's choice. A link's ``path`` is its own, and
+    ``target`` what it says. ``capability`` is the part of the driver it belongs to (the empty
+    string: always), ``soname`` a library's DT_SONAME, else None. ``content`` is what it says in a
+    container, "" for a file that is given as it is.
     """
 
     kind: str
@@ -82,6 +83,16 @@ class DriverFile(Record):
     target: str
     capability: str = ""
     soname: str | None = None
+    content: str = ""
+
+    def to_json(self) -> "dict[str, Any]":
+        """Return the fields as JSON values, without those that say nothing."""
+        found: dict[str, Any] = {"kind": self.kind, "path": self.path, "target": self.target}
+        if self.capability:
+            found["capability"] = self.capability
+        if self.soname is not None:
+            found["soname"] = self.soname
+        return {**found, "content": self.content} if self.content else found
 
 
 class Device(Record):

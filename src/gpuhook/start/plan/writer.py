@@ -23,6 +23,9 @@ if TYPE_CHECKING:
         UpdateLdCache,
     )
 
+    # Paths that a file names, each with the path in the container of what is meant by it.
+    Aliases = tuple[tuple[str, str], ...]
+
 
 class PlanWriter:
     """A format that plans are written in; ``unwritten`` are the steps that it has no words for."""
@@ -60,6 +63,10 @@ class PlanWriter:
         """Write a mount of a file or a folder."""
         self.other(op)
 
+    def copy(self, file: BindFile, aliases: "Aliases") -> None:  # noqa: ARG002 - links_as_mounts
+        """Write a changed copy of a file: where nothing is changed, the mount of it as it is."""
+        self.mount(file)
+
     def link(self, op: "Symlink") -> None:
         """Write a symbolic link."""
         self.other(op)
@@ -90,7 +97,10 @@ class MountWriter(PlanWriter):
 
 
 def links_as_mounts(operations: "Iterable[Operation]") -> dict[str, BindFile]:
-    """Return, by its place, a mount for each link to something that is mounted."""
+    """Return, by its place, a mount for each link to something that is mounted.
+
+    Nor can such a format change the names in a copied file: what they mean is mounted there, too.
+    """
     found = Places().write(operations)
     mounts: dict[str, BindFile] = {}
     for destination, link in found.links.items():
@@ -99,13 +109,19 @@ def links_as_mounts(operations: "Iterable[Operation]") -> dict[str, BindFile]:
         if op is not None:
             details = op.source, destination, op.options, link.reason
             mounts[destination] = BindPart("", *details)
+    for copy, aliases in found.copies:
+        for place, target in aliases:
+            if target in found.mounts and place not in found.mounts and place not in mounts:
+                op = found.mounts[target]
+                mounts[place] = BindPart("", op.source, place, op.options, copy.reason)
     return mounts
 
 
 class Places(PlanWriter):
     """What mounts, nodes and links of a plan have in the container, by their paths there.
 
-    ``targets`` are the paths that links lead to.
+    ``targets`` are the paths that links lead to, ``copies`` the files that are changed, each with
+    the paths that it names. They are among the mounts, as they are on the host.
     """
 
     def __init__(self) -> None:
@@ -114,6 +130,12 @@ class Places(PlanWriter):
         self.nodes: dict[str, BindDevice] = {}
         self.links: dict[str, Symlink] = {}
         self.targets: dict[str, str] = {}
+        self.copies: list[tuple[BindFile, Aliases]] = []
+
+    def copy(self, file: BindFile, aliases: "Aliases") -> None:
+        """Note a copy, and its mount."""
+        self.copies.append((file, aliases))
+        self.mount(file)
 
     def mount(self, op: BindFile) -> None:
         """Note a mount."""

@@ -13,23 +13,22 @@ from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import DriverError, ElfError
 from gpuhook.ground.host import files, proc
 from gpuhook.ground.loader import elf
-from gpuhook.vendors.nvidia import driver_files
+from gpuhook.start.inventory.model import Inventory
 
 _LINE = 256  # bytes that the kernel reads of a script's first line (execve(2))
 
 
-def find(root: str, name: str) -> str | None:
-    """Return the path on this host of a program below a driver root, None where there is none.
+def find(inventory: Inventory, name: str) -> str | None:
+    """Return the path on this host of a program of a driver, None where there is none.
 
     UntrustedPathError where another user than root could have put it there.
     """
-    with Rootfs(root) as driver:
-        inside = driver_files.find_program(driver, name)
-    if inside is None:
-        return None
-    found = root.rstrip("/") + inside
-    files.check_way(found)
-    return found
+    for file in inventory.files:
+        if file.kind == "binary" and file.target.rpartition("/")[2] == name:
+            found = inventory.root.rstrip("/") + file.path
+            files.check_way(found)
+            return found
+    return None
 
 
 def starter(program: str) -> str:

@@ -106,7 +106,8 @@ def _answer(config: Config, vendor: Any) -> dict[str, Any]:
     except DriverError as error:
         absent = isinstance(error, NoDriverError)
         return {"error": [error.cause, error.remedy], "absent": absent}
-    return {"loaded": [found.inventory.to_json(), found.around, found.missing]}
+    facts = [found.around, found.missing, found.watched]
+    return {"loaded": [found.inventory.to_json(), *facts]}
 
 
 def _loaded(vendor: Any, answer: dict[str, Any]) -> Loaded:
@@ -122,5 +123,5 @@ def _loaded(vendor: Any, answer: dict[str, Any]) -> Loaded:
         )
     if "error" in answer:
         raise (NoDriverError if answer["absent"] else DriverError)(*answer["error"])
-    inventory, around, missing = answer["loaded"]
-    return Loaded(vendor, vendor.inventory.from_json(inventory), around, missing)
+    inventory, *facts = answer["loaded"]
+    return Loaded(vendor, vendor.inventory.from_json(inventory), *facts)

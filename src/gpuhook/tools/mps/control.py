@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from gpuhook.ground import names
 from gpuhook.ground.errors import MpsError, printable
 from gpuhook.ground.host import files, lock, proc
+from gpuhook.start.inventory.model import Inventory
 from gpuhook.start.records import records
 from gpuhook.tools.host import driver_program
 from gpuhook.vendors.nvidia import mps
@@ -244,13 +245,13 @@ def _unexpected(line: str, answer: str) -> MpsError:
     )
 
 
-def program_in(root: str) -> str:
-    """Return the daemon's program of a driver root; MpsError where there is none."""
+def program_of(inventory: Inventory) -> str:
+    """Return the daemon's program of a driver; MpsError where there is none."""
     name = "nvidia-cuda-mps-control"
-    found = driver_program.find(root, name)
+    found = driver_program.find(inventory, name)
     if found is None:
         raise MpsError(
-            f"The driver below {root} has no {name}",
+            f"The driver below {inventory.root} has no {name}",
             "Install the driver's package that has it (nvidia-cuda-mps on Debian)",
         )
     return found

@@ -22,7 +22,7 @@ from gpuhook.start import contract
 from gpuhook.start.inventory import cache
 from gpuhook.tools.host.child import BackOff
 from gpuhook.tools.mps import modes
-from gpuhook.tools.mps.control import SERVER, Control, program_in
+from gpuhook.tools.mps.control import SERVER, Control, program_of
 from gpuhook.vendors.nvidia import mps
 from gpuhook.vendors.nvidia import names as nvidia
 from gpuhook.vendors.nvidia.model import WSL, Gpu, Inventory
@@ -203,7 +203,7 @@ class Keeper:
         cuda = next((each.path for each in inventory.files if "/libcuda.so." in each.path), "")
         own = inventory.root != "/"
         libraries = inventory.root.rstrip("/") + os.path.dirname(cuda) if own and cuda else ""
-        return Control(program_in(inventory.root), self.base, state.version, libraries)
+        return Control(program_of(inventory), self.base, state.version, libraries)
 
     # Looking after ------------------------------------------------------------------------------
 

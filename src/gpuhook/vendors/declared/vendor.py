@@ -80,7 +80,7 @@ class Declared(Vendor):
         found = {path.rpartition("/")[0] for path in self.table.libraries}
         return sorted({path or LD_CACHE for path in found})
 
-    def volatile_paths(self) -> list[str]:
+    def volatile_paths(self, config: "Config") -> list[str]:  # noqa: ARG002
         return [*self._paths()]
 
     def _paths(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ Pure: looks at nothing.
 from gpuhook.ground.errors import DriverError, listed
 from gpuhook.start.inventory.selection import fallen_off
 from gpuhook.vendors.nvidia import names
-from gpuhook.vendors.nvidia.model import MODESET, UVM, WSL
+from gpuhook.vendors.nvidia.model import EVERYTHING, MANIFEST, MODESET, UVM, WSL
 from gpuhook.vendors.nvidia.variables import DRIVER_CAPABILITIES
 
 TYPE_CHECKING = False
@@ -42,6 +42,13 @@ _PARTS = {
     ("ngx",): ("libnvidia-ngx",),
 }
 _FILE_KINDS = ("library", "binary")
+
+# folder of manifests in a container -> the programs that find the driver by one, its usual name,
+# and the library that it leads to.
+_MANIFESTS = {
+    "/etc/vulkan/icd.d/": ("Vulkan", "vulkan/icd.d/nvidia_icd.json", "libGLX_nvidia"),
+    "/usr/share/glvnd/egl_vendor.d/": ("EGL", "glvnd/egl_vendor.d/10_nvidia.json", "libEGL_nvidia"),
+}
 
 
 def check(grant: "Grant") -> None:
@@ -131,9 +138,28 @@ def missing_parts(
         if asked and missing:
             verb = "lacks" if len(asked) == 1 else "lack"
             found.append(f"{' and '.join(asked)} {verb} {listed(missing)}")
+    if "graphics" in capabilities:
+        found += missing_manifests(files)
     if "compat32" in capabilities and all(file.kind != "library32" for file in files):
         found.append("compat32 lacks every 32-bit library")
     return found
+
+
+def missing_manifests(files: "Collection[DriverFile]") -> list[str]:
+    """Return which programs of graphics don't find the driver's libraries, a sentence each."""
+    return [
+        f"{programs} programs don't find the driver, because there is no manifest {name}: install "
+        f"it, or name the folder that has {name.partition('/')[0]} in data-search-paths"
+        for folder, (programs, name, library) in _MANIFESTS.items()
+        if _has(library, files)
+        and not any(file.kind == MANIFEST and file.target.startswith(folder) for file in files)
+    ]
+
+
+def others(files: "Collection[DriverFile]") -> list[str]:
+    """Return the libraries that containers get only with all capabilities, each once."""
+    found = (file.target.partition(".so")[0] for file in files if file.capability == EVERYTHING)
+    return sorted(set(found))
 
 
 def _has(name: str, files: "Collection[DriverFile]") -> bool:

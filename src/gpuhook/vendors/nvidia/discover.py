@@ -16,6 +16,7 @@ from gpuhook.vendors.nvidia import (  # fmt: skip
     tegra,
     wsl,
 )
+from gpuhook.vendors.nvidia.locations import Locations
 from gpuhook.vendors.nvidia.model import (
     CAPS_FOLDER,
     CONTROL_NODES,
@@ -67,8 +68,9 @@ def _discover(root: Rootfs, config: "Config") -> Inventory:
         if tegra.is_here(root):
             return tegra.discover(root, config)
         raise
+    locations = Locations(root, config)
     if config.load_kmods:
-        kernel_modules.prepare(root, config.environment)
+        kernel_modules.prepare(root, locations, config.environment)
     answer = nvml.ask(root.path, library, config.user, config.nvml_timeout)
     if any(map(tegra.is_own, answer.gpus)):
         return tegra.discover(root, config, answer)
@@ -82,11 +84,12 @@ def _discover(root: Rootfs, config: "Config") -> Inventory:
         gpus=gpus,
         nodes=tuple(_nodes(root, gpus)),
         files=(
-            *driver_files.find_all(root, index, answer.driver_version),
+            *driver_files.find_all(root, index, answer.driver_version, locations),
             *driver_files.sockets(),
         ),
         lost=answer.lost,
         mig_minors=_mig_lines(caps, gpus),
+        refused=tuple(locations.refused),
     )
 
 

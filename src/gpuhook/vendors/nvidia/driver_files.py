@@ -10,14 +10,23 @@ import stat
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import ElfError, NoDriverError
 from gpuhook.ground.loader import elf, ldcache
-from gpuhook.ground.loader.layout import cache_flags, triplet
+from gpuhook.ground.loader.layout import cache_flags
 from gpuhook.ground.names import machine_name
 from gpuhook.start.inventory.model import SOCKET, DriverFile
-from gpuhook.vendors.nvidia import device_nodes, graphics_files
+from gpuhook.vendors.nvidia import device_nodes, graphics_files, manifests
+from gpuhook.vendors.nvidia.locations import (
+    Locations,
+    library_folders,
+    program_paths,
+    program_trees,
+)
+from gpuhook.vendors.nvidia.model import EVERYTHING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+    from gpuhook.ground.config.model import Config
 
 LIBRARIES = {
     "utility": ("libnvidia-ml.so", "libnvidia-cfg.so", "libnvidia-nscq.so"),
@@ -66,8 +75,27 @@ LIBRARIES = {
         "libnvidia-egl-wayland2.so",
         "libnvidia-egl-xcb.so",
         "libnvidia-egl-xlib.so",
+        "libnvidia-api.so",
     ),
 }
+
+# Those that have the names of other makers' libraries, which the driver's would replace.
+_SHARED = frozenset(
+    {
+        "libEGL.so",
+        "libGL.so",
+        "libGLESv1_CM.so",
+        "libGLESv2.so",
+        "libGLX.so",
+        "libGLdispatch.so",
+        "libOpenCL.so",
+        "libOpenGL.so",
+        "libglxserver_nvidia.so",  # an X module, which has a folder of its own
+    }
+)
+
+# Libraries that NVIDIA's packages have without any version of the driver, under one number.
+_UNVERSIONED = frozenset({"libnvidia-api.so", "libnvidia-nvvm70.so"})
 
 # Libraries that have versions of their own, not the driver's.
 _OWN_VERSION = frozenset(
@@ -93,48 +121,24 @@ SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket"
 # /run/udev has the socket by which udev is stopped.
 _GDS_FILES = ("/run/udev/data", "/etc/cufile.json")  # protects: udev-socket
 
-# The last is of systems that keep the driver in one folder, as GKE's nodes do.
-_BINARY_FOLDERS = (
-    "/usr/bin",
-    "/usr/sbin",
-    "/bin",
-    "/sbin",
-    "/usr/local/bin",
-    "/usr/local/sbin",
-    "/usr/local/nvidia/bin",
-)
 _FIRMWARE = "/lib/firmware"
 _FIRMWARE_PARAMETER = "/sys/module/firmware_class/parameters/path"
 _PARAMETER_LIMIT = 1 << 13  # bytes; the kernel keeps a path
 _CACHE_LIMIT = 64 << 20
 
 
-def library_folders(machine: str) -> tuple[str, ...]:
-    """Return where drivers put their libraries when no ld.so.cache lists them."""
-    folder = f"/usr/lib/{triplet(machine)}"
-    return (
-        folder,
-        f"{folder}/nvidia/current",
-        "/usr/lib64",
-        "/usr/lib",
-        f"{folder}/vdpau",
-        "/usr/lib64/vdpau",
-        # Of a driver root that is one folder, and of systems that have such a folder.
-        f"/lib/{triplet(machine)}",
-        "/lib64",
-        "/lib",
-        "/usr/local/nvidia/lib64",
-    )
-
-
 class LibraryIndex:
-    """Which file a library's name leads to, below one driver root."""
+    """Which file a library's name leads to, below one driver root.
 
-    def __init__(self, root: Rootfs, cache_path: str, folders: tuple[str, ...]) -> None:
+    ``folders`` are searched before the usual ones.
+    """
+
+    def __init__(self, root: Rootfs, cache_path: str, folders: tuple[str, ...] = ()) -> None:
         self._root = root
         self._machine = machine_name()
-        self._folders = folders or library_folders(self._machine)
+        self._configured = folders
         self._entries = self._read_cache(cache_path or "/etc/ld.so.cache")
+        self._listed: dict[bool, dict[str, list[str]]] = {}
 
     def _read_cache(self, path: str) -> "list[tuple[str, str, int]]":
         data = self._root.read_file(path, _CACHE_LIMIT)
@@ -149,18 +153,50 @@ class LibraryIndex:
 
     def candidates(self, name: str, *, bits32: bool = False) -> "Iterator[str]":
         """Yield paths that may be the library, the loader's own choice first."""
+        for key, path in self._cached(bits32=bits32):
+            if stem_of(key) == name:
+                yield path
+        yield from self.listed(bits32=bits32).get(name, ())
+
+    def _cached(self, *, bits32: bool) -> "Iterator[tuple[str, str]]":
         flags = cache_flags(self._machine, bits32=bits32)
         for key, path, entry_flags in self._entries:
-            if flags is not None and _same_abi(entry_flags, flags) and _is_library(key, name):
-                yield path
-        if not bits32:
-            yield from self._in_folders(name)
+            if flags is not None and _same_abi(entry_flags, flags):
+                yield key, path
 
-    def _in_folders(self, name: str) -> "Iterator[str]":
-        for folder in self._folders:
-            for found in reversed(self._root.list_folder(folder)):
-                if _is_library(found, name):
-                    yield f"{folder}/{found}"
+    def listed(self, *, bits32: bool = False) -> dict[str, list[str]]:
+        """Return the libraries in the folders that have the driver's, by ``stem_of``.
+
+        They may be of any ABI.
+        """
+        if bits32 not in self._listed:
+            found: dict[str, list[str]] = {}
+            for folder in self._folders(bits32=bits32):
+                for name in reversed(self._root.list_folder(folder)):
+                    stem = stem_of(name)
+                    if stem:
+                        found.setdefault(stem, []).append(f"{folder}/{name}")
+            self._listed[bits32] = found
+        return self._listed[bits32]
+
+    def _folders(self, *, bits32: bool) -> "Iterator[str]":
+        """Yield the folders to search, each once: configured, usual, and those of the cache."""
+        known = {name for names in LIBRARIES.values() for name in names}
+        cached = [path for key, path in self._cached(bits32=bits32) if stem_of(key) in known]
+        # Where links lead: to a folder that the loader itself needn't know.
+        real = [self._root.real_path(path) for path in cached if self._root.exists(path)]
+        seen = set()
+        for folder in (
+            *self._configured,
+            *library_folders(self._machine, bits32=bits32),
+            *(path.rpartition("/")[0] for path in (*cached, *real)),
+        ):
+            if folder in seen or not self._root.exists(folder):
+                continue
+            place = self._root.real_path(folder)
+            if place not in seen:
+                yield folder
+            seen |= {folder, place}
 
 
 def _same_abi(flags: int, wanted: int) -> bool:
@@ -168,9 +204,11 @@ def _same_abi(flags: int, wanted: int) -> bool:
     return bool(flags & 1) and flags & 0xFF00 == wanted & 0xFF00
 
 
-def _is_library(found: str, name: str) -> bool:
-    """Tell whether a file name is ``name`` (which ends in .so) or ``name`` and a version."""
-    return found == name or found.startswith(name + ".")
+def stem_of(name: str) -> str:
+    """Return a library's name without its version (libcuda.so), "" for what is none."""
+    head, suffix, version = name.partition(".so")
+    is_library = head.startswith("lib") and suffix and (not version or version[0] == ".")
+    return head + suffix if is_library else ""
 
 
 def find_nvml(root: Rootfs, index: LibraryIndex, config_file: str) -> str:
@@ -189,76 +227,149 @@ def find_nvml(root: Rootfs, index: LibraryIndex, config_file: str) -> str:
     )
 
 
-def find_all(root: Rootfs, index: LibraryIndex, version: str) -> tuple[DriverFile, ...]:
+def find_all(
+    root: Rootfs, index: LibraryIndex, version: str, locations: Locations | None = None
+) -> tuple[DriverFile, ...]:
     """Find every file of the driver with this version."""
-    found = list(_libraries(root, index, version, bits32=False))
-    found += _libraries(root, index, version, bits32=True)
-    found += _binaries(root)
-    found += _firmware(root, version)
-    found += graphics_files.find(root, version)
-    found += _feature_files(root)
-    return tuple(found)
+    locations = locations or Locations(root)
+    libraries = [
+        *_libraries(root, index, version, bits32=False),
+        *_libraries(root, index, version, bits32=True),
+    ]
+    found, named = manifests.find(root, locations, libraries)
+    return (
+        *(_for_manifests(each, named) for each in libraries),
+        *_binaries(root, locations, version),
+        *_firmware(root, version),
+        *found,
+        *graphics_files.find(root, version, locations),
+        *_feature_files(root),
+    )
 
 
 def _libraries(
     root: Rootfs, index: LibraryIndex, version: str, *, bits32: bool
 ) -> "Iterator[DriverFile]":
+    """Yield the libraries by capability, then those of the driver that no list here has."""
     kind = "library32" if bits32 else "library"
+    bits = 32 if bits32 else 64
+    listed = set()
     for capability, names in LIBRARIES.items():
         for name in names:
-            library = _library(root, index, name, version, bits32=bits32)
+            listed.add(name)
+            library = _library(root, index.candidates(name, bits32=bits32), name, version, bits)
             if library is not None:
                 path, soname = library
                 yield DriverFile(kind, path, path.rpartition("/")[2], capability, soname)
+    for stem, paths in sorted(index.listed(bits32=bits32).items()):
+        if stem in listed or stem in _SHARED:
+            continue
+        versioned = [path for path in paths if path.endswith(f"/{stem}.{version}")]
+        library = _library(root, versioned, stem, version, bits)
+        if library is not None:
+            path, soname = library
+            yield DriverFile(kind, path, path.rpartition("/")[2], EVERYTHING, soname)
 
 
 def _library(
-    root: Rootfs, index: LibraryIndex, name: str, version: str, *, bits32: bool
+    root: Rootfs, candidates: "Iterable[str]", name: str, version: str, bits: int
 ) -> tuple[str, str | None] | None:
-    """Return the resolved path and the SONAME of the first candidate that fits the driver."""
-    for candidate in index.candidates(name, bits32=bits32):
+    """Return the resolved path and the SONAME of the first candidate that fits the driver.
+
+    One whose name has no version counts where there is no other, and nothing contradicts.
+    """
+    unversioned = None
+    ending = "." + version
+    for candidate in candidates:
         if not root.exists(candidate):
             continue
         path = root.real_path(candidate)
-        if name not in _OWN_VERSION and not path.endswith("." + version):
+        library = _read(root, path)
+        if library is None or library.bits != bits:
             continue
-        fd = root.open_file(path)
-        if fd is None:
-            continue
-        try:
-            library = elf.read(fd, root.path.rstrip("/") + path)
-        except ElfError:
-            continue  # a damaged file that the loader couldn't load either
-        finally:
-            os.close(fd)
-        if library.bits == (32 if bits32 else 64):
+        if name in _OWN_VERSION or path.endswith(ending) or candidate.endswith(ending):
             return path, library.soname
-    return None
+        if unversioned is None and _may_be(root, path, name, library, version):
+            unversioned = path, path.rpartition("/")[2]
+    return unversioned
 
 
-def volatile_paths() -> list[str]:
+def _read(root: Rootfs, path: str) -> "elf.Library | None":
+    """Return what a library says of itself; None for a file that the loader couldn't load."""
+    fd = root.open_file(path)
+    if fd is None:
+        return None
+    try:
+        return elf.read(fd, root.path.rstrip("/") + path)
+    except ElfError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _may_be(root: Rootfs, path: str, name: str, library: "elf.Library", version: str) -> bool:
+    """Tell whether a library without the driver's version in its name may be this driver's.
+
+    Such a file has its SONAME for a name (libGLX_nvidia.so.0). It isn't where it needs parts of
+    another driver, or where the same folder has the library in another version.
+    """
+    folder, _, file = path.rpartition("/")
+    if not file.removeprefix(f"{name}.").isdecimal():
+        return False
+    if library.soname != file and name not in _UNVERSIONED:
+        return False
+    needed = _driver_versions(each for each in library.needed if "nvidia" in each)
+    beside = _driver_versions(each for each in root.list_folder(folder) if stem_of(each) == name)
+    # protects: unversioned-library
+    return needed <= {version} and (not beside or version in beside)
+
+
+def _driver_versions(names: "Iterable[str]") -> set[str]:
+    """Return the versions in libraries' names that have a driver's form: 580.65.06, 595.45."""
+    found = set()
+    for name in names:
+        version = name.rpartition(".so.")[2]
+        numbers = version.split(".")
+        is_number = all(number.isascii() and number.isdecimal() for number in numbers)
+        if is_number and len(numbers) in (2, 3) and len(numbers[0]) >= 3:
+            found.add(version)
+    return found
+
+
+def _for_manifests(file: DriverFile, named: "set[str]") -> DriverFile:
+    """Return a library with the capability of the manifests that name it, if no list has it."""
+    is_needed = file.capability == EVERYTHING and file.path in named
+    return file.but(capability=manifests.CAPABILITY) if is_needed else file
+
+
+def volatile_paths(config: "Config") -> list[str]:
     """Return the paths that come and go without a change of driver, /etc/ld.so.cache or nodes.
 
-    Programs of packages without libraries, configuration.
+    Programs of packages without libraries, configuration, folders of manifests.
     """
-    paths = [*_GDS_FILES]
+    paths = [*_GDS_FILES, *program_trees(), *manifests.folders(config)]
     for names in BINARIES.values():
-        paths += [f"{folder}/{name}" for folder in _BINARY_FOLDERS for name in names]
+        paths += [path for name in names for path in program_paths(config, name)]
     return paths
 
 
-def find_program(root: Rootfs, name: str) -> str | None:
+def watched_paths(config: "Config") -> list[str]:
+    """Return the folders in which a new name may be a part of the driver."""
+    return [*program_trees(), *manifests.folders(config)]
+
+
+def find_program(root: Rootfs, name: str, locations: Locations, version: str = "") -> str | None:
     """Return the resolved path of a program of the driver's below the root, None for none.
 
     A script counts only where there is nothing else: such a wrapper runs what a container and
-    another root don't have.
+    another root don't have. Of folders for several drivers, those of ``version`` come first.
     """
     script = None
-    for folder in _BINARY_FOLDERS:
-        status = root.stat(f"{folder}/{name}")
-        if status is None or not stat.S_ISREG(status.st_mode):
+    for folder in (*locations.programs, *locations.trees_for(version)):
+        path = locations.own_file(f"{folder}/{name}")
+        status = None if path is None else root.stat(path)
+        if path is None or status is None or not stat.S_ISREG(status.st_mode):
             continue
-        path = root.real_path(f"{folder}/{name}")
         if _is_elf(root, path):
             return path
         script = script or path
@@ -275,10 +386,10 @@ def _is_elf(root: Rootfs, path: str) -> bool:
         os.close(fd)
 
 
-def _binaries(root: Rootfs) -> "Iterator[DriverFile]":
+def _binaries(root: Rootfs, locations: Locations, version: str) -> "Iterator[DriverFile]":
     for capability, names in BINARIES.items():
         for name in names:
-            path = find_program(root, name)
+            path = find_program(root, name, locations, version)
             if path is not None:
                 yield DriverFile("binary", path, f"/usr/bin/{name}", capability)
 

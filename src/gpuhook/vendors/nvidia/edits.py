@@ -20,7 +20,14 @@ from gpuhook.start.plan.operations import (
     WriteFile,
 )
 from gpuhook.vendors.nvidia import completeness, device_nodes, own_files
-from gpuhook.vendors.nvidia.model import CAPS_FOLDER, selection
+from gpuhook.vendors.nvidia.model import (  # fmt: skip
+    ALIAS,
+    CAPS_FOLDER,
+    EVERYTHING,
+    KINDS32,
+    MANIFEST32,
+    selection,
+)
 from gpuhook.vendors.nvidia.names import NAME
 from gpuhook.vendors.nvidia.own_files import PROC_DRIVER, MaskProc
 
@@ -29,15 +36,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+    from gpuhook.ground.container.rootfs import Rootfs
     from gpuhook.ground.loader.layout import Layout
     from gpuhook.start.contract import Grant
     from gpuhook.start.inventory.model import DriverFile, Node
     from gpuhook.start.plan.image import Image
-    from gpuhook.start.plan.operations import Operation
+    from gpuhook.start.plan.operations import Operation, _Writer
+    from gpuhook.start.plan.writer import Aliases
     from gpuhook.vendors.nvidia.cuda_compat import CudaCompat
     from gpuhook.vendors.nvidia.model import Inventory, Selection
     from gpuhook.vendors.nvidia.variables import NvidiaOptions
 
+_COPY_MODE = 0o644
 # driver capability -> the library sets it brings (video can't decode without CUDA's).
 _LIBRARY_SETS = {
     "utility": ("utility",),
@@ -48,6 +58,9 @@ _LIBRARY_SETS = {
     "ngx": ("ngx",),
     "compat32": (),
 }
+
+# What stands for the driver's other libraries: all capabilities of 64-bit programs.
+_EVERY_SET = frozenset(_LIBRARY_SETS) - {"compat32"}
 
 # name of a library's file -> (link beside it, what the link says; None: the file itself).
 _EXTRA_LINKS: "dict[str, tuple[str, str | None]]" = {
@@ -76,7 +89,7 @@ def edits(grant: "Grant", image: "Image") -> "list[Operation]":
     # protects: proc-covered
     operations: list[Operation] = [
         _proc(options, inventory, selected),
-        *_file_binds(inventory, files, image.layout),
+        *_file_binds(inventory, files, libraries),
         *_caps_folder(grant),
         *_drm_links(selected, grant.nodes),
         *_links(libraries),
@@ -101,7 +114,7 @@ def _of_platform(
     """Yield the operations for a platform whose files all have places of their own."""
     title = inventory.platform
     listed = {file.path: file.target for file in files if file.kind == "link"}
-    yield from _file_binds(inventory, [file for file in files if file.kind != "link"], image.layout)
+    yield from _file_binds(inventory, [each for each in files if each.kind != "link"], libraries)
     for link, target in listed.items():
         yield Symlink(link, target, replace=False, reason=title)
     for op in (*_links(libraries), *_default_links(libraries, image.layout, title)):
@@ -140,9 +153,11 @@ def _wanted_files(options: "NvidiaOptions", inventory: "Inventory") -> "Iterator
     """Yield the files to mount, each destination once, in the inventory's order."""
     sets = {name for capability in options.capabilities for name in _LIBRARY_SETS[capability]}
     sets.update(options.features)
+    if _EVERY_SET.issubset(options.capabilities):
+        sets.add(EVERYTHING)
     seen = set()
     for file in inventory.files:
-        if file.kind == "library32" and "compat32" not in options.capabilities:
+        if file.kind in KINDS32 and "compat32" not in options.capabilities:
             continue
         by = options.capabilities if file.kind == "binary" else sets
         if file.capability and file.capability not in by:
@@ -167,21 +182,33 @@ def _name(file: "DriverFile") -> str:
 
 
 def _file_binds(
-    inventory: "Inventory", files: "list[DriverFile]", layout: "Layout"
+    inventory: "Inventory",
+    files: "list[DriverFile]",
+    libraries: "list[tuple[DriverFile, str]]",
 ) -> "Iterator[Operation]":
+    places = {file.path: f"{folder}/{_name(file)}" for file, folder in libraries}
+    aliases = [(each.target, places.get(each.path)) for each in files if each.kind == ALIAS]
+    known = tuple((name, place) for name, place in aliases if place)
+    has_32 = any(file.kind == "library32" for file, _ in libraries)
     for file in files:
+        # A container without a place for 32-bit libraries has none of them.
+        if file.kind == ALIAS or (file.kind == MANIFEST32 and not has_32):
+            continue
         destination = file.target
         if file.kind.startswith("library"):
-            folder = _folder(file, layout)
-            if folder is None:
-                continue  # this container has no place for 32-bit libraries
-            destination = f"{folder}/{_name(file)}"
+            if file.path not in places:
+                continue
+            destination = places[file.path]
         reason = file.capability or file.kind
         if file.kind == SOCKET:
             yield BindSocket(inventory.root, file.path, destination, SOCKET_OPTIONS, reason)
+            continue
+        kind = BindPart if _is_part(file) else BindFile
+        bind = kind(inventory.root, file.path, destination, FILE_OPTIONS, reason)
+        if file.content:
+            yield WriteCopy(bind, _content(file, libraries), known)
         else:
-            kind = BindPart if _is_part(file) else BindFile
-            yield kind(inventory.root, file.path, destination, FILE_OPTIONS, reason)
+            yield bind
 
 
 def _is_part(file: "DriverFile") -> bool:
@@ -189,6 +216,52 @@ def _is_part(file: "DriverFile") -> bool:
     if file.kind == "library":
         return _name(file).partition(".so")[0] not in completeness.NEEDED
     return file.kind in ("library32", "binary")
+
+
+def _content(file: "DriverFile", libraries: "list[tuple[DriverFile, str]]") -> str:
+    """Return what a manifest says in a container: one for 32-bit programs names whole paths.
+
+    By a bare name, programs of 64 bits would have their own library from it.
+    """
+    content = file.content
+    for library, folder in libraries if file.kind == MANIFEST32 else ():
+        if library.kind == "library32":
+            for name in {library.soname or library.target, library.target}:
+                content = content.replace(f'"{name}"', f'"{folder}/{name}"')
+    return content
+
+
+class WriteCopy(WriteFile):
+    """Write a copy of a driver's file, with names of libraries that hold in the container.
+
+    ``file`` is the mount of the file as it is, for programs that only mount. ``aliases`` are paths
+    that it names, each with the path in the container of the library that is meant: such a program
+    mounts the library there as well.
+    """
+
+    def __init__(self, file: BindFile, content: str, aliases: "Aliases" = ()) -> None:
+        super().__init__(file.destination, content, _COPY_MODE, file.reason)
+        self.root = file.root
+        self.file = file
+        self.aliases = aliases
+
+    def is_usable(self, host: "Rootfs") -> bool:
+        """Tell whether there is a file that may be mounted, as for the file as it is."""
+        done = self.file.is_usable(host)
+        self.left_out = self.file.left_out
+        return done
+
+    def describe(self) -> str:
+        """Say which file, and from what."""
+        return f"write {self.destination}, a copy of {self.file.source}"
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add the file that it is made of."""
+        return {**super().to_json(), "source": self.file.source}
+
+    def write_to(self, writer: "_Writer") -> None:
+        """Write it as a copy."""
+        writer.copy(self.file, self.aliases)
 
 
 def _caps_folder(grant: "Grant") -> "Iterator[Operation]":

@@ -1,7 +1,6 @@
-"""Find what graphics needs beside the driver's libraries: vendor files, X modules, GBM backend.
+"""Find what graphics needs in addition to libraries and manifests: X modules, configuration.
 
-These files register the driver with loaders that know no vendor (GLVND, EGL, Vulkan, OpenCL,
-X.Org, GBM); without them the libraries are there and nobody finds them.
+These files are the X server's, and OptiX' data.
 """
 
 import stat
@@ -15,33 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpuhook.ground.container.rootfs import Rootfs
+    from gpuhook.vendors.nvidia.locations import Locations
 
-# Where configuration files are looked for below the driver root, best first.
-_CONFIG_FOLDERS = ("/etc", "/usr/local/share", "/usr/share")
+# Names below /usr/share in the container, and below a folder of shared data on the host.
+_CONFIG_FILES = (
+    "nvidia/nvoptix.bin",
+    "X11/xorg.conf.d/10-nvidia.conf",
+    "X11/xorg.conf.d/nvidia-drm-outputclass.conf",
+)
 
-# folder in the container -> names below it (and below one of the folders above on the host).
-_CONFIG_FILES = {
-    "/usr/share": (
-        "glvnd/egl_vendor.d/10_nvidia.json",
-        "egl/egl_external_platform.d/15_nvidia_gbm.json",
-        "egl/egl_external_platform.d/10_nvidia_wayland.json",
-        "egl/egl_external_platform.d/09_nvidia_wayland2.json",
-        "egl/egl_external_platform.d/20_nvidia_xcb.json",
-        "egl/egl_external_platform.d/20_nvidia_xlib.json",
-        "nvidia/nvoptix.bin",
-        "X11/xorg.conf.d/10-nvidia.conf",
-        "X11/xorg.conf.d/nvidia-drm-outputclass.conf",
-    ),
-    "/etc": (
-        "OpenCL/vendors/nvidia.icd",
-        "vulkan/icd.d/nvidia_icd.json",
-        "vulkan/icd.d/nvidia_icd.{machine}.json",
-        "vulkan/icd.d/nvidia_layers.json",
-        "vulkan/implicit_layer.d/nvidia_layers.json",
-    ),
-}
-_OPENCL = "OpenCL/vendors/nvidia.icd"  # the one that compute needs as well
-
+_GLX = "libglxserver_nvidia.so"
 _XORG_FOLDERS = (
     "/usr/lib/{triplet}/nvidia/xorg",
     "/usr/lib/{triplet}/xorg/modules/drivers",
@@ -54,31 +36,23 @@ _XORG_FOLDERS = (
 )
 
 
-def find(root: "Rootfs", version: str) -> "Iterator[DriverFile]":
-    """Yield the files that exist below the driver root, capability graphics (or compute)."""
-    yield from _configs(root)
+def find(root: "Rootfs", version: str, locations: "Locations") -> "Iterator[DriverFile]":
+    """Yield the files that exist below the driver root, capability graphics."""
+    for name in _CONFIG_FILES:
+        for folder in locations.data:
+            path = locations.own_file(f"{folder}/{name}")
+            if path is not None and _regular(root, path) is not None:
+                yield DriverFile("config", path, f"/usr/share/{name}", "graphics")
+                break
     yield from _xorg_modules(root, version)
-
-
-def _configs(root: "Rootfs") -> "Iterator[DriverFile]":
-    machine = machine_name()
-    for folder, names in _CONFIG_FILES.items():
-        for pattern in names:
-            name = pattern.replace("{machine}", machine)
-            for place in _CONFIG_FOLDERS:
-                path = _regular(root, f"{place}/{name}")
-                if path is not None:
-                    yield DriverFile("config", path, f"{folder}/{name}", "graphics")
-                    if name == _OPENCL:
-                        yield DriverFile("config", path, f"{folder}/{name}", "compute")
-                    break
 
 
 def _xorg_modules(root: "Rootfs", version: str) -> "Iterator[DriverFile]":
     triplet = layout.triplet(machine_name())
-    for name in ("nvidia_drv.so", f"libglxserver_nvidia.so.{version}"):
-        for pattern in _XORG_FOLDERS:
-            found = f"{pattern.replace('{triplet}', triplet)}/{name}"
+    folders = [pattern.replace("{triplet}", triplet) for pattern in _XORG_FOLDERS]
+    # Some distributions have the second without a version.
+    for names in (("nvidia_drv.so",), (f"{_GLX}.{version}", _GLX)):
+        for found in (f"{folder}/{name}" for name in names for folder in folders):
             path = _regular(root, found)
             if path is not None:
                 yield DriverFile("config", path, found, "graphics")

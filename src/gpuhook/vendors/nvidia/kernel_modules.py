@@ -12,6 +12,7 @@ import os
 from gpuhook.ground import names
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import UntrustedPathError
+from gpuhook.vendors.nvidia import driver_files
 from gpuhook.vendors.nvidia.model import CONTROL, UVM
 
 TYPE_CHECKING = False
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpuhook.ground.container.rootfs import Rootfs
+    from gpuhook.vendors.nvidia.locations import Locations
 
-PROGRAM = "/usr/bin/nvidia-modprobe"
+PROGRAM = "nvidia-modprobe"
 _NODES = (CONTROL.path, UVM.path)
 # Load nvidia and make /dev/nvidia0, load nvidia-uvm and make its nodes: nvidia-modprobe(1).
 _ARGUMENTS = ("-c", "0", "-u")
@@ -29,24 +31,25 @@ _SECONDS = 10.0
 _REAP_SECONDS = 0.5
 
 
-def prepare(root: "Rootfs", environment: tuple[str, ...] = ()) -> bool:
+def prepare(root: "Rootfs", locations: "Locations", environment: tuple[str, ...] = ()) -> bool:
     """Run nvidia-modprobe if a control node is missing; return whether it was run.
 
     ``environment`` are NAME=VALUE settings for it. Does nothing without root's rights.
     """
     if os.geteuid() != 0 or all(root.exists(node) for node in _NODES):
         return False
-    if not root.exists(PROGRAM):
+    program = driver_files.find_program(root, PROGRAM, locations)
+    if program is None:
         return False
     try:
-        check_program(root, PROGRAM)  # protects: modprobe-writers
+        check_program(root, program)  # protects: modprobe-writers
     except UntrustedPathError:
         return False
     pairs = (entry.partition("=") for entry in environment)
     variables = {**_ENVIRONMENT, **{name: value for name, equals, value in pairs if equals}}
     child = os.fork()
     if child == 0:
-        _become(root.path, variables)
+        _become(root.path, program, variables)
     if kernel.reap(child, _SECONDS) is None:
         os.kill(child, 9)
         kernel.reap(child, _REAP_SECONDS)
@@ -67,12 +70,12 @@ def check_program(root: "Rootfs", path: str) -> None:
         os.close(fd)
 
 
-def _become(root: str, variables: dict[str, str]) -> "NoReturn":
+def _become(root: str, program: str, variables: dict[str, str]) -> "NoReturn":
     try:
         kernel.keep_only(())
         if root != "/":
             os.chroot(root)
         os.chdir("/")
-        os.execve(PROGRAM, [PROGRAM, *_ARGUMENTS], variables)  # noqa: S606 - no shell is meant
+        os.execve(program, [program, *_ARGUMENTS], variables)  # noqa: S606 - no shell is meant
     finally:
         os._exit(127)

@@ -36,6 +36,15 @@ CONTROL_NODES = (CONTROL, UVM, UVM_TOOLS, MODESET)
 CAPS_FOLDER = "/dev/nvidia-caps"
 IMEX_FOLDER = "/dev/nvidia-caps-imex-channels"
 
+# Kinds of files besides those of every vendor: a manifest by which a loader finds libraries, one
+# for 32-bit programs alone, and a path that manifests have for a library.
+MANIFEST, MANIFEST32, ALIAS = "manifest", "manifest32", "alias"
+KINDS32 = ("library32", MANIFEST32)
+
+# The capability of libraries that no list has, and that carry the driver's version all the same:
+# a newer driver may have more than we know. A container gets them with all capabilities.
+EVERYTHING = "all"
+
 # Platforms without NVIDIA's driver for Linux, and what people call them.
 WSL, TEGRA = "wsl", "tegra"
 TITLES = {WSL: "WSL2", TEGRA: "Tegra"}

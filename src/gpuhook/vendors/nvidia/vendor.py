@@ -42,8 +42,10 @@ class Nvidia(Vendor):
     names = names
     inventory = Inventory
     settings = (
+        "binary_search_paths",
         "csv_ignore",
         "csv_mount_spec_path",
+        "data_search_paths",
         "environment",
         "ldcache",
         "library_search_paths",
@@ -90,10 +92,15 @@ class Nvidia(Vendor):
 
         return reach.within_reach(inventory)  # protects: counted-here
 
-    def volatile_paths(self) -> list[str]:
+    def volatile_paths(self, config: "Config") -> list[str]:
         from gpuhook.vendors.nvidia import driver_files  # noqa: PLC0415 - as discover
 
-        return driver_files.volatile_paths()
+        return driver_files.volatile_paths(config)
+
+    def watched_paths(self, config: "Config") -> list[str]:
+        from gpuhook.vendors.nvidia import driver_files  # noqa: PLC0415 - as discover
+
+        return driver_files.watched_paths(config)
 
     def optional_modules(self, config: "Config") -> tuple[str, ...]:
         modules = ("requirements", "cuda_compat", *(["mps_mounts"] if config.mps_devices else []))

@@ -6,15 +6,18 @@ import pytest
 from machines import FILES, VERSION, asked, gpu, granted, library, machine, mig
 
 from gpuhook.ground.errors import DriverError, RequestError
+from gpuhook.start.inventory.model import DriverFile
 from gpuhook.vendors.nvidia import completeness
 from gpuhook.vendors.nvidia.device_nodes import check_mig_management
 from gpuhook.vendors.nvidia.model import Inventory
 from gpuhook.vendors.nvidia.variables import CAPABILITIES, DEFAULT_CAPABILITIES
 
+EGL_FOLDER = "/usr/share/glvnd/egl_vendor.d"
 REST = (
     library(f"libnvidia-ptxjitcompiler.so.{VERSION}", "compute", "libnvidia-ptxjitcompiler.so.1"),
     library(f"libnvcuvid.so.{VERSION}", "video", "libnvcuvid.so.1"),
     library(f"libEGL_nvidia.so.{VERSION}", "graphics", "libEGL_nvidia.so.0"),
+    DriverFile("manifest", "/usr/share/e.json", f"{EGL_FOLDER}/10_nvidia.json", "graphics"),
 )
 WHOLE = machine(gpu(0, 3, (mig(0, 1, 12, 13),)), gpu(1, 0))
 
@@ -138,6 +141,44 @@ def test_what_is_there_in_part_is_a_warning(name: str, capabilities: str, text: 
     check(without(name), asked, "0")
     assert warnings(without(name), asked) == [text]
     assert warnings(without(name), {"ngx", "utility"} - set(asked)) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "programs", "name", "folder"),
+    [
+        ("nvidia_icd.json", "Vulkan", "vulkan/icd.d/nvidia_icd.json", "vulkan"),
+        ("10_nvidia.json", "EGL", "glvnd/egl_vendor.d/10_nvidia.json", "glvnd"),
+    ],
+)
+def test_graphics_without_a_manifest_is_a_warning(
+    file: str, programs: str, name: str, folder: str
+) -> None:
+    check(without(file), {"graphics"}, "0")
+    text = (
+        f"{programs} programs don't find the driver, because there is no manifest {name}: install "
+        f"it, or name the folder that has {folder} in data-search-paths"
+    )
+    assert warnings(without(file), {"graphics", "utility"}) == [text]
+    assert warnings(without(file), {"compute", "display", "utility", "video"}) == []
+
+
+def test_a_manifest_is_not_missed_where_its_library_is_missing() -> None:
+    found = warnings(without("libGLX_nvidia", "nvidia_icd.json"), {"graphics"})
+    assert found == ["graphics lacks libGLX_nvidia"]
+
+
+def test_a_manifest_for_32_bit_programs_is_no_other_one() -> None:
+    file = next(each for each in FILES if each.target.endswith("nvidia_icd.json"))
+    only = (*(each for each in FILES if each is not file), file.but(kind="manifest32"))
+    [text] = completeness.missing_manifests(only)
+    assert text.startswith("Vulkan programs")
+
+
+def test_libraries_that_come_with_all_capabilities_are_named() -> None:
+    others = [
+        library(f"libnvidia-{name}.so.{VERSION}", "all", None) for name in ("present", "new", "new")
+    ]
+    assert completeness.others([*FILES, *others]) == ["libnvidia-new", "libnvidia-present"]
 
 
 def test_no_32_bit_library() -> None:

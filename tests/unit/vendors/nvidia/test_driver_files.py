@@ -1,73 +1,15 @@
 """driver_files, graphics_files: what is found below a driver root."""
 
 import os
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import own
 import pytest
+from driver_tree import LIBS, VERSION, Root, targets
 
-from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import DriverError, LdCacheError
-from gpuhook.start.inventory.model import DriverFile
-from gpuhook.vendors.nvidia import driver_files
-
-LibraryBuilder = Callable[..., bytes]
-VERSION = "535.261.03"
-LIBS = own.FOLDER[1:]
-
-
-class Root:
-    """A driver root under construction."""
-
-    def __init__(self, path: Path, library: LibraryBuilder) -> None:
-        self.path = path
-        self.library = library
-
-    def put(self, path: str, content: bytes = b"") -> None:
-        place = self.path / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(content)
-
-    def add(self, name: str, soname: str, folder: str = LIBS, version: str = VERSION) -> None:
-        """Add a library and its SONAME link."""
-        file = f"{name}.{version}"
-        self.put(f"{folder}/{file}", self.library(soname))
-        if soname != file:
-            (self.path / folder / soname).symlink_to(file)
-
-    def link(self, path: str, target: str) -> None:
-        place = self.path / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.symlink_to(target)
-
-    def make_cache(self, *folders: str) -> None:
-        """Have the real ldconfig write the root's cache."""
-        conf = "".join(f"/{folder}\n" for folder in folders or (LIBS,))
-        self.put("etc/ld.so.conf", conf.encode())
-        command = ["/sbin/ldconfig", "-r", str(self.path), "-X"]
-        subprocess.run(command, check=True, capture_output=True)
-
-    def find(self, *folders: str) -> tuple[DriverFile, ...]:
-        with Rootfs(str(self.path)) as root:
-            index = driver_files.LibraryIndex(root, "", folders)
-            return driver_files.find_all(root, index, VERSION)
-
-    def nvml(self) -> str:
-        with Rootfs(str(self.path)) as root:
-            index = driver_files.LibraryIndex(root, "", ())
-            return driver_files.find_nvml(root, index, "/srv/gpuhook.toml")
-
-
-@pytest.fixture
-def root(tmp_path: Path, library: LibraryBuilder) -> Root:
-    return Root(tmp_path, library)
-
-
-def targets(found: tuple[DriverFile, ...]) -> dict[str, str]:
-    return {file.target: file.path for file in found}
+from gpuhook.vendors.nvidia.model import EVERYTHING
 
 
 def test_libraries_come_through_the_cache(root: Root) -> None:
@@ -93,13 +35,16 @@ def test_debians_alternatives_are_followed_inside_the_root(root: Root) -> None:
     assert found == {f"libcuda.so.{VERSION}": f"/{current}/libcuda.so.{VERSION}"}
 
 
-def test_without_a_cache_the_usual_or_configured_folders_are_searched(root: Root) -> None:
+def test_without_a_cache_usual_folders_are_searched_after_configured_ones(root: Root) -> None:
     root.add("libcuda.so", "libcuda.so.1", "opt/nvidia/lib64")
     assert targets(root.find()) == {}
     found = {f"libcuda.so.{VERSION}": f"/opt/nvidia/lib64/libcuda.so.{VERSION}"}
     assert targets(root.find("/opt/nvidia/lib64")) == found
     root.add("libcuda.so", "libcuda.so.1")
-    assert targets(root.find()) == {f"libcuda.so.{VERSION}": f"/{LIBS}/libcuda.so.{VERSION}"}
+    root.add("libnvidia-ml.so", "libnvidia-ml.so.1")
+    usual = {f"libnvidia-ml.so.{VERSION}": f"/{LIBS}/libnvidia-ml.so.{VERSION}"}
+    assert targets(root.find("/opt/nvidia/lib64")) == found | usual
+    assert targets(root.find())[f"libcuda.so.{VERSION}"] == f"/{LIBS}/libcuda.so.{VERSION}"
 
 
 def test_another_versions_libraries_are_left_alone(root: Root) -> None:
@@ -109,12 +54,12 @@ def test_another_versions_libraries_are_left_alone(root: Root) -> None:
 
 
 def test_similar_names_are_not_confused(root: Root) -> None:
-    root.add("libnvidia-nvvm70.so", "libnvidia-nvvm70.so.4")
+    root.add_file(f"{LIBS}/libnvidia-nvvm70.so.4")
     root.add("libnvidia-nvvm.so", "libnvidia-nvvm.so.4")
     root.make_cache()
     found = targets(root.find())
     assert {name: path.rpartition("/")[2] for name, path in found.items()} == {
-        name: name for name in (f"libnvidia-nvvm.so.{VERSION}", f"libnvidia-nvvm70.so.{VERSION}")
+        name: name for name in (f"libnvidia-nvvm.so.{VERSION}", "libnvidia-nvvm70.so.4")
     }
 
 
@@ -259,3 +204,153 @@ def test_feature_files(root: Root) -> None:
         ("/run/udev/data", "gds"),
         ("/etc/cufile.json", "gds"),
     ]
+
+
+# Libraries without the driver's version in their names -------------------------------------------
+
+
+UNVERSIONED = [
+    ("libGLX_nvidia.so.0", "graphics"),
+    ("libEGL_nvidia.so.0", "graphics"),
+    ("libcuda.so.1", "compute"),
+    ("libnvidia-ml.so.1", "utility"),
+    ("libnvidia-nvvm.so.4", "compute"),
+    ("libnvidia-nvvm70.so.4", "compute"),
+    ("libnvidia-api.so.1", "graphics"),
+    ("libnvcuvid.so.1", "video"),
+]
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize(("file", "capability"), UNVERSIONED)
+def test_a_library_may_have_its_soname_alone(
+    root: Root, file: str, capability: str, cached: bool
+) -> None:
+    root.add_file(f"{LIBS}/{file}")
+    if cached:
+        root.make_cache()
+    [found] = root.find()
+    assert (found.path, found.target) == (f"/{LIBS}/{file}", file)
+    assert (found.capability, found.soname) == (capability, file)
+
+
+def test_a_link_with_the_version_may_lead_to_it(root: Root) -> None:
+    root.add_file(f"{LIBS}/libGLX_nvidia.so.0")
+    root.link(f"{LIBS}/libGLX_nvidia.so.{VERSION}", "libGLX_nvidia.so.0")
+    root.make_cache()
+    [found] = root.find()
+    assert (found.target, found.soname) == ("libGLX_nvidia.so.0", "libGLX_nvidia.so.0")
+
+
+def test_one_with_the_version_comes_first(root: Root) -> None:
+    root.add_file("opt/old/libcuda.so.1")
+    root.add("libcuda.so", "libcuda.so.1")
+    assert targets(root.find("/opt/old")) == {
+        f"libcuda.so.{VERSION}": f"/{LIBS}/libcuda.so.{VERSION}"
+    }
+
+
+CONTRADICTIONS = {
+    "needs another driver": lambda root: root.put(
+        f"{LIBS}/libGLX_nvidia.so.0",
+        root.library("libGLX_nvidia.so.0", ("libnvidia-glcore.so.470.256.02", "libc.so.6")),
+    ),
+    "needs this driver and another": lambda root: root.put(
+        f"{LIBS}/libGLX_nvidia.so.0",
+        root.library(
+            "libGLX_nvidia.so.0", (f"libnvidia-tls.so.{VERSION}", "libnvidia-glcore.so.595.45")
+        ),
+    ),
+    "another version beside it": lambda root: (
+        root.add_file(f"{LIBS}/libGLX_nvidia.so.0"),
+        root.add_file(f"{LIBS}/libGLX_nvidia.so.595.45.04", "libGLX_nvidia.so.0"),
+    ),
+    "another library's SONAME": lambda root: root.add_file(
+        f"{LIBS}/libGLX_nvidia.so.0", "libGLX_mesa.so.0"
+    ),
+    "a version of its own": lambda root: root.add_file(f"{LIBS}/libGLX_nvidia.so.0.1"),
+    "no version": lambda root: root.add_file(f"{LIBS}/libGLX_nvidia.so"),
+    "a stub": lambda root: root.add_file(f"{LIBS}/libcuda.so", "libcuda.so.1"),
+    "no library": lambda root: root.put(f"{LIBS}/libGLX_nvidia.so.0", b"\x7fELF and so on"),
+    "an empty file": lambda root: root.put(f"{LIBS}/libGLX_nvidia.so.0"),
+    "no library of the driver's": lambda root: root.add_file(f"{LIBS}/libnvidia-container.so.1"),
+}
+
+
+@pytest.mark.parametrize("make", CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_it_is_not_where_something_contradicts(root: Root, make: Callable[[Root], object]) -> None:
+    make(root)
+    assert root.find() == ()
+
+
+def test_what_it_needs_may_have_this_version_or_none(root: Root) -> None:
+    needed = (f"libnvidia-tls.so.{VERSION}", f"libnvidia-glcore.so.{VERSION}", "libX11.so.6")
+    root.put(f"{LIBS}/libGLX_nvidia.so.0", root.library("libGLX_nvidia.so.0", needed))
+    assert list(targets(root.find())) == ["libGLX_nvidia.so.0"]
+
+
+# Libraries that no list has ----------------------------------------------------------------------
+
+
+def test_a_library_that_no_list_has_counts_by_its_version(root: Root) -> None:
+    for name, soname in {
+        "libnvidia-sandboxutils": "libnvidia-sandboxutils.so.1",
+        "libnvidia-present": f"libnvidia-present.so.{VERSION}",
+        "libnvcuextend": "libnvcuextend.so.1",
+        "libnvidia-of-the-year-2031": "libnvidia-of-the-year-2031.so.3",
+        "libtileiras": "libtileiras.so.1",
+    }.items():
+        root.add(f"{name}.so", soname)
+        root.add(f"{name}.so", f"{soname}.old", version="470.1.1")
+    root.make_cache()
+    found = root.find()
+    assert {file.capability for file in found} == {EVERYTHING}
+    assert sorted(file.target for file in found) == [
+        f"libnvcuextend.so.{VERSION}",
+        f"libnvidia-of-the-year-2031.so.{VERSION}",
+        f"libnvidia-present.so.{VERSION}",
+        f"libnvidia-sandboxutils.so.{VERSION}",
+        f"libtileiras.so.{VERSION}",
+    ]
+
+
+SHARED = ["libEGL", "libGL", "libGLX", "libGLESv2", "libGLdispatch", "libOpenCL", "libOpenGL"]
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_the_names_of_other_makers_libraries_are_left_to_them(root: Root, name: str) -> None:
+    root.add(f"{name}.so", f"{name}.so.1")
+    root.make_cache()
+    assert root.find() == ()
+
+
+def test_what_is_no_library_of_this_machine_is_passed_over(root: Root) -> None:
+    root.put(f"{LIBS}/libnvidia-new.so.{VERSION}", b"not ELF")
+    root.put(f"{LIBS}/libnvidia-list.so.txt.{VERSION}", root.library("libnvidia-list.so.1"))
+    root.put(f"{LIBS}/nvidia_drv.so.{VERSION}", root.library("nvidia_drv.so"))
+    root.add_file(f"{LIBS}/libnvidia-other.so.{VERSION}", "libnvidia-other.so.1", bits=32)
+    (root.path / LIBS / f"libnvidia-folder.so.{VERSION}").mkdir()
+    assert root.find() == ()
+
+
+def test_32_bit_libraries_that_no_list_has(root: Root) -> None:
+    root.add_file(f"{own.FOLDER32}/libnvidia-new.so.{VERSION}", "libnvidia-new.so.1", bits=32)
+    [found] = root.find()
+    assert (found.kind, found.capability) == ("library32", EVERYTHING)
+
+
+@pytest.mark.parametrize("folder", ["usr/lib32", "usr/lib", "run/opengl-driver-32/lib"])
+def test_32_bit_libraries_are_found_without_a_cache(root: Root, folder: str) -> None:
+    root.add_file(f"{folder}/libcuda.so.{VERSION}", "libcuda.so.1", bits=32)
+    root.add("libcuda.so", "libcuda.so.1")
+    assert [file.kind for file in root.find()] == ["library", "library32"]
+
+
+def test_x_modules_may_have_no_version(root: Root) -> None:
+    extensions = "usr/lib64/xorg/modules/extensions"
+    root.put(f"{extensions}/libglxserver_nvidia.so")
+    root.put("usr/lib64/xorg/modules/drivers/nvidia_drv.so")
+    assert {file.target for file in root.find()} == {
+        f"/{extensions}/libglxserver_nvidia.so",
+        "/usr/lib64/xorg/modules/drivers/nvidia_drv.so",
+    }

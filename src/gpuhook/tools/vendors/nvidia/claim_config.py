@@ -17,7 +17,7 @@ from gpuhook.ground.errors import DriverError, RequestError, listed, printable, 
 from gpuhook.start.inventory.model import Device
 from gpuhook.tools.host import driver_program
 from gpuhook.tools.mps import modes
-from gpuhook.tools.mps.control import program_in
+from gpuhook.tools.mps.control import program_of
 from gpuhook.tools.mps.keep import Keeper
 from gpuhook.tools.vendors.quantities import bytes_of
 from gpuhook.vendors.nvidia import mps
@@ -209,7 +209,7 @@ def undo(config: Config, inventory: Inventory | None, effect: Plan) -> str:
     """
     if effect["do"] == _SLICE:
         # Without the driver, or its program, what was told to it is gone.
-        if inventory is not None and driver_program.find(inventory.root, _SMI):
+        if inventory is not None and driver_program.find(inventory, _SMI):
             here = {gpu.uuid for gpu in inventory.gpus}
             return _set_slice(inventory, [each for each in effect["devices"] if each in here], 0)
     elif os.path.isdir(effect["folder"]):
@@ -275,7 +275,7 @@ def _set_slice(inventory: Inventory, devices: Sequence[str], number: int) -> str
 
 def _slicer(inventory: Inventory) -> str:
     """Return the program that sets time slices; DriverError where none can be run."""
-    program = driver_program.find(inventory.root, _SMI)
+    program = driver_program.find(inventory, _SMI)
     if program is None:
         raise DriverError(
             f"The driver below {inventory.root} has no {_SMI}, which sets time slices",
@@ -290,7 +290,7 @@ def _check_programs(inventory: Inventory, found: Sequence[Plan]) -> None:
     for each in found:
         if each["do"] == _SLICE:
             _slicer(inventory)
-        elif not driver_program.runs_here(program_in(inventory.root)):
+        elif not driver_program.runs_here(program_of(inventory)):
             raise RequestError(
                 "The driver's MPS programs don't run in this pod",
                 "Run gpuhook dra on the node, as a service, for claims with MPS",

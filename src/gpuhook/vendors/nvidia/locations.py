@@ -1,0 +1,168 @@
+"""Folders below a driver root in which parts of the driver may be, and whether they are root's.
+
+Distributions and installers differ in where they put the driver: NixOS below /run/opengl-driver,
+Flatcar and Gentoo in /opt/bin, Container-Optimized OS below /var/lib/nvidia, Bottlerocket below
+/usr/libexec/nvidia. config.toml names more. No environment variable does: which files a container
+gets must not depend on the process that starts it.
+"""
+
+from gpuhook.ground.errors import UntrustedPathError, shown
+from gpuhook.ground.loader.layout import triplet, triplet32
+from gpuhook.vendors.nvidia.names import NAME
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from gpuhook.ground.config.model import Config
+    from gpuhook.ground.container.rootfs import Rootfs
+
+# NixOS: the driver's own links, and the system's programs and shared data.
+_NIXOS, _NIXOS32, _NIXOS_SYSTEM = (
+    "/run/opengl-driver", "/run/opengl-driver-32", "/run/current-system/sw",
+)  # fmt: skip
+# Systems that keep the driver in one folder: GKE's nodes, and Container-Optimized OS.
+_WHOLE = ("/usr/local/nvidia", "/var/lib/nvidia")
+
+_PROGRAMS = (
+    "/usr/bin",
+    "/usr/sbin",
+    "/bin",
+    "/sbin",
+    "/usr/local/bin",
+    "/usr/local/sbin",
+    "/opt/bin",
+    *(f"{folder}/bin" for folder in _WHOLE),
+    f"{_NIXOS}/bin",
+    f"{_NIXOS_SYSTEM}/bin",
+)
+# Folders whose subfolders have programs, by branch or version of the driver (Bottlerocket).
+_PROGRAM_TREES = ("/usr/libexec/nvidia",)
+_TREE_LEVELS, _TREE_FOLDERS = 4, 100
+
+# Above vulkan/icd.d, glvnd/egl_vendor.d and their like, best first.
+_DATA = (
+    "/etc",
+    "/usr/local/share",
+    "/usr/share",
+    *(f"{folder}{below}" for folder in _WHOLE for below in ("", "/share", "/etc")),
+    *(f"{folder}/{below}" for folder in (_NIXOS, _NIXOS32) for below in ("share", "etc")),
+    f"{_NIXOS_SYSTEM}/share",
+)
+# Of a driver root that is one folder.
+_DATA_OF_FOLDER = ("/share", "")
+
+# The settings that name more of them.
+PROGRAMS, DATA = "binary-search-paths", "data-search-paths"
+
+
+def library_folders(machine: str, *, bits32: bool = False) -> tuple[str, ...]:
+    """Return where drivers put their libraries when no ld.so.cache lists them."""
+    if bits32:
+        folder = triplet32(machine)
+        multiarch = (f"/usr/lib/{folder}", f"/usr/lib/{folder}/nvidia/current") if folder else ()
+        return (*multiarch, "/usr/lib32", "/usr/lib", "/lib32", f"{_NIXOS32}/lib")
+    folder = f"/usr/lib/{triplet(machine)}"
+    return (
+        folder,
+        f"{folder}/nvidia/current",
+        "/usr/lib64",
+        "/usr/lib",
+        f"{folder}/vdpau",
+        "/usr/lib64/vdpau",
+        # Of a driver root that is one folder, and of systems that have such a folder.
+        f"/lib/{triplet(machine)}",
+        "/lib64",
+        "/lib",
+        *(f"{folder}/lib64" for folder in _WHOLE),
+        f"{_NIXOS}/lib",
+        f"{_NIXOS}/lib/vdpau",
+    )
+
+
+def program_paths(config: "Config", name: str) -> "Iterator[str]":
+    """Yield where a program may be, but for folders that only ``Locations`` finds."""
+    for folder in (*config.binary_search_paths, *_PROGRAMS):
+        yield f"{folder}/{name}"
+
+
+def data_folders(config: "Config") -> tuple[str, ...]:
+    """Return the folders above those of manifests, best first."""
+    return (*config.data_search_paths, *_data(config.driver_root_of(NAME)))
+
+
+def _data(root: str) -> tuple[str, ...]:
+    return _DATA if root == "/" else (*_DATA, *_DATA_OF_FOLDER)
+
+
+def program_trees() -> tuple[str, ...]:
+    """Return the folders that are searched for programs at any depth."""
+    return _PROGRAM_TREES
+
+
+class Locations:
+    """The folders of one driver root that exist and are root's, each once.
+
+    ``refused`` says, a sentence each, which ones that config.toml names are not.
+    """
+
+    def __init__(self, root: "Rootfs", config: "Config | None" = None) -> None:
+        self._root = root
+        self.refused: list[str] = []
+        configured = (config.binary_search_paths, config.data_search_paths) if config else ((), ())
+        self.programs = self._existing(configured[0], _PROGRAMS, PROGRAMS)
+        self.trees = self._trees()
+        self.data = self._existing(configured[1], _data(root.path), DATA)
+
+    def _existing(self, configured: "Iterable[str]", usual: "Iterable[str]", key: str) -> list[str]:
+        found: dict[str, str] = {}
+        for folder in configured:
+            try:
+                found.setdefault(self._root.own_folder(folder), folder)
+            except UntrustedPathError:
+                self.refused.append(
+                    f"{key} names {shown(folder)}, which others than root may change: nothing "
+                    "there is given to containers"
+                )
+            except OSError:
+                pass  # it isn't there
+        for folder in usual:
+            real = self._own(folder)
+            if real is not None:
+                found.setdefault(real, folder)
+        return list(found.values())
+
+    def _own(self, folder: str) -> str | None:
+        """Return where a folder really is; None where it isn't there, or isn't root's."""
+        try:
+            return self._root.own_folder(folder or "/")  # protects: driver-folders
+        except (OSError, UntrustedPathError):
+            return None
+
+    def _trees(self) -> list[str]:
+        found: list[str] = []
+        waiting = [(tree, 0) for tree in _PROGRAM_TREES]
+        while waiting and len(found) < _TREE_FOLDERS:
+            folder, level = waiting.pop(0)
+            if self._own(folder) is None:
+                continue
+            found.append(folder)
+            if level < _TREE_LEVELS:
+                names = self._root.list_folder(folder)
+                waiting += [(f"{folder}/{name}", level + 1) for name in names]
+        return found
+
+    def trees_for(self, version: str) -> list[str]:
+        """Return the folders of ``trees``, those first whose path names a version or its branch."""
+        named = {version, version.partition(".")[0]}
+        return sorted(self.trees, key=lambda folder: named.isdisjoint(folder.split("/")))
+
+    def own_file(self, path: str) -> str | None:
+        """Return where a path really is; None where it isn't there, or isn't root's.
+
+        Links are followed inside the root, and each folder on the way has to be root's.
+        """
+        try:
+            return self._root.own_path(path)  # protects: driver-folders
+        except (OSError, UntrustedPathError):
+            return None
