@@ -30,11 +30,14 @@ OF_DOCUMENTS = {
 # What engines write into every container by themselves.
 _ENGINES_OWN = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/run/.containerenv")
 _CACHE = "/etc/ld.so.cache"  # whose rows are compared
+# The driver's manifests, which a hook writes and others mount: what they say is compared.
+_COPIES = ("/etc/OpenCL/", "/etc/vulkan/", "/usr/share/egl/", "/usr/share/glvnd/")
 _SCRIPT = r"""
 busybox find / -path /sys -prune -o -path '/proc/*' -prune -o -path '/dev/pts/*' -prune -o \
     -print0 | busybox xargs -0 busybox stat -c 'entry %F|%a %u:%g|%t:%T|%s|%d:%i|%N'
 busybox awk '{print "mount", $5 "|" $6 "|" $7}' /proc/self/mountinfo
-for file in $(busybox find /etc -type f) $(busybox find /proc/driver/nvidia -type f); do
+copies='/usr/share/egl /usr/share/glvnd'
+for file in $(busybox find /etc /proc/driver/nvidia $copies -type f 2>/dev/null); do
     echo "digest $(busybox md5sum $file)"
 done
 [ ! -e /etc/ld.so.cache ] || ldconfig -p | busybox sed -n 's/^\t/row /p'
@@ -49,8 +52,8 @@ class Content:
 
     ``nodes`` maps a device node to mode, owner and numbers; ``files`` a path to what is there:
     a file of the host as its device and inode, others as their size; ``mounts`` the places of
-    all mounts but those of nodes to their options; ``digests`` files in /etc, and the driver's
-    in /proc, to their content; ``rows`` are the loader's.
+    all mounts but those of nodes to their options; ``digests`` files in /etc, the driver's
+    manifests and its files in /proc, to their content; ``rows`` are the loader's.
     """
 
     nodes: dict[str, str] = field(default_factory=dict)
@@ -109,7 +112,8 @@ def listed(result: Result) -> Content:
     made = Content()
     for line in lines["mount"]:
         place, options, tag = line.split("|")
-        made.mounts[place] = f"{options} {tag.partition(':')[0]}"
+        if not place.startswith(_COPIES):
+            made.mounts[place] = f"{options} {tag.partition(':')[0]}"
     for line in lines["entry"]:
         _add_entry(made, line)
     for digest, path in (line.split("  ", 1) for line in lines["digest"]):

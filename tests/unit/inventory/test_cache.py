@@ -19,6 +19,8 @@ from gpuhook.vendors.nvidia import discover
 from gpuhook.vendors.nvidia.model import Inventory
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
+ICD = "usr/share/vulkan/icd.d/nvidia_icd.json"
+
 
 class Machine:
     """A driver root made of plain files, which says how often it was looked at."""
@@ -38,6 +40,8 @@ class Machine:
         self.write("etc/ld.so.cache", "cache")
         self.write("usr/lib/libcuda.so.580.65.06", "")
         self.write("dev/nvidia-caps/nvidia-cap1", "")
+        self.write(ICD, "{}")
+        self.write("opt/bin/other", "")
 
     def write(self, path: str, text: str) -> None:
         full = self.root / path
@@ -50,8 +54,11 @@ class Machine:
         self.meanwhile()
         if self.failure is not None:
             raise self.failure
-        library = DriverFile("library", "/usr/lib/libcuda.so.580.65.06", "libcuda.so", "compute")
-        files = (library,) if (self.root / library.path.lstrip("/")).exists() else ()
+        every = (
+            DriverFile("library", "/usr/lib/libcuda.so.580.65.06", "libcuda.so", "compute"),
+            DriverFile("manifest", f"/{ICD}", f"/{ICD}", "graphics", content="{}"),
+        )
+        files = tuple(each for each in every if (self.root / each.path.lstrip("/")).exists())
         return Inventory(str(self.root), version, "13.0", (), (), files, self.lost)
 
     def get(self) -> str:
@@ -186,6 +193,17 @@ CHANGES = {
     "a new capability node": lambda m: m.write("dev/nvidia-caps/nvidia-cap2", ""),
     "a file gone": lambda m: (m.root / "usr/lib/libcuda.so.580.65.06").unlink(),
     "a program installed": lambda m: m.write("usr/bin/nvidia-cuda-mps-server", ""),
+    "a program elsewhere": lambda m: m.write("opt/bin/nvidia-smi", ""),
+    "a folder of a distribution": lambda m: m.write("run/opengl-driver/bin/nvidia-smi", ""),
+    "a tree of programs": lambda m: m.write("usr/libexec/nvidia/r580/bin/nvidia-smi", ""),
+    "a manifest more": lambda m: m.write("usr/share/vulkan/icd.d/other.json", "{}"),
+    "a manifest of another kind": lambda m: m.write("etc/OpenCL/vendors/nvidia.icd", "x"),
+    "a manifest less": lambda m: (m.root / ICD).unlink(),
+    "a manifest changed in place": lambda m: m.write(ICD, "{ }"),
+    "a manifest replaced": lambda m: (
+        m.write("usr/share/x", "[]"),
+        (m.root / "usr/share/x").rename(m.root / ICD),
+    ),
 }
 
 
@@ -205,6 +223,27 @@ def test_what_comes_and_goes_makes_nothing_stale(machine: Machine, path: str) ->
     (machine.root / path).unlink()
     assert machine.get() == "look 1"
     assert machine.looks == 1
+
+
+@pytest.mark.parametrize("folder", ["srv/bin", "srv/share/vulkan/icd.d"])
+def test_configured_folders_count(machine: Machine, folder: str) -> None:
+    machine.config.binary_search_paths = ("/srv/bin",)
+    machine.config.data_search_paths = ("/srv/share",)
+    machine.write("srv/other", "")
+    assert machine.get() == "look 1"
+    machine.write(f"{folder}/nvidia-smi", "")
+    assert [machine.get(), machine.get()] == ["look 2"] * 2
+    machine.config.data_search_paths = ()
+    assert machine.get() == "look 3"
+
+
+def test_others_can_make_nothing_stale(machine: Machine) -> None:
+    for folder in ("usr/share/vulkan/icd.d", "opt/bin"):
+        (machine.root / folder).chmod(0o777)
+    assert machine.get() == "look 1"
+    machine.write("opt/bin/nvidia-smi", "")
+    machine.write("usr/share/vulkan/icd.d/other.json", "")
+    assert machine.get() == "look 1"
 
 
 def test_paths_that_others_may_make_are_not_waited_for(tmp_path: Path) -> None:

@@ -158,6 +158,19 @@ def test_the_hook_makes_the_paths_that_a_file_names_elsewhere() -> None:
     assert len({place for place, _ in links}) == len(links)
 
 
+def test_a_path_may_be_the_librarys_own() -> None:
+    alias = DriverFile("alias", f"/usr/lib64/{FILE}", f"/usr/lib64/{FILE}", "graphics")
+    files = (*FEDORA, alias)
+    inventory = Inventory("/", VERSION, "13.0", MACHINE.gpus, MACHINE.nodes, files)
+    made = generate(Source(VENDOR, inventory, Config(), "/x"), ("index",)).document
+    steps = hook_steps(made, files)
+    places = [op.to_json()["destination"] for op in steps if op.kind == "symlink"]
+    assert f"/usr/lib64/{FILE}" not in places
+    [wanted] = [granted(asked("0", capabilities=CAPABILITIES), inventory)]
+    mounted = sources(spec_edits.steps(make_plan([wanted], LIB64)))
+    assert mounted[f"/usr/lib64/{FILE}"] == f"/usr/lib64/{FILE}"
+
+
 def test_a_document_without_a_hook_has_mounts_for_all_of_it() -> None:
     alias = DriverFile("alias", f"/usr/lib64/{FILE}", f"/opt/nvidia/lib/{GLX}", "graphics")
     facts = MACHINE.driver_version, MACHINE.cuda_version, MACHINE.gpus, MACHINE.nodes

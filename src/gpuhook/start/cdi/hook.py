@@ -162,6 +162,7 @@ class _Rest(PlanWriter):
         super().__init__()
         self.steps: list[Operation] = []
         self._links = planned.targets
+        self._given = given
         self._absent = {*planned.mounts, *planned.nodes} - given
         self._image = image
 
@@ -192,7 +193,8 @@ class _Rest(PlanWriter):
     def copy(self, file: BindFile, aliases: "Aliases") -> None:
         """Leave the file to the engine, and make links at the paths that it names."""
         for place, target in aliases:
-            if place not in self._links and self._leads_to_something(target):
+            is_there = place in self._links or place in self._given
+            if not is_there and self._leads_to_something(target):
                 self._links[place] = target
                 self.steps.append(Symlink(place, target, replace=False, reason=file.reason))
 

@@ -8,16 +8,18 @@ class StockLibrary:
     """A driver library with nothing in it.
 
     ``soname`` is the number in the SONAME, None where the SONAME has the driver's whole
-    version; ``folder`` is below the library folder.
+    version; ``folder`` is below the library folder. The file of one that is ``unversioned`` is
+    named as the SONAME.
     """
 
     name: str
     soname: str | None
     folder: str = ""
+    unversioned: bool = False
 
     def file_name(self, version: str) -> str:
         """Return the file's name for a driver version."""
-        return f"{self.name}.so.{version}"
+        return self.soname_of(version) if self.unversioned else f"{self.name}.so.{version}"
 
     def soname_of(self, version: str) -> str:
         """Return the DT_SONAME for a driver version."""
@@ -32,6 +34,7 @@ LIBRARIES = (
     StockLibrary("libnvidia-allocator", "1"),
     StockLibrary("libnvidia-gpucomp", None),
     StockLibrary("libnvidia-nvvm", "4"),
+    StockLibrary("libnvidia-nvvm70", "4", unversioned=True),
     StockLibrary("libnvidia-opencl", "1"),
     StockLibrary("libnvidia-pkcs11-openssl3", None),
     StockLibrary("libnvidia-ptxjitcompiler", "1"),
@@ -55,9 +58,10 @@ LIBRARIES = (
     StockLibrary("libnvoptix", "1"),
     # ngx
     StockLibrary("libnvidia-ngx", "1"),
-    # in no capability, so never to be given to a container
     StockLibrary("libnvidia-egl-gbm", "1"),
     StockLibrary("libnvidia-egl-wayland", "1"),
+    # in no capability of its own
+    StockLibrary("libnvidia-sandboxutils", "1"),
 )
 
 MPS_CONTROL = "nvidia-cuda-mps-control"
