@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from harness import bundles, cdi, root_folders
 from harness.bundles import Bundle
-from harness.commands import Result
+from harness.commands import Result, run
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
@@ -106,7 +106,7 @@ def add_libraries(root: Path, folder: str) -> None:
 
 
 @pytest.fixture(scope="module", params=["fedora", "nixos"])
-def driver(
+def distribution(
     request: pytest.FixtureRequest, workspace: Path, installation: Installation
 ) -> Iterator[Driver]:
     """A driver laid out as a distribution does it."""
@@ -194,9 +194,9 @@ def config_of(bundle: Bundle, driver: Driver, *more: str) -> dict[str, str]:
 @RUNTIMES
 @pytest.mark.parametrize("helper", ["helper = true", "helper = false"])
 def test_the_hook_writes_names_that_the_loader_finds(
-    place: Bundle, driver: Driver, installation: Installation, helper: str
+    place: Bundle, distribution: Driver, installation: Installation, helper: str
 ) -> None:
-    env = config_of(place, driver)
+    env = config_of(place, distribution)
     file = Path(env["GPUHOOK_CONFIG"])
     file.write_text(file.read_text().replace("[gpuhook]\n", f"[gpuhook]\n{helper}\n"))
     check(place.run(installation.runtime, env), bare=True)
@@ -204,24 +204,26 @@ def test_the_hook_writes_names_that_the_loader_finds(
 
 @RUNTIMES
 def test_the_hook_of_another_runtime_does_so_as_well(
-    place: Bundle, driver: Driver, installation: Installation
+    place: Bundle, distribution: Driver, installation: Installation
 ) -> None:
-    config = Path(config_of(place, driver)["GPUHOOK_CONFIG"])
+    config = Path(config_of(place, distribution)["GPUHOOK_CONFIG"])
     place.prestart(installation.hook, config)
     check(place.run(place.runtime), bare=True)
 
 
 @ONE
 def test_a_manifest_is_read_once_and_again_when_it_changes(
-    place: Bundle, driver: Driver, installation: Installation
+    place: Bundle, distribution: Driver, installation: Installation
 ) -> None:
-    env = config_of(place, driver)
+    env = config_of(place, distribution)
     for _ in range(2):
         check(place.run(installation.runtime, env), bare=True)
     [saved] = (place.path / "config").rglob("inventory-nvidia-????????????????")
     before = saved.read_bytes()
-    layers = driver.path("/run/opengl-driver") if (driver.root / "nix").exists() else None
-    folder = layers or driver.root / "usr"
+    layers = (
+        distribution.path("/run/opengl-driver") if (distribution.root / "nix").exists() else None
+    )
+    folder = layers or distribution.root / "usr"
     file = folder / "share/vulkan/explicit_layer.d/VkLayer_nv.json"
     text = file.read_text()
     file.write_text(text.replace("1.0.1", "1.0.2"))
@@ -235,17 +237,17 @@ def test_a_manifest_is_read_once_and_again_when_it_changes(
 
 @RUNTIMES
 def test_mode_spec_mounts_libraries_where_manifests_name_them(
-    place: Bundle, driver: Driver, installation: Installation
+    place: Bundle, distribution: Driver, installation: Installation
 ) -> None:
-    env = config_of(place, driver, 'mode = "spec"')
+    env = config_of(place, distribution, 'mode = "spec"')
     check(place.run(installation.runtime, env), bare=False)
 
 
 @RUNTIMES
 def test_documents(
-    place: Bundle, driver: Driver, installation: Installation, tmp_path: Path
+    place: Bundle, distribution: Driver, installation: Installation, tmp_path: Path
 ) -> None:
-    config = Path(config_of(place, driver)["GPUHOOK_CONFIG"])
+    config = Path(config_of(place, distribution)["GPUHOOK_CONFIG"])
     document = cdi.generate(installation, config, tmp_path)
     cdi.give(place, document, "0")
     check(place.run(place.runtime), bare=False)
@@ -253,10 +255,10 @@ def test_documents(
 
 @ONE
 def test_documents_read_by_gpu_py(
-    place: Bundle, driver: Driver, installation: Installation, tmp_path: Path
+    place: Bundle, distribution: Driver, installation: Installation, tmp_path: Path
 ) -> None:
     folders = f'[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["{tmp_path}"]'
-    env = config_of(place, driver, folders)
+    env = config_of(place, distribution, folders)
     cdi.generate(installation, Path(env["GPUHOOK_CONFIG"]), tmp_path)
     place.environ("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0")
     check(place.run(installation.runtime, env), bare=False)
@@ -267,11 +269,11 @@ def folder(
     workspace: Path,
     roots: dict[str, Path],
     installation: Installation,
-    driver: Driver,
+    distribution: Driver,
     tmp_path: Path,
 ) -> Iterator[root_folders.Folder]:
-    config = write_config(tmp_path / "config", driver.root, ["runc"])
-    root, state = workspace / f"root-{driver.root.name}", tmp_path / "state"
+    config = write_config(tmp_path / "config", distribution.root, ["runc"])
+    root, state = workspace / f"root-{distribution.root.name}", tmp_path / "state"
     with root_folders.made(roots["debian"], root, state, config, installation.command) as made:
         for file in THEIRS:
             put(made.root / file, RADEON)
@@ -291,11 +293,12 @@ def test_lines_of_fstab(folder: root_folders.Folder) -> None:
     words = [word for setting in ASK for word in ("-e", setting)]
     lines = folder.call(*words, "--fstab=-").ok().stdout.splitlines()
     for line in lines:
-        source, place, kind = line.split()[:3]
-        if kind != "none" or not place.startswith(("/etc/", "/usr/", "/nix/")):
+        source, place, _, options = line.split()[:4]
+        if not place.startswith(("/etc/", "/usr/", "/nix/")):
             continue
         target = folder.root / place.strip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
+        assert "x-create=file," in options
         target.touch()
         folder.namespace.run("mount", "--bind", source, target).ok()
     check(folder.inside("sh", "-c", _SCRIPT), bare=False)
@@ -306,7 +309,7 @@ def test_lines_of_fstab(folder: root_folders.Folder) -> None:
 
 @RUNTIMES
 def test_what_the_image_has_of_others_stays(
-    place: Bundle, driver: Driver, installation: Installation
+    place: Bundle, distribution: Driver, installation: Installation
 ) -> None:
     """Also where a link in the image has the name of the driver's manifest."""
     theirs = seen(place) / THEIRS[0]
@@ -315,7 +318,7 @@ def test_what_the_image_has_of_others_stays(
     link.symlink_to("/usr/share/vulkan/icd.d/radeon_icd.json")
     script = "cat /usr/share/vulkan/icd.d/radeon_icd.json /etc/vulkan/icd.d/nvidia_icd.native.json"
     place.command("sh", "-c", script)
-    said = place.run(installation.runtime, config_of(place, driver)).ok().stdout
+    said = place.run(installation.runtime, config_of(place, distribution)).ok().stdout
     assert said.startswith(RADEON)
     assert f'"library_path":"{GLX}"' in said.removeprefix(RADEON)
     assert theirs.read_text() == RADEON
@@ -323,9 +326,92 @@ def test_what_the_image_has_of_others_stays(
 
 @ONE
 def test_a_package_manager_can_replace_a_manifest(
-    place: Bundle, driver: Driver, installation: Installation
+    place: Bundle, distribution: Driver, installation: Installation
 ) -> None:
     """dpkg and rpm rename a new file over the old one, which no mounted file lets them."""
     files = [in_container(name) for name in (*MANIFESTS, ICD)]
     place.command("sh", "-ec", f"for file in {' '.join(files)}; do cp $file /x; mv /x $file; done")
-    place.run(installation.runtime, config_of(place, driver)).ok()
+    place.run(installation.runtime, config_of(place, distribution)).ok()
+
+
+# Programs of a package that has a loader of its own -----------------------------------------------
+
+
+_SMI = r"""
+#include <dlfcn.h>
+#include <stdio.h>
+int main(void) {
+    void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+    if (nvml == NULL) return fprintf(stderr, "%s\n", dlerror()), 1;
+    int (*start)(void) = dlsym(nvml, "nvmlInit_v2");
+    return printf("NVML says %d\n", start()), 0;
+}
+"""
+GLIBC = "/nix/store/9z8y-glibc-2.40"
+
+
+@pytest.fixture
+def nixos_smi(distribution: Driver, tmp_path: Path) -> Iterator[None]:
+    """A nvidia-smi that NixOS has built: its loader, its C library, its search path."""
+    if "nixos" not in distribution.root.name:
+        pytest.skip("only NixOS has such programs")
+    libc = distribution.root / GLIBC.strip("/") / "lib"
+    libc.mkdir(parents=True, exist_ok=True)
+    found = run(["ldd", "/bin/cat"]).ok().stdout.split()
+    files = [Path(word) for word in found if word.startswith("/")]
+    loader = next(file for file in files if file.name.startswith("ld-"))
+    for file in (*files, *(loader.parent / name for name in ("libdl.so.2", "libpthread.so.0"))):
+        if file.exists():
+            shutil.copy(file.resolve(), libc / file.name)
+    source = tmp_path / "smi.c"
+    source.write_text(_SMI)
+    program = distribution.root / STORE.strip("/") / "bin/nvidia-smi"
+    before = shutil.move(program, tmp_path / "nvidia-smi")
+    run(
+        [
+            "gcc", source, "-o", program, "-ldl", f"-Wl,--dynamic-linker={GLIBC}/lib/{loader.name}",
+            f"-Wl,-rpath,{STORE}/lib:{GLIBC}/lib", "-Wl,--enable-new-dtags",
+        ]
+    ).ok()  # fmt: skip
+    yield
+    shutil.move(before, program)
+    shutil.rmtree(libc.parent)
+
+
+@pytest.mark.usefixtures("nixos_smi")
+@pytest.mark.parametrize("mode", ["hook", "spec"])
+@pytest.mark.parametrize("bundle", ["busybox", "debian", "lib64"], indirect=True)
+@RUNTIMES
+def test_nixos_programs_run_in_any_image(
+    bundle: Bundle, distribution: Driver, installation: Installation, mode: str
+) -> None:
+    """Even in one that has no C library."""
+    env = config_of(bundle, distribution, f'mode = "{mode}"')
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=utility")
+    bundle.command("nvidia-smi")
+    assert bundle.run(installation.runtime, env).ok().stdout == "NVML says 0\n"
+
+
+@pytest.mark.usefixtures("nixos_smi")
+@ONE
+def test_nixos_programs_run_by_documents(
+    bundle: Bundle, distribution: Driver, installation: Installation, tmp_path: Path
+) -> None:
+    config = Path(config_of(bundle, distribution)["GPUHOOK_CONFIG"])
+    cdi.give(bundle, cdi.generate(installation, config, tmp_path), "0")
+    bundle.command("nvidia-smi")
+    assert bundle.run(bundle.runtime).ok().stdout == "NVML says 0\n"
+
+
+@pytest.mark.usefixtures("nixos_smi")
+@ONE
+def test_a_folder_of_others_is_not_mounted_for_a_program(
+    bundle: Bundle, distribution: Driver, installation: Installation
+) -> None:
+    env = config_of(bundle, distribution)
+    libc = distribution.root / GLIBC.strip("/") / "lib"
+    libc.chmod(0o777)
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=utility")
+    bundle.command("test", "!", "-e", f"{GLIBC}/lib")
+    bundle.run(installation.runtime, env).ok()
+    libc.chmod(0o755)

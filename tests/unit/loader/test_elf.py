@@ -237,3 +237,23 @@ def test_which_programs_want_a_loader() -> None:
     assert not elf.loader(Path("/sbin/ldconfig").resolve().read_bytes())
     with pytest.raises(ElfError, match="script is not an ELF file"):
         elf.loader(b"#!/bin/sh\n" * 20, "script")
+
+
+@pytest.mark.parametrize("tag", [elf.DT_RPATH, elf.DT_RUNPATH])
+def test_where_a_program_looks_for_libraries(library: LibraryBuilder, tag: int) -> None:
+    """The entry for a SONAME is made one of the other kind: both are places in the string table."""
+    data = library("/nix/store/a/lib::/b")
+    old = struct.pack("<qQ", elf.DT_SONAME, 0)[:8]
+    at = data.index(old + b"", data.index(b"\x7fELF") + 64)
+    changed = data[:at] + struct.pack("<q", tag) + data[at + 8 :]
+    assert elf.search_path(changed) == ["/nix/store/a/lib", "/b"]
+    assert elf.read(changed).soname is None
+    assert elf.search_path(data) == []
+
+
+def test_programs_of_this_machine_look_nowhere_else() -> None:
+    fd = os.open("/bin/cat", os.O_RDONLY)
+    try:
+        assert elf.search_path(fd) == []
+    finally:
+        os.close(fd)

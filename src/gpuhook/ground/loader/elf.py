@@ -20,6 +20,7 @@ ET_DYN = 3
 # Segment types, dynamic tags, section types and the section number that means "look elsewhere".
 PT_LOAD, PT_DYNAMIC, PT_INTERP = 1, 2, 3
 DT_NULL, DT_NEEDED, DT_STRTAB, DT_STRSZ, DT_SONAME = 0, 1, 5, 10, 14
+DT_RPATH, DT_RUNPATH = 15, 29
 SHT_NOBITS = 8
 SHN_XINDEX = 0xFFFF
 
@@ -110,6 +111,15 @@ def machine(source: int | bytes, path: str = "program") -> int:
     return number
 
 
+def search_path(source: int | bytes, path: str = "program") -> list[str]:
+    """Return the folders in which a program has its libraries looked for first.
+
+    ``path`` is only for messages. Raises ElfError for anything that is not a well-formed ELF file.
+    """
+    texts = _Elf(source, path).dynamic_texts(DT_RPATH, DT_RUNPATH)
+    return [folder for text in texts for folder in text.split(":") if folder]
+
+
 class _Elf:
     """The header of one ELF file, and checked reads from the rest of it."""
 
@@ -186,28 +196,29 @@ class _Elf:
 
     def dynamic_names(self) -> tuple[str | None, tuple[str, ...]]:
         """Return DT_SONAME and the list of DT_NEEDED."""
+        soname = self.dynamic_texts(DT_SONAME)
+        return soname[-1] if soname else None, tuple(self.dynamic_texts(DT_NEEDED))
+
+    def dynamic_texts(self, *tags: int) -> list[str]:
+        """Return the texts of entries of the dynamic section, in the file's order."""
         segments = self.segments()
-        soname = strings = None
-        size = 0
-        needed: list[int] = []
+        strings, size = None, 0
+        found: list[int] = []
         for tag, value in self._dynamic(segments):
-            if tag == DT_SONAME:
-                soname = value
-            elif tag == DT_NEEDED:
-                needed.append(value)
+            if tag in tags:
+                found.append(value)
             elif tag == DT_STRTAB:
                 strings = value
             elif tag == DT_STRSZ:
                 size = value
-        if soname is None and not needed:
-            return None, ()
+        if not found:
+            return []
         if strings is None:
             raise self.error("has a dynamic section without a string table")
-        if len(needed) > MAX_NEEDED:
-            raise self.error(f"needs an impossible number of libraries ({len(needed)})")
+        if len(found) > MAX_NEEDED:
+            raise self.error(f"needs an impossible number of libraries ({len(found)})")
         table = self._file_offset(segments, strings)
-        names = tuple(self._string(table, size, value) for value in needed)
-        return None if soname is None else self._string(table, size, soname), names
+        return [self._string(table, size, value) for value in found]
 
     def _dynamic(self, segments: list[tuple[int, int, int, int]]) -> list[tuple[int, int]]:
         where = next((s for s in segments if s[0] == PT_DYNAMIC), None)

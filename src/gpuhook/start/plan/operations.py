@@ -52,7 +52,7 @@ _OPTIONAL_FOLDERS = (
     "/etc/", "/lib/firmware/", "/run/", "/usr/lib/firmware/", "/usr/share/", "/var/run/",
 )  # fmt: skip
 # Where packages have their files: for sockets, discovery has looked there, and no start does.
-_SETTLED_FOLDERS = ("/usr/", "/lib/", "/lib64/", "/opt/", "/etc/")
+_SETTLED_FOLDERS = ("/usr/", "/lib/", "/lib64/", "/opt/", "/etc/", "/nix/store/")
 
 LD_CACHE = "/etc/ld.so.cache"
 _LD_CACHE_LIMIT = 64 << 20

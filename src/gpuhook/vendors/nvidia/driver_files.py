@@ -8,11 +8,12 @@ import os
 import stat
 
 from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import ElfError, NoDriverError
+from gpuhook.ground.errors import ElfError, NoDriverError, UntrustedPathError
 from gpuhook.ground.loader import elf, ldcache
 from gpuhook.ground.loader.layout import cache_flags
 from gpuhook.ground.names import machine_name
 from gpuhook.start.inventory.model import SOCKET, DriverFile
+from gpuhook.vendors import given
 from gpuhook.vendors.nvidia import device_nodes, graphics_files, manifests
 from gpuhook.vendors.nvidia.locations import (
     Locations,
@@ -20,7 +21,7 @@ from gpuhook.vendors.nvidia.locations import (
     program_paths,
     program_trees,
 )
-from gpuhook.vendors.nvidia.model import EVERYTHING
+from gpuhook.vendors.nvidia.model import EVERYTHING, LINKED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,6 +121,9 @@ SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket"
 # What GPUDirect Storage reads: the devices' properties and its own configuration. Beside them,
 # /run/udev has the socket by which udev is stopped.
 _GDS_FILES = ("/run/udev/data", "/etc/cufile.json")  # protects: udev-socket
+
+# Where images have the loader that programs name; "" for programs that need none.
+_LOADER_FOLDERS = ("", "/lib", "/lib64", "/usr/lib", "/usr/lib64")
 
 _FIRMWARE = "/lib/firmware"
 _FIRMWARE_PARAMETER = "/sys/module/firmware_class/parameters/path"
@@ -239,7 +243,7 @@ def find_all(
     found, named = manifests.find(root, locations, libraries)
     return (
         *(_for_manifests(each, named) for each in libraries),
-        *_binaries(root, locations, version),
+        *_binaries(root, locations, version, libraries),
         *_firmware(root, version),
         *found,
         *graphics_files.find(root, version, locations),
@@ -386,12 +390,52 @@ def _is_elf(root: Rootfs, path: str) -> bool:
         os.close(fd)
 
 
-def _binaries(root: Rootfs, locations: Locations, version: str) -> "Iterator[DriverFile]":
+def _binaries(
+    root: Rootfs, locations: Locations, version: str, libraries: list[DriverFile]
+) -> "Iterator[DriverFile]":
+    """Yield the driver's programs, and what they need that images don't have."""
     for capability, names in BINARIES.items():
         for name in names:
             path = find_program(root, name, locations, version)
             if path is not None:
                 yield DriverFile("binary", path, f"/usr/bin/{name}", capability)
+                own = [file for file in libraries if file.capability == capability]
+                yield from _surroundings(root, path, capability, own)
+
+
+def _surroundings(
+    root: Rootfs, program: str, capability: str, libraries: list[DriverFile]
+) -> "Iterator[DriverFile]":
+    """Yield the folder of a program's own loader, and paths at which it looks for libraries.
+
+    On NixOS a program is started by the loader of its C library's package, which has the C library
+    beside it and knows no cache. Elsewhere all is where images have it.
+    """
+    fd = root.open_file(program)
+    if fd is None:
+        return
+    try:
+        folder = os.path.dirname(elf.loader(fd, program))
+        paths = [] if folder in _LOADER_FOLDERS else elf.search_path(fd, program)
+    except ElfError:
+        return  # a script
+    finally:
+        os.close(fd)
+    if folder in _LOADER_FOLDERS or not folder.startswith("/"):
+        return
+    listed = given.Listed(root, given.plain(folder))
+    try:
+        root.own_folder(folder)
+    except (OSError, UntrustedPathError):
+        return
+    if not listed.is_given:
+        return
+    yield DriverFile("folder", listed.real, folder, capability)
+    for path in paths:
+        place = root.real_path(path) if root.exists(path) else ""
+        for file in libraries:
+            if file.kind == "library" and file.path.rpartition("/")[0] == place:
+                yield DriverFile(LINKED, file.path, f"{path}/{file.soname}", capability)
 
 
 def _firmware(root: Rootfs, version: str) -> "Iterator[DriverFile]":

@@ -25,6 +25,7 @@ from gpuhook.vendors.nvidia.model import (  # fmt: skip
     CAPS_FOLDER,
     EVERYTHING,
     KINDS32,
+    LINKED,
     MANIFEST32,
     selection,
 )
@@ -93,6 +94,7 @@ def edits(grant: "Grant", image: "Image") -> "list[Operation]":
         *_caps_folder(grant),
         *_drm_links(selected, grant.nodes),
         *_links(libraries),
+        *_linked(files, libraries),
         *_gbm_link(options, libraries),
         *_profile(options, selected),
         *_mps(grant),
@@ -192,7 +194,7 @@ def _file_binds(
     has_32 = any(file.kind == "library32" for file, _ in libraries)
     for file in files:
         # A container without a place for 32-bit libraries has none of them.
-        if file.kind == ALIAS or (file.kind == MANIFEST32 and not has_32):
+        if file.kind in (ALIAS, LINKED) or (file.kind == MANIFEST32 and not has_32):
             continue
         destination = file.target
         if file.kind.startswith("library"):
@@ -301,6 +303,17 @@ def _links(libraries: "list[tuple[DriverFile, str]]") -> "Iterator[Symlink]":
         for link, name, target in _extra_links(files):
             path, reason = f"{folder}/{link}", capability[name]
             yield Symlink(path, target, replace=False, renewed=True, reason=reason)
+
+
+def _linked(
+    files: "list[DriverFile]", libraries: "list[tuple[DriverFile, str]]"
+) -> "Iterator[Symlink]":
+    """Yield a link at each path at which the driver's programs look for its libraries."""
+    places = {file.path: f"{folder}/{_name(file)}" for file, folder in libraries}
+    for file in files:
+        place = places.get(file.path) if file.kind == LINKED else None
+        if place and os.path.dirname(place) != os.path.dirname(file.target):
+            yield Symlink(file.target, place, replace=False, reason=file.capability)
 
 
 def _extra_links(files: "list[DriverFile]") -> "Iterator[tuple[str, str, str]]":

@@ -10,7 +10,7 @@ from driver_tree import LIBS, Root
 from gpuhook.vendors.nvidia.model import EVERYTHING
 
 # name without the version -> number of the SONAME, "" where that has the driver's version.
-_COMMON = {
+_COMMON: dict[str, str | None] = {
     "libcuda": "1", "libcudadebugger": "1", "libnvcuvid": "1", "libnvidia-allocator": "1",
     "libnvidia-cfg": "1", "libnvidia-encode": "1", "libnvidia-fbc": "1", "libnvidia-ml": "1",
     "libnvidia-ngx": "1", "libnvidia-nvvm": "4", "libnvidia-opencl": "1",
@@ -20,12 +20,14 @@ _COMMON = {
     "libnvidia-glvkspirv": "", "libnvidia-pkcs11-openssl3": "", "libnvidia-rtcore": "",
     "libnvidia-tls": "",
 }  # fmt: skip
-_NEWER = {"libnvidia-gpucomp": "", "libnvoptix": "1"}
+_NEWER: dict[str, str | None] = {"libnvidia-gpucomp": "", "libnvoptix": "1"}
 _SANDBOX, _VKSC = {"libnvidia-sandboxutils": "1"}, {"libnvidia-vksc-core": "1"}
 _PRESENT = {"libnvidia-present": ""}
 
+Package = tuple[dict[str, str | None], list[str], set[str]]
+
 # version -> libraries with it, files without it, and which of the first no list has.
-PACKAGES: dict[str, tuple[dict[str, str | None], list[str], set[str]]] = {
+PACKAGES: dict[str, Package] = {
     "535.309.01": (
         {**_COMMON, "libGLX_nvidia": "0", "libnvidia-vulkan-producer": None},
         ["libnvidia-api.so.1"],

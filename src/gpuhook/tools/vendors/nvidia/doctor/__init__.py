@@ -1,7 +1,7 @@
 """What the doctor looks at of NVIDIA's driver; ``tools/doctor/vendors`` says how it is used."""
 
 from gpuhook.tools.doctor.step import Check, Step
-from gpuhook.tools.vendors.nvidia.doctor import driver, mps, nodes, platforms, toolkit
+from gpuhook.tools.vendors.nvidia.doctor import driver, mps, nodes, parts, platforms, toolkit
 
 # What the later checks need to have been found in order.
 _ROOT = ("driver-root",)
@@ -21,7 +21,7 @@ DRIVER_CHECKS = (
     _detail(driver.driver_versions, *_LOADED),
     _detail(nodes.device_nodes, *_LOADED),
     _detail(driver.nvml_answers, *_MATCHING, "device-nodes"),
-    _detail(driver.driver_complete, *_MATCHING),
+    _detail(parts.driver_complete, *_MATCHING),
     _detail(driver.loader_cache, *_MATCHING, "driver-files"),
     _detail(nodes.dev_char_links, *_LOADED),
     _detail(mps.mps_answers, *_MATCHING),

@@ -16,7 +16,7 @@ from gpuhook.tools.doctor.step import Check
 from gpuhook.tools.vendors.nvidia.doctor.nodes import gpu_minors, module_version
 from gpuhook.tools.vendors.nvidia.doctor.platforms import platform_of
 from gpuhook.vendors import registry
-from gpuhook.vendors.nvidia import completeness, driver_files, names, nvml, variables
+from gpuhook.vendors.nvidia import driver_files, names, nvml
 from gpuhook.vendors.nvidia.model import TITLES
 from gpuhook.vendors.nvidia.requirements import parse_version
 
@@ -24,7 +24,8 @@ _SLOW_SECONDS = 1.0
 
 
 @contextmanager
-def _driver(case: Case) -> Iterator[tuple[Rootfs, driver_files.LibraryIndex]]:
+def opened(case: Case) -> Iterator[tuple[Rootfs, driver_files.LibraryIndex]]:
+    """Open the driver root, and read its loader's cache, for a block."""
     with Rootfs(case.driver.path("/")) as root:
         folders = case.config.library_search_paths
         yield root, driver_files.LibraryIndex(root, case.config.ldcache, folders)
@@ -135,7 +136,7 @@ def _has_gpu(case: Case) -> bool:
 
 def _has_libraries(case: Case) -> bool:
     try:
-        with _driver(case) as (root, index):
+        with opened(case) as (root, index):
             return bool(driver_files.find_nvml(root, index, case.config.file))
     except (OSError, DriverError, LdCacheError):
         return False
@@ -144,13 +145,15 @@ def _has_libraries(case: Case) -> bool:
 def driver_versions(case: Case) -> Iterator[Finding]:
     """Compare the version of the libraries with the kernel module's."""
     try:
-        with _driver(case) as (root, index):
+        with opened(case) as (root, index):
             library = driver_files.find_nvml(root, index, case.config.file)
     except (DriverError, LdCacheError) as error:
         yield failure("driver-versions", error.cause, error.remedy)
         return
     installed, loaded = library.rpartition(".so.")[2], module_version(case)
-    if installed == loaded:
+    if installed.isdecimal() and loaded is not None:  # a distribution may name it by its SONAME
+        yield ok("driver-versions", f"{library} has no version in its name; the module is {loaded}")
+    elif installed == loaded:
         yield ok("driver-versions", f"Libraries and kernel module are both {loaded}")
     elif loaded is not None:
         yield failure(
@@ -177,7 +180,7 @@ def _match(installed: str, loaded: str) -> str:
 def nvml_answers(case: Case) -> Iterator[Finding]:
     """Ask NVML for the GPUs and take the time."""
     try:
-        with _driver(case) as (root, index):
+        with opened(case) as (root, index):
             library = driver_files.find_nvml(root, index, case.config.file)
             before = time.monotonic()
             answer = nvml.ask(root.path, library, case.config.user, case.config.nvml_timeout)
@@ -229,26 +232,3 @@ def loader_cache(case: Case) -> Iterator[Finding]:
         yield warning("ld-cache", f"{path} doesn't know {' and '.join(missing)}", remedy)
     else:
         yield ok("ld-cache", f"{path} knows the driver's libraries")
-
-
-def driver_complete(case: Case) -> Iterator[Finding]:
-    """Look for the parts of the driver that containers ask for by default."""
-    version = module_version(case)
-    if version is None:
-        return
-    try:
-        with _driver(case) as (root, index):
-            files = driver_files.find_all(root, index, version)
-    except DriverError as error:
-        yield failure("driver-files", error.cause, error.remedy)
-        return
-    wanted = variables.DEFAULT_CAPABILITIES
-    for _, cause, remedy in completeness.missing_libraries(wanted, files, version):
-        yield failure("driver-files", cause, remedy)
-        return
-    missing = completeness.missing_parts(wanted, files)
-    if missing:
-        remedy = f"Install the rest of the driver's libraries and programs, version {version}"
-        yield warning("driver-files", "; ".join(missing), remedy)
-    else:
-        yield ok("driver-files", f"{len(files)} of the driver's files were found")

@@ -1,0 +1,89 @@
+"""Checks of the driver's files: which parts are there, and what else is named by its users.
+
+Containers get what lies in known folders, and in those that config.toml names, whatever the
+environment of the process that starts them is. So what is found in a folder of this process' PATH
+or XDG_DATA_DIRS alone is said, with the setting for it.
+"""
+
+import os
+from collections.abc import Iterator
+
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import DriverError, UntrustedPathError, listed
+from gpuhook.tools.doctor.case import Case
+from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
+from gpuhook.tools.vendors.nvidia.doctor.driver import opened
+from gpuhook.tools.vendors.nvidia.doctor.nodes import module_version
+from gpuhook.vendors.nvidia import completeness, driver_files, locations, manifests, variables
+from gpuhook.vendors.nvidia.locations import Locations
+
+_CHECK = "driver-files"
+# Folders of a manifest, for the case that there is none.
+_MANIFESTS = (manifests.VULKAN, manifests.EGL)
+
+
+def driver_complete(case: Case) -> Iterator[Finding]:
+    """Look for the parts of the driver that containers ask for by default, and for manifests."""
+    version = module_version(case)
+    if version is None:
+        return
+    try:
+        with opened(case) as (root, index):
+            known = Locations(root, case.config)
+            files = driver_files.find_all(root, index, version, known)
+            elsewhere = [*_elsewhere(case, root, known)]
+    except DriverError as error:
+        yield failure(_CHECK, error.cause, error.remedy)
+        return
+    wanted = variables.DEFAULT_CAPABILITIES
+    for _, cause, remedy in completeness.missing_libraries(wanted, files, version):
+        yield failure(_CHECK, cause, remedy)
+        return
+    for text in known.refused:
+        yield warning("driver-folders", text, "Keep what containers get in folders of root's alone")
+    missing = completeness.missing_parts(wanted, files) + completeness.missing_manifests(files)
+    if missing:
+        rest = f"Install the rest of the driver's libraries and programs, version {version}"
+        yield warning(_CHECK, "; ".join(missing), "; ".join(elsewhere) or rest)
+        return
+    others = completeness.others(files)
+    more = f"; {listed(others)} come with all capabilities alone" if others else ""
+    yield ok(_CHECK, f"{len(files)} of the driver's files were found{more}")
+
+
+def _elsewhere(case: Case, root: Rootfs, known: Locations) -> Iterator[str]:
+    """Yield what is to be set for parts that only this process' environment leads to."""
+    config = case.config
+    programs = [name for names in driver_files.BINARIES.values() for name in names]
+    absent = [name for name in programs if not driver_files.find_program(root, name, known)]
+    found = [
+        folder
+        for folder in _folders(root, "PATH")
+        if any(root.exists(f"{folder}/{name}") for name in absent)
+    ]
+    yield from _to_set(locations.PROGRAMS, config.binary_search_paths, found)
+    found = [
+        folder
+        for folder in _folders(root, "XDG_DATA_DIRS")
+        if folder not in known.data
+        and any(root.list_folder(f"{folder}/{place}") for place in _MANIFESTS)
+    ]
+    yield from _to_set(locations.DATA, config.data_search_paths, found)
+
+
+def _to_set(key: str, before: tuple[str, ...], found: list[str]) -> Iterator[str]:
+    if found:
+        value = ":".join(dict.fromkeys((*before, *found)))
+        yield f"Run gpuhook config set gpuhook.{key}={value}"
+
+
+def _folders(root: Rootfs, variable: str) -> Iterator[str]:
+    """Yield the folders that a variable of ours names, those that are root's."""
+    for folder in dict.fromkeys(os.environ.get(variable, "").split(":")):
+        if not folder.startswith("/"):
+            continue
+        try:
+            root.own_folder(folder)
+        except (OSError, UntrustedPathError):
+            continue
+        yield folder.rstrip("/")
