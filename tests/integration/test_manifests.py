@@ -348,13 +348,12 @@ int main(void) {
 }
 """
 GLIBC = "/nix/store/9z8y-glibc-2.40"
+NIXOS = pytest.mark.parametrize("distribution", ["nixos"], indirect=True)
 
 
 @pytest.fixture
 def nixos_smi(distribution: Driver, tmp_path: Path) -> Iterator[None]:
     """A nvidia-smi that NixOS has built: its loader, its C library, its search path."""
-    if "nixos" not in distribution.root.name:
-        pytest.skip("only NixOS has such programs")
     libc = distribution.root / GLIBC.strip("/") / "lib"
     libc.mkdir(parents=True, exist_ok=True)
     found = run(["ldd", "/bin/cat"]).ok().stdout.split()
@@ -378,6 +377,7 @@ def nixos_smi(distribution: Driver, tmp_path: Path) -> Iterator[None]:
     shutil.rmtree(libc.parent)
 
 
+@NIXOS
 @pytest.mark.usefixtures("nixos_smi")
 @pytest.mark.parametrize("mode", ["hook", "spec"])
 @pytest.mark.parametrize("bundle", ["busybox", "debian", "lib64"], indirect=True)
@@ -392,6 +392,7 @@ def test_nixos_programs_run_in_any_image(
     assert bundle.run(installation.runtime, env).ok().stdout == "NVML says 0\n"
 
 
+@NIXOS
 @pytest.mark.usefixtures("nixos_smi")
 @ONE
 def test_nixos_programs_run_by_documents(
@@ -403,15 +404,17 @@ def test_nixos_programs_run_by_documents(
     assert bundle.run(bundle.runtime).ok().stdout == "NVML says 0\n"
 
 
+@NIXOS
 @pytest.mark.usefixtures("nixos_smi")
+@pytest.mark.parametrize(("mode", "owner"), [(0o777, 0), (0o755, 12345)])
 @ONE
 def test_a_folder_of_others_is_not_mounted_for_a_program(
-    bundle: Bundle, distribution: Driver, installation: Installation
+    bundle: Bundle, distribution: Driver, installation: Installation, mode: int, owner: int
 ) -> None:
     env = config_of(bundle, distribution)
     libc = distribution.root / GLIBC.strip("/") / "lib"
-    libc.chmod(0o777)
+    libc.chmod(mode)
+    os.chown(libc, owner, owner)
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=utility")
     bundle.command("test", "!", "-e", f"{GLIBC}/lib")
     bundle.run(installation.runtime, env).ok()
-    libc.chmod(0o755)

@@ -17,6 +17,9 @@ from command_lines import commands
 
 from gpuhook import __version__
 from gpuhook.ground.config.loader import load
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import CdiError
+from gpuhook.tools.nvidia_cli import ctk_cdi
 from gpuhook.tools.nvidia_cli.ctk import ctk, status_of
 from gpuhook.tools.vendors.nvidia.program_links import LINKS
 
@@ -67,7 +70,8 @@ def test_version() -> None:
      "runtime configure --config-source=x",
      "runtime configure --nvidia-runtime-path=no-such-program",
      "cdi generate --driver-root=/elsewhere", "cdi generate --dev-root=/elsewhere",
-     "cdi generate --library-search-path=/elsewhere"],
+     "cdi generate --library-search-path=/elsewhere",
+     "cdi generate --config-search-path=/elsewhere"],
 )  # fmt: skip
 def test_what_can_not_be_done_is_one_sentence_and_status_1(
     line: str, capsys: pytest.CaptureFixture[str]
@@ -77,6 +81,21 @@ def test_what_can_not_be_done_is_one_sentence_and_status_1(
     assert said.out == ""
     last = said.err.splitlines()[-1]
     assert re.fullmatch(r"(nvidia-ctk|Error): .*[.?]", last)
+
+
+def test_folders_of_manifests_are_known_or_configured() -> None:
+    """The other way to spell a setting is refused by its name, and not the folders of NixOS."""
+    config = Config()
+    config.data_search_paths = ("/srv/a",)
+    given: dict[str, Any] = dict.fromkeys(ctk_cdi._INEFFECTIVE, ()) | {
+        "mode": "auto", "driver_root": None, "dev_root": None, "compat_root": "",
+        "search_paths": (), "data_paths": ("/run/opengl-driver/share/", "/srv/a"),
+    }  # fmt: skip
+    ctk_cdi._check(config, given)
+    given["data_paths"] = ("/srv/b,/usr/share",)
+    with pytest.raises(CdiError) as caught:
+        ctk_cdi._check(config, given)
+    assert caught.value.remedy == "Run gpuhook config set gpuhook.data-search-paths=/srv/a:/srv/b"
 
 
 def test_the_program() -> None:

@@ -21,6 +21,7 @@ from gpuhook.tools.cli.runtime import switch
 from gpuhook.tools.host.programs import our_program
 from gpuhook.tools.nvidia_cli.ctk_words import PROGRAM, config_path, items, say
 from gpuhook.vendors import registry
+from gpuhook.vendors.nvidia.locations import data_folders
 from gpuhook.vendors.nvidia.names import NAME
 
 _ENV = "NVIDIA_CTK_CDI_GENERATE_"
@@ -30,7 +31,6 @@ _ENDINGS = (".yaml", ".yml", ".json")
 # What is NVIDIA's generator's own -> why it changes nothing.
 _ONE_HOOK = "gpuhook's documents call one hook, which does all"
 _INEFFECTIVE = {
-    "config_search_path": "gpuhook looks where the driver's packages put such files",
     "ldconfig_path": "gpuhook's hook runs no ldconfig",
     "csv_file": "the folder is modes.csv.mount-spec-path in config.toml",
     "csv_ignore_pattern": "set csv-ignore in config.toml",
@@ -50,7 +50,6 @@ def _ineffective(function: Any) -> Any:
             "--csv.compat-container-root",
             "CSV_CONTAINER_COMPAT_ROOT",
         ),
-        "config_search_path": ("--config-search-path", "CONFIG_SEARCH_PATHS"),
         "ldconfig_path": ("--ldconfig-path", "LDCONFIG_PATH"),
         "disable_hook": ("--disable-hook", "--disable-hooks", "DISABLED_HOOKS"),
         "enable_hook": ("--enable-hook", "--enable-hooks", "ENABLED_HOOKS"),
@@ -94,6 +93,11 @@ def _ineffective(function: Any) -> Any:
     "--library-search-path", "search_paths", multiple=True, metavar="DIR",
     envvar=f"{_ENV}LIBRARY_SEARCH_PATHS",
     help="Where libraries are, which has to be as config.toml says.",
+)  # fmt: skip
+@click.option(
+    "--config-search-path", "data_paths", multiple=True, metavar="DIR",
+    envvar=f"{_ENV}CONFIG_SEARCH_PATHS",
+    help="Where manifests are: a folder that gpuhook looks in, or one of data-search-paths.",
 )  # fmt: skip
 @click.option(
     "--device-name-strategy", "strategies", multiple=True, metavar="WORD",
@@ -187,10 +191,19 @@ def _check(config: Config, given: dict[str, Any]) -> None:
         )
     paths = items(given["search_paths"])
     if paths and paths != tuple(config.library_search_paths):
-        raise CdiError(
-            "--library-search-path isn't what config.toml says, by which containers start",
-            f"Run gpuhook config set gpuhook.library-search-paths={':'.join(paths)}",
-        )
+        raise _other_paths("library", paths)
+    known = data_folders(config)
+    more = [path for path in items(given["data_paths"]) if _normal(path) not in known]
+    if more:
+        raise _other_paths("config", (*config.data_search_paths, *more))
+
+
+def _other_paths(option: str, paths: tuple[str, ...]) -> CdiError:
+    setting = {"library": "library-search-paths", "config": "data-search-paths"}[option]
+    return CdiError(
+        f"--{option}-search-path isn't what config.toml says, by which containers start",
+        f"Run gpuhook config set gpuhook.{setting}={':'.join(paths)}",
+    )
 
 
 def _normal(path: str) -> str:

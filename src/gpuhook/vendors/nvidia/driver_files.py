@@ -425,7 +425,7 @@ def _surroundings(
         return
     listed = given.Listed(root, given.plain(folder))
     try:
-        root.own_folder(folder)
+        root.own_folder(folder)  # protects: loader-folder
     except (OSError, UntrustedPathError):
         return
     if not listed.is_given:

@@ -118,6 +118,7 @@ class Locations:
         found: dict[str, str] = {}
         for folder in configured:
             try:
+                # protects: configured-folders
                 found.setdefault(self._root.own_folder(folder), folder)
             except UntrustedPathError:
                 self.refused.append(
@@ -163,6 +164,6 @@ class Locations:
         Links are followed inside the root, and each folder on the way has to be root's.
         """
         try:
-            return self._root.own_path(path)  # protects: driver-folders
+            return self._root.own_path(path)  # protects: driver-way
         except (OSError, UntrustedPathError):
             return None
