@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,13 +149,16 @@ def test_without_libcuda_until_it_is_installed(machine: Machine) -> None:
     assert machine.started(ALL) == []
 
 
-def test_nvml_that_is_not_the_drivers_own_file(machine: Machine) -> None:
-    """The loader finds it, so the machine can be looked at; but it has no version in its name."""
+def test_nvml_that_has_no_version_in_its_name(machine: Machine) -> None:
+    """A distribution may name it by its SONAME; it isn't this driver's beside another version."""
     driver = machine.simulate("--gpus=1")
     library = driver.library("libnvidia-ml.so.1")
     link = library.with_name("libnvidia-ml.so.1")
     link.unlink()
     library.rename(link)
+    machine.ldconfig()
+    assert machine.started(ALL) == []
+    shutil.copy(link, link.with_name("libnvidia-ml.so.470.256.02"))
     machine.ldconfig()
     machine.refused(NO_NVML, ALL)
     assert machine.started(ALL, "NVIDIA_DRIVER_CAPABILITIES=compute") == []

@@ -26,8 +26,9 @@ def find(inventory: Inventory, name: str) -> str | None:
     for file in inventory.files:
         if file.kind == "binary" and file.target.rpartition("/")[2] == name:
             found = inventory.root.rstrip("/") + file.path
-            files.check_way(found)
-            return found
+            if os.path.isfile(found):  # an inventory may be of before a package was removed
+                files.check_way(found)
+                return found
     return None
 
 
