@@ -360,7 +360,10 @@ class Loaded:
 
     def _files(self) -> list[str]:
         # protects: sockets-age-nothing
-        return [file.path for file in self.inventory.files if file.kind != SOCKET]
+        files = self.inventory.files
+        return [
+            file.path for file in files if file.kind != SOCKET and file.path not in self.watched
+        ]
 
     def is_latest(self, config: "Config") -> bool:
         """Tell whether it is fresh, and the file is still the one that it was read from."""

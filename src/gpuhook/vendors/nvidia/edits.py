@@ -188,7 +188,7 @@ def _file_binds(
     files: "list[DriverFile]",
     libraries: "list[tuple[DriverFile, str]]",
 ) -> "Iterator[Operation]":
-    places = {file.path: f"{folder}/{_name(file)}" for file, folder in libraries}
+    places = _places(libraries)
     aliases = [(each.target, places.get(each.path)) for each in files if each.kind == ALIAS]
     known = tuple((name, place) for name, place in aliases if place)
     has_32 = any(file.kind == "library32" for file, _ in libraries)
@@ -309,11 +309,17 @@ def _linked(
     files: "list[DriverFile]", libraries: "list[tuple[DriverFile, str]]"
 ) -> "Iterator[Symlink]":
     """Yield a link at each path at which the driver's programs look for its libraries."""
-    places = {file.path: f"{folder}/{_name(file)}" for file, folder in libraries}
-    for file in files:
-        place = places.get(file.path) if file.kind == LINKED else None
+    linked = [file for file in files if file.kind == LINKED]
+    places = _places(libraries) if linked else {}
+    for file in linked:
+        place = places.get(file.path)
         if place and os.path.dirname(place) != os.path.dirname(file.target):
             yield Symlink(file.target, place, replace=False, reason=file.capability)
+
+
+def _places(libraries: "list[tuple[DriverFile, str]]") -> dict[str, str]:
+    """Return where libraries go in a container, by where they are."""
+    return {file.path: f"{folder}/{_name(file)}" for file, folder in libraries}
 
 
 def _extra_links(files: "list[DriverFile]") -> "Iterator[tuple[str, str, str]]":
