@@ -33,7 +33,7 @@ MANIFESTS = {
     "egl/egl_external_platform.d/15_nvidia_gbm.json": ["libnvidia-egl-gbm.so.1"],
 }
 ICD = "OpenCL/vendors/nvidia.icd"
-# Another maker's, in the image.
+# Of another vendor, in the image.
 THEIRS = ("usr/share/vulkan/icd.d/radeon_icd.json", "usr/share/glvnd/egl_vendor.d/50_mesa.json")
 RADEON = '{"ICD": {"library_path": "libc.so.6"}}'
 _IN_ETC = ("vulkan", "vulkansc", "OpenCL")
@@ -156,7 +156,7 @@ def place(
     roots: dict[str, Path],
     low_level: tuple[str, Namespace],
 ) -> Iterator[Bundle]:
-    """A bundle whose image has manifests of another maker's."""
+    """A bundle whose image has manifests of another vendor."""
     runtime, entered = low_level
     with bundles.bundle(workspace / "bundles", roots[request.param], entered, runtime) as made:
         for file in THEIRS:

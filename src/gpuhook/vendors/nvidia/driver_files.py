@@ -408,8 +408,8 @@ def _surroundings(
 ) -> "Iterator[DriverFile]":
     """Yield the folder of a program's own loader, and paths at which it looks for libraries.
 
-    On NixOS a program is started by the loader of its C library's package, which has the C library
-    beside it and knows no cache. Elsewhere all is where images have it.
+    On NixOS a program is started by the loader of its C library's package, which lies in the C
+    library's folder and knows no cache. Elsewhere all is where images have it.
     """
     fd = root.open_file(program)
     if fd is None:

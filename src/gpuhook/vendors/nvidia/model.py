@@ -37,7 +37,7 @@ CAPS_FOLDER = "/dev/nvidia-caps"
 IMEX_FOLDER = "/dev/nvidia-caps-imex-channels"
 
 # Kinds of files besides those of every vendor: a manifest by which a loader finds libraries, one
-# for 32-bit programs alone, a path that manifests have for a library (``path``), and one at which
+# only for 32-bit programs, a path that manifests have for a library (``path``), and one at which
 # programs look for it.
 MANIFEST, MANIFEST32, ALIAS, LINKED = "manifest", "manifest32", "alias", "linked"
 KINDS32 = ("library32", MANIFEST32)

@@ -1,8 +1,8 @@
 """Checks of the driver's files: which parts are there, and what else is named by its users.
 
 Containers get what lies in known folders, and in those that config.toml names, whatever the
-environment of the process that starts them is. So what is found in a folder of this process' PATH
-or XDG_DATA_DIRS alone is said, with the setting for it.
+environment of the process that starts them is. What only this process' PATH or XDG_DATA_DIRS leads
+to is reported, with the setting for it.
 """
 
 import os
@@ -40,14 +40,14 @@ def driver_complete(case: Case) -> Iterator[Finding]:
         yield failure(_CHECK, cause, remedy)
         return
     for text in known.refused:
-        yield warning("driver-folders", text, "Keep what containers get in folders of root's alone")
+        yield warning("driver-folders", text, "Let only root change that folder")
     missing = completeness.missing_parts(wanted, files) + completeness.missing_manifests(files)
     if missing:
         rest = f"Install the rest of the driver's libraries and programs, version {version}"
         yield warning(_CHECK, "; ".join(missing), "; ".join(elsewhere) or rest)
         return
     others = completeness.others(files)
-    more = f"; {listed(others)} come with all capabilities alone" if others else ""
+    more = f"; {listed(others)} come only with all capabilities" if others else ""
     yield ok(_CHECK, f"{len(files)} of the driver's files were found{more}")
 
 
