@@ -219,7 +219,7 @@ STARTS = {
         44,
         JSON | KERNEL,
     ),
-    "hook of CDI": Start(f"{CDI_HOOK}, {NVIDIA}.edits", 47, JSON | KERNEL),
+    "hook of CDI": Start(f"{CDI_HOOK}, {NVIDIA}.edits", 48, JSON | KERNEL),
 }
 
 

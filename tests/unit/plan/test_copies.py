@@ -167,7 +167,7 @@ def test_a_path_may_be_the_librarys_own() -> None:
     places = [op.to_json()["destination"] for op in steps if op.kind == "symlink"]
     assert f"/usr/lib64/{FILE}" not in places
     [wanted] = [granted(asked("0", capabilities=CAPABILITIES), inventory)]
-    mounted = sources(spec_edits.steps(make_plan([wanted], LIB64)))
+    mounted = sources(written(make_plan([wanted], LIB64)).steps)
     assert mounted[f"/usr/lib64/{FILE}"] == f"/usr/lib64/{FILE}"
 
 
