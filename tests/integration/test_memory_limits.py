@@ -144,6 +144,18 @@ def test_an_administrators_limit_needs_no_word_of_the_container(place: Place, wa
     assert told(done) == EIGHT, "and none of it makes it wider"
 
 
+@RUNTIMES
+@pytest.mark.parametrize("way", WAYS)
+def test_nvidias_own_variables_limit_a_container(place: Place, way: str) -> None:
+    """NVIDIA's toolkit reads them from 1.20.1 on, in whole MiB."""
+    limit, request = "NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST"
+    done = place.run(place.made(f"{limit}=8192", f"{request}=1024"), way)
+    assert told(done) == EIGHT, done
+    done = place.run(place.made(f"{limit}=1024", f"{request}=2048", command="echo started"), way)
+    assert (done.status != 0, "started" in done.stdout) == (True, False)
+    is_said(place, done, f"{request} asks for 2048 MiB, which is more than 1024 MiB in {limit}")
+
+
 REFUSED = {
     "old driver": (("--gpus=1", "--set=driver-version=610.10"), "", "from release 615 on"),
     "MIG": ((*OPTIONS, "--set=mig=0:1g.10gb"), "", "no limits for GPUs in MIG mode"),

@@ -59,7 +59,12 @@ def words(config: "Config") -> tuple[str, ...] | None:
     fixed = [
         word
         for vendor in registry.known(config).values()
-        for word in (*vendor.VARIABLES, *vendor.LEGACY[:1], vendor.MOUNTS.rpartition("/")[2])
+        for word in (
+            *vendor.VARIABLES,
+            *vendor.LEGACY[:1],
+            vendor.MOUNTS.rpartition("/")[2],
+            *getattr(vendor, "MEMORY_VARIABLES", ()),
+        )
     ]
     limits = (common.MEMORY_VARIABLE, _plain_part(common.MEMORY_ANNOTATION))
     return (*filter(None, fixed), *limits, *plain, *ESCAPES)

@@ -93,7 +93,7 @@ def check_restored(spec: "Spec", config: "Config", known: "Known") -> None:
     Nothing is edited for such a container, so no hook of ours sees to it before its program goes
     on. LimitError; what a start raises, where it would be refused as well.
     """
-    if not (config.exclusive or config.limits_memory or says_limit(spec.data)):
+    if not (config.exclusive or config.limits_memory or says_limit(spec.data, known)):
         return
     resolved = resolve(spec.data, config, known)
     if _needs_hook(spec, resolved, config, known):  # protects: restored-limits

@@ -154,7 +154,7 @@ def limits(
     besides, of which its config.json says nothing.
     """
     wanted = config.device_memory or config.most_device_memory or config.limit_required
-    if not (wanted or says_limit(spec.data)):
+    if not (wanted or says_limit(spec.data, known)):
         return None
     from gpuhook.start import limits as found  # noqa: PLC0415 - few containers have any
 
@@ -162,16 +162,17 @@ def limits(
     return found.find(spec, config, known, (*grants, *given), inventories or {})
 
 
-def says_limit(spec: "dict[str, Any]") -> bool:
-    """Tell whether a container says how much memory it may use; its spec may have any shape."""
+def says_limit(spec: "dict[str, Any]", known: "Known") -> bool:
+    """Return whether a container says how much memory it may use; its spec may have any shape."""
     process, annotations = spec.get("process"), spec.get("annotations")
     env = process.get("env") if isinstance(process, dict) else None
-    start = f"{common.MEMORY_VARIABLE}="
+    variables = [word for each in known.values() for word in getattr(each, "MEMORY_VARIABLES", ())]
+    starts = tuple(f"{name}=" for name in (common.MEMORY_VARIABLE, *variables))
     mounts = spec.get("mounts")
     return (
         (isinstance(annotations, dict) and common.MEMORY_ANNOTATION in annotations)
         or any(
-            isinstance(each, str) and each.startswith(start)
+            isinstance(each, str) and each.startswith(starts)
             for each in (env if isinstance(env, list) else ())
         )
         or any(

@@ -167,6 +167,16 @@ def test_an_annotation_that_is_no_text() -> None:
         words(annotation=8)
 
 
+@pytest.mark.parametrize("privileged", [False, True])
+def test_privilege_lifts_no_limit_by_nvidias_variables(*, privileged: bool) -> None:
+    size = Size("8GiB", 8 * GIB)
+    about = [(Word("NVIDIA_GPU_MEMORY_LIMIT", (("", size),), widens=False, exceeds=True), size)]
+    config = config_of(most_device_memory="4GiB")
+    found = limits.decide(about, MEMORY, config, "GPU 0", privileged=privileged)
+    assert found is not None
+    assert found[0] == 4 * GIB
+
+
 SIZES = st.integers(min_value=1, max_value=80).map(lambda number: f"{number}GiB")
 WIDE = st.integers(min_value=1, max_value=200).map(lambda number: f"{number}GiB")
 

@@ -84,6 +84,71 @@ def test_nothing_said_nothing_done() -> None:
     assert found("GPUHOOK_DEVICE_MEMORY=rubbish") is None, "it asks for no device"
 
 
+LIMIT, REQUEST = "NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST"
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ((f"{LIMIT}=8192",), 8),
+        ((f"{REQUEST}=8192",), 8),
+        ((f"{LIMIT}=8192", f"{REQUEST}=4096"), 8),
+        ((f"{LIMIT}=8192", f"{REQUEST}=8192"), 8),
+        ((f"{LIMIT}=8192", f"{REQUEST}=0"), 8),
+        ((f"{LIMIT}=00008192",), 8),
+        ((f"{LIMIT}=17592186044415",), 80),
+        ((f"{LIMIT}=8192", "GPUHOOK_DEVICE_MEMORY=4GiB"), 4),
+        ((f"{LIMIT}=4096", "GPUHOOK_DEVICE_MEMORY=8GiB"), 4),
+    ],
+)
+def test_nvidias_variables_limit_all_gpus(env: tuple[str, ...], expected: int) -> None:
+    assert sizes(ALL, *env) == {"0": expected, "1": expected}
+
+
+def test_a_request_for_nothing_is_no_limit() -> None:
+    assert found(ALL, f"{REQUEST}=0") is None
+    assert found(f"{LIMIT}=rubbish") is None, "it asks for no device"
+
+
+@pytest.mark.parametrize("name", [LIMIT, REQUEST])
+@pytest.mark.parametrize(
+    "value",
+    ["", " ", "8GiB", "8192MiB", "-1", "+1", " 8", "8 ", "0x10", "1e3", "8_0", "8.0",
+     "17592186044416", "9" * 5000, "\N{ARABIC-INDIC DIGIT EIGHT}"],
+)  # fmt: skip
+def test_nvidias_variables_are_whole_mebibytes(name: str, value: str) -> None:
+    with pytest.raises(LimitError, match=f"{name} has .* no whole number of MiB"):
+        found(ALL, f"{name}={value}")
+
+
+def test_a_request_above_the_limit_is_refused() -> None:
+    with pytest.raises(LimitError, match=f"{REQUEST} asks for 8193 MiB, which is more than 8192"):
+        found(ALL, f"{LIMIT}=8192", f"{REQUEST}=8193")
+
+
+def test_a_limit_of_nothing_is_refused() -> None:
+    with pytest.raises(LimitError, match=f"{LIMIT} says 0MiB"):
+        found(ALL, f"{LIMIT}=0")
+
+
+def test_nvidias_variables_are_of_its_gpus_only(tree: "Tree") -> None:
+    del tree
+    every: dict[str, Any] = {"nvidia": nvidia(gpu(0, 3)), "amd": AMD}
+    env = ("NVIDIA_VISIBLE_DEVICES=0", "AMD_VISIBLE_DEVICES=0", f"{LIMIT}=1024")
+    limits = found(*env, **every)
+    assert limits is not None
+    assert [(op.vendor, op.bytes) for op in limits.operations] == [("nvidia", GIB)]
+    assert found("AMD_VISIBLE_DEVICES=0", f"{LIMIT}=1024", amd=AMD) is None
+
+
+def test_nvidias_variables_only_lower_what_the_administrator_allows() -> None:
+    config = loads('[gpuhook.limits]\nmost-device-memory = "4GiB"\n')
+    assert sizes(ALL, f"{LIMIT}=8192", config=config) == {"0": 4, "1": 4}
+    assert sizes(ALL, f"{LIMIT}=2048", config=config) == {"0": 2, "1": 2}
+    config = loads('[gpuhook.limits]\ndevice-memory = "4GiB"\n')
+    assert sizes(ALL, f"{LIMIT}=8192", config=config) == {"0": 4, "1": 4}
+
+
 @pytest.mark.parametrize(
     ("word", "expected"),
     [

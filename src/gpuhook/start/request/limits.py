@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpuhook.start.request.reader import SpecReader
 
 SECTION = "[gpuhook.limits]"
+_MOST_MEBIBYTES = ((1 << 64) - 1) >> 20  # of which the bytes are a number of 64 bits
 _MOST_SIZES = 1 << 10  # in one place: more than there are devices
 _REMEDY = "Write a size such as 8GiB, 8192MiB, 50% or a number of bytes, or NAME=SIZE,NAME=SIZE"
 
@@ -28,12 +29,14 @@ class Word(Record):
     """What a container says of its devices' memory in one place.
 
     ``entries`` are (name, size) pairs; the name is "" for each of the container's devices.
-    ``widens`` says that it may ask for more than who says nothing gets.
+    ``widens`` says that it may ask for more than a container without a word gets, ``exceeds`` that
+    it may ask for more than a device has, and then gets all of it.
     """
 
     source: str
     entries: "tuple[tuple[str, Size], ...]"
     widens: bool
+    exceeds: bool = False
 
 
 class Words(Record):
@@ -71,9 +74,9 @@ def parse(text: str, source: str) -> "tuple[tuple[str, Size], ...]":
 def read(reader: "SpecReader", vendors: "Iterable[ModuleType]" = ()) -> Words:
     """Return what a container says; LimitError where that is malformed.
 
-    Mounts say it below the folders of ``vendors`` (names), those of the container's devices. They
-    are heard whatever the configuration says of devices' mounts, because they only make a limit
-    smaller.
+    Mounts say it below the folders of ``vendors`` (names), those of the container's devices, and
+    variables of these vendors. They are read whatever the configuration says of devices' mounts
+    and variables, because they only make a limit smaller.
     """
     config = reader.config
     privileged = is_privileged(reader.spec)
@@ -90,6 +93,7 @@ def read(reader: "SpecReader", vendors: "Iterable[ModuleType]" = ()) -> Words:
         said.append(Word(source, parse(text, source), heard and config.reads_annotations))
     mounted = [word for names in vendors for word in _by_mounts(reader, names)]
     said += mounted  # protects: limit-mounts
+    said += [word for names in vendors for word in _by_variables(reader, names)]
     return Words(tuple(said), privileged, bool(mounted))
 
 
@@ -105,6 +109,45 @@ def _by_mounts(reader: "SpecReader", names: "ModuleType") -> "list[Word]":
     return found
 
 
+def _by_variables(reader: "SpecReader", names: "ModuleType") -> "list[Word]":
+    """Return what a vendor's own variables say of all its devices, in whole MiB.
+
+    The missing one of limit and request is set to the other. No more than the limit is enforced.
+    Source: NVIDIA Container Toolkit 1.20.1, nvidia-cdi-hook apply-cuda-memory-limits.
+    """
+    variables: tuple[str, ...] = getattr(names, "MEMORY_VARIABLES", ())
+    found = {name: _mebibytes(reader.env[name], name) for name in variables if name in reader.env}
+    if not found:
+        return []
+    limit_name, request_name = variables
+    request = found.get(request_name, 0)
+    limit = found.get(limit_name, request)
+    if request > limit:
+        raise LimitError(
+            f"{request_name} asks for {request} MiB, which is more than {limit} MiB in "
+            f"{limit_name}",
+            f"Raise {limit_name}, or ask for less",
+        )
+    if limit == 0 and limit_name not in found:
+        return []  # a request for nothing, and no limit
+    source = limit_name if limit_name in found else request_name
+    size = Size(f"{limit}MiB", limit << 20)
+    # protects: limit-variables
+    return [Word(source, ((f"{names.KIND}=all", size),), widens=False, exceeds=True)]
+
+
+def _mebibytes(text: str, source: str) -> int:
+    digits = text.lstrip("0") or text[:1]
+    if digits.isascii() and digits.isdecimal() and len(digits) <= len(str(_MOST_MEBIBYTES)):
+        number = int(digits)
+        if number <= _MOST_MEBIBYTES:
+            return number
+    raise LimitError(
+        f"{source} has {shown(text)}, which is no whole number of MiB up to {_MOST_MEBIBYTES}",
+        "Write decimal digits only, such as 8192, or unset it",
+    )
+
+
 def decide(
     said: "Iterable[tuple[Word, Size]]",
     memory: int,
@@ -117,8 +160,8 @@ def decide(
 
     ``said`` is what the container says of this ``device``. The smallest of these counts: what it
     says; ``device-memory``, unless a word that may widen it says something; and
-    ``most-device-memory``, unless a privileged container says something. LimitError for more than
-    the device has.
+    ``most-device-memory``, unless a privileged container says something in gpuhook's words.
+    LimitError for more than the device has.
     """
     said = [*said]
     found = [(_checked(word, size, memory, device), f"{word.source} says {size.text}")
@@ -127,7 +170,8 @@ def decide(
     if default and not any(word.widens for word, _ in said):  # protects: limit-default
         found.append((min(default.of(memory), memory), _by("device-memory", default)))
     most = parse_size(config.most_device_memory)
-    if most and not (privileged and said):  # protects: limit-most
+    own = any(not word.exceeds for word, _ in said)
+    if most and not (privileged and own):  # protects: limit-most
         found.append((min(most.of(memory), memory), _by("most-device-memory", most)))
     return min(found, key=lambda each: each[0]) if found else None
 
@@ -137,7 +181,7 @@ def _by(key: str, size: Size) -> str:
 
 
 def _checked(word: Word, size: Size, memory: int, device: str) -> int:
-    found = size.of(memory)
+    found = min(size.of(memory), memory) if word.exceeds else size.of(memory)
     if 0 < found <= memory:
         return found
     raise LimitError(

@@ -14,6 +14,9 @@ LEGACY = ("CUDA_VERSION", "NVIDIA_REQUIRE_CUDA")
 # The variable that CDI specs set to void, so that no runtime that reads it gives the devices once
 # more; "" where programs in containers read it, too.
 VOID = "NVIDIA_VISIBLE_DEVICES"
+# Variables that limit the memory of these devices for a container: the limit, and what it asks for,
+# both in whole MiB (NVIDIA's toolkit reads them from 1.20.1 on).
+MEMORY_VARIABLES = ("NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST")
 # Where a cluster's device plugin mounts /dev/null to ask for devices.
 MOUNTS = "/var/run/nvidia-container-devices"
 
