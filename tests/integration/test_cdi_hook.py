@@ -69,7 +69,11 @@ class Standing:
             watch = namespace.enter(self.installation.command, *words)
             log = self._folder / f"watch-{namespace.pid}.log"
             self.daemons.enter_context(daemon(watch, log, lambda: True))
-        wait_until(lambda: self._stands_in(namespace), "a process stands ready")
+        wait_until(
+            lambda: self._stands_in(namespace),
+            "there is a prefork server",
+            shown=lambda: "\n".join(log.read_text() for log in self._folder.glob("watch-*.log")),
+        )
 
     def hooks(self) -> int:
         """Return how often an interpreter was started to be the hook."""

@@ -105,7 +105,6 @@ def test_utility_is_what_nobody_needs_to_ask_for(enroot: Enroot) -> None:
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        (f"{ASK}=0\nNVIDIA_DRIVER_CAPABILITIES=nonsense\n", "nonsense"),
         (f"{ASK}=99\n", "99"),
         (f"{ASK}=0\nNVIDIA_REQUIRE_CUDA=cuda>=99.0\n", "requires"),
     ],
@@ -115,6 +114,13 @@ def test_what_can_not_be_ends_the_start(enroot: Enroot, image: str, message: str
     assert message in done.stderr
     image += "NVIDIA_DISABLE_REQUIRE=true\n"
     assert (enroot.start("true", image=image).status == 0) == (message == "requires")
+
+
+def test_an_unknown_capability_is_a_warning(enroot: Enroot) -> None:
+    image = f"{ASK}=0\nNVIDIA_DRIVER_CAPABILITIES=nonsense\n"
+    done = enroot.start("nvidia-smi", "-L", image=image).ok()
+    assert "GPU 0" in done.stdout
+    assert "'nonsense' isn't a driver capability" in done.stderr
 
 
 def test_a_site_may_take_the_schedulers_variable(enroot: Enroot, driver: Driver) -> None:

@@ -116,10 +116,13 @@ def somebodys_libraries(scene: Scene) -> Result:
     return scene.start(ALL, root=root)
 
 
-def nvml_under_another_name(scene: Scene) -> Result:
+def nvml_of_another_version(scene: Scene) -> Result:
     root = scene.broken_driver()
     [library] = root.glob("usr/lib/*/libnvidia-ml.so.5*")
-    library.rename(library.with_name("libnvidia-ml.so.1"))
+    other = library.rename(library.with_name("libnvidia-ml.so.999.99"))
+    link = library.with_name("libnvidia-ml.so.1")
+    link.unlink()
+    link.symlink_to(other.name)
     return scene.start(ALL, root=root)
 
 
@@ -273,7 +276,7 @@ OURS: dict[str, Provocation] = {
         lambda scene: half_driver(scene, "usr/lib/*/libcuda.so*")
     ),
     "libnvidia-ml.so... isn't installed, without which nvidia-smi doesn't work": (
-        nvml_under_another_name
+        nvml_of_another_version
     ),
     "The container requires '...' and this machine has ...": lambda scene: scene.start(
         ALL, "NVIDIA_REQUIRE_CUDA=cuda>=99.0"

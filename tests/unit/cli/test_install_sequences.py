@@ -55,3 +55,9 @@ def test_a_hook_of_one_stage_and_then_of_another(tmp_path: Path) -> None:
     """The folders of the first hold the second's file by the time the first one goes."""
     podman = ["install", "--engine=podman"]
     check(tmp_path, {}, [[*podman, "--hook=precreate"], [*podman, "--hook=prestart"]])
+
+
+def test_a_folder_for_nvidias_names_outside_of_the_prefix(tmp_path: Path) -> None:
+    """It is refused before anything is written."""
+    names = ["install", "--engine=docker", "--nvidia-names", "--bin-dir=/opt/names"]
+    check(tmp_path, {}, [names, ["install", "--engine=docker"], names])

@@ -314,3 +314,16 @@ def test_what_is_no_record(data: object) -> None:
 def test_with_other_values() -> None:
     other = WHOLE.but(title="b")
     assert (other.title, other.parts, WHOLE.title) == ("b", WHOLE.parts, "a")
+
+
+class Bare(Record):
+    """A record of which none was made by its __init__."""
+
+    name: str = "x"
+
+
+def test_a_record_made_without_init_is_compared() -> None:
+    made, other = Bare.__new__(Bare), Bare.__new__(Bare)
+    assert made == other
+    assert hash(made) == hash(other)
+    assert made.to_json() == {"name": "x"}

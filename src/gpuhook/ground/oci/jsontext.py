@@ -414,6 +414,8 @@ class Record:
 
     def fields(self) -> "list[str]":
         """Return the names of the fields, those of a base class first."""
+        if "_names" not in type(self).__dict__:  # it was made without __init__
+            self._know_fields()
         return [*self._sorted]
 
     def to_json(self) -> "dict[str, Any]":

@@ -11,7 +11,6 @@ import click
 from gpuhook.ground import names
 from gpuhook.ground.config.loader import PATH_VARIABLE, load
 from gpuhook.ground.errors import EngineError
-from gpuhook.ground.host import files as host_files
 from gpuhook.start.cdi import versions
 from gpuhook.tools.apply import machines
 from gpuhook.tools.apply.machines import Machine
@@ -126,7 +125,7 @@ def carry_out(job: Job) -> None:
 def _carry_out(job: Job) -> tuple[bool, dict[str, Any]]:
     """Do it; return whether all of it succeeded, and what is printed as JSON."""
     if job.links is not None:
-        host_files.check_way(job.links)
+        aliases.LinkRecord(job.state, job.ask.prefix).check(job.links)
     if job.documents:
         documents.check_folders(job.ask.prefix)
     store = Store(job.state, job.ask.prefix)

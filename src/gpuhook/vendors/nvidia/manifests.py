@@ -57,8 +57,8 @@ def find(
 ) -> tuple[list[DriverFile], set[str]]:
     """Return the driver's manifests, and the paths of the libraries that they name.
 
-    ``libraries`` are the driver's. A manifest has the ``content`` for a container, and each path
-    that the host's names is a file of the kind ALIAS: a container's ``target`` means ``path``.
+    ``libraries`` are the driver's. A manifest that names paths has the ``content`` for a container,
+    and each path is a file of the kind ALIAS: a container's ``target`` means ``path``.
     """
     known = _Known(root, libraries)
     found: list[DriverFile] = []
@@ -152,9 +152,9 @@ class _Manifest:
                     yield DriverFile(ALIAS, file.path, os.path.normpath(place), capability)
 
     def _with(self, names: dict[str, str]) -> str:
-        """Return the text with other names in the place of some."""
+        """Return the text with other names in the place of some; "" for the host's file itself."""
         if not names:
-            return self._text
+            return ""
         if not self._is_json:
             [(old, new)] = names.items()
             return self._text.replace(old, new, 1)

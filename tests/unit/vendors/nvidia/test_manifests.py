@@ -58,7 +58,7 @@ def test_what_names_a_library_of_the_driver_is_its_manifest(driver: Root, place:
     driver.put(f"usr/share/{place}", icd(GLX))
     [file] = found(driver).values()
     assert (file.target, file.path) == (PLACES[place], f"/usr/share/{place}")
-    assert (file.capability, file.content) == ("graphics", icd(GLX))
+    assert (file.capability, file.content) == ("graphics", ""), "the host's file itself"
     assert aliases(driver) == set()
 
 
@@ -96,7 +96,7 @@ def test_what_names_none_is_another_makers(driver: Root, place: str, text: str) 
 def test_one_with_nvidias_name_is_given_as_it_is(driver: Root, text: str) -> None:
     driver.put("usr/share/glvnd/egl_vendor.d/10_nvidia.json", text)
     [file] = found(driver).values()
-    assert (file.target, file.content) == ("/usr/share/glvnd/egl_vendor.d/10_nvidia.json", text)
+    assert (file.target, file.content) == ("/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "")
 
 
 PATHS = [
@@ -160,7 +160,7 @@ def test_a_library_that_a_manifest_names_comes_with_it(driver: Root) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("libnvidia-opencl.so.1\n", "libnvidia-opencl.so.1\n"),
+        ("libnvidia-opencl.so.1\n", ""),
         ("/usr/lib64/libnvidia-opencl.so.1\n", "libnvidia-opencl.so.1\n"),
         ("\n  /usr/lib64/libnvidia-opencl.so.1  \n", "\n  libnvidia-opencl.so.1  \n"),
     ],
@@ -182,8 +182,7 @@ def test_the_first_folder_that_has_a_name_counts(driver: Root) -> None:
     every = found(driver)
     names = {target.rpartition("/")[2] for target in every}
     assert names == {"nvidia_icd.json", "0.json", "1.json", "2.json"}
-    first = json.loads(every["/etc/vulkan/icd.d/nvidia_icd.json"].content)
-    assert first["ICD"]["api_version"] == "etc"
+    assert every["/etc/vulkan/icd.d/nvidia_icd.json"].path == "/etc/vulkan/icd.d/nvidia_icd.json"
 
 
 # 32-bit programs ---------------------------------------------------------------------------------

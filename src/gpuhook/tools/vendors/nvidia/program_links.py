@@ -105,11 +105,15 @@ class LinkRecord:
         dead = [link for link in self.links() if link.is_there and not os.path.exists(link.program)]
         return os.path.dirname(dead[0].path) if dead else None
 
+    def check(self, folder: str) -> None:
+        """Raise EngineError for a folder in which links can't be made or remembered."""
+        check_kept(self._prefix, self._path, folder)
+        host_files.check_way(folder)
+
     def make(self, links: list[Link]) -> list[Link]:
         """Make the links that aren't there; return them."""
         for link in links:
-            check_kept(self._prefix, self._path, os.path.dirname(link.path))
-            host_files.check_way(os.path.dirname(link.path))
+            self.check(os.path.dirname(link.path))
         missing = [link for link in links if not link.is_there]
         before = {link.path for link in self.links() if link.is_there}
         known = {link.path: link.program for link in [*self.links(), *links]}
