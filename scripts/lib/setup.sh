@@ -34,6 +34,7 @@ PACKAGES_DEBIAN=(
 
 PACKAGES_SLURM=(
     slurmctld=slurmctld slurmd=slurmd srun=slurm-client munged=munge ip=iproute2 setpriv=util-linux
+    fusermount3=fuse3
 )
 
 say() {

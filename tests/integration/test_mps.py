@@ -31,6 +31,7 @@ DEFAULT, EXCLUSIVE_PROCESS = 0, 3
 GPU = "nvidia.com/gpu"
 # For what is the same whatever the version of MPS is: compute modes, and who isn't a client.
 NEWEST = pytest.mark.parametrize("machine", [[*LIMITS][-1]], indirect=True, scope="module")
+OLDEST = pytest.mark.parametrize("machine", [next(iter(LIMITS))], indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module", params=[*LIMITS])
@@ -104,6 +105,19 @@ def test_the_compute_mode_is_set_and_set_back(site: Site) -> None:
     assert site.modes() == [DEFAULT] * 3
     assert not (site.state / "mps.json").exists()
     assert not os.path.ismount(site.state / "mps/shm")
+
+
+@OLDEST
+@ONE
+def test_what_is_mounted_in_the_shared_memory_keeps_nobody_from_the_end(site: Site) -> None:
+    """As every user may mount (FUSE) in a folder of theirs there; version 3 has none."""
+    site.mps("start").ok()
+    place = site.state / "mps/shm/his"
+    place.mkdir()
+    run(["mount", "-t", "tmpfs", "tmpfs", place]).ok()
+    site.mps("stop").ok()
+    assert not os.path.ismount(place.parent)
+    assert not (site.state / "mps.json").exists()
 
 
 @ONE

@@ -3,7 +3,7 @@
 A path that was resolved a moment ago can mean something else when it is used: that is the
 class of CVE-2024-0132, CVE-2024-0133, CVE-2024-0134, CVE-2025-23359 and CVE-2025-23267.
 
-And no command that root runs opens, locks, asks or signals what another user may have made
+And no command that root runs opens, locks or asks what another user may have made
 otherwise than through the modules that see to it.
 
 And no text of the kernel's or of another program is cut where Python's text has an end of a
@@ -11,11 +11,11 @@ line or a blank and its writer has a letter.
 """
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
+from sources import calls, of_all
+
 import gpuhook
-import gpuhook_simulate
 
 SOURCE = Path(gpuhook.__file__).parent
 
@@ -140,29 +140,6 @@ OF_THE_HOST = {
 }
 
 
-def dotted(node: ast.expr) -> str:
-    """Return how an expression is written, soon for the names that nearly all of them are."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
-        return f"{dotted(node.value)}.{node.attr}"
-    return ast.unparse(node)
-
-
-def calls(tree: ast.Module) -> Iterator[tuple[str, str, ast.Call]]:
-    """Yield (function around it, name, call) of every call by a plain or dotted name."""
-
-    def visit(node: ast.AST, function: str) -> Iterator[tuple[str, str, ast.Call]]:
-        if isinstance(node, ast.FunctionDef):
-            function = node.name
-        if isinstance(node, ast.Call):
-            yield function, dotted(node.func), node
-        for child in ast.iter_child_nodes(node):
-            yield from visit(child, function)
-
-    yield from visit(tree, "")
-
-
 def violations(module: str, text: str) -> list[str]:
     """Return what a module does that it must not, with the reason."""
     tree = ast.parse(text)
@@ -210,8 +187,6 @@ OF_OTHERS = {
     "open": "waits for a pipe's other end, and reads without bound; use host_files.read",
     "os.open": "as open; use host_files.read or host_files.create_private",
     "io.open": "as open",
-    "os.kill": "the id may be another process' by now; use host_processes.send",
-    "signal.pidfd_send_signal": "use host_processes.send",
     "fcntl.flock": "who may open a file may lock it for ever; use host.lock",
     "fcntl.lockf": "as fcntl.flock",
     "socket.socket": "who answers may do so for ever; use docker_api.ask",
@@ -229,7 +204,6 @@ ALLOWED_TO_COMMANDS = {
     "tools/cli/_shipped._texts: entry.read_text": "a file of our own package",
     f"tools/cli/config.default_text: {OWN_CONFIG}.read_text": "a file of our own package",
     "tools/cli/install._links_folder: os.path.expanduser": "only where we aren't root",
-    "tools/cli/stats._pause: os.kill": "to itself",
     "tools/doctor/case.settings: os.path.expanduser": "only where we aren't root",
     "tools/doctor/report.write_report: tarfile.open": "a descriptor of host_files.create_private",
     "tools/engines/files.users_folder: os.path.expanduser": "only where we aren't root",
@@ -242,7 +216,6 @@ ALLOWED_TO_COMMANDS = {
     "tools/driver_folder/keep._link_copy: os.open": "a file of an older folder, which is root's",
     "tools/driver_folder/keep._write: open": "a new file, in a folder that is root's alone",
     "tools/driver_folder/place._open: os.open": "after a look at its owner, and no link",
-    "tools/host/processes.send: signal.pidfd_send_signal": "after a look at what runs there now",
 }
 
 
@@ -280,7 +253,6 @@ def test_vendors_checks_are_commands_too() -> None:
 
 def test_what_trusts_another_user() -> None:
     assert trusting("x", "open('/a')\n")
-    assert trusting("x", "import os\nos.kill(1, 1)\n")
     assert trusting("x", "from pathlib import Path\nPath('/a').read_text()\n")
     assert trusting("x", "import subprocess\nsubprocess.run(['a'])\n")
     assert not trusting("x", "import subprocess\nsubprocess.run(['a'], timeout=1)\n")
@@ -338,19 +310,6 @@ def cutting(module: str, text: str) -> dict[str, str]:
         if said in CUTTING and not fine.get(said, False):
             found[f"{module}.{function}: {said}"] = CUTTING[said]
     return found
-
-
-def of_all() -> dict[str, str]:
-    """Return the sources of all that runs on a user's machine, by name."""
-    sources = {str(path.relative_to(SOURCE).with_suffix("")): path for path in SOURCE.rglob("*.py")}
-    simulate = Path(gpuhook_simulate.__file__).parent
-    sources |= {
-        f"simulate/{path.relative_to(simulate).with_suffix('')}": path
-        for path in simulate.rglob("*.py")
-    }
-    image = Path(__file__).parents[2] / "packaging/kubernetes/image"
-    sources |= {str(path.relative_to(image.parents[2])): path for path in image.glob("*.py")}
-    return {name: path.read_text() for name, path in sources.items()}
 
 
 def test_text_is_cut_where_its_writer_cuts_it() -> None:

@@ -178,7 +178,7 @@ class DriverFolderError(GpuhookError):
 
 
 class FolderError(GpuhookError):
-    """A root folder can't be given devices, or what was done to it can't be undone."""
+    """A root folder can't be given devices or restored, or a job's folder can't be made."""
 
     code = "folder"
 

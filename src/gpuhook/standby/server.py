@@ -12,6 +12,7 @@ import time
 
 from gpuhook.ground.container import kernel
 from gpuhook.ground.host import lock as locking
+from gpuhook.ground.host import signals
 from gpuhook.standby import helper, place, seats
 from gpuhook.standby.child import LIMITED, PATIENCE, STALE, Answering
 from gpuhook.standby.seats import DOOR, LAUNCHER, MARK, SEAT_COUNT, SEATS
@@ -157,7 +158,8 @@ class Server:
         child, self._ahead = self._ahead, None
         if child is not None:
             os.close(child.question)
-            os.kill(child.pid, _signal.SIGKILL)  # also one that is stopped: it holds the seats
+            # Also one that is stopped: it holds the seats.
+            signals.send_to_child(child.pid, _signal.SIGKILL)
         self._fork_ahead()
 
     def _hear(self, child: Child) -> None:
@@ -193,12 +195,12 @@ class Server:
             reports = select.poll()
             reports.register(child.report, select.POLLIN)
             if not reports.poll(0):
-                os.kill(child.pid, _signal.SIGSTOP)
+                signals.send_to_child(child.pid, _signal.SIGSTOP)
                 if not reports.poll(0):
-                    os.kill(child.pid, _signal.SIGKILL)
+                    signals.send_to_child(child.pid, _signal.SIGKILL)
                     child.since = 0.0
                     continue
-                os.kill(child.pid, _signal.SIGCONT)
+                signals.send_to_child(child.pid, _signal.SIGCONT)
             self._hear(child)
 
     def _tidy(self) -> None:

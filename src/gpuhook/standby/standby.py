@@ -28,6 +28,7 @@ from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError
+from gpuhook.ground.host import signals
 from gpuhook.standby import place, seats
 from gpuhook.standby.around import Around
 from gpuhook.standby.child import NAME
@@ -101,7 +102,7 @@ def _stand(server: Server) -> None:
         while not poll(ended, _SELDOM, _LAST):
             pass
     finally:
-        os.kill(pid, _signal.SIGKILL)
+        signals.send_to_child(pid, _signal.SIGKILL)
         os.waitpid(pid, 0)
         seats.remove_forgotten()
 

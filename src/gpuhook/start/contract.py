@@ -185,6 +185,7 @@ class Vendor:
         if not any(os.path.lexists(below + path) for path in self.traces()):
             return
         from gpuhook.ground.container import kernel  # noqa: PLC0415 - when an inventory is made alone
+        from gpuhook.ground.host import signals  # noqa: PLC0415 - as above
 
         child = os.fork()
         if child == 0:
@@ -195,7 +196,7 @@ class Vendor:
             finally:
                 os._exit(0)
         if kernel.reap(child, config.nvml_timeout) is None:
-            os.kill(child, _SIGKILL)
+            signals.send_to_child(child, _SIGKILL)
             kernel.reap(child, _REAP)
             # protects: driver-files-hang
             raise DriverError(

@@ -23,6 +23,7 @@ from gpuhook.ground.container import isolation, kernel
 from gpuhook.ground.container.changes import Container
 from gpuhook.ground.container.rootfs import read_all
 from gpuhook.ground.errors import ElfError, LdCacheError
+from gpuhook.ground.host import signals
 from gpuhook.ground.loader import elf
 
 TYPE_CHECKING = False
@@ -136,7 +137,7 @@ def _wait(pid: int) -> int | None:
             os.close(pidfd)
     finally:
         if not ended:
-            os.kill(pid, signal.SIGKILL)
+            signals.send_to_child(pid, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return status if ended else None
 

@@ -1,14 +1,17 @@
 """gpuhook slurm: gres.conf for Slurm, and a job's devices for its containers."""
 
+import contextlib
 import os
+from collections.abc import Callable, Iterator
 
 import click
 
 from gpuhook.ground.config.loader import load
+from gpuhook.ground.errors import GpuhookError
 from gpuhook.tools.cdi import write as writing
 from gpuhook.tools.cli._help import group
 from gpuhook.tools.cli._output import config_option, raise_last, say, warn
-from gpuhook.tools.slurm import devices, gres, job
+from gpuhook.tools.slurm import devices, gres, job, job_folder, scripts
 from gpuhook.tools.slurm.cores import Cores
 
 STDIO = "-"
@@ -23,6 +26,8 @@ def slurm() -> None:
 
     \b
     RunTimeRun="gpuhook slurm request %b && gpu-py run -b %b %n.%u.%j.%s.%t"
+
+    prolog and epilog are what the scripts of that name run, which slurm.conf names.
     """  # noqa: D301 - \b keeps click from filling the line
 
 
@@ -94,3 +99,55 @@ def request(config_path: str | None, cgroup_conf: str, bundle: str) -> None:
     are those of gres.conf that the kernel lets this process open; no variable adds one.
     """
     job.write_request(bundle, load(config_path), cgroup_conf)
+
+
+folder_argument = click.argument("folder", metavar="[FOLDER]", default=job_folder.DEFAULT)
+
+
+@slurm.command(
+    examples={"gpuhook slurm prolog": "Make a job's folder; slurmd's environment says whose"},
+)
+@folder_argument
+def prolog(folder: str) -> None:
+    """Make the folder in which a job's containers are kept, as root, before the job starts.
+
+    In FOLDER, which is root's (/run/slurm-containers unless named), the job gets USER.ID, for its
+    user. What users left or mounted in its place is moved away. It fails, and Slurm drains the
+    node, only where root has put something else there, or others may change the way to it.
+    """
+    with _logging("slurm-prolog"):
+        scripts.prolog(folder, scripts.job_of(os.environ), _tell("slurm-prolog"))
+
+
+@slurm.command(
+    examples={"gpuhook slurm epilog": "Clean up after a job; slurmd's environment says which"},
+)
+@folder_argument
+def epilog(folder: str) -> None:
+    """End what is left of a job's containers, as root, and remove what prolog made.
+
+    Processes in the job's cgroups are killed, except root's, and what is mounted in its folder is
+    detached. What can't be removed in time is removed after the next job.
+    """
+    with _logging("slurm-epilog"):
+        scripts.epilog(folder, scripts.job_of(os.environ), _tell("slurm-epilog"))
+
+
+def _tell(name: str) -> Callable[[str], None]:
+    """Return what warns, also in the system's log: slurmd keeps nothing of what is printed."""
+
+    def tell(text: str) -> None:
+        warn(text)
+        scripts.log(name, text)
+
+    return tell
+
+
+@contextlib.contextmanager
+def _logging(name: str) -> Iterator[None]:
+    """Write an error to the system's log, too."""
+    try:
+        yield
+    except GpuhookError as error:
+        scripts.log(name, str(error))
+        raise

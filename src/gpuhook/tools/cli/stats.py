@@ -1,7 +1,6 @@
 """gpuhook stats: which container uses which device how much, live in a terminal."""
 
 import json
-import os
 import signal
 import sys
 import time
@@ -13,6 +12,7 @@ from rich.live import Live
 
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.errors import printable
+from gpuhook.ground.host import signals
 from gpuhook.start.inventory.cache import get_inventory
 from gpuhook.tools.cli import _keys, _screen, _stats_view
 from gpuhook.tools.cli._containers import pod_resources_option
@@ -168,6 +168,6 @@ def _pause(drawn: Live, keys: _keys.Keys) -> None:
     """Do what Ctrl-Z asks for: give the terminal back until somebody says to go on."""
     drawn.stop()
     keys.give_back()
-    os.kill(os.getpid(), signal.SIGSTOP)
+    signals.send_to_self(signal.SIGSTOP)
     keys.take()
     drawn.start(refresh=True)

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError
 from gpuhook.ground.fileio import write_all
+from gpuhook.ground.host import signals
 
 _PAUSES = (1.0, 30.0)  # seconds before a child is started again: the first and the longest one
 _LIVED = 60.0  # seconds after which an end counts as the first one
@@ -70,7 +71,7 @@ class Child:
     def _kill(self) -> None:
         """Kill it and don't wait: a driver may keep it for as long as it hangs."""
         if self.pid:
-            os.kill(self.pid, signal.SIGKILL)
+            signals.send_to_child(self.pid, signal.SIGKILL)
             self._zombies.append(self.pid)
 
     def reap(self) -> int | None:
@@ -171,7 +172,8 @@ class Talking(Child):
 
     def _how_it_ended(self) -> str:
         """Return how one that says no more has ended, "" where that isn't known in a moment."""
-        os.kill(self.pid, signal.SIGKILL)  # in case it has only closed its side
+        # In case it has only closed its side.
+        signals.send_to_child(self.pid, signal.SIGKILL)
         end = time.monotonic() + _REAP
         while (status := self.reap()) is None:
             if time.monotonic() >= end:

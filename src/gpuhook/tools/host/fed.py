@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError
+from gpuhook.ground.host import signals
 from gpuhook.tools.host.child import Clock, Talking, Tell, how_ended
 
 _READING = 30.0  # seconds that it may leave a state unread
@@ -133,7 +134,7 @@ class Fed(Talking):
         self._close()
         if not self.pid:
             return
-        os.kill(self.pid, signal.SIGTERM)
+        signals.send_to_child(self.pid, signal.SIGTERM)
         if kernel.reap(self.pid, _ENDING) is None:
             self._kill()
         self.pid = 0

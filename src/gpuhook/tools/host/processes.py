@@ -16,7 +16,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from gpuhook.ground.host import files as host_files
-from gpuhook.ground.host import proc
+from gpuhook.ground.host import proc, signals
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _NAME = 15  # characters of a process' name that the kernel keeps, TASK_COMM_LEN without its NUL
@@ -96,12 +96,9 @@ def send(process: Process, number: signal.Signals) -> bool:
     try:
         if _Entry("", str(process.pid)).ticks() != process.ticks:  # protects: same-process
             return False
-        signal.pidfd_send_signal(fd, number)
-    except ProcessLookupError:
-        return False
+        return signals.send(fd, number)
     finally:
         os.close(fd)
-    return True
 
 
 def _entries(root: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from gpuhook.ground import names
 from gpuhook.ground.errors import MpsError, printable
-from gpuhook.ground.host import files, lock, proc
+from gpuhook.ground.host import files, lock, proc, signals
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.start.records import records
 from gpuhook.tools.host import driver_program
@@ -175,7 +175,7 @@ class Control:
             fd = os.pidfd_open(pid)
             try:
                 if _called(pid) == process:  # and not one of that number here
-                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+                    signals.send(fd, signal.SIGKILL)
             finally:
                 os.close(fd)
             _ended(process)

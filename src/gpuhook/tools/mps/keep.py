@@ -20,6 +20,7 @@ from gpuhook.ground.host import lock
 from gpuhook.ground.oci import jsontext
 from gpuhook.start import contract
 from gpuhook.start.inventory import cache
+from gpuhook.tools.host import users_tree
 from gpuhook.tools.host.child import BackOff
 from gpuhook.tools.mps import modes
 from gpuhook.tools.mps.control import SERVER, Control, program_of
@@ -32,6 +33,7 @@ _WAIT = 60.0  # seconds that another gpuhook mps may take
 _LOCK = "mps.lock"  # in the state folder, which everybody may open, and so lock
 _MEGA = 1 << 20
 _SHM_SIZE = "size=1g,mode=1777,nosuid,nodev,noexec"
+_DETACHING = 10.0  # seconds for what users have mounted in the shared memory
 _BACK_OFF = (1.0, 60.0)  # seconds before the daemon is started again: the first, the longest
 
 
@@ -268,11 +270,27 @@ class Keeper:
         self._end_daemon(state)
         before = {each.uuid: each.mode for each in state.devices}
         modes.write(self._config, self._inventory().root, before, but_lost=but_lost)
-        shm = f"{self.base}/{mps.SHM}"
-        if os.path.ismount(shm):
-            _mount("umount", shm)
+        self._unmount_shm()
         remove(f"{self._config.state_dir}/{mps.STATE}")
         return True
+
+    def _unmount_shm(self) -> None:
+        """Detach the shared memory, and what users have mounted in it; MpsError if that fails."""
+        try:
+            folder = os.open(self.base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            with contextlib.suppress(FileNotFoundError):  # version 3 has none
+                # protects: mps-shared-memory
+                users_tree.uncover(folder, mps.SHM, time.monotonic() + _DETACHING)
+        except OSError as error:
+            raise MpsError(
+                f"{self.base}/{mps.SHM} can't be unmounted: {error.strerror}",
+                "Run this as root with CAP_SYS_ADMIN",
+            ) from None
+        finally:
+            os.close(folder)
 
     def _end_daemon(self, state: mps.State) -> None:
         control = self.control(state)

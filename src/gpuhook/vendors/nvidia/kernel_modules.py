@@ -12,6 +12,7 @@ import os
 from gpuhook.ground import names
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import UntrustedPathError
+from gpuhook.ground.host import signals
 from gpuhook.vendors.nvidia import driver_files
 from gpuhook.vendors.nvidia.model import CONTROL, UVM
 
@@ -51,7 +52,7 @@ def prepare(root: "Rootfs", locations: "Locations", environment: tuple[str, ...]
     if child == 0:
         _become(root.path, program, variables)
     if kernel.reap(child, _SECONDS) is None:
-        os.kill(child, 9)
+        signals.send_to_child(child, 9)
         kernel.reap(child, _REAP_SECONDS)
     return True
 

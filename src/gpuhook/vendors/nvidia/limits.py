@@ -16,6 +16,7 @@ from gpuhook.ground.cgroup.dmem import TREE
 from gpuhook.ground.container import clib, kernel
 from gpuhook.ground.errors import LimitError
 from gpuhook.ground.fileio import write_all
+from gpuhook.ground.host import signals
 from gpuhook.ground.oci import jsontext
 from gpuhook.start.limiter import Limiter
 
@@ -212,7 +213,7 @@ class _Child:
         """End it, and wait for that as long as it is worth."""
         os.close(self._asks)
         os.close(self._answers)
-        os.kill(self._pid, SIGKILL)
+        signals.send_to_child(self._pid, SIGKILL)
         kernel.reap(self._pid, _REAP_SECONDS)
 
 

@@ -15,6 +15,7 @@ from gpuhook.ground.cgroup.access import in_first_user_namespace
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import DriverError, NoDriverError
 from gpuhook.ground.fileio import write_all
+from gpuhook.ground.host import signals
 from gpuhook.ground.oci import jsontext
 from gpuhook.ground.oci.jsontext import Record
 from gpuhook.vendors.nvidia.model import Gpu, Mig
@@ -116,7 +117,8 @@ def query(
         data = _read_until(reader, time.monotonic() + timeout)
     finally:
         os.close(reader)
-        os.kill(child, _SIGKILL)  # it has answered and is ending, or will never answer
+        # It has answered and is ending, or will never answer.
+        signals.send_to_child(child, _SIGKILL)
         status = kernel.reap(child, _REAP_SECONDS)
     if data is None:
         raise DriverError(

@@ -18,6 +18,7 @@ import time
 
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import LimitError
+from gpuhook.ground.host import signals
 from gpuhook.ground.oci import jsontext
 from gpuhook.vendors.nvidia import limits
 
@@ -96,7 +97,7 @@ class ReadyNvml:
         """End the child if there were no limits for long enough; ``hear`` has the rest."""
         if self._pid and time.monotonic() >= self._until:
             limits.kept = None
-            os.kill(self._pid, limits.SIGKILL)
+            signals.send_to_child(self._pid, limits.SIGKILL)
 
     def descriptors(self) -> tuple[int, ...]:
         """Return what a process has to hold that may ask."""

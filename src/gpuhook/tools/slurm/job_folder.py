@@ -1,0 +1,183 @@
+"""The folder of a Slurm job's containers, in one of root's: made before a job, removed after it.
+
+Users change only their own job's folder. What one leaves in there, mounts on it or fills, never
+fails a start: slurmd drains a node whose prolog or epilog fails, so they fail only for what root
+alone can have done.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+
+from gpuhook.ground.errors import FolderError, UntrustedPathError
+from gpuhook.tools.host import users_tree
+from gpuhook.tools.slurm.job_groups import Job
+
+DEFAULT = "/run/slurm-containers"
+_MODE = 0o711
+_WAY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_FULL = errno.ENOSPC, errno.EDQUOT
+_CLEARING = 5.0  # seconds for what is in a new job's way
+_REMOVING = 20.0  # seconds for a job's folder
+_OTHERS_LEFT = 2.0  # seconds for what earlier epilogs had no time for
+
+Warn = Callable[[str], None]
+
+
+def make(parent: int, path: str, job: Job, warn: Warn) -> None:
+    """Make a job's folder, its user's alone, in ``parent``, which is at ``path``.
+
+    One that the user has is kept, as slurmd runs its prolog again where it was restarted.
+    UntrustedPathError where root has put something else there, FolderError for other reasons.
+    """
+    try:
+        _make(parent, path, job, warn)
+    except OSError as error:
+        raise _not_made(f"{path}/{job.user}.{job.number}", error) from None
+
+
+def _make(parent: int, path: str, job: Job, warn: Warn) -> None:
+    name = f"{job.user}.{job.number}"
+    end = time.monotonic() + _CLEARING
+    with contextlib.suppress(FileNotFoundError):
+        users_tree.uncover(parent, name, end)
+    with _bin(parent) as removed:
+        if _is_strangers(parent, path, name, job):
+            removed.take(name, end)
+            warn(f"{path}/{name} was another user's: it is put away")
+        try:
+            _make_folder(parent, name, removed)
+        except OSError as error:
+            if error.errno not in _FULL:  # protects: prolog-full
+                raise
+            warn(f"{path} is full, so no container of job {job.number} starts: {error.strerror}")
+            return
+    folder = users_tree.open_folder(parent, name)
+    try:
+        # It is root's still where a prolog was killed here.
+        os.fchown(folder, job.uid, -1)  # protects: job-owner
+    finally:
+        os.close(folder)
+
+
+def _bin(parent: int) -> "contextlib.closing[users_tree.Bin]":
+    return contextlib.closing(users_tree.Bin(parent))
+
+
+def _make_folder(parent: int, name: str, removed: users_tree.Bin) -> None:
+    """Make a job's folder, if there is none; where there is no room, make some first."""
+    for is_last in (False, True):
+        try:
+            os.mkdir(name, 0o700, dir_fd=parent)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            if is_last or error.errno not in _FULL:
+                raise
+            with contextlib.suppress(OSError):
+                removed.remove_others(time.monotonic() + _OTHERS_LEFT)
+            continue
+        return
+
+
+def _is_strangers(parent: int, path: str, name: str, job: Job) -> bool:
+    """Tell whether a folder of another user has the name; UntrustedPathError for no folder.
+
+    Only root can have put a link or a file there, which is left as it is.
+    """
+    try:
+        folder = users_tree.open_folder(parent, name)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        raise UntrustedPathError(
+            f"{path}/{name} has to be a folder", "See what root put there, and remove it"
+        ) from None
+    try:
+        return os.fstat(folder).st_uid not in (0, job.uid)  # protects: job-strangers
+    finally:
+        os.close(folder)
+
+
+def remove(parent: int, path: str, job: Job, warn: Warn) -> bool:
+    """Remove a job's folder from ``parent``, which is at ``path``, if there is one; return True.
+
+    What can't be removed in time is told, and left to later calls.
+    """
+    name = f"{job.user}.{job.number}"
+    try:
+        with _bin(parent) as removed:
+            with contextlib.suppress(FileNotFoundError):
+                removed.take(name, time.monotonic() + _CLEARING)
+            removed.remove_taken(time.monotonic() + _REMOVING)
+            removed.remove_others(time.monotonic() + _OTHERS_LEFT)
+    except OSError as error:
+        warn(f"{path}/{name} isn't removed as a whole yet: {error.strerror}")
+    return True
+
+
+@contextlib.contextmanager
+def opened(path: str, *, make: bool = False) -> Iterator[int]:
+    """Open or make root's folder for jobs' folders.
+
+    UntrustedPathError where others than root may change the way to it.
+    """
+    if not path.startswith("/") or path != os.path.normpath(path) or path.startswith("//"):
+        raise _unfit(path, "isn't a whole path")
+    fd = os.open("/", _WAY)
+    try:
+        names = path.split("/")[1:]
+        for at, name in enumerate(names):
+            is_last = at == len(names) - 1
+            if is_last and make:
+                _make_top(fd, name, path)
+            below = _below(fd, name, path, "/".join(["", *names[: at + 1]]))
+            os.close(fd)
+            fd = below
+            _check(fd, path, "/".join(["", *names[: at + 1]]), is_last=is_last)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _make_top(fd: int, name: str, path: str) -> None:
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, _MODE, dir_fd=fd)
+    except OSError as error:
+        raise _not_made(path, error) from None
+
+
+def _not_made(path: str, error: OSError) -> FolderError:
+    return FolderError(
+        f"{path} can't be made: {error.strerror}", "See what is wrong with its filesystem"
+    )
+
+
+def _below(fd: int, name: str, path: str, part: str) -> int:
+    try:
+        return os.open(name, _WAY, dir_fd=fd)  # protects: jobs-folder-link
+    except OSError as error:
+        raise _unfit(path, f"leads through {part}: {error.strerror}") from None
+
+
+def _check(fd: int, path: str, part: str, *, is_last: bool) -> None:
+    status = os.fstat(fd)
+    if status.st_uid != 0:  # protects: jobs-folder-owner
+        raise _unfit(path, f"leads through {part}, which is user {status.st_uid}'s")
+    # In a sticky one, such as /tmp, others can't change what is root's.
+    is_sticky = status.st_mode & stat.S_ISVTX and not is_last
+    if status.st_mode & _OTHERS and not is_sticky:  # protects: jobs-folder-mode
+        raise _unfit(path, f"leads through {part}, which others than root may change")
+
+
+def _unfit(path: str, why: str) -> UntrustedPathError:
+    return UntrustedPathError(
+        f"{path} {why}",
+        "Name a folder by its whole path without a link, on a way that only root may change, and "
+        "see what others did there",
+    )

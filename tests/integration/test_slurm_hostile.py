@@ -1,0 +1,319 @@
+"""Slurm's users against the scripts that root runs: what they mount, fill, name and leave."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from harness.commands import run
+from harness.installation import Installation
+from harness.slurm_scripts import (
+    ADA,
+    BEA,
+    JOB,
+    Scripts,
+    as_user,
+    cgroup_of_slurm,
+    jobs_in,
+    made_site,
+    theirs,
+)
+
+# Mounts a filesystem as a user does, and serves it, or takes what is asked and never answers.
+FUSE = """
+import os, signal, socket, struct, subprocess, sys
+place, kind, options = sys.argv[1:]
+ours, theirs = socket.socketpair()
+words = ["fusermount3", *(["-o", options] if options else []), "--", place]
+environ = {"_FUSE_COMMFD": str(theirs.fileno()), "PATH": os.environ["PATH"]}
+subprocess.run(words, env=environ, pass_fds=[theirs.fileno()], check=True)
+[fuse] = socket.recv_fds(ours, 1, 1)[1]
+if kind == "dead":
+    os.close(fuse)
+print("mounted", flush=True)
+if kind != "served":
+    signal.pause()
+answers = {  # linux/fuse.h: INIT, GETATTR of a folder, STATFS, OPENDIR
+    26: struct.pack("<4I2H2I2HI24x", 7, 31, 1 << 16, 0, 12, 10, 1 << 16, 1, 16, 0, 0),
+    3: struct.pack("<QII6Q10I", *[0] * 3, 1, *[0] * 8, 0o40755, 2, 0, 0, 0, 4096, 0),
+    17: struct.pack("<5Q4I24x", 1, 1, 1, 1, 1, 4096, 255, 4096, 0),
+    27: struct.pack("<QII", 1, 0, 0),
+}
+while True:
+    what, number = struct.unpack_from("<4xIQ", os.read(fuse, 1 << 17))
+    if what not in (2, 42):  # FORGET, BATCH_FORGET
+        data = answers.get(what, b"")
+        error = 0 if what in answers else 2 if what == 1 else 38  # LOOKUP: ENOENT, else ENOSYS
+        os.write(fuse, struct.pack("<IiQ", 16 + len(data), -error, number) + data)
+"""
+PYTHON = ("/usr/bin/python3", "-I", "-S", "-c")
+
+
+@pytest.fixture
+def site(workspace: Path) -> Iterator[Path]:
+    """A folder of root's that everybody may enter, and what fusermount3 asks of a machine."""
+    with made_site(workspace, "slurm-hostile") as made:
+        own = made / "machine"
+        own.mkdir()
+        run(["mount", "-t", "tmpfs", "-o", "dev", "tmpfs", own]).ok()
+        users = Path("/etc/passwd").read_text() + f"ada:x:{ADA}:{ADA}::/:/bin/sh\n"
+        (own / "passwd").write_text(users)
+        os.mknod(own / "fuse", 0o020666, os.makedev(10, 229))
+        (own / "fuse").chmod(0o666)
+        places = [(own / "passwd", "/etc/passwd"), (own / "fuse", "/dev/fuse")]
+        if Path("/etc/fuse.conf").exists():
+            (own / "fuse.conf").write_text("user_allow_other\n")
+            places.append((own / "fuse.conf", "/etc/fuse.conf"))
+        for path, place in places:
+            run(["mount", "--bind", path, place]).ok()
+        try:
+            yield made
+        finally:
+            for _, place in places:
+                run(["umount", place]).ok()
+            while points := mounted_below(made):
+                run(["umount", "--lazy", min(points)]).ok()  # with what is below
+
+
+@pytest.fixture
+def folder(site: Path) -> Path:
+    return site / "containers"
+
+
+@pytest.fixture
+def scripts(site: Path, installation: Installation) -> Scripts:
+    return Scripts(site / "prefix", installation)
+
+
+def mounted_below(path: Path) -> list[str]:
+    """Return what is mounted at a path, or below it."""
+    points = [
+        line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().split("\n")[:-1]
+    ]
+    return [each for each in points if each == str(path) or each.startswith(f"{path}/")]
+
+
+@contextmanager
+def fuse(place: Path, kind: str, options: str = "") -> Iterator[None]:
+    """Have Ada mount a filesystem of hers, served, silent or dead."""
+    words = ["setpriv", f"--reuid={ADA}", f"--regid={ADA}", "--clear-groups", *PYTHON, FUSE]
+    with subprocess.Popen([*words, str(place), kind, options], stdout=subprocess.PIPE) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == b"mounted\n"
+            assert mounted_below(place) == [str(place)]
+            yield
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize("options", ["", "allow_other"])
+@pytest.mark.parametrize("kind", ["served", "silent", "dead"])
+@pytest.mark.parametrize("below", ["", "a/b", "file"])
+def test_a_users_filesystem_drains_no_node(
+    scripts: Scripts, folder: Path, below: str, kind: str, options: str
+) -> None:
+    """The epilog detaches it, and the same job's prolog, or another user's, finds nothing of it."""
+    scripts.prolog(folder, ADA, 5).ok()
+    place = folder / f"{ADA}.5" / below
+    if below == "file":
+        as_user(ADA, "touch", place).ok()
+    else:
+        as_user(ADA, "mkdir", "-p", place).ok()
+    with fuse(place, kind, options):
+        assert scripts.epilog(folder, ADA, 5).ok().stderr == ""
+        assert mounted_below(folder) == []
+        assert jobs_in(folder) == []
+        for user in (ADA, BEA):
+            assert scripts.prolog(folder, user, 5).ok().stderr == ""
+            assert (folder / f"{user}.5").stat().st_uid == user
+
+
+@pytest.mark.parametrize("kind", ["served", "silent", "dead"])
+def test_a_users_filesystem_where_no_epilog_ran(scripts: Scripts, folder: Path, kind: str) -> None:
+    scripts.prolog(folder, ADA, 5).ok()
+    with fuse(folder / f"{ADA}.5", kind, "allow_other"):
+        assert scripts.prolog(folder, ADA, 5).ok().stderr == ""
+        assert mounted_below(folder) == []
+        as_user(ADA, "touch", folder / f"{ADA}.5/state").ok()
+
+
+def test_what_is_mounted_stays_whole_and_another_jobs_stays(
+    scripts: Scripts, site: Path, folder: Path
+) -> None:
+    """Filesystems on top of each other, hidden by others, and full of what nobody may remove."""
+    victim = site / "victim"
+    (victim / "folder").mkdir(parents=True)
+    (victim / "file").touch()
+    for user in (ADA, BEA):
+        scripts.prolog(folder, user, 5).ok()
+    own, other = folder / f"{ADA}.5", folder / f"{BEA}.5"
+    for path in ("a/b", "c"):
+        as_user(ADA, "mkdir", "-p", own / path).ok()
+    for place in (own / "a/b", own / "a/b", own / "a", own / "c", own, own, other):
+        run(["mount", "--bind", victim, place]).ok()
+    scripts.epilog(folder, ADA, 5).ok()
+    assert jobs_in(folder) == [f"{BEA}.5"]
+    assert mounted_below(folder) == [str(other)]
+    assert sorted(os.listdir(victim)) == ["file", "folder"]
+
+
+def test_a_filesystem_that_users_fill_drains_no_node(scripts: Scripts, folder: Path) -> None:
+    """Ada's job takes all inodes; Bea's starts, without its folder, until Ada's has ended."""
+    folder.mkdir(mode=0o711)
+    run(["mount", "-t", "tmpfs", "-o", "mode=711,nr_inodes=100", "tmpfs", folder]).ok()
+    scripts.prolog(folder, ADA, 5).ok()
+    fill = f"i=0; while mkdir {folder}/{ADA}.5/$i 2>/dev/null; do i=$((i + 1)); done"
+    as_user(ADA, "sh", "-c", fill).ok()
+    assert "no container of job 6 starts" in scripts.prolog(folder, BEA, 6).ok().stderr
+    assert jobs_in(folder) == [f"{ADA}.5"]
+    assert scripts.epilog(folder, BEA, 6).ok().stderr == ""
+    assert scripts.epilog(folder, ADA, 5).ok().stderr == ""
+    assert scripts.prolog(folder, BEA, 7).ok().stderr == ""
+    assert jobs_in(folder) == [f"{BEA}.7"]
+
+
+def test_what_an_epilog_left_is_removed_later(scripts: Scripts, folder: Path) -> None:
+    scripts.prolog(folder, ADA, 5).ok()
+    (folder / ".removed/0123.4/a/b").mkdir(parents=True)
+    (folder / ".removed/0123.4/a/file").touch()
+    scripts.epilog(folder, ADA, 5).ok()
+    assert jobs_in(folder) == []
+
+
+def test_a_folder_of_another_user_is_put_away(scripts: Scripts, folder: Path) -> None:
+    """As one of a user who had this name before, and whose epilog didn't run."""
+    scripts.prolog(folder, ADA, 5).ok()
+    (theirs(folder / f"{ADA}.6", BEA) / "hers").touch()
+    assert "another user's" in scripts.prolog(folder, ADA, 6).ok().stderr
+    assert os.listdir(folder / f"{ADA}.6") == []
+    assert (folder / f"{ADA}.6").stat().st_uid == ADA
+    scripts.epilog(folder, ADA, 6).ok()
+    assert jobs_in(folder) == [f"{ADA}.5"]
+
+
+# Processes ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tree() -> Iterator[Path]:
+    with cgroup_of_slurm() as made:
+        yield made
+
+
+@contextmanager
+def process(group: Path, user: int, program: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process of a user's in a cgroup; it prints a line when it is what it is to be."""
+    group.mkdir(parents=True, exist_ok=True)
+    words = ["setpriv", f"--reuid={user}", "--clear-groups", *PYTHON, program]
+    enter = ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(group)]
+    with subprocess.Popen([*enter, *words], stdout=subprocess.PIPE) as made:
+        try:
+            assert made.stdout is not None
+            assert made.stdout.readline() == b"ready\n"
+            yield made
+        finally:
+            made.kill()
+
+
+WAITS = "import signal; print('ready', flush=True); signal.pause()"
+# /proc shows its files as root's (PR_SET_DUMPABLE).
+HIDES = f"import ctypes; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); {WAITS}"
+# Its first thread has ended, as /proc shows it: a zombie (pthread_exit).
+LEADERLESS = """
+import ctypes, threading, time
+def go_on():
+    time.sleep(0.5)
+    print("ready", flush=True)
+    time.sleep(1000)
+threading.Thread(target=go_on).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+@pytest.mark.parametrize("program", [WAITS, HIDES, LEADERLESS], ids=["waits", "hides", "leader"])
+def test_no_process_of_a_job_hides(
+    scripts: Scripts, folder: Path, tree: Path, program: str
+) -> None:
+    with process(tree / f"uid_{ADA}/job_{JOB}/step_0", ADA, program) as one:
+        scripts.epilog(folder, ADA, JOB).ok()
+        assert one.wait(60) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("where", ["below another's job", "at the top", "below a user's"])
+def test_a_users_own_cgroup_is_no_job(
+    scripts: Scripts, folder: Path, tree: Path, where: str
+) -> None:
+    """Cgroups that were handed to Ada (Delegate=, Slurm's of a step), named like Bea's job."""
+    job = f"uid_{BEA}/job_{JOB}/step_0"
+    if where == "at the top":
+        os.chown(tree, ADA, ADA)
+        group = tree / job
+    elif where == "below a user's":
+        (tree / f"uid_{BEA}").mkdir()
+        os.chown(tree / f"uid_{BEA}", ADA, ADA)
+        group = tree / job
+    else:
+        (tree / job).mkdir(parents=True)
+        group = tree / f"uid_{ADA}/job_{JOB}/step_0/slurm" / job
+    with process(group, ADA, WAITS) as one:
+        scripts.epilog(folder, BEA, JOB).ok()
+        assert one.poll() is None
+
+
+# In a pid namespace of its own, where a number is given again as soon as it is free: after the look
+# at the job's process that is 400, and before the signal, that one ends, and Bea's gets its number.
+REUSED = """
+import os, signal, sys
+from gpuhook.tools.slurm import job_groups
+from gpuhook.tools.slurm.job_groups import Job
+group, ada, bea, job = sys.argv[1], *map(int, sys.argv[2:])
+
+def born(user, place=None):
+    with open("/proc/sys/kernel/ns_last_pid", "w") as file:
+        file.write("399")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        if place:
+            with open(place + "/cgroup.procs", "w") as file:
+                file.write("0")
+        os.setuid(user)
+        os.close(writer)
+        signal.pause()
+    assert child == 400, child
+    os.close(writer)
+    os.read(reader, 1)  # until it is the user's
+    return child
+
+look, victims = job_groups._is_jobs, []
+
+def looked(pid, groups):
+    found = look(pid, groups)
+    if found and not victims:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        victims.append(born(bea))
+    return found
+
+job_groups._is_jobs = looked
+born(ada, group)
+groups = job_groups.find(Job(job, ada, "ada"))
+assert groups
+job_groups._set = lambda *_, **__: None  # as where the kernel can't freeze them
+assert job_groups.end_processes(groups) == []
+[bea] = victims
+print("killed" if os.waitpid(bea, os.WNOHANG)[0] else "lives")
+"""
+
+
+def test_a_number_that_is_another_processs_by_now(tree: Path, installation: Installation) -> None:
+    job = tree / f"uid_{ADA}/job_{JOB}"
+    job.mkdir(parents=True)
+    python = installation.bin / "python"
+    apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]
+    words = [*apart, python, "-c", REUSED, job, ADA, BEA, JOB]
+    assert run([str(word) for word in words]).ok().stdout.split()[-1] == "lives"
