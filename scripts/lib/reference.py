@@ -20,7 +20,7 @@ from gpuhook.ground import errors as gpuhook_errors
 from gpuhook.ground.config.model import KEYS
 from gpuhook.tools.cli import cli
 from gpuhook.tools.metrics import exporter
-from gpuhook.tools.metrics.model import Container, Device, Snapshot, Usage
+from gpuhook.tools.metrics.model import Container, Device, SeriesOptions, Snapshot, Usage
 
 _KEY = re.compile(r"#([a-z][a-z0-9-]*) = (.*)")
 _CODE = re.compile(r"(``.+?``|`[^`]+`)")
@@ -183,17 +183,17 @@ def _series() -> Iterator[str]:
     yield from ("# Series", "")
     yield "This page is made from the exporter's own list. [Metrics](../metrics.md) says what they"
     yield from ("mean, where they come from, and when one is missing.", "")
-    own = _families(exporter.SeriesOptions())
+    own = _families(SeriesOptions())
     yield from _series_table("gpuhook metrics", own)
     for option, chosen in (
-        ("--cadvisor", exporter.SeriesOptions(cadvisor=True)),
-        ("--dcgm", exporter.SeriesOptions(dcgm=True)),
+        ("--cadvisor", SeriesOptions(cadvisor=True)),
+        ("--dcgm", SeriesOptions(dcgm=True)),
     ):
         new = {name: row for name, row in _families(chosen).items() if name not in own}
         yield from _series_table(f"gpuhook metrics {option}", new)
 
 
-def _families(options: exporter.SeriesOptions) -> dict[str, tuple[str, ...]]:
+def _families(options: SeriesOptions) -> dict[str, tuple[str, ...]]:
     """Return the row of each series, by its name, as a look says it that knows every value."""
     bare = [each.name for each in _read(options, {}) if not each.samples]
     further = {name.removeprefix("DCGM_FI_DEV_"): 1.0 for name in bare}
@@ -207,7 +207,7 @@ def _families(options: exporter.SeriesOptions) -> dict[str, tuple[str, ...]]:
     return rows
 
 
-def _read(options: exporter.SeriesOptions, readings: dict[str, float]) -> list[Metric]:
+def _read(options: SeriesOptions, readings: dict[str, float]) -> list[Metric]:
     """Return the families of a made-up look, out of the text that Prometheus would get."""
     device = Device(
         "nvidia", "GPU-0", "0", minor=0, bus_id="0000:1b:00.0", model="H100",

@@ -97,6 +97,24 @@ def test_distributions(tmp_path: Path, mode: str, distribution: str) -> None:
     assert environment(containers(pod)["installer"])["INSTALL_NODE_DISTRIBUTION"] == distribution
 
 
+def test_who_may_ask_for_metrics() -> None:
+    """Nobody but Prometheus, where nothing else is said."""
+    [policy] = policies("--set=metrics.enabled=true")
+    assert policy["spec"]["podSelector"]["matchLabels"] == {
+        "app.kubernetes.io/name": "gpuhook-metrics"
+    }
+    [rule] = policy["spec"]["ingress"]
+    assert rule["ports"] == [{"port": "metrics"}]
+    [peer] = rule["from"]
+    assert [*peer["namespaceSelector"]["matchLabels"].values()] == ["monitoring"]
+    assert policies("--set=metrics.enabled=true", "--set-json=metrics.from=[]") == []
+    assert policies() == []
+
+
+def policies(*options: str) -> list[Document]:
+    return [each for each in rendered(*options) if each["kind"] == "NetworkPolicy"]
+
+
 def test_values(tmp_path: Path) -> None:
     """A file for all nodes, options of the plugin, a registry and nodes of yours."""
     config = '# ours\n[nvidia-container-cli]\nroot = "/run/nvidia/driver"\n'

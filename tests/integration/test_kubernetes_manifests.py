@@ -47,7 +47,7 @@ def test_kinds(variant: str) -> None:
     kinds = [document["kind"] for document in render(variant)]
     runtime = ["RuntimeClass"] if variant in WITH_RUNTIME[:3] else []
     sets = ["DaemonSet"] * (1 if variant in ("overlays/mounts", *WITH_UNIT, *METRICS) else 2)
-    service = ["Service"] if variant in METRICS else []
+    service = ["Service", "NetworkPolicy"] if variant in METRICS else []
     monitor = ["ServiceMonitor"] if variant == METRICS[1] else []
     expected = [*sets, "Namespace", *runtime, *service, "ServiceAccount", *monitor]
     claims = CLAIMS if variant == "overlays/dra" else []

@@ -11,10 +11,10 @@ from pathlib import Path
 from limits import in_time
 
 from gpuhook.ground.config.loader import load
-from gpuhook.tools.metrics import exporter, serve
-from gpuhook.tools.metrics.model import Snapshot
+from gpuhook.tools.metrics import serve, service
+from gpuhook.tools.metrics.model import SeriesOptions, Snapshot
 from gpuhook.tools.metrics.observer import Observer
-from gpuhook.tools.metrics.web_config import Web
+from gpuhook.tools.metrics.web_files import WebFiles
 
 
 class Breaking(Observer):
@@ -54,19 +54,22 @@ def serving(
     folder: Path, spare: int | None = None, web: Path | None = None
 ) -> Iterator[tuple[str, int]]:
     """Serve with at most ``spare`` more descriptors, and give where; a file has what is told."""
-    with serve.listen("127.0.0.1:0") as listener:
+    with service.listen("127.0.0.1:0") as listener:
         pid = os.fork()
         if pid == 0:
             try:
-                with open(folder / "told", "w", buffering=1) as told:
-                    tell = partial(print, file=told)
-                    if spare is not None:
-                        allow_descriptors(spare)
-                    config = None if web is None else Web(str(web), tell)
-                    service = serve.Service(
-                        Breaking(folder), exporter.SeriesOptions(), tell, config
-                    )
-                    service.run(listener)
+                # As standard error, which is all that the process has that serves.
+                os.dup2(os.open(folder / "told", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+                told = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - ends with us
+                tell = partial(print, file=told)
+                if spare is not None:
+                    serve.prepare = lambda **_: allow_descriptors(spare)
+                config = None if web is None else WebFiles(str(web))
+                made = service.Service(Breaking(folder), SeriesOptions(), tell, config)
+                made.run(listener, lambda _: None)
+            except BaseException as error:
+                os.write(2, f"{error!r}\n".encode())
+                raise
             finally:
                 os._exit(0)
         try:

@@ -23,7 +23,7 @@ from gpuhook.tools.doctor.machine import Machine
 from gpuhook.tools.dra import access, configs
 from gpuhook.tools.engines import docker
 from gpuhook.tools.kubernetes import config_file
-from gpuhook.tools.metrics import web_config
+from gpuhook.tools.metrics import web_files
 from gpuhook.vendors.nvidia import cuda_compat
 from gpuhook.vendors.nvidia import names as nvidia
 
@@ -66,7 +66,7 @@ def kubeconfig(text: str, folder: Path) -> object:
 
 def web(text: str, folder: Path) -> object:
     (folder / "web.yaml").write_text(text)
-    return web_config._tables(str(folder / "web.yaml"))
+    return web_files._tables(str(folder / "web.yaml"))
 
 
 def oci_config(text: str, _folder: Path) -> object:

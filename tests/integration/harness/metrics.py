@@ -101,8 +101,18 @@ def listening(port: int) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
+    """Return the children of a process that hold a driver, or do something else than to serve."""
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [child for child in map(int, text.split()) if state(child) not in {"", "Z"}]
+    living = [child for child in map(int, text.split()) if state(child) not in {"", "Z"}]
+    return [child for child in living if name(child) != "gpuhook-http"]
+
+
+def name(pid: int) -> str:
+    """Return what a process calls itself, "" for one that there isn't any more."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def state(pid: int) -> str:

@@ -104,7 +104,7 @@ def test_who_makes_files_all_the_while_makes_nobody_wait(tmp_path: Path, parent:
     """In a folder that is open, which has no path any more."""
     (tmp_path / "his/below").mkdir(parents=True)
     fd = os.open(tmp_path / "his/below", os.O_RDONLY)
-    over, made = threading.Event(), []
+    over, made = threading.Event(), list[int]()
 
     def make() -> None:
         with contextlib.suppress(FileNotFoundError):  # the folder has been removed in the end

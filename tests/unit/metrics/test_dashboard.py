@@ -7,7 +7,7 @@ import dashboard
 import pytest
 
 from gpuhook.tools.metrics import exporter
-from gpuhook.tools.metrics.model import Snapshot
+from gpuhook.tools.metrics.model import SeriesOptions, Snapshot
 from gpuhook.tools.vendors.nvidia.xids import XIDS
 from gpuhook.tools.vendors.parts import FATAL
 
@@ -19,7 +19,7 @@ PREFIXES = ("container_accelerator", "DCGM_FI_DEV_")
 
 def series() -> set[str]:
     """Return the names of all series of the exporter."""
-    every = exporter.SeriesOptions(cadvisor=True, dcgm=True)
+    every = SeriesOptions(cadvisor=True, dcgm=True)
     body = exporter.text(Snapshot(), every, 0.0, openmetrics=False)
     return set(re.findall(r"^# TYPE (\S+)", body.decode(), re.MULTILINE))
 

@@ -10,8 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpuhook import __version__
 from gpuhook.ground.errors import MetricsError
 from gpuhook.tools.metrics import exporter
-from gpuhook.tools.metrics.exporter import SeriesOptions
-from gpuhook.tools.metrics.model import Container, Device, Snapshot, Usage
+from gpuhook.tools.metrics.model import Container, Device, SeriesOptions, Snapshot, Usage
 
 GPU = Device(
     "nvidia", "GPU-1", "0", 3, "0000:1b:00.0", "NVIDIA H200",

@@ -16,7 +16,7 @@ from limits import in_time
 from serving import serving
 from yardstick import of_this_process, yardstick
 
-from gpuhook.tools.metrics import exporter, serve
+from gpuhook.tools.metrics import connections, exporter, http_request, service
 
 PATIENCE = 60.0
 SLOW = 40  # more connections than are kept
@@ -232,6 +232,49 @@ def test_what_fails_is_answered_and_told_once(address: tuple[str, int], tmp_path
     assert "\x1b" not in told
 
 
+def test_a_text_that_fails_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> bytes:
+        raise ValueError("a \x1b[31mlabel\n that nobody thought of")
+
+    monkeypatch.setattr(exporter, "text", fails)
+    with serving(tmp_path) as address:
+        for _ in range(2):
+            assert status(address, "GET /metrics HTTP/1.1\r\n\r\n") == 500
+        assert status(address, "GET / HTTP/1.1\r\n\r\n") == 404
+    told = (tmp_path / "told").read_text()
+    assert "couldn't be written: 'ValueError: a" in told
+    assert "\x1b" not in told
+
+
+def test_nobody_is_served_before_it_is_known_how() -> None:
+    """Where the files of TLS and passwords couldn't be had."""
+    with (
+        service.listen("127.0.0.1:0") as listener,
+        contextlib.closing(connections.Clients(listener, follows=True)) as clients,
+        connected(listener.getsockname(), "GET /metrics HTTP/1.1\r\n\r\n") as made,
+    ):
+        while not clients.wants_files():
+            clients.wait(())
+        clients.begin()
+        assert clients.whole() == []
+        with contextlib.suppress(ConnectionError):
+            assert made.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("192.0.2.1", "192.0.2.2", False),
+        ("192.0.2.1", "::ffff:192.0.2.1", True),
+        ("2001:db8::1", "2001:db8::ffff:2", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("fe80::1%lo", "fe80::2%eth0", True),
+    ],
+)
+def test_whose_connections_are_one_peers(one: str, other: str, same: bool) -> None:
+    assert (connections.peer_of(one) == connections.peer_of(other)) == same
+
+
 # Time ----------------------------------------------------------------------------------------
 
 
@@ -251,20 +294,24 @@ def test_no_request_takes_more_than_its_length(before: bytes, piece: bytes, afte
 
 def _answered(request: bytes) -> None:
     for _ in range(3):
-        serve._first(request)
-        serve._answer(request, lambda _: ("200 OK", "", b""), None)
+        http_request.is_whole(request)
+        answer = http_request.refusal(request) or http_request.elsewhere(request)
+        assert answer or http_request.header(request, b"accept") is not None
 
 
 def test_what_is_too_long_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(serve, "_first")
+    monkeypatch.delattr(http_request, "first")
     request = b"GET http://" + b"a" * (1 << 20) + b"\r\n\r\n"
-    assert serve._answer(request, lambda _: ("", "", b""), None)[0].startswith("431 ")
+    assert http_request.is_whole(request)
+    answer = http_request.refusal(request)
+    assert answer
+    assert answer[0].startswith("431 ")
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> float:
     """The seconds that a server waits then; a busy machine needs some of them."""
-    monkeypatch.setattr(serve, "_PATIENCE", 2.0)
+    monkeypatch.setattr(connections, "_PATIENCE", 2.0)
     return 2.0
 
 
@@ -306,6 +353,7 @@ def test_who_takes_no_answer_has_a_limit_too(impatient: float, tmp_path: Path) -
             assert status(address, "GET / HTTP/1.1\r\n\r\n") == 404
             assert time.monotonic() - before < BUSY
             with in_time(60):
+                assert all(each.recv(1, socket.MSG_PEEK) for each in waiting)
                 time.sleep(impatient)  # which is what is tested
                 assert all(_was_cut(each) for each in waiting)
 

@@ -2,6 +2,7 @@
 
 import base64
 import http.client
+import mmap
 import os
 import socket
 import ssl
@@ -19,6 +20,7 @@ from serving import serving
 
 from gpuhook.ground.errors import MetricsError
 from gpuhook.tools.metrics.web_config import Web
+from gpuhook.tools.metrics.web_files import WebFiles
 
 PASSWORD = "secret: with a colon"  # noqa: S105 - of a test
 TLS = "tls_server_config: {cert_file: server.pem, key_file: server.key}\n"
@@ -49,6 +51,20 @@ def folder(tmp_path: Path, certificates: Path) -> Path:
     return tmp_path
 
 
+def web_of(folder: Path) -> Web:
+    """Return what the process that serves makes of the file."""
+    return Web(WebFiles(str(folder / "web.yml")).read())
+
+
+def allows(web: Web, authorization: str) -> bool:
+    """Tell what the process that serves does, after a check where it takes one."""
+    answer = web.answer(authorization)
+    if answer is None:
+        answer = web.check(authorization)
+        web.remember(authorization, right=answer)
+    return answer
+
+
 def hashed(password: str, cost: int = 4) -> str:
     return bcrypt.hashpw(password.encode(), bcrypt.gensalt(cost)).decode()
 
@@ -65,6 +81,12 @@ def context(folder: Path, client: str = "") -> ssl.SSLContext:
     if client:
         made.load_cert_chain(folder / f"{client}.pem", folder / f"{client}.key")
     return made
+
+
+def in_tls(address: tuple[str, int], folder: Path, source: str = "127.0.0.1") -> ssl.SSLSocket:
+    """Return a connection from an address of ours, after the handshake."""
+    made = socket.create_connection(address, 60, source_address=(source, 0))
+    return context(folder).wrap_socket(made, server_hostname="127.0.0.1")
 
 
 def asked(
@@ -157,30 +179,52 @@ def test_passwords(folder: Path) -> None:
         assert asked(address, None, "bert", "other") == 200
 
 
-class Checks:
-    """What is checked, with hashes' costs; a wrong password's check waits until it is let go."""
+def test_who_may_no_more_has_nothing_of_an_open_connection(folder: Path) -> None:
+    users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
+    with served(folder, users) as address, socket.create_connection(address, 60) as made:
+        assert asked(address, None, "a", "b") == 200
+        made.sendall(request("b")[:9])
+        assert asked(address, None, "a", "b") == 200  # so that the other one has been begun with
+        (folder / "web.yml").write_text(f"basic_auth_users: {{a: {hashed('other')}}}\n")
+        made.sendall(request("b")[9:])
+        with suppress(ConnectionError):
+            assert made.recv(12) in (b"", b"HTTP/1.0 401")
+        assert asked(address, None, "a", "other") == 200
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._log = folder / "checks"
-        self._log.touch()
-        self._reader, self._writer = os.pipe()
+
+class Checks:
+    """What is checked, with hashes' costs; a wrong password's check waits until it is let go.
+
+    In memory that children share: the process that serves opens nothing of ours.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._shared = mmap.mmap(-1, 1 << 12)  # how many were begun, let go and done; their costs
         self._check = bcrypt.checkpw
         monkeypatch.setattr(bcrypt, "checkpw", self._checked)
 
+    def _number(self, at: int, more: int = 0) -> int:
+        """Return a number of those, raised; only one process and thread at a time raises each."""
+        number = int.from_bytes(self._shared[4 * at : 4 * at + 4]) + more
+        self._shared[4 * at : 4 * at + 4] = number.to_bytes(4)
+        return number
+
     def _checked(self, password: bytes, made: bytes) -> bool:
-        with self._log.open("ab") as log:
-            log.write(b"%d\n" % int(made[4:6]))
+        begun = self._number(0, 1)
+        self._shared[100 + begun] = int(made[4:6])
         right = self._check(password, made)
         if not right:
-            os.read(self._reader, 1)
+            done = self._number(2, 1)
+            while self._number(1) < done:
+                time.sleep(0.002)
         return right
 
     @property
     def costs(self) -> list[int]:
-        return [int(line) for line in self._log.read_text().splitlines()]
+        return list(self._shared[101 : 101 + self._number(0)])
 
     def let_go(self, count: int) -> None:
-        os.write(self._writer, b"x" * count)
+        self._number(1, count)
 
     def wait_for(self, count: int) -> None:
         with in_time():
@@ -189,8 +233,8 @@ class Checks:
 
 
 @pytest.fixture
-def checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checks:
-    return Checks(tmp_path, monkeypatch)
+def checks(monkeypatch: pytest.MonkeyPatch) -> Checks:
+    return Checks(monkeypatch)
 
 
 def basic(user: str, password: str) -> str:
@@ -203,47 +247,86 @@ def request(password: str) -> bytes:
 
 def test_wrong_passwords_make_no_right_one_be_checked_again(folder: Path, checks: Checks) -> None:
     (folder / "web.yml").write_text(f"basic_auth_users: {{a: {hashed('b')}, c: {hashed('d')}}}\n")
-    web = Web(str(folder / "web.yml"), print)
+    web = web_of(folder)
     checks.let_go(1000)
-    assert web.allows(basic("a", "b"))
-    assert web.allows(basic("c", "d"))
+    assert allows(web, basic("a", "b"))
+    assert allows(web, basic("c", "d"))
     for number in range(300):
-        assert not web.allows(basic("ac"[number % 2], f"wrong {number}"))
+        assert not allows(web, basic("ac"[number % 2], f"wrong {number}"))
     assert len(checks.costs) == 302
-    assert web.allows(basic("a", "b"))
-    assert web.allows(basic("c", "d"))
-    assert not web.allows(basic("a", "wrong 298"))
+    assert allows(web, basic("a", "b"))
+    assert allows(web, basic("c", "d"))
+    assert not allows(web, basic("a", "wrong 298"))
     assert len(checks.costs) == 302
-    assert not web.allows(basic("a", "d")), "of another user"
+    assert not allows(web, basic("a", "d")), "of another user"
 
 
 def test_an_unknown_name_takes_as_long_as_the_slowest(folder: Path, checks: Checks) -> None:
     users = ", ".join(f"u{cost}: {hashed('b', cost)}" for cost in (5, 8, 4))
     (folder / "web.yml").write_text(f"basic_auth_users: {{{users}}}\n")
-    web = Web(str(folder / "web.yml"), print)
+    web = web_of(folder)
     checks.let_go(2)
-    assert not web.allows(basic("u8", "wrong"))
-    assert not web.allows(basic("nobody", "wrong"))
+    assert not allows(web, basic("u8", "wrong"))
+    assert not allows(web, basic("nobody", "wrong"))
     assert checks.costs == [8, 8]
 
 
-def test_a_remembered_password_waits_for_one_check_at_most(folder: Path, checks: Checks) -> None:
+def test_a_check_makes_nobody_else_wait(folder: Path, checks: Checks) -> None:
+    """Not who has a remembered password, nor who needs none for an answer, in TLS too."""
+    users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
+    with served(folder, TLS + users) as address, ExitStack() as others:
+        others.callback(checks.let_go, 100)  # so that a failure ends
+        assert asked(address, context(folder), "a", "b") == 200
+        wrong = []
+        for number in range(9):
+            wrong.append(others.enter_context(in_tls(address, folder)))
+            wrong[-1].sendall(request(f"wrong {number}"))
+        checks.wait_for(2)  # with the right one
+        for _ in range(3):
+            assert asked(address, context(folder), "a", "b") == 200
+        assert asked(address, context(folder)) == 401
+        checks.let_go(9)
+        assert all(each.recv(12) == b"HTTP/1.0 401" for each in wrong)
+    assert len(checks.costs) == 10
+
+
+def test_who_guesses_makes_no_other_wait_for_its_first_check(folder: Path, checks: Checks) -> None:
+    """Of those whose passwords are to be checked, who has had the fewest wrong ones comes first."""
     users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
     with served(folder, users) as address, ExitStack() as others:
         others.callback(checks.let_go, 100)  # so that a failure ends
-        assert asked(address, None, "a", "b") == 200
-        wrong = []
-        for number in range(9):
-            wrong.append(others.enter_context(socket.create_connection(address, 60)))
-            wrong[-1].sendall(request(f"wrong {number}"))
-        checks.wait_for(2)  # with the right one
-        right = others.enter_context(socket.create_connection(address, 60))
-        right.sendall(request("b"))
+        for number in range(12):
+            wrong = others.enter_context(socket.create_connection(address, 60))
+            wrong.sendall(request(f"wrong {number}"))
+        checks.wait_for(1)
+        made = socket.create_connection(address, 60, source_address=("127.0.0.2", 0))
+        others.enter_context(made)
+        made.sendall(request("b"))
+        assert asked(address, None) == 401  # who comes later is answered: that one has been heard
         checks.let_go(1)
-        assert right.recv(12) == b"HTTP/1.0 200"
-        checks.let_go(8)
-        assert all(each.recv(12) == b"HTTP/1.0 401" for each in wrong)
-    assert len(checks.costs) == 10
+        assert made.recv(12) == b"HTTP/1.0 200"
+
+
+def test_silent_handshakes_by_the_dozen(folder: Path) -> None:
+    """From one address, more than there may be connections; another one is served all the while."""
+    with served(folder, TLS) as address, ExitStack() as others:
+        for _ in range(40):
+            others.enter_context(socket.create_connection(address, 60))
+        for _ in range(3):
+            tls = others.enter_context(in_tls(address, folder, "127.0.0.2"))
+            others.enter_context(socket.create_connection(address, 60))
+            tls.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert tls.recv(12) == b"HTTP/1.0 200"
+
+
+@pytest.mark.parametrize("password", ["b\0", "b\0c", "\0", "\0b"])
+def test_a_password_with_nul_is_none(folder: Path, checks: Checks, password: str) -> None:
+    """bcrypt raises, or takes what is before it: the beginning would do for the whole."""
+    users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
+    with served(folder, users) as address:
+        assert asked(address, None, "a", password) == 401
+        assert checks.costs == []
+        assert asked(address, None, "a", "b") == 200
 
 
 def test_those_with_unknown_passwords_give_way(folder: Path, checks: Checks) -> None:
@@ -273,9 +356,9 @@ def test_those_with_unknown_passwords_give_way(folder: Path, checks: Checks) -> 
 )
 def test_odd_headers_are_refused(folder: Path, header: str) -> None:
     (folder / "web.yml").write_text(f"basic_auth_users: {{a: {hashed('b')}}}\n")
-    web = Web(str(folder / "web.yml"), print)
-    assert web.allows("basic YTpi")
-    assert not web.allows(header)
+    web = web_of(folder)
+    assert allows(web, "basic YTpi")
+    assert not allows(web, header)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +385,7 @@ def test_odd_headers_are_refused(folder: Path, header: str) -> None:
 def test_what_is_wrong_is_said(folder: Path, text: str, said: str) -> None:
     (folder / "web.yml").write_text(text)
     with pytest.raises(MetricsError) as refused:
-        Web(str(folder / "web.yml"), print)
+        web_of(folder)
     assert said in str(refused.value)
 
 
@@ -311,12 +394,12 @@ def test_nothing_asked_for(folder: Path, text: str) -> None:
     (folder / "web.yml").write_text(text)
     if text.startswith("tls"):
         with pytest.raises(MetricsError, match="has no cert_file"):
-            Web(str(folder / "web.yml"), print)
+            web_of(folder)
         return
-    web = Web(str(folder / "web.yml"), print)
-    assert (web.scheme, web.allows("")) == ("http", True)
+    web = web_of(folder)
+    assert (web.scheme, allows(web, "")) == ("http", True)
 
 
 def test_no_file() -> None:
     with pytest.raises(MetricsError, match="can't be read"):
-        Web("/nonexistent", print)
+        WebFiles("/nonexistent").read()

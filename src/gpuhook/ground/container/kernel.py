@@ -343,6 +343,23 @@ def set_no_new_privileges() -> None:
         raise _os_error("prctl")
 
 
+def give_up_root(uid: int, gid: int, *, rootless: bool) -> None:
+    """Become another user for good, without a way back; OSError where that can't be.
+
+    In a user's own namespace (``rootless``), which may map none, stay that user.
+    """
+    set_no_new_privileges()
+    if os.geteuid() == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+        except OSError:
+            if not rootless:
+                raise
+    die_with_parent()  # only now: the kernel forgets it when a process changes its user
+
+
 def end_after(seconds: int) -> None:
     """Have the kernel kill this process in so many seconds, whatever it does; 0: not any more.
 

@@ -11,8 +11,11 @@ from gpuhook.tools.cli._containers import pod_resources_option
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option
 from gpuhook.tools.kubernetes.settings import Settings
+from gpuhook.tools.metrics import service
+from gpuhook.tools.metrics.model import SeriesOptions
 from gpuhook.tools.metrics.observer import Observer
 from gpuhook.tools.metrics.telemetry import PATIENCE
+from gpuhook.tools.metrics.web_files import WebFiles
 
 _ADDRESS = "127.0.0.1:9836"
 
@@ -57,20 +60,19 @@ def metrics(
     Runs until it is told to stop (SIGTERM, SIGINT). SIGHUP releases the drivers for half a
     minute, so that they can be updated; without requests that happens after two minutes.
     """
-    from gpuhook.tools.metrics import exporter, serve  # noqa: PLC0415 - they need prometheus_client
-    from gpuhook.tools.metrics.web_config import Web  # noqa: PLC0415 - ssl is slow to import
-
     if textfile == "":
         raise MetricsError("--textfile names no file", "Name one, or leave the option out")
     if listen and textfile is not None:
         raise click.UsageError("--textfile serves nothing: it doesn't go with --listen.")
     if web_config is not None and textfile is not None:
         raise click.UsageError("--textfile serves nothing: it doesn't go with --web-config.")
-    options = exporter.SeriesOptions(cadvisor=cadvisor, dcgm=dcgm)
+    options = SeriesOptions(cadvisor=cadvisor, dcgm=dcgm)
     config = load(config_path)
     if os.path.isdir(driver_root_ctr_path):
         config.root = driver_root_ctr_path
     if textfile is not None:
+        from gpuhook.tools.metrics import exporter  # noqa: PLC0415 - it needs prometheus_client
+
         patience = max(PATIENCE, 2 * config.nvml_timeout)  # there is no other look
         observer = Observer(config, readings=dcgm, patience=patience, pod_resources=pod_resources)
         before = time.monotonic()
@@ -84,10 +86,13 @@ def metrics(
         config, readings=dcgm, prepared=True, pod_resources=pod_resources, tell=_tell
     )
     address = listen if listen is not None else _ADDRESS
-    web = None if web_config is None else Web(web_config, _tell)
-    with serve.listen(address) as listener:
-        _tell(f"Listening at {address}{'' if web is None else f' ({web.scheme})'}")
-        serve.Service(observer, options, _tell, web).run(listener)
+    web = None if web_config is None else WebFiles(web_config)
+
+    def ready(scheme: str) -> None:
+        _tell(f"Listening at {address}{'' if web is None else f' ({scheme})'}")
+
+    with service.listen(address) as listener:
+        service.Service(observer, options, _tell, web).run(listener, ready)
 
 
 def _tell(text: str) -> None:

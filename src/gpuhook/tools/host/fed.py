@@ -7,7 +7,7 @@ ask by lines too, and be answered: answers are never left out, but with the chil
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError
@@ -25,11 +25,22 @@ Serve = Callable[[int], int]
 class Fed(Talking):
     """A process that does ``serve``. ``title`` is what it is called to a person: The server.
 
-    ``name`` is what the kernel calls it.
+    ``name`` is what the kernel calls it; ``keeps`` are descriptors that it has, too. Lines of its
+    own have ``longest`` bytes at most.
     """
 
-    def __init__(self, serve: Serve, title: str, name: str, tell: Tell, clock: Clock) -> None:
-        super().__init__(clock, _LONGEST_LINE)
+    def __init__(
+        self,
+        serve: Serve,
+        title: str,
+        name: str,
+        tell: Tell,
+        clock: Clock,
+        keeps: Collection[int] = (),
+        longest: int = _LONGEST_LINE,
+    ) -> None:
+        super().__init__(clock, longest)
+        self._keeps = keeps
         self._serve = serve
         self._title = title
         self._name = name
@@ -114,8 +125,10 @@ class Fed(Talking):
         try:
             kernel.die_with_parent()  # another child may hold the other end for a while
             start = 3
-            os.closerange(start, fd)
-            os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
+            for kept in sorted({fd, *self._keeps}):
+                os.closerange(start, kept)
+                start = kept + 1
+            os.closerange(start, os.sysconf("SC_OPEN_MAX"))
             kernel.set_name(self._name)
             status = self._serve(fd)
         except GpuhookError as error:

@@ -5,12 +5,11 @@ No series is there for a value that isn't known. Process ids are no labels; a co
 
 import platform
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from gpuhook import __version__
 from gpuhook.ground.errors import MetricsError, shown
 from gpuhook.ground.host import files
-from gpuhook.tools.metrics.model import Container, Device, Snapshot, Usage
+from gpuhook.tools.metrics.model import Container, Device, SeriesOptions, Snapshot, Usage
 from gpuhook.tools.vendors import parts
 from gpuhook.vendors.registry import KNOWN
 
@@ -54,14 +53,6 @@ _GAUGES: tuple[tuple[str, str, Callable[[Device], float | None]], ...] = (
     ("power_limit_watts", "Power that it may draw.", lambda it: it.power_limit_watts),
     ("clock_hertz", "Clock of what computes.", lambda it: it.clock_mhz and it.clock_mhz * _MHZ),
 )
-
-
-@dataclass(frozen=True)
-class SeriesOptions:
-    """Which series there are beside ours: cAdvisor's three, DCGM's."""
-
-    cadvisor: bool = False
-    dcgm: bool = False
 
 
 def families(snapshot: Snapshot, options: SeriesOptions, seconds: float) -> Iterator[Family]:

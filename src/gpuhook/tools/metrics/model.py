@@ -126,3 +126,11 @@ class Snapshot:
     notes: tuple[str, ...] = ()
     processes: tuple[Process, ...] = ()
     mps: bool | None = None
+
+
+@dataclass(frozen=True)
+class SeriesOptions:
+    """Series to serve in addition to ours: cAdvisor's three, DCGM's."""
+
+    cadvisor: bool = False
+    dcgm: bool = False

@@ -247,7 +247,7 @@ def _load(root: str, library: str, uid: int, gid: int) -> "Any":
     rootless = not in_first_user_namespace()  # asked while /proc is still the host's
     if root == "/" or os.geteuid() != 0:
         loaded = ctypes.CDLL(root.rstrip("/") + library)
-        _drop_privileges(uid, gid, rootless=rootless)
+        kernel.give_up_root(uid, gid, rootless=rootless)
         return loaded
     for name in _PRELOAD:
         try:
@@ -256,22 +256,8 @@ def _load(root: str, library: str, uid: int, gid: int) -> "Any":
             continue  # newer C libraries have merged some of them
     os.chroot(root)
     os.chdir("/")
-    _drop_privileges(uid, gid, rootless=rootless)
+    kernel.give_up_root(uid, gid, rootless=rootless)
     return ctypes.CDLL(library)
-
-
-def _drop_privileges(uid: int, gid: int, *, rootless: bool) -> None:
-    """Become another user; in a user's own namespace, which may map none, stay that user."""
-    kernel.set_no_new_privileges()
-    if os.geteuid() == 0:
-        try:
-            os.setgroups([])
-            os.setresgid(gid, gid, gid)
-            os.setresuid(uid, uid, uid)
-        except OSError:
-            if not rootless:
-                raise
-    kernel.die_with_parent()  # only now: the kernel forgets it when a process changes its user
 
 
 def _everything(nvml: "Any") -> "dict[str, Any]":

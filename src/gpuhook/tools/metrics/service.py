@@ -1,0 +1,284 @@
+"""The part of the exporter that is root's: it looks at devices, and keeps the process that serves.
+
+That one speaks HTTP and TLS with whoever connects, checks passwords and writes the series, without
+any privilege. It may ask for a look, and whether the files of TLS and passwords have changed
+(``answers``); only this process opens those, and the drivers.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gpuhook.ground.cgroup.access import in_first_user_namespace
+from gpuhook.ground.container import kernel
+from gpuhook.ground.errors import MetricsError, shown
+from gpuhook.tools.host.child import Tell
+from gpuhook.tools.host.fed import Fed
+from gpuhook.tools.metrics import answers
+from gpuhook.tools.metrics.model import SeriesOptions, Snapshot
+from gpuhook.tools.metrics.observer import Observer
+from gpuhook.tools.metrics.telemetry import PATIENCE
+from gpuhook.tools.metrics.web_files import WebContent, WebFiles
+
+IDLE = 120.0  # seconds without a look after which the drivers are let go
+AWAY = 30.0  # seconds for which they are let go on SIGHUP
+WAITING = 32  # connections
+_STARTING = 60.0  # seconds until the process that serves is ready
+_NOBODY = 65534  # the user without rights of its own, and its group
+_LONGEST = 500  # characters of a sentence of the process that serves
+
+
+def listen(address: str) -> socket.socket:
+    """Return a socket that listens at HOST:PORT; MetricsError where that can't be."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise MetricsError(
+            f"{shown(address)} isn't an address", "Give one like 127.0.0.1:9836 to --listen"
+        )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, int(port)))
+        listener.listen(WAITING)
+    except OSError as error:
+        listener.close()
+        raise MetricsError(
+            f"Nothing can listen at {address}: {error.strerror or error}",
+            "Stop what listens there, or give another address to --listen",
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+class Service:
+    """Serves until a signal says to end; SIGHUP releases the drivers.
+
+    ``web`` has TLS and passwords, None for neither.
+    """
+
+    def __init__(
+        self,
+        observer: Observer,
+        options: SeriesOptions,
+        tell: Tell,
+        web: WebFiles | None = None,
+    ) -> None:
+        self._observer = observer
+        self._options = options
+        self._tell = tell
+        self._web = web
+        self._content: WebContent | None = None  # what is served by
+        self._news: WebContent | None = None  # what isn't known to be right yet
+        self._given: WebContent | None = None  # what the process that serves was given last
+        self._problems: tuple[str, ...] = ()
+        self._ends = False
+        self._lets_go = False
+        self._prepares = False  # whether the next look is to be prepared
+        self._last: float | None = None  # when there was a look, None with no driver open
+
+    def run(self, listener: socket.socket, ready: Callable[[str], None]) -> None:
+        """Serve until SIGTERM or SIGINT comes; call ``ready`` with the scheme before.
+
+        MetricsError where the process that serves can't begin.
+        """
+        if self._web is not None:
+            self._news = self._web.read()
+        with _signals(self._note) as woken:
+            server = _Server(listener, self._options, self._web is not None, self._tell)
+            try:
+                self._begin(server)
+                tls = self._content is not None and self._content.tls is not None
+                ready("https" if tls else "http")
+                self._prepare(PATIENCE)
+                while not self._ends:
+                    self._go_on(server, woken)
+                self._observer.let_go()
+            finally:
+                server.end()
+
+    def _begin(self, server: "_Server") -> None:
+        """Start the process that serves, and wait until it can."""
+        end = time.monotonic() + _STARTING
+        server.tend()
+        while time.monotonic() < end and not self._ends:
+            is_ready = False
+            for line in server.read():
+                if "error" in line:
+                    raise _error(line)
+                is_ready |= "ready" in line
+                self._hear(server, line)
+            if is_ready:
+                return
+            if server.fileno() < 0:
+                break
+            select.select([server.fileno()], [], [], max(0.0, end - time.monotonic()))
+        if not self._ends:
+            raise MetricsError(
+                "The process that serves the metrics ended at once, or isn't ready in time",
+                "See what it said above, and whether this machine has memory for it",
+            )
+
+    def _go_on(self, server: "_Server", woken: int) -> None:
+        """Do what is due, or wait for it."""
+        if server.tend():
+            self._given = None
+        for line in server.read():
+            self._hear(server, line)
+        if self._prepares and server.wants() < 0:  # nobody waits for that
+            self._prepares = False
+            self._prepare()
+        now = time.monotonic()
+        if self._lets_go:
+            self._lets_go, self._last = False, None
+            self._observer.let_go(AWAY)
+        elif self._last is not None and now >= self._last + IDLE:
+            self._last = None
+            self._observer.let_go()
+        ends = [end for end in (server.deadline(), self._last and self._last + IDLE) if end]
+        patience = max(0.0, min(ends) - time.monotonic()) if ends else None
+        if self._ends or self._lets_go:
+            return
+        writers = [server.wants()] if server.wants() >= 0 else []
+        readers = [woken, *([server.fileno()] if server.fileno() >= 0 else [])]
+        select.select(readers, writers, [], patience)
+        with contextlib.suppress(BlockingIOError):
+            os.read(woken, 1 << 10)
+
+    def _hear(self, server: "_Server", line: dict[str, Any]) -> None:
+        if "error" in line:
+            self._note_wrong(_error(line))
+        elif "ready" in line:
+            self._note_right()
+        else:
+            self._answer(server, line)
+
+    def _answer(self, server: "_Server", line: dict[str, Any]) -> None:
+        """Answer a question; what is none has no answer."""
+        files, look = line.get("files"), line.get("look")
+        if isinstance(files, int):
+            server.answer(answers.line(files=files, **self._changes()))
+        elif isinstance(look, int):
+            server.answer(answers.line(look=look, **self._changes(), **self._look()))
+            self._last, self._prepares = time.monotonic(), True
+
+    # Devices ------------------------------------------------------------------------------------
+
+    def _look(self) -> dict[str, Any]:
+        """Return a look and how many seconds it took, or nothing; tell what else is missing."""
+        before = time.monotonic()
+        with self._told_of_failures("The devices couldn't be looked at"):
+            snapshot: Snapshot = self._observer.take()
+            self._tell_news((*snapshot.problems, *snapshot.notes))
+            seconds = time.monotonic() - before
+            return {"snapshot": answers.from_snapshot(snapshot), "seconds": seconds}
+        return {}
+
+    def _prepare(self, patience: float = 0.0) -> None:
+        with self._told_of_failures("The next look couldn't be prepared"):
+            self._observer.prepare(patience)
+
+    @contextlib.contextmanager
+    def _told_of_failures(self, what: str) -> Iterator[None]:
+        """Tell what fails, and go on: the next request may do better."""
+        try:
+            yield
+        # protects: failing-request
+        except Exception as error:  # noqa: BLE001 - no request ends the service
+            self._tell_news((f"{what}: {shown(f'{type(error).__name__}: {error}')}",))
+
+    def _tell_news(self, problems: tuple[str, ...]) -> None:
+        if problems != self._problems:
+            for problem in problems:
+                self._tell(problem)
+            self._problems = problems
+
+    # TLS and passwords --------------------------------------------------------------------------
+
+    def _changes(self) -> dict[str, Any]:
+        """Return what the process that serves has to know of the files, and doesn't."""
+        if self._web is None:
+            return {}
+        if self._web.has_changed():  # protects: web-config-followed
+            self._news = None
+            try:
+                self._news = self._web.read()
+            except MetricsError as error:
+                self._tell(f"{error}; what it said before counts on")
+        content = self._news or self._content
+        if content is None or content is self._given:
+            return {}
+        self._given = content
+        return {"web": answers.from_web(content)}
+
+    def _note_right(self) -> None:
+        if self._news is not None and self._given is self._news:
+            self._content, self._news = self._news, None
+
+    def _note_wrong(self, error: MetricsError) -> None:
+        """Tell what is wrong; of a change of the files what was right before counts on."""
+        is_change = self._news is not None and self._given is self._news
+        self._tell(f"{error}; what it said before counts on" if is_change else str(error))
+        if is_change:
+            self._news = None
+
+    def _note(self, number: int) -> None:
+        if number == signal.SIGHUP:
+            self._lets_go = True
+        elif number != signal.SIGCHLD:
+            self._ends = True
+
+
+class _Server(Fed):
+    """The process that serves."""
+
+    def __init__(
+        self, listener: socket.socket, options: SeriesOptions, follows: bool, tell: Tell
+    ) -> None:
+        def serve(talk: int) -> int:
+            # Only here are TLS and Prometheus' classes imported, with what they import.
+            from gpuhook.tools.metrics import serve  # noqa: PLC0415
+
+            serve.prepare(follows=follows)
+            rootless = not in_first_user_namespace()
+            kernel.give_up_root(_NOBODY, _NOBODY, rootless=rootless)  # protects: metrics-nobody
+            return serve.serve(listener, talk, options, tell, follows=follows)
+
+        super().__init__(
+            serve, "The process that serves the metrics", "gpuhook-http", tell, time.monotonic,
+            (listener.fileno(),), answers.QUESTION,
+        )  # fmt: skip
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return what it says."""
+        return self._lines()
+
+
+def _error(line: dict[str, Any]) -> MetricsError:
+    """Return what the process that serves says is wrong."""
+    said = line["error"]
+    words = [str(each)[:_LONGEST] for each in said] if isinstance(said, list) else []
+    return MetricsError(*[*words, "The metrics can't be served", "See the log"][:2])
+
+
+@contextlib.contextmanager
+def _signals(note: Callable[[int], None]) -> Iterator[int]:
+    """Call ``note`` with each signal; give a descriptor that there is something to read from."""
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+    handlers = {each: signal.signal(each, lambda number, _: note(number)) for each in numbers}
+    try:
+        yield reader
+    finally:
+        signal.set_wakeup_fd(before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        os.close(reader)
+        os.close(writer)
