@@ -3,31 +3,15 @@
 import hashlib
 
 from node import Node, text_of
-from node_unit import Unit
+from node_unit import Unit, shipped
 
 from gpuhook.ground.config.loader import loads
 from gpuhook.ground.errors import EngineError
 
 UNIT = Unit("gpuhook-mps.service", "keeps MPS' control daemon", waits=False)
-# As packaging/systemd has it, for where a node has no driver yet, or no GPU at all. A restart ends
-# the daemon, and its clients.
-_TEXT = """\
-[Unit]
-Description=Share GPUs between containers by NVIDIA's MPS
-After=nvidia-persistenced.service systemd-modules-load.service systemd-udevd.service
-Before=kubelet.service k3s.service k3s-agent.service rke2-server.service rke2-agent.service
-
-[Service]
-Type=notify
-ExecStart={program} mps serve
-ExecStopPost={program} mps stop
-Restart=on-failure
-RestartSec=30
-TimeoutStartSec=5min
-
-[Install]
-WantedBy=multi-user.target
-"""
+# For where a node has no driver yet, or no GPU at all. A restart ends the daemon, and its clients.
+_BEFORE = "kubelet.service k3s.service k3s-agent.service rke2-server.service rke2-agent.service"
+_RESTART_SECONDS = "30"
 
 
 def put_mps(node: Node, version: str) -> None:
@@ -44,7 +28,8 @@ def put_mps(node: Node, version: str) -> None:
     settings = [getattr(config, name) for name in sorted(vars(config)) if name.startswith("mps_")]
     read = "\n".join(map(str, [version, config.root, *settings]))
     digest = hashlib.sha256(read.encode()).hexdigest()
-    text = _TEXT.format(program=f"{node.programs}/gpuhook")
+    lines = {"Before": (_BEFORE,), "RestartSec": (_RESTART_SECONDS,)}
+    text = shipped(UNIT.name, f"{node.programs}/gpuhook", **lines)
     UNIT.put(node, f"# What else it reads: {digest}\n{text}")
 
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 
 from node import Node, say, text_of
-from node_unit import Unit
+from node_unit import Unit, shipped
 
 from gpuhook.ground.errors import EngineError, shown
 from gpuhook.ground.host import files as host_files
@@ -16,26 +16,6 @@ UNIT = Unit("gpuhook-device-plugin.service", "runs the device plugin")
 # Where a ConfigMap's file of the plugin's options is, if there is one.
 GIVEN = "/config/device-plugin.yaml"
 _FILE = "CONFIG_FILE"
-# All that has a kubelet in it. TimeoutStartSec is how long it waits at boot, at most.
-_TEXT = """\
-[Unit]
-Description=Hand this node's devices to the kubelet
-After=nvidia-persistenced.service systemd-modules-load.service systemd-udevd.service
-# Pods that the kubelet has at its start are refused for good where their devices aren't known yet.
-Before=kubelet.service k3s.service k3s-agent.service rke2-server.service rke2-agent.service
-Before=k0scontroller.service k0sworker.service snap.microk8s.daemon-kubelite.service
-
-[Service]
-Type=notify
-ExecStart={program} device-plugin
-{environment}
-Restart=always
-RestartSec=10
-TimeoutStartSec=2min
-
-[Install]
-WantedBy=multi-user.target
-"""
 
 
 def put_plugin(node: Node, version: str, environ: Mapping[str, str]) -> None:
@@ -50,8 +30,8 @@ def put_plugin(node: Node, version: str, environ: Mapping[str, str]) -> None:
     if given is not None:
         options[_FILE] = node.plugin_file
     options.setdefault("GPUHOOK_CDI_HOOK_PATH", f"{node.programs}/gpuhook-cdi-hook")
-    lines = [f"Environment={quoted(name, value)}" for name, value in sorted(options.items())]
-    text = _TEXT.format(program=f"{node.programs}/gpuhook", environment="\n".join(lines))
+    lines = tuple(quoted(name, value) for name, value in sorted(options.items()))
+    text = shipped(UNIT.name, f"{node.programs}/gpuhook", Environment=lines)
     read = "\n".join([version, given or "", text_of(node.settings_file) or ""])
     digest = hashlib.sha256(read.encode()).hexdigest()
     UNIT.put(node, f"# What else it reads: {digest}\n{text}")

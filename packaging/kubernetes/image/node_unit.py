@@ -1,7 +1,9 @@
 """A unit of the node's systemd that the installer puts there."""
 
 import os
+import re
 from dataclasses import dataclass
+from importlib import resources
 
 from node import Node, say, systemctl, text_of
 
@@ -9,6 +11,20 @@ from gpuhook.ground.errors import EngineError
 from gpuhook.ground.host import files as host_files
 
 _FIRST_LINE = "# Made by gpuhook's installer, which replaces and removes it.\n"
+
+
+def shipped(name: str, program: str, **lines: tuple[str, ...]) -> str:
+    """Return one of gpuhook's units for the program at ``program``.
+
+    ``lines`` replace those of the same keys.
+    """
+    text = (resources.files("gpuhook") / "tools/cli/units" / name).read_text("utf-8")
+    text = text.replace("=/usr/bin/gpuhook ", f"={program} ")
+    for key, values in lines.items():
+        old = re.compile(rf"(?:^{key}=.*\n)+", re.MULTILINE)
+        before, after = old.split(text)  # ValueError where there isn't one place
+        text = before + "".join(f"{key}={value}\n" for value in values) + after
+    return text
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,132 @@
+"""The package's units under their own hardening: each does its work, and none closes devices."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from booted import ALLOWED, BUSYBOX, GIVEN, REQUEST, call, set_config
+from harness.commands import run, wait_until
+from harness.images import REPOSITORY
+from harness.standing import NAMES, steps
+
+UNITS = sorted(path.name for path in (REPOSITORY / "packaging/systemd").glob("*.service"))
+CONTAINERD = Path("/etc/containerd/config.toml")
+NRI = """
+version = 2
+[plugins."io.containerd.nri.v1.nri"]
+disable = false
+"""
+
+
+@contextmanager
+def started(unit: str) -> Iterator[None]:
+    call("systemctl", "start", unit)
+    try:
+        yield
+    finally:
+        call("systemctl", "stop", unit)
+        run(["systemctl", "reset-failed", unit])
+
+
+def journal(unit: str) -> str:
+    """Return the messages of a unit's last run."""
+    number = call("systemctl", "show", "--property=InvocationID", "--value", unit).strip()
+    call("journalctl", "--sync")
+    return call("journalctl", "--quiet", "--output=cat", f"_SYSTEMD_INVOCATION_ID={number}")
+
+
+def property_of(unit: str, name: str) -> str:
+    return call("systemctl", "show", f"--property={name}", "--value", unit).strip()
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_no_unit_closes_devices(unit: str, installed: None) -> None:
+    """Some settings do so in addition to their purpose, also for devices that come later."""
+    assert property_of(unit, "DevicePolicy") == "auto"
+    assert property_of(unit, "DeviceAllow") == ""
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_systemd_knows_all_that_a_unit_says(unit: str, installed: None) -> None:
+    done = run(["systemd-analyze", "verify", f"/usr/lib/systemd/system/{unit}"])
+    assert [line for line in done.stderr.splitlines() if unit in line] == []
+
+
+def test_a_start_is_served_by_the_watch(docker: tuple[str]) -> None:
+    """The prefork server of the unit, under its hardening, prepares a container."""
+    words = [*docker, "run", "--rm", "--network=none", "--runtime=gpu-py", "--env", REQUEST]
+    words += [BUSYBOX, "devopen", *(f"/dev/nvidia{minor}" for minor in GIVEN)]
+
+    def is_served() -> bool:
+        before = servers()
+        assert call(*words).split()[1::2] == [ALLOWED] * len(GIVEN)
+        return any(count > before.get(pid, count) for pid, count in servers().items())
+
+    wait_until(is_served, "a container is served")
+
+
+def servers() -> dict[int, int]:
+    """Return the progress of each prefork server that the unit started."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            is_server = (entry / "comm").read_bytes() in NAMES
+            if is_server and "gpuhook-watch.service" in (entry / "cgroup").read_text():
+                found[int(entry.name)] = steps(int(entry.name))
+    return found
+
+
+def test_metrics_let_go_of_the_driver(installed: None) -> None:
+    with started("gpuhook-metrics.service"):
+        script = "import urllib.request as r; r.urlopen('http://127.0.0.1:9836/metrics').read()"
+        wait_until(lambda: run(["python3", "-c", script]).status == 0, "metrics are served")
+        first = int(property_of("gpuhook-metrics.service", "MainPID"))
+        folder = Path(f"/proc/{first}/task/{first}/children")
+
+        def children() -> set[str]:
+            pids = folder.read_text().split()
+            return {Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids}
+
+        wait_until(lambda: children() == {"gpuhook-http", "gpuhook-nvml"}, "both are there")
+        call("systemctl", "reload", "gpuhook-metrics.service")
+        wait_until(lambda: children() == {"gpuhook-http"}, "the driver is let go")
+        assert int(property_of("gpuhook-metrics.service", "MainPID")) == first
+
+
+def test_gpus_are_shared_by_mps(installed: None) -> None:
+    set_config("gpuhook.mps.devices=0")
+    try:
+        with started("gpuhook-mps.service"):
+            assert property_of("gpuhook-mps.service", "ActiveState") == "active"
+            call("gpuhook", "mps", "status")
+            assert os.path.ismount("/run/gpuhook/mps/shm") or "3" in journal("gpuhook-mps.service")
+        assert not Path("/run/gpuhook/mps.json").exists()
+        assert not os.path.ismount("/run/gpuhook/mps/shm")
+    finally:
+        set_config("gpuhook.mps.devices=")
+
+
+@pytest.fixture
+def nri(docker: tuple[str]) -> Iterator[None]:
+    """Debian's containerd serves plugins."""
+    before = CONTAINERD.read_text() if CONTAINERD.exists() else None
+    CONTAINERD.parent.mkdir(exist_ok=True)
+    CONTAINERD.write_text(NRI)
+    call("systemctl", "reset-failed", "containerd")
+    call("systemctl", "restart", "containerd")
+    yield
+    if before is None:
+        CONTAINERD.unlink()
+    else:
+        CONTAINERD.write_text(before)
+    call("systemctl", "reset-failed", "containerd")
+    call("systemctl", "restart", "containerd")
+
+
+def test_the_engine_is_served(nri: None) -> None:
+    if not Path("/var/run/nri/nri.sock").exists():
+        pytest.skip("Debian 12's containerd has no plugins")
+    with started("gpuhook-nri.service"):
+        wait_until(lambda: "Serves containerd" in journal("gpuhook-nri.service"), "it serves")
