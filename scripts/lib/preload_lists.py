@@ -16,7 +16,7 @@ from gpuhook.ground.names import VENDORS
 
 SOURCES = Path(__file__).parents[2] / "src"
 FILE = SOURCES / "gpuhook/ground/preload.py"
-BEGIN = "# Made by scripts/lib/preload_lists.py; nobody edits what is below.\n"
+BEGIN = "# Made by scripts/lib/preload_lists.py; don't edit the lists below.\n"
 END = "# Until here.\n"
 
 # What starts import: the modules that their programs name, and those that are imported later,

@@ -88,7 +88,7 @@ def test_a_document_that_others_may_write_is_not_carried_out(
     bundle.environ("NVIDIA_VISIBLE_DEVICES=maker.example/card=a")
     (documents / "maker.yaml").chmod(0o664)
     done = bundle.run(installation.runtime, {"GPUHOOK_CONFIG": str(config)}).failed()
-    assert "maker.yaml may be written by others than root" in done.stderr
+    assert "maker.yaml may be written by non-root users" in done.stderr
 
 
 @pytest.mark.parametrize("way", ["index", "UUID", "type"])

@@ -11,7 +11,7 @@ from harness.driver import Driver
 from harness.installation import Installation, write_config
 
 PAGES = 20  # more than a command needs
-NO_SPACE = "No space left on device. Make room on its filesystem, and run this again."
+NO_SPACE = "No space left on device. Free space on its filesystem, and run this again."
 ENGINES = ("docker", "podman")  # a file that is changed, and one that is new
 
 
@@ -63,7 +63,7 @@ def check(disk: Path, words: list[str | Path]) -> None:
         [line] = done.stderr.splitlines()
         assert line.startswith("gpuhook: ")
         assert "No space left on device" in line
-        assert line.endswith(". Make room on its filesystem, and run this again.")
+        assert line.endswith(". Free space on its filesystem, and run this again.")
     assert 0 < left < PAGES - 1
     assert content(disk) != before
 
@@ -93,7 +93,7 @@ def test_install_with_documents(
         seen.add(settings.read_bytes())
         if done.status == 0:
             break
-        assert done.stderr.endswith(". Make room on its filesystem, and run this again.\n")
+        assert done.stderr.endswith(". Free space on its filesystem, and run this again.\n")
     assert 0 < left < PAGES - 1
     assert len(seen) == 2
     run([*words, "uninstall", "--engine=docker", f"--prefix={disk}"]).ok()

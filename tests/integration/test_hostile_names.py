@@ -157,7 +157,7 @@ def test_repair_of_a_container_that_has_left_its_cgroup(
         words = ("repair", "--config", configs[runtime], bundle.name)
         failed = bundle.call(installation.command, *words).failed()
         assert "container's first process is in the cgroup" in failed.stderr
-        assert "and was given its devices in" in failed.stderr
+        assert "but its devices were allowed in" in failed.stderr
     finally:
         back = 'echo "$2" >"$1/cgroup.procs"; rmdir "$1-other"'
         bundle.call("sh", "-c", back, "sh", f"{tree}{own}", str(pid))

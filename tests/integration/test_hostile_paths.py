@@ -281,7 +281,7 @@ def test_no_other_socket_is_given(
     given = {each.get("destination") for each in told["operations"]}
     assert f"/{SOCKET}" not in given
     assert "/run/nvidia-fabricmanager/socket" in given or make is _below_everybodys
-    refused = [text for text in told["warnings"] if "is given to containers" in text]
+    refused = [text for text in told["warnings"] if "is passed to containers" in text]
     assert len(refused) == (0 if make in (_gone, _folder_link) else 1), told["warnings"]
 
 

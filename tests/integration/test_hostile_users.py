@@ -263,7 +263,7 @@ def test_a_link_that_a_stranger_put_into_a_folder_for_everybody(
     assert f"the link {link}, which user {UID} made" in done.stderr
     documents = run([*kernel, site.command, "cdi", "validate", link])
     if protected:
-        assert "it is a link in a folder where others may write" in documents.failed().stderr
+        assert "it is a link in a folder where other users may write" in documents.failed().stderr
     link.unlink()
     link.symlink_to(site.config)
     run([site.command, "install", *words]).ok()

@@ -196,5 +196,5 @@ def test_a_limit_by_a_pods_own_word(
         with cri.pod("gpu-py", "limited") as one, cri.pod("gpu-py", "other") as two:
             assert allocated(begin(one, "GPUHOOK_DEVICE_MEMORY=8GiB")) == EIGHT
             assert allocated(begin(two))[1:] == NINE
-        with cri.pod("gpu-py", "bad") as pod, pytest.raises(CriError, match="no size of memory"):
+        with cri.pod("gpu-py", "bad") as pod, pytest.raises(CriError, match="isn't a memory size"):
             begin(pod, "GPUHOOK_DEVICE_MEMORY=8G")

@@ -271,7 +271,7 @@ OURS: dict[str, Provocation] = {
     "there is no device node ...nvidia-uvm, without which CUDA doesn't work": (
         lambda scene: half_driver(scene, "dev/nvidia-uvm")
     ),
-    "Nothing of ... is given to containers: ...": somebodys_libraries,
+    "No file from ... is passed to containers: ...": somebodys_libraries,
     "libcuda.so... isn't installed, without which CUDA doesn't work": (
         lambda scene: half_driver(scene, "usr/lib/*/libcuda.so*")
     ),

@@ -1,1 +1,1 @@
-"""What everything stands on: the kernel, the host, files and formats; it knows no vendor."""
+"""Base layer: the kernel, the host, files and formats; it knows no vendor."""

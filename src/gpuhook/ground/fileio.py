@@ -1,4 +1,4 @@
-"""Files are read to a limit, since others have written them, and replaced whole."""
+"""Reading of untrusted files up to a limit, and atomic replacement of files."""
 
 import os
 
@@ -6,13 +6,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PIECE = 1 << 16  # bytes at once, because files in /proc/sys refuse to be read by the megabyte
+_PIECE = 1 << 16  # bytes per read: files in /proc/sys refuse reads of a megabyte
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PRIVATE = 0o600
 
 
 def read_start(fd: int, most: int) -> bytes:
-    """Return what there is to read of an open file, at most that many bytes."""
+    """Return the content of an open file, at most that many bytes."""
     pieces, size = [], 0
     # protects: bounded-read
     while size < most and (piece := os.read(fd, min(_PIECE, most - size))):
@@ -24,9 +24,9 @@ def read_start(fd: int, most: int) -> bytes:
 def write_all(
     fd: int, data: bytes, write: "Callable[[int, memoryview], int] | None" = None
 ) -> None:
-    """Write to an open file, however many calls that takes; OSError if it fails.
+    """Write to an open file, in as many calls as necessary; OSError on failure.
 
-    ``write`` does one of them, write(2) if there is none.
+    ``write`` makes one such call, by default write(2).
     """
     view = memoryview(data)
     while view:
@@ -42,18 +42,18 @@ def replace(
     mode: int = _PRIVATE,
     finish: "Callable[[int], None] | None" = None,
 ) -> None:
-    """Write a file whole or not at all; OSError if that fails, and then nothing has changed.
+    """Write a file atomically; OSError on failure, and then nothing has changed.
 
-    ``temporary`` is another path in the same folder, where a killed run may have left something.
-    Both are of the open ``folder`` if there is one. ``finish`` is given the new file's descriptor
-    when all is written.
+    ``temporary`` is another path in the same folder; a killed process may have left a file there.
+    Both are relative to the open ``folder`` if there is one. ``finish`` gets the new file's
+    descriptor when all is written.
     """
     try:
         fd = _new(temporary, folder)
         try:
             write_all(fd, data)
             if mode != _PRIVATE:
-                os.fchmod(fd, mode)  # whatever the umask is
+                os.fchmod(fd, mode)  # regardless of the umask
             if finish is not None:
                 finish(fd)
         finally:
@@ -73,7 +73,7 @@ def _new(path: str, folder: int | None) -> int:
 
 
 def remove(path: str, folder: int | None = None) -> None:
-    """Remove a file, where it is there and may be removed."""
+    """Remove a file, if it exists and may be removed."""
     try:
         os.unlink(path, dir_fd=folder)
     except OSError:

@@ -1,6 +1,6 @@
-"""What gpuhook reports: errors, to the user and for later; and what each container was given.
+"""Log messages: errors for the user and for later, and what each container was given.
 
-Environment values are never logged. A log that can't be written never fails a container.
+Environment values are never logged. A failure to write a log never fails a container.
 """
 
 import os
@@ -20,22 +20,21 @@ _ERRORS_ALONE = ("panic", "fatal", "error", "warning", "warn")  # log levels
 
 
 def timestamp() -> str:
-    """Return the time as RFC 3339 in UTC, as runc's JSON log has it."""
+    """Return the time as RFC 3339 in UTC, as in runc's JSON log."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def error(program: str, text: str, config: "Config", log_file: str | None = None) -> None:
-    """Report why a container was refused: to the user, and by ``keep`` for later.
+    """Report why a container was refused: to the user, and with ``keep`` for later.
 
-    The user sees it on stderr or, where the engine passed ``log_file``, in what the engine
-    shows of that.
+    The user sees it on stderr or, if the engine passed ``log_file``, in the engine's message.
     """
     if log_file:
         append(log_file, _record(program, text))
     try:
         os.write(2, f"{program}: {text}\n".encode("utf-8", "surrogateescape"))
     except OSError:
-        pass  # closed, or full: the logs have it
+        pass  # closed, or full: the logs have the message
     keep(program, text, config)
 
 
@@ -46,12 +45,12 @@ def warn(program: str, texts: "list[str]", config: "Config") -> None:
 
 
 def keep(program: str, text: str, config: "Config", name: str = ERRORS) -> None:
-    """Write an error, or a warning, where it is found if the user was shown nothing.
+    """Save an error or a warning, for when the user was shown nothing.
 
-    crun, and podman at precreate, show nobody what a hook says. The debug logs have it, where
-    the configuration names some, and the file ``name`` in the state folder, for ``gpuhook
-    doctor``; that file starts again from nothing when it is full. Nothing is written to a
-    state folder that others may write to: what they put there could lead elsewhere.
+    crun, and podman at precreate, don't show a hook's messages. They go to the debug logs, if
+    configured, and to the file ``name`` in the state folder, for ``gpuhook doctor``. That file
+    is truncated when it is full. Nothing is written to a state folder that other users may write
+    to: their files could lead elsewhere.
     """
     record = _record(program, text, "error" if name == ERRORS else "warning")
     for debug in {config.cli_debug, config.runtime_debug}:
@@ -88,12 +87,12 @@ def edited(path: str, mode: str, devices: "tuple[str, ...]", config: "Config") -
 
 
 def without(path: str, absent: "tuple[str, ...]", config: "Config") -> None:
-    """Write to the debug logs why the container of a config.json gets none of what it asks for."""
+    """Write to the debug logs why a container gets none of the devices it requests."""
     _warn("no driver", path, list(absent), config)
 
 
 def left_out(path: str, sentences: "list[str]", config: "Config") -> None:
-    """Write to the debug logs what the container of a config.json goes without."""
+    """Write to the debug logs what a container doesn't get."""
     _warn("left out", path, sentences, config)
 
 
@@ -104,12 +103,12 @@ def _warn(what: str, path: str, sentences: "list[str]", config: "Config") -> Non
 
 
 def _record(program: str, text: str, level: str = "error") -> "dict[str, Any]":
-    """Return an error as runc's JSON log has it."""
+    """Return an error in the form of runc's JSON log."""
     return {"level": level, "msg": f"{program}: {text}", "time": timestamp()}
 
 
 def append(path: str, record: "dict[str, Any]", *, mode: int = 0o644) -> None:
-    """Append one JSON line to a file; failing to is no error."""
+    """Append one JSON line to a file; failures are ignored."""
     if path in ("", os.devnull):
         return
     try:

@@ -1,60 +1,60 @@
-"""Names that several rooms need, each written once."""
+"""Names that several packages use, each defined once."""
 
 import os
 import sys
 
-# The folders of the vendors there is code for, in the order in which they are served.
+# The folders of the vendors with code, in the order in which they are served.
 VENDORS = ("nvidia", "amd", "neuron", "gaudi", "ascend", "intel_gpu", "intel_npu")
 
-RUNTIME = "gpu-py"  # the OCI runtime's program, and what engines register it as
+RUNTIME = "gpu-py"  # the OCI runtime's program, and its name in engines
 HOOK = "gpuhook-prestart"
-# A verb of that hook: take exclusive devices, limit the devices' memory, and do nothing else.
+# A verb of that hook: only take exclusive devices and limit the devices' memory.
 LEASE_VERB = "lease"
 HOOK_STAGES = ("prestart", "createRuntime")
-CDI_HOOK = "gpuhook-cdi-hook"  # the one that our CDI documents name
+CDI_HOOK = "gpuhook-cdi-hook"  # the hook in our CDI specs
 CDI_HOOK_STAGE = "createContainer"
-CDI_NO_ACCESS = "none"  # in place of a node's permissions: it has no entry in the cgroup
+CDI_NO_ACCESS = "none"  # in place of a node's permissions: no entry in the cgroup
 BUNDLE_OPTION = "--bundle"  # before the bundle's path, in the hook that gpu-py writes
-HELPER_OPTION = "--helper"  # before the words that lead a hook to its helper
-HELPER_KILLED = "--helper-killed"  # from launchers/gpu-py, which saw it
+HELPER_OPTION = "--helper"  # before the arguments that lead a hook to its worker
+HELPER_KILLED = "--helper-killed"  # from launchers/gpu-py, which noticed it
 
-# By which a container says how much memory of its devices it may use.
+# Variable of a container for the memory that it may use of its devices.
 MEMORY_VARIABLE = "GPUHOOK_DEVICE_MEMORY"
 MEMORY_ANNOTATION = "gpuhook.io/device-memory"
 
-# NVIDIA's hook, whose work ours does: Docker's --gpus adds it by the first name.
+# NVIDIA's hook, which gpuhook replaces: Docker's --gpus adds it by the first name.
 TOOLKIT_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
-# By which Docker 29.2 and newer know that --gpus may be served from CDI documents.
+# Docker 29.2 and newer look for this program before they serve --gpus from CDI specs.
 TOOLKIT_CDI_HOOK = "nvidia-cdi-hook"
 
-# A PATH without anybody's own folders, and the one that an administrator usually has.
+# A PATH without users' own folders, and the one that an administrator usually has.
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 SEARCH_PATH = f"/usr/local/sbin:/usr/local/bin:{SYSTEM_PATH}"
 
-# What all programs of root's make has the modes that it is made with, whoever calls them: with
-# umask 077, as on hardened machines, folders of engines and of containers were closed to users.
+# Files and folders that root's programs create get the requested modes, whatever the caller's
+# umask: with 077, as on hardened hosts, users couldn't enter folders of engines and containers.
 UMASK = 0o022
 
 HOOK_ENVIRONMENT = [f"PATH={SYSTEM_PATH}", "LC_ALL=C.UTF-8"]
 
-# The verbs of a low-level runtime that make a container.
+# The verbs of a low-level runtime that create a container.
 CREATING_VERBS = frozenset({"create", "run"})
-RESTORING_VERB = "restore"  # a container from a checkpoint, which is a new one, too
+RESTORING_VERB = "restore"  # creates a container from a checkpoint
 
-# Qualified CDI device names, vendor/class=device, by the grammar of the CDI specification.
+# Qualified CDI device names, vendor/class=device, in the grammar of the CDI specification.
 _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 _ALNUM = _LETTERS | frozenset("0123456789")
 _KIND = _ALNUM | frozenset("-_.")
 _DEVICE = _KIND | frozenset(":")
 
-# What uname(2) calls machines of 64 bits to a process with the personality of one of 32 bits.
+# Names of 64-bit machines that uname(2) returns to processes with a 32-bit personality.
 _WIDE = {
     "i686": "x86_64", "armv8l": "aarch64", "ppcle": "ppc64le", "riscv32": "riscv64",
 }  # fmt: skip
 
 
 def machine_name() -> str:
-    """Return what uname -m says, whatever the personality(2) of this process (linux32) is."""
+    """Return the result of uname -m, independent of this process' personality(2) (linux32)."""
     told = os.uname().machine
     return _WIDE.get(told, told) if sys.maxsize >> 32 else told  # protects: own-machine
 

@@ -1,9 +1,9 @@
-"""Import many of our own modules at once, in half the time that the import system takes.
+"""Import of many of our own modules at once, in half the time of the import system.
 
-It asks the file system about each module again, reads it in pieces and keeps locks and
-records; for fifty small modules that takes as long as an interpreter takes to start. Here
-each is read from the file that Python has compiled it to, if that is up to date (PEP 552,
-and checked as Python checks it). Whatever is amiss is left to the import system.
+The import system asks the filesystem about each module again, reads it in pieces and keeps locks
+and records; for fifty small modules that takes as long as an interpreter start. Here each module
+is read from Python's compiled file, if that is up to date (PEP 552, with Python's own checks).
+Anything unusual is left to the import system.
 """
 
 import _imp
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
 
 _HEADER = 16  # bytes before the code: magic number, flags, the source's time and size
-_BY_TIME = b"\0\0\0\0"  # the flags of a file that is valid for that time and size
+_BY_TIME = b"\0\0\0\0"  # the flags of a file that is validated by time and size
 _LIMIT = 1 << 32
-# The extension module of the standard library that one of ours begins with. To find it, the
-# import system would list two folders of it.
+# Extension modules of the standard library that modules of ours begin with. To find one, the
+# import system would list two folders.
 _EXTENSIONS = {"ground.oci.jsontext": "_json", "ground.container.clib": "_ctypes"}
 _EXTENSIONS_FOLDER = "lib-dynload"
 
-# What starts import, in the order in which importing would complete it, so that none asks for a
-# later one. Of ``VENDORS`` a start imports those that are asked for; ``NAME.edits`` are what the
-# hook needs besides.
-# Made by scripts/lib/preload_lists.py; nobody edits what is below.
+# Modules that starts import, in the order in which their imports complete, so that none needs a
+# later one. Of ``VENDORS`` a start imports the requested ones; ``NAME.edits`` are those that the
+# hook needs in addition.
+# Made by scripts/lib/preload_lists.py; don't edit the lists below.
 REQUEST = (
     "ground.oci.jsontext", "ground.log", "ground.errors", "ground.fileio", "ground.config.source",
     "ground.config.model", "ground.config.loader", "ground.oci.spec", "start.contract",
@@ -102,19 +102,19 @@ VENDORS = {
 
 
 def vendor(names: "ModuleType") -> tuple[str, ...]:
-    """Return the modules of the vendor with these names, () for one that isn't ours."""
+    """Return the modules of the vendor with these names, () for an external one."""
     return VENDORS.get(names.__name__.split(".")[-2], ())
 
 
 def vendor_edits(names: "ModuleType") -> tuple[str, ...]:
-    """Return the modules of this vendor that the hook needs besides."""
+    """Return the further modules of this vendor that the hook needs."""
     return VENDORS.get(f"{names.__name__.split('.')[-2]}.edits", ())
 
 
 def load(modules: tuple[str, ...]) -> None:
     """Import modules, named without ``gpuhook.``, that are not imported yet.
 
-    Stops without harm at the first one that isn't compiled or can't be read.
+    Stops without error at the first one that isn't compiled or can't be read.
     """
     folder = os.path.dirname(os.path.dirname(__file__))
     for room in _rooms(modules):
@@ -133,7 +133,7 @@ def load(modules: tuple[str, ...]) -> None:
 
 
 def _rooms(modules: tuple[str, ...]) -> list[str]:
-    """Return the packages that hold these modules, each after the one that it is in."""
+    """Return the packages of these modules, each after its parent."""
     rooms: dict[str, None] = {}
     for name in modules:
         parts = name.split(".")
@@ -143,9 +143,9 @@ def _rooms(modules: tuple[str, ...]) -> list[str]:
 
 
 def _make(folder: str, name: str) -> None:
-    """Make a package that its modules can find, if there is none yet.
+    """Create an empty package that its modules can find, if there is none yet.
 
-    It holds nothing but a docstring, so no file needs to be read for it.
+    Its file has only a docstring, so it needn't be read.
     """
     full = f"gpuhook.{name}"
     if full in sys.modules:
@@ -159,7 +159,7 @@ def _make(folder: str, name: str) -> None:
 
 
 def _load_extension(name: str) -> None:
-    """Import an extension module from where the interpreter has its own, if it is there."""
+    """Import an extension module from the interpreter's own folder, if it is there."""
     folder = next((path for path in sys.path if path.endswith(_EXTENSIONS_FOLDER)), "")
     path = f"{folder}/{name}{_imp.extension_suffixes()[0]}"
     if name in sys.modules or _imp.is_builtin(name) or not os.access(path, os.R_OK):
@@ -173,7 +173,7 @@ def _load_extension(name: str) -> None:
 
 
 def _compiled(path: str) -> "CodeType | None":
-    """Return the code that Python has compiled a source file to, None if there is no such."""
+    """Return Python's compiled code of a source file, None if there is none."""
     folder, _, file = path.rpartition("/")
     cached = f"{folder}/__pycache__/{file[:-3]}.{sys.implementation.cache_tag}.pyc"
     try:

@@ -1,4 +1,4 @@
-"""Amounts of memory as people write them."""
+"""Memory sizes in human-readable form."""
 
 from gpuhook.ground.oci.jsontext import Record
 
@@ -8,9 +8,9 @@ _ALL = 100
 
 
 class Size(Record):
-    """An amount of a device's memory: in bytes, or in ``percent`` of what the device has.
+    """A size of device memory: in bytes, or in ``percent`` of the device's memory.
 
-    ``text`` is how it was written.
+    ``text`` is the original text.
     """
 
     text: str
@@ -18,12 +18,12 @@ class Size(Record):
     percent: bool = False
 
     def of(self, memory: int) -> int:
-        """Return the bytes that it is of a device with ``memory`` bytes."""
+        """Return the size in bytes for a device with ``memory`` bytes."""
         return memory * self.number // _ALL if self.percent else self.number
 
 
 def parse_size(text: str) -> Size | None:
-    """Return the size that a text means, None where it means none; 0 and 0% are none."""
+    """Return the size in a text, None if it is invalid; 0 and 0% are invalid."""
     word = text.strip()
     digits = len(word) - len(word.lstrip("0123456789"))
     number = int(word[:digits]) if 0 < digits <= _DIGITS and word.isascii() else 0
@@ -34,7 +34,7 @@ def parse_size(text: str) -> Size | None:
 
 
 def amount(number: int) -> str:
-    """Return bytes as a person writes them, exactly: 8GiB, 1536MiB, 1000 bytes."""
+    """Return bytes in human-readable form, exactly: 8GiB, 1536MiB, 1000 bytes."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         step = _UNITS[unit.lower()]
         if number >= step and number % step == 0:

@@ -1,1 +1,1 @@
-"""From what a container asks for to what it is given; it knows vendors by their contract alone."""
+"""From a container's request to its allocated devices; vendors are known by contract only."""

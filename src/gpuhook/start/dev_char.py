@@ -1,9 +1,9 @@
-"""Links /dev/char/MAJOR:MINOR for the driver's nodes, by which runtimes name devices to systemd.
+"""Links /dev/char/MAJOR:MINOR for driver nodes, which runtimes use to name devices to systemd.
 
-systemd writes the device rules of a container's scope again at ``daemon-reload``, from the list
-that runc gave it. Into that, runc 1.1.3 to 1.1.6 (Debian 12 has 1.1.5) takes only devices whose
-/dev/char/MAJOR:MINOR is there; a later runc beside systemd 240 and crun need no link. The driver
-makes its nodes without telling udev, so nobody else makes these links. Source: runc's systemd
+At ``daemon-reload``, systemd writes the device rules of a container's scope again, from the list
+that runc passed to it. runc 1.1.3 to 1.1.6 (Debian 12 has 1.1.5) lists only devices with a
+/dev/char/MAJOR:MINOR link. Later runc with systemd 240 or newer, and crun, need no link. The
+driver creates its nodes without telling udev, so udev makes no links. Source: runc's systemd
 driver and its release notes, systemd's bpf-devices.c.
 """
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def make_links(nodes: "Iterable[Node]", root: str = "/", dev: str = "/dev") -> list[str]:
-    """Make the links that are missing or lead nowhere; return their names.
+    """Make links that are missing or dangling; return their names.
 
-    To the node in the host's own /dev, or else to the one below the driver root. What can't be
-    made is left: a container must never fail for it.
+    A link leads to the node in the host's /dev, or else to the one below the driver root. Failures
+    are ignored: no container may fail because of a link.
     """
     made = []
     for node in nodes:
@@ -51,7 +51,7 @@ def _is_node(path: str, node: "Node") -> bool:
 
 def _link(target: str, path: str) -> bool:
     try:
-        if os.path.islink(path):  # of a driver that is gone
+        if os.path.islink(path):  # of a driver that was unloaded
             os.unlink(path)
         os.symlink(target, path)
     except OSError:

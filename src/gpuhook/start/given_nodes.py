@@ -1,4 +1,4 @@
-"""Which devices a config.json gives a container, by nodes or mounts of them, whoever wrote it."""
+"""Devices that a config.json exposes, as nodes or bind mounts, regardless of who added them."""
 
 import os
 import stat
@@ -15,16 +15,15 @@ if TYPE_CHECKING:
     Numbers = tuple[int, int]  # major and minor
 
 # Majors of the kernel's own devices (Documentation/admin-guide/devices.txt): memory such as
-# /dev/null, terminals, and what has no major of its own such as /dev/fuse and /dev/net/tun.
+# /dev/null, terminals, and misc devices such as /dev/fuse and /dev/net/tun.
 SYSTEM = (1, 4, 5, 10, *range(136, 144))
-_NO_CHARACTERS = ("b", "p")  # types of nodes that are no character device; c and u are
+_NO_CHARACTERS = ("b", "p")  # node types other than character devices, which are c and u
 
 
 def numbers(data: "dict[str, Any]", bundle: str = "") -> "set[Numbers]":
-    """Return the character devices that a config.json gives, by nodes or by mounts of nodes.
+    """Return the character devices that a config.json exposes as nodes or bind mounts.
 
-    Where there is a user namespace, runtimes mount the host's node of the same path, whatever
-    numbers stand there.
+    With a user namespace, runtimes mount the host's node of the same path and ignore the numbers.
     """
     linux = data.get("linux")
     linux = linux if isinstance(linux, dict) else {}
@@ -41,10 +40,10 @@ def numbers(data: "dict[str, Any]", bundle: str = "") -> "set[Numbers]":
 
 
 def numbers_at(bundle: str, source: object) -> "Numbers | None":
-    """Return the numbers of the character device that is a mount's source; None for all else."""
+    """Return the numbers of the character device that a mount has as its source, else None."""
     try:
         status = os.stat(os.path.join(bundle, source)) if isinstance(source, str) else None
-    except (OSError, ValueError):  # not there, or no path
+    except (OSError, ValueError):  # doesn't exist, or isn't a path
         return None
     return numbers_of(status)
 
@@ -68,9 +67,9 @@ def allows_all(rule: "dict[str, Any]") -> bool:
 
 
 def opened(rules: "Iterable[dict[str, Any]]") -> "set[Numbers]":
-    """Return what rules of linux.resources.devices allow beside the kernel's own devices.
+    """Return the devices that linux.resources.devices allows, except the kernel's own.
 
-    Majors and minors as they stand there; -1 is every one.
+    Majors and minors are as in the rules; -1 means all.
     """
     found = set()
     for rule in rules:
@@ -84,15 +83,15 @@ def opened(rules: "Iterable[dict[str, Any]]") -> "set[Numbers]":
 
 
 def objects(value: "Any") -> "Iterator[dict[str, Any]]":
-    """Yield the objects of a list, nothing of what is none."""
+    """Yield the objects of a list; nothing if the value isn't a list."""
     if isinstance(value, list):
         yield from (each for each in value if isinstance(each, dict))
 
 
 def devices_of(has: "set[Numbers]", inventory: "Inventory") -> "list[Device]":
-    """Return the devices that have one of these nodes for themselves, or all that they have.
+    """Return the devices with one of these nodes as their own, or with all their shared nodes.
 
-    One that is there for the sake of its part is left out.
+    A device that is present only as the parent of a part is left out.
     """
     numbers = {node.path: node.numbers for node in inventory.nodes}
     nodes = {device.id: inventory.nodes_of(device) for device in inventory.devices}

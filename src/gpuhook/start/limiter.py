@@ -1,4 +1,4 @@
-"""What sets limits of devices' memory: the contract, and the kernel's dmem controller by it."""
+"""Contract of device memory limiters, and the limiter that uses the kernel's dmem controller."""
 
 from gpuhook.ground.cgroup import dmem
 from gpuhook.ground.errors import LimitError
@@ -9,47 +9,47 @@ if TYPE_CHECKING:
 
     from gpuhook.start.inventory.model import Device, Inventory
 
-    # A device's id -> bytes.
+    # Device id -> bytes.
     Bytes = Mapping[str, int]
-    # A device's id -> bytes that are used, and the limit.
+    # Device id -> bytes in use, and the limit.
     Use = dict[str, tuple[int, int | None]]
 
 
 class Limiter:
-    """Sets limits for one container, once."""
+    """Memory limits for one container; used once."""
 
-    memory: "Bytes"  # what each device has that may be limited
-    is_slow = False  # its means take long to be ready, unless they are kept so
+    memory: "Bytes"  # the memory of each device that can be limited
+    is_slow = False  # its means take long to prepare, unless they are kept ready
 
     def means(self, device: "Device") -> str:
-        """Say by what a device's limit is set, in a word or two."""
+        """Name the mechanism that sets a device's limit, in a word or two."""
         raise NotImplementedError
 
     def begin(self) -> None:
-        """Do beforehand what takes time; what fails is said by ``set``."""
+        """Do slow preparations in advance; ``set`` reports their errors."""
 
     def set(self, tree: str, folder: str, wanted: "Bytes") -> None:
-        """Limit devices' memory for a cgroup (v2, mounted at ``tree``); LimitError."""
+        """Limit device memory for a cgroup (v2, mounted at ``tree``); LimitError."""
         raise NotImplementedError
 
     def used(self, tree: str, folders: "Iterable[str]") -> "dict[str, Use]":
-        """Return by cgroup what it uses of each device, and its limit (None: none); LimitError."""
+        """Return, by cgroup, the use and limit (or None) of each device; LimitError."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Let go of what ``begin`` made."""
+        """Release the resources of ``begin``."""
 
 
 class Dmem(Limiter):
-    """Limits by the kernel, for drivers that register their memory there.
+    """Limits set by the kernel, for drivers that register their memory with it.
 
-    A device may have several regions: each gets its part, and together they are the limit.
+    A device may have several regions: each gets its share of the limit.
     """
 
     def __init__(self, devices: "Iterable[Device]", inventory: "Inventory", noun: str) -> None:
-        """Look up the devices' regions; LimitError where one has none of its own.
+        """Find the devices' regions; LimitError if a device has none of its own.
 
-        ``noun`` is what a person calls a device.
+        ``noun`` is the word for a device in messages.
         """
         every = dmem.regions(dmem.TREE)
         self._regions: dict[str, dict[str, int]] = {}
@@ -58,21 +58,21 @@ class Dmem(Limiter):
             bus_id = device.bus_id
             if device.parent or not bus_id or shared.count(bus_id) > 1:
                 raise LimitError(
-                    f"The memory of {noun} {device.label} can't be limited by itself: it is a part "
-                    "of a card, and the kernel counts by the card",
-                    "Start the container without a limit: a part has no more than its own",
+                    f"The memory of {noun} {device.label} can't be limited separately: it is a "
+                    "part of a card, and the kernel counts memory by card",
+                    "Start the container without a limit: a part has only its own memory anyway",
                 )
             found = {name: size for name, size in every.items() if bus_id in name.split("/")}
             if not found:
                 raise LimitError(
-                    f"dmem.capacity has no memory of {noun} {device.label} ({bus_id})",
-                    "Use a driver that counts its memory there, or start without a limit",
+                    f"dmem.capacity lists no memory of {noun} {device.label} ({bus_id})",
+                    "Use a driver that registers its memory there, or start without a limit",
                 )
             self._regions[device.id] = found
         self.memory = {name: sum(found.values()) for name, found in self._regions.items()}
 
     def means(self, device: "Device") -> str:
-        """Say which regions."""
+        """Name the regions."""
         return f"dmem.max of {', '.join(self._regions[device.id])}"
 
     def set(self, tree: str, folder: str, wanted: "Bytes") -> None:

@@ -1,26 +1,26 @@
-"""What a request that is refused may have meant: nothing that a start that succeeds imports."""
+"""Suggestions for refused requests ("did you mean"). Successful starts don't import this."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 _SEPARATORS = str.maketrans(";|\t\n\r ", ",,,,,,")
-# Quotes and brackets: who writes NAME="0,1" into a compose file's list has them in the value.
+# Quotes and brackets: NAME="0,1" in a compose file's list puts them into the value.
 _AROUND = str.maketrans("", "", "\"'`[](){}")
 _SHOWN = 48  # characters
 
 
 def separated(names: "Sequence[str]") -> str:
-    """Return names that can't be devices' as a comma list that can, "" where that isn't it."""
+    """Return invalid names rewritten as a valid comma-separated list, "" if that fails."""
     text = ",".join(names).translate(_AROUND).translate(_SEPARATORS)
     words = [word for word in text.split(",") if word]
     return ",".join(words) if words and len(text) <= _SHOWN else ""
 
 
 def counted(selectors: "Sequence[str]", indices: "Collection[int]") -> int:
-    """Return how many devices are asked for by number, 0 where it isn't so.
+    """Return how many devices a request by index asks for, 0 if it isn't such a request.
 
-    It is where they are 0 to one that is too many, as ``docker run --gpus N`` asks.
+    ``docker run --gpus N`` asks for 0 to N-1, more than there are.
     """
     wanted = [str(number) for number in range(len(selectors))]
     whole = {*range(len(indices))} == {*indices}

@@ -1,7 +1,7 @@
-"""From what vendors give a container to the ordered list of operations that makes it true.
+"""Planner: the ordered list of operations that gives a container what vendors grant.
 
-Pure: looks at nothing, changes nothing. The hook executes the list, ``gpuhook explain`` prints
-it, and in mode ``spec`` the runtime writes it into config.json.
+Pure: reads nothing, changes nothing. The hook executes the list, ``gpuhook explain`` prints it,
+and in mode ``spec`` the runtime writes it into config.json.
 """
 
 from gpuhook.ground.errors import RequestError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpuhook.start.plan.image import Image
     from gpuhook.start.plan.operations import Operation
 
-_ONE_VENDOR = "Ask for the devices of one of the two vendors alone"
+_ONE_VENDOR = "Request devices of only one of the two vendors"
 
 
 def make_plan(
@@ -34,9 +34,8 @@ def make_plan(
 ) -> Plan:
     """Return the operations that give the container what was granted.
 
-    ``groups`` are those that its process is put in, ``limits`` those of its devices' memory.
-    RequestError where two vendors would put
-    different things in one place.
+    ``groups`` are supplementary groups of its process, ``limits`` set its device memory limits.
+    RequestError if two vendors would put different things at one path.
     """
     grants = list(grants)
     by_vendor = [grant.vendor.edits(grant, image) for grant in grants]
@@ -58,7 +57,7 @@ def make_plan(
 
 
 def rules(grants: "Iterable[Grant]") -> dict[tuple[int, int], str]:
-    """Return the (major, minor) of all that the container may open, each with the reason."""
+    """Return the (major, minor) of each device that the container may open, with the reason."""
     found: dict[tuple[int, int], str] = {}
     for grant in grants:
         for pair, reason in grant.rules().items():
@@ -67,7 +66,7 @@ def rules(grants: "Iterable[Grant]") -> dict[tuple[int, int], str]:
 
 
 def _nodes(grants: "Iterable[Grant]") -> "Iterator[Operation]":
-    """Yield a mount for each node, one that several vendors give once."""
+    """Yield a mount for each node; a node that several vendors grant is mounted once."""
     taken: dict[str, Node] = {}
     for grant in grants:
         for node, reason in grant.nodes:
@@ -83,7 +82,7 @@ def _nodes(grants: "Iterable[Grant]") -> "Iterator[Operation]":
 
 
 def _check_places(by_vendor: "list[list[Operation]]") -> None:
-    """Raise RequestError where two vendors would put different files in one place."""
+    """Raise RequestError if two vendors would put different files at one path."""
     taken: dict[str, tuple[list[Operation], Operation]] = {}
     for edits in by_vendor:
         for op in edits:

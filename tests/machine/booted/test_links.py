@@ -20,7 +20,7 @@ def test_root_is_told_whose_link_it_is(installed: None) -> None:
         assert f"the link {LINK}, which user 65534 made" in said
         assert "Run this as root" not in said
         said = run(["gpuhook", "cdi", "validate", LINK]).failed().stderr
-        assert "it is a link in a folder where others may write" in said
+        assert "it is a link in a folder where other users may write" in said
         assert TARGET.read_text() == "{}\n"
     finally:
         LINK.unlink()

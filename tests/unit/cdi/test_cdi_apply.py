@@ -30,7 +30,7 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
 }
 # The library's phrase -> a part of gpuhook's.
 PHRASES = {
-    "failed to stat CDI host device": "The device node /dev/x can't be looked at",
+    "failed to stat CDI host device": "The device node /dev/x can't be read",
     "host type mismatch": "The device node /dev/x is of the type c, not b",
     "not a device node": "/dev/x isn't a device node",
 }

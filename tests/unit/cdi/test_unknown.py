@@ -48,7 +48,7 @@ def test_a_few_of_many_are_listed(tmp_path: Path) -> None:
 def test_a_kind_that_no_document_has(tmp_path: Path) -> None:
     (tmp_path / "maker.json").write_text(of("maker.example/card", "a"))
     message = said(tmp_path, "maker.example/other=a")
-    assert f"no document in {tmp_path} is of the kind 'maker.example/other'" in message
+    assert f"no CDI spec in {tmp_path} is of the kind 'maker.example/other'" in message
 
 
 def test_a_file_that_is_broken_is_named_with_its_line(tmp_path: Path) -> None:

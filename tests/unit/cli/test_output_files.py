@@ -103,7 +103,7 @@ def test_no_file_stays_another_user_s_where_all_may_make_files(tmp_path: Path, w
         with path.open("r+b") as file:  # not O_CREAT: see fs.protected_regular
             file.write(text)
             file.truncate()
-        with pytest.raises(UntrustedPathError, match="belongs to user 1000, who would decide"):
+        with pytest.raises(UntrustedPathError, match="belongs to user 1000, who would control"):
             run()
         assert path.read_bytes() == text
     path.unlink()

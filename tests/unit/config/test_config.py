@@ -353,7 +353,7 @@ def test_table_that_is_none(table: str, table_value: str) -> None:
         ('gpuhook.mps.devices = "0,,1"', "names with commas between them"),
         ("gpuhook.mps.active-thread-percentage = 101", "from 1 to 100, or 0"),
         ('gpuhook.mps.device-memory = "101%"', "such as 8GiB or 50%"),
-        ("gpuhook.mps.clients = 49", "from 1 to 48, as MPS serves no more, not 49"),
+        ("gpuhook.mps.clients = 49", "from 1 to 48, the maximum of MPS, not 49"),
         ("gpuhook.mps.clients = 0", "from 1 to 48"),
         ('gpuhook.mps.version = "4"', "must be one of auto, 2, 3"),
         ('gpuhook = {exclusive = ["nvidia.com/gpu"], mps = {devices = "0"}}', "one container"),

@@ -129,7 +129,7 @@ def test_what_must_be_there(key: str) -> None:
 def test_two_vendors_differ(key: str, value: str) -> None:
     assert len(loads(LEAST + other()).vendors) == 2
     with pytest.raises(
-        ConfigError, match=f"{key} is {value.replace(chr(34), chr(39))}, as another"
+        ConfigError, match=f"{key} is {value.replace(chr(34), chr(39))}, as in another"
     ):
         loads(LEAST + other(**{key: value}))
 

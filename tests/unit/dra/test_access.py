@@ -206,5 +206,5 @@ def test_files_that_others_may_change(tmp_path: Path, name: str, how: str) -> No
         (tmp_path / name).chmod(0o666)
     else:
         os.chown(tmp_path / name, 1000, 0)
-    with pytest.raises(GpuhookError, match=f"{name} may be written by others"):
+    with pytest.raises(GpuhookError, match=f"{name} may be written by non-root users"):
         find(path)

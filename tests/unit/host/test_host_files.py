@@ -151,18 +151,18 @@ def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
         ("own/file", ""),
         ("own/missing/more", ""),
         ("own/file/more", ""),
-        ("open/file", "open, which everybody may change"),
-        ("open/missing", "open, which everybody may change"),
-        ("own/../open/file", "open, which everybody may change"),
-        ("open/../own", "open, which everybody may change"),
+        ("open/file", "open, which every user may change"),
+        ("open/missing", "open, which every user may change"),
+        ("own/../open/file", "open, which every user may change"),
+        ("open/../own", "open, which every user may change"),
         ("sticky/missing", ""),
         ("sticky/missing/more", "sticky/missing, which anybody could make"),
         ("to-sticky/missing/more", "sticky/missing, which anybody could make"),
         ("to-own/file", ""),
-        ("to-open/file", "open, which everybody may change"),
+        ("to-open/file", "open, which every user may change"),
         ("whole/file", ""),
         ("round/file", "round, which user"),
-        ("open-too", "open-too, which everybody may change"),
+        ("open-too", "open-too, which every user may change"),
     ],
 )
 def test_a_way_that_others_may_change(tmp_path: Path, path: str, why: str) -> None:
@@ -223,7 +223,7 @@ def test_what_root_is_to_carry_out_is_read_as_it_was_looked_at(
         host_files.read_roots(str(tmp_path / "missing"))
     for mode in (0o664, 0o646):
         path.chmod(mode)
-        with pytest.raises(UntrustedPathError, match="may be written by others"):
+        with pytest.raises(UntrustedPathError, match="may be written by non-root users"):
             host_files.read_roots(str(path))
     path.chmod(0o644)
     real = host_files.check_way
@@ -233,7 +233,7 @@ def test_what_root_is_to_carry_out_is_read_as_it_was_looked_at(
         theirs.rename(path)
 
     monkeypatch.setattr(host_files, "check_way", swap_after)
-    with pytest.raises(UntrustedPathError, match="may be written by others"):
+    with pytest.raises(UntrustedPathError, match="may be written by non-root users"):
         host_files.read_roots(str(path))
 
 

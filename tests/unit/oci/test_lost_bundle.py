@@ -60,5 +60,5 @@ def test_a_command_line(words: list[str], expected: str) -> None:
 
 
 def test_no_caller_that_names_one() -> None:
-    with pytest.raises(StateError, match=r"no bundle but /.*name the bundle with --bundle"):
+    with pytest.raises(StateError, match=r"no bundle but /.*absolute path with --bundle"):
         lost_bundle.read(state("rootfs"), "")

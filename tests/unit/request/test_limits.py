@@ -46,7 +46,7 @@ def test_sizes(text: str, number: int) -> None:
 )  # fmt: skip
 def test_what_is_no_size(text: str) -> None:
     assert parse_size(text) is None
-    with pytest.raises(LimitError, match="no size of memory"):
+    with pytest.raises(LimitError, match="isn't a memory size"):
         limits.parse(text, MEMORY_VARIABLE)
 
 
@@ -163,7 +163,7 @@ def test_a_container_may_not_ask_for_more_than_there_is() -> None:
 
 
 def test_an_annotation_that_is_no_text() -> None:
-    with pytest.raises(LimitError, match="is no text"):
+    with pytest.raises(LimitError, match="isn't a text"):
         words(annotation=8)
 
 

@@ -506,7 +506,7 @@ def test_automatic_kind_means_the_machines_own(mode: str) -> None:
 
 
 def test_automatic_kind_does_not_mix_in_mode_cdi() -> None:
-    with pytest.raises(RequestError, match="at once"):
+    with pytest.raises(RequestError, match="together"):
         visible("runtime.nvidia.com/gpu=0,1", mode="cdi")
 
 

@@ -123,7 +123,7 @@ def test_what_everybody_could_put_there_is_not_given(root: Path, lister: Lister)
     found, refused = lister(root, *paths)
     assert found == []
     assert len(refused) >= len(paths)
-    assert all("which others than root may change" in text for text in refused)
+    assert all("which non-root users may change" in text for text in refused)
 
 
 @LISTERS
@@ -138,7 +138,7 @@ def test_a_socket_that_comes_later(root: Path, lister: Lister) -> None:
     listening(folder / "socket")
     kept, [why] = usable([operation])
     assert kept == []
-    assert why.endswith("/run/other is given to containers: it contains the socket deep/socket")
+    assert why.endswith("/run/other is passed to containers: it contains the socket deep/socket")
 
 
 def test_what_cannot_be_looked_at_is_not_given(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

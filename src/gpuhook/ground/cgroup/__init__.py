@@ -1,1 +1,1 @@
-"""Access to devices, by the OCI spec and by cgroups of both versions."""
+"""Device access, in the OCI spec and in cgroups v1 and v2."""

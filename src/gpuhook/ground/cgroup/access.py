@@ -1,4 +1,4 @@
-"""Give a container access to exact character devices: in its OCI spec or in its live cgroup.
+"""Access to exact character devices: in a container's OCI spec or in its live cgroup.
 
 Sources: the OCI runtime specification (config-linux.md, allowed device list),
 Documentation/admin-guide/cgroup-v1/devices.rst, cgroups(7), cgroup_namespaces(7), proc(5).
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 ACCESS = "rw"
-_EVERY = (None, -1)  # what a rule for all numbers has in a number's place
+_EVERY = (None, -1)  # in place of a number, in a rule for all numbers
 DENIED = (errno.EPERM, errno.EACCES)
 
-# include/uapi/linux/nsfs.h: the first user namespace has this inode everywhere.
+# include/uapi/linux/nsfs.h: the first user namespace has this inode on every host.
 USER_NS_INIT_INO = 0xEFFFFFFD
 
-# crun makes this folder below the systemd scope that holds the container's device policy.
+# crun creates this folder below the systemd scope that holds the container's device policy.
 CRUN_SUBGROUP = "container"
 
 
@@ -39,8 +39,8 @@ def allowed(
 ) -> "set[tuple[int, int]]":
     """Return which character devices linux.resources.devices allows all of ``access`` to.
 
-    Of the rules that match, the last one counts, for each letter of ``access`` alone. What
-    no rule allows counts as denied, and a rule that isn't well formed as absent.
+    The last matching rule counts, separately for each letter of ``access``. Devices without a
+    matching rule are denied; malformed rules are ignored.
     """
     exact: dict[tuple[float, float], list[tuple[int, dict[str, Any]]]] = {}
     wide = []
@@ -62,9 +62,9 @@ def allowed(
 
 
 def openable(rules: "Any", devices: "set[tuple[int, int]]") -> "set[tuple[int, int]]":
-    """Return which character devices linux.resources.devices lets be opened in any way.
+    """Return which character devices linux.resources.devices allows to be opened in any mode.
 
-    A driver does nearly all that it does by ioctl(2), which takes no right to read or to write.
+    Drivers do almost everything with ioctl(2), which needs neither read nor write permission.
     """
     # protects: opened-anyhow
     return allowed(rules, devices, "r") | allowed(rules, devices, "w")
@@ -79,7 +79,7 @@ def _matches(rule: "dict[str, Any]", major: int, minor: int) -> bool:
 
 
 def _letters(rules: "Iterable[tuple[int, dict[str, Any]]]") -> set[str]:
-    """Return which access the rules of one device give, one after the other."""
+    """Return the access that the rules of one device give when applied in order."""
     given: set[str] = set()
     for _, rule in rules:
         letters = rule.get("access")
@@ -99,13 +99,13 @@ def allow(
 ) -> str:
     """Let the cgroup of a process read and write character devices (major, minor).
 
-    ``process`` is a descriptor of /proc/PID: once that process has ended, it leads nowhere,
-    whoever has its number by then. Returns how: "v1" (devices.allow), "v2" (the attached
-    programs were extended), or "none-needed:REASON" with a REASON of no-devices, no-cgroups
-    (the kernel has none), shared (the process is in our own cgroup, so the container was
-    given none), no-program (a v2 cgroup without a device program allows all) or rootless (a
-    user namespace can't restrict devices either). ``proc`` is where procfs is mounted;
-    ``written`` as for ``cgroup_of``. Raises CgroupError.
+    ``process`` is a descriptor of /proc/PID, which can't refer to another process that gets the
+    same PID later. Returns how: "v1" (devices.allow), "v2" (the attached programs were
+    extended), or "none-needed:REASON". REASON is no-devices, no-cgroups (the kernel has none),
+    shared (the process is in our own cgroup, so the container has none), no-program (a v2 cgroup
+    without a device program allows all) or rootless (a user namespace can't restrict devices
+    either). ``proc`` is the mount point of procfs; ``written`` is as for ``cgroup_of``. Raises
+    CgroupError.
     """
     if not devices:
         return "none-needed:no-devices"
@@ -131,10 +131,10 @@ def allow(
 def cgroup_of(
     process: int, proc: str, written: "Mapping[int, str] | None" = None
 ) -> tuple[int, str]:
-    """Return the version and the folder of a process' cgroup; 0 and why where it has none.
+    """Return the version and folder of a process' cgroup; 0 and the reason if it has none.
 
-    With ``written``, what ``places`` returned when the process began, it is that cgroup, and
-    CgroupError where the process isn't there or below.
+    ``written`` is the result of ``places`` when the process started. With it, that cgroup is
+    returned; CgroupError if the process is no longer in or below it.
     """
     paths = _paths(_read("cgroup", process))  # protects: cgroup-by-process
     if not paths:
@@ -144,7 +144,7 @@ def cgroup_of(
             if _below(paths.get(version, ""), path) is None:  # protects: written-cgroup
                 raise CgroupError(
                     f"the container's first process is in the cgroup {shown(paths.get(version))}, "
-                    f"and was given its devices in {shown(path)}",
+                    f"but its devices were allowed in {shown(path)}",
                     "Stop the container and start it again",
                 )
         paths = dict(written)
@@ -155,11 +155,11 @@ def cgroup_of(
 
 
 def way_down(process: int, folder: str, written: "Mapping[int, str] | None" = None) -> list[str]:
-    """Return the folder of a v1 cgroup, and those of the cgroups from there to the process' own.
+    """Return a v1 cgroup's folder, and the folders from there down to the process' own cgroup.
 
-    A v1 cgroup has a list of devices of its own: what is allowed above it isn't allowed in it,
-    and what is taken away above is taken away in it. Others below belong to nested containers.
-    ``folder`` is what ``cgroup_of`` returned for ``written``.
+    Each v1 cgroup has its own device list: permission in a parent doesn't extend to it, but
+    removal in a parent does. Other child cgroups belong to nested containers. ``folder`` is the
+    result of ``cgroup_of`` for ``written``.
     """
     found = [folder]
     if written and 1 in written:
@@ -172,15 +172,15 @@ def way_down(process: int, folder: str, written: "Mapping[int, str] | None" = No
 def unified(
     process: int, proc: str = "/proc", written: "Mapping[int, str] | None" = None
 ) -> tuple[str, str]:
-    """Return where cgroup v2 is mounted, and the folder of a process' own cgroup below that.
+    """Return the mount point of cgroup v2, and the folder of a process' own cgroup in it.
 
-    The arguments are those of ``cgroup_of``. CgroupError where it is in none of its own there.
+    The arguments are those of ``cgroup_of``. CgroupError if it has no cgroup of its own there.
     """
     path = _paths(_read("cgroup", process)).get(2, "/")
     if written:
         if _below(path, written.get(2, "/")) is None:
             raise CgroupError(
-                f"the container's first process is in the cgroup {shown(path)}, and was started "
+                f"the container's first process is in the cgroup {shown(path)}, but was started "
                 f"in {shown(written.get(2))}",
                 "Stop the container and start it again",
             )
@@ -191,24 +191,24 @@ def unified(
             if below and os.path.exists(f"{mount_point}{below}/cgroup.procs"):
                 return mount_point, mount_point + below
     raise CgroupError(
-        f"the container's process is in {shown(path)} there, which isn't a cgroup of its own that "
-        "we see",
+        f"the container's process is in {shown(path)} there, which isn't a visible cgroup of its "
+        "own",
         "Use an engine that makes a cgroup (v2) for each container, and run the hook on the host",
     )
 
 
 def places(memberships: bytes) -> dict[int, str]:
-    """Return the cgroups that may restrict a process, by version, as they are to be written down.
+    """Return the cgroups that may restrict a process, by version, for a record.
 
-    None that is the root of our cgroup namespace or outside of it: seen from elsewhere it has
-    another name. ``memberships`` is /proc/PID/cgroup.
+    Cgroups at or outside the root of our cgroup namespace are left out: they have other names
+    elsewhere. ``memberships`` is /proc/PID/cgroup.
     """
     found = _paths(memberships)
     return {key: path for key, path in found.items() if path != "/" and path[:3] != "/.."}
 
 
 def in_first_user_namespace(proc: str = "/proc") -> bool:
-    """Tell whether we are in the host's own user namespace, where root is root."""
+    """Tell whether we are in the host's initial user namespace, where root has all rights."""
     try:
         return os.stat(f"{proc}/self/ns/user").st_ino == USER_NS_INIT_INO
     except OSError:
@@ -228,7 +228,7 @@ def _read(path: str, folder: int | None = None) -> bytes:
 def _paths(memberships: bytes) -> dict[int, str]:
     """Return the paths of the cgroups that may restrict a process, by cgroup version.
 
-    ``memberships`` is its /proc/PID/cgroup; the paths count from the root of our cgroup
+    ``memberships`` is its /proc/PID/cgroup; paths are relative to the root of our cgroup
     namespace.
     """
     paths = {}
@@ -243,7 +243,7 @@ def _paths(memberships: bytes) -> dict[int, str]:
 def _find(paths: dict[int, str], proc: str) -> tuple[int, str]:
     """Return the version that restricts devices, and the cgroup's folder.
 
-    A runtime uses v1 wherever the devices controller is mounted, and we see what it sees.
+    Runtimes use v1 wherever the devices controller is mounted, and we see the same mounts.
     """
     for version, marker in ((1, "devices.allow"), (2, "cgroup.procs")):
         for root, mount_point in _mounts(version, proc) if version in paths else ():
@@ -258,10 +258,10 @@ def _find(paths: dict[int, str], proc: str) -> tuple[int, str]:
 
 
 def outermost(proc: str = "/proc") -> list[str]:
-    """Return the files that a process writes 0 to in order to leave its cgroups for the root.
+    """Return the files to write 0 to in order to move a process to its cgroups' roots.
 
-    One of each hierarchy that is mounted whole, and of v2 before that the first process': below a
-    machine's own root, as in its containers, the root may have no processes. Source: cgroups(7).
+    One for each completely mounted hierarchy. For v2, the cgroup of process 1 comes before the
+    root: in an nspawn machine or a container, the root may not hold processes. Source: cgroups(7).
     """
     first = _paths(_read(f"{proc}/1/cgroup")).get(2, "/").rstrip("/")
     found = []
@@ -275,10 +275,10 @@ def outermost(proc: str = "/proc") -> list[str]:
 
 
 def _below(path: str, root: str) -> str | None:
-    """Return where a cgroup is below the mount of another, None if it isn't."""
+    """Return a cgroup's path relative to another, None if it isn't below that."""
     prefix = "" if root == "/" else root
     below = path[len(prefix) :].rstrip("/")
-    # With ".." the cgroup lies outside our cgroup namespace, and no mount leads there.
+    # With ".." the cgroup is outside our cgroup namespace, and no mount leads there.
     if not path.startswith(prefix) or below[:1] not in ("", "/") or ".." in below.split("/"):
         return None
     return below
@@ -295,7 +295,7 @@ def _mounts(version: int, proc: str) -> list[tuple[str, str]]:
 
 
 def listed(folder: str) -> list[str]:
-    """Return the lines of a v1 cgroup's devices.list; OSError where it can't be read."""
+    """Return the lines of a v1 cgroup's devices.list; OSError if it can't be read."""
     return [os.fsdecode(line) for line in host_proc.lines(host_proc.read(f"{folder}/devices.list"))]
 
 
@@ -304,9 +304,9 @@ def _allow_v1(folder: str, devices: "Iterable[tuple[int, int]]") -> None:
     fd = os.open(f"{folder}/devices.allow", os.O_WRONLY | os.O_CLOEXEC)
     try:
         for major, minor in devices:
-            # "a *:* rwm" is also what a cgroup with exceptions lists, so it proves nothing.
+            # A cgroup with exceptions also lists "a *:* rwm", so that proves nothing.
             if not {f"c {major}:{minor} rw", f"c {major}:{minor} rwm"}.intersection(known):
-                # The kernel reads one rule from a write.
+                # The kernel reads one rule per write.
                 os.write(fd, f"c {major}:{minor} {ACCESS}".encode())
     except OSError as error:
         raise OSError(error.errno, error.strerror, f"{folder}/devices.allow") from error
@@ -316,12 +316,12 @@ def _allow_v1(folder: str, devices: "Iterable[tuple[int, int]]") -> None:
 
 def _allow_v2(folder: str, devices: "Sequence[tuple[int, int]]") -> int:
     """Extend the device programs of the container's cgroup; return how many there were."""
-    from gpuhook.ground.cgroup import v2  # noqa: PLC0415 - only v2 pays for ctypes
+    from gpuhook.ground.cgroup import v2  # noqa: PLC0415 - only v2 needs ctypes
 
     return sum(v2.extend(path, devices) for path in with_policies(folder))
 
 
 def with_policies(folder: str) -> list[str]:
-    """Return the v2 cgroups whose device programs are about a container: crun has two."""
+    """Return the v2 cgroups whose device programs concern a container: crun has two."""
     parent, _, name = folder.rpartition("/")
     return [folder, parent] if name == CRUN_SUBGROUP and parent.endswith(".scope") else [folder]

@@ -1,7 +1,7 @@
-"""The bpf(2) calls that cgroup device programs need, each raising OSError.
+"""The bpf(2) calls for cgroup device programs, each raising OSError.
 
 Constants and layouts: include/uapi/linux/bpf.h (union bpf_attr, struct bpf_prog_info,
-struct bpf_link_info), the call's number: asm/unistd.h.
+struct bpf_link_info); syscall number: asm/unistd.h.
 """
 
 import ctypes
@@ -43,20 +43,20 @@ PROGRAM_SIZE = 32 << 10
 LOG_SIZE = 64 << 10
 NAME = b"gpuhook"
 
-# Up to expected_attach_type, with the name after prog_flags.
+# Up to expected_attach_type; the name follows prog_flags.
 LOAD_ATTR = "=IIQQIIQII16sII"
 QUERY_ATTR = "=IIIIQI4x"
-# struct bpf_prog_info up to the bit gpl_compatible, which every kernel since 4.18 has.
+# struct bpf_prog_info up to the bit gpl_compatible (Linux 4.18 and newer).
 PROG_INFO = "=II8sIIQQQIIQ16sII"
 # struct bpf_link_info with its member for cgroups.
 LINK_INFO = "=III4xQI4x"
 
 
 class Program(Record):
-    """What the kernel tells of a loaded program.
+    """A loaded program, as the kernel describes it.
 
-    ``instructions`` are as the kernel runs them, empty if it won't show them; ``maps`` is
-    how many maps they use, ``gpl`` whether the licence was compatible with the GPL.
+    ``instructions`` are the executed ones, empty if the kernel hides them; ``maps`` is the
+    number of maps they use, ``gpl`` whether the licence was compatible with the GPL.
     """
 
     instructions: bytes
@@ -67,7 +67,7 @@ class Program(Record):
 def _bpf(command: int, attr: "ctypes.Array[ctypes.c_char]", what: str) -> int:
     number = SYSCALL_NUMBERS.get(machine_name())
     if number is None:
-        raise OSError(errno.ENOSYS, "no number of bpf(2) is known for this architecture", what)
+        raise OSError(errno.ENOSYS, "the number of bpf(2) is unknown for this architecture", what)
     return syscall(number, command, attr, ctypes.sizeof(attr), path=what)
 
 
@@ -77,7 +77,7 @@ def _attr(layout: str, *fields: int | bytes) -> "ctypes.Array[ctypes.c_char]":
 
 
 def attached_programs(cgroup_fd: int, what: str) -> tuple[int, tuple[int, ...]]:
-    """Return how device programs are attached to a cgroup (flags), and their ids.
+    """Return the attach flags of a cgroup's device programs, and their ids.
 
     ``what`` names the cgroup in errors, here and below. A kernel without cgroup programs has
     none.
@@ -102,7 +102,7 @@ def open_program(number: int, what: str) -> int:
 
 
 def describe_program(fd: int, what: str) -> Program:
-    """Return what the kernel tells of a program."""
+    """Return the kernel's description of a program."""
     size = PROGRAM_SIZE
     while True:
         buffer = ctypes.create_string_buffer(size)
@@ -121,13 +121,13 @@ def _object_info(fd: int, info: "ctypes.Array[ctypes.c_char]", what: str) -> byt
     return info.raw
 
 
-_ATTEMPTS = 5  # to load a program, as libbpf makes
+_ATTEMPTS = 5  # to load a program, as in libbpf
 
 
 def load_program(instructions: bytes, gpl: bool, what: str) -> int:
     """Load a cgroup device program; return its descriptor.
 
-    If the kernel refuses it, the error's text ends with the verifier's last words.
+    If the kernel refuses it, the error's text ends with the end of the verifier's log.
     """
     code = ctypes.create_string_buffer(instructions, len(instructions))
     licence = ctypes.create_string_buffer(b"GPL" if gpl else b"Apache-2.0")
@@ -144,7 +144,7 @@ def load_program(instructions: bytes, gpl: bool, what: str) -> int:
             try:
                 return _bpf(BPF_PROG_LOAD, attr, what)
             except OSError as error:
-                if error.errno != errno.EAGAIN:  # the verifier gives way to a signal
+                if error.errno != errno.EAGAIN:  # a signal interrupts the verifier
                     raise
         return _bpf(BPF_PROG_LOAD, attr, what)
 
@@ -158,15 +158,16 @@ def load_program(instructions: bytes, gpl: bool, what: str) -> int:
         return load(1, LOG_SIZE, ctypes.addressof(log))
     except OSError as error:
         lines = log.value.decode(errors="replace").strip().split("\n")
-        words = " / ".join(lines[-3:]) or "the verifier said nothing"
+        words = " / ".join(lines[-3:]) or "the verifier reported nothing"
         raise OSError(error.errno, f"{error.strerror} ({words})", what) from error
 
 
 def attach_program(cgroup_fd: int, fd: int, flags: int, replaces: int, what: str) -> None:
-    """Attach a device program to a cgroup in place of another, in one step.
+    """Attach a device program to a cgroup in place of another, atomically.
 
-    ``flags`` are those of what is attached. With BPF_F_ALLOW_MULTI the program ``replaces``
-    is replaced, ENOENT if it isn't attached (or by a link); else the only one is.
+    ``flags`` are those of the attached programs. With BPF_F_ALLOW_MULTI, the program ``replaces``
+    is replaced; ENOENT if it isn't attached, or is attached by a link. Otherwise the only program
+    is replaced.
     """
     if flags & BPF_F_ALLOW_MULTI:
         flags |= BPF_F_REPLACE
@@ -177,7 +178,7 @@ def attach_program(cgroup_fd: int, fd: int, flags: int, replaces: int, what: str
 
 
 def find_link(cgroup_fd: int, number: int, what: str) -> int | None:
-    """Return a descriptor of the link that holds program ``number`` to the cgroup, if any."""
+    """Return a descriptor of the link that attaches program ``number`` to the cgroup, if any."""
     wanted = (BPF_LINK_TYPE_CGROUP, number, os.fstat(cgroup_fd).st_ino, BPF_CGROUP_DEVICE)
     link = _next_link(0, what)
     while link is not None:
@@ -209,5 +210,5 @@ def _next_link(link: int, what: str) -> int | None:
 
 
 def update_link(link_fd: int, fd: int, replaces: int, what: str) -> None:
-    """Put a program in the place of the one that a link holds, in one step."""
+    """Replace the program of a link, atomically."""
     _bpf(BPF_LINK_UPDATE, _attr("=IIII", link_fd, fd, BPF_F_REPLACE, replaces), what)

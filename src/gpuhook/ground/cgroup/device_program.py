@@ -1,4 +1,4 @@
-"""The instructions of a cgroup device program that allow a few character devices.
+"""BPF instructions for a cgroup device program that allow a few character devices.
 
 Sources: Documentation/bpf/standardization/instruction-set.rst, include/uapi/linux/bpf.h.
 """
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 INSTRUCTION_SIZE = 8
 
-# Opcodes: what to do, how wide, and whether with a register or with an immediate number.
+# Opcodes: operation, width, and register or immediate operand.
 LOAD_32 = 0x61  # BPF_LDX | BPF_MEM | BPF_W
 COPY_64 = 0xBF  # BPF_ALU64 | BPF_MOV | BPF_X
 SET_32 = 0xB4  # BPF_ALU | BPF_MOV | BPF_K
@@ -24,28 +24,28 @@ JUMP_IF_NOT_EQUAL = 0x55  # BPF_JMP | BPF_JNE | BPF_K
 JUMP_IF_ANY_BIT = 0x45  # BPF_JMP | BPF_JSET | BPF_K
 EXIT = 0x95  # BPF_JMP | BPF_EXIT
 
-# struct bpf_cgroup_dev_ctx: the access type has the kind of device in its lower half and
-# what is wanted in its upper half.
+# struct bpf_cgroup_dev_ctx: the access type has the device type in its lower half and the
+# requested access in its upper half.
 CTX_ACCESS_TYPE, CTX_MAJOR, CTX_MINOR = 0, 4, 8
 BPF_DEVCG_DEV_CHAR = 2
 BPF_DEVCG_ACC_READ, BPF_DEVCG_ACC_WRITE = 2, 4
 
-# The registers: R0 is the verdict, R1 the context, which we leave as it is.
+# The registers: R0 is the verdict, R1 the context, which stays unchanged.
 R0, R1, WANTED, KIND, MAJOR, MINOR = range(6)
 
 
 def instruction(code: int, dst: int = 0, src: int = 0, offset: int = 0, imm: int = 0) -> bytes:
     """Return one instruction (struct bpf_insn); ``offset`` counts instructions."""
-    # The two registers are bit fields, whose order follows the byte order.
+    # The two registers are bit fields, so their order depends on the byte order.
     registers = dst | src << 4 if sys.byteorder == "little" else dst << 4 | src
     return struct.pack("=BBhi", code, registers, offset, imm)
 
 
 def allow_rules(devices: "Sequence[tuple[int, int]]") -> bytes:
-    """Return instructions that allow the devices (major, minor), and else run on.
+    """Return instructions that allow the devices (major, minor), and else continue.
 
-    Any program may follow, because the registers a program may read at its start are
-    untouched. Reading and writing is allowed; a wish for more is left to what follows.
+    Any program may follow: the registers that a program may read at its start are unchanged.
+    Reading and writing is allowed; other access is left to the program that follows.
     """
     checks = b""
     for index, (major, minor) in enumerate(devices):

@@ -1,7 +1,7 @@
-"""Extend the device programs of a v2 cgroup, so that they allow a few devices more.
+"""Extension of a v2 cgroup's device programs: allows a few more devices.
 
-The kernel asks every program attached to a cgroup, and each can refuse: adding one gives
-nothing. So each program that is there is replaced by itself with our rules in front.
+The kernel asks every program attached to a cgroup, and each can refuse: adding one allows
+nothing. So each program is replaced by a copy with our rules in front.
 """
 
 import errno
@@ -21,10 +21,10 @@ ATTEMPTS = 10
 def extend(folder: str, devices: "Sequence[tuple[int, int]]") -> int:
     """Let all device programs of the cgroup ``folder`` allow the devices (major, minor).
 
-    Returns the number of programs there are; with none the cgroup restricts nothing and is
-    left alone. Each replacement is atomic, and if one fails, those before it are taken
-    back. A program that begins with just these rules stays as it is. Raises CgroupError for
-    a program that can't be rebuilt and for a cgroup that doesn't hold still, else OSError.
+    Returns the number of programs; with none the cgroup restricts nothing and isn't changed.
+    Each replacement is atomic; if one fails, the earlier ones are rolled back. A program that
+    already begins with these rules isn't changed. Raises CgroupError for a program that can't be
+    rebuilt and for a cgroup that keeps changing, else OSError.
     """
     rules = allow_rules(devices)
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -33,7 +33,7 @@ def extend(folder: str, devices: "Sequence[tuple[int, int]]") -> int:
             try:
                 return _Cgroup(fd, folder).extend(rules)
             except OSError as error:
-                # systemd, for instance, has put another program there in the meantime.
+                # Another process, such as systemd, has replaced a program meanwhile.
                 if error.errno != errno.ENOENT:
                     raise
     finally:
@@ -45,10 +45,10 @@ def extend(folder: str, devices: "Sequence[tuple[int, int]]") -> int:
 
 
 def instructions(folder: str) -> list[bytes]:
-    """Return those of the device programs of the cgroup ``folder``, as the kernel runs them.
+    """Return the instructions of a cgroup's device programs, as the kernel executes them.
 
-    Empty for a program that the kernel doesn't show. Raises OSError; its ENOENT says that the
-    programs keep being replaced.
+    Empty for a program that the kernel hides. Raises OSError; ENOENT means that the programs keep
+    being replaced.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -74,7 +74,7 @@ def _instructions(number: int, folder: str) -> bytes:
 
 
 class _Replacement:
-    """An attached program and the one that takes its place."""
+    """An attached program and its replacement."""
 
     __slots__ = ("link", "new", "number", "old")
 
@@ -91,7 +91,7 @@ class _Replacement:
 
 
 class _Cgroup:
-    """One cgroup, and the replacements made in it."""
+    """A cgroup, and the replacements made in it."""
 
     __slots__ = ("_fd", "_flags", "_folder", "_programs")
 
@@ -104,7 +104,7 @@ class _Cgroup:
         prepared: list[_Replacement] = []
         done: list[_Replacement] = []
         try:
-            # All are loaded before the first is attached: what can fail fails here.
+            # All are loaded before the first is attached, so that failures happen here.
             for number in self._programs:
                 self._prepare(number, rules, prepared)
             for replacement in prepared:

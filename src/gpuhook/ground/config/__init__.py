@@ -1,1 +1,1 @@
-"""The configuration: config.toml read into plain data."""
+"""Configuration: config.toml read into plain data."""

@@ -1,7 +1,7 @@
-"""Vendors that config.toml declares: ``[[gpuhook.vendors]]`` tables, checked and as records.
+"""Vendors declared in config.toml: ``[[gpuhook.vendors]]`` tables, checked and as records.
 
-Enough for accelerators whose devices are nodes with a number in their names, with files that are
-the same for all. docs/vendors/declared.md explains the keys.
+For accelerators whose devices are nodes with a number in their names, with the same files for
+all devices. docs/vendors/declared.md explains the keys.
 """
 
 from gpuhook.ground import names
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    # Says what is wrong with a key.
+    # Reports an error of a key.
     Wrong = Callable[[str, str], None]
 
 NUMBER = "{n}"  # in the path of a node: the device's number
-VARIABLE = "variable"  # that CDI specs set to void, or "none"
+VARIABLE = "variable"  # the variable that CDI specs set to void, or "none"
 
-# key -> its type and default; those without a default must be there.
+# key -> its type and default; keys without a default are required.
 FIELDS: "dict[str, tuple[str, Any]]" = {
     "name": (STRING, None),
     "title": (STRING, ""),
@@ -40,7 +40,7 @@ FIELDS: "dict[str, tuple[str, Any]]" = {
 }
 NUMBERS = ("node", "position")
 _VOID = (VARIABLE, "none")
-DRIVER, PCI = "driver:", "pci:"  # before what proves that a driver is present
+DRIVER, PCI = "driver:", "pci:"  # prefixes of the proof that a driver is present
 
 _LONGEST = 32
 _SMALL = frozenset("abcdefghijklmnopqrstuvwxyz")
@@ -54,7 +54,7 @@ _HEX = _DIGITS | frozenset("abcdef")
 
 
 class Declared:
-    """One declared vendor: the fields of its table, ``-`` in their names written ``_``."""
+    """A declared vendor: the fields of its table, with ``_`` for ``-`` in the names."""
 
     __slots__ = tuple(key.replace("-", "_") for key in FIELDS)
 
@@ -83,15 +83,15 @@ class Declared:
         self.title = self.title or self.name.capitalize()
 
     def values(self) -> "dict[str, Any]":
-        """Return its table, without what has its default."""
+        """Return its table, without default values."""
         found = {key: getattr(self, key.replace("-", "_")) for key in FIELDS}
         return {key: value for key, value in found.items() if value != FIELDS[key][1]}
 
 
 def read(tables: "list[Any]", wrong_at: "Callable[[int], Wrong]") -> "tuple[Declared, ...]":
-    """Return the vendors of tables; what is wrong with one is said, and it is left out.
+    """Return the vendors of tables; an invalid one is reported and left out.
 
-    ``wrong_at`` returns what says so of the table with that number.
+    ``wrong_at`` returns the function that reports errors of the table with that number.
     """
     found: list[Declared] = []
     for number, table in enumerate(tables):
@@ -130,15 +130,15 @@ def _is_new(made: Declared, others: "list[Declared]", wrong: "Wrong") -> bool:
     for key in ("name", "kind", "variable"):
         value = getattr(made, key)
         if any(value == getattr(other, key) for other in others):
-            wrong(key, f"is {shown(value)}, as another declared vendor's")
+            wrong(key, f"is {shown(value)}, as in another declared vendor")
             return False
     return True
 
 
 def _is_well_formed(made: Declared, wrong: "Wrong") -> bool:
-    """Tell whether all values can be what they are for, and say which can't."""
+    """Tell whether all values are valid, and report those that aren't."""
     checks: list[tuple[str, tuple[str, ...], Callable[[str], bool], str]] = [
-        ("name", (made.name,), _is_name, "of small letters, digits and -"),
+        ("name", (made.name,), _is_name, "made of lower-case letters, digits and -"),
         ("kind", (made.kind,), _is_cdi_kind, "a CDI kind such as vendor.com/npu"),
         ("variable", (made.variable,), _is_variable, "a name such as MAKER_VISIBLE_DEVICES"),
         ("present", (made.present,), _is_proof, "a path, driver:NAME or pci:VENDOR (four digits)"),
@@ -174,7 +174,7 @@ def _is_cdi_kind(text: str) -> bool:
 
 
 def _is_variable(text: str) -> bool:
-    """Accept names that no other program has by chance: of capitals, with a _ in them."""
+    """Accept names that no other program has by accident: capitals with a _ between them."""
     letters = _CAPITALS | _DIGITS | {"_"}
     return letters.issuperset(text) and "_" in text.strip("_") and text[0] not in _DIGITS
 
@@ -190,7 +190,7 @@ def _is_proof(text: str) -> bool:
 
 
 def _is_plain(path: str) -> bool:
-    """Tell whether it is an absolute path that means what it says, where not everybody writes."""
+    """Tell whether it is a normalized absolute path, outside of world-writable folders."""
     parts = path.split("/")[1:]
     usual = path.startswith("/") and _PATH.issuperset(path)
     usual = usual and not f"{path}/".startswith(_EVERYBODYS)
@@ -227,6 +227,6 @@ def _is_library(text: str) -> bool:
 
 def _is_setting(text: str) -> bool:
     name, equals, value = text.partition("=")
-    if not value.isprintable():  # a line break has no place in files of variables, a NUL in none
+    if not value.isprintable():  # files of variables have no line breaks, nothing has a NUL
         return False
     return bool(equals and name) and _WORD.issuperset(name) and name[0] not in _DIGITS

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 PATH_VARIABLE = "GPUHOOK_CONFIG"
 
 _OS_RELEASE = "/etc/os-release"
-_SUSE_USER = "root:video"  # to whose group video the nodes belong
+_SUSE_USER = "root:video"  # whose group video owns the nodes
 _VENDORS = "gpuhook.vendors"
 _MPS = "gpuhook.mps."
-_LONGEST = 10 * 24 * 3600  # seconds; also keeps infinity out
+_LONGEST = 10 * 24 * 3600  # seconds; also excludes infinity
 
-# A key of any of these attributes holds absolute paths; in the optional ones "" is fine.
+# A key with any of these attributes holds absolute paths; the optional ones may be "".
 _PATHS = (
     "driver_root",
     "root",
@@ -57,11 +57,11 @@ _OPTIONAL_PATHS = ("driver_root", "root", "ldcache")
 
 
 def load(path: str | None = None) -> Config:
-    """Return the configuration in force.
+    """Return the effective configuration.
 
     ``path`` None means $GPUHOOK_CONFIG, else /etc/gpuhook/config.toml; only this last one
-    may be missing. Raises ConfigError for a file that can't be read, isn't TOML, or holds
-    a value that its key can't have.
+    may be missing. Raises ConfigError for a file that can't be read, isn't TOML, or has an
+    invalid value.
     """
     path = path or os.environ.get(PATH_VARIABLE)
     try:
@@ -88,7 +88,7 @@ def loads(text: str, path: str | None = None) -> Config:
 
 
 def examine(text: str, path: str | None = None) -> tuple[Config, list[ConfigError]]:
-    """Return the configuration and everything wrong with it; a wrong value keeps its default.
+    """Return the configuration and all its errors; an invalid value keeps its default.
 
     Raises ConfigError only for text that isn't TOML.
     """
@@ -101,7 +101,7 @@ def examine(text: str, path: str | None = None) -> tuple[Config, list[ConfigErro
 
 
 def wrong_setting(config: Config, key: str, problem: str) -> ConfigError:
-    """Return the error of a value that can't be, as is found out after the file was read."""
+    """Return the error of an invalid value that is detected after the file was read."""
     try:
         text = read_text(config.path) if config.path else ""
     except (FileNotFoundError, ConfigError):  # it has changed since
@@ -120,7 +120,7 @@ def _wrong(path: str | None, text: str, key: str, problem: str, at: str) -> Conf
 
 
 def default_user(os_release: str = _OS_RELEASE) -> str:
-    """Return the user:group that the driver's nodes need on this distribution, mostly ""."""
+    """Return the user:group that the driver's nodes need on this distribution, usually ""."""
     try:
         words = read_text(os_release).split("\n")
     except (FileNotFoundError, ConfigError):
@@ -133,7 +133,7 @@ def default_user(os_release: str = _OS_RELEASE) -> str:
 
 
 class _Reading:
-    """One reading of a file: the configuration so far and what is wrong with the file."""
+    """One reading of a file: the configuration so far, and the file's errors."""
 
     __slots__ = ("config", "errors", "given", "ignored", "text")
 
@@ -145,14 +145,14 @@ class _Reading:
         self.given: list[str] = []  # keys
 
     def wrong(self, key: str, problem: str, at: str = "") -> None:
-        """Note an error, with the line that the key, or what ``at`` says, is on."""
+        """Record an error, with the line of the key or of ``at``."""
         self.errors.append(_wrong(self.config.path, self.text, key, problem, at or key))
 
     def ignore(self, key: str, reason: str) -> None:
         self.ignored.append((key, reason))
 
     def apply(self, key: str, value: object) -> None:
-        """Set one value, or say why it has no effect."""
+        """Set a value, or record why it has no effect."""
         config = self.config
         self.given.append(key)
         if key in KEYS:
@@ -170,8 +170,8 @@ class _Reading:
             self.ignore(key, WITHOUT_EFFECT.get(key, "gpuhook doesn't know this key"))
 
     def declare(self, tables: object) -> None:
-        """Set the vendors that tables declare."""
-        from gpuhook.ground.config import declared  # noqa: PLC0415 - few declare any
+        """Set the declared vendors from their tables."""
+        from gpuhook.ground.config import declared  # noqa: PLC0415 - rarely used
 
         if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
             self.wrong(_VENDORS, f"must be tables, [[{_VENDORS}]], not {shown(tables)}")
@@ -187,7 +187,7 @@ class _Reading:
         self.config.vendors = declared.read(tables, wrong_at)
 
     def fits(self, key: str, kind: str, value: object) -> bool:
-        """Say whether a value has the key's type, and note an error if not."""
+        """Tell whether a value has the key's type, and record an error if not."""
         if not _is_kind(kind, value):
             self.wrong(key, f"must be {kind}, not {shown(value)}")
             return False
@@ -197,7 +197,7 @@ class _Reading:
         return True
 
     def check(self) -> None:
-        """Check what depends on more than a type, and replace NVIDIA's words by ours."""
+        """Check everything beyond types, and replace NVIDIA's words by ours."""
         self.check_ldconfig()
         self.check_paths()
         self.check_capabilities()
@@ -211,14 +211,14 @@ class _Reading:
             value = getattr(self.config, KEYS[key][0])
             if not value:
                 continue
-            from gpuhook.ground.sizes import parse_size  # noqa: PLC0415 - few set any
+            from gpuhook.ground.sizes import parse_size  # noqa: PLC0415 - rarely set
 
             if parse_size(value) is None:
                 self.wrong(key, f"must be a size such as 8GiB, 8192MiB or 50%, not {shown(value)}")
 
     def check_mps(self) -> None:
         if self.config.mps_devices or any(key.startswith(_MPS) for key in self.given):
-            from gpuhook.ground.config import mps  # noqa: PLC0415 - few share devices by MPS
+            from gpuhook.ground.config import mps  # noqa: PLC0415 - MPS is rarely used
 
             mps.check(self.config, self.wrong)
 
@@ -268,7 +268,7 @@ class _Reading:
                     self.wrong(key, problem)
 
     def check_words(self) -> None:
-        """Where NVIDIA goes on with a safe word for one it does not know, so do we."""
+        """Check reserved words; where NVIDIA replaces an unknown one safely, do the same."""
         config = self.config
         if config.mode in MODES:
             config.mode = MODES[config.mode]

@@ -1,8 +1,8 @@
-"""Find the line of a key in TOML text, for error messages and for `validate`.
+"""Line of a key in TOML text, for error messages and for `validate`.
 
-It reads headers and keys as people write them; the tables of a list ([[a.b]]) are a.b.0, a.b.1
-and so on. In text that hides a key from it (a table
-written inline) it returns the line of the nearest enclosing key, or None.
+It reads headers and keys as users usually write them. The tables of a list ([[a.b]]) are a.b.0,
+a.b.1 and so on. If a key is hidden, for example in an inline table, the result is the line of the
+nearest enclosing key, or None.
 """
 
 

@@ -1,4 +1,4 @@
-"""What [gpuhook.mps] may say, and the sizes of memory in it. Loaded where it says anything."""
+"""Checks of [gpuhook.mps], and the memory sizes in it. Imported only if the table is used."""
 
 from gpuhook.ground.errors import shown
 from gpuhook.ground.sizes import parse_size
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from gpuhook.ground.config.model import Config
 
 VERSIONS = ("auto", "2", "3")
-MOST_CLIENTS = 48  # of a GPU: NVIDIA's MPS guide, from Volta on
+MOST_CLIENTS = 48  # per GPU: NVIDIA's MPS guide, for Volta and newer
 _EXCLUSIVE = "nvidia.com/gpu"
 _SHORT = ("K", "M", "G", "T")
 
 
 def check(config: "Config", wrong: "Callable[[str, str], None]") -> None:
-    """Note what is wrong with the values, each with its key."""
+    """Report invalid values, each with its key."""
     devices = [word.strip() for word in config.mps_devices.split(",")]
     if config.mps_devices and not all(devices):
         problem = f'must be "all" or names with commas between them, not {shown(",".join(devices))}'
@@ -28,21 +28,21 @@ def check(config: "Config", wrong: "Callable[[str, str], None]") -> None:
         problem = f"must be a size such as 8GiB or 50%, not {shown(config.mps_memory)}"
         wrong("gpuhook.mps.device-memory", problem)
     if not 1 <= config.mps_clients <= MOST_CLIENTS:  # protects: mps-clients
-        problem = f"must be from 1 to {MOST_CLIENTS}, as MPS serves no more, not "
+        problem = f"must be from 1 to {MOST_CLIENTS}, the maximum of MPS, not "
         wrong("gpuhook.mps.clients", f"{problem}{config.mps_clients}")
     if config.mps_version not in VERSIONS:
         problem = f"must be one of {', '.join(VERSIONS)}, not {shown(config.mps_version)}"
         wrong("gpuhook.mps.version", problem)
     if config.mps_devices and _EXCLUSIVE in config.exclusive:  # protects: mps-exclusive
-        problem = f"can't be with {_EXCLUSIVE} in gpuhook.exclusive: MPS shares what that keeps"
-        wrong("gpuhook.mps.devices", f"{problem} for one container")
+        problem = f"can't be used with {_EXCLUSIVE} in gpuhook.exclusive: MPS shares GPUs, and "
+        wrong("gpuhook.mps.devices", f"{problem}that setting reserves them for one container")
 
 
 def bytes_of(text: str, total: int) -> int | None:
-    """Return how many bytes a size means, None where it is none or 0.
+    """Return how many bytes a size means, None if it is invalid or 0.
 
-    ``total`` is what the device has, in bytes, for a size such as 50%. 8G and 8GiB are the same,
-    as MPS has only the first.
+    ``total`` is the device's memory in bytes, for a size such as 50%. 8G and 8GiB are the same,
+    because MPS knows only the first.
     """
     size = parse_size(f"{text}iB" if text[-1:] in _SHORT else text)
     return size.of(total) if size else None

@@ -1,10 +1,10 @@
 """A configuration file's text, and the text as nested tables.
 
-tomllib, which costs 15 ms to import, is imported only for text that the plain reader leaves to
-it. That one reads what a config.toml usually is: comments, [headers], [[headers]] of tables in a
-list, and ``key = value`` lines with bare keys, where a value is true, false, a decimal number, a
-string on one line without escapes, or a list of such strings on one line. It never gives another
-answer than tomllib, only none.
+tomllib, which takes 15 ms to import, is imported only if the plain reader declines the text. The
+plain reader handles a typical config.toml: comments, [headers], [[headers]] of tables in a list,
+and ``key = value`` lines with bare keys. A value is true, false, a decimal number, a one-line
+string without escapes, or a one-line list of such strings. Its result is the same as tomllib's,
+or none.
 """
 
 import os
@@ -13,7 +13,7 @@ import stat
 from gpuhook.ground.errors import ConfigError, shown
 from gpuhook.ground.fileio import read_start
 
-# What the value of a key may be, in words.
+# Types of values, in words.
 BOOL = "true or false"
 STRING = "a string"
 LIST = "a list of strings"
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 UTF_8_MARK = b"\xef\xbb\xbf"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 SIZE_LIMIT = 1 << 18  # bytes; the commented default has less than 5 % of it
-_DOTS_LIMIT = 64  # in a line's key; tomllib takes the square of their number in time
+_DOTS_LIMIT = 64  # in a line's key; tomllib's time is quadratic in their number
 _KEY_LIMIT = 256  # characters of a dotted key; no known one is half as long
 _BARE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_")
-_DIGITS = 9  # of a number; longer ones are tomllib's
+_DIGITS = 9  # of a number; longer ones are left to tomllib
 _DEPTH = 8  # of a table; no real one is so deep
 
 
 def read_text(path: str) -> str:
     """Return a configuration file's text; FileNotFoundError, or ConfigError if unreadable.
 
-    A byte order mark of UTF-8 is left out, as by NVIDIA's programs.
+    A UTF-8 byte order mark is removed, as by NVIDIA's programs.
     """
     try:
         data = _read_bytes(path)
@@ -56,7 +56,7 @@ def read_text(path: str) -> str:
 
 
 def _read_bytes(path: str) -> bytes:
-    # O_NONBLOCK: a FIFO put in the place of the file must not make a container start wait.
+    # O_NONBLOCK: a FIFO in place of the file must not block a container start.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         mode = os.fstat(fd).st_mode
@@ -93,7 +93,7 @@ def parse(text: str, path: str | None = None) -> "dict[str, Any]":
 def flatten(table: "dict[str, Any]", whole: "tuple[str, ...]" = ()) -> dict[str, object]:
     """Return the values of nested tables under dotted keys; the keys in ``whole`` stay tables.
 
-    A name that has a dot in it is put in quotes, because it is one name and no path of two.
+    A name that contains a dot is quoted, because it is one name and not a path of two.
     """
     leaves: dict[str, object] = {}
     pending = [("", table)]
@@ -149,7 +149,7 @@ def _table(root: "dict[str, Any]", header: str, headers: set[str]) -> "dict[str,
 
 
 def _enter(table: "dict[str, Any]", parts: list[str]) -> "dict[str, Any]":
-    """Return the table inside another one, made where there is none."""
+    """Return the table inside another one, created if missing."""
     for part in parts:
         if not part or not _BARE.issuperset(part):
             raise _NotPlainError
@@ -191,7 +191,7 @@ def _refuse_rest(rest: str) -> None:
 
 
 def _value(text: str) -> "tuple[Any, str]":
-    """Return (value, what follows it)."""
+    """Return (value, rest of the text)."""
     first = text[:1]
     if first in ('"', "'"):
         return _string(text, first)

@@ -1,1 +1,1 @@
-"""The way into a container that is being created: the kernel, a confined root, mounts."""
+"""Access to a container that is being created: the kernel, a confined root, mounts."""

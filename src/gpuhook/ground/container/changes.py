@@ -1,8 +1,8 @@
-"""Confined changes below a container's root: mount points, links and files, each undoable.
+"""Confined changes below a container's root: mount points, links and files, with rollback.
 
-Everything is made by name in a folder whose descriptor is held, never through a path, and
-noted in a ``Journal``, so that a failed injection takes back exactly what it made. Nothing
-is ever made in a volume, and nothing is mounted where the mount would show on the host.
+Everything is created by name in a folder whose descriptor is held, never through a path, and
+recorded in a ``Journal``. So a failed injection is rolled back exactly. Nothing is ever created
+in a volume, and nothing is mounted where the mount would appear on the host.
 """
 
 import errno
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpuhook.ground.host.proc import Mount
 
 _LINK_FLAGS: "Final" = PATH_FLAGS | os.O_NOFOLLOW
-# Where a file can't be replaced although its folder is the container's own.
+# Errors if a file can't be replaced although its folder is the container's own.
 _CANT_REPLACE: "Final" = (errno.EROFS, errno.EBUSY)  # protects: cache-covered
 _COVER_ATTRIBUTES: "Final" = (
     kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV
@@ -38,12 +38,12 @@ _EVERYTHING_OWN: "Final" = Verdict(own=True, shared=False)
 class Container(Rootfs):
     """A container's root filesystem while it is being created.
 
-    ``owner`` is (uid, gid) on the host for everything made below it: the container's root
-    user where the container has a user namespace. ``process`` is a descriptor of /proc/PID
-    of the container's first process, -1 where there is none; of this very process where it
-    was started in the container's mount namespace (``inside``). ``skipped`` says what was
-    left out because it isn't worth failing the container; ``lacks`` are the paths of that, each
-    with where it would have led, "" for a file.
+    ``owner`` is (uid, gid) on the host for everything created below it: the container's root
+    user if the container has a user namespace. ``process`` is a descriptor of /proc/PID of the
+    container's first process, -1 if there is none. If this process was started in the
+    container's mount namespace (``inside``), it is a descriptor of this process. ``skipped`` says
+    what was left out because it isn't worth failing the container. ``lacks`` are the paths of
+    that, each with the link target, "" for a file.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Container(Rootfs):
         *,
         inside: bool = False,
     ) -> None:
-        """Take over the descriptors of the root and of /proc/PID."""
+        """Take ownership of the descriptors of the root and of /proc/PID."""
         self._set_up(fd, path)
         self.process = process
         self.journal = journal
@@ -83,16 +83,16 @@ class Container(Rootfs):
         super().close()
 
     def adopt(self, tables: "list[bytes]") -> bool:
-        """Count what the root is mounted on as the container's own (``Boundary.adopt``)."""
+        """Treat the mount below the root as the container's own (``Boundary.adopt``)."""
         return self._boundary is not None and self._boundary.adopt(self._fd, tables)
 
     def settle(self, tables: "list[bytes]") -> None:
-        """Take the root for a folder of this namespace, as ``Boundary.settle`` says."""
+        """Treat the root as a folder of this namespace (``Boundary.settle``)."""
         if self._boundary is not None:
             self._boundary.settle(self.real_place(), tables)
 
     def real_place(self) -> str:
-        """Return where the root is in this namespace, links resolved; for the mount table alone."""
+        """Return the root's path in this namespace, links resolved; only for the mount table."""
         return os.readlink(f"/proc/self/fd/{self._fd}")
 
     def is_mounted_on(self) -> bool:
@@ -100,11 +100,11 @@ class Container(Rootfs):
         return self._boundary is not None and self._boundary.is_mounted_on()
 
     def mounts(self) -> "Iterator[tuple[str, Mount]]":
-        """Yield what is mounted on the root now, and below it, with its path in the root."""
+        """Yield the mounts on and below the root, with their paths in the root."""
         return self._boundary.mounts() if self._boundary else iter(())
 
     def mounted(self) -> list[str]:
-        """Return the paths in the root on which something is mounted."""
+        """Return the mount points in the root."""
         return self._boundary.mounted(self.real_place()) if self._boundary else []
 
     def is_read_only(self) -> bool:
@@ -116,7 +116,7 @@ class Container(Rootfs):
         kernel.set_read_only(self._fd, self.path, yes=yes)
 
     def holder(self, path: str) -> str:
-        """Return which word is for what has a path, or as much of it as there is: image, volume."""
+        """Return the word for the owner of a path or its nearest parent: image or volume."""
         while path:
             try:
                 fd = self.open(path)
@@ -130,14 +130,14 @@ class Container(Rootfs):
         return "image"
 
     def may_write(self, path: str) -> bool:
-        """Tell whether files may be made in the folder of a path: not if it's a volume."""
+        """Tell whether files may be created in the folder of a path: not in a volume."""
         return self._folder_verdict(self._place(path)[0]).own
 
     def _verdict(self, fd: int) -> Verdict:
         return self._boundary.verdict(fd) if self._boundary else _EVERYTHING_OWN
 
     def _folder_verdict(self, fd: int) -> Verdict:
-        """Return the verdict on a folder that stays open, and so stays on its mount."""
+        """Return the verdict on a folder that stays open, so that it stays on its mount."""
         found = self._folder_verdicts.get(fd)
         if found is None:
             found = self._folder_verdicts[fd] = self._verdict(fd)
@@ -146,7 +146,7 @@ class Container(Rootfs):
     # Places ------------------------------------------------------------------------------
 
     def _place(self, path: str) -> tuple[int, str]:
-        """Return the folder of a path, made where it is missing, and the last name."""
+        """Return the folder of a path, created if missing, and the last name."""
         parent, _, name = path.rpartition("/")
         return self._folder(parent or "/"), name
 
@@ -168,7 +168,7 @@ class Container(Rootfs):
             os.close(parent)
 
     def _behind_link(self, path: str) -> tuple[int, str]:
-        """Return where a path leads whose last name is a link; the folder stays ours."""
+        """Return folder and name that a link at a path leads to; we keep the folder open."""
         parent, name = walk(self._fd, path, self._enter_or_make)
         self._held.append(parent)
         return parent, name
@@ -191,12 +191,12 @@ class Container(Rootfs):
     def mount_point(
         self, path: str, *, folder: bool = False, source: os.stat_result | None = None
     ) -> int | None:
-        """Return a descriptor to mount on: an empty file (or folder), made where missing.
+        """Return a descriptor to mount on: an empty file (or folder), created if missing.
 
-        An existing file of any content is used as it is. A link in the image is followed
-        inside the root. None where a volume has ``source`` itself there already. Raises
-        InjectError where a folder is in the way of a file or the reverse, VolumeError where
-        the mount point would have to be made in a volume.
+        An existing file is used with any content. A link in the image is followed inside the
+        root. None if a volume has ``source`` itself there already. Raises InjectError if a folder
+        is in the way of a file or the reverse, VolumeError if the mount point would have to be
+        created in a volume.
         """
         parent, name = self._place(path)
         fd = entries.open_here(parent, name)
@@ -205,7 +205,7 @@ class Container(Rootfs):
             parent, name = self._behind_link(path)
             fd = entries.open_here(parent, name)
         if fd is None:
-            # What is made in a folder is on the folder's mount.
+            # What is created in a folder is on the folder's mount.
             verdict = self._folder_verdict(parent)
             if verdict.own and verdict.shared:
                 raise _shared(path)
@@ -236,7 +236,7 @@ class Container(Rootfs):
             return self._enter_or_make(parent, name)
         if not self._folder_verdict(parent).own:
             raise in_volume(name)
-        # A file of its own: a further name of another one would be written with it.
+        # A new file: an existing one could have further hard links.
         fd = entries.make(self.owner, kernel.create_file, parent, name, 0o644)
         try:
             made = os.fstat(fd)
@@ -248,23 +248,23 @@ class Container(Rootfs):
         return fd
 
     def attaching(self, tree: int) -> None:
-        """Take note of a detached mount that is about to be mounted."""
+        """Record a detached mount that is about to be mounted."""
 
     def attach(self, tree: int, target: int, path: str) -> None:
-        """Mount a detached mount on a descriptor that ``mount_point`` gave."""
+        """Mount a detached mount on a descriptor from ``mount_point``."""
         self.attaching(tree)
         kernel.attach_mount(tree, target, path)
         self.journal.record(lambda: kernel.detach_mount(tree))
         self._attached[path] = tree
 
     def know(self, identity: tuple[int, int], path: str) -> None:
-        """Take note of what the engine has mounted on a path, by ``kernel.identity``."""
+        """Record a file that the engine has mounted at a path, by ``kernel.identity``."""
         self._known[path] = identity
 
     def _mounted(self, path: str) -> int | None:
-        """Return a descriptor of what we have mounted on a path, or the engine, if that is known.
+        """Return a descriptor of our mount at a path, or of the engine's if it is known.
 
-        The engine's own mount, because before Linux 6.15 a detached one can't be copied.
+        The engine's mount itself, because before Linux 6.15 a detached one can't be copied.
         """
         if path not in self._known:
             return self._attached.get(path)
@@ -276,11 +276,11 @@ class Container(Rootfs):
     # Links -------------------------------------------------------------------------------
 
     def make_link(self, path: str, target: str, *, replace: bool, renewed: bool = False) -> None:
-        """Make a symbolic link; an existing name is left alone, but for an earlier start's.
+        """Create a symbolic link; an existing name stays, unless an earlier start left it.
 
-        For ``renewed`` see ``is_leftover``. With ``replace``, the name means ``target`` afterwards,
-        whatever it was: a link that points elsewhere is replaced, and a file is covered by what is
-        mounted on ``target``. VolumeError where that would have to be done in a volume.
+        For ``renewed`` see ``is_leftover``. With ``replace``, the name leads to ``target``
+        afterwards: another link is replaced, and a file is masked by the mount at ``target``.
+        VolumeError if that would change a volume.
         """
         parent, name = self._place(path)
         own = self._folder_verdict(parent).own
@@ -312,7 +312,7 @@ class Container(Rootfs):
         return there and self.is_leftover(path, target, renewed=renewed)
 
     def _make_missing_link(self, parent: int, name: str, target: str) -> bool:
-        """Make a link, and tell whether it was missing."""
+        """Create a link, and tell whether it was missing."""
         try:
             # protects: link-by-folder
             entries.make(self.owner, kernel.create_link, parent, name, target)
@@ -329,11 +329,11 @@ class Container(Rootfs):
             self.journal.record(lambda: was.put_back(parent, name))
 
     def _cover_by_target(self, path: str, target: str) -> None:
-        """Mount the file that a link would lead to on a file that has the link's name."""
+        """Mount the file that a link would lead to on a file of the link's name."""
         folder = path.rpartition("/")[0]
         attached = self._mounted(f"{folder}/{target}")
         if attached is None:
-            return  # the target is a volume's own file, and so is this one
+            return  # the target is the volume's own file, and so is this one
         place = self.mount_point(path)
         if place is None:
             return
@@ -351,11 +351,11 @@ class Container(Rootfs):
     # Files -------------------------------------------------------------------------------
 
     def replace_file(self, path: str, data: bytes, mode: int) -> None:
-        """Give a file a new content, whole or not at all; undone by the journal.
+        """Replace a file's content atomically; the journal can roll it back.
 
-        A temporary file beside it is renamed over it, a link of that name replaced. Where
-        that can't be (a volume, a read-only filesystem, a file mounted there), a file of
-        our own is mounted on it instead.
+        A temporary file in the same folder is renamed over it; a link of that name is replaced.
+        If that isn't possible (a volume, a read-only filesystem, a file mounted there), our own
+        file is mounted on it instead.
         """
         parent, name = self._place(path)
         try:
@@ -392,8 +392,8 @@ class Container(Rootfs):
     def _file_in_memory(self, path: str, data: bytes, mode: int) -> int:
         """Return a detached mount of one file on a tmpfs.
 
-        Only what is attached in our namespace can be cloned, so the tmpfs is on the
-        container's root for a moment; whatever is open below that stays reachable.
+        Only a mount that is attached in our namespace can be cloned, so the tmpfs is briefly on
+        the container's root. Descriptors opened below the root stay valid.
         """
         if self._verdict(self._fd).shared:
             raise _shared(path)
@@ -414,7 +414,7 @@ class Container(Rootfs):
             os.close(tmpfs)
 
     def _uncover(self, tmpfs: int) -> None:
-        """Take the tmpfs off the root again; leave it to the journal if that fails."""
+        """Unmount the tmpfs from the root; leave it to the journal if that fails."""
         try:
             kernel.detach_mount(tmpfs)
         except OSError:
@@ -434,24 +434,24 @@ def _wrong_kind(path: str, folder: bool, holder: str) -> InjectError:
 
 def _shared(path: str) -> InjectError:
     return InjectError(
-        f"what is mounted on {path} in the container would show up on the host, because the "
-        "mount that it is on is shared with the host",
+        f"what is mounted on {path} in the container would show up on the host, because its parent "
+        "mount is shared with the host",
         "Use the propagation rprivate or rslave for that volume, or for rootfsPropagation",
     )
 
 
 class Journal:
-    """The steps that were done, each noted as what takes it back."""
+    """Completed changes, each with the function that reverts it."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
 
     def record(self, undo: "Callable[[], None]") -> None:
-        """Remember how to take back the step that was just done."""
+        """Record how to revert the change that was just made."""
         self._undo.append(undo)
 
     def roll_back(self) -> list[str]:
-        """Undo every step, last first; return what could not be undone, in words."""
+        """Revert every change, last first; return what failed, in words."""
         failures = []
         while self._undo:
             undo = self._undo.pop()

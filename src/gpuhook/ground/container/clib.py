@@ -1,8 +1,8 @@
-"""The C library's functions, by the core of ctypes without its Python half.
+"""Functions of the C library, through the core of ctypes without its Python part.
 
-Importing ctypes takes half as long as an interpreter takes to start, and nearly all of that
-goes into types and classes for other systems. Its core, the extension module ``_ctypes``, has
-all that is needed here. It is no public interface, so where it differs ctypes itself is used.
+Importing ctypes takes half as long as an interpreter start, mostly for types and classes of other
+systems. Its core, the extension module ``_ctypes``, has all that is needed here. It isn't a
+public interface, so ctypes itself is used if it differs.
 """
 
 TYPE_CHECKING = False
@@ -26,7 +26,7 @@ else:
             get_errno,
         )
 
-        class c_int(_SimpleCData):  # noqa: N801 - as ctypes calls it
+        class c_int(_SimpleCData):  # noqa: N801 - as in ctypes
             """C's int."""
 
             _type_ = "i"
@@ -60,17 +60,17 @@ __all__ = ["Library", "addressof", "c_long", "get_errno"]
 
 
 class Library:
-    """The C library that this process is linked with, or another one; functions keep errno for us.
+    """The C library of this process, or another library; functions save errno for us.
 
-    They return an int unless their ``restype`` says otherwise. AttributeError for a function
-    that the library doesn't have, OSError for a library at ``path`` that can't be loaded.
+    They return an int unless their ``restype`` differs. AttributeError for a missing function,
+    OSError for a library at ``path`` that can't be loaded.
     """
 
     def __init__(self, path: str | None = None) -> None:
         self._library = _open(path)
 
     def __getattr__(self, name: str) -> "Any":
-        """Find a function when it is first used."""
+        """Look up a function when it is first used."""
         try:
             found = _function(self._library, name)
         except OSError as error:

@@ -1,6 +1,6 @@
-"""Single names in a folder of a container's: put a file or a link there, know it again, remove it.
+"""Single names in a container's folder: create, recognise and remove files and links.
 
-All of it goes by the folder's descriptor and the name, which follows no link.
+All functions use the folder's descriptor and the name, and follow no link.
 """
 
 import errno
@@ -23,7 +23,7 @@ _FILE_LIMIT: "Final" = 64 << 20
 
 
 class OldFile:
-    """What a name meant before it was replaced: a link or a regular file."""
+    """Former content of a name that was replaced: a link or a regular file."""
 
     def __init__(
         self, status: os.stat_result, data: bytes, link: str | None, label: bytes | None
@@ -34,7 +34,7 @@ class OldFile:
         self.label = label
 
     def put_back(self, parent: int, name: str) -> None:
-        """Make the name mean that again."""
+        """Restore the former content."""
         owner = (self.status.st_uid, self.status.st_gid)
         if self.link is not None:
             put_link(parent, name, self.link, owner)
@@ -44,7 +44,7 @@ class OldFile:
 
 
 def remember(parent: int, name: str) -> OldFile | None:
-    """Note what a name means; OSError where it is neither a link nor a regular file."""
+    """Save the content of a name; OSError if it is neither a link nor a regular file."""
     link = read_link(parent, name)
     fd = open_here(parent, name)
     if fd is None:
@@ -54,7 +54,7 @@ def remember(parent: int, name: str) -> OldFile | None:
         if link is not None:
             return OldFile(status, b"", link, None)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is there, but is not a regular file", name)
+            raise OSError(errno.EINVAL, "it exists, but is not a regular file", name)
         readable = reopen(fd)
     finally:
         os.close(fd)
@@ -66,7 +66,7 @@ def remember(parent: int, name: str) -> OldFile | None:
 
 
 def _label(fd: int) -> bytes | None:
-    """Return a file's SELinux label, None where it has none."""
+    """Return a file's SELinux label, None if it has none."""
     try:
         return os.getxattr(fd, kernel.LABEL)
     except OSError:
@@ -74,10 +74,10 @@ def _label(fd: int) -> bytes | None:
 
 
 def make(owner: tuple[int, int], create: "Callable[..., T]", *args: object) -> "T":
-    """Create something, as the container's root user where a filesystem knows no other.
+    """Create something, as the container's root user if the filesystem knows no other owner.
 
-    A filesystem mounted in a user namespace refuses what would belong to a user that the
-    namespace doesn't know, which the host's root is (EOVERFLOW, fs/namei.c).
+    A filesystem mounted in a user namespace refuses owners that aren't mapped into the namespace,
+    such as the host's root (EOVERFLOW, fs/namei.c).
     """
     try:
         return create(*args)
@@ -94,7 +94,7 @@ def make(owner: tuple[int, int], create: "Callable[..., T]", *args: object) -> "
 def put_file(
     parent: int, name: str, data: bytes, mode: int, owner: tuple[int, int], label: bytes | None
 ) -> None:
-    """Make a name a regular file of that content, mode, owner and SELinux label, in one step."""
+    """Put a regular file with content, mode, owner and SELinux label at a name, atomically."""
     temporary = _free(parent, name)
     fd = make(owner, kernel.create_file, parent, temporary, 0o600)  # protects: file-by-folder
     try:
@@ -102,7 +102,7 @@ def put_file(
         if owner != (0, 0):
             kernel.give(fd, owner)  # protects: given-by-descriptor
         kernel.set_mode(fd, mode)
-        # Below a mount with one label for all (context=, as podman's are), none can be set.
+        # On a mount with one label for all files (context=, as podman uses), none can be set.
         if label is not None and label != _label(fd):  # protects: label-kept
             kernel.set_label(fd, label)
         kernel.rename(parent, temporary, name)
@@ -114,7 +114,7 @@ def put_file(
 
 
 def put_link(parent: int, name: str, target: str, owner: tuple[int, int]) -> None:
-    """Make a name a link to ``target`` of that owner, in one step."""
+    """Put a link to ``target`` with that owner at a name, atomically."""
     temporary = _free(parent, name)
     make(owner, kernel.create_link, parent, temporary, target)  # protects: relink-by-folder
     try:
@@ -127,23 +127,23 @@ def put_link(parent: int, name: str, target: str, owner: tuple[int, int]) -> Non
 
 
 def _give_link(parent: int, name: str, owner: tuple[int, int]) -> None:
-    """Give a link to an owner; OSError where it is something else meanwhile."""
+    """Change the owner of a link; OSError if it was replaced by something else meanwhile."""
     fd = os.open(name, _LINK_FLAGS, dir_fd=parent)
     try:
         if not stat.S_ISLNK(os.fstat(fd).st_mode):  # protects: given-link
-            raise OSError(errno.EBUSY, "it was replaced while it was made", name)
+            raise OSError(errno.EBUSY, "it was replaced while it was created", name)
         kernel.give(fd, owner)
     finally:
         os.close(fd)
 
 
 def temporary(name: str) -> str:
-    """Return the name under which a file or link is made that is to become ``name``."""
+    """Return the temporary name of a file or link that is to become ``name``."""
     return f".{name}.gpuhook"
 
 
 def _free(parent: int, name: str) -> str:
-    """Return the name to write under, free of what a killed run may have left there."""
+    """Return the temporary name, and remove what a killed process may have left there."""
     free = temporary(name)
     try:
         kernel.remove_file(parent, free)  # protects: leftover-file
@@ -161,20 +161,20 @@ def open_here(parent: int, name: str) -> int | None:
 
 
 def same(one: os.stat_result, other: os.stat_result) -> bool:
-    """Tell whether both are one file, or nodes of one device."""
+    """Tell whether both are the same file, or nodes of the same device."""
     if stat.S_ISCHR(one.st_mode) and stat.S_ISCHR(other.st_mode):
         return one.st_rdev == other.st_rdev
     return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 
 
 def remove_link(parent: int, name: str, target: str) -> None:
-    """Remove a link that we made, if it still leads there."""
+    """Remove a link that we created, if it still leads to ``target``."""
     if read_link(parent, name) == target:
         kernel.remove_file(parent, name)
 
 
 def remove_same(parent: int, name: str, made: os.stat_result) -> None:
-    """Remove a file that we made, if the name still means that very file."""
+    """Remove a file that we created, if the name still refers to that file."""
     try:
         now = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""What shuts a program in: a copy nobody can change, namespaces, a root, no privileges.
+"""Isolation of a program: an immutable copy, namespaces, an own root, no privileges.
 
-The other half of ``kernel``, apart from it because hardly any container start needs it.
+A complement of ``kernel``, in its own module because few container starts need it.
 Sources: memfd_create(2), clone(2), mount_setattr(2), pivot_root(2), capabilities(7), prctl(2).
 """
 
@@ -34,7 +34,7 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 _PR_CAPBSET_DROP = 24
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _CAPABILITY_VERSION_3 = 0x20080522
-_CAPABILITIES = 64  # as many as that version has room for
+_CAPABILITIES = 64  # the most that this version can hold
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -66,7 +66,7 @@ class _MountAttr(ctypes.Structure):
 
 
 def sealed_program(name: str, data: bytes) -> int:
-    """Return a descriptor of a file in memory that can be executed and never be changed."""
+    """Return a descriptor of an executable, immutable file in memory."""
     fd = _executable_memory(name)
     try:
         write_all(fd, data, kernel.write)
@@ -84,20 +84,20 @@ def _executable_memory(name: str) -> int:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    return os.memfd_create(name, flags)  # Linux before 6.3 doesn't know MFD_EXEC and needs none
+    return os.memfd_create(name, flags)  # Linux before 6.3 has no MFD_EXEC and needs none
 
 
 def fork(flags: int) -> int:
-    """Fork as os.fork does, the child in new namespaces (CLONE_NEW*); single-threaded callers only.
+    """Fork like os.fork, with the child in new namespaces (CLONE_NEW*); single-threaded only.
 
-    The mount namespace isn't for here: use ``own_mounts``, which keeps the working directory.
+    Not for mount namespaces: ``own_mounts`` keeps the working directory.
     """
     args = _CloneArgs(flags=flags, exit_signal=signal.SIGCHLD)
     return kernel.syscall(_CLONE3, ctypes.byref(args), ctypes.sizeof(args), path="clone3")
 
 
 def own_mounts() -> None:
-    """Give this process a copy of its mount namespace from which nothing reaches another one."""
+    """Give this process a private copy of its mount namespace."""
     _check(_libc.unshare(kernel.CLONE_NEWNS), "unshare")
     root = os.open("/", os.O_PATH | os.O_CLOEXEC)
     _set_attributes(root, 0, "/")
@@ -105,9 +105,9 @@ def own_mounts() -> None:
 
 
 def clone_here(attributes: int) -> int:
-    """Return a detached copy of all that is mounted in and below the working directory.
+    """Return a detached copy of all mounts in and below the working directory.
 
-    All of it is private and has the MOUNT_ATTR_* ``attributes``.
+    They are private and have the MOUNT_ATTR_* ``attributes``.
     """
     flags = kernel.OPEN_TREE_CLONE | kernel.OPEN_TREE_CLOEXEC | AT_RECURSIVE
     tree = kernel.syscall(_OPEN_TREE, kernel.AT_FDCWD, b".", flags, path=".")
@@ -123,7 +123,7 @@ def _set_attributes(fd: int, attributes: int, path: str) -> None:
 
 
 def change_root(tree: int) -> None:
-    """Make the tree (detached, as from ``clone_here``) the root, and let go of the old one."""
+    """Make the detached tree (from ``clone_here``) the root, and unmount the old one."""
     here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     kernel.attach_mount(tree, here, ".")
     os.close(here)
@@ -134,12 +134,12 @@ def change_root(tree: int) -> None:
 
 
 def drop_privileges(user: int, group: int) -> None:
-    """Become that user for good, with no capability and no way to get one."""
+    """Become that user permanently, without capabilities and without a way to get any."""
     _check(_libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "prctl")
     for number in range(_CAPABILITIES):
         if _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
             if ctypes.get_errno() == errno.EINVAL:
-                break  # the kernel knows no more of them
+                break  # the kernel has no more capabilities
             _check(-1, "prctl")
     os.setgroups([])
     os.setresgid(group, group, group)

@@ -1,12 +1,12 @@
-"""Which of a container's mounts are its own, and which would carry a change to the host.
+"""Classification of a container's mounts: its own ones, and those shared with the host.
 
-A volume is a folder of the host (or of another container): nothing may be made in it. A
-shared mount hands on what is mounted on it to its peers: nothing may be mounted on one
-that has a peer on the host. Both are told by comparing the container's mount table with
-the one that the hook was started in. A hook that is started in the container's namespace
-finds both in one table: before the root is pivoted, it still has the host's mounts, and
-what is mounted on the container's root is the container's. Source: proc(5),
-/proc/PID/mountinfo; Documentation/filesystems/sharedsubtree.rst.
+A volume is a folder of the host (or of another container): nothing may be created in it. A
+shared mount propagates what is mounted on it to its peers: nothing may be mounted on one that
+has a peer on the host. Both are found by comparing the container's mount table with the one
+that the hook was started in. A hook that is started in the container's namespace finds both in
+one table: before the root is pivoted, it still has the host's mounts, and the mounts on the
+container's root are the container's. Source: proc(5), /proc/PID/mountinfo;
+Documentation/filesystems/sharedsubtree.rst.
 """
 
 import os
@@ -24,14 +24,14 @@ _READ_FLAGS: "Final" = os.O_RDONLY | os.O_CLOEXEC
 
 
 def mount_id(fd: int) -> bytes:
-    """Return the id of the mount that a descriptor's file was reached through, as digits."""
+    """Return the id (digits) of the mount that a descriptor's file was reached through."""
     return b"%d" % kernel.mount_id(fd)
 
 
 class Verdict(Record):
-    """What may be done on one mount.
+    """Permissions on one mount.
 
-    ``own``: files may be made there; ``shared``: what is mounted there shows on the host.
+    ``own``: files may be created there. ``shared``: mounts on it appear on the host.
     """
 
     own: bool
@@ -39,9 +39,9 @@ class Verdict(Record):
 
 
 class Boundary:
-    """Tells the container's own mounts from those that it has in common with the host.
+    """Classifier of a container's mounts: its own ones, and those it shares with the host.
 
-    Must be made while this process is in the host's mount namespace, or else ``inside``: in
+    Must be created while this process is in the host's mount namespace. With ``inside`` it is in
     the container's, before its root is pivoted.
     """
 
@@ -60,17 +60,17 @@ class Boundary:
         self._known: dict[bytes, Verdict] = {}
 
     def close(self) -> None:
-        """Let go of both tables."""
+        """Close both tables."""
         os.close(self._host)
         os.close(self._container)
 
     def adopt(self, root: int, tables: "list[bytes]") -> bool:
-        """Judge as inside, and count the filesystem that the root is mounted on as its own.
+        """Judge as inside, and treat the filesystem that the root is mounted on as its own.
 
-        Some engines mount a filesystem for each container first and the root in it, and then
-        folders of the former in the latter. ``tables`` are mount tables of the host's. Nothing
-        changes without any, where one of them has that filesystem or the root's mount, or where
-        the root is no mount of its own; False then.
+        Some engines mount a filesystem for each container, mount the root in it, and then mount
+        folders of that filesystem in the root. ``tables`` are mount tables of the host. Returns
+        False and changes nothing if there are none, if one of them has that filesystem or the
+        root's mount, or if the root isn't a mount point.
         """
         table = _read(self._container)
         mount = table.find(self._root)
@@ -84,11 +84,11 @@ class Boundary:
         return True
 
     def settle(self, place: str, tables: "list[bytes]") -> None:
-        """Judge as for a root folder ``place`` of this very namespace, where the host's mounts are.
+        """Judge for a root folder ``place`` of this namespace, which has the host's mounts.
 
-        What is mounted below it is its own, but not where a filesystem is mounted elsewhere, too,
-        here or by ``tables``, which are mount tables of others. Without those, what is mounted on
-        the folder itself may show wherever its mount is seen.
+        A mount below it is its own, unless the same filesystem is also mounted elsewhere, here or
+        in ``tables``, the mount tables of other processes. Without those, a mount on the folder
+        itself may appear wherever its parent mount is visible.
         """
         table, below = _read(self._container), place.rstrip("/") + "/"
         inside = {each.id for each in table if proc.unescaped(each.point).startswith(below)}
@@ -105,7 +105,7 @@ class Boundary:
         return len(_read(self._container).below(self._root)) > 1
 
     def mounts(self) -> "Iterator[tuple[str, proc.Mount]]":
-        """Yield what is mounted on the root now, and below it, with its path in the root."""
+        """Yield the mounts on and below the root, with their paths in the root."""
         table = _read(self._container)
         top, inside = table.find(self._root), table.below(self._root)
         place = b"" if top is None else top.point.rstrip(b"/")
@@ -114,13 +114,13 @@ class Boundary:
                 yield proc.unescaped(mount.point.removeprefix(place)) or "/", mount
 
     def mounted(self, place: str) -> list[str]:
-        """Return where in the root something is mounted; ``place`` is the root's path here."""
+        """Return the mount points in the root; ``place`` is the root's path here."""
         table, below = _read(self._container), place.rstrip("/") + "/"
         points = (proc.unescaped(each.point) for each in table)
         return [f"/{point.removeprefix(below)}" for point in points if point.startswith(below)]
 
     def verdict(self, fd: int) -> Verdict:
-        """Return what may be done on the mount of a file or folder of the container."""
+        """Return the permissions on the mount of a file or folder of the container."""
         mount = mount_id(fd)
         found = self._known.get(mount)
         if found is None:
@@ -136,7 +136,7 @@ class Boundary:
             return Verdict(mount == self._root, False)
         groups = [tag for tag in found.tags if tag.startswith(b"shared:")]
         shared = bool(groups) and self._host_mounts().has_group(groups[0])
-        # A filesystem that the host hasn't mounted was made for this container.
+        # A filesystem that isn't mounted on the host was made for this container.
         # protects: own-or-volume
         own = mount == self._root or not self._host_mounts().has_device(found.device)
         return Verdict(own, shared)  # protects: own-mount
@@ -150,7 +150,7 @@ class Boundary:
 
 
 def is_mount(folder: int) -> bool:
-    """Tell whether a folder is the root of its mount, by what is above it."""
+    """Tell whether a folder is the root of its mount, by comparing it with its parent."""
     above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     try:
         return mount_id(above) != mount_id(folder)
@@ -159,10 +159,9 @@ def is_mount(folder: int) -> bool:
 
 
 def outside(table: proc.Mounts, root: bytes) -> proc.Mounts:
-    """Return a mount table without a mount and those on it: what is known of the host's own.
+    """Return a mount table without a mount and those below it: the host's own mounts.
 
-    A container's copies of the host's mounts are slaves of those as a rule: their masters are
-    what the host has.
+    A container's copies of the host's mounts are usually slaves: their masters are the host's.
     """
     return table.without(table.below(root)).as_copied()
 

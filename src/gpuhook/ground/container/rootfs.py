@@ -1,14 +1,14 @@
-"""Confined reading below a folder that a stranger controls: every path is walked inside it.
+"""Confined reading below an untrusted folder: every path is resolved inside it.
 
 A ``Rootfs`` holds one O_PATH descriptor of a container's root (or of a driver root). Every
 path is resolved below that descriptor, by openat2(RESOLVE_IN_ROOT) or component by
 component without following anything, and the caller gets a descriptor to act on. No path
 is ever resolved to a string and used later: that race is CVE-2024-0132, CVE-2025-23359 and
-their relatives. ``changes`` adds what changes anything.
+related ones. ``changes`` adds the operations that write.
 
-Of a driver root, what is mounted into containers has to be *own*: every folder on the way is
-root's and nobody else's to write to. What another user has put in place of a file, a mount of
-theirs above all, isn't even looked at, because the folder that it is in is refused before.
+In a driver root, files that are mounted into containers have to be *own*: only root owns and can
+write to every folder on the path. A file or mount that another user has put there isn't even
+examined, because its folder is refused first.
 """
 
 import errno
@@ -29,9 +29,9 @@ PATH_FLAGS: "Final" = os.O_PATH | os.O_CLOEXEC
 RESOLVE: "Final" = kernel.RESOLVE_IN_ROOT | kernel.RESOLVE_NO_MAGICLINKS
 _FOLDER_FLAGS: "Final" = PATH_FLAGS | os.O_DIRECTORY | os.O_NOFOLLOW
 _READ_FLAGS: "Final" = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_MAX_LINKS: "Final" = 40  # as the kernel's own limit, include/linux/namei.h
+_MAX_LINKS: "Final" = 40  # the kernel's limit, include/linux/namei.h
 _SYSTEM_USERS: "Final" = range(1, 1000)  # login.defs(5): those below UID_MIN
-_MOST_LEVELS, _MOST_ENTRIES = 8, 20_000  # of a folder that is searched for sockets
+_MOST_LEVELS, _MOST_ENTRIES = 8, 20_000  # in a folder that is searched for sockets
 _ABSENT: "Final" = (
     errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.ENAMETOOLONG,
 )  # fmt: skip
@@ -40,8 +40,8 @@ _ABSENT: "Final" = (
 class Rootfs:
     """A root filesystem, reached through one descriptor.
 
-    Where the kernel has no openat2 (before Linux 5.6), paths are walked component by
-    component, which can't be misled either.
+    Without openat2 (before Linux 5.6), paths are walked component by component, which is just as
+    safe.
     """
 
     def __init__(self, path: str) -> None:
@@ -66,7 +66,7 @@ class Rootfs:
         self.close()
 
     def folder(self, path: str) -> int:
-        """Return an O_PATH descriptor of an existing folder; it stays ours."""
+        """Return an O_PATH descriptor of an existing folder; this object closes it."""
         fd = self._folders.get(path)
         if fd is None:
             fd = self._folders[path] = self.open(path, os.O_PATH | os.O_DIRECTORY)
@@ -81,7 +81,7 @@ class Rootfs:
         os.close(self._fd)
 
     def open(self, path: str, flags: int = os.O_PATH) -> int:
-        """Return a descriptor of an existing path, links followed inside the root."""
+        """Return a descriptor of an existing path; links are followed inside the root."""
         try:
             return kernel.openat2(self._fd, _relative(path), flags, RESOLVE)
         except OSError as error:
@@ -94,11 +94,11 @@ class Rootfs:
             os.close(parent)
 
     def open_own(self, path: str, *, writable: bool = False) -> int:
-        """Return an O_PATH descriptor of what root has put at a path that holds no link.
+        """Return an O_PATH descriptor of a file that root has put at a path without links.
 
-        UntrustedPathError where others could have put it there, or it is a link or, unless
-        ``writable``, a folder that everybody may write to; OSError for what isn't there, and for a
-        link on the way.
+        UntrustedPathError if other users could have put it there, if it is a link or, unless
+        ``writable``, a world-writable folder. OSError if it doesn't exist, or for a link in its
+        parent path.
         """
         folder, _, name = path.rpartition("/")
         fd = os.open(name or ".", PATH_FLAGS | os.O_NOFOLLOW, dir_fd=self._own_folder(folder))
@@ -111,10 +111,10 @@ class Rootfs:
         return fd
 
     def open_socket(self, path: str) -> int:
-        """Return an O_PATH descriptor of a socket of root's, or of a daemon's own system user.
+        """Return an O_PATH descriptor of a socket that root or a daemon's system user owns.
 
-        That is a user to whom root has given the folder of the socket, as root does for daemons
-        that don't run as root. UntrustedPathError for whatever else is there.
+        That user must own the socket's folder: daemons that don't run as root get such a folder.
+        UntrustedPathError for anything else.
         """
         folder, _, name = path.rpartition("/")
         above, _, last = folder.rpartition("/")
@@ -125,20 +125,20 @@ class Rootfs:
         finally:
             os.close(parent)
         status = os.fstat(fd)
-        # One with a second name may be another daemon's, to which this one's user made a link.
+        # A second hard link may lead to another daemon's socket: this one's user could create it.
         alone = stat.S_ISSOCK(status.st_mode) and status.st_nlink == 1
         if alone and (status.st_uid == daemon or is_own(status.st_uid)):  # protects: whose-socket
             return fd
         os.close(fd)
         raise _untrusted(
-            self._outside(path), "it isn't a socket of root's or its folder's owner alone"
+            self._outside(path), "it isn't a socket that only root or its folder's owner owns"
         )
 
     def own_path(self, path: str) -> str:
-        """Return where a path really is, root's links followed inside the root.
+        """Return the real path of a file; root's links are followed inside the root.
 
-        UntrustedPathError as in ``open_own``, OSError for what isn't there. What it returns is
-        good for ``open_own``, later too.
+        UntrustedPathError as in ``open_own``, OSError if it doesn't exist. The result is valid for
+        ``open_own``, also later.
         """
         self._own_folder("")
         parent, name = walk(self._fd, path, self._enter_own)
@@ -150,9 +150,9 @@ class Rootfs:
         return os.path.normpath(f"{folder}/{name}")
 
     def own_folder(self, path: str) -> str:
-        """Return where a folder really is that is root's like all above it, as ``own_path`` does.
+        """Return the real path of a folder that is root's, with all its parents (``own_path``).
 
-        OSError also for what is no folder.
+        OSError also if it isn't a folder.
         """
         real = self.own_path(path)
         self._own_folder(real.rstrip("/"))
@@ -162,7 +162,7 @@ class Rootfs:
         return self.path.rstrip("/") + path
 
     def _own_folder(self, path: str) -> int:
-        """Return a descriptor of a folder that is root's like all above it; it stays ours."""
+        """Return a descriptor of a folder that is root's, with all its parents; we close it."""
         fd = self._own.get(path)
         if fd is not None:
             return fd
@@ -189,11 +189,11 @@ class Rootfs:
         return fd
 
     def exists(self, path: str) -> bool:
-        """Tell whether a path, links followed inside the root, exists."""
+        """Tell whether a path exists; links are followed inside the root."""
         return self.stat(path) is not None
 
     def has_name(self, path: str) -> bool:
-        """Tell whether there is anything at a path, a link that leads nowhere too."""
+        """Tell whether a path exists, including dangling links."""
         folder, _, name = path.rpartition("/")
         try:
             os.stat(name, dir_fd=self.folder(folder or "/"), follow_symlinks=False)
@@ -202,7 +202,7 @@ class Rootfs:
         return True
 
     def stat(self, path: str) -> os.stat_result | None:
-        """Return the status of a path, links followed inside the root, or None."""
+        """Return the status of a path, or None; links are followed inside the root."""
         try:
             fd = self.open(path)
         except OSError as error:
@@ -217,8 +217,8 @@ class Rootfs:
     def real_path(self, path: str) -> str:
         """Return the path inside the root with every link resolved.
 
-        Only for roots that we trust (a driver root): the answer is a string, which in a
-        container's root could be outdated the moment it is returned.
+        Only for trusted roots (a driver root): in a container's root, the resulting string could
+        be outdated immediately.
         """
         fd = self.open(path)
         try:
@@ -227,15 +227,15 @@ class Rootfs:
             os.close(fd)
 
     def _inside(self, fd: int) -> str:
-        """Return what a descriptor of something below the root is called there."""
+        """Return the path inside the root of a descriptor's file."""
         base = os.readlink(f"/proc/self/fd/{self._fd}").rstrip("/")
         return os.readlink(f"/proc/self/fd/{fd}").removeprefix(base) or "/"
 
     def is_leftover(self, path: str, target: str, *, renewed: bool) -> bool:
-        """Tell whether a name is left of a link to another version of what ``target`` leads to.
+        """Tell whether a name is a leftover link to another version of the file at ``target``.
 
-        That is an empty file, or a link to an empty or missing file of the same name without its
-        version; with ``renewed``, to any other file of that name.
+        That is an empty file, or a link to an empty or missing file whose name differs only in
+        the version; with ``renewed``, to any such file.
         """
         folder, _, name = path.rpartition("/")
         try:
@@ -255,10 +255,10 @@ class Rootfs:
         return ours is None or not os.path.samestat(ours, found)
 
     def leads_to(self, path: str) -> str:
-        """Return where a link leads, followed inside the root, whether anything is there or not.
+        """Return the target of a link, followed inside the root, whether it exists or not.
 
-        Where a folder on the way isn't there either, that is the link's own content. The answer
-        is a string, as that of ``real_path``: who acts on it resolves it again.
+        If a folder on the way is missing, returns the link's own content. Like ``real_path``, the
+        result is a string: callers must resolve it again.
         """
         try:
             parent, name = walk(self._fd, path, enter)
@@ -274,7 +274,7 @@ class Rootfs:
     def list_folder(self, path: str, most: int = 0) -> list[str]:
         """Return the names in a folder, sorted; empty if there is no such folder.
 
-        With ``most``, which a folder of an image's needs, at most so many of them.
+        ``most`` limits their number, which is necessary for a folder of an image.
         """
         try:
             fd = self.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -293,10 +293,10 @@ class Rootfs:
             os.close(fd)
 
     def open_file(self, path: str) -> int | None:
-        """Open a regular file for reading; None if there is none or it is something else.
+        """Open a regular file for reading; None if there is none or it has another type.
 
-        What it is is known before it is opened: to open a device node that an image has in
-        a file's place can already do harm.
+        The type is checked before opening: opening a device node that an image has in a file's
+        place can already do harm.
         """
         try:
             fd = self.open(path)
@@ -325,7 +325,7 @@ class Rootfs:
 
 
 class Roots:
-    """Driver roots, each opened once, for a block."""
+    """Driver roots, each opened once; a context manager."""
 
     def __init__(self) -> None:
         self._roots: dict[str, Rootfs] = {}
@@ -338,21 +338,21 @@ class Roots:
             root.close()
 
     def of(self, path: str) -> Rootfs:
-        """Return the root with that path; OSError where there is none."""
+        """Return the root with that path; OSError if it doesn't exist."""
         found = self._roots.get(path)
         if found is None:
             found = self._roots[path] = Rootfs(path)
         return found
 
 
-# What is root's own --------------------------------------------------------------------------
+# Ownership -----------------------------------------------------------------------------------
 
 
 def is_own(uid: int) -> bool:
-    """Tell whether an owner is root, as far as that can be seen, or this very user."""
+    """Tell whether an owner is root, as far as that is visible, or this user."""
     if uid in (0, os.geteuid()):
         return True
-    from gpuhook.ground.host.files import is_roots  # noqa: PLC0415 - in user namespaces alone
+    from gpuhook.ground.host.files import is_roots  # noqa: PLC0415 - only in user namespaces
 
     return is_roots(uid)
 
@@ -360,8 +360,8 @@ def is_own(uid: int) -> bool:
 def _check_own(fd: int, path: str, besides: range = range(0)) -> int:
     """Return a folder's owner: root, or one of ``besides``.
 
-    UntrustedPathError for another one, and where everybody may write to the folder. A group that
-    may is as its administrator wants it, as everywhere (/usr/local of Debian).
+    UntrustedPathError for another owner, and for a world-writable folder. A group may have write
+    access: that is the administrator's choice, as for /usr/local in Debian.
     """
     status = os.fstat(fd)
     if status.st_mode & stat.S_IWOTH:  # protects: everybodys-folder
@@ -373,33 +373,33 @@ def _check_own(fd: int, path: str, besides: range = range(0)) -> int:
 
 def _untrusted(path: str, problem: str) -> UntrustedPathError:
     return UntrustedPathError(
-        f"Nothing of {path} is given to containers: {problem}",
-        "Keep what containers get in folders that root alone can change",
+        f"No file from {path} is passed to containers: {problem}",
+        "Keep files for containers in folders that only root can change",
     )
 
 
 class SocketError(UntrustedPathError):
-    """A socket would be given: whoever has it can talk to who listens."""
+    """A mount would contain a socket, and so give containers access to its daemon."""
 
 
 def refuse_socket(fd: int, path: str) -> None:
-    """Close the descriptor and raise an error where it is of a socket or a folder with one."""
+    """Close the descriptor and raise an error if it is a socket or a folder that has one."""
     mode = os.fstat(fd).st_mode
     socket = find_socket(fd) if stat.S_ISDIR(mode) else ""
     if socket or stat.S_ISSOCK(mode):  # protects: mounted-socket
         os.close(fd)
         why = f"it contains the socket {socket}" if socket else "it is a socket"
         raise SocketError(
-            f"Nothing of {path} is given to containers: {why}",
+            f"No file from {path} is passed to containers: {why}",
             "Name the files that containers need",
         )
 
 
 def find_socket(fd: int, levels: int = _MOST_LEVELS) -> str:
-    """Return the path of a socket in a folder, at any depth that is looked at; "" for none.
+    """Return the path of a socket in a folder, at any searched depth; "" for none.
 
-    ``fd`` may be an O_PATH descriptor. No link is followed, and at most ``levels`` folders deep
-    and 20,000 entries are looked at; what can't be read is passed over.
+    ``fd`` may be an O_PATH descriptor. No link is followed. The search covers at most ``levels``
+    levels of folders and 20,000 entries; unreadable ones are skipped.
     """
     return _socket_in(fd, levels, [_MOST_ENTRIES])
 
@@ -421,7 +421,7 @@ def _socket_in(fd: int, levels: int, left: list[int]) -> str:
                 elif _is_socket(entry):
                     return entry.name
     except OSError:
-        return ""  # the folder went meanwhile
+        return ""  # the folder was removed meanwhile
     finally:
         os.close(here)
     return ""
@@ -450,7 +450,7 @@ def _socket_below(parent: int, name: str, levels: int, left: list[int]) -> str:
 def walk(root: int, path: str, step: "Callable[[int, str], int]") -> tuple[int, str]:
     """Resolve a path below a root component by component, following links inside it.
 
-    ``step(parent, name)`` opens a folder on the way. Returns a descriptor of the last
+    ``step(parent, name)`` opens a folder on the path. Returns a descriptor of the last
     folder, which the caller closes, and the last name, which may not exist but is no link.
     """
     waiting = _components(path)[::-1]
@@ -482,17 +482,17 @@ def walk(root: int, path: str, step: "Callable[[int, str], int]") -> tuple[int, 
 
 
 def enter(parent: int, name: str) -> int:
-    """Open a folder in a folder without following a link."""
+    """Open a folder in a folder; links aren't followed."""
     return os.open(name, PATH_FLAGS | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
 
 
 def reopen(fd: int) -> int:
-    """Open for reading what an O_PATH descriptor points at."""
+    """Open the file of an O_PATH descriptor for reading."""
     return os.open(f"/proc/self/fd/{fd}", _READ_FLAGS)
 
 
 def read_link(parent: int, name: str) -> str | None:
-    """Return a link's content, or None where the name is missing or no link."""
+    """Return a link's content, or None if the name is missing or isn't a link."""
     try:
         return os.readlink(name, dir_fd=parent)
     except OSError as error:
@@ -502,7 +502,7 @@ def read_link(parent: int, name: str) -> str | None:
 
 
 def read_all(fd: int, limit: int, path: str) -> bytes:
-    """Read a descriptor to its end; OSError(EFBIG) past ``limit`` bytes."""
+    """Read a descriptor to its end; OSError(EFBIG) for more than ``limit`` bytes."""
     data = read_start(fd, limit + 1)
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"more than {limit} bytes", path)

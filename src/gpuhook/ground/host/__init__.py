@@ -1,1 +1,1 @@
-"""Files and processes of the host, of which some belong to hostile users."""
+"""Files and processes of the host, including those of hostile users."""

@@ -1,10 +1,10 @@
-"""Files of this machine that another user may have put there: read, and written, by root.
+"""Files of this host that another user may have put there: read and written by root.
 
-A pipe in a file's place would be waited for without end, a link would lead root elsewhere,
-and a file may be of any size. So what the commands read they read here: without waiting,
-regular files alone, and not without bound.
+A pipe in place of a file would block forever, a link would lead root elsewhere, and a file may
+have any size. So commands read files only here: without blocking, only regular files, and only up
+to a limit.
 
-Imports errno, os, stat, errors and fileio, because a container's start may read CDI documents.
+Imports errno, os, stat, errors and fileio, because container starts may read CDI specs.
 """
 
 import errno
@@ -14,24 +14,24 @@ import stat
 from gpuhook.ground import fileio
 from gpuhook.ground.errors import UntrustedPathError
 
-LIMIT = 16 << 20  # bytes; no configuration or record of an engine comes near
+LIMIT = 16 << 20  # bytes; far more than any configuration or record of an engine
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # protects: no-waiting-open
 # protects: no-link-followed
 _NEW = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ROOT = 0
-_NOBODY = 65534  # how the kernel shows owners that a user namespace has no number for
+_NOBODY = 65534  # the kernel's stand-in for owners that aren't mapped into a user namespace
 _FIRST_USER_NAMESPACE = 0xEFFFFFFD  # PROC_USER_INIT_INO of linux/proc_ns.h
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 _LINKS = 40  # on the way to a file, as in the kernel (path_resolution(7))
 _NEW_MODE = 0o644
 _PRIVATE = 0o600
-_ACL = "system.posix_acl_access"  # acl(5); beside one, a group's bits are everybody's most
+_ACL = "system.posix_acl_access"  # acl(5); with one, the group bits are the mask of all entries
 
 
 def read(path: str, most: int = LIMIT) -> bytes:
     """Return a regular file's content; OSError for anything else, and for more than ``most`` bytes.
 
-    Never waits: not for a pipe's other end, nor for who holds a lease.
+    Never blocks: neither for a pipe's other end, nor for a file lease.
     """
     return _whole(path, read_start(path, most + 1), most)
 
@@ -46,10 +46,10 @@ def read_start(path: str, most: int = LIMIT) -> bytes:
 
 
 def read_roots(path: str, most: int = LIMIT) -> bytes:
-    """Return the content of a file that root is to carry out, as ``read`` does.
+    """Return the content of a file that root is to execute, as ``read`` does.
 
-    UntrustedPathError where another user than root can have written it: the very file that is
-    read is looked at, because in a folder such as /tmp another may be put in its place.
+    UntrustedPathError if a non-root user can have written it. The opened file itself is checked,
+    because in a folder such as /tmp another file may be put in its place.
     """
     check_way(path)
     fd = _open_regular(path, _READ)
@@ -67,10 +67,10 @@ def _whole(path: str, data: bytes, most: int) -> bytes:
 
 
 def create_private(path: str) -> int:
-    """Return a descriptor of a file that is empty, and for this user alone to read and write.
+    """Return a descriptor of an empty file that only this user may read and write.
 
-    A regular file of this user is emptied. Anything else that stands there is refused with an
-    OSError, a link above all: in a folder such as /tmp everybody may put one.
+    A regular file of this user is truncated. Anything else at the path is an OSError, above all a
+    link: in a folder such as /tmp, any user may put one there.
     """
     try:
         return os.open(path, _NEW | os.O_CREAT | os.O_EXCL, 0o600)
@@ -79,7 +79,7 @@ def create_private(path: str) -> int:
     try:
         status = os.fstat(fd)
         if status.st_uid != os.geteuid() or status.st_nlink != 1:
-            raise OSError(errno.EEXIST, "a file of somebody else is there", path)
+            raise OSError(errno.EEXIST, "another user's file is there", path)
         os.fchmod(fd, 0o600)
         os.ftruncate(fd, 0)
     except OSError:
@@ -102,7 +102,7 @@ def _open_regular(path: str, flags: int) -> int:
 
 
 def status_of(path: str) -> os.stat_result:
-    """Return the status of what a path leads to; OSError in the words of ``read``."""
+    """Return the status of a path's target; OSError with the messages of ``read``."""
     try:
         return os.stat(path)
     except PermissionError as error:
@@ -110,21 +110,21 @@ def status_of(path: str) -> os.stat_result:
 
 
 def _denied(error: PermissionError, path: str) -> OSError:
-    """Return an error that says why root may not follow a link, where it is one."""
+    """Return an error that says why root may not follow a link, if it is one."""
     if os.geteuid() != _ROOT or not os.path.islink(path):
         return error
     # fs.protected_symlinks, proc_sys_fs(5), which systemd sets.
-    why = "it is a link in a folder where others may write, and not root's"
+    why = "it is a link in a folder where other users may write, and doesn't belong to root"
     return OSError(error.errno, why, path)
 
 
 def check_way(path: str) -> None:
-    """Raise UntrustedPathError if another user than root could lead root elsewhere on this path.
+    """Raise UntrustedPathError if a non-root user could redirect root on this path.
 
-    That is where a folder or a link on it belongs to another user, or a folder is open to
-    everybody without the sticky bit. What doesn't exist yet is as safe as the folder that it
-    will be in; a folder that doesn't must not be in one where others may make it. Says nothing
-    where we aren't root: then the kernel keeps us from harm.
+    That is so if a folder or a link on it belongs to another user, or if a folder is
+    world-writable without the sticky bit. A missing file is as safe as its folder; a missing
+    folder must not be in one where other users may create it. Does nothing if we aren't root:
+    then the kernel protects us.
     """
     if os.geteuid() != _ROOT:  # protects: owners-identity
         return
@@ -135,7 +135,7 @@ def check_way(path: str) -> None:
     while pending:
         name = pending.pop()
         found = os.path.dirname(way) if name == ".." else os.path.join(way, name)
-        # Each is looked at once: it may be removed meanwhile, and one of a user's put back.
+        # Each is checked once: it may be removed meanwhile, and a user's put in its place.
         try:
             status = os.lstat(found)
             is_link = stat.S_ISLNK(status.st_mode)
@@ -159,10 +159,10 @@ def check_way(path: str) -> None:
 
 
 def check_writers(path: str) -> None:
-    """Raise UntrustedPathError where another user than root can have written a file.
+    """Raise UntrustedPathError if a non-root user can have written a file.
 
-    For what root is to carry out, and isn't read by ``read_roots``. Says nothing where we aren't
-    root, and of what isn't there.
+    For files that root is to execute and that ``read_roots`` doesn't read. Does nothing if we
+    aren't root, or if the file doesn't exist.
     """
     check_way(path)
     if os.path.exists(path):
@@ -170,10 +170,10 @@ def check_writers(path: str) -> None:
 
 
 def check_owner(path: str) -> None:
-    """Raise UntrustedPathError if a file that root replaces would be another user's afterwards.
+    """Raise UntrustedPathError if a file that root replaces would belong to another user.
 
-    An owner is kept, as an administrator has chosen it. But where everybody may make files, as in
-    /tmp, anybody may have made that one, to write to it later.
+    The owner is kept, because an administrator has chosen it. But in a world-writable folder, as
+    /tmp, any user may have created the file in order to write to it later.
     """
     if os.geteuid() != _ROOT:
         return
@@ -184,9 +184,9 @@ def check_owner(path: str) -> None:
         return
     if everybodys and not is_roots(owner):  # protects: kept-owner
         raise UntrustedPathError(
-            f"{path} belongs to user {owner}, who would decide what is in it, and anybody may "
-            "make files there",
-            "Remove it, or name a file in a folder that root alone can change",
+            f"{path} belongs to user {owner}, who would control its content, and any user may "
+            "create files there",
+            "Remove it, or name a file in a folder that only root can change",
         )
 
 
@@ -196,16 +196,16 @@ def _check_writers(path: str, status: os.stat_result) -> None:
     others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if others or not is_roots(status.st_uid):  # protects: read-writers
         raise UntrustedPathError(
-            f"{path} may be written by others than root, who would decide what root does",
+            f"{path} may be written by non-root users, who would control what root does",
             f"Run chown root:root {path} and chmod go-w {path}",
         )
 
 
 def is_roots(uid: int) -> bool:
-    """Tell whether an owner is root, as far as that can be seen.
+    """Tell whether an owner is root, as far as that is visible.
 
-    Where a user is root in a user namespace of his own, as below a rootless engine, the host's
-    root has no number. Nobody else's power than that user's is at stake there.
+    If a user is root in an own user namespace, as below a rootless engine, the host's root isn't
+    mapped there. Only that user's own rights are at stake then.
     """
     if uid != _NOBODY or os.lstat("/").st_uid != _NOBODY:
         return uid == _ROOT
@@ -216,7 +216,7 @@ def is_roots(uid: int) -> bool:
 
 
 def _names(path: str) -> list[str]:
-    """Return a path's names, the last one first."""
+    """Return the components of a path, the last one first."""
     return [name for name in reversed(path.split("/")) if name not in ("", ".")]
 
 
@@ -226,21 +226,21 @@ def _check_folder(folder: str, status: os.stat_result, path: str) -> None:
     if not is_roots(status.st_uid):
         raise _untrusted(path, f"the folder {folder}, which belongs to user {status.st_uid}")
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-        raise _untrusted(path, f"the folder {folder}, which everybody may change")
+        raise _untrusted(path, f"the folder {folder}, which every user may change")
 
 
 def _untrusted(path: str, what: str) -> UntrustedPathError:
     return UntrustedPathError(
         f"{path} is reached through {what} and could lead root elsewhere",
-        "Run this as that user, or name a path that root alone can change",
+        "Run this as that user, or name a path that only root can change",
     )
 
 
 def copy_mode(*sources: str) -> int | None:
-    """Return the mode for a file that repeats others; None where everybody may read all of those.
+    """Return the mode for a file that copies others; None if all of those are world-readable.
 
-    Then it is for its owner alone: whose group a file has may differ, and so may rights beside
-    its mode. Sources that aren't there count for nothing.
+    The returned mode is for the owner only, because a copy's group and access control list may
+    differ. Missing sources don't count.
     """
     for path in sources:
         try:
@@ -252,17 +252,17 @@ def copy_mode(*sources: str) -> int | None:
 
 
 def replace(path: str, data: bytes, mode: int | None = None) -> None:
-    """Write ``data`` to ``path`` on disk, by a temporary file in the same folder and rename.
+    """Write ``data`` to ``path`` durably, with a temporary file in the same folder and rename.
 
-    Owner, mode and access control list of an existing file are kept; where ``mode`` is given,
-    the file has that one instead of mode and list. A symbolic link stays one and its target is
-    replaced. Raises OSError, and UntrustedPathError where another user's link could lead root
-    elsewhere, or his file is there (``check_owner``); then nothing has changed.
+    Owner, mode and access control list of an existing file are kept; a given ``mode`` replaces
+    mode and list. A symbolic link stays and its target is replaced. Raises OSError, and
+    UntrustedPathError if another user's link could lead root elsewhere, or another user's file is
+    there (``check_owner``); then nothing has changed.
     """
     check_way(path)
     path = os.path.realpath(path)
     folder = os.path.dirname(path)
-    # Two may do this at once, so nobody's temporary file has the name of another's.
+    # Two processes may do this at once, so temporary names are unique.
     temporary = f"{folder}/.{os.path.basename(path)}.{os.urandom(8).hex()}"
 
     def finish(fd: int) -> None:
@@ -274,11 +274,11 @@ def replace(path: str, data: bytes, mode: int | None = None) -> None:
 
 
 def exchange(one: str, other: str) -> None:
-    """Have two paths of one filesystem change places in one step; OSError where that can't be.
+    """Exchange two paths of one filesystem atomically; OSError if that isn't possible.
 
     Source: renameat2(2), RENAME_EXCHANGE.
     """
-    import ctypes  # noqa: PLC0415 - slow, and no container's start does this
+    import ctypes  # noqa: PLC0415 - slow, and no container start does this
 
     libc = ctypes.CDLL(None, use_errno=True)
     words = _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE
@@ -288,13 +288,13 @@ def exchange(one: str, other: str) -> None:
 
 
 def remedy(error: OSError, otherwise: str) -> str:
-    """Return what helps where a file couldn't be written; ``otherwise`` if space doesn't."""
+    """Return the remedy if a file can't be written; ``otherwise`` unless the disk is full."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return "Make room on its filesystem, and run this again" if full else otherwise
+    return "Free space on its filesystem, and run this again" if full else otherwise
 
 
 def sync_folder(folder: str) -> None:
-    """Make the names in a folder last through a power cut."""
+    """Make a folder's names survive a power loss."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -309,7 +309,7 @@ def _copy_identity(path: str, fd: int, mode: int | None) -> None:
     except FileNotFoundError:
         os.fchmod(fd, _NEW_MODE if mode is None else mode)
         return
-    # The owner first: a change of owner takes the set-id bits away.
+    # The owner first: changing it clears the set-id bits.
     os.fchown(fd, old.st_uid, old.st_gid)
     if mode is None:
         mode = stat.S_IMODE(old.st_mode)
@@ -318,7 +318,7 @@ def _copy_identity(path: str, fd: int, mode: int | None) -> None:
 
 
 def _copy_list(path: str, fd: int) -> None:
-    """Give a file another's access control list, or none where that has none."""
+    """Copy another file's access control list, or remove the list if that has none."""
     none = errno.ENODATA, errno.ENOTSUP
     try:
         os.setxattr(fd, _ACL, os.getxattr(path, _ACL))
@@ -326,7 +326,7 @@ def _copy_list(path: str, fd: int) -> None:
         if error.errno not in none:
             raise
         try:
-            os.removexattr(fd, _ACL)  # the folder may have given it one
+            os.removexattr(fd, _ACL)  # the folder may have a default list
         except OSError as other:
             if other.errno not in none:
                 raise

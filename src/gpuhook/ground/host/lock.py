@@ -1,16 +1,16 @@
-"""A lock on an open file: one process at a time, and nobody waits for ever."""
+"""File locks: one process at a time, with a limited wait."""
 
 import errno
 import fcntl
 import time
 
-_POLL = 0.01  # seconds between two looks: flock(2) itself knows no limit
+_POLL = 0.01  # seconds between attempts: flock(2) itself has no timeout
 
 
 def take(fd: int, seconds: float = 0.0) -> bool:
-    """Lock a file for as long as it is open; False where somebody else does so all that time.
+    """Lock a file while it is open; False if another process holds the lock all that time.
 
-    OSError where the file's system has no locks. Source: flock(2).
+    OSError if the filesystem has no locks. Source: flock(2).
     """
     end = time.monotonic() + seconds
     while True:
@@ -27,10 +27,11 @@ def take(fd: int, seconds: float = 0.0) -> bool:
 
 
 def hold(fd: int) -> bool:
-    """Lock a file until this process ends, and no child has the lock; False where another does so.
+    """Lock a file until this process ends; False if another process holds the lock.
 
-    Such locks count in all pid namespaces, where numbers of processes don't. Closing any descriptor
-    of that file lets go of it. OSError where the file's system has no locks. Source: fcntl(2).
+    Children don't inherit the lock. Such locks work across pid namespaces, where process ids
+    don't. Closing any descriptor of that file releases it. OSError if the filesystem has no
+    locks. Source: fcntl(2).
     """
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,14 +1,14 @@
-r"""What the kernel says in /proc of processes, their cgroups and their mounts: read as bytes.
+r"""Reader of /proc: processes, their cgroups and mounts, as bytes.
 
-A process, a cgroup and a folder are called what their makers like, in any bytes. Lines end with
-a newline there, the only byte that the kernel keeps out of such names or escapes, and fields
-with a blank; \r, \v, U+2028 and whatever else Python's text takes for the end of a line or a
-field are letters of names. What is read is bounded, and a line of another form is passed over.
+Users choose the names of processes, cgroups and folders, in any bytes. Lines in /proc end with a
+newline, the only byte that the kernel forbids in such names or escapes, and fields with a blank.
+Other characters that Python treats as line or field ends (\r, \v, U+2028 ...) are parts of
+names. Reading is bounded, and a malformed line is skipped.
 
 Sources: proc_pid_mountinfo(5), cgroups(7), proc_pid_status(5), proc_pid_stat(5); the kernel's
 fs/proc_namespace.c and kernel/cgroup/cgroup.c, which refuses a newline in a cgroup's name.
 
-Imports errno and os alone, because a container's start reads these files.
+Imports only errno and os, because container starts read these files.
 """
 
 import errno
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 LIMIT: "Final" = 1 << 26  # bytes; the mount table of a busy node has some MiB
 FIRST_PIDS: "Final" = 0xEFFFFFFC  # PROC_PID_INIT_INO of include/linux/proc_ns.h
-# What mountinfo writes as \ooo: blank, tab, newline, backslash, and in sources #.
+# Characters that mountinfo writes as \ooo: blank, tab, newline, backslash, and # in sources.
 _ESCAPED: "Final" = {b"040": b" ", b"011": b"\t", b"012": b"\n", b"134": b"\\", b"043": b"#"}
 
 
 def read(path: str, folder: "int | None" = None, most: int = LIMIT) -> bytes:
-    """Return a file of /proc, relative to a descriptor where one is given.
+    """Return a file of /proc, relative to a descriptor if one is given.
 
-    OSError where it can't be read, and for more than ``most`` bytes.
+    OSError if it can't be read, and for more than ``most`` bytes.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
     try:
@@ -40,7 +40,7 @@ def read(path: str, folder: "int | None" = None, most: int = LIMIT) -> bytes:
 
 
 def data_of(path: str) -> bytes:
-    """Return a file of /proc, b"" where it is gone or isn't for us to read."""
+    """Return a file of /proc, b"" if it is gone or we may not read it."""
     try:
         return read(path)
     except OSError:
@@ -48,14 +48,14 @@ def data_of(path: str) -> bytes:
 
 
 def pids() -> int:
-    """Return the number of the pid namespace whose ids /proc has, 0 where we aren't in there.
+    """Return the number of the pid namespace whose ids /proc has, 0 if we aren't in it.
 
-    ``FIRST_PIDS`` is the machine's first one, where all processes are seen, and stands for one that
-    isn't for us to know. Ours may be below it: a hook may run in its container's, with the host's
-    /proc.
+    ``FIRST_PIDS`` is the host's initial one, which sees all processes. It also stands for one
+    that we can't identify. Ours may be below it: a hook may run in its container's namespace,
+    with the host's /proc.
     """
     try:
-        if os.stat("/proc/self/ns/pid").st_ino == FIRST_PIDS:  # and no other's /proc has us
+        if os.stat("/proc/self/ns/pid").st_ino == FIRST_PIDS:  # no other /proc shows us
             return FIRST_PIDS
     except OSError:
         pass
@@ -65,7 +65,7 @@ def pids() -> int:
             found = status(read(f"/proc/{entry}/status"))
         except OSError:
             return 0 if entry == "self" else FIRST_PIDS
-        if len(found.get("NSpid", ())) < 2:  # an id for each namespace from that of /proc on
+        if len(found.get("NSpid", ())) < 2:  # one id per namespace, starting with that of /proc
             break
         entry = found["PPid"][0]
     try:
@@ -75,7 +75,7 @@ def pids() -> int:
 
 
 def read_open(fd: int, most: int = LIMIT) -> bytes:
-    """Return what is left to read of an open file; OSError for more than ``most`` bytes."""
+    """Return the rest of an open file; OSError for more than ``most`` bytes."""
     data = read_start(fd, most + 1)
     if len(data) > most:
         raise OSError(errno.EFBIG, f"it is larger than {most} bytes")
@@ -88,22 +88,22 @@ def lines(data: bytes) -> list[bytes]:
 
 
 def words(line: bytes) -> list[bytes]:
-    """Return what blanks and tabs separate, where a file is aligned by them."""
+    """Return the parts between blanks and tabs, for files with aligned columns."""
     return [word for word in line.replace(b"\t", b" ").split(b" ") if word]
 
 
 def stat_fields(data: bytes) -> list[bytes]:
     """Return the fields of /proc/PID/stat from the third one on, the state.
 
-    The second one, in brackets, may hold anything.
+    The second one, in brackets, may contain any characters.
     """
     return data.rpartition(b") ")[2].removesuffix(b"\n").split(b" ")
 
 
 def status(data: bytes) -> dict[str, list[str]]:
-    """Return what stands in /proc/PID/status: each key with its words.
+    """Return the content of /proc/PID/status: each key with its words.
 
-    A name that isn't one word is in none of them: it is in ``Name`` whole, as the kernel has it.
+    ``Name`` is one word, the whole name as the kernel has it, even if it contains blanks.
     """
     found = {}
     for line in lines(data):
@@ -116,9 +116,9 @@ def status(data: bytes) -> dict[str, list[str]]:
 
 
 def cgroups(data: bytes) -> dict[str, str]:
-    """Return what stands in /proc/PID/cgroup: the controllers of a hierarchy -> the path in it.
+    """Return the content of /proc/PID/cgroup: the controllers of a hierarchy -> the path in it.
 
-    The unified hierarchy has no controllers there. Paths count from the root of our cgroup
+    The unified hierarchy has no controllers there. Paths are relative to the root of our cgroup
     namespace.
     """
     found = {}
@@ -140,7 +140,7 @@ def id_map(data: bytes) -> list[tuple[int, int, int]]:
 
 
 class Mount:
-    """A line of /proc/PID/mountinfo: its fields as they stand there, ``tags`` but those.
+    """A line of /proc/PID/mountinfo, its fields unchanged except ``tags``.
 
     ``device`` is b"MAJOR:MINOR"; ``flags`` are the mount's own, ``options`` the filesystem's;
     ``tags`` are the propagation's, such as b"shared:5".
@@ -166,7 +166,7 @@ def _mount(line: bytes) -> "Mount | None":
 
 
 def unescaped(field: bytes) -> str:
-    """Return a path of mountinfo as it is."""
+    """Return a path of mountinfo without escapes."""
     first, *rest = field.split(b"\\")
     made = [
         _ESCAPED[part[:3]] + part[3:] if part[:3] in _ESCAPED else b"\\" + part for part in rest
@@ -175,7 +175,7 @@ def unescaped(field: bytes) -> str:
 
 
 class Mounts:
-    """A mount table, of which little is looked at: it may have ten thousand lines."""
+    """A mount table, parsed lazily: it may have ten thousand lines."""
 
     __slots__ = ("_text",)
 
@@ -194,12 +194,12 @@ class Mounts:
                 yield mount
 
     def find(self, number: bytes) -> "Mount | None":
-        """Return the mount with an id, None if it isn't there: it is in one namespace alone."""
+        """Return the mount with an id, None if it doesn't exist in this namespace."""
         start = self._text.find(b"\n%s " % number) + 1
         return _mount(self._text[start : self._text.find(b"\n", start)]) if start else None
 
     def has_device(self, device: bytes) -> bool:
-        """Tell whether a filesystem is mounted, by its b"MAJOR:MINOR"."""
+        """Tell whether a filesystem, given as b"MAJOR:MINOR", is mounted."""
         # protects: source-is-no-device
         return any(head.count(b" ") == 1 for head in self._before(device))
 
@@ -208,9 +208,9 @@ class Mounts:
         return any(head.count(b" ") > 4 and b" - " not in head for head in self._before(tag))
 
     def _before(self, field: bytes) -> "Iterator[bytes]":
-        """Yield what stands before a field in its line, wherever it does.
+        """Yield the beginning of each line up to a field, for each occurrence of the field.
 
-        Whoever mounts may call a filesystem's source like a device or a group.
+        Users can mount with a source that looks like a device or a group.
         """
         field, at = b" %s " % field, 0
         while (at := self._text.find(field, at)) >= 0:
@@ -218,16 +218,16 @@ class Mounts:
             at += 1
 
     def below(self, root: bytes) -> set[bytes]:
-        """Return the ids of a mount and of all that are on it, on those, and so on."""
+        """Return the ids of a mount and of all mounts on it, recursively."""
         pairs = [fields[:2] for _, fields in self._beginnings()]
         found, before = {root}, 0
-        while len(found) > before:  # a mount may stand before the one that it is on
+        while len(found) > before:  # a mount may be listed before its parent
             before = len(found)
             found.update(number for number, parent in pairs if parent in found)
         return found
 
     def without(self, numbers: "Container[bytes]" = (), device: bytes = b"") -> "Mounts":
-        """Return the table without some mounts, and those of one filesystem."""
+        """Return the table without some mounts, and without those of one filesystem."""
         kept = [
             line
             for line, fields in self._beginnings()
@@ -243,5 +243,5 @@ class Mounts:
                 yield line, fields
 
     def as_copied(self) -> "Mounts":
-        """Return the table with each group that a mount gets from as one that it gives to."""
+        """Return the table with each master group as a shared one."""
         return Mounts(self._text[1:].replace(b" master:", b" shared:"))  # protects: shared-masters

@@ -1,1 +1,1 @@
-"""Shared libraries: ELF, ld.so.cache, and where in a container they go."""
+"""Shared libraries: ELF, ld.so.cache, and their folders in a container."""

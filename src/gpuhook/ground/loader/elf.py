@@ -1,4 +1,4 @@
-"""Read the few things gpuhook needs from a shared library: class, machine, SONAME, NEEDED, notes.
+"""ELF reader for shared libraries: class, machine, SONAME, NEEDED, notes.
 
 Source: the ELF gABI (System V ABI, chapters 4 and 5) and elf.h. Reads by ``os.pread`` at
 checked offsets, so a library of a hundred megabytes costs a handful of small reads, and no
@@ -24,7 +24,7 @@ DT_RPATH, DT_RUNPATH = 15, 29
 SHT_NOBITS = 8
 SHN_XINDEX = 0xFFFF
 
-# What no real library comes near, so that a forged count can't cost time or memory.
+# Limits that no real library reaches, so that a forged count can't cost time or memory.
 MAX_SECTIONS_SIZE = 4 << 20
 MAX_SEGMENTS_SIZE = 1 << 16  # a thousand; real libraries have a dozen
 MAX_DYNAMIC_SIZE = 1 << 16
@@ -37,10 +37,10 @@ STRING_CHUNK = 128
 
 
 class Library(Record):
-    """What one shared library says of itself.
+    """Properties of a shared library.
 
-    ``bits`` is 32 or 64, ``machine`` and ``flags`` are e_machine and e_flags, ``soname``
-    is None where the library has none, ``needed`` keeps the file's order.
+    ``bits`` is 32 or 64, ``machine`` and ``flags`` are e_machine and e_flags, ``soname`` is None
+    if the library has none, ``needed`` keeps the file's order.
     """
 
     bits: int
@@ -51,7 +51,7 @@ class Library(Record):
 
 
 def read(source: int | bytes, path: str = "library") -> Library:
-    """Return what the shared library in ``source`` (a descriptor or the bytes) says of itself.
+    """Return the properties of the shared library in ``source``, a descriptor or bytes.
 
     ``path`` is only for messages. Raises ElfError for anything that is not a well-formed
     shared library, OSError never.
@@ -64,7 +64,7 @@ def read(source: int | bytes, path: str = "library") -> Library:
 
 
 def section(source: int | bytes, name: bytes, path: str = "library") -> bytes | None:
-    """Return the content of the section called ``name``, None if there is no such section.
+    """Return the content of the section named ``name``, None if there is no such section.
 
     For notes such as b".note.cuda.fwd_compatibility". Raises ElfError as ``read`` does, and
     for a section of more than 1 MiB.
@@ -73,10 +73,10 @@ def section(source: int | bytes, name: bytes, path: str = "library") -> bytes | 
 
 
 def note(source: int | bytes, name: bytes, owner: bytes, path: str = "library") -> bytes | None:
-    """Return the description of the first note by ``owner`` in the section called ``name``.
+    """Return the description of the first note by ``owner`` in the section named ``name``.
 
-    None if the section or such a note is missing. A description that is shorter than its header
-    says is what there is of it. Raises ElfError as ``section`` does.
+    None if the section or such a note is missing. A description that is cut short is returned as
+    far as it goes. Raises ElfError as ``section`` does.
     """
     elf = _Elf(source, path)
     content = elf.section(name)
@@ -94,7 +94,7 @@ def note(source: int | bytes, name: bytes, owner: bytes, path: str = "library") 
 
 
 def loader(source: int | bytes, path: str = "program") -> str:
-    """Return the path of the dynamic loader by which a program is started, "" if it is static.
+    """Return the path of a program's dynamic loader, "" if the program is static.
 
     ``path`` is only for messages. Raises ElfError for anything that is not a well-formed ELF file.
     """
@@ -106,13 +106,13 @@ def loader(source: int | bytes, path: str = "program") -> str:
 
 
 def machine(source: int | bytes, path: str = "program") -> int:
-    """Return what machine an ELF file is for, its e_machine; ElfError as ``loader`` raises."""
+    """Return the e_machine of an ELF file; ElfError as in ``loader``."""
     number: int = _Elf(source, path).machine
     return number
 
 
 def search_path(source: int | bytes, path: str = "program") -> list[str]:
-    """Return the folders in which a program has its libraries looked for first.
+    """Return the folders that a program searches first for libraries.
 
     ``path`` is only for messages. Raises ElfError for anything that is not a well-formed ELF file.
     """
@@ -155,7 +155,7 @@ class _Elf:
         self.section_headers = (fields[5], fields[10], fields[11], fields[12])
 
     def error(self, what: str) -> ElfError:
-        """Return the error that says ``what`` of this file."""
+        """Return the error that says ``what`` about this file."""
         return ElfError(
             f"{self.path} {what}",
             "Reinstall the package that the file belongs to, or remove the file",
@@ -200,7 +200,7 @@ class _Elf:
         return soname[-1] if soname else None, tuple(self.dynamic_texts(DT_NEEDED))
 
     def dynamic_texts(self, *tags: int) -> list[str]:
-        """Return the texts of entries of the dynamic section, in the file's order."""
+        """Return the strings of entries of the dynamic section, in the file's order."""
         segments = self.segments()
         strings, size = None, 0
         found: list[int] = []
@@ -253,7 +253,7 @@ class _Elf:
         raise self.error("has a name without an end")
 
     def section(self, name: bytes) -> bytes | None:
-        """Return the content of the section called ``name``, None if there is none."""
+        """Return the content of the section named ``name``, None if there is none."""
         offset, size, count, names_index = self.section_headers
         if not offset:
             return None

@@ -1,7 +1,7 @@
-"""Where a container's libraries go, and by which names its loader finds them there.
+"""Folders for libraries in a container, and the names that its loader finds them by.
 
-The folders are told by a few files of the image; the names, SONAME links and cache entries,
-are what ldconfig makes of a folder. Sources: ldconfig(8), glibc's elf/ldconfig.c.
+A few files of the image determine the folders. The names, SONAME links and cache entries, are
+those that ldconfig makes for a folder. Sources: ldconfig(8), glibc's elf/ldconfig.c.
 """
 
 import os
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gpuhook.ground.container.rootfs import Rootfs
 
-# uname -m -> Debian's multiarch folder names, ordinary and 32-bit (None: no such thing).
+# uname -m -> Debian's multiarch folder names, native and 32-bit (None: doesn't exist).
 _TRIPLETS = {
     "x86_64": ("x86_64-linux-gnu", "i386-linux-gnu"),
     "aarch64": ("aarch64-linux-gnu", "arm-linux-gnueabihf"),
@@ -25,7 +25,7 @@ _TRIPLETS = {
 }
 
 
-# uname -m -> ld.so.cache flags of ordinary libraries, and of 32-bit ones.
+# uname -m -> ld.so.cache flags of native libraries, and of 32-bit ones.
 _CACHE_FLAGS = {
     "x86_64": (0x0303, 0x0003),
     "aarch64": (0x0A03, 0x0903),
@@ -35,9 +35,9 @@ _CACHE_FLAGS = {
 
 
 class Layout(Record):
-    """The folders that a container's driver files go to.
+    """Folders for driver files in a container.
 
-    ``uses_cache`` is False where the loader (musl's) reads no ld.so.cache.
+    ``uses_cache`` is False if the loader (musl's) reads no ld.so.cache.
     """
 
     libraries: str
@@ -45,33 +45,33 @@ class Layout(Record):
     uses_cache: bool
 
     def folder_of(self, path: str, *, bits32: bool) -> str | None:  # noqa: ARG002 - see HostLayout
-        """Return the folder for a library that has this path on the host, None if there is none."""
+        """Return the folder for a library with this path on the host, None if there is none."""
         return self.libraries32 if bits32 else self.libraries
 
 
 class HostLayout(Layout):
-    """Each library in the folder that it is in below the driver root: CDI, any image's."""
+    """Layout with each library in its folder below the driver root: for CDI, with any image."""
 
     def __init__(self, *, uses_cache: bool = True) -> None:
         super().__init__("", None, uses_cache=uses_cache)
 
-    def folder_of(self, path: str, *, bits32: bool) -> str | None:  # noqa: ARG002 - it lies there
+    def folder_of(self, path: str, *, bits32: bool) -> str | None:  # noqa: ARG002 - same folder
         """Return the library's own folder."""
         return path.rpartition("/")[0]
 
 
 def cache_flags(machine: str, *, bits32: bool) -> int | None:
-    """Return the ld.so.cache flags of this machine's libraries, None where there are none."""
+    """Return the ld.so.cache flags of this machine's libraries, None if there are none."""
     return _CACHE_FLAGS.get(machine, (None, None))[1 if bits32 else 0]
 
 
 def triplet(machine: str) -> str:
-    """Return the name of Debian's folder for this machine's (uname -m) ordinary libraries."""
+    """Return Debian's folder name for native libraries of this machine (uname -m)."""
     return _triplets(machine)[0]
 
 
 def triplet32(machine: str) -> str | None:
-    """Return the name of Debian's folder for this machine's 32-bit libraries, None for none."""
+    """Return Debian's folder name for 32-bit libraries of this machine, None for none."""
     return _triplets(machine)[1]
 
 
@@ -90,7 +90,7 @@ def debian(machine: str) -> Layout:
 
 
 def of_image(root: "Rootfs") -> Layout:
-    """Tell a container's layout from its root filesystem."""
+    """Determine a container's layout from its root filesystem."""
     machine = machine_name()
     if _is_debian(root, machine):
         return debian(machine)
@@ -103,7 +103,7 @@ def of_image(root: "Rootfs") -> Layout:
 
 
 def _is_debian(root: "Rootfs", machine: str) -> bool:
-    """Tell whether the loader looks in Debian's folders, also where /etc is a volume."""
+    """Tell whether the loader searches Debian's folders, even if /etc is a volume."""
     if root.exists("/etc/debian_version"):
         return True
     folder = triplet(machine)
@@ -121,16 +121,16 @@ def _is_other_folder(root: "Rootfs", path: str, other: str) -> bool:
 
 
 def is_library_name(name: str) -> bool:
-    """Whether ldconfig looks at a file of that name: lib*.so* or ld-*.so*."""
+    """Tell whether ldconfig considers a file of that name: lib*.so* or ld-*.so*."""
     return name.startswith(("lib", "ld-")) and ".so" in name and "/" not in name
 
 
 def winners(libraries: "Iterable[tuple[str, str | None]]") -> dict[str, str]:
-    """Return which file each SONAME stands for in one folder, SONAMEs sorted.
+    """Return the file for each SONAME in one folder, sorted by SONAME.
 
-    ``libraries`` are file names with their SONAMEs, of one ABI. Of the files with the same
-    SONAME the highest version wins (numbers compare as numbers). A file without a SONAME
-    stands for its own name. SONAMEs that are no plain file names are left out.
+    ``libraries`` are file names with their SONAMEs, of one ABI. Of several files with the same
+    SONAME the highest version wins (numbers compare as numbers). A file without a SONAME counts
+    under its own name. SONAMEs that aren't plain file names are left out.
     """
     chosen: dict[str, str] = {}
     for name, soname in libraries:
@@ -159,11 +159,11 @@ def cache_entries(
     flags: int,
     development_links: "Iterable[str]" = (),
 ) -> list[tuple[str, str, int]]:
-    """Return what ldconfig writes into the cache for one folder, for ``ldcache.merge``.
+    """Return the cache entries that ldconfig writes for one folder, for ``ldcache.merge``.
 
-    ``libraries`` as for ``winners``, ``flags`` their common ABI. ``development_links`` are
-    further links in the folder; ldconfig enters those that end in .so and begin a SONAME
-    (libcuda.so, for libcuda.so.1) and no others.
+    ``libraries`` are as for ``winners``, ``flags`` their common ABI. ``development_links`` are
+    further links in the folder; ldconfig adds only those that end in .so and begin a SONAME
+    (libcuda.so, for libcuda.so.1).
     """
     sonames = list(winners(libraries))
     for link in development_links:

@@ -1,10 +1,9 @@
-"""Read ld.so.cache, and write a new one with the driver's libraries in it, as ldconfig would.
+"""Reader of ld.so.cache, and writer of a new one with the driver's libraries, as by ldconfig.
 
 Sources: the layout in glibc's sysdeps/generic/dl-cache.h, the look-up in its
-elf/dl-cache.c, the order in its elf/cache.c. The loader finds a library by binary search,
-so an entry in the wrong place is an entry that is not found: that is why nothing here
-appends. Every offset is checked before it is used; a damaged cache raises LdCacheError and
-is never followed out of its bounds.
+elf/dl-cache.c, the order in its elf/cache.c. The loader uses binary search, so it misses an
+entry in the wrong place: entries are never appended. Every offset is checked before it is used.
+A damaged cache raises LdCacheError and is never read beyond its bounds.
 
 Numbers are read through memoryview, because importing struct costs half of what a merge does.
 """
@@ -39,11 +38,11 @@ EXTENSION_SECTION_SIZE = 4 * EXTENSION_SECTION_WORDS
 TAG_GENERATOR, TAG_HWCAPS = 0, 1
 GENERATOR = b"gpuhook"
 
-# The header's byte order (cache_file_new_flags_endian_*); 0 is what glibc before 2.33 wrote.
+# The header's byte order (cache_file_new_flags_endian_*); glibc before 2.33 wrote 0.
 ENDIAN_UNSET, ENDIAN_LITTLE, ENDIAN_BIG = 0, 2, 3
 NATIVE_ENDIAN = ENDIAN_LITTLE if sys.byteorder == "little" else ENDIAN_BIG
 
-# What no real cache comes near, so that a forged one costs neither time nor memory.
+# Limits that no real cache reaches, so that a forged one costs neither time nor memory.
 MAX_SIZE = 4 << 20
 MAX_ENTRIES = 20_000
 MAX_STRING = 4095  # PATH_MAX without its NUL
@@ -56,16 +55,16 @@ CHAR_UNSIGNED = machine_name().startswith(("aarch64", "arm", "ppc", "riscv", "s3
 
 
 class Entry:
-    """One line of the cache: the library called ``key`` is the file at ``value``.
+    """A cache entry: the library named ``key`` is the file at ``value``.
 
-    ``flags`` says for which ABI (``layout.cache_flags``), ``osversion`` the oldest kernel it
-    wants (0: any), ``hwcap`` the processor it wants (0: any; bit 62 set in glibc >= 2.33:
-    the low 32 bits count in ``Cache.hwcaps``).
+    ``flags`` is the ABI (``layout.cache_flags``), ``osversion`` the minimum kernel (0: any),
+    ``hwcap`` the required processor (0: any). With bit 62 of ``hwcap`` (glibc 2.33 and newer),
+    its low 32 bits are an index into ``Cache.hwcaps``.
     """
 
     __slots__ = ("flags", "hwcap", "key", "osversion", "value")
 
-    # No Record, which would take a millisecond longer for the thousand of a cache.
+    # No Record: that would take a millisecond longer for a cache's thousand entries.
     def __init__(self, key: str, value: str, flags: int, osversion: int, hwcap: int) -> None:
         self.key = key
         self.value = value
@@ -74,7 +73,7 @@ class Entry:
         self.hwcap = hwcap
 
     def fields(self) -> tuple[str, str, int, int, int]:
-        """Return everything that tells two entries apart."""
+        """Return all fields, which identify an entry."""
         return self.key, self.value, self.flags, self.osversion, self.hwcap
 
     def __eq__(self, other: object) -> bool:
@@ -91,9 +90,9 @@ class Cache(Record):
     """A parsed ld.so.cache.
 
     ``entries`` keep the file's order, which is the loader's; strings that are not UTF-8 are
-    decoded as file names are (os.fsdecode). ``hwcaps`` are the names of glibc-hwcaps
-    folders, ``generator`` is the text its writer left (None in old formats), ``endian`` the
-    header's byte-order mark.
+    decoded like file names (os.fsdecode). ``hwcaps`` are the names of glibc-hwcaps
+    folders, ``generator`` is the text of the program that wrote it (None in old formats),
+    ``endian`` the header's byte-order mark.
     """
 
     entries: tuple[Entry, ...]
@@ -103,10 +102,10 @@ class Cache(Record):
 
 
 def parse(data: bytes, path: str = "ld.so.cache") -> Cache:
-    """Return what the cache in ``data`` holds: any of the three formats that glibc ever had.
+    """Return the content of the cache in ``data``, in any of glibc's three formats.
 
     ``path`` is only for messages. Raises LdCacheError if the data is not a cache of this
-    machine's byte order, or if a count or an offset in it leads out of it.
+    machine's byte order, or if a count or an offset leads outside of it.
     """
     raw = _Raw(data, path)
     entries = tuple(
@@ -129,12 +128,12 @@ def merge(
     """Return the cache in ``data`` with ``additions`` in it, in the format of glibc >= 2.2.
 
     Each addition is a SONAME, the absolute path of the library in the container, and its
-    flags. They stand before entries of the same name and flags, as if their folders had
-    been named on ldconfig's command line, and in the order given; an entry that says the
-    same is not repeated. All else is kept. No data or empty data gives a cache of the
-    additions alone. Merging the same again returns the same bytes.
+    flags. They precede entries of the same name and flags, as if their folders had been on
+    ldconfig's command line, in the given order. An identical entry is not repeated. Everything
+    else is kept. Without data the result has only the additions. Merging the same additions again
+    returns the same bytes.
 
-    ``path`` is only for messages. Raises LdCacheError where ``parse`` does.
+    ``path`` is only for messages. Raises LdCacheError as ``parse`` does.
     """
     raw = _Raw(data, path) if data else _Raw.empty()
     before = list(raw.entries)
@@ -148,11 +147,11 @@ def merge(
 
 
 def order_key(name: bytes) -> "tuple[bytes | int, ...]":
-    """Return a key that compares as the loader compares names (_dl_cache_libcmp).
+    """Return a sort key that compares like the loader compares names (_dl_cache_libcmp).
 
     Runs of digits compare as C ints (which wrap), a digit is greater than anything else, the
-    rest compares by bytes. The cache is in descending order of it. It alternates words and
-    numbers; a word's last byte says whether a number or the end follows.
+    rest compares by bytes. The cache is in descending order. The key alternates words and
+    numbers; a word's last byte tells whether a number or the end follows.
     """
     words = name.translate(_WORDS).split()
     numbers = name.translate(_NUMBERS).split()
@@ -169,16 +168,16 @@ def order_key(name: bytes) -> "tuple[bytes | int, ...]":
 
 
 def _c_int(digits: bytes) -> int:
-    # 10**32 is a multiple of 2**32, so that only the last 32 digits matter to an int.
+    # 10**32 is a multiple of 2**32, so only the last 32 digits matter for an int.
     value = int(digits[-32:]) & 0xFFFFFFFF
     return value - (1 << 32) if value >> 31 else value
 
 
 def _tables() -> tuple[bytes, bytes, bytes]:
-    """Return the translations that ``order_key`` needs: words, numbers, the end's byte.
+    """Return the translations for ``order_key``: words, numbers, the end's byte.
 
-    ``words`` maps digits to blanks and the rest, in the loader's order, to bytes that
-    neither split() takes for white space nor are 0xff, which stands for a number.
+    ``words`` maps digits to blanks, and other bytes, in the loader's order, to bytes that are
+    neither white space for split() nor 0xff, which stands for a number.
     """
     digits, blanks = b"0123456789", b" \t\n\r\v\f"
     low, high = bytes(range(128)), bytes(range(128, 256))
@@ -193,12 +192,12 @@ _NUMBER = b"\xff"
 
 
 def _words(data: bytes) -> list[int]:
-    """Return the 32-bit numbers that lie in the data, in this machine's byte order."""
+    """Return the 32-bit numbers in the data, in this machine's byte order."""
     return memoryview(data).cast("I").tolist()
 
 
 def _bytes(*words: int) -> bytes:
-    """Return 32-bit numbers as they lie in memory."""
+    """Return 32-bit numbers as bytes, in this machine's byte order."""
     return b"".join([word.to_bytes(4, sys.byteorder) for word in words])
 
 
@@ -207,7 +206,7 @@ def _header(count: int, size: int, endian: int, extension: int) -> bytes:
 
 
 class _Raw:
-    """A cache as it lies in the file: entries by offset, one pool of strings, sections."""
+    """A cache in the file's form: entries by offset, one pool of strings, sections."""
 
     __slots__ = ("_keys", "_names", "_path", "endian", "entries", "sections", "strings")
 
@@ -240,7 +239,7 @@ class _Raw:
         )
 
     def _new_start(self, data: bytes) -> int:
-        """Return where the new format begins; -1 if there is only the old."""
+        """Return the offset of the new format; -1 if there is only the old."""
         if not data.startswith(OLD_MAGIC):
             return 0
         if len(data) < OLD_HEADER_SIZE:
@@ -248,7 +247,7 @@ class _Raw:
         (count,) = _words(data[12:OLD_HEADER_SIZE])
         end = OLD_HEADER_SIZE + count * OLD_ENTRY_SIZE
         self._check_count(count, end, data)
-        # The alignment of struct cache_file_new is 8, and 4 on i386.
+        # struct cache_file_new has an alignment of 8, and of 4 on i386.
         for align in (8, 4):
             start = -(-end // align) * align
             if data.startswith(NEW_MAGIC, start):
@@ -287,7 +286,7 @@ class _Raw:
         ]
         self._check_offsets()
         if extension:
-            # Strings count from the new header, but all of the extension from the file's start.
+            # Strings are relative to the new header, but the extension to the file's start.
             self._read_extension(file, extension, base)
 
     def _check_count(self, count: int, end: int, data: bytes) -> None:
@@ -297,7 +296,7 @@ class _Raw:
             raise self._damaged(f"it has {count} entries")
 
     def _set_strings(self, strings: bytes) -> None:
-        # What follows the last NUL belongs to no string.
+        # Data after the last NUL isn't part of any string.
         self.strings = strings[: strings.rfind(b"\0") + 1]
         self._names = set(self.strings.split(b"\0"))
         if max(map(len, self._names)) > MAX_STRING:
@@ -335,7 +334,7 @@ class _Raw:
         return _bytes(*offsets)
 
     def string(self, offset: int) -> bytes:
-        """Return the string at ``offset``, which has been checked."""
+        """Return the string at ``offset``, which must have been checked."""
         return self.strings[offset : self.strings.index(b"\0", offset)]
 
     def text(self, offset: int) -> str:
@@ -353,7 +352,7 @@ class _Raw:
         return key
 
     def add(self, name: str, value: str, flags: int) -> "RawEntry":
-        """Return an entry, not yet in its place; a name that ends the value is shared."""
+        """Return a new entry, not yet inserted; a name at the end of the value shares its bytes."""
         path, key = self._checked(value, MAX_STRING), self._checked(name, MAX_KEY)
         at = self._offset(path)
         if path.endswith(key):
@@ -378,8 +377,8 @@ class _Raw:
         return at
 
     def insert(self, additions: "list[RawEntry]") -> None:
-        """Put entries where the loader's search finds them, before their equals; drop repeats."""
-        # Backwards, because each goes in front of its equals.
+        """Insert entries in the loader's order, before equal ones; drop repetitions."""
+        # Backwards, because each goes before its equals.
         for entry in reversed(additions):
             self._insert(entry)
 
@@ -387,7 +386,7 @@ class _Raw:
         start, end = self._search(self.key(entry[1]))
         says = self._says(entry)
         kept = [other for other in self.entries[start:end] if self._says(other) != says]
-        # Higher flags come first; of the same flags, those that want a certain processor.
+        # Higher flags come first; for the same flags, entries for a certain processor.
         place = 0
         for other in kept:
             if other[0] < entry[0] or (other[0] == entry[0] and not other[4]):
@@ -400,14 +399,14 @@ class _Raw:
         return entry[0], self.string(entry[1]), self.string(entry[2]), entry[4]
 
     def is_found(self, entry: "RawEntry") -> bool:
-        """Whether the loader comes upon ``entry``: not if the image's cache is out of order."""
+        """Tell whether the loader finds ``entry``: not if the image's cache is out of order."""
         start, end = self._search(self.key(entry[1]))
         return entry in self.entries[start:end]
 
     def _search(self, key: "tuple[bytes | int, ...]") -> tuple[int, int]:
-        """Return where entries of that key begin and end, or would (search_cache, dl-cache.c).
+        """Return begin and end of the entries with that key (search_cache, dl-cache.c).
 
-        The very steps of the loader, so that a cache out of order misleads both alike.
+        Follows the loader's steps exactly, so a cache out of order misleads both in the same way.
         """
         entries = self.entries
         left, right = 0, len(entries) - 1
@@ -430,7 +429,7 @@ class _Raw:
         return start, end
 
     def sort(self) -> None:
-        """Bring every entry into the loader's order; equal ones keep theirs."""
+        """Sort entries into the loader's order; equal ones keep theirs."""
         self.entries.sort(
             key=lambda entry: (self.key(entry[1]), entry[0], entry[4] != 0), reverse=True
         )
@@ -453,7 +452,7 @@ class _Raw:
         )
 
     def _table(self, base: int) -> bytearray:
-        """Return the entries, their strings counted from ``base``."""
+        """Return the entries, with string offsets relative to ``base``."""
         table = bytearray(len(self.entries) * NEW_ENTRY_SIZE)
         words, hwcaps = memoryview(table).cast("I"), memoryview(table).cast("Q")
         at = 0
@@ -472,7 +471,7 @@ class _Raw:
         table = [_bytes(EXTENSION_MAGIC, len(self.sections))]
         contents = b""
         at = start + EXTENSION_HEADER_SIZE + EXTENSION_SECTION_SIZE * len(self.sections)
-        # The list of folders first, because the loader wants it aligned.
+        # The list of folders first, because the loader expects it to be aligned.
         for tag, flags, content in sorted(self.sections, key=lambda section: -section[0]):
             absolute = content
             if tag == TAG_HWCAPS:

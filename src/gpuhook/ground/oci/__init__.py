@@ -1,1 +1,1 @@
-"""config.json, the state, and the command lines of low-level runtimes."""
+"""OCI formats: config.json, the state, and command lines of low-level runtimes."""

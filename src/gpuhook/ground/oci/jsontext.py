@@ -1,11 +1,11 @@
-"""JSON at the speed of the C scanner, and edits that leave every other byte as it was.
+"""JSON at the speed of the C scanner, and edits that keep every other byte unchanged.
 
-``loads`` reads; ``append_to_list`` and friends change a document's *text*: the place is
-found by scanning and only that place is rewritten, so unknown fields, number formats,
-duplicate keys and key order all survive. ``Record`` is plain data that goes to JSON.
+``loads`` reads; ``append_to_list`` and similar functions change a JSON *text*: the position is
+found by scanning and only that part is rewritten, so unknown fields, number formats,
+duplicate keys and key order all survive. ``Record`` is plain data that converts to JSON.
 
-Of the standard library the C accelerator ``_json`` alone is imported, because the ``json``
-package costs one interpreter start, most of it for ``re``; where an interpreter lacks it,
+Of the standard library only the C accelerator ``_json`` is imported, because the ``json``
+package costs one interpreter start, most of it for ``re``. If an interpreter lacks it,
 ``json``'s own scanner is used.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform() -> "Callable[[type], type]":
-        """Return a decorator that does nothing: what it says is for type checkers."""
+        """Return a decorator without effect: it informs type checkers."""
         return lambda record: record
 
 
@@ -32,14 +32,14 @@ def _exact_int(text: str) -> "int | float":
 
 
 def _no_constant(text: str) -> "NoReturn":
-    """Refuse NaN and Infinity, which Python's scanner knows and JSON doesn't."""
+    """Refuse NaN and Infinity, which Python's scanner accepts and JSON doesn't have."""
     raise ValueError(f"{text} is not JSON")
 
 
 class _Settings:
-    """What the C scanner asks of its context (see json.decoder.JSONDecoder)."""
+    """Context of the C scanner (see json.decoder.JSONDecoder)."""
 
-    strict = False  # Go's decoder, which reads the same file, is lenient on control characters
+    strict = False  # Go's decoder, which reads the same file, accepts control characters
     object_hook = None
     object_pairs_hook = None
     parse_float = float
@@ -68,7 +68,7 @@ except ImportError:
 
 
 def loads(text: str) -> "Any":
-    """Read one JSON value; ValueError says what is wrong and at which character."""
+    """Read one JSON value; ValueError names the error and its position."""
     value, end = _value(text, _skip(text, 0))
     end = _skip(text, end)
     if end != len(text):
@@ -90,12 +90,12 @@ def _value(text: str, start: int) -> "tuple[Any, int]":
 
 
 def folded(name: str) -> str:
-    """Return an object's key for comparing without regard to case, as Go's encoding/json does."""
+    """Return an object's key folded for comparison, as in Go's encoding/json."""
     return name.replace("\u017f", "s").lower()
 
 
 def field(table: "dict[str, Any]", name: str) -> "Any":
-    """Return a value whose key Go's encoding/json takes for ``name``, None without one.
+    """Return the value of the key that Go's encoding/json matches to ``name``, None without one.
 
     Of several spellings the last counts.
     """
@@ -104,12 +104,12 @@ def field(table: "dict[str, Any]", name: str) -> "Any":
 
 
 def surely_broken(text: str) -> bool:
-    """Tell whether no low-level runtime's parser takes a text: Go's, yajl or json-c.
+    """Tell whether no low-level runtime's parser accepts a text: Go's, yajl or json-c.
 
-    They differ in what they take besides JSON: comments, 'a', 01, NaN, TRUE, a last comma, text
-    after the value. All refuse a text that ends too early, at a NUL as well, which ends it for C's,
-    bytes that are no text beside strings, and a letter in the place of a name, or of a value unless
-    null, true, false or Infinity begin with it.
+    They differ in what they accept besides JSON: comments, 'a', 01, NaN, TRUE, a trailing comma,
+    text after the value. All refuse a text that ends too early, also at a NUL, which ends it for C
+    parsers. All refuse invalid UTF-8 outside of strings, a letter in place of a name, and a letter
+    in place of a value, unless null, true, false or Infinity begin with it.
     """
     import json.decoder  # noqa: PLC0415 - slow, and only for a text that was refused
 
@@ -140,11 +140,11 @@ def _string(text: str, start: int) -> tuple[str, int]:
 
 
 def _load_errors() -> None:
-    """Load the module that the C scanner looks up for the class of its errors.
+    """Load the module in which the C scanner looks up its error class.
 
-    It raises nothing at all, which is a SystemError, as long as nobody has imported it.
+    Until it is imported, the scanner fails with a SystemError instead.
     """
-    import json.decoder  # noqa: F401, PLC0415 - slow, and needed for an error message alone
+    import json.decoder  # noqa: F401, PLC0415 - slow, and only needed for an error message
 
 
 def _skip(text: str, index: int) -> int:
@@ -155,9 +155,9 @@ def _skip(text: str, index: int) -> int:
 
 
 def members(text: str, start: int) -> "Iterator[tuple[str, Any, int, int]]":
-    """Walk the object that begins at ``start``: key, value, and the value's place in the text.
+    """Walk the object that begins at ``start``: key, value, and the value's position in the text.
 
-    ValueError where the text isn't a JSON object.
+    ValueError if the text isn't a JSON object.
     """
     index = _skip(text, start)
     if text[index : index + 1] != "{":
@@ -184,7 +184,7 @@ def members(text: str, start: int) -> "Iterator[tuple[str, Any, int, int]]":
 
 
 def _find(text: str, start: int, key: str) -> "tuple[Any, int, int] | None":
-    """Return value and place of a member; of duplicates the last, as every decoder does."""
+    """Return value and position of a member; of duplicates the last, as in every decoder."""
     found = None
     for name, value, begin, end in members(text, start):
         if name == key:
@@ -195,8 +195,8 @@ def _find(text: str, start: int, key: str) -> "tuple[Any, int, int] | None":
 def append_to_list(text: str, path: tuple[str, ...], items: list[str]) -> str:
     """Append JSON texts to the list at ``path`` (object keys from the top).
 
-    Missing or null objects on the way, and a missing or null list, are made. ValueError
-    where something else than an object or a list is in the way.
+    Missing or null objects on the path, and a missing or null list, are created. ValueError
+    if another value than an object or a list is there.
     """
     addition = ",".join(items)
     start = _skip(text, 0)
@@ -237,9 +237,9 @@ def _add_member(text: str, start: int, key: str, value: str) -> str:
 
 
 def put(text: str, path: tuple[str, ...], value: str) -> str:
-    """Set the value at ``path`` to a JSON text; missing or null objects on the way are made.
+    """Set the value at ``path`` to a JSON text; missing or null objects on the path are created.
 
-    ValueError where something else than an object is in the way.
+    ValueError if another value than an object is there.
     """
     start = _skip(text, 0)
     for depth, key in enumerate(path, 1):
@@ -256,7 +256,7 @@ def put(text: str, path: tuple[str, ...], value: str) -> str:
 
 
 def items(text: str, path: tuple[str, ...]) -> list[str]:
-    """Return the texts of the items of the list at ``path``; KeyError where there is none."""
+    """Return the texts of the items of the list at ``path``; KeyError if there is none."""
     start = _skip(text, 0)
     for key in path:
         found = _find(text, start, key)
@@ -269,7 +269,7 @@ def items(text: str, path: tuple[str, ...]) -> list[str]:
 def replace_items(text: str, path: tuple[str, ...], changed: "dict[int, str]") -> str:
     """Replace items of the list at ``path``, by position, by JSON texts.
 
-    KeyError or ValueError where there is no such list.
+    KeyError or ValueError if there is no such list.
     """
     start = _skip(text, 0)
     for key in path:
@@ -286,7 +286,7 @@ def replace_items(text: str, path: tuple[str, ...], changed: "dict[int, str]") -
 
 
 def _items(text: str, start: int) -> "Iterator[tuple[int, int]]":
-    """Yield where the items of the list that begins at ``start`` are in the text."""
+    """Yield begin and end in the text of each item of the list at ``start``."""
     if text[start : start + 1] != "[":
         raise ValueError(f"a list is missing at character {start}")
     index = _skip(text, start + 1)
@@ -304,12 +304,12 @@ def quote(text: str) -> str:
 
 
 def quote_bytes(text: str) -> str:
-    """Return a JSON string that keeps as they are the surrogates that stand for single bytes."""
+    """Return a JSON string that keeps surrogates for single bytes unchanged."""
     return '"' + "".join(c if _is_byte(c) else _encode_string(c)[1:-1] for c in text) + '"'
 
 
 def _is_byte(char: str) -> bool:
-    """Tell whether a character stands for a byte that isn't UTF-8 (``surrogateescape``)."""
+    """Tell whether a character represents a byte that isn't UTF-8 (``surrogateescape``)."""
     return "\udc80" <= char <= "\udcff"
 
 
@@ -330,16 +330,16 @@ def dumps(value: "Any") -> str:
 
 
 def _number(value: float) -> str:
-    """Write a number; one too large for a float as another that is, as it was read."""
+    """Write a number; one too large for a float as another one that is, as it was read."""
     text = repr(value)
     return {"inf": "1e999", "-inf": "-1e999"}.get(text, text)
 
 
 def has_form(value: "Any", form: "Any") -> bool:
-    """Tell whether a value has a form: a type, or one of JSON's values with types in it.
+    """Tell whether a value has a form: a type, or a JSON value with types in it.
 
-    ``[str]`` is a list of texts, ``(int, str)`` one of a number and a text, ``{str: int}`` an
-    object with numbers, and ``{"a": int}`` one that has such a key, and may have others.
+    ``[str]`` is a list of texts, ``(int, str)`` a list of a number and a text, ``{str: int}`` an
+    object with numbers, and ``{"a": int}`` an object with that key and possibly others.
     """
     if isinstance(form, list):
         return isinstance(value, list) and all(has_form(each, form[0]) for each in value)
@@ -359,9 +359,9 @@ def has_form(value: "Any", form: "Any") -> bool:
 class Record:
     """Plain data with named fields: equality, repr and JSON by field, nothing else.
 
-    A subclass says its fields as annotations, with defaults where there are any. They are its
+    A subclass declares its fields as annotations, with or without defaults. They are its
     arguments in that order, those of a base class first; TypeError for others, or too few. Fields
-    that hold tuples of records are named once more, with the records' class:
+    with tuples of records are named again with the records' class:
     ``class Gpu(Record, mig=Mig)``.
     """
 
@@ -377,7 +377,7 @@ class Record:
 
     @classmethod
     def _know_fields(cls) -> None:
-        """Find out which fields the class has; only where there is one, as a start makes few."""
+        """Determine the class' fields; on first use, because a start uses few classes."""
         named = [[*each.__annotations__] for each in reversed(cls.__mro__[:-2])]
         cls._names = tuple(name for names in named for name in names)
         cls._sorted = tuple(name for names in named for name in sorted(names))
@@ -392,11 +392,11 @@ class Record:
         known = len(named) >= len(values) and self._all.issuperset(named)
         if not known or not self._needed.issubset(named):
             raise TypeError(f"{type(self).__name__} has other fields than {[*named]}")
-        self.__dict__.update(named)  # even where a record forbids to set its fields
+        self.__dict__.update(named)  # even if a record forbids setting its fields
 
     @classmethod
     def from_json(cls, data: "dict[str, Any]") -> "Self":
-        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
+        """Rebuild from the result of ``to_json``; KeyError or TypeError for anything else."""
         fields = {**data}
         for name, value in data.items():
             if value.__class__ is list:
@@ -407,7 +407,7 @@ class Record:
         return cls(**fields)
 
     def but(self, **changes: "Any") -> "Self":
-        """Return the same with other values of some fields."""
+        """Return a copy with other values of some fields."""
         made = type(self).__new__(type(self))
         made.__dict__.update(self.__dict__, **changes)
         return made

@@ -1,4 +1,4 @@
-"""What the container's process gets in config.json: variables and groups.
+"""Variables and groups of the container's process in config.json.
 
 Source: OCI runtime specification, config.md (process.env, process.user.additionalGids,
 linux.gidMappings).
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Setting(Record):
-    """A variable that the container's process is given, and why.
+    """A variable for the container's process, with the reason.
 
-    With ``front``, ``value`` goes in front of what the variable holds, a colon between.
+    With ``front``, ``value`` is prepended to the variable's value, separated by a colon.
     """
 
     name: str
@@ -48,7 +48,7 @@ def set_variable(spec: "Spec", setting: Setting) -> "Spec":
 def has_variable(data: "dict[str, Any]", setting: Setting) -> bool:
     """Tell whether a spec's process has the variable already.
 
-    What goes in front counts wherever it is: another vendor may have put its own before it.
+    A value to prepend counts anywhere: another vendor may have prepended its own later.
     """
     old = _values(data, setting.name)
     if setting.front:
@@ -68,7 +68,7 @@ def _is_named(entry: str, name: str) -> bool:
 
 
 def add_groups(spec: "Spec", groups: "Iterable[int]") -> "Spec":
-    """Return a spec whose process is in the host's groups, as far as it can be."""
+    """Return a spec whose process is in the host's groups, as far as possible."""
     missing = [found for gid in groups if (found := missing_group(spec.data, gid)) is not None]
     if not missing:
         return spec
@@ -76,9 +76,9 @@ def add_groups(spec: "Spec", groups: "Iterable[int]") -> "Spec":
 
 
 def missing_group(data: "dict[str, Any]", gid: int) -> int | None:
-    """Return what one of the host's groups is called in the container, if it is to be added.
+    """Return the container's number of one of the host's groups, if it is to be added.
 
-    None where the process has it, and where its user namespace doesn't know it.
+    None if the process has it, or if its user namespace doesn't map it.
     """
     inside = group_inside(data, gid)
     return None if inside is None or inside in _groups(data) else inside
@@ -94,9 +94,9 @@ def _groups(data: "dict[str, Any]") -> "list[Any]":
 
 
 def group_inside(data: "dict[str, Any]", gid: int) -> int | None:
-    """Return what one of the host's groups is called in the container's user namespace.
+    """Return the number of one of the host's groups in the container's user namespace.
 
-    None where it isn't mapped, or where the namespace is one that exists already.
+    None if it isn't mapped, or if the namespace already exists.
     """
     linux = data.get("linux")
     linux = linux if isinstance(linux, dict) else {}
@@ -116,6 +116,6 @@ def group_inside(data: "dict[str, Any]", gid: int) -> int | None:
 
 
 def _number(mapping: "Any", key: str) -> int:
-    """Return a number of a mapping as runtimes read it: 0 where it isn't there."""
+    """Return a number of a mapping as runtimes read it: 0 if it is missing."""
     value = mapping.get(key) if isinstance(mapping, dict) else None
     return value if isinstance(value, int) else 0

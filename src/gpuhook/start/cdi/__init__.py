@@ -1,1 +1,1 @@
-"""CDI: the names of devices, the documents that describe them, and the folders of those."""
+"""CDI: device names, CDI specs, and the folders that hold them."""

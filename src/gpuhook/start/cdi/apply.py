@@ -1,8 +1,8 @@
-"""CDI's container edits applied to config.json: which devices, whose edits, and what they change.
+"""CDI container edits, applied to config.json.
 
-``changes`` says what becomes of config.json, as plain data; ``apply`` gives the whole, and
-``apply_to_spec`` writes it into a bundle's text, where all else keeps its bytes. Sources: SPEC.md
-of the CDI specification, the engines' library, and the OCI runtime specification.
+``changes`` returns the new values of config.json as plain data, and ``apply`` the whole data.
+``apply_to_spec`` writes the values into a bundle's text and keeps all other bytes. Sources:
+SPEC.md of the CDI specification, the engines' library, and the OCI runtime specification.
 """
 
 import os
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     from gpuhook.start.cdi.folders import Found
 
     Edits = dict[str, Any]
-    # Type (b, c or p), major, minor and mode of a path's node; None for what is none, OSError
-    # for what isn't there.
+    # Returns type (b, c or p), major, minor and mode of the node at a path. None if the path is
+    # no node, OSError if it doesn't exist.
     Host = Callable[[str], tuple[str, int, int, int] | None]
 
 _LISTS = ("env", "deviceNodes", "netDevices", "hooks", "mounts", "additionalGids")
 _NODE_TYPES = {stat.S_IFBLK: "b", stat.S_IFCHR: "c", stat.S_IFIFO: "p"}
 
 
-# Which edits ----------------------------------------------------------------------------------
+# Selecting edits ------------------------------------------------------------------------------
 
 
 def unresolved(found: "Found", names: "Iterable[str]") -> list[str]:
-    """Return the names, once each, that mean no device in the folders."""
+    """Return the names, without duplicates, that no CDI spec in the folders defines."""
     return [name for name in dict.fromkeys(names) if name not in found.devices]
 
 
 def resolve(found: "Found", names: "Iterable[str]") -> "Edits":
-    """Return the edits of these devices, in their order; a name that comes twice counts once.
+    """Return the edits of these devices, in their order; a repeated name counts once.
 
-    The common edits of a file come once, before those of its first device. UnknownDeviceError
-    names what can't be used, and what there is; then there are no edits at all.
+    The common edits of a file come once, before those of its first device. If a device can't be
+    used, UnknownDeviceError names it and the devices that exist, and no edits are returned.
     """
     wanted = list(dict.fromkeys(names))
     missing = unresolved(found, wanted)
@@ -62,10 +62,9 @@ def resolve(found: "Found", names: "Iterable[str]") -> "Edits":
 
 
 def check_writers(found: "Found", names: "Iterable[str]") -> None:
-    """Raise UntrustedPathError where others than root can have written what these devices say.
+    """Raise UntrustedPathError if non-root users can have written the CDI specs of these devices.
 
-    They may bring hooks, which root runs. What was read has to be the file that is looked at
-    now: CdiError where it isn't.
+    The edits may contain hooks, which root runs. CdiError if a file changed since it was read.
     """
     for file in dict.fromkeys(found.devices[name].file for name in names):
         host_files.check_writers(file)
@@ -78,7 +77,7 @@ def check_writers(found: "Found", names: "Iterable[str]") -> None:
 
 
 def merge(several: "Iterable[Edits | None]") -> "Edits":
-    """Return edits as one: lists joined, of intelRdt the last."""
+    """Return several edits as one: lists are joined, the last intelRdt wins."""
     merged: Edits = {}
     for edits in several:
         for field, value in (edits or {}).items():
@@ -88,13 +87,13 @@ def merge(several: "Iterable[Edits | None]") -> "Edits":
     return merged
 
 
-# What they change -----------------------------------------------------------------------------
+# Applying edits -------------------------------------------------------------------------------
 
 
 def host_node(path: str) -> tuple[str, int, int, int] | None:
-    """Return (type, major, minor, mode) of a node on this host, None for what is no node.
+    """Return (type, major, minor, mode) of a node on this host, None if the path is no node.
 
-    A link is none: what it leads to may have changed since the document was written.
+    A link isn't followed: its target may have changed since the CDI spec was written.
     """
     status = os.lstat(path)
     kind = _NODE_TYPES.get(stat.S_IFMT(status.st_mode))
@@ -105,10 +104,10 @@ def host_node(path: str) -> tuple[str, int, int, int] | None:
 
 
 def apply(data: "dict[str, Any]", edits: "Edits", host: "Host" = host_node) -> "dict[str, Any]":
-    """Return config.json's data with the edits; ``data`` stays as it is.
+    """Return config.json's data with the edits; ``data`` isn't changed.
 
-    CdiError where a node's numbers are neither in the edits nor on the host, SpecError where
-    config.json is of the wrong shape.
+    CdiError if a node's numbers are neither in the edits nor on the host, SpecError if
+    config.json has the wrong shape.
     """
     for path, value in changes(data, edits, host).items():
         data = _with(data, path, value)
@@ -125,8 +124,8 @@ def changes_of_spec(
 ) -> "dict[tuple[str, ...], Any]":
     """Return the new values in a bundle's config.json, as ``changes`` does.
 
-    A hook without an environment is given one: it would get the image's (CVE-2025-23266). What
-    a bundle has that is started again comes no second time.
+    A hook without an environment gets one: otherwise it would inherit the image's
+    (CVE-2025-23266). A hook that a restarted bundle already has isn't added twice.
     """
     hooks = [
         hook if hook.get("env") else {**hook, "env": HOOK_ENVIRONMENT}
@@ -143,7 +142,7 @@ def _hook(hook: "dict[str, Any]") -> "dict[str, Any]":
 def changes(
     data: "dict[str, Any]", edits: "Edits", host: "Host" = host_node
 ) -> "dict[tuple[str, ...], Any]":
-    """Return the new values in config.json, by their paths; raises as ``apply`` does."""
+    """Return the new values in config.json, by path; raises as ``apply`` does."""
     draft = _Draft(data)
     _set_variables(draft, edits.get("env") or [])
     for node in edits.get("deviceNodes") or ():
@@ -164,7 +163,7 @@ def changes(
 
 
 class _Draft:
-    """What becomes of config.json: ``values`` has the new values by their paths."""
+    """Pending changes of config.json: ``values`` has the new values by path."""
 
     def __init__(self, data: "dict[str, Any]") -> None:
         self.data = data
@@ -172,7 +171,7 @@ class _Draft:
         self._names: dict[tuple[str, ...], set[str]] = {}
 
     def items(self, *path: str) -> "list[Any]":
-        """Return a list to be changed."""
+        """Return the list at a path, as a copy to modify."""
         if path not in self.values:
             old = self.old(*path)
             if not isinstance(old, list | None):
@@ -182,7 +181,7 @@ class _Draft:
         return found
 
     def add(self, path: tuple[str, ...], key: str, new: "dict[str, Any]") -> None:
-        """Add an item to a list; the first one that has the same value at ``key`` is removed."""
+        """Add an item to a list; remove the first one with the same value at ``key``."""
         items = self.items(*path)
         if path not in self._names:
             self._names[path] = {str(each.get(key)) for each in items if isinstance(each, dict)}
@@ -196,12 +195,12 @@ class _Draft:
         items.append(new)
 
     def put(self, path: tuple[str, ...], value: "Any") -> None:
-        """Set a value, whatever is there."""
+        """Set a value, and replace any old one."""
         self.old(*path)
         self.values[path] = value
 
     def old(self, *path: str) -> "Any":
-        """Return what stands in config.json, None for nothing."""
+        """Return the value in config.json, None if there is none."""
         value: Any = self.data
         for depth, key in enumerate(path):
             if value is None:
@@ -220,19 +219,19 @@ def _misshapen(path: tuple[str, ...], expected: str) -> SpecError:
 
 
 def _with(data: "Any", path: tuple[str, ...], value: "Any") -> "Any":
-    """Return an object with another value at a path, objects on the way copied or made."""
+    """Return an object with another value at a path; objects on the path are copied or created."""
     if not path:
         return value
     return {**(data or {}), path[0]: _with((data or {}).get(path[0]), path[1:], value)}
 
 
 def _some(table: "dict[str, Any]", *fields: str) -> "dict[str, Any]":
-    """Return these fields of a table, those left out that hold nothing."""
+    """Return these fields of a table, without empty ones."""
     return {name: table[name] for name in fields if table.get(name) not in (None, "", [])}
 
 
 def _set_variables(draft: _Draft, variables: list[str]) -> None:
-    """Set variables where they stand, all entries of a name; others at the end."""
+    """Replace variables in place, all entries of a name; append new ones."""
     if not variables:
         return
     entries = draft.items("process", "env")
@@ -249,9 +248,9 @@ def _set_variables(draft: _Draft, variables: list[str]) -> None:
 
 
 def with_numbers(node: "dict[str, Any]", host: "Host") -> "dict[str, Any]":
-    """Return a node with type and numbers, the host's if it has none; CdiError if there are none.
+    """Return a node with type and numbers, from the host if missing; CdiError if there are none.
 
-    Numbers that it has are taken as they are: the host needn't have the node (yet).
+    Numbers in the node are used unchecked: the host needn't have the node (yet).
     """
     kind = node.get("type") or ""
     if kind == "p" or (kind and node.get("major")):
@@ -260,7 +259,7 @@ def with_numbers(node: "dict[str, Any]", host: "Host") -> "dict[str, Any]":
     try:
         found = host(path)
     except OSError as error:
-        raise _bad_node(f"The device node {path} can't be looked at: {error.strerror}") from None
+        raise _bad_node(f"The device node {path} can't be read: {error.strerror}") from None
     if found is None:
         raise _bad_node(f"{path} isn't a device node")
     if kind and kind != found[0]:
@@ -271,7 +270,7 @@ def with_numbers(node: "dict[str, Any]", host: "Host") -> "dict[str, Any]":
 
 
 def _bad_node(cause: str) -> CdiError:
-    return CdiError(cause, "Load the driver, or have the CDI documents generated again")
+    return CdiError(cause, "Load the driver, or generate the CDI specs again")
 
 
 def _add_node(draft: _Draft, node: "dict[str, Any]") -> None:
@@ -284,7 +283,7 @@ def _add_node(draft: _Draft, node: "dict[str, Any]") -> None:
         if field not in device and isinstance(own, int) and own > 0:
             device[field] = own
     draft.add(("linux", "devices"), "path", device)
-    # The library's rule for no access at all, an empty one, is refused by runc and crun.
+    # The library writes an empty rule for no access; runc and crun refuse that.
     access = node.get("permissions") or "rwm"
     if kind in ("b", "c") and access != CDI_NO_ACCESS:
         rule = {"allow": True, "type": kind, "major": major, "minor": minor, "access": access}
@@ -294,7 +293,7 @@ def _add_node(draft: _Draft, node: "dict[str, Any]") -> None:
 
 
 def _is_in_force(rules: "list[Any]", rule: "dict[str, Any]") -> bool:
-    """Tell whether a rule is there already, and none that forbids something after it."""
+    """Tell whether a rule is present, and no later rule forbids anything."""
     for each in reversed(rules):
         if each == rule:
             return True
@@ -318,7 +317,7 @@ def _add_mounts(draft: _Draft, mounts: "list[dict[str, Any]]") -> None:
 
 
 def _mapping(mount: "dict[str, Any]") -> str:
-    """Return the option by which a bind mount's owners are the user namespace's, else ""."""
+    """Return the option that maps a bind mount's owners to the user namespace, else ""."""
     options = mount.get("options") or []
     recursive = "rbind" in options
     if not (recursive or "bind" in options or mount.get("type") == "bind"):
@@ -329,9 +328,9 @@ def _mapping(mount: "dict[str, Any]") -> str:
 
 
 def _depth(mount: "Any") -> int:
-    """Return how deep a mount's place is: what is mounted below another place comes after it."""
+    """Return the depth of a mount's destination, which sorts mounts after those above them."""
     place = mount.get("destination") if isinstance(mount, dict) else None
     if not isinstance(place, str):
         return 0
-    # normpath keeps two leading slashes, which POSIX lets mean something; Linux does not.
+    # normpath keeps two leading slashes, which may have a meaning in POSIX but not on Linux.
     return normpath(place).count("/") - (place.startswith("//") and not place.startswith("///"))

@@ -1,7 +1,7 @@
-"""What the engines' library refuses in a document whose fields have the right types.
+"""Errors that the engines' library finds in a CDI spec whose fields have the right types.
 
-Source: the specification's SPEC.md, and where that differs the library itself, because that is
-what reads documents.
+Source: the specification's SPEC.md, and where the library differs, the library, because engines
+read CDI specs with it.
 """
 
 from gpuhook.ground.errors import shown
@@ -20,12 +20,12 @@ HOOK_STAGES = (
     "prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop",
 )  # fmt: skip
 NODE_TYPES = ("", "b", "c", "u", "p")
-_CLOS_LIMIT = 4096  # bytes: it is a folder's name
+_CLOS_LIMIT = 4096  # bytes: it is the name of a folder
 _LISTS = ("env", "deviceNodes", "hooks", "mounts", "additionalGids", "netDevices")
 
 
 def problems(document: "dict[str, Any]") -> "list[tuple[Path, str]]":
-    """Return (where, what) of all that is wrong with a document; [] means engines take it."""
+    """Return (path, message) of each error in a CDI spec; [] means that engines accept it."""
     return [
         *_version(document),
         *_kind(document),
@@ -56,7 +56,7 @@ def _version(document: "dict[str, Any]") -> "Found":
 
 
 def _last(path: "Path") -> str:
-    """Return the name of a field."""
+    """Return the name of the innermost field."""
     return next(str(part) for part in reversed(path) if isinstance(part, str))
 
 
@@ -78,7 +78,7 @@ def _devices(document: "dict[str, Any]") -> "Found":
         if not names.is_device(name):
             yield (*path, "name"), f"{shown(name)} can't be the name of a device"
         elif name in seen:
-            yield (*path, "name"), f"two devices are called {shown(name)}"
+            yield (*path, "name"), f"two devices are named {shown(name)}"
         seen.add(name)
         edits = device.get("containerEdits") or {}
         if edits.get("intelRdt") is None and not any(edits.get(field) for field in _LISTS):

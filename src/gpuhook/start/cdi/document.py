@@ -1,7 +1,7 @@
-"""CDI documents: read from a file's bytes as the engines' library does, and checked as it does.
+"""Reader of CDI specs: parses and checks a file's bytes as the engines' library does.
 
-A document is plain data as in JSON, its fields spelled as in ``FIELDS``. A field that holds null
-isn't there. An error loses the whole document for every engine.
+The result is plain data as in JSON, its fields spelled as in ``FIELDS``. A field that holds null
+counts as absent. One error makes engines refuse the whole file.
 """
 
 import math
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TEXT, SIGNED, UNSIGNED, FLAG = "a string", "a whole number", "a number of 32 bits", "true or false"
 _RANGES = {SIGNED: (-(1 << 63), 1 << 63), UNSIGNED: (0, 1 << 32)}
-_WHOLE_FLOAT = 1 << 53  # up to there 1e3 and 5.0 are whole numbers without doubt
+_WHOLE_FLOAT = 1 << 53  # up to here, 1e3 and 5.0 are exact whole numbers
 
 _EDITS: "dict[str, Any]" = {
     "env": [TEXT],
@@ -51,8 +51,8 @@ _EDITS: "dict[str, Any]" = {
     },
     "additionalGids": [UNSIGNED],
 }
-_ANY_NAME = "*"  # a table whose keys are what its writer likes
-# What a document holds: a list has the one kind of its items, a table its fields.
+_ANY_NAME = "*"  # a table with arbitrary keys
+# The fields of a CDI spec: a list has the one kind of its items, a table its fields.
 FIELDS: "dict[str, Any]" = {
     "cdiVersion": TEXT,
     "kind": TEXT,
@@ -63,7 +63,7 @@ FIELDS: "dict[str, Any]" = {
 
 
 def read(data: bytes) -> Reading:
-    """Return the document in a file's content, or all that is wrong with it, by lines."""
+    """Return the CDI spec in a file's content, or all its errors with their lines."""
     reader = _Reader()
     document = None
     try:
@@ -82,10 +82,10 @@ def read(data: bytes) -> Reading:
 
 
 class _Reader:
-    """Makes a document of nodes, by the table of fields.
+    """Converter from nodes to a CDI spec, driven by the table of fields.
 
-    ``problems`` gathers what is wrong with it, ``lines`` has the line of each value by its place,
-    ``lost`` the places of what couldn't be used, ``around`` those of what these stand in.
+    ``problems`` collects the errors, ``lines`` has the line of each value by its path. ``lost``
+    has the paths of unusable values, and ``around`` the paths that contain these.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class _Reader:
         self.count = 0
 
     def check(self, document: "dict[str, Any]") -> None:
-        """Add what the library would refuse, but for what follows from something lost."""
+        """Add the library's errors, except those that follow from an unusable value."""
         for path, sentence in checks.problems(document):
             ways = _ways(path)
             if path not in self.around and self.lost.isdisjoint(ways):
@@ -109,13 +109,13 @@ class _Reader:
         self.around.update(_ways(path))
 
     def visit(self, node: "Node") -> None:
-        """Count a value: aliases make many of few, and end at a limit, too."""
+        """Count a value: aliases can expand to very many, so they are limited as well."""
         self.count += 1
         if self.count > tree.MOST_VALUES:
             raise tree.TreeError(node.line, f"the file has more than {tree.MOST_VALUES} values")
 
     def value(self, node: "Node", kind: "Any", path: "Path") -> "Any":
-        """Return a value as its field wants it, None where it holds null or can't be used."""
+        """Return a value in its field's type, None if it is null or unusable."""
         self.visit(node)
         self.lines[path] = node.line
         if node.is_table and isinstance(kind, dict):
@@ -143,13 +143,13 @@ class _Reader:
             return None
 
     def list_(self, node: "Node", kind: "Any", path: "Path") -> "list[Any]":
-        """Return a list; null in it is what an empty item of its kind is, as in Go."""
+        """Return a list; a null item becomes an empty item of its kind, as in Go."""
         values = [self.value(item, kind, (*path, place)) for place, item in enumerate(node.items)]
         empty: Any = {} if isinstance(kind, dict) else "" if kind == TEXT else 0
         return [empty if value is None else value for value in values]
 
     def table(self, node: "Node", fields: "dict[str, Any]", path: "Path") -> "dict[str, Any]":
-        """Return a table whose names are as in ``fields``, whatever their case was."""
+        """Return a table with field names spelled as in ``fields``, in any case in the file."""
         any_name = fields.get(_ANY_NAME)
         folded = {jsontext.folded(name): name for name in fields}
         found: dict[str, Any] = {}
@@ -170,7 +170,7 @@ class _Reader:
         return {name: value for name, value in found.items() if value is not None}
 
     def pairs(self, node: "Node", path: "Path", level: int = 0) -> "Iterator[tuple[Node, Node]]":
-        """Yield keys and values, those that << brings in included."""
+        """Yield keys and values, including those that << merges."""
         self.visit(node)
         if level > tree.MOST_LEVELS:
             raise tree.TreeError(node.line, f"<< is nested deeper than {tree.MOST_LEVELS} levels")
@@ -197,7 +197,7 @@ class _Reader:
 
 
 def _ways(path: "Path") -> "list[Path]":
-    """Return a place and all that it stands in, the nearest first."""
+    """Return a path and all its prefixes, the longest first."""
     return [path[:end] for end in range(len(path), -1, -1)]
 
 
@@ -205,7 +205,7 @@ _KINDS: "dict[type, str]" = {dict: "a table", list: "a list"}
 
 
 def _fitting(value: "tree.Scalar", kind: "Any") -> "Any":
-    """Return a scalar as a field of a kind wants it, None where it doesn't fit."""
+    """Return a scalar as a field of a kind needs it, None if it doesn't fit."""
     if value is None or not isinstance(kind, str):
         return None
     if kind == TEXT:
@@ -228,7 +228,7 @@ def _text(value: "str | bool | float") -> str:
 
 
 def _float_text(value: float) -> str:
-    """Return a number in the fewest digits that tell it from the others of 32 bits."""
+    """Return the shortest digits that identify a 32-bit float."""
     short = _single(value)
     if not math.isfinite(short):
         return "NaN" if math.isnan(short) else "+Inf" if short > 0 else "-Inf"
@@ -243,7 +243,7 @@ def _float_text(value: float) -> str:
 
 
 def _single(value: float) -> float:
-    """Return the number of 32 bits that is nearest to one of 64."""
+    """Return the 32-bit float nearest to a 64-bit one."""
     try:
         found: float = struct.unpack("f", struct.pack("f", value))[0]
     except OverflowError:
@@ -252,7 +252,7 @@ def _single(value: float) -> float:
 
 
 def spelled(path: "Path") -> str:
-    """Return a place in a document as one writes it: devices[0].name."""
+    """Return a path in a CDI spec in readable form: devices[0].name."""
     return "".join(map(_step, path)).removeprefix(".") or "the document"
 
 

@@ -1,8 +1,8 @@
-"""The folders of CDI documents: which device each name means, and which files count for nothing.
+"""Folders of CDI specs: the devices that they define, and the files that are ignored.
 
-A later folder wins, device by device. Two files of one folder that name the same device make it
-unusable, their other devices stay; a file with errors spoils itself alone. Sources: SPEC.md of
-the CDI specification, and the engines' library where that says more.
+A later folder overrides an earlier one, device by device. If two files of one folder define the
+same device, it is unusable, but their other devices remain. An error in a file affects only that
+file. Sources: SPEC.md of the CDI specification, and the engines' library for details.
 """
 
 import os
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from gpuhook.start.cdi.reading import Reading
 
 ENDINGS = (".json", ".yaml")
-OTHER_ENDING = "engines read names that end in .json or .yaml alone"
-SUB_FOLDER = "engines look into no sub-folder"
+OTHER_ENDING = "engines read only names that end in .json or .yaml"
+SUB_FOLDER = "engines don't read sub-folders"
 MISSING = "the folder doesn't exist"
 
 
 class Device(Record):
-    """A device that a name means: its qualified name, its file, and what that says.
+    """A device of a CDI spec, by its qualified name, with the file that defines it.
 
-    ``document`` is the whole file's, ``edits`` the device's own container edits.
+    ``document`` is the whole CDI spec, ``edits`` the device's own container edits.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Device(Record):
 
 
 class FileError(Record):
-    """Why a file, or a folder, can't be used: ``line`` is None where none is to blame."""
+    """An error of a file or folder; ``line`` is None if the error has no line."""
 
     file: str
     line: int | None
@@ -50,7 +50,7 @@ class FileError(Record):
 
 
 class Ignored(Record):
-    """A file that no engine reads, or a folder that isn't there, and why."""
+    """A file that engines don't read, or a missing folder, with the reason."""
 
     file: str
     reason: str
@@ -60,11 +60,11 @@ class Ignored(Record):
 
 
 class Found:
-    """What a list of folders holds.
+    """Content of a list of folders.
 
-    ``folders`` are they; ``devices`` are those that can be used, by name; ``documents`` the good
-    files'; ``conflicts`` has the files of each name that a folder has more than once.
-    ``identities`` tells of each document which file it was read from.
+    ``devices`` has the usable devices by name, ``documents`` the valid CDI specs by file.
+    ``conflicts`` has, for each name defined twice in a folder, the files. ``identities`` has, for
+    each CDI spec, the identity of the file that it was read from.
     """
 
     def __init__(self) -> None:
@@ -78,27 +78,26 @@ class Found:
 
 
 class Parses:
-    """Files as they were read last, for as long as they don't change.
+    """Cache of parsed files, valid while the files don't change.
 
-    This is the one place where files are read; ``saved`` has its like for one process after
-    the other.
+    All CDI specs are read here; ``saved`` keeps such a cache from one process to the next.
     """
 
     def __init__(self) -> None:
-        # A file's identity when it was read, and what was in it, by path.
+        # By path: the file's identity when it was read, and its content.
         self.known: dict[str, tuple[tuple[int, ...], Reading]] = {}
 
     def read(self, path: str) -> "Reading":
-        """Return what is in a file; OSError for one that can't be read.
+        """Return the content of a file; OSError if it can't be read.
 
-        Never waits: a pipe in a file's place is an error. A link is followed, as by engines.
+        Never blocks: a pipe in a file's place is an error. Links are followed, as by engines.
         """
-        # Taken before the file is read: if it changes meanwhile, the next look finds it changed.
+        # Taken before the file is read: a change meanwhile is found by the next call.
         stamp = identity(host_files.status_of(path))
         known = self.known.get(path)
         if known is not None and known[0] == stamp:
             return known[1]
-        # One byte more than a document may have: its reader says so in its own words.
+        # One byte more than the limit: the reader then reports the size itself.
         data = host_files.read_start(path, MOST_BYTES + 1)
         from gpuhook.start.cdi import document  # noqa: PLC0415 - with a YAML reader, slow to import
 
@@ -113,7 +112,7 @@ class Parses:
 
 
 def read_folders(folders: "Iterable[str]", parses: Parses | None = None) -> Found:
-    """Return what these folders hold, the last one first in rank."""
+    """Return the content of these folders; the last folder takes precedence."""
     parses = parses if parses is not None else Parses()
     found = Found()
     paths = []
@@ -135,7 +134,7 @@ def read_folders(folders: "Iterable[str]", parses: Parses | None = None) -> Foun
 
 
 def _paths(folder: str, found: Found) -> list[str]:
-    """Return the files of a folder that engines read, by name."""
+    """Return a folder's files that engines read, sorted by name."""
     try:
         with os.scandir(folder) as entries:
             inside = sorted(entries, key=lambda entry: entry.name)
@@ -158,7 +157,7 @@ def _paths(folder: str, found: Found) -> list[str]:
 
 
 def _devices(path: str, parses: Parses, found: Found) -> list[Device]:
-    """Return the devices of a file; none, and its errors noted, if it has any."""
+    """Return the devices of a file; if it has errors, record these and return none."""
     errors, whole = examine(path, parses)
     found.errors += errors
     if whole is None:
@@ -175,7 +174,7 @@ def _devices(path: str, parses: Parses, found: Found) -> list[Device]:
 def examine(
     path: str, parses: Parses | None = None
 ) -> "tuple[list[FileError], dict[str, Any] | None]":
-    """Return (errors, document) of one file: a document if there are no errors."""
+    """Return (errors, CDI spec) of one file; the CDI spec is None if there are errors."""
     try:
         reading = (parses or Parses()).read(path)
     except (OSError, ValueError) as error:

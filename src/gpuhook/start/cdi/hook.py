@@ -1,7 +1,7 @@
-"""What the one CDI hook does for a container, going by what the engine has given it.
+"""The work of our CDI hook in one container.
 
-The engine has written nodes and mounts into config.json. Which names were asked for, nobody
-says, so what is there counts.
+The engine has written nodes and mounts into config.json. It doesn't pass on the requested device
+names, so the hook derives the devices from these nodes and mounts.
 """
 
 import os
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from gpuhook.start.plan.operations import AllowDevice, BindDevice, Operation
     from gpuhook.start.plan.writer import Aliases
 
-# By which an image's own ldconfig finds the host's folders, should it run later.
+# Lets an image's own ldconfig find the host's folders if it runs later.
 FOLDERS_CONFIG = "/etc/ld.so.conf.d/00-gpuhook.conf"
 
 
 class Given:
-    """What a container is given: nodes, by path with their numbers, and mounts.
+    """Nodes (by path, with their numbers) and mounts that the engine gives a container.
 
-    ``numbers_at`` returns the numbers of the node that a mount brings to a path, or None: who
-    names volumes may put anything where a node would be.
+    ``numbers_at`` returns the numbers of the node that is mounted at a path, or None: a user's
+    volume can put anything there.
     """
 
     def __init__(
@@ -66,22 +66,22 @@ class Given:
         self.paths = {*there, *(place for _, place in mounts), *self._numbers}
 
     def has_node(self, path: str, numbers: tuple[int, int]) -> bool:
-        """Tell whether a node is there: made by the runtime, or mounted."""
+        """Tell whether a node is there: created by the runtime, or mounted."""
         if path in self._numbers:
             return self._numbers[path] == numbers
         return path in self.paths and self._numbers_at(path) == numbers  # protects: given-node
 
     def openable(self, numbers: "set[tuple[int, int]]") -> "set[tuple[int, int]]":
-        """Return which devices its cgroup lets it open: all, where no rules are for it.
+        """Return which devices the container's cgroup lets it open: all, if it has no rules.
 
-        A node alone is no gift: a container can make one in a volume of another's.
+        A node is not enough: a container can create one in another container's volume.
         """
         # protects: given-opened
         return access.openable(self._rules, numbers) if self._rules else numbers
 
 
 def by_mounts(spec: "dict[str, Any]", bundle: str) -> "Callable[[str], tuple[int, int] | None]":
-    """Return ``numbers_at`` of what config.json says of mounts; ``bundle`` is its folder."""
+    """Return ``numbers_at`` for the mounts in config.json; ``bundle`` is the bundle's folder."""
     sources = {
         str(entry.get("destination")): entry.get("source")
         for entry in given_nodes.objects(spec.get("mounts"))
@@ -90,7 +90,7 @@ def by_mounts(spec: "dict[str, Any]", bundle: str) -> "Callable[[str], tuple[int
 
 
 def devices(given: Given, inventory: "Inventory") -> "list[Device]":
-    """Return the devices all of whose nodes are there, but those that are for a part's sake."""
+    """Return the devices whose nodes are all present, except parents of present parts."""
     opened = given.openable({node.numbers for node in inventory.nodes})
     there = {
         node.path
@@ -105,10 +105,10 @@ def devices(given: Given, inventory: "Inventory") -> "list[Device]":
 
 
 class Work:
-    """What the hook has to do for one container, of one vendor.
+    """Work of the hook for one container and one vendor.
 
-    ``mounts`` are those of the document that are left to it: see ``own_hook``; ``numbers_at`` is
-    as for ``Given``.
+    ``mounts`` are the CDI spec's mounts that are left to the hook: see ``own_hook``.
+    ``numbers_at`` is as for ``Given``.
     """
 
     def __init__(
@@ -126,12 +126,12 @@ class Work:
         self.grant = Grant.of_document(vendor, inventory, config, found)
 
     def recorded(self, given: "dict[str, Any]") -> None:
-        """Leave in a record what the container is given of the grant (``records.given``)."""
+        """Keep in a record only the devices that the container may open (``records.given``)."""
         opened = self._given.openable({(major, minor) for major, minor in given["devices"]})
         given["devices"] = [pair for pair in given["devices"] if tuple(pair) in opened]
 
     def plan(self, image: Image) -> Plan:
-        """Return what there still is to do, for an image, where nodes and files are there."""
+        """Return the remaining operations for an image, given the nodes and files that exist."""
         host_image = Image(HostLayout(), image.brings, image.ldconfig)
         steps = make_plan([self.grant], host_image).operations
         made = [self._bind(*each) for each in self._mounts]
@@ -149,13 +149,13 @@ class Work:
         root = self.grant.inventory.root.rstrip("/")
         path = source.removeprefix(root) if source.startswith(f"{root}/") else source
         root = source.removesuffix(path) or "/"
-        return BindFile(root, path, destination, FILE_OPTIONS, "the CDI document says so")
+        return BindFile(root, path, destination, FILE_OPTIONS, "the CDI spec says so")
 
 
 class _Rest(PlanWriter):
-    """What an engine that applies a CDI document leaves to the hook: ``steps``.
+    """Operations that an engine which applies a CDI spec leaves to the hook: ``steps``.
 
-    ``given`` are the paths of what it has given.
+    ``given`` are the paths that the engine has provided.
     """
 
     def __init__(self, planned: Places, given: set[str], image: Image) -> None:
@@ -172,26 +172,26 @@ class _Rest(PlanWriter):
         return path not in self._links or self._leads_to_something(self._links[path])
 
     def other(self, op: "Operation") -> None:
-        """Do what the runtime doesn't."""
+        """Keep an operation that the runtime doesn't do."""
         if not op.by_runtime:
             self.steps.append(op)
 
     def rule(self, op: "AllowDevice") -> None:
-        """Leave it to the engine."""
+        """Leave the rule to the engine."""
 
     def node(self, op: "BindDevice") -> None:
-        """Leave it to the engine."""
+        """Leave the node to the engine."""
 
     def mount(self, op: BindFile) -> None:
-        """Leave it to the engine."""
+        """Leave the mount to the engine."""
 
     def link(self, op: Symlink) -> None:
-        """Make a link to what the engine has given."""
+        """Keep a link to a path that the engine has provided."""
         if self._leads_to_something(op.destination):
             self.steps.append(op)
 
     def copy(self, file: BindFile, aliases: "Aliases") -> None:
-        """Leave the file to the engine, and make links at the paths that it names."""
+        """Leave the file to the engine, and add links for its aliases."""
         for place, target in aliases:
             is_there = place in self._links or place in self._given
             if not is_there and self._leads_to_something(target):
@@ -199,7 +199,7 @@ class _Rest(PlanWriter):
                 self.steps.append(Symlink(place, target, replace=False, reason=file.reason))
 
     def cache(self, op: UpdateLdCache) -> None:
-        """Let the loader find the libraries that the engine has given."""
+        """Make the loader find the libraries that the engine has mounted."""
         found = tuple(each for each in op.libraries if self._leads_to_something(each[1]))
         if found:
             self.steps += _for_loader(found, op, self._image)
@@ -208,9 +208,9 @@ class _Rest(PlanWriter):
 def _for_loader(
     libraries: tuple[tuple[str, str, int], ...], op: UpdateLdCache, image: Image
 ) -> "Iterator[Operation]":
-    """Yield what makes an image's loader find libraries in the host's folders."""
+    """Yield the operations that make an image's loader find libraries in the host's folders."""
     layout = image.layout
-    if not layout.uses_cache:  # then it looks into its own folder and nowhere else
+    if not layout.uses_cache:  # then it searches only its own folder
         first = {name: path for name, path, _ in reversed(libraries)}
         for name, path in first.items():
             yield Symlink(f"{layout.libraries}/{name}", path, replace=True, reason=op.reason)
@@ -224,7 +224,7 @@ def _for_loader(
 
 
 class AlreadyMounted(BindFile):
-    """A file of the driver that the engine has mounted: to cover others that have its names."""
+    """A driver file that the engine has mounted; files of the same name are masked."""
 
     kind = "mounted"
 
@@ -233,17 +233,17 @@ class AlreadyMounted(BindFile):
         self._identity: tuple[int, int] | None = None
 
     def prepare(self, host: "Rootfs") -> None:
-        """Look which file it is. Letting go of a clone that wasn't mounted takes long."""
+        """Record the file's identity. Dropping an unmounted clone would be slow."""
         fd = self._opened(host)
         if fd is not None:
             self._identity = kernel.identity(fd)
             os.close(fd)
 
     def describe(self) -> str:
-        """Say what is where."""
+        """Describe the operation."""
         return f"use {self.destination}, which the engine has mounted"
 
     def execute(self, container: "Container") -> None:
-        """Let links to it know what they lead to."""
+        """Tell the container what links to this file lead to."""
         if self._identity is not None:
             container.know(self._identity, self.destination)  # protects: covered-links

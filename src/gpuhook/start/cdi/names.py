@@ -1,7 +1,7 @@
-"""What CDI's names are made of: devices, kinds, files, and the annotations that ask for devices.
+"""Names in CDI: devices, kinds, files, and the annotations that request devices.
 
-The grammar of a qualified name itself, vendor/class=device, is in ``ground/names``, because a
-container's start needs it.
+The grammar of a qualified name, vendor/class=device, is in ``ground/names``, because container
+starts need it.
 """
 
 from gpuhook.ground.errors import CdiError, shown
@@ -19,32 +19,32 @@ _KEY = _ALNUM | frozenset("-_.")
 
 
 def split(name: str) -> tuple[str, str, str]:
-    """Return (vendor, class, device), whatever they hold; ("", "", name) for what has no three."""
+    """Return (vendor, class, device), unchecked; ("", "", name) if a part is missing."""
     kind, _, device = name.partition("=")
     vendor, device_class = split_kind(kind)
     return (vendor, device_class, device) if vendor and device else ("", "", name)
 
 
 def split_kind(kind: str) -> tuple[str, str]:
-    """Return (vendor, class), whatever they hold; ("", kind) for what has no two."""
+    """Return (vendor, class), unchecked; ("", kind) if a part is missing."""
     vendor, _, device_class = kind.partition("/")
     return (vendor, device_class) if vendor and device_class else ("", kind)
 
 
 def is_kind(text: str) -> bool:
-    """Tell whether a text is a vendor/class by the grammar."""
+    """Tell whether a text is a valid vendor/class."""
     return cdi_parts(f"{text}=0") is not None
 
 
 def is_device(text: str) -> bool:
-    """Tell whether a text can be what follows the = of a qualified name."""
+    """Tell whether a text is valid after the = of a qualified name."""
     return cdi_parts(f"a/b={text}") is not None
 
 
 def file_stem(vendor: str, device_class: str, transient_id: str = "") -> str:
-    """Return what a document's file is called, without its ending.
+    """Return the name of a CDI spec file, without its extension.
 
-    ``transient_id`` is what a document of one pod or claim is made for.
+    ``transient_id`` names the pod or claim that the CDI spec is made for.
     """
     stem = f"{vendor}-{device_class}"
     return f"{stem}_{transient_id.replace('/', '_')}" if transient_id else stem
@@ -54,7 +54,7 @@ def file_stem(vendor: str, device_class: str, transient_id: str = "") -> str:
 
 
 def annotation_key(plugin: str, device_id: str) -> str:
-    """Return the key under which a device plugin asks for a device; CdiError if there is none."""
+    """Return the annotation key for a device plugin's device; CdiError if it can't be one."""
     name = f"{plugin}_{device_id.replace('/', '_')}"
     ends = (plugin[:1], device_id[-1:])
     if len(name) <= _KEY_LIMIT and _ALNUM.issuperset(ends) and _KEY.issuperset(name):
@@ -69,7 +69,7 @@ def annotation_key(plugin: str, device_id: str) -> str:
 def annotate(
     annotations: "Mapping[str, str]", plugin: str, device_id: str, devices: "Iterable[str]"
 ) -> dict[str, str]:
-    """Return annotations that ask for these devices as well; CdiError if they can't."""
+    """Return the annotations plus a request for these devices; CdiError if that isn't possible."""
     key = annotation_key(plugin, device_id)
     if key in annotations:
         raise CdiError(f"The annotation {key} exists already", "Use another device id")
@@ -79,10 +79,10 @@ def annotate(
 
 
 def annotated(annotations: "Mapping[str, str]", prefix: str = ANNOTATION_PREFIX) -> list[str]:
-    """Return the devices that annotations ask for, in the order of the keys.
+    """Return the devices that annotations request, in the order of the keys.
 
-    A device that is named twice is returned twice. CdiError where a name isn't one, as blanks
-    after a comma make it.
+    A device that is named twice is returned twice. CdiError for an invalid name, for example with
+    a blank after a comma.
     """
     found = []
     for key in sorted(annotations):

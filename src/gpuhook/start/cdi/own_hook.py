@@ -1,6 +1,6 @@
-"""Our own hook that a CDI document has brought, and the words in it that a document hasn't.
+"""Our own hook from a CDI spec, and the arguments that a start adds to it.
 
-They lead it to a helper, and say which of the document's mounts are left to it.
+They lead the hook to a worker, and list the mounts of the CDI spec that the hook makes.
 """
 
 from gpuhook.ground import names
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
     from gpuhook.ground.oci.spec import Spec
 
-    Entry = dict[str, Any]  # a hook or a mount, as config.json has them
+    Entry = dict[str, Any]  # a hook or a mount, as in config.json
 
 HOOKS = ("hooks", names.CDI_HOOK_STAGE)
 MOUNTS_OPTION = "--mounts"
-_WORDS = 5  # that lead to a helper (standby.helper.Pipes), after the option
+_WORDS = 5  # arguments that lead to a worker (standby.helper.Pipes), after the option
 
 
 def without_words(spec: "Spec") -> "Spec":
-    """Return the spec without the words of an earlier start, whose helper is gone."""
+    """Return the spec without the arguments of an earlier start, whose worker is gone."""
     hooks = spec.hooks(names.CDI_HOOK_STAGE)
     plain = [_plain(hook) for hook in hooks]
     return spec if plain == hooks else spec.put({HOOKS: plain})
@@ -47,14 +47,14 @@ def _after_helper(hook: "Entry") -> "list[Any]":
 
 
 def _mounts(words: "list[Any]") -> "Any":
-    """Return the word that says which mounts are left to our hook, None where there is none."""
+    """Return the argument with the mounts left to our hook, None if there is none."""
     return words[1] if words[:1] == [MOUNTS_OPTION] and len(words) > 1 else None
 
 
 def mounts_of(spec: "Spec", kind: str) -> list[tuple[str, str]]:
     """Return the mounts that the hook for this kind makes, as pairs of source and destination.
 
-    SpecError where somebody has changed the word.
+    SpecError if the argument was changed.
     """
     for hook in spec.hooks(names.CDI_HOOK_STAGE):
         if _is_ours(hook) and hook["args"][-1] == kind:
@@ -72,5 +72,5 @@ def _parse(word: str, path: str) -> list[tuple[str, str]]:
         pass
     raise SpecError(
         f"The mounts in the arguments of {names.CDI_HOOK} in {path} aren't pairs of paths",
-        "Have the container engine write the bundle again",
+        "Recreate the container, so that the engine writes the bundle again",
     )

@@ -1,4 +1,4 @@
-"""What reading a file gives: a document, or what is wrong with it. Imports nothing slow."""
+"""Result of reading a file: a CDI spec, or its errors. Imports nothing slow."""
 
 from gpuhook.ground.oci.jsontext import Record
 
@@ -6,18 +6,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-MOST_BYTES = 4 << 20  # of one file: documents of large machines have some 100 KiB
+MOST_BYTES = 4 << 20  # of one file: CDI specs of large hosts have some 100 KiB
 
 
 class Problem(Record):
-    """What is wrong with a document: a sentence without a full stop, and its line, if any."""
+    """An error in a CDI spec: a sentence without a full stop, and its line, if any."""
 
     line: int | None
     sentence: str
 
 
 class Reading(Record):
-    """A file's content as read: a document, or else the problems why there is none."""
+    """Content of a file: a CDI spec, or the errors that make it unusable."""
 
     document: "dict[str, Any] | None"
     problems: "tuple[Problem, ...]" = ()

@@ -1,8 +1,8 @@
-"""Documents as they were read, saved for the next container's start.
+"""Cache of parsed CDI specs, saved for the next container start.
 
-Reading YAML takes longer than a whole start may. What is saved lies in the state folder and is
-trusted as a saved inventory is. A file counts as read while it is the same one with the same
-size and times; whatever is wrong with the saved file costs time and nothing else.
+Reading YAML takes longer than a whole start should. The cache is in the state folder and is
+trusted like a saved inventory. An entry is valid while its file has the same identity, size and
+times. A damaged cache file costs time and nothing else.
 """
 
 import os
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from gpuhook.ground.config.model import Config
 
 # protects: saved-mode
-_MODE = 0o600  # a document may be for root alone to read
-_MOST_BYTES = 16 << 20  # of what is saved: more isn't read faster than the documents
+_MODE = 0o600  # a CDI spec may be readable by root only
+_MOST_BYTES = 16 << 20  # of the cache: a larger one isn't read faster than the CDI specs
 # A file that changes twice within one tick of the kernel's clock looks the same afterwards. So
-# what is as young as this when it is read isn't saved; some filesystems count in two seconds.
+# a file this young when it is read isn't cached; some filesystems have a tick of two seconds.
 _SETTLED_NS = 3 * 10**9
 
 
-# A file's identity and what was in it, by path.
+# By path: a file's identity and its content.
 Files = dict[str, tuple[tuple[int, ...], Reading]]
 
 
 class Documents:
-    """What is saved of the documents, for a process that stands: read again when that changes."""
+    """The saved CDI specs, for a long-running process: read again when the cache file changes."""
 
     def __init__(self, config: "Config") -> None:
         self._config = config
@@ -39,7 +39,7 @@ class Documents:
         self._files: Files = {}
 
     def files(self) -> Files:
-        """Return what is saved now."""
+        """Return the current content of the cache."""
         folder = cache.open_folder(self._config.state_dir)
         if folder is None:
             return {}
@@ -59,7 +59,7 @@ class Documents:
 
 
 def read_folders(config: "Config", documents: Documents | None = None) -> folders.Found:
-    """Return what the folders of the configuration hold; only what has changed is read again."""
+    """Return the content of the configured folders; read only changed files again."""
     began = time.time_ns()
     before = (documents or Documents(config)).files()
     parses = folders.Parses()
@@ -69,7 +69,7 @@ def read_folders(config: "Config", documents: Documents | None = None) -> folder
     settled = {
         path: known
         for path, known in parses.known.items()
-        # The time of the last change, which nobody sets; to come if the clock was set back since.
+        # The ctime, which no user can set; it is in the future if the clock was set back since.
         if abs(began - known[0][-1]) > _SETTLED_NS
     }
     if settled != before:
@@ -78,12 +78,12 @@ def read_folders(config: "Config", documents: Documents | None = None) -> folder
 
 
 def _file_name(config: "Config") -> str:
-    """Return a name of its own for every list of folders, so that two don't fight."""
+    """Return a file name that is unique for each list of folders, to avoid conflicts."""
     return f"cdi-documents-{cache.digest(jsontext.dumps(config.cdi_spec_dirs).encode())}"
 
 
 def _parse(text: str) -> Files:
-    """Return what a saved file holds, nothing where it isn't this version's."""
+    """Return the content of a cache file, nothing if another version wrote it."""
     try:
         version, files = jsontext.loads(text)
         if version != __version__:
@@ -103,7 +103,7 @@ def _save(config: "Config", known: Files) -> None:
     }
     try:
         body = jsontext.dumps([__version__, files]).encode()
-    except ValueError:  # half of a character that takes two, from an escape
+    except ValueError:  # an unpaired surrogate, from an escape
         return
     folder = cache.make_folder(config.state_dir) if len(body) <= _MOST_BYTES else None
     if folder is not None:

@@ -1,9 +1,9 @@
-"""YAML and JSON as the engines' Go reader takes them, in bounded time, each value with its line.
+"""Reader of YAML and JSON as the engines' Go reader takes them, in bounded time, with lines.
 
-That reader is go-yaml 2 below sigs.k8s.io/yaml: scalars mean what they mean in YAML 1.1, but
-for base 60 and for dates, a key that comes twice is an error, and only the first document of a
-stream counts. PyYAML gives the events; what they mean is decided here, because the constructors
-of PyYAML decide otherwise, without lines and without bounds.
+That reader is go-yaml 2 below sigs.k8s.io/yaml: scalars mean what they mean in YAML 1.1, except
+for base 60 and dates. A repeated key is an error, and only the first document of a stream counts.
+PyYAML provides the events; their meaning is decided here, because PyYAML's constructors decide
+differently, without lines and without bounds.
 """
 
 import base64
@@ -14,7 +14,7 @@ import sys
 
 try:
     import yaml
-except ModuleNotFoundError:  # of a system's package, whose programs start without site-packages
+except ModuleNotFoundError:  # in a system package, whose programs start without site-packages
     _LIBRARY = f"{sys.prefix}/{sys.platlibdir}/python{sys.version_info[0]}.{sys.version_info[1]}"
     sys.path += ["/usr/lib/python3/dist-packages", f"{_LIBRARY}/site-packages"]
     import yaml
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
     Scalar = str | int | float | bool | None
 
-MOST_LEVELS = 50  # of nesting; a document has eight
-MOST_VALUES = 250_000  # in one file, what aliases repeat included
-_MOST_DIRECTIVES = 16  # lines with % at their beginning; libyaml compares each with all before it
-# In UTF-8, after any line's end of YAML 1.1.
+MOST_LEVELS = 50  # of nesting; a CDI spec has eight
+MOST_VALUES = 250_000  # in one file, including repetitions by aliases
+_MOST_DIRECTIVES = 16  # lines that begin with %; libyaml compares each with all before it
+# In UTF-8, after any YAML 1.1 line break.
 _DIRECTIVE = re.compile(rb"(?:\A|\A\xef\xbb\xbf|[\r\n]|\xc2\x85|\xe2\x80[\xa8\xa9])%")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
-# libyaml where PyYAML was built with it: it is what go-yaml was translated from.
+# libyaml if PyYAML was built with it: go-yaml was translated from it.
 LOADER: "type[yaml.SafeLoader | yaml.CSafeLoader]" = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _CORE = "tag:yaml.org,2002:"
@@ -61,7 +61,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class TreeError(Exception):
-    """A text can't be read: in which line (None where that is unknown), and why."""
+    """An unreadable text: its line (None if unknown), and the reason."""
 
     def __init__(self, line: int | None, sentence: str) -> None:
         super().__init__(line, sentence)
@@ -70,11 +70,11 @@ class TreeError(Exception):
 
 
 class Node:
-    """A value in a text: a scalar, a list or a table, and the line that it begins in.
+    """A value in a text: a scalar, a list or a table, and the line where it begins.
 
-    ``text`` is a scalar's text, None for the others, and ``tag`` its tag where it has one;
-    ``plain`` says that it stands without quotes. ``items`` are a list's, or keys and values of
-    a table by turns. ``whole`` is False while the end hasn't been read.
+    ``text`` is a scalar's text, None for the others, and ``tag`` its tag, if any. ``plain`` means
+    without quotes. ``items`` are a list's items, or a table's keys and values alternately.
+    ``whole`` is False until the end is read.
     """
 
     __slots__ = ("is_table", "items", "line", "plain", "tag", "text", "whole")
@@ -100,12 +100,12 @@ class Node:
 
     @property
     def kind(self) -> str:
-        """What to call it to a person."""
+        """The kind in words, for messages."""
         return "a single value" if self.is_scalar else "a table" if self.is_table else "a list"
 
 
 def read(data: bytes) -> Node | None:
-    """Return the first document of a text, None if there is none; TreeError if it can't be read."""
+    """Return the first document of a text, None if there is none; TreeError if unreadable."""
     if len(data) > MOST_BYTES:
         raise TreeError(None, f"the file is larger than {MOST_BYTES >> 20} MiB")
     if _directives(data) > _MOST_DIRECTIVES:  # protects: few-directives
@@ -126,7 +126,7 @@ def read(data: bytes) -> Node | None:
 
 
 def _directives(data: bytes) -> int:
-    """Return how many lines of a text may be directives: of UTF-16, as many as it has % at most."""
+    """Return the possible number of directives: for UTF-16, the number of % as an upper bound."""
     count = data.count(b"%")
     if count <= _MOST_DIRECTIVES or data.startswith(_UTF_16):
         return count
@@ -134,7 +134,7 @@ def _directives(data: bytes) -> int:
 
 
 class _Builder:
-    """Makes nodes of a parser's events, without recursion."""
+    """Builder of nodes from a parser's events, without recursion."""
 
     def __init__(self) -> None:
         self.open: list[Node] = []
@@ -187,13 +187,13 @@ class _Builder:
         return node
 
 
-# What nodes mean ------------------------------------------------------------------------------
+# Values of nodes ------------------------------------------------------------------------------
 
 
 def scalar(node: Node) -> "Scalar":
-    """Return what a single value means, None for null; TreeError where its tag doesn't fit.
+    """Return the value of a scalar, None for null; TreeError if its tag doesn't fit.
 
-    A list or a table means nothing: None.
+    None for a list or a table.
     """
     if node.text is None:
         return None
@@ -219,10 +219,10 @@ def _decoded(node: Node) -> str:
 
 
 def _resolved(text: str) -> "Scalar":
-    """Return what a text without quotes means."""
+    """Return the value of a text without quotes."""
     if text in _WORDS:
         return _WORDS[text]
-    # Go drops each _ of a number that begins with a digit or a sign.
+    # Go drops each _ in a number that begins with a digit or a sign.
     plain = text if text[:1] in "._" else text.replace("_", "")
     if len(plain) > _NUMBER_LIMIT:
         return text

@@ -1,7 +1,7 @@
-"""What to say where a container asks for CDI devices that no document gives it.
+"""Error message for CDI devices that no CDI spec defines.
 
-A person wants to know what there is instead, or which file should have had it. The whole is
-short, because engines put it into one line: what doesn't fit, ``gpuhook cdi list`` shows.
+It names the devices that exist, or the file that should have defined the missing one. It is
+short, because engines put it into one line; ``gpuhook cdi list`` shows the rest.
 """
 
 from gpuhook.ground.errors import UnknownDeviceError, listed, shown
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from gpuhook.start.cdi.folders import FileError, Found, Ignored
 
 _MOST = 450  # characters of the whole message
-_MOST_NAMES = 240  # of the names that can't be used
-_MOST_OFFERED = 90  # of the names that there are, of one kind
+_MOST_NAMES = 240  # of the unusable names
+_MOST_OFFERED = 90  # of the existing names of one kind
 _PATH = 100  # of one path
-_SENTENCE = 90  # of what is wrong with a file
-_REMEDY = "See what there is, and which files engines don't take, with gpuhook cdi list"
-_ENDINGS_MEANT = (".yml", ".yaml", ".json")  # whatever the case of their letters
+_SENTENCE = 90  # of one file's error
+_REMEDY = "List the devices, and the files that engines refuse, with gpuhook cdi list"
+_ENDINGS_MEANT = (".yml", ".yaml", ".json")  # in upper or lower case
 
 
 def error(found: "Found", names: list[str]) -> UnknownDeviceError:
-    """Return the error for names that mean no device: what there is, and what is in its way."""
+    """Return the error for unknown device names: what exists, and what is in the way."""
     parts = [cdi_names.split(name) for name in names if name not in found.conflicts]
     kinds = dict.fromkeys(f"{vendor}/{kind}" for vendor, kind, _ in parts if vendor)
     offers = [_offer(found, kind) for kind in kinds]
@@ -44,22 +44,22 @@ def _reason(found: "Found", name: str) -> str:
 
 
 def _offer(found: "Found", kind: str) -> str:
-    """Return which devices of a kind there are."""
+    """Return the sentence about the existing devices of a kind."""
     devices = [name for name in found.devices if name.startswith(f"{kind}=")]
     if devices:
-        devices.sort(key=lambda name: (len(name), name))  # numbers, then all, then UUIDs
+        devices.sort(key=lambda name: (len(name), name))  # numbers, then "all", then UUIDs
         there = [shown(name.partition("=")[2]).strip("'") for name in devices]
         return f"of {shown(kind)} there are {_fitting(there, _MOST_OFFERED)}"
     if any(document["kind"] == kind for document in found.documents.values()):
         return f"no device of {shown(kind)} can be used"
     places = listed([_path(folder) for folder in found.folders], 2) or "no folder"
-    return f"no document in {places} is of the kind {shown(kind)}"
+    return f"no CDI spec in {places} is of the kind {shown(kind)}"
 
 
 def _suspects(found: "Found", kinds: "Iterable[str]") -> list[str]:
-    """Return which files could have had devices of these kinds, the likely ones first.
+    """Return the files that may have been meant to define these kinds, the likeliest first.
 
-    What a file that can't be read holds nobody knows: its name may say so.
+    The content of an unreadable file is unknown, but its name may tell.
     """
     stems = [cdi_names.file_stem(*cdi_names.split_kind(kind)) for kind in kinds]
     words = {word for kind in kinds for word in (*stems, *kind.split("/")[0].split(".")[:1])}
@@ -88,13 +88,13 @@ def _spoiled(each: "FileError") -> str:
 
 
 def _path(path: str) -> str:
-    """Return a path that fits into a message, its end if it is long."""
+    """Return a path shortened for a message; the end of a long path is kept."""
     text = path if path.isascii() and path.isprintable() else ascii(path)[1:-1]
     return text if len(text) <= _PATH else f"...{text[-_PATH:]}"
 
 
 def _fitting(words: list[str], room: int) -> str:
-    """Return as many of the words as fit into so many characters, one at least."""
+    """Return as many words as fit into the given number of characters, at least one."""
     count, size = 0, 0
     for word in words:
         size += len(word) + 2

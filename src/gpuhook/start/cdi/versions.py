@@ -1,7 +1,7 @@
-"""Versions of CDI documents: what needs which, and which engine takes which.
+"""Versions of CDI specs: which version a field needs, and which one an engine accepts.
 
-A reader refuses a whole file of a version that it doesn't know, even if the file uses nothing
-new. So a document gets the lowest version that its fields allow. Sources: SPEC.md of the CDI
+A reader refuses a file with a version that it doesn't know, even if the file uses nothing new.
+So a CDI spec gets the lowest version that its fields allow. Sources: SPEC.md of the CDI
 specification (its table of releases), and the library's versions in the engines' go.mod.
 """
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
     Path = tuple[str | int, ...]
 
-# The versions there are. The first two are known to every reader, and refused by every one.
+# All versions. The first two are known to every reader, and refused by every one.
 KNOWN = (
     "0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0",
 )  # fmt: skip
 EARLIEST = "0.3.0"
 NEWEST = KNOWN[-1]
 
-GROUPS = "0.7.0"  # that the container's process joins
+GROUPS = "0.7.0"  # supplementary groups of the container's process
 
-# A field of container edits that was not in 0.3.0 -> the version that brought it.
+# A field of container edits that 0.3.0 lacks -> the version that introduced it.
 EDITS: "dict[tuple[str, ...], str]" = {
     ("mounts", "type"): "0.4.0",
     ("deviceNodes", "hostPath"): "0.5.0",
@@ -33,14 +33,14 @@ EDITS: "dict[tuple[str, ...], str]" = {
     ("intelRdt", "schemata"): "1.1.0",
     ("intelRdt", "enableMonitoring"): "1.1.0",
 }
-# Those that need their version even if they are empty; other empty ones need nothing.
+# Fields that need their version even if they are empty; other empty ones need nothing.
 EVEN_EMPTY = (("intelRdt",), ("intelRdt", "schemata"))
-ANNOTATIONS = "0.6.0"  # of a document or a device
-DIGIT_FIRST = "0.5.0"  # a device's name that doesn't begin with a letter
+ANNOTATIONS = "0.6.0"  # of a CDI spec or a device
+DIGIT_FIRST = "0.5.0"  # a device name that doesn't begin with a letter
 DOT_IN_CLASS = "0.6.0"
 
-# Engine -> (its first version with a library, the highest version of documents this one takes),
-# oldest first. Nothing is said of an engine older than its first line: it knows no CDI.
+# Engine -> (its first version with a library, the highest CDI version of that library), oldest
+# first. An engine older than its first entry has no CDI.
 ENGINES = {
     "podman": (
         ("4.1", "0.4.0"), ("4.3", "0.5.0"), ("4.9", "0.6.0"), ("5.2", "0.8.0"), ("5.5", "1.0.0"),
@@ -58,24 +58,24 @@ ENGINES = {
         ("1.33", "1.0.0"), ("1.35", "1.1.0"),
     ),
 }  # fmt: skip
-# Engine -> (from which version, before which one) it takes devices by CDI only where a setting
-# says so: Docker's features.cdi, containerd's enable_cdi. Later ones do unless it says no.
+# Engine -> (from which version, before which one) CDI is off unless a setting enables it:
+# Docker's features.cdi, containerd's enable_cdi. Later versions enable it by default.
 SWITCHED = {"docker": ("25.0", "28.2"), "containerd": ("1.7.0", "2.0")}
-# Where engines look for documents: the administrator's folder, then that of what is generated.
-# Engine -> (from which version, before which one) it looks into the first alone.
+# Folders that engines read: the administrator's, then the one for generated CDI specs.
+# Engine -> (from which version, before which one) it reads only the first.
 FOLDERS = ("/etc/cdi", "/var/run/cdi")
 FIRST_FOLDER_ALONE = {"podman": ("5.4", "5.7")}
-# Debian builds its engines with its own copy of the library.
+# Debian builds its engines with its own version of the library.
 DEBIAN = {"bookworm": "0.5.0", "trixie": "0.8.0", "sid": "1.0.0"}
 
 
 def needed(document: "dict[str, Any]") -> str:
-    """Return the lowest version that a document may have."""
+    """Return the lowest version that fits a CDI spec."""
     return max((version for version, _ in needs(document)), key=order, default=EARLIEST)
 
 
 def needs(document: "dict[str, Any]") -> "Iterator[tuple[str, Path]]":
-    """Yield (version, where) of all in a document that needs a version above the earliest."""
+    """Yield (version, path) of each part that needs more than the earliest version."""
     vendor, device_class = split_kind(document.get("kind") or "")
     if vendor and "." in device_class:
         yield DOT_IN_CLASS, ("kind",)
@@ -89,7 +89,7 @@ def needs(document: "dict[str, Any]") -> "Iterator[tuple[str, Path]]":
 
 
 def _of_table(table: "dict[str, Any]") -> "Iterator[tuple[str, Path]]":
-    """Yield what a document and a device have in common: annotations and edits."""
+    """Yield the needs that a CDI spec and a device have in common: annotations and edits."""
     if table.get("annotations"):
         yield ANNOTATIONS, ("annotations",)
     for field, version in EDITS.items():
@@ -99,7 +99,7 @@ def _of_table(table: "dict[str, Any]") -> "Iterator[tuple[str, Path]]":
 
 
 def _values(value: "Any", names: "tuple[str, ...]") -> "Iterator[tuple[Any, Path]]":
-    """Yield what stands below a chain of names, in each item where there is a list."""
+    """Yield the values below a chain of names, for each item of a list."""
     if not names:
         yield value, ()
     elif isinstance(value, dict):
@@ -112,7 +112,7 @@ def _values(value: "Any", names: "tuple[str, ...]") -> "Iterator[tuple[Any, Path
 
 
 def is_known(version: str) -> bool:
-    """Tell whether a version is one that has been; a v in front is forgiven, as readers do."""
+    """Tell whether a version exists; a leading v is accepted, as by readers."""
     return version.removeprefix("v") in KNOWN
 
 
@@ -122,28 +122,28 @@ def is_below(version: str, other: str) -> bool:
 
 
 def accepts(library: str, version: str) -> bool:
-    """Tell whether a version of the library takes documents of a version that fits their fields."""
+    """Tell whether a library version accepts CDI specs of a version that fits their fields."""
     number = version.removeprefix("v")
     return is_known(version) and order(EARLIEST) <= order(number) <= order(library)
 
 
 def highest(engine: str, version: str) -> str | None:
-    """Return the highest version of documents that an engine takes, None if it knows no CDI."""
+    """Return the highest CDI version that an engine accepts, None if it has no CDI."""
     found = [top for first, top in ENGINES.get(engine, ()) if order(first) <= order(version)]
     return found[-1] if found else None
 
 
 def is_switched(engine: str, version: str | None) -> bool:
-    """Tell whether an engine needs a setting for CDI; one of an unknown version may."""
+    """Tell whether an engine needs a setting for CDI; an unknown version may need it."""
     if version is None:
         return engine in SWITCHED
     return _is_within(SWITCHED.get(engine), version)
 
 
 def folder_for(engines: "dict[str, str | None]") -> str:
-    """Return the folder for generated documents that all these engines read.
+    """Return the folder for generated CDI specs that all these engines read.
 
-    ``engines`` are versions by name, None for one that isn't known.
+    ``engines`` are versions by name, None for an unknown one.
     """
     first, generated = FOLDERS
     alone = (_is_within(FIRST_FOLDER_ALONE.get(each), of) for each, of in engines.items())
@@ -151,14 +151,14 @@ def folder_for(engines: "dict[str, str | None]") -> str:
 
 
 def _is_within(span: "tuple[str, str] | None", version: str | None) -> bool:
-    """Tell whether a version is in a span, the second of which is outside."""
+    """Tell whether a version is in a half-open span."""
     if span is None or version is None:
         return False
     return order(span[0]) <= order(version) < order(span[1])
 
 
 def order(version: str) -> tuple[int, ...]:
-    """Return what versions are ordered by: three numbers, of each part what digits begin it."""
+    """Return the sort key of a version: the leading digits of three parts."""
     parts = [0, 0, 0]
     for index, word in enumerate(version.split(".")[: len(parts)]):
         digits = word[: len(word) - len(word.lstrip("0123456789"))]

@@ -1,7 +1,7 @@
-"""CDI documents applied where a helper stands by for their hook.
+"""Application of CDI specs when a worker is available for our hook.
 
-It makes their mounts too, in half of the time that a low-level runtime takes for them. They are
-a word of the hook's then, so that it makes them without the helper as well.
+The worker also makes the mounts of the CDI spec, in half the time of a low-level runtime. The
+mounts are passed as an argument of the hook, so the hook can make them without the worker too.
 """
 
 import os
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from gpuhook.start.cdi.own_hook import Entry
     from gpuhook.start.resolve import Resolved
 
-    # Finds a helper for a container's hook; see ``edit``.
+    # Gets a worker for a container's hook; see ``edit``.
     Helped = Callable[[Spec, Resolved, str], list[str]]
 
-_MOST_BYTES = 96 << 10  # of mounts in one word; a program takes 128 KiB (execve(2))
+_MOST_BYTES = 96 << 10  # of mounts in one argument; the limit is 128 KiB (execve(2))
 _PLACES = ("mounts",)
 _IN_USR = ("bin", "lib", "lib32", "lib64", "sbin")
-# With which our documents have the driver's files mounted.
+# The mount options of driver files in our CDI specs.
 _OPTIONS = {"ro", "nosuid", "nodev", "rbind", "rprivate"}
 
 
@@ -42,11 +42,11 @@ def apply_to_spec(
     folder: str,
     helped: "Helped",
 ) -> "Spec":
-    """Return the spec with the edits of documents, and words for a helper in our hook of them.
+    """Return the spec with the edits of CDI specs, and our hook's arguments for a worker.
 
-    That has to be the hook of this installation, in ``folder``, and called for this very
-    configuration. ``helped`` is as for ``edit``. A helper serves one hook: the first. Where the
-    devices are of one kind, it makes the mounts that may as well be made after all others.
+    Only the hook of this installation in ``folder``, called with this configuration, gets a
+    worker. ``helped`` is as for ``edit``. A worker serves one hook: the first. If the devices are
+    of one kind, the worker makes those mounts that can be made after all others.
     """
     wanted = _find(edits.get("hooks") or [], resolved, config, folder)
     if wanted is None:
@@ -75,7 +75,7 @@ def apply_to_spec(
 def _find(
     hooks: "list[Entry]", resolved: "Resolved", config: "Config", folder: str
 ) -> "Entry | None":
-    """Return our hook among those of documents; None where there is none of this installation."""
+    """Return our hook among those of CDI specs; None if none is of this installation."""
     path = os.path.join(os.path.abspath(folder), names.CDI_HOOK)
     options: list[list[str]] = [["--config", config.path]] if config.path else []
     if config.path in (None, DEFAULT_PATH):
@@ -90,17 +90,17 @@ def _find(
 
 
 def _with_first(hooks: "list[Entry]", place: int, words: list[str]) -> "list[Entry]":
-    """Return hooks, of which that one has other first words after its name."""
+    """Return the hooks, with other arguments in one of them."""
     args = hooks[place]["args"]
     changed = {**hooks[place], "args": [args[0], *words, *args[1:]]}
     return [*hooks[:place], changed, *hooks[place + 1 :]]
 
 
 def movable(mounts: "list[Entry]", edits: "list[Entry]") -> "list[Entry]":
-    """Return those of config.json's mounts that our hook may make when all others are there.
+    """Return the mounts of config.json that our hook can make after all others.
 
-    They are of the documents' own, ``edits``, and of files as our documents mount them; and
-    nothing else is mounted on them, above or below.
+    They come from the CDI specs (``edits``), and mount files as our own CDI specs do. Nothing else
+    is mounted at, above or below their destinations.
     """
     places = {(each["hostPath"], each["containerPath"]) for each in edits}
     moved = [
@@ -115,7 +115,7 @@ def movable(mounts: "list[Entry]", edits: "list[Entry]") -> "list[Entry]":
 
 
 def _is_plain(mount: "Entry") -> bool:
-    """Tell whether a document's mount is as our own have it, of a file."""
+    """Tell whether a CDI spec's mount is of a file, as in our own CDI specs."""
     options = mount.get("options")
     if not isinstance(options, list) or set(options) != _OPTIONS or "type" in mount:
         return False
@@ -126,7 +126,7 @@ def _is_plain(mount: "Entry") -> bool:
 
 
 def _usual(path: "Any") -> str:
-    """Return a place's usual name: /lib is a link to /usr/lib; "" for what is none."""
+    """Return a path's usual name: /lib is a link to /usr/lib; "" if it isn't a path."""
     name = "/" + os.path.normpath(path).lstrip("/") if isinstance(path, str) else ""
     first = name.split("/", 2)[1:2]
     return f"/usr{name}" if first and first[0] in _IN_USR else name.rstrip("/")

@@ -1,1 +1,1 @@
-"""What a host has: the records, saving them and knowing when they are stale, choosing by name."""
+"""Host inventories: data model, saved copies and their freshness, selection by name."""

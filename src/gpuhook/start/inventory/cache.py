@@ -1,9 +1,8 @@
-"""The inventories of this machine, one per vendor, saved below /run.
+"""Saved inventories of this host below /run, one per vendor.
 
-So a driver is asked once and not at every start. A saved inventory counts only while nothing
-around it has changed (``freshness``), and only if nobody but root (or this very user) can have
-written it. One that is stale, damaged or suspicious is made again, by one process under a lock
-while the others wait.
+So the driver is asked once instead of at every start. A saved inventory is valid only while its
+fingerprint is unchanged (``freshness``), and only if no other non-root user can have written it.
+If it is stale, damaged or suspicious, one process makes it again under a lock; the others wait.
 """
 
 import _imp
@@ -26,19 +25,18 @@ if TYPE_CHECKING:
     from gpuhook.start.inventory.model import Inventory
 
 _LIMIT = 64 << 20
-_FOLDER_MODE = 0o755  # what is saved is no secret: vendors' tools tell it to everybody
-_HASH_KEY = 0x67707568  # any number; the hash finds damage, it keeps no secret
-_TRIES = 3  # to make an inventory while nothing around it changes
-_LOST_SECONDS = 10.0  # how long an inventory counts that misses a device
-_SPARE = 5.0  # seconds that a waiter grants the others beyond a driver's own limit
+_FOLDER_MODE = 0o755  # inventories are no secret: vendors' tools show them to every user
+_HASH_KEY = 0x67707568  # any number; the hash detects damage and isn't for secrecy
+_TRIES = 3  # to make an inventory while nothing changes meanwhile
+_LOST_SECONDS = 10.0  # how long an inventory with a lost device is valid
+_SPARE = 5.0  # seconds that a waiter allows beyond a driver's own limit
 
 
 def get_inventory(config: "Config", vendor: "Source", *, save: bool = True) -> "Inventory":
-    """Return what this machine has of a vendor: the saved one while it is fresh, else a new one.
+    """Return the host's inventory of a vendor: the saved one if it is fresh, else a new one.
 
-    A new one is saved for the next caller, unless ``save`` is off, this user can't, or this process
-    sees a part of the machine alone.
-    Raises DriverError where there is no working driver.
+    A new one is saved for the next caller, unless ``save`` is off, the user lacks the rights, or
+    this process sees only a part of the host's devices. DriverError if no driver works.
     """
     folder = open_folder(config.state_dir)
     if folder is None:
@@ -57,11 +55,11 @@ def get_inventory(config: "Config", vendor: "Source", *, save: bool = True) -> "
 def follow(
     config: "Config", vendor: "Source", before: "Loaded | None" = None, *, ask: bool = False
 ) -> "Loaded":
-    """Return what this machine has of a vendor, for somebody who looks again and again.
+    """Return the host's inventory of a vendor, for callers that ask repeatedly.
 
-    That is ``before``, what this returned the last time, while nothing around it has changed.
-    Otherwise, and in any case with ``ask``, the driver is asked as by ``get_inventory``; where
-    the answer can't be saved, it is kept in memory alone.
+    Returns ``before``, the previous result, while it is fresh. Otherwise, and always with
+    ``ask``, asks the driver as ``get_inventory`` does. An answer that can't be saved is kept in
+    memory only.
     """
     if before is not None and not ask and before.is_fresh(config):
         return before
@@ -78,9 +76,9 @@ def follow(
 
 
 def refresh(config: "Config", vendor: "Source") -> "Inventory":
-    """Make a vendor's inventory again, whether the saved one is fresh or not, and save it.
+    """Make and save a vendor's inventory again, even if the saved one is fresh.
 
-    DriverError where there is no working driver, it can't be saved, or a part is seen alone.
+    DriverError if no driver works, it can't be saved, or this process sees only some devices.
     """
     folder = make_folder(config.state_dir)
     if folder is None:
@@ -94,7 +92,7 @@ def refresh(config: "Config", vendor: "Source") -> "Inventory":
         raise DriverError(
             f"{made.inventory.sentence()}: nothing was saved, as a device cgroup keeps this "
             f"process from {made.withheld[0]}",
-            "Run this outside of the job, container or unit that has a part of the devices",
+            "Run this outside of the job, container or unit that has only some of the devices",
         )
     if not made.is_saved:
         cause = f"{made.inventory.sentence()}: nothing was saved"
@@ -103,28 +101,26 @@ def refresh(config: "Config", vendor: "Source") -> "Inventory":
 
 
 def _no_folder(path: str) -> DriverError:
-    """Return why there is no state folder that can be used."""
+    """Return the error for an unusable state folder."""
     cause = f"The state folder {path} can't be used"
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
         return _unwritable(cause, path, error)
-    return DriverError(
-        cause, "Run this as root, and let the folder belong to root and be writable by root alone"
-    )
+    return DriverError(cause, "Run this as root, and let only root own and write to the folder")
 
 
 def _unwritable(cause: str, path: str, error: OSError | None) -> DriverError:
-    from gpuhook.ground.host import files  # noqa: PLC0415 - for commands alone
+    from gpuhook.ground.host import files  # noqa: PLC0415 - only for commands
 
-    if error is None:  # the lock, which is in that folder, couldn't be had
+    if error is None:  # the lock, which is in that folder, couldn't be taken
         return DriverError(f"{cause}, as {path} can't be written to", "Run this as root")
     why = f"{cause}, as {path} can't be written to: {error.strerror}"
     return DriverError(why, files.remedy(error, "Run this as root"))
 
 
 def saved(config: "Config", vendor: "Source") -> "Inventory | None":
-    """Return the saved inventory if there is a fresh one; asks no driver."""
+    """Return the saved inventory, None if there is no fresh one; asks no driver."""
     found = load(config, vendor)
     return None if found is None else found.inventory
 
@@ -143,7 +139,7 @@ def _make_unsaved(config: "Config", vendor: "Source", *, save: bool) -> "Invento
 
 
 def _make_once(folder: int, config: "Config", vendor: "Source") -> "Loaded":
-    """Make the inventory, or wait for somebody who is just doing that."""
+    """Make the inventory, or wait for the process that is making it."""
     with _Lock(folder, config, vendor) as lock:
         found = _load(folder, config, vendor)
         if found is not None:
@@ -156,11 +152,11 @@ def _make(folder: int, config: "Config", vendor: "Source", lock: "_Lock") -> "Lo
     try:
         content = _discover(config, vendor)
     except DriverError as error:
-        if not vendor.withheld(config):  # else others may well have a working driver
+        if not vendor.withheld(config):  # else other processes may have a working driver
             lock.note_failure(error)
         raise
     content.withheld = vendor.withheld(config)
-    # What this process sees isn't all that others do, and numbers of theirs mean other devices.
+    # Other processes may see more devices than this one, with other numbers.
     if content.withheld:  # protects: part-unsaved
         return content
     if lock.held:
@@ -172,7 +168,7 @@ def _make(folder: int, config: "Config", vendor: "Source", lock: "_Lock") -> "Lo
 
 
 def _discover(config: "Config", vendor: "Source") -> "Loaded":
-    """Look at the machine, again if anything around it changed meanwhile."""
+    """Discover the devices, again if anything changed meanwhile."""
     for _ in range(_TRIES):
         around = freshness.surroundings(config, vendor)
         root = vendor.root(config)
@@ -181,19 +177,19 @@ def _discover(config: "Config", vendor: "Source") -> "Loaded":
         inventory = vendor.discover(config)
         written = (file.path for file in inventory.files if file.content)
         watched.update(freshness.watched(root, written))
-        # A node may come after its device: udev makes it.
+        # A node may appear after its device: udev creates it.
         content = Loaded(vendor, inventory, around, [*missing, *inventory.missing()], watched)
         if freshness.surroundings(config, vendor) == around:
             break
-    # Where it never rests, what was seen before goes with it: it won't match, and so not be used.
+    # If it keeps changing, the old fingerprint is kept: it won't match, so this isn't reused.
     return content
 
 
 class _Lock:
-    """The right to make the inventory; the file also tells waiters of a failure.
+    """Lock for making the inventory; its file also tells waiters of a failure.
 
-    Whoever waits longer than a driver may take goes on without it (``held`` is False): the lock
-    saves work and guards nothing.
+    A waiter that waits longer than a driver may take continues without it (``held`` is False).
+    The lock only saves work.
     """
 
     def __init__(self, folder: int, config: "Config", vendor: "Source") -> None:
@@ -206,7 +202,7 @@ class _Lock:
         self.problem: OSError | None = None
 
     def __enter__(self) -> "Self":
-        from gpuhook.ground.host import lock  # noqa: PLC0415 - no need while what is saved is fresh
+        from gpuhook.ground.host import lock  # noqa: PLC0415 - unneeded if the inventory is fresh
 
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
@@ -221,7 +217,7 @@ class _Lock:
             os.close(self._fd)
 
     def note_failure(self, error: DriverError) -> None:
-        """Tell those who are waiting now why there is no inventory."""
+        """Tell the current waiters why there is no inventory."""
         if self.held:
             absent = isinstance(error, NoDriverError)
             text = jsontext.dumps([time.monotonic(), error.cause, error.remedy, absent])
@@ -232,7 +228,7 @@ class _Lock:
                 pass  # a full disk: they ask the driver themselves
 
     def raise_failure(self) -> None:
-        """Raise the failure of the one we waited for: it would be ours as well."""
+        """Raise the failure of the process that we waited for: ours would be the same."""
         if not self.held:
             return
         try:
@@ -247,18 +243,18 @@ class _Lock:
 
 
 def _file_name(config: "Config", vendor: "Source") -> str:
-    """Return a name of its own for every vendor and set of settings, so that two don't fight."""
+    """Return a file name unique for each vendor and set of settings, to avoid conflicts."""
     settings = jsontext.dumps(freshness.settings_of(config, vendor))
     return f"inventory-{vendor.names.NAME}-{digest(settings.encode())}"
 
 
 def digest(data: "bytes | memoryview") -> str:
-    """Return 16 hexadecimal digits by which damage is found, and names are made."""
+    """Return 16 hexadecimal digits, to detect damage and to make names."""
     return _imp.source_hash(_HASH_KEY, data).hex()
 
 
 def open_folder(path: str) -> int | None:
-    """Open the state folder; None where there is none that we may trust."""
+    """Open the state folder; None if there is no trustworthy one."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -270,31 +266,30 @@ def open_folder(path: str) -> int | None:
 
 
 def make_folder(path: str) -> int | None:
-    """Make the state folder and open it; None where that can't be, or it can't be trusted."""
+    """Create the state folder and open it; None if that fails or it can't be trusted."""
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         os.mkdir(path, _FOLDER_MODE)
-        os.chmod(path, _FOLDER_MODE)  # whatever the umask is
+        os.chmod(path, _FOLDER_MODE)  # regardless of the umask
     except FileExistsError:
-        pass  # made by another one just now, or one that isn't ours: see below
+        pass  # just created by another process, or owned by another user: checked below
     except OSError:
         return None
     return open_folder(path)
 
 
 def _is_ours(status: os.stat_result) -> bool:
-    """Tell whether root or this user alone can have written it."""
+    """Tell whether only root or this user can have written it."""
     # protects: saved-owner
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
 
 
 class Loaded:
-    """An inventory, and what tells whether it still is this machine's.
+    """An inventory with the data that tells whether it still describes this host.
 
-    ``around`` is what it was made in, ``missing`` the paths that didn't exist then, ``watched`` the
-    statuses of files and folders; ``is_saved`` says whether it was saved when it was made,
-    ``problem`` what kept us from that, and ``withheld`` from which device nodes this process was
-    kept, so that it is of a part alone.
+    ``around`` is its fingerprint, ``missing`` the paths that didn't exist, ``watched`` the statuses
+    of files and folders. ``is_saved`` tells whether it was saved, and ``problem`` why it could not
+    be. ``withheld`` are device nodes that this process may not open: then it is incomplete.
     """
 
     def __init__(
@@ -319,19 +314,19 @@ class Loaded:
         self._saved_at = time.time()
 
     def read_from(self, status: os.stat_result) -> None:
-        """Note which file it was read from, and when that was written."""
+        """Record the file that it was read from, and when that was written."""
         self._file = identity(status)
         self._saved_at = status.st_mtime
 
     def is_fresh(self, config: "Config") -> bool:
-        """Tell whether it can be believed: nothing has changed, nor can a lost device be back."""
-        # Either way: the clock may have been set back since.
+        """Tell whether it is valid: nothing has changed, and no lost device can be back."""
+        # The absolute difference: the clock may have been set back since.
         if self.inventory.lost and abs(time.time() - self._saved_at) > _LOST_SECONDS:
-            return False  # nothing but the driver tells when a lost device is back
+            return False  # only the driver can tell when a lost device is back
         return self.is_same(config)
 
     def is_same(self, config: "Config") -> bool:
-        """Tell whether nothing around it has changed."""
+        """Tell whether nothing that it depends on has changed."""
         found = self.inventory
         return (
             self.around == freshness.surroundings(config, self._vendor)
@@ -342,10 +337,10 @@ class Loaded:
         )
 
     def note_folders(self) -> None:
-        """Look at all files now, and from now on at their folders alone while those stay.
+        """Check all files now, and from now on only their folders while those don't change.
 
         That takes a fifth of the time, in a process that asks often. A folder that has just changed
-        may change again unseen.
+        may change again undetected.
         """
         folders = freshness.folders(self.inventory.root, self._files())
         seen = [freshness.identity(path) for path in folders]
@@ -366,7 +361,7 @@ class Loaded:
         ]
 
     def is_latest(self, config: "Config") -> bool:
-        """Tell whether it is fresh, and the file is still the one that it was read from."""
+        """Tell whether it is fresh, and the file that it was read from is still in place."""
         try:
             status = os.stat(
                 f"{config.state_dir}/{_file_name(config, self._vendor)}", follow_symlinks=False
@@ -377,12 +372,12 @@ class Loaded:
 
 
 def identity(status: os.stat_result) -> tuple[int, ...]:
-    """Return what tells a file from what it was: nobody can set all of it back."""
+    """Return a file's identity, which changes with the file: no user can restore all of it."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def load(config: "Config", vendor: "Source") -> Loaded | None:
-    """Return the saved inventory with what tells its freshness; None if there is no fresh one."""
+    """Return the saved inventory and its fingerprint; None if there is no fresh one."""
     folder = open_folder(config.state_dir)
     if folder is None:
         return None
@@ -393,7 +388,7 @@ def load(config: "Config", vendor: "Source") -> Loaded | None:
 
 
 def _load(folder: int, config: "Config", vendor: "Source") -> Loaded | None:
-    """Return the saved inventory, None unless it is whole, trustworthy and fresh."""
+    """Return the saved inventory, None unless it is complete, trustworthy and fresh."""
     whole = read_whole(folder, _file_name(config, vendor))
     if whole is None:
         return None
@@ -409,11 +404,11 @@ def _load(folder: int, config: "Config", vendor: "Source") -> Loaded | None:
 
 
 def read_whole(folder: int, name: str) -> tuple[str, os.stat_result] | None:
-    """Return a file's text as given to ``write_whole``, None unless it is whole and trustworthy."""
+    """Return the text saved by ``write_whole``, None unless it is complete and trustworthy."""
     try:
         data, status = _read(folder, name)
         begin = data.find(b"\n") + 1
-        body = memoryview(data)[begin:]  # no copy: there may be much of it
+        body = memoryview(data)[begin:]  # no copy: it may be large
         if not begin or data[: begin - 1] != digest(body).encode():
             return None
         return str(body, "utf-8"), status
@@ -439,16 +434,16 @@ def _save(folder: int, name: str, content: Loaded) -> OSError | None:
 
 
 def write_whole(folder: int, name: str, body: bytes, mode: int = 0o644) -> bool:
-    """Write the file whole or not at all; failing to costs time later and nothing else.
+    """Write the file atomically and return whether it was written.
 
-    Where two write at once, what is damaged by that is found by ``read_whole``. Returns
-    whether it was written.
+    A failure costs time later and nothing else. Damage by concurrent writers is detected by
+    ``read_whole``.
     """
     return _written(folder, name, body, mode) is None
 
 
 def _written(folder: int, name: str, body: bytes, mode: int = 0o644) -> OSError | None:
-    """Write as ``write_whole`` does; return what kept us from that, None where nothing did."""
+    """Write as ``write_whole`` does; return the error, None on success."""
     try:
         data = digest(body).encode() + b"\n" + body
         fileio.replace(name, data, f".{name}.new", folder=folder, mode=mode)

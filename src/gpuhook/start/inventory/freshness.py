@@ -1,7 +1,7 @@
-"""What tells at little cost whether a machine still is as it was when an inventory was made.
+"""Fingerprint of a host: a cheap check whether an inventory is still valid.
 
-Names, small texts and file statuses alone, no times of anything in /proc: its inodes are
-made again in every mount of it, and whenever memory is short.
+It has only names, small texts and file statuses, but no times from /proc: the inodes there are
+created again in every mount, and whenever memory is short.
 """
 
 import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpuhook.start.inventory.model import Inventory, Node
 
     class Source(Protocol):
-        """Where an inventory comes from: what is used here of a vendor."""
+        """Source of an inventory: the part of a vendor that is used here."""
 
         @property
         def names(self) -> Any:
@@ -33,46 +33,46 @@ if TYPE_CHECKING:
 
         @property
         def settings(self) -> tuple[str, ...]:
-            """The settings that an inventory depends on beside the root, attributes of Config."""
+            """The settings that an inventory depends on besides the root, attributes of Config."""
 
         @property
         def crowded(self) -> tuple[str, ...]:
-            """Folders whose nodes are too many to look at each."""
+            """Folders with too many nodes to check each one."""
 
         def root(self, config: Config) -> str:
             """Return the driver root."""
 
         def discover(self, config: Config) -> Inventory:
-            """Look at the machine; DriverError where there is no driver."""
+            """Discover the devices; DriverError if there is no driver."""
 
         def surroundings(self, config: Config) -> list[Any]:
-            """Return, as JSON values, what a change of makes an inventory stale."""
+            """Return JSON values; an inventory is stale once they change."""
 
         def withheld(self, config: Config) -> list[str]:
-            """Return paths of nodes that this process may not open, so that it sees a part."""
+            """Return nodes that this process may not open: it sees only some devices."""
 
         def volatile_paths(self, config: Config) -> list[str]:
-            """Return paths whose coming makes an inventory stale."""
+            """Return paths that make an inventory stale when they appear."""
 
         def watched_paths(self, config: Config) -> list[str]:
-            """Return folders in which a change of names makes an inventory stale."""
+            """Return folders that make an inventory stale when names in them change."""
 
 
-_SETTLED = 2.0  # seconds, more than the times of any local filesystem are coarse
+_SETTLED = 2.0  # seconds, more than the timestamp granularity of any local filesystem
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def settings_of(config: "Config", vendor: "Source") -> "list[Any]":
-    """Return what a vendor's inventory depends on of the settings, as JSON values."""
+    """Return the settings that a vendor's inventory depends on, as JSON values."""
     values = [vendor.root(config), *(getattr(config, name) for name in vendor.settings)]
     return [list(value) if isinstance(value, tuple) else value for value in values]
 
 
 def surroundings(config: "Config", vendor: "Source") -> "list[Any]":
-    """Return, as JSON values, what an inventory was made in: any change may change it."""
+    """Return an inventory's fingerprint as JSON values: if any changes, the inventory may too."""
     return [
         __version__,
-        # The vendor's folder: code that was replaced is another one, of the same version too.
+        # The vendor's folder: replaced code may differ even in the same version.
         status(os.path.dirname(vendor.names.__file__)),
         settings_of(config, vendor),
         text(_BOOT_ID),
@@ -81,9 +81,9 @@ def surroundings(config: "Config", vendor: "Source") -> "list[Any]":
 
 
 def same_nodes(root: str, nodes: "Iterable[Node]", crowded: tuple[str, ...]) -> bool:
-    """Tell whether these device nodes are what they were, owner and mode included.
+    """Tell whether these device nodes are unchanged, including owner and mode.
 
-    Those in a ``crowded`` folder are left to the folder's own status: there may be thousands.
+    Nodes in a ``crowded`` folder are covered by the folder's own status: there may be thousands.
     """
     root = root.rstrip("/")
     for node in nodes:
@@ -101,15 +101,15 @@ def same_nodes(root: str, nodes: "Iterable[Node]", crowded: tuple[str, ...]) -> 
 
 
 def missing(root: str, paths: "Iterable[str]") -> list[str]:
-    """Return those of the paths below the driver root that don't exist."""
+    """Return the paths below the driver root that don't exist."""
     return [path for path in paths if not _exists(_below(root, path))]
 
 
 def absent(root: str, paths: "Iterable[str]") -> list[str]:
-    """Return what would have to be made first for the paths below the driver root that don't exist.
+    """Return the first missing path component of each path below the driver root.
 
-    Each once: many paths lack the same folder, and a folder may have several names. A folder at
-    the top isn't meant, which may come for any reason.
+    Without duplicates: many paths lack the same folder, and a folder may have several names.
+    Missing top-level folders don't count, because they may appear for any reason.
     """
     found: dict[object, str] = {}
     for path in paths:
@@ -132,9 +132,9 @@ def _identity(folder: str) -> object:
 
 
 def watched(root: str, paths: "Iterable[str]") -> "dict[str, list[int]]":
-    """Return the statuses of those of the paths below the driver root that are root's own.
+    """Return the statuses of the paths below the driver root that only root can change.
 
-    A folder that others may change would have them make inventories stale as they like.
+    Other users could use a folder of theirs to make inventories stale at will.
     """
     from gpuhook.ground.container.rootfs import Rootfs  # noqa: PLC0415 - as in settled
 
@@ -146,7 +146,7 @@ def watched(root: str, paths: "Iterable[str]") -> "dict[str, list[int]]":
                 if seen is not None and _is_own(host, path):
                     found[path] = seen
     except OSError:
-        pass  # there is no such root
+        pass  # the root doesn't exist
     return found
 
 
@@ -167,19 +167,19 @@ def same_statuses(root: str, seen: "dict[str, list[int]]") -> bool:
 
 
 def _below(root: str, path: str) -> str:
-    # /var/run is a link, often an absolute one, which below a driver root leads elsewhere.
+    # /var/run is often an absolute link, which below a driver root leads elsewhere.
     return root.rstrip("/") + path.replace("/var/run/", "/run/")
 
 
 def folders(root: str, paths: "Iterable[str]") -> list[str]:
-    """Return the folders in which paths below the driver root are, each once, sorted."""
+    """Return the folders of paths below the driver root, without duplicates, sorted."""
     return sorted({_below(root, path).rpartition("/")[0] for path in paths})
 
 
 def identity(path: str) -> "tuple[int, ...] | None":
-    """Return what tells a file or folder from what it was; None where there is none.
+    """Return the identity of a file or folder, which changes with it; None if it doesn't exist.
 
-    Of a folder: while it stays, no name was added, removed or replaced in it (inode(7), mtime).
+    A folder's stays the same while no name in it is added, removed or replaced (inode(7), mtime).
     """
     try:
         found = os.stat(path)
@@ -189,10 +189,10 @@ def identity(path: str) -> "tuple[int, ...] | None":
 
 
 def is_settled(path: str) -> bool:
-    """Tell whether the next change of a file or folder will show in its times.
+    """Tell whether the next change of a file or folder will change its times.
 
-    They are as coarse as the kernel's clock: of two changes at once, the second doesn't show. A
-    time to come is from before the clock was set back. False where there is no such path.
+    Times are as coarse as the kernel's clock: the second of two quick changes doesn't show. A time
+    in the future predates a clock that was set back. False if the path doesn't exist.
     """
     try:
         return abs(time.time() - os.stat(path).st_ctime) >= _SETTLED
@@ -201,8 +201,8 @@ def is_settled(path: str) -> bool:
 
 
 def settled(root: str, paths: "Iterable[str]") -> list[str]:
-    """Return those of the paths below the driver root that nobody but root can make."""
-    from gpuhook.ground.container.rootfs import Rootfs  # noqa: PLC0415 - when an inventory is made alone
+    """Return the paths below the driver root that only root can create."""
+    from gpuhook.ground.container.rootfs import Rootfs  # noqa: PLC0415 - only to make an inventory
 
     found = []
     try:
@@ -216,18 +216,18 @@ def settled(root: str, paths: "Iterable[str]") -> list[str]:
                     pass
                 found.append(path)
     except OSError:
-        pass  # there is no such root, and nothing to wait for
+        pass  # the root doesn't exist, so there is nothing to wait for
     return found
 
 
 def _exists(path: str) -> bool:
-    """Tell whether there is such a name, even of a link that leads nowhere."""
-    # As os.path.lexists does, in half the time.
+    """Tell whether a name exists, even if it is a dangling link."""
+    # Like os.path.lexists, in half the time.
     return os.access(path, os.F_OK, follow_symlinks=False)
 
 
 def names(folder: str) -> list[str]:
-    """Return the names in a folder, sorted; none where it can't be read."""
+    """Return the names in a folder, sorted; none if it can't be read."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -235,7 +235,7 @@ def names(folder: str) -> list[str]:
 
 
 def text(path: str) -> str:
-    """Return a small file's beginning, "" where it can't be read."""
+    """Return the beginning of a small file, "" if it can't be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -249,7 +249,7 @@ def text(path: str) -> str:
 
 
 def status(path: str) -> "list[int] | None":
-    """Return what changes of a file or folder when it is changed; None where there is none."""
+    """Return the status fields that change with a file or folder; None if it doesn't exist."""
     try:
         found = os.stat(path)
     except OSError:

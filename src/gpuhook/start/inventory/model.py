@@ -1,7 +1,7 @@
-"""What a host has to give, as plain data: devices with their names, nodes and files.
+"""Data model of a host's inventory: devices with their names, nodes and files.
 
-Nothing here looks at the host; a vendor's ``discover`` fills these classes in, ``selection``
-and the plan read them. They go to JSON and back without loss, so an inventory can be saved.
+Nothing here reads the host: a vendor's ``discover`` fills these classes, and ``selection`` and
+the plan read them. They convert to JSON and back without loss, so inventories can be saved.
 
 They are plain classes, because importing dataclasses costs two interpreter starts.
 """
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, Self
 
-EVERYBODY = 0o666  # the mode of a node that everybody may open
-SOCKET = "ipc"  # the kind of a file that is there or not: each start looks, and no inventory
-NOBODY = 65534  # how the kernel shows an owner that a user namespace has no number for
+EVERYBODY = 0o666  # the mode of a node that all users may open
+SOCKET = "ipc"  # kind of files that come and go: each start looks for them
+NOBODY = 65534  # the kernel's stand-in for an owner that isn't mapped into a user namespace
 
 
 class Node(Record):
     """A character device: its path below the driver root, its numbers, mode and owner.
 
-    ``inside`` is its path in a container, "" where that is the same one.
+    ``inside`` is its path in a container, "" if that is the same.
     """
 
     path: str
@@ -45,7 +45,7 @@ class Node(Record):
         return cls(path, *numbers, mode, status.st_uid, status.st_gid, inside)
 
     def to_json(self) -> "dict[str, Any]":
-        """Return the fields as JSON values, without those that most nodes have."""
+        """Return the fields as JSON values, without common defaults."""
         found = {"path": self.path, "major": self.major, "minor": self.minor}
         if (self.mode, self.uid, self.gid) != (EVERYBODY, 0, 0):
             found.update(mode=self.mode, uid=self.uid, gid=self.gid)
@@ -58,9 +58,9 @@ class Node(Record):
 
     @property
     def group(self) -> int:
-        """The group that may do with it what not everybody may, 0 where there is none.
+        """The group with more rights on the node than other users, 0 if there is none.
 
-        A group that this user namespace has no number for is none: nobody can be put in it.
+        A group that isn't mapped into this user namespace doesn't count: no process can join it.
         """
         alone = (self.mode >> 3) & ~self.mode & 0o006
         return self.gid if alone and self.gid != NOBODY else 0
@@ -69,13 +69,13 @@ class Node(Record):
 class DriverFile(Record):
     """A file of the driver, found below the driver root.
 
-    ``kind`` is one of library, library32, binary, firmware, ipc, config, folder, link, and what
-    its vendor has besides. ``path`` is where it is: absolute below the driver root, every symbolic
-    link resolved. ``target`` is where it goes in a container: an absolute path, for libraries the
-    bare file name if their folder is the container's choice. A link's ``path`` is its own, and
-    ``target`` what it says. ``capability`` is the part of the driver it belongs to (the empty
-    string: always), ``soname`` a library's DT_SONAME, else None. ``content`` is what it says in a
-    container, "" for a file that is given as it is.
+    ``kind`` is one of library, library32, binary, firmware, ipc, config, folder, link, or a kind
+    of its vendor's own. ``path`` is absolute below the driver root, with symbolic links resolved;
+    a link's is its own. ``target`` is the absolute path in a container; for libraries, the bare
+    file name if the container's layout determines the folder; for links, what they point to.
+    ``capability`` is the part of the driver it belongs to ("": always mounted), ``soname`` a
+    library's DT_SONAME, else None. ``content`` replaces the file's content in a container, ""
+    for an unchanged file.
     """
 
     kind: str
@@ -87,9 +87,9 @@ class DriverFile(Record):
 
     @classmethod
     def from_json(cls, data: "dict[str, Any]") -> "Self":
-        """Rebuild from what ``to_json`` returned; TypeError if it is not that.
+        """Rebuild from the result of ``to_json``; TypeError for anything else.
 
-        As for any record, in a fifth of the time: a machine has dozens.
+        Does what a record does, in a fifth of the time: a host has dozens of files.
         """
         fields = {**data}
         if not _FILE_NEEDS <= fields.keys() <= _FILE_HAS:
@@ -99,7 +99,7 @@ class DriverFile(Record):
         return made
 
     def to_json(self) -> "dict[str, Any]":
-        """Return the fields as JSON values, without those that say nothing."""
+        """Return the fields as JSON values, without empty ones."""
         found: dict[str, Any] = {"kind": self.kind, "path": self.path, "target": self.target}
         if self.capability:
             found["capability"] = self.capability
@@ -113,15 +113,14 @@ _FILE_HAS = _FILE_NEEDS | {"capability", "soname", "content"}
 
 
 class Device(Record):
-    """One accelerator, or a part of one that can be asked for by itself.
+    """One accelerator, or a part of one that can be requested separately.
 
-    ``id`` tells it from every other device of its vendor, as long as that is possible (a
-    UUID, a serial number, else a bus id); ``label`` is what a person calls it here (3, 0:1).
-    ``names`` are the names by which it can be asked for, by name space; a name may be shared
-    by several devices. ``nodes`` are paths of nodes of the inventory. ``bus_id`` is the PCI
-    address as /sys spells it (0000:1b:00.0), ``model`` the product, ``parent`` the ``id`` of
-    the device that it is a part of, ``state`` why it can't be used ("": it can). A part has
-    no nodes of its parent's among its own: the vendor adds what it needs of them.
+    ``id`` is unique among the vendor's devices where possible (a UUID, a serial number, else a
+    bus id); ``label`` is the name in messages (3, 0:1). ``names`` are the names for requests, by
+    id kind; several devices may share a name. ``nodes`` are paths of the inventory's nodes.
+    ``bus_id`` is the PCI address as in /sys (0000:1b:00.0), ``model`` the product, and
+    ``parent`` the ``id`` of the device that it is a part of. ``state`` is why it can't be used
+    ("": it can). A part's nodes don't include its parent's: the vendor adds those it needs.
     """
 
     id: str
@@ -135,13 +134,13 @@ class Device(Record):
 
 
 class Inventory(Record, devices=Device, nodes=Node, files=DriverFile):
-    """What one host has of one vendor.
+    """Inventory of one vendor on one host.
 
-    ``vendor`` is the vendor's name, ``root`` the driver root as a host path (/ or for
-    instance /run/nvidia/driver), ``version`` the driver's. ``nodes`` are all nodes that a
-    container may get, those of ``control`` with whatever device it asks for (paths).
-    ``lost`` are the labels of devices that are there and can't be reached any more, ``refused``
-    says, a sentence each, which files no container is given although they are listed for it.
+    ``vendor`` is the vendor's name, ``root`` the driver root as a host path (/ or, for
+    instance, /run/nvidia/driver), ``version`` the driver's version. ``nodes`` are all nodes that
+    a container may get. Those of ``control`` (paths) come with any device. ``lost`` are the
+    labels of devices that no longer respond. ``refused`` says, a sentence each, which listed
+    files containers don't get.
     """
 
     vendor: str
@@ -162,21 +161,21 @@ class Inventory(Record, devices=Device, nodes=Node, files=DriverFile):
         return None
 
     def nodes_of(self, device: Device) -> tuple[str, ...]:
-        """Return the paths by which a device is reached, with those that few containers get of it.
+        """Return the paths that give access to a device, including rarely granted ones.
 
-        Whatever a vendor gives with one device and not with each is among them.
+        They include everything that a vendor grants with one device but not with every device.
         """
         return device.nodes
 
     def remembering(self, before: "Self") -> "Self":  # noqa: ARG002
-        """Return the inventory with those of its lost devices that an older one still has.
+        """Return the inventory with details of its lost devices from an older one.
 
-        A driver may say no more than the number of a device that is lost.
+        A driver may report only the number of a lost device.
         """
         return self
 
     def missing(self) -> list[str]:
-        """Return the paths of nodes that should be there, of its devices and of all, and aren't."""
+        """Return the nodes that should exist, for its devices and in general, but don't."""
         there = {node.path for node in self.nodes}
         wanted = [*self.control, *(path for device in self.devices for path in device.nodes)]
         return [path for path in dict.fromkeys(wanted) if path not in there]
@@ -190,15 +189,15 @@ class Inventory(Record, devices=Device, nodes=Node, files=DriverFile):
         }
 
     def sentence(self) -> str:
-        """Return what there is in a few words: Driver 1.2, 8 devices."""
+        """Return a short summary: Driver 1.2, 8 devices."""
         return f"{self.vendor}: driver {self.version}, {len(self.devices)} devices"
 
     def facts(self) -> "list[tuple[str, str]]":
-        """Return what else there is to tell a person, each with its title."""
+        """Return further facts for display, each with its title."""
         return []
 
     def table(self) -> "tuple[tuple[str, ...], list[tuple[object, ...]]]":
-        """Return the devices as a table for a person: header and rows."""
+        """Return the devices as a table for display: header and rows."""
         rows: list[tuple[object, ...]] = [
             (device.label, device.model, device.bus_id, device.id, device.state or "-")
             for device in self.devices

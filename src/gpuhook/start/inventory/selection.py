@@ -1,11 +1,10 @@
-"""Which of a machine's devices the names in a request mean.
+"""Selection of a host's devices by the names in a request.
 
-A device has names in named spaces. In the space ``index`` they are numbers, of which a range
-can be asked for (0-3); in ``module`` too, those of seats on a board, which count only where
-they are asked for alone; in ``bus_id`` PCI addresses, which may be written with or without the
-domain and zeros (0000:1B:00.0, 1b:00.0); in ``uuid`` the beginning of only one is enough. In
-any other a name is what it is. Letters may be of either case, 0x may be left out, and ``all``
-means every device.
+Names have an id kind. In the kind ``index`` they are numbers, and ranges (0-3) are allowed. So
+they are in ``module``, the numbers of board seats, which count only if no other kind is asked
+for. In ``bus_id`` they are PCI addresses, with or without the domain and zeros (0000:1B:00.0,
+1b:00.0). In ``uuid`` a unique prefix is enough. In other kinds the whole name must match. Case
+is ignored, 0x may be left out, and ``all`` means every device.
 """
 
 from gpuhook.ground.errors import LostDeviceError, UnknownDeviceError, listed, shown
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 INDEX, MODULE, UUID, BUS_ID = "index", "module", "uuid", "bus_id"
 
-# Engines put a message into one line: so many characters of it, and so many of what there is.
+# Engines put a message into one line: limits of the message, and of the list of devices.
 _MOST = 450
 _MOST_NAMES = 4
 _DIGITS = 9  # more digits than any index has
@@ -32,12 +31,12 @@ def select(
     names: "ModuleType",
     spaces: tuple[str, ...] = (),
 ) -> "tuple[Device, ...]":
-    """Return the devices that the selectors mean, in the order asked, once each.
+    """Return the devices that the selectors name, in their order, without duplicates.
 
-    ``names`` are the vendor's; ``spaces`` are the name spaces to look in, () for all. ``all``
-    leaves out devices that can't be used, and selects none on a machine without any. Any other
-    name that fits nothing raises UnknownDeviceError, which names what the machine has, or
-    LostDeviceError for one that is there and can't be used.
+    ``names`` are the vendor's; ``spaces`` are the id kinds to search, () for all. ``all`` leaves
+    out unusable devices, and selects none on a host without any. Any other name that matches
+    nothing raises UnknownDeviceError, which lists the host's devices, or LostDeviceError if the
+    device exists but can't be used.
     """
     selectors = tuple(selectors)
     search = _Search(inventory, names, spaces, selectors)
@@ -57,7 +56,7 @@ def fallen_off(lost: "Iterable[int]", names: "ModuleType") -> str:
 
 
 class _Search:
-    """One look at an inventory, for several names."""
+    """A search of an inventory, for several names."""
 
     __slots__ = ("asked", "indices", "inventory", "names", "spaces")
 
@@ -96,8 +95,8 @@ class _Search:
         raise self._unknown(selector, wanted)
 
     def _unknown(self, selector: str, wanted: str) -> UnknownDeviceError:
-        """Return the error for a name that fits nothing, with as many examples as have room."""
-        from gpuhook.start import meant  # noqa: PLC0415 - where a container is refused
+        """Return the error for an unknown name, with as many examples as fit."""
+        from gpuhook.start import meant  # noqa: PLC0415 - only if a container is refused
 
         count = meant.counted(self.asked, self.indices)
         if count and not self.inventory.lost:
@@ -116,16 +115,16 @@ class _Search:
             if len(cause) + len(remedy) + len(". .") <= _MOST:
                 break
         else:
-            cause = f"This machine has no {self.names.ANY_NOUN} of the name that is asked for"
+            cause = f"This machine has no {self.names.ANY_NOUN} of the requested name"
         return UnknownDeviceError(cause, remedy)
 
     def _has_none(self) -> str:
         return "it has none that answers" if self.inventory.lost else "it has none at all"
 
     def _what_exists(self) -> list[str]:
-        """Return what there is to ask for: whole devices, then the parts of devices.
+        """Return the names to offer: whole devices, then parts.
 
-        Where only names count that devices have in common, or numbers of seats, those names.
+        If only shared names or board seats count, return those.
         """
         devices = sorted(self.inventory.devices, key=lambda device: bool(device.parent))
         if self.spaces == (MODULE,):
@@ -156,14 +155,14 @@ class _Search:
     # By number ---------------------------------------------------------------------------
 
     def _by_index(self, wanted: str) -> "list[Device]":
-        """Find a number, or a range that exists as a whole: a lost device should be seen."""
+        """Find a number, or a complete range: a lost device should be noticed."""
         numbers = self._numbers(wanted)
         if not all(number in self.indices for number in numbers):
             return []
         return [device for number in numbers for device in self.indices[number]]
 
     def _numbers(self, wanted: str) -> list[int]:
-        """Return the numbers that one or a range means; none of a range that is too long."""
+        """Return the numbers of one name or range; none if the range is too long."""
         number = _number(wanted)
         start, end = (number, number) if number is not None else _range(wanted) or (0, -1)
         if end - start >= len(self.indices) + len(self.inventory.lost):
@@ -171,7 +170,7 @@ class _Search:
         return list(range(start, end + 1))
 
     def _lost_among(self, wanted: str) -> list[int]:
-        """Return the lost devices that a name means by index, if that is all that is wrong."""
+        """Return the lost devices that an index or range includes, if nothing else is wrong."""
         first, colon, second = wanted.partition(":")
         if colon and None in (_number(first), _number(second)):
             return []  # a bus id
@@ -179,7 +178,7 @@ class _Search:
         return missing if set(missing) <= set(self.inventory.lost) else []
 
     def _may_be_lost(self, wanted: str) -> str:
-        """Return which devices a UUID or a bus id may mean: lost ones have an index alone."""
+        """Return the lost devices that a UUID or bus id may mean: their index is all we know."""
         lost = self.inventory.lost
         sort, dash, _ = wanted.partition("-")
         if not lost or not ((dash and sort.isalpha()) or "." in wanted):
@@ -188,7 +187,7 @@ class _Search:
         return f"; {fallen_off(lost, self.names)} and may be {it}"
 
     def _wrong_in_range(self, wanted: str) -> str:
-        """Return why a range fits nothing, "" for what is no range."""
+        """Return why a range matches nothing, "" if it isn't a range."""
         ends = _range(wanted)
         have = {*self.indices, *self.inventory.lost}
         if ends is None or not have:
@@ -220,12 +219,12 @@ class _Search:
         ]
 
     def _typed(self, device: "Device") -> str:
-        """Return what a CDI document calls a device by its type and number: gpu0, mig0:1."""
+        """Return a device's name in CDI specs by type and number: gpu0, mig0:1."""
         whole, part = self.names.TYPES
         return f"{part if device.parent else whole}{device.label}"
 
     def _by_beginning(self, wanted: str) -> "list[Device]":
-        """Find the one UUID that begins so; a beginning says more than what sort it is (GPU-)."""
+        """Find the only UUID with this prefix; it must be longer than the type (GPU-)."""
         if not self._counts(UUID) or not wanted.partition("-")[2]:
             return []
         found = [
@@ -262,14 +261,14 @@ def _number(text: str) -> int | None:
 
 
 def _range(wanted: str) -> "tuple[int, int] | None":
-    """Return the ends of a range, None for what is none."""
+    """Return the ends of a range, None if it isn't one."""
     first, _, last = wanted.partition("-")
     start, end = _number(first), _number(last)
     return None if start is None or end is None else (start, end)
 
 
 def _address(text: str) -> "tuple[int, ...] | None":
-    """Return a PCI address' domain, bus, device and function; None for what is none."""
+    """Return domain, bus, device and function of a PCI address; None if it isn't one."""
     parts = text.split(":")
     if len(parts) == 2:
         parts.insert(0, "0")

@@ -1,1 +1,1 @@
-"""Which operations make a request true, and what they are written as."""
+"""Plans: the operations that fulfil a request, and the formats they are written in."""

@@ -1,4 +1,4 @@
-"""What an image itself brings that changes the plan: its library folders, and for each vendor."""
+"""Image probe: the properties of an image that change the plan."""
 
 from gpuhook.ground.loader import layout
 from gpuhook.ground.names import machine_name
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Image:
-    """The facts about an image that a plan depends on.
+    """Properties of an image that a plan depends on.
 
-    ``ldconfig`` is the host's program that may make a cache where the image's own is
-    damaged, "" if none may. ``brings`` is what each vendor asked for found in it.
+    ``ldconfig`` is the host's program that replaces a damaged loader cache of the image, "" if
+    that is off. ``brings`` is, by vendor, what that vendor's probe found.
     """
 
     __slots__ = ("brings", "layout", "ldconfig")
@@ -35,7 +35,7 @@ class Image:
 
 
 def same(one: Image, other: Image) -> bool:
-    """Tell whether two images make the same plan."""
+    """Tell whether two images produce the same plan."""
     return _facts(one) == _facts(other)
 
 
@@ -45,12 +45,12 @@ def _facts(image: Image) -> "tuple[object, ...]":
 
 
 def unknown() -> Image:
-    """Return what to assume where there is no image to look at: Debian, bringing nothing."""
+    """Return the assumption if there is no image to probe: a plain Debian."""
     return Image(layout.debian(machine_name()))
 
 
 def examine(root: "Rootfs", config: "Config", looks: "Mapping[str, Examine]") -> Image:
-    """Examine at an image through its confined root; ``looks`` are those of the vendors."""
+    """Probe an image through its confined root; ``looks`` are the vendors' probes."""
     brings = {vendor: find(root, config) for vendor, find in looks.items()}
     ldconfig = config.host_ldconfig() if config.ldconfig_fallback else ""
     return Image(layout.of_image(root), brings, ldconfig)

@@ -1,9 +1,9 @@
-"""Steps of a plan: small objects that execute, describe, serialise and write themselves.
+"""Operations of a plan: small objects that execute, describe, serialise and write themselves.
 
-``prepare`` runs in the host's mount namespace and opens what comes from the driver root;
-``execute`` runs in the container's and changes it below its root. Everything that changes
-anything goes through ``kernel`` and ``rootfs``. ``write_to`` writes a step in another format, by
-the method of a ``PlanWriter`` that is for such steps.
+``prepare`` runs in the host's mount namespace and opens sources in the driver root. ``execute``
+runs in the container's mount namespace and changes it below its root. All changes go through
+``kernel`` and ``rootfs``. ``write_to`` writes an operation in another format, with a method of
+``PlanWriter``.
 """
 
 import os
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpuhook.ground.oci.process import Setting
     from gpuhook.start.inventory.model import Node
 
-    class _Writer(Protocol):  # start.plan.writer.PlanWriter, which imports this module
+    class _Writer(Protocol):  # start.plan.writer.PlanWriter; it imports this module
         def other(self, op: "Operation") -> None: ...
         def rule(self, op: "AllowDevice") -> None: ...
         def variable(self, op: "SetVariable") -> None: ...
@@ -43,15 +43,15 @@ _ATTRIBUTES = {
 }
 
 FILE_OPTIONS = ("ro", "nosuid", "nodev")
-FOLDER_OPTIONS = ("nosuid", "nodev")  # of one to write to
+FOLDER_OPTIONS = ("nosuid", "nodev")  # of a writable folder
 SOCKET_OPTIONS = ("nosuid", "nodev", "noexec")
 DEVICE_OPTIONS = ("ro", "nosuid", "noexec")
-# What is left out where it would have to be made in a volume, or where others than root may have
-# put it. What else isn't needed is left out only in volumes.
+# Files here are skipped if their mount point would have to be made in a volume, or if non-root
+# users may have put them there. Other optional files are skipped only in volumes.
 _OPTIONAL_FOLDERS = (
     "/etc/", "/lib/firmware/", "/run/", "/usr/lib/firmware/", "/usr/share/", "/var/run/",
 )  # fmt: skip
-# Where packages have their files: for sockets, discovery has looked there, and no start does.
+# Folders of packages: discovery has searched them for sockets, so starts don't.
 _SETTLED_FOLDERS = ("/usr/", "/lib/", "/lib64/", "/opt/", "/etc/", "/nix/store/")
 
 LD_CACHE = "/etc/ld.so.cache"
@@ -68,73 +68,73 @@ def attributes_of(options: tuple[str, ...]) -> int:
 
 
 class Operation:
-    """One step of an injection, and why it is done."""
+    """One operation of a plan, and its reason."""
 
     kind = ""
-    shown: tuple[str, ...] = ("kind", "reason")  # what is said of it in JSON
-    by_runtime = False  # whether config.json alone has words for it
+    shown: tuple[str, ...] = ("kind", "reason")  # its fields in JSON
+    by_runtime = False  # whether only config.json can express it
     last = False  # whether it comes after all others, joined with those of other vendors
     allows: tuple[int, int] | None = None  # the device to allow in the container's cgroup
-    source = destination = ""  # paths on the host and in the container, where it is about some
-    leads_to = ""  # for a link: the path that it leads to
-    root = "/"  # the driver root, for what it takes from there
-    left_out = ""  # why the step isn't done, as far as ``prepare`` or ``is_usable`` has found
+    source = destination = ""  # paths on the host and in the container, if it has any
+    leads_to = ""  # for a link: its target
+    root = "/"  # the driver root of its source
+    left_out = ""  # why it is skipped, if ``prepare`` or ``is_usable`` decided so
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
 
     def is_in(self, spec: "dict[str, Any]") -> bool:  # noqa: ARG002
-        """Tell whether the runtime has done it: of what it does alone, whether it's in a spec."""
+        """Tell whether the runtime has done it: only for operations it does, by the spec."""
         return False
 
     @property
     def optional(self) -> bool:
-        """Whether a container with a volume in this step's way does without it."""
+        """Whether it is skipped if a volume of the container is in its way."""
         return False
 
     def is_usable(self, host: "Rootfs") -> bool:  # noqa: ARG002
-        """Tell whether the step is done with what its ``root``, which ``host`` is, has now.
+        """Tell whether its source in ``root`` (opened as ``host``) can be used now.
 
-        Where it isn't, ``left_out`` says why, "" for what isn't there and needn't be.
-        UntrustedPathError where the container can't do without it.
+        If not, ``left_out`` says why, "" for a source that doesn't exist and isn't needed.
+        UntrustedPathError if the container can't do without it.
         """
         return True
 
     def is_kept(self, image: "Rootfs") -> bool:  # noqa: ARG002
-        """Tell whether what an image has in the step's place stays, for modes without a hook."""
+        """Tell whether the image's own file at the destination stays, in modes without a hook."""
         return False
 
     def prepare(self, host: "Rootfs") -> None:
-        """Open whatever the step takes from its ``root``, which ``host`` is."""
+        """Open its sources in ``root``, which is opened as ``host``."""
 
     def execute(self, container: "Container") -> None:
-        """Do the step below the container's root."""
+        """Execute the operation below the container's root."""
 
     def close(self) -> None:
-        """Let go of what ``prepare`` opened."""
+        """Release what ``prepare`` opened."""
 
     def write_to(self, writer: "_Writer") -> None:
-        """Write the step in a format, by the method for its kind."""
+        """Write the operation in a format, with the writer's method for its kind."""
         writer.other(self)
 
     def joined(self, others: "list[Any]") -> "Operation":  # noqa: ARG002
-        """Return one step that does what this one and others of its kind do, if it is ``last``."""
+        """Return one operation for this and others of its kind, if it is ``last``."""
         return self
 
     def describe(self) -> str:
-        """Say in words what the step does."""
+        """Describe the operation in words."""
         return self.kind
 
     def to_json(self) -> "dict[str, Any]":
-        """Return the step as JSON values: those of ``shown``."""
+        """Return the fields in ``shown`` as JSON values."""
         values = ((name, getattr(self, name)) for name in self.shown)
         return {name: [*value] if isinstance(value, tuple) else value for name, value in values}
 
 
 class _Bind(Operation):
-    """Base of the steps that mount something of the driver root in the container."""
+    """Base of operations that mount something from the driver root in the container."""
 
-    cleared = 0  # MOUNT_ATTR_* bits that the source's mount may have and ours must not
+    cleared = 0  # MOUNT_ATTR_* bits of the source's mount that ours must not have
     shown: tuple[str, ...] = ("kind", "source", "destination", "options", "reason")
 
     def __init__(
@@ -156,21 +156,21 @@ class _Bind(Operation):
         self._tree = -1
 
     def describe(self) -> str:
-        """Say what is mounted where, and how."""
+        """Describe the mount and its options."""
         return f"mount {self.source} on {self.destination} ({','.join(self.options)})"
 
     def check(self, status: os.stat_result) -> None:
-        """Raise InjectError where the source isn't what it should be."""
+        """Raise InjectError if the source has the wrong type."""
 
     def is_usable(self, host: "Rootfs") -> bool:
-        """Tell whether there is a source that may be mounted; OSError where it can't be opened."""
+        """Tell whether the source can be mounted; OSError if it can't be opened."""
         fd = self._opened(host)
         if fd is not None:
             os.close(fd)
         return fd is not None
 
     def _opened(self, host: "Rootfs") -> int | None:
-        """Return a descriptor of the source, None where the step is left out."""
+        """Return a descriptor of the source, None to skip the operation."""
         return host.open(self.path)
 
     def prepare(self, host: "Rootfs") -> None:
@@ -189,7 +189,7 @@ class _Bind(Operation):
         kernel.set_mount_attributes(self._tree, attributes, self.source, self.cleared)
 
     def execute(self, container: "Container") -> None:
-        """Mount the clone on the destination, whose mount point is made where missing."""
+        """Mount the clone on the destination; create the mount point if it is missing."""
         if self._tree < 0:
             if self.left_out:
                 container.skipped.append(f"{self.describe()}: {self.left_out}")
@@ -203,20 +203,20 @@ class _Bind(Operation):
             os.close(target)
 
     def close(self) -> None:
-        """Let go of the clone; where it wasn't mounted, it is gone."""
+        """Close the clone, which drops it if it wasn't mounted."""
         if self._tree >= 0:
             os.close(self._tree)
             self._tree = -1
 
 
 class BindFile(_Bind):
-    """Mount a file or a folder of the driver; never a socket, nor a folder with one in it."""
+    """Mount of a driver file or folder; never a socket, nor a folder that contains one."""
 
     kind = "bind"
 
     @property
     def optional(self) -> bool:
-        """Whether it is a convenience: a vendor's file, firmware."""
+        """Whether it is a convenience: a vendor's file, or firmware."""
         return self._is_convenience
 
     @property
@@ -236,7 +236,7 @@ class BindFile(_Bind):
         return fd
 
     def write_to(self, writer: "_Writer") -> None:
-        """Write it as a mount."""
+        """Write the operation as a mount."""
         writer.mount(self)
 
     def check(self, status: os.stat_result) -> None:
@@ -249,15 +249,15 @@ class BindFile(_Bind):
 
 
 class BindPart(BindFile):
-    """Mount what the rest of the driver works without: a container with a volume there does."""
+    """Mount of an optional driver part: skipped if a volume is in its way."""
 
     optional = True
 
 
 class BindFolder(BindFile):
-    """Mount a folder of the host that programs write to, which its administrator has declared.
+    """Mount of a writable host folder that the administrator has declared.
 
-    What is in it says nothing: containers write there. So no socket in it is refused.
+    Containers write there, so its content isn't checked: sockets in it aren't refused.
     """
 
     def __init__(self, root: str, path: str, destination: str, reason: str) -> None:
@@ -273,7 +273,7 @@ class BindFolder(BindFile):
 
 
 class BindSocket(_Bind):
-    """Mount the socket of a daemon of the driver's, where there is one just now."""
+    """Mount of a driver daemon's socket, if it exists at that moment."""
 
     kind = "bind"
     optional = True  # daemons come and go
@@ -284,12 +284,12 @@ class BindSocket(_Bind):
         except UntrustedPathError as error:
             self.left_out = error.cause
         except OSError:
-            pass  # nothing is there
+            pass  # it doesn't exist
         return None
 
 
 class BindDevice(_Bind):
-    """Mount a device node of the driver, as it is or under another name."""
+    """Mount of a driver's device node, under the same or another name."""
 
     kind = "device"
     cleared = kernel.MOUNT_ATTR_NODEV  # protects: nodev-cleared
@@ -301,28 +301,28 @@ class BindDevice(_Bind):
         self.major, self.minor = node.numbers
 
     def describe(self) -> str:
-        """Say which node with which numbers, and where it goes if not to the same place."""
+        """Describe the node, its numbers, and its destination if that differs."""
         where = f" on {self.destination}" if self.node.inside else ""
         return f"mount the device node {self.source} ({self.major}:{self.minor}){where}"
 
     def write_to(self, writer: "_Writer") -> None:
-        """Write it as a node."""
+        """Write the operation as a node."""
         writer.node(self)
 
     def check(self, status: os.stat_result) -> None:
-        """Accept the character device with our numbers alone."""
+        """Accept only the character device with the expected numbers."""
         numbers = (os.major(status.st_rdev), os.minor(status.st_rdev))
         if not stat.S_ISCHR(status.st_mode) or numbers != (self.major, self.minor):
             raise InjectError(
                 f"{self.source} is not the character device {self.major}:{self.minor}",
-                "Remove it and have the driver's own program or udev make it again",
+                "Remove it and let the driver's own program or udev create it again",
             )
 
 
 class AllowDevice(Operation):
-    """Allow a device in the container's cgroup: in the OCI spec, or by the hook.
+    """Permission for a device in the container's cgroup: in the OCI spec, or by the hook.
 
-    All of a plan's are done together before anything else: see ``inject``.
+    A plan's permissions are all granted together, before anything else: see ``inject``.
     """
 
     kind = "allow-device"
@@ -334,16 +334,16 @@ class AllowDevice(Operation):
         self.allows = self.major, self.minor = numbers
 
     def write_to(self, writer: "_Writer") -> None:
-        """Write it as a rule."""
+        """Write the operation as a rule."""
         writer.rule(self)
 
     def describe(self) -> str:
-        """Say which numbers and which access."""
+        """Describe the device and the access."""
         return f"allow c {self.major}:{self.minor} {self.access} in the device cgroup"
 
 
 class SetVariable(Operation):
-    """Set a variable of the container's process: by the runtime, in config.json."""
+    """Variable of the container's process: set by the runtime, in config.json."""
 
     kind = "environment"
     by_runtime = True
@@ -353,18 +353,18 @@ class SetVariable(Operation):
         self.setting = setting
 
     def write_to(self, writer: "_Writer") -> None:
-        """Write it as a variable."""
+        """Write the operation as a variable."""
         writer.variable(self)
 
     def describe(self) -> str:
-        """Say which variable, and what of it."""
+        """Describe the variable and its value."""
         if self.setting.front:
             return f"put {self.setting.value} in front of {self.setting.name}"
         return f"set {self.setting.name}={self.setting.value}"
 
     def is_in(self, spec: "dict[str, Any]") -> bool:
-        """Tell whether the process has it."""
-        from gpuhook.ground.oci import process  # noqa: PLC0415 - few containers have such steps
+        """Tell whether the process has the variable."""
+        from gpuhook.ground.oci import process  # noqa: PLC0415 - rarely needed
 
         return process.has_variable(spec, self.setting)
 
@@ -381,7 +381,7 @@ class SetVariable(Operation):
 
 
 class AddGroup(Operation):
-    """Put the container's process in a group: by the runtime, in config.json."""
+    """Supplementary group of the container's process: added by the runtime, in config.json."""
 
     kind = "group"
     by_runtime = True
@@ -392,15 +392,15 @@ class AddGroup(Operation):
         self.gid = gid
 
     def write_to(self, writer: "_Writer") -> None:
-        """Write it as a group."""
+        """Write the operation as a group."""
         writer.group(self)
 
     def describe(self) -> str:
-        """Say which group."""
+        """Describe the group."""
         return f"put the process in the host's group {self.gid}"
 
     def is_in(self, spec: "dict[str, Any]") -> bool:
-        """Tell whether the process is in it."""
+        """Tell whether the process is in the group."""
         from gpuhook.ground.oci import process  # noqa: PLC0415 - as above
 
         inside = process.group_inside(spec, self.gid)
@@ -408,16 +408,16 @@ class AddGroup(Operation):
 
 
 class Symlink(Operation):
-    """Make a symbolic link beside a library.
+    """Symbolic link next to a library.
 
-    With ``replace`` it means ``target`` afterwards, whatever the image has there. Else what the
-    image has stays, but for what an earlier start left, and with ``renewed`` for a link to any
-    other version of ``target``: of a name that only the driver has.
+    With ``replace`` it points to ``target`` afterwards, whatever the image has there. Without it,
+    a name of the image stays, except links that an earlier start left. ``renewed`` also replaces
+    a link to another version of ``target``: for names that only the driver has.
     """
 
     kind = "symlink"
     shown = ("kind", "destination", "target", "reason")
-    optional = True  # a loader finds libraries without it, or only builds use it
+    optional = True  # loaders find libraries without it, or only builds use it
 
     def __init__(
         self, destination: str, target: str, *, replace: bool, reason: str, renewed: bool = False
@@ -430,33 +430,33 @@ class Symlink(Operation):
         self._renewed = renewed
 
     def is_kept(self, image: "Rootfs") -> bool:
-        """Tell whether the image has something of its own there."""
+        """Tell whether the image has its own file there."""
         if self._replace or not image.has_name(self.destination):
             return False
         return not image.is_leftover(self.destination, self.target, renewed=self._renewed)
 
     def write_to(self, writer: "_Writer") -> None:
-        """Write it as a link."""
+        """Write the operation as a link."""
         writer.link(self)
 
     def describe(self) -> str:
-        """Say where the link is and where it points."""
+        """Describe the link and its target."""
         return f"link {self.destination} to {self.target}"
 
     def execute(self, container: "Container") -> None:
-        """Make the link."""
+        """Create the link."""
         container.make_link(
             self.destination, self.target, replace=self._replace, renewed=self._renewed
         )
 
 
 class UpdateLdCache(Operation):
-    """Put the driver's libraries into the container's /etc/ld.so.cache.
+    """Addition of the driver's libraries to the container's /etc/ld.so.cache.
 
     ``libraries`` are (SONAME, absolute path in the container, cache flags) in order of
-    precedence. Always the last step: it is whole or not at all, and nothing after it can fail.
-    Where the image's cache is damaged, ``ldconfig``, a program of the host, makes one; LdCacheError
-    without it.
+    precedence. Always the last operation: it is atomic, and nothing after it can fail. If the
+    image's cache is damaged, ``ldconfig``, a host program, makes a new one; LdCacheError without
+    it.
     """
 
     kind = "ldcache"
@@ -473,38 +473,38 @@ class UpdateLdCache(Operation):
         self._program = -1
 
     def write_to(self, writer: "_Writer") -> None:
-        """Write it as libraries of the cache."""
+        """Write the operation as libraries of the cache."""
         writer.cache(self)
 
     def describe(self) -> str:
-        """Say how many libraries enter the cache."""
+        """Describe how many libraries are added."""
         return f"add {len(self.libraries)} libraries to {LD_CACHE}"
 
     def joined(self, others: "list[UpdateLdCache]") -> "UpdateLdCache":
-        """Return one step for the libraries of all."""
+        """Return one operation for the libraries of all."""
         if not others:
             return self
         libraries = tuple(each for op in (self, *others) for each in op.libraries)
         return UpdateLdCache(libraries, self.reason, self.ldconfig)
 
     def prepare(self, host: "Rootfs") -> None:  # noqa: ARG002 - not the driver root's program
-        """Copy the host's ldconfig, which can't be seen from the container's namespace."""
+        """Copy the host's ldconfig, which the container's mount namespace doesn't have."""
         if self.ldconfig:
-            from gpuhook.ground.loader import ldconfig_fallback  # noqa: PLC0415 - hardly anybody has it on
+            from gpuhook.ground.loader import ldconfig_fallback  # noqa: PLC0415 - rarely enabled
 
             self._program = ldconfig_fallback.load(self.ldconfig)
 
     def close(self) -> None:
-        """Let go of the copy."""
+        """Close the copy."""
         if self._program >= 0:
             os.close(self._program)
             self._program = -1
 
     def execute(self, container: "Container") -> None:
-        """Merge and replace the file; an equal one is left as it is."""
+        """Merge and replace the file; leave it if nothing changes."""
         old = container.read_file(LD_CACHE, _LD_CACHE_LIMIT)
         if old is None and not container.may_write(LD_CACHE):
-            # Without a cache the loader looks in its default folders, where the libraries are.
+            # Without a cache the loader searches its default folders, which have the libraries.
             container.skipped.append(f"{LD_CACHE}: it would have to be made in a volume")
             return
         libraries = self._placed(container.lacks) if container.lacks else self.libraries
@@ -522,7 +522,7 @@ class UpdateLdCache(Operation):
             container.replace_file(LD_CACHE, new, 0o644)
 
     def _placed(self, lacks: dict[str, str]) -> list[tuple[str, str, int]]:
-        """Return the libraries by their files, where a volume lacks a link to one."""
+        """Return the libraries by their files if a volume lacks a link to one."""
         found = []
         for soname, path, flags in self.libraries:
             place = path
@@ -538,7 +538,7 @@ class UpdateLdCache(Operation):
 
 
 class WriteFile(Operation):
-    """Write a file whole, over what the image may have under that name."""
+    """File with given content; replaces a file of the image."""
 
     kind = "write"
     shown = ("kind", "destination", "mode", "content", "reason")
@@ -551,15 +551,15 @@ class WriteFile(Operation):
 
     @property
     def optional(self) -> bool:
-        """Say yes: what we write makes things better, but not possible."""
+        """Whether it can be skipped: yes, containers work without our files."""
         return True
 
     def describe(self) -> str:
-        """Say which file."""
+        """Describe the file."""
         return f"write {self.destination}"
 
     def execute(self, container: "Container") -> None:
-        """Replace the file; one that says the same is left as it is."""
+        """Replace the file; leave it if it has the same content."""
         new = self.content.encode()
         if container.read_file(self.destination, _WRITTEN_LIMIT) != new:
             container.replace_file(self.destination, new, self.mode)
@@ -570,9 +570,9 @@ class WriteFile(Operation):
 
 
 def usable(operations: "list[Operation]") -> "tuple[list[Operation], list[str]]":
-    """Return the steps that are done with what driver roots have now, and why others aren't.
+    """Return the operations whose sources can be used now, and why others can't.
 
-    UntrustedPathError where a container can't do without one.
+    UntrustedPathError if a container can't do without one.
     """
     found, left_out = [], []
     with Roots() as roots:
@@ -580,7 +580,7 @@ def usable(operations: "list[Operation]") -> "tuple[list[Operation], list[str]]"
             try:
                 done = op.is_usable(roots.of(op.root))
             except OSError:
-                done = True  # a root that isn't there is said by whoever opens it
+                done = True  # a missing root is reported when it is opened
             if done:
                 found.append(op)
             elif op.left_out:
@@ -589,7 +589,7 @@ def usable(operations: "list[Operation]") -> "tuple[list[Operation], list[str]]"
 
 
 class Plan:
-    """What will be done, in order."""
+    """Ordered list of operations."""
 
     def __init__(self, operations: "list[Operation]") -> None:
         self.operations = operations

@@ -1,8 +1,8 @@
-"""Mode spec: the plan written into config.json, for the low-level runtime to do; no hook.
+"""Mode spec: the plan written into config.json, for the low-level runtime to execute; no hook.
 
-What the OCI spec has no words for stays undone, and the mode is for those who can do
-without: nothing in /proc is covered, ld.so.cache isn't merged (libraries are mounted under
-their SONAMEs in a folder that the loader searches by itself), no file is written.
+What an OCI spec can't express is skipped, so the mode is for containers that don't need it.
+Nothing in /proc is masked, no file is written, and ld.so.cache isn't merged: libraries are
+mounted under their SONAMEs in a folder that the loader searches anyway.
 """
 
 from gpuhook.start.plan.operations import (
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class MakeNode(Operation):
-    """Have the low-level runtime make a device node with the numbers of the driver's."""
+    """Creation of a device node with the driver's numbers, by the low-level runtime."""
 
     kind = "device"
     shown = BindDevice.shown
-    options = ()  # it has none
+    options = ()  # nodes have none
 
     def __init__(self, op: BindDevice) -> None:
         super().__init__(op.reason)
@@ -41,14 +41,14 @@ class MakeNode(Operation):
         self.node = op.node
 
     def describe(self) -> str:
-        """Say which node with which numbers."""
+        """Describe the node and its numbers."""
         return f"make the device node {self.destination} ({self.major}:{self.minor})"
 
 
 class SpecWriter(MountWriter):
-    """A plan as config.json has it: ``steps`` are what is done of it, in the plan's order.
+    """Writer of a plan for config.json: ``steps`` are its operations, in the plan's order.
 
-    ``left_out`` says what a volume has no place for, a sentence each.
+    ``left_out`` says, a sentence each, what a volume has no mount point for.
     """
 
     def __init__(self) -> None:
@@ -59,34 +59,34 @@ class SpecWriter(MountWriter):
         self.mounts: list[BindFile] = []
 
     def other(self, op: Operation) -> None:
-        """Do what the runtime does by itself, and nothing else."""
+        """Keep operations of the runtime, and nothing else."""
         (self.steps if op.by_runtime else self.unwritten).append(op)
 
     def rule(self, op: AllowDevice) -> None:
-        """Do it; ``start.edit`` writes the rules that aren't there."""
+        """Keep the rule; ``start.edit`` writes the missing ones."""
         self.steps.append(op)
 
     def variable(self, op: SetVariable) -> None:
-        """Do it, as the runtime does for every mode."""
+        """Keep the variable: the runtime sets it in every mode."""
         self.steps.append(op)
 
     def group(self, op: AddGroup) -> None:
-        """Do it, as the runtime does for every mode."""
+        """Keep the group: the runtime adds it in every mode."""
         self.steps.append(op)
 
     def node(self, op: BindDevice) -> None:
-        """Make the node instead of mounting it."""
+        """Create the node instead of mounting it."""
         made = MakeNode(op)
         self.steps.append(made)
         self.nodes.append(made)
 
     def mount(self, op: BindFile) -> None:
-        """Mount it."""
+        """Keep the mount."""
         self.steps.append(op)
         self.mounts.append(op)
 
     def fit(self, volumes: Volumes) -> None:
-        """Leave out what can't be mounted, and what is there; VolumeError where that is needed."""
+        """Skip what can't be mounted, and what exists; VolumeError if it is required."""
         mounts, self.left_out = volumes.fit(self.mounts)
         gone = [op for op in self.mounts if op not in mounts]
         self.mounts = mounts
@@ -94,15 +94,15 @@ class SpecWriter(MountWriter):
 
 
 def written(spec: "Spec", plan: "Plan", root: "Rootfs | None") -> SpecWriter:
-    """Return a plan as the config.json of a container with that root has it.
+    """Return a plan written for the config.json of a container with that root.
 
-    What the image has in place of a link stays. VolumeError where a volume is in the way.
+    A file that the image has in place of a link stays. VolumeError if a volume is in the way.
     """
     if root is None:
         return SpecWriter().write(plan.operations)
     done = SpecWriter().write(op for op in plan.operations if not op.is_kept(root))
     for op in done.mounts:
-        # crun mounts on no link that leads to nothing.
+        # crun doesn't mount on a dangling link.
         if root.has_name(op.destination) and not root.exists(op.destination):
             op.destination = root.leads_to(op.destination)
     done.fit(Volumes(spec.data, root))
@@ -111,12 +111,12 @@ def written(spec: "Spec", plan: "Plan", root: "Rootfs | None") -> SpecWriter:
 
 def apply(spec: "Spec", done: SpecWriter) -> "Spec":
     """Return the spec with a plan's device nodes and mounts; the rest is added elsewhere."""
-    # In a user namespace no node can be made, and runtimes mount the host's of the same name.
+    # In a user namespace nodes can't be created: runtimes mount the host's node of that name.
     elsewhere = [op for op in done.nodes if op.source != op.destination and spec.has_user_namespace]
     devices = [_node(op) for op in done.nodes if op not in elsewhere]
     mounts = [_mount(op.source, op.destination, DEVICE_OPTIONS) for op in elsewhere]
     mounts += [_mount(op.source, op.destination, op.options) for op in done.mounts]
-    # A bundle that is started again holds them already, perhaps as they were then.
+    # A restarted bundle has them already, perhaps with old values.
     linux = spec.data.get("linux")
     found = linux.get("devices") if isinstance(linux, dict) else None
     there = found if isinstance(found, list) else []

@@ -1,7 +1,7 @@
-"""Volumes that a config.json names, where no hook sees the container: what is in them already.
+"""Existing content of a config.json's volumes, for modes without a hook in the container.
 
-A low-level runtime makes the places to mount on, and would make them in a volume: in the host's
-folder, or nowhere if that is read-only.
+A low-level runtime creates missing mount points. In a volume, it would create them in the host's
+folder, or fail if that is read-only.
 """
 
 import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Volumes:
-    """What a config.json mounts in a container with this root."""
+    """Mounts of a config.json in a container with this root."""
 
     def __init__(self, spec: "dict[str, Any]", root: Rootfs) -> None:
         self._root = root
@@ -34,10 +34,10 @@ class Volumes:
                 self._sources[self._real(os.path.normpath(place))] = source
 
     def fit(self, operations: "Iterable[Step]") -> "tuple[list[Step], list[str]]":
-        """Return the steps that are left to do, and why others can't be done, a sentence each.
+        """Return the remaining operations, and why others can't be done, a sentence each.
 
-        What a volume has itself is left out without a word. VolumeError for a step that a
-        container can't do without.
+        What a volume already contains is skipped silently. VolumeError for an operation that a
+        container needs.
         """
         found, left_out = [], []
         for op in operations:
@@ -53,7 +53,7 @@ class Volumes:
         return found, left_out
 
     def _volume_of(self, path: str) -> tuple[str, str]:
-        """Return the source of the volume that a path is in, and where in it; "" for none."""
+        """Return the source of the volume that has a path, and the path in it; "" for none."""
         real = self._real(path) if path and self._sources else ""
         above = os.path.dirname(real)
         while len(above) > 1:
@@ -63,7 +63,7 @@ class Volumes:
         return "", ""
 
     def _real(self, path: str) -> str:
-        """Return where a path is, links to folders of the image followed."""
+        """Return a path with links to folders of the image resolved."""
         folder, name = os.path.split(path)
         if folder == path:
             return path

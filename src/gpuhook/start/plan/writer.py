@@ -1,7 +1,7 @@
-"""Formats that plans are written in: config.json, CDI specs, lines of fstab, settings of units.
+"""Formats that plans are written in: config.json, CDI specs, fstab lines, unit settings.
 
-A step says by ``Operation.write_to`` which method of a ``PlanWriter`` is for it, and a format is a
-subclass. So a new kind of step is written everywhere, and a format knows no classes of steps.
+``Operation.write_to`` calls the ``PlanWriter`` method for its kind, and each format is a subclass.
+So a new kind of operation works in every format, and formats know no operation classes.
 """
 
 import os
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
         UpdateLdCache,
     )
 
-    # Paths that a file names, each with the path in the container of what is meant by it.
+    # Paths that a file refers to, each with the path in the container that it stands for.
     Aliases = tuple[tuple[str, str], ...]
 
 
 class PlanWriter:
-    """A format that plans are written in; ``unwritten`` are the steps that it has no words for."""
+    """Base of plan formats; ``unwritten`` are the operations that a format can't express."""
 
     def __init__(self) -> None:
         self.unwritten: list[Operation] = []
 
     def write(self, operations: "Iterable[Operation]") -> "Self":
-        """Write steps, in their order; return the writer."""
+        """Write operations in their order; return the writer."""
         for op in operations:
             op.write_to(self)
         return self
 
     def other(self, op: "Operation") -> None:
-        """Write a step of no kind below; what isn't overridden comes here, too."""
+        """Write any other operation; methods that aren't overridden end here, too."""
         self.unwritten.append(op)
 
     def rule(self, op: "AllowDevice") -> None:
-        """Write a device to allow."""
+        """Write a device permission."""
         self.other(op)
 
     def variable(self, op: "SetVariable") -> None:
@@ -52,7 +52,7 @@ class PlanWriter:
         self.other(op)
 
     def group(self, op: "AddGroup") -> None:
-        """Write a group of the process."""
+        """Write a supplementary group of the process."""
         self.other(op)
 
     def node(self, op: "BindDevice") -> None:
@@ -64,7 +64,7 @@ class PlanWriter:
         self.other(op)
 
     def copy(self, file: BindFile, aliases: "Aliases") -> None:  # noqa: ARG002 - links_as_mounts
-        """Write a changed copy of a file: where nothing is changed, the mount of it as it is."""
+        """Write a changed copy of a file; by default a mount of the original."""
         self.mount(file)
 
     def link(self, op: "Symlink") -> None:
@@ -77,29 +77,29 @@ class PlanWriter:
 
 
 class MountWriter(PlanWriter):
-    """A format that has mounts and no links: what a link leads to is mounted in its place."""
+    """Base of formats without links: the target of a link is mounted in its place."""
 
     def __init__(self) -> None:
         super().__init__()
         self._links: dict[str, BindFile] = {}
 
     def write(self, operations: "Iterable[Operation]") -> "Self":
-        """Write steps, in their order, then the mounts for links."""
+        """Write operations in their order, then the mounts that replace links."""
         operations = list(operations)
         self._links = links_as_mounts(operations)
         super().write(operations)
         return super().write(self._links.values())
 
     def link(self, op: "Symlink") -> None:
-        """Leave a link out that leads to nothing mounted."""
+        """Skip a link whose target isn't mounted."""
         if op.destination not in self._links:
             self.other(op)
 
 
 def links_as_mounts(operations: "Iterable[Operation]") -> dict[str, BindFile]:
-    """Return, by its place, a mount for each link to something that is mounted.
+    """Return, by destination, a mount for each link to a mounted file.
 
-    Nor can such a format change the names in a copied file: what they mean is mounted there, too.
+    Such a format can't change paths in a copied file either, so their targets are mounted there.
     """
     found = Places().write(operations)
     mounts: dict[str, BindFile] = {}
@@ -118,10 +118,10 @@ def links_as_mounts(operations: "Iterable[Operation]") -> dict[str, BindFile]:
 
 
 class Places(PlanWriter):
-    """What mounts, nodes and links of a plan have in the container, by their paths there.
+    """Index of a plan's mounts, nodes and links, by their paths in the container.
 
-    ``targets`` are the paths that links lead to, ``copies`` the files that are changed, each with
-    the paths that it names. They are among the mounts, as they are on the host.
+    ``targets`` are the link targets, ``copies`` the changed files, each with the paths that it
+    refers to. The copies are also among the mounts, with their paths on the host.
     """
 
     def __init__(self) -> None:
@@ -133,19 +133,19 @@ class Places(PlanWriter):
         self.copies: list[tuple[BindFile, Aliases]] = []
 
     def copy(self, file: BindFile, aliases: "Aliases") -> None:
-        """Note a copy, and its mount."""
+        """Record a copy, and its mount."""
         self.copies.append((file, aliases))
         self.mount(file)
 
     def mount(self, op: BindFile) -> None:
-        """Note a mount."""
+        """Record a mount."""
         self.mounts[op.destination] = op
 
     def node(self, op: "BindDevice") -> None:
-        """Note a node."""
+        """Record a node."""
         self.nodes[op.destination] = op
 
     def link(self, op: "Symlink") -> None:
-        """Note a link."""
+        """Record a link."""
         self.links[op.destination] = op
         self.targets[op.destination] = os.path.normpath(op.leads_to)

@@ -1,1 +1,1 @@
-"""What containers were given: written at each start, and read to refuse a device to a second."""
+"""Records of what containers were given: written at each start, and read for exclusive devices."""

@@ -1,8 +1,8 @@
-"""What a container wants of exclusive devices: its record, written before it gets anything.
+"""Requests for exclusive devices: a container's record, written before it gets anything.
 
-Its devices are those that it asks for and those whose nodes config.json has, whoever put them
-there and by whatever name: a document of another kind gives no device a second time. ``leases``
-says what that record is worth, and who has a device now.
+It has the requested devices and those whose nodes are in config.json, regardless of who added
+them and by which name: a CDI spec of another kind can't give a device a second time. ``leases``
+decides whether a record is valid, and which container has a device now.
 """
 
 import os
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     Numbers = tuple[int, int]  # major and minor
 
     class Limits(Protocol):
-        """What limits the memory of a container's devices: ``start.limits.Limits``."""
+        """Memory limits of a container's devices: ``start.limits.Limits``."""
 
         def set(self, process: int, *, container: "Container") -> None:
             """Set all limits; LimitError."""
 
         def to_json(self) -> list[dict[str, Any]]:
-            """Return them as they are written down."""
+            """Return them as recorded."""
 
-# What it has ------------------------------------------------------------------------------------
+# What a container has ---------------------------------------------------------------------------
 
 
 def describe(
@@ -51,13 +51,12 @@ def describe(
     *,
     save: bool = True,
 ) -> "dict[str, Any]":
-    """Return the record of a container, with all that it has of exclusive kinds.
+    """Return the record of a container, with all its devices of exclusive kinds.
 
-    ``spec`` has what documents give; ``names`` are the devices that were asked of them. Those of
-    a vendor that we know are told by their nodes: what a document calls 0 need not be what we
-    do. Of other kinds the record has the names, and the nodes that are one device's alone.
-    ``known`` are the vendors there are. An inventory that had to be made is saved only with
-    ``save``.
+    ``spec`` includes the edits of CDI specs; ``names`` are the CDI devices that were requested.
+    Devices of a supported vendor are identified by their nodes: a CDI spec's 0 need not be ours.
+    For other kinds the record has the names, and the nodes that belong to one device only.
+    ``known`` are the registered vendors. A newly made inventory is saved only with ``save``.
     """
     record = records.describe(state, spec.data.get("annotations"), grants)
     given = _given(spec, names, config)
@@ -77,7 +76,7 @@ def describe(
 
 
 class _Given:
-    """What a container is given of character devices: by nodes, and by rules of its cgroup."""
+    """Character devices that a container is given: by nodes, and by rules of its cgroup."""
 
     def __init__(self, nodes: "set[Numbers]", rules: "list[dict[str, Any]]") -> None:
         self._nodes = nodes
@@ -87,7 +86,7 @@ class _Given:
         return bool(self._nodes or self._rules)
 
     def among(self, numbers: "set[Numbers]") -> "set[Numbers]":
-        """Return which of these it has. A node that a rule allows it can make itself."""
+        """Return which of these it has. It can create a node that a rule allows."""
         allowed = access.openable(self._rules, numbers)
         return (numbers & self._nodes) | allowed  # protects: claimed-rule
 
@@ -95,8 +94,7 @@ class _Given:
 def _given(spec: "Spec", names: "Sequence[str]", config: "Config") -> _Given:
     """Return what a container is given.
 
-    Of a privileged one that may have every device it is what documents gave: the rest it has by
-    its privilege.
+    A privileged container may open every device. Only what CDI specs gave it counts.
     """
     rules = [*given_nodes.objects(spec.device_rules)]
     # protects: claimed-unprivileged
@@ -105,7 +103,7 @@ def _given(spec: "Spec", names: "Sequence[str]", config: "Config") -> _Given:
         return _Given(nodes, rules if given_nodes.opened(rules) else [])
     if not names:
         return _Given(set(), [])
-    from gpuhook.start.cdi import apply, saved  # noqa: PLC0415 - for such containers alone
+    from gpuhook.start.cdi import apply, saved  # noqa: PLC0415 - only for such containers
 
     edits = apply.resolve(saved.read_folders(config), names)
     return _Given(given_nodes.numbers(apply.apply({}, edits)), [])
@@ -114,7 +112,7 @@ def _given(spec: "Spec", names: "Sequence[str]", config: "Config") -> _Given:
 def _inventory(
     kind: str, grants: "Sequence[Grant]", known: "Known", config: "Config", save: bool
 ) -> "tuple[Any, Inventory] | None":
-    """Return a vendor's names and inventory, None where there are none of such a kind."""
+    """Return a vendor's names and inventory, None if the kind has none."""
     for grant in grants:
         if kind == grant.vendor.names.KIND:
             return grant.vendor.names, grant.inventory
@@ -128,7 +126,7 @@ def _inventory(
 
 
 def _add(record: "dict[str, Any]", found: "dict[str, Any]") -> None:
-    """Add to a record what its container has by nodes of a vendor; a part stands for its whole."""
+    """Add the devices that a container has by nodes to its record; a part stands for its whole."""
     for place, given in enumerate(record["given"]):
         if given["vendor"] == found["vendor"]:
             parts = given["nodes"].keys() - {*given["selected"]}
@@ -140,12 +138,12 @@ def _add(record: "dict[str, Any]", found: "dict[str, Any]") -> None:
 
 
 def _of_documents(kind: str, given: _Given, config: "Config") -> dict[str, str]:
-    """Return nodes of a kind that documents alone describe, "MAJOR:MINOR", and whose each is.
+    """Return the nodes of a kind that only CDI specs describe, "MAJOR:MINOR", and their owners.
 
-    A node counts as a device's own where the devices that have it contain each other, as ``all``
-    and other names for the same do; what belongs to the kind as a whole does not count.
+    A node is a device's own if the devices that have it contain each other, as ``all`` and
+    aliases do. Nodes that belong to the kind as a whole don't count.
     """
-    from gpuhook.start.cdi import apply, saved  # noqa: PLC0415 - for such kinds alone
+    from gpuhook.start.cdi import apply, saved  # noqa: PLC0415 - only for such kinds
 
     owners: dict[Numbers, list[tuple[int, str, set[Numbers]]]] = {}
     for name, device in saved.read_folders(config).devices.items():
@@ -153,7 +151,7 @@ def _of_documents(kind: str, given: _Given, config: "Config") -> dict[str, str]:
             continue
         try:
             nodes = given_nodes.numbers(apply.apply({}, device.edits))
-        except CdiError:  # a node that this machine hasn't got, so nobody has
+        except CdiError:  # a node that this host lacks, so no container has it
             continue
         for pair in given.among(nodes):
             owners.setdefault(pair, []).append((len(nodes), name, nodes))
@@ -165,14 +163,14 @@ def _of_documents(kind: str, given: _Given, config: "Config") -> dict[str, str]:
     return found
 
 
-# Who takes it -----------------------------------------------------------------------------------
+# Taking devices ---------------------------------------------------------------------------------
 
 
 def check(spec: "Spec", resolved: "Resolved | None", known: "Known", config: "Config") -> bool:
-    """Tell whether a container has exclusive devices; HeldError where another one has one of them.
+    """Tell whether a container has exclusive devices; HeldError if another one has one of them.
 
-    To say so before the low-level runtime is called, or where no container is started: it is
-    made sure when the record is written. ``resolved`` is None where nothing is asked of us.
+    An early check, before the low-level runtime is called, or if no container is started. Writing
+    the record decides. ``resolved`` is None if the container requests nothing from gpuhook.
     """
     record = describe(State("", 0, "", None), spec, *_asked(resolved), known, config)
     device = leases.wants(record, config.exclusive)
@@ -191,10 +189,10 @@ def take(
     config: "Config",
     limits: "Limits | None" = None,
 ) -> None:
-    """Write the record of a container that gets its devices by its config.json; set its limits.
+    """Write the record of a container with devices in its config.json; set its limits.
 
-    ``container`` is its root while it is being created.
-    HeldError where another container has one of them, LimitError where a limit can't be set.
+    ``container`` is its root while it is being created. HeldError if another container has one of
+    the devices, LimitError if a limit can't be set.
     """
     record = describe(state, spec, *_asked(resolved), known, config)
     if limits is not None:

@@ -1,7 +1,8 @@
-"""Names that Docker and podman have for containers, read from their own files of those containers.
+"""Container names of Docker and podman, read from the engines' own files.
 
-No engine is asked, because a container that is refused waits for no daemon. Docker's data folder
-is found by what it mounts in each container; podman keeps a list in the folder of its containers.
+The engines aren't asked, because a refusal must not wait for a daemon. Docker's data folder is
+found through the files that it mounts in each container; podman keeps a list next to its
+containers.
 """
 
 import os
@@ -14,24 +15,24 @@ if TYPE_CHECKING:
     from typing import Any
 
 _MOST_BYTES = 16 << 20  # of one file
-_DOCKERS = ("/etc/hostname", "/etc/hosts", "/etc/resolv.conf")  # what it mounts
-# What reading a file that isn't there, or of another form, raises.
+_DOCKERS = ("/etc/hostname", "/etc/hosts", "/etc/resolv.conf")  # files that Docker mounts
+# Errors for a file that is missing or has another format.
 _WHAT_CAN_BE = (
     OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError,
 )  # fmt: skip
 
 
 def name_of(record: "dict[str, Any]") -> str:
-    """Return the engine's name for the container of a record, "" where that isn't found."""
+    """Return the engine's name for the container of a record, "" if it isn't found."""
     if record["engine"] == "podman":
         return of_podman(record["bundle"]).get(record["id"], "")
     return _of_docker(record["bundle"], record["id"]) if record["engine"] == "docker" else ""
 
 
 def of_podman(bundle: str) -> dict[str, str]:
-    """Return the names of the containers in the store that a bundle is in, by their ids.
+    """Return the names of the containers in a bundle's store, by container id.
 
-    None where podman's file isn't there, or of another form.
+    Empty if podman's file is missing or has another format.
     """
     try:
         answer = _read(f"{os.path.dirname(os.path.dirname(bundle))}/containers.json")

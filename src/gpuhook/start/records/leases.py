@@ -1,9 +1,9 @@
-"""Leases: a device of a kind in ``[gpuhook] exclusive`` is one running container's at a time.
+"""Locks on exclusive devices: one running container at a time has a device of an exclusive kind.
 
-The record of a container (``records``) is its lease. It is looked for a holder and written under
-one lock, so of many containers that want a device at once a single one gets it. It counts as
-long as the container's first process lives, so nothing has to be done when that ends, whatever
-ended it. A device and the parts of it are held together, parts beside each other are not.
+The kinds are in ``[gpuhook] exclusive``. A container's record (``records``) is its lock. The
+check for holders and the write happen under one file lock, so only one of several containers
+gets a device. A record is valid while the container's first process lives, so nothing needs to
+be released. A device and its parts exclude each other; two parts of a device don't.
 """
 
 import os
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 LOCK = "lock"  # in the folder of the records
 
-_WHOLE, _SHORT = 64, 12  # digits of an id, and of what engines show of it
+_WHOLE, _SHORT = 64, 12  # digits of an id, and of its short form in engines
 _HEX = frozenset("0123456789abcdef")
-_WAIT = 20.0  # seconds that the others may take; each has it for a millisecond or two
-_MARKS = dict.fromkeys(map(ord, "-_."))  # beside letters and digits, in a name
+_WAIT = 20.0  # seconds to wait for other processes; each needs a millisecond or two
+_MARKS = dict.fromkeys(map(ord, "-_."))  # characters of a name besides letters and digits
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
-# What a container holds of one kind: its devices, and those with the ones that they are parts of.
+# Devices that a container has of one kind, and those plus their parents.
 _Held = tuple[frozenset[str], frozenset[str]]
 
-# Who has it ------------------------------------------------------------------------------------
+# Holders ---------------------------------------------------------------------------------------
 
 
 def refuse(
     record: "dict[str, Any]", others: "Iterable[dict[str, Any]]", kinds: tuple[str, ...]
 ) -> None:
-    """Raise HeldError where one of the other records has a device of this one, of these kinds."""
+    """Raise HeldError if another record has a device of this one, of these kinds."""
     boot = boot_id()
     wanted = {kind: held for kind, held in _held(record) if kind in kinds}
     nodes = {kind: held for kind, held in record.get("nodes", {}).items() if kind in kinds}
@@ -55,10 +55,10 @@ def refuse(
 def _renumbered(
     record: "dict[str, Any]", other: "dict[str, Any]", kinds: tuple[str, ...]
 ) -> "Iterator[tuple[str, str, str]]":
-    """Yield kind, device and node where another record has our device's node as another device's.
+    """Yield kind, device and node if another record has our device's node as another device's.
 
-    Nodes may have changed hands since that was written: a driver that is loaded again, or devices
-    that went and came back, may be numbered otherwise. Who had a node can still open it.
+    Node numbers may have changed since that record was written: after the driver was loaded again,
+    or devices were removed and added. A container that had the node can still open it.
     """
     for ours in record["given"]:
         if ours["kind"] not in kinds:
@@ -73,17 +73,17 @@ def _renumbered(
 
 
 def _refusal(what: str, kind: str, other: "dict[str, Any]") -> HeldError:
-    remedy = "Stop that container, or ask for another device; `gpuhook list` shows who has which"
+    remedy = "Stop that container, or request another device; `gpuhook list` shows the holders"
     if other.get("pids", proc.FIRST_PIDS) != proc.pids():
         remedy = (
-            "Stop that container, which is another pid namespace's; if it has ended, remove its "
+            "Stop that container, which is in another pid namespace; if it has ended, remove its "
             f"record, containers/{other.get('pid')}-{other.get('started')}* in the state-dir"
         )
     return HeldError(f"{what} in use by {holder(other)}, and {kind} is exclusive here", remedy)
 
 
 def wants(record: "dict[str, Any]", kinds: tuple[str, ...]) -> str:
-    """Return a device of a record that is of these kinds, "" where none is."""
+    """Return a device of a record that is of these kinds, "" if there is none."""
     for kind, (selected, _) in _held(record):
         if kind in kinds and selected:
             return f"{kind}={min(selected)}"
@@ -92,7 +92,7 @@ def wants(record: "dict[str, Any]", kinds: tuple[str, ...]) -> str:
 
 
 def _held(record: "dict[str, Any]") -> "Iterator[tuple[str, _Held]]":
-    """Yield what a record holds, by kind."""
+    """Yield a record's devices, by kind."""
     found: dict[str, tuple[set[str], set[str]]] = {}
     for given in record["given"]:
         kind = given.get("kind", "")
@@ -108,7 +108,7 @@ def _held(record: "dict[str, Any]") -> "Iterator[tuple[str, _Held]]":
 
 
 def _conflict(ours: _Held, theirs: _Held) -> "tuple[str, str] | None":
-    """Return which of our devices is theirs, and how; None where all can be had."""
+    """Return the first of our devices that conflicts, and how; None if there is no conflict."""
     (selected, every), (their_selected, their_every) = ours, theirs
     for name in sorted(selected & their_selected):
         return name, "is"
@@ -123,8 +123,8 @@ def _conflict(ours: _Held, theirs: _Held) -> "tuple[str, str] | None":
 
 
 def holder(record: "dict[str, Any]") -> str:
-    """Return what to call the container of a record: as ``gpuhook list`` does, where it can."""
-    from gpuhook.start.records import engine_names  # noqa: PLC0415 - where one is refused
+    """Return the name of a record's container, as in ``gpuhook list`` where possible."""
+    from gpuhook.start.records import engine_names  # noqa: PLC0415 - only for a refusal
 
     known = engine_names.name_of(record) or _short(record["id"])
     name = _called(known) or f"of process {record['pid']}"
@@ -135,18 +135,18 @@ def holder(record: "dict[str, Any]") -> str:
 
 
 def _short(container: str) -> str:
-    """Return an id as engines show it, which is what their commands take."""
+    """Return the short form of an id, which engines show and accept."""
     is_id = len(container) == _WHOLE and _HEX.issuperset(container)
     return container[:_SHORT] if is_id else container
 
 
 def _called(name: str) -> str:
-    """Return a name as it is where Kubernetes and engines have such names, else as quoted."""
+    """Return a name unchanged if it is valid for Kubernetes and engines, else quoted."""
     return name if name.isascii() and name.translate(_MARKS).isalnum() else name and shown(name)
 
 
 def boot_id() -> str:
-    """Return what this start of the machine is called: no container is older than that."""
+    """Return the id of this boot: no container is older."""
     return os.fsdecode(proc.read(_BOOT_ID)).strip()
 
 
@@ -154,9 +154,9 @@ def boot_id() -> str:
 
 
 class Lock:
-    """The right to look for holders and to write a record, for a block; HeldError without it.
+    """Lock for checking holders and writing a record; HeldError if it can't be taken.
 
-    ``folder`` is a descriptor of that of the records. OSError where the lock can't be made.
+    ``folder`` is a descriptor of the records' folder. OSError if the lock can't be created.
     """
 
     def __init__(self, folder: int) -> None:
@@ -165,7 +165,7 @@ class Lock:
         self._fd = os.open(LOCK, flags, 0o600, dir_fd=folder)
 
     def __enter__(self) -> "Self":
-        from gpuhook.ground.host import lock  # noqa: PLC0415 - for leases alone
+        from gpuhook.ground.host import lock  # noqa: PLC0415 - only for exclusive devices
 
         try:
             if lock.take(self._fd, _WAIT):  # protects: lease-lock

@@ -1,1 +1,1 @@
-"""What a container asks for: pure functions of its OCI spec and the configuration."""
+"""A container's request: pure functions of its OCI spec and the configuration."""

@@ -1,7 +1,7 @@
-"""How much memory of its devices a container may use, by its own word and by the administrator's.
+"""Limits of device memory for a container, from its own settings and the administrator's.
 
-Pure: a size for each device, or several NAME=SIZE. What less trusted words may do is decided
-here alone: they make a limit smaller, and never larger than what the administrator allows.
+Pure: a size for each device, or several NAME=SIZE. The effect of less trusted settings is decided
+only here: they make a limit smaller, and never larger than what the administrator allows.
 """
 
 from gpuhook.ground.errors import LimitError, RequestError, shown
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from gpuhook.start.request.reader import SpecReader
 
 SECTION = "[gpuhook.limits]"
-_MOST_MEBIBYTES = ((1 << 64) - 1) >> 20  # of which the bytes are a number of 64 bits
-_MOST_SIZES = 1 << 10  # in one place: more than there are devices
+_MOST_MEBIBYTES = ((1 << 64) - 1) >> 20  # so that the bytes are a 64-bit number
+_MOST_SIZES = 1 << 10  # in one setting: more than there are devices
 _REMEDY = "Write a size such as 8GiB, 8192MiB, 50% or a number of bytes, or NAME=SIZE,NAME=SIZE"
 
 
 class Word(Record):
-    """What a container says of its devices' memory in one place.
+    """A container's setting of device memory, from one source.
 
     ``entries`` are (name, size) pairs; the name is "" for each of the container's devices.
-    ``widens`` says that it may ask for more than a container without a word gets, ``exceeds`` that
-    it may ask for more than a device has, and then gets all of it.
+    ``widens`` means that it may exceed the default limit. ``exceeds`` means that it may exceed a
+    device's memory, and then gets all of it.
     """
 
     source: str
@@ -40,9 +40,9 @@ class Word(Record):
 
 
 class Words(Record):
-    """All that a container says, and whether it may say more than others.
+    """All settings of a container, and whether it may ask for more than others.
 
-    ``imposed`` says that a part of it is what a cluster has mounted, and not the container's own.
+    ``imposed`` means that some come from a cluster's mounts, not from the container itself.
     """
 
     said: tuple[Word, ...]
@@ -53,12 +53,12 @@ class Words(Record):
 def parse(text: str, source: str) -> "tuple[tuple[str, Size], ...]":
     """Return the (name, size) pairs of a text; LimitError for anything else.
 
-    A name may hold = itself, as CDI names do: the last one counts.
+    A name may contain =, as CDI names do: the last one separates.
     """
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > _MOST_SIZES:  # protects: most-sizes
         raise LimitError(
-            f"{source} has {len(parts)} sizes of memory, and {_MOST_SIZES} is the most", _REMEDY
+            f"{source} has {len(parts)} memory sizes; the maximum is {_MOST_SIZES}", _REMEDY
         )
     found = []
     for part in parts:
@@ -66,17 +66,17 @@ def parse(text: str, source: str) -> "tuple[tuple[str, Size], ...]":
         read = parse_size(size)
         alone = not equals and len(parts) == 1
         if read is None or not (alone or name.strip()):
-            raise LimitError(f"{source} has {shown(part)}, which is no size of memory", _REMEDY)
+            raise LimitError(f"{source} has {shown(part)}, which isn't a memory size", _REMEDY)
         found.append((name.strip(), read))
     return tuple(found)
 
 
 def read(reader: "SpecReader", vendors: "Iterable[ModuleType]" = ()) -> Words:
-    """Return what a container says; LimitError where that is malformed.
+    """Return a container's settings; LimitError if they are malformed.
 
-    Mounts say it below the folders of ``vendors`` (names), those of the container's devices, and
-    variables of these vendors. They are read whatever the configuration says of devices' mounts
-    and variables, because they only make a limit smaller.
+    Mounts are read below the folders of ``vendors`` (names), those of the container's devices.
+    Variables of these vendors are read, too. Both count even if the configuration ignores mounts
+    and variables as device requests, because they only make a limit smaller.
     """
     config = reader.config
     privileged = is_privileged(reader.spec)
@@ -89,7 +89,7 @@ def read(reader: "SpecReader", vendors: "Iterable[ModuleType]" = ()) -> Words:
         source = f"The annotation {MEMORY_ANNOTATION}"
         text = reader.annotations[MEMORY_ANNOTATION]
         if not isinstance(text, str):
-            raise LimitError(f"{source} is no text", _REMEDY)
+            raise LimitError(f"{source} isn't a text", _REMEDY)
         said.append(Word(source, parse(text, source), heard and config.reads_annotations))
     mounted = [word for names in vendors for word in _by_mounts(reader, names)]
     said += mounted  # protects: limit-mounts
@@ -98,21 +98,21 @@ def read(reader: "SpecReader", vendors: "Iterable[ModuleType]" = ()) -> Words:
 
 
 def _by_mounts(reader: "SpecReader", names: "ModuleType") -> "list[Word]":
-    """Return what mounts below a vendor's folder say, which is of its devices alone."""
+    """Return the settings in mounts below a vendor's folder, for its devices only."""
     found = []
     for size, device in MountRequests(reader.mounts, names.MOUNTS).limits:
         source = f"A mount below {names.MOUNTS}"
         limit = parse_size(size)
         if limit is None:
-            raise LimitError(f"{source} has {shown(size)}, which is no size of memory", _REMEDY)
+            raise LimitError(f"{source} has {shown(size)}, which isn't a memory size", _REMEDY)
         found.append(Word(source, ((f"{names.KIND}={device or 'all'}", limit),), widens=False))
     return found
 
 
 def _by_variables(reader: "SpecReader", names: "ModuleType") -> "list[Word]":
-    """Return what a vendor's own variables say of all its devices, in whole MiB.
+    """Return the limit in a vendor's own variables, for all its devices, in whole MiB.
 
-    The missing one of limit and request is set to the other. No more than the limit is enforced.
+    If only the limit or only the request is set, the other one is equal. Only the limit is enforced.
     Source: NVIDIA Container Toolkit 1.20.1, nvidia-cdi-hook apply-cuda-memory-limits.
     """
     variables: tuple[str, ...] = getattr(names, "MEMORY_VARIABLES", ())
@@ -143,7 +143,7 @@ def _mebibytes(text: str, source: str) -> int:
         if number <= _MOST_MEBIBYTES:
             return number
     raise LimitError(
-        f"{source} has {shown(text)}, which is no whole number of MiB up to {_MOST_MEBIBYTES}",
+        f"{source} has {shown(text)}, which isn't a whole number of MiB up to {_MOST_MEBIBYTES}",
         "Write decimal digits only, such as 8192, or unset it",
     )
 
@@ -158,10 +158,10 @@ def decide(
 ) -> tuple[int, str] | None:
     """Return how many bytes of a device's ``memory`` a container may use, and why; None: all.
 
-    ``said`` is what the container says of this ``device``. The smallest of these counts: what it
-    says; ``device-memory``, unless a word that may widen it says something; and
-    ``most-device-memory``, unless a privileged container says something in gpuhook's words.
-    LimitError for more than the device has.
+    ``said`` are the container's settings for this ``device``. The smallest of these wins: the
+    settings; ``device-memory``, unless a setting that may widen it exists; and
+    ``most-device-memory``, unless a privileged container has a setting of gpuhook's own. LimitError
+    for more than the device has.
     """
     said = [*said]
     found = [(_checked(word, size, memory, device), f"{word.source} says {size.text}")
@@ -186,13 +186,13 @@ def _checked(word: Word, size: Size, memory: int, device: str) -> int:
         return found
     raise LimitError(
         f"{word.source} says {size.text} for {device}, which has {amount(memory)}",
-        "Ask for some of the memory that the device has, or for a part such as 50%",
+        "Request at most the memory that the device has, or a percentage such as 50%",
     )
 
 
 def unknown_name(name: str, source: str) -> RequestError:
-    """Return the error for a name that isn't one of the container's own devices."""
+    """Return the error for a name that isn't one of the container's devices."""
     return LimitError(
-        f"{source} names {shown(name)}, which is none of the devices that the container is given",
-        "Name devices as in the variable that asks for them, or give one size for all",
+        f"{source} names {shown(name)}, which isn't one of the container's devices",
+        "Name devices as in the variable that requests them, or give one size for all",
     )

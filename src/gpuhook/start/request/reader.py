@@ -1,8 +1,8 @@
-"""What a container asks for, read from its OCI spec and the configuration's policy.
+"""A container's request, read from its OCI spec under the configuration's policy.
 
 Pure functions of these and of the vendor's names: the runtime, the hook and ``gpuhook explain``
-call the same ones and so see the same requests. Whether and from where devices are asked for is
-the same for all vendors; what a vendor's variables say besides, the vendor reads itself.
+call the same ones and so get the same requests. Reading device names works alike for all
+vendors; each vendor reads its other variables itself.
 """
 
 from gpuhook.ground.errors import RequestError, SpecError, shown
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from gpuhook.ground.config.model import Config
 
     class OptionsReader(Protocol):
-        """What reads a vendor's further variables: its ``Vendor``."""
+        """Reader of a vendor's further variables: its ``Vendor``."""
 
         def options(self) -> Record | None:
-            """Return what a container gets that asks for nothing in particular."""
+            """Return the defaults, for a container without further settings."""
 
         def read(self, reading: "Reading", options: Any) -> None:
-            """Fill in what a container asks for beside devices."""
+            """Read a container's settings besides devices."""
 
 
-_MOST_NAMES = 1 << 12  # of one vendor's devices; no machine has a tenth of them
+_MOST_NAMES = 1 << 12  # of one vendor's devices; no host has a tenth of them
 _NAME_LIMIT = 256  # characters; the longest real name, an old MIG one, has about 60
 _NAME_CHARACTERS = frozenset(
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.:/=+@"
@@ -37,15 +37,15 @@ _NAME_CHARACTERS = frozenset(
 
 
 class Request(Record):
-    """What a container asks for of one vendor; never changed once it is made.
+    """A container's request to one vendor; immutable.
 
     ``source`` is where the devices were named: environment, volume-mounts, annotations or
-    none. ``devices`` are the names in order, once each: None if nothing is asked for, ()
-    for a container that wants the driver and no device. ``cdi_devices`` are those of them to
-    be looked up in CDI specs, as qualified names; ``selectors`` those to be found among the
-    machine's devices, in the name spaces ``spaces`` (): in all. ``options`` is what the
-    vendor read besides, None for a vendor that reads nothing. ``ignored`` are (source,
-    reason) pairs; ``warnings`` say what is understood otherwise than it may be meant.
+    none. ``devices`` are the names in order, without duplicates: None if nothing is requested,
+    () for a container that wants the driver but no device. Of these, ``cdi_devices`` are looked
+    up in CDI specs, as qualified names, and ``selectors`` among the host's devices. ``spaces``
+    are the id kinds for selectors, () for all. ``options`` is what the vendor read besides, None
+    if that is nothing. ``ignored`` are (source, reason) pairs; ``warnings`` tell what may have
+    been meant otherwise.
     """
 
     vendor: str
@@ -74,7 +74,7 @@ class Request(Record):
 
 
 class SpecReader:
-    """An OCI spec, and what it may hold requests in; SpecError for one of the wrong shape."""
+    """An OCI spec, and the parts that may contain requests; SpecError if it is malformed."""
 
     __slots__ = ("annotations", "config", "env", "mounts", "spec")
 
@@ -88,7 +88,7 @@ class SpecReader:
         self.annotations = _table(spec, "annotations")
 
     def asks(self, names: "ModuleType") -> bool:
-        """Tell whether a request to this vendor may stand anywhere; most containers have none."""
+        """Tell whether there may be a request to this vendor; most containers have none."""
         words = (*names.VARIABLES, *names.LEGACY[:1])
         folder = names.MOUNTS.rpartition("/")[2]
         return (
@@ -101,13 +101,12 @@ class SpecReader:
     def read(
         self, names: "ModuleType", vendor: "OptionsReader", more: "tuple[str, ...]" = ()
     ) -> Request:
-        """Return what the container asks for of a vendor.
+        """Return the container's request to a vendor.
 
-        ``more`` are CDI names of this vendor's kind that stood in the environment, where
-        another vendor's names stand.
-        Raises RequestError or a subclass for what is malformed or not allowed, with
-        ``request`` set to what had been understood. A container that asks for no device
-        never fails for what else it says to us.
+        ``more`` are CDI names of this vendor's kind from another vendor's variable. Raises
+        RequestError or a subclass if the request is malformed or not allowed, with ``request``
+        set to what had been read. A container without device requests never fails because of
+        other settings.
         """
         reading = Reading(self, names)
         try:
@@ -118,10 +117,10 @@ class SpecReader:
         return reading.request()
 
     def annotations_for(self, names: "ModuleType") -> "dict[str, Any]":
-        """Return the annotations that may name devices of a vendor's.
+        """Return the annotations that may name a vendor's devices.
 
-        Where documents are asked for what they name, one vendor's reading passes on all names:
-        that of the vendor with an automatic kind. Else each has those with its kind in them.
+        In modes that use CDI specs, the vendor with an automatic kind passes on all names.
+        Otherwise each vendor gets the annotations that contain its kind.
         """
         prefixes = self.config.cdi_annotation_prefixes
         found = {key: self.annotations[key] for key in self.annotations if key.startswith(prefixes)}
@@ -133,9 +132,9 @@ class SpecReader:
         return {key: text for key, text in found.items() if isinstance(text, str) and own in text}
 
     def swarm(self, names: "ModuleType") -> dict[str, list[str]]:
-        """Return the variables of swarm-resource that are set, and their words for this vendor.
+        """Return the swarm-resource variables that are set, and their words for this vendor.
 
-        One that the configuration gives to no vendor is for those whose words are in it.
+        A variable that isn't assigned to a vendor serves every vendor whose words it contains.
         """
         found: dict[str, list[str]] = {}
         for vendor, variable in sources.swarm_variables(self.config.swarm_resource):
@@ -151,12 +150,12 @@ class SpecReader:
 
 
 class Reading:
-    """One vendor's reading of a spec; ``found`` gathers the fields of the request.
+    """One vendor's reading of a spec; ``found`` collects the fields of the request.
 
     For the vendor's ``read``: ``env`` is the container's environment, ``config`` the
-    configuration, ``devices`` what was asked for (as in Request), ``legacy`` says that the
-    image is older than the vendor's variables, ``accepts_env`` that its environment is
-    heard on devices.
+    configuration, and ``devices`` the requested devices (as in Request). ``legacy`` means that
+    the image is older than the vendor's variables, ``accepts_env`` that its environment may
+    request devices.
     """
 
     __slots__ = (
@@ -191,12 +190,12 @@ class Reading:
         self.found: dict[str, Any] = {}
 
     def request(self) -> Request:
-        """Return the request as far as it is read."""
+        """Return the request as read so far."""
         ignored, warnings = tuple(self.ignored), tuple(self.warnings)
         return Request(self.names.NAME, **self.found, ignored=ignored, warnings=warnings)
 
     def read(self, vendor: "OptionsReader", more: "tuple[str, ...]" = ()) -> None:
-        """Read all of it; RequestError for what is wrong."""
+        """Read everything; RequestError if it is invalid."""
         source, self.devices = self.chosen_devices()
         if more:
             source = "environment" if self.devices is None else source
@@ -208,9 +207,9 @@ class Reading:
         vendor.read(self, options)
 
     def variables(self) -> list[str]:
-        """Return the variables that decide, if any is set: the configuration's, or the first.
+        """Return the deciding variables, if any is set: the configured ones, or the first.
 
-        One that says ``all`` gives way to the next that names any: images set it so.
+        A variable that says ``all`` yields to the next one with names: images set it like that.
         """
         general: list[str] = []
         for name in () if self.swarm else self.names.VARIABLES:
@@ -223,7 +222,7 @@ class Reading:
     def chosen_devices(self) -> tuple[str, tuple[str, ...] | None]:
         """Return (source, devices) of the most trusted source that names any.
 
-        What the less trusted ones name is ignored: never the union of two.
+        Less trusted sources are ignored: sources are never combined.
         """
         # protects: sources-order
         named = {
@@ -240,7 +239,7 @@ class Reading:
         return (source, devices) if devices is not None else ("none", None)
 
     def names_from_annotations(self) -> list[str]:
-        """Return the devices' names in the annotations that count."""
+        """Return the device names in the annotations that count."""
         annotations = self.annotations
         keys = sorted(annotations)
         reason = "" if self.config.reads_annotations else "accept-annotations in [gpuhook] is off"
@@ -257,7 +256,7 @@ class Reading:
         return list(dict.fromkeys(self.counted_annotations(names)))
 
     def distrust(self) -> str:
-        """Return why an image's user is not heard on devices, "" where he is."""
+        """Return why the image's environment can't request devices, "" if it can."""
         if self.accepts_env:
             return ""
         return (
@@ -266,9 +265,9 @@ class Reading:
         )
 
     def hears_environment(self, variables: "Iterable[str]") -> bool:
-        """Tell whether variables that ask for more than devices count, as those do that name any.
+        """Tell whether variables beyond devices count, as device variables do.
 
-        What doesn't count is among what is ignored.
+        Variables that don't count are added to the ignored ones.
         """
         reason = self.distrust()
         if reason:
@@ -278,9 +277,9 @@ class Reading:
     def counted_annotations(self, names: list[str]) -> list[str]:
         """Drop the annotations' names that are not for this vendor; the mode decides.
 
-        In the modes hook and spec those are the names of other vendors, which see to theirs
-        themselves or the engine does, and all of them where the engine has already done its
-        work: CDI specs set the variable to void in the containers that they were applied to.
+        In the modes hook and spec, names of other vendors are dropped: those vendors or the engine
+        handle them. All names are dropped if the engine has applied CDI specs already: these set
+        the variable to void.
         """
         mode = self.config.mode
         if mode == "cdi":
@@ -301,7 +300,7 @@ class Reading:
         return counted
 
     def names_from_mounts(self) -> list[str]:
-        """Return the devices' names in the mounts, if these are heard."""
+        """Return the device names in the mounts, if mounts count."""
         mounts = self.mounts
         if self.config.accept_volume_mounts:
             self.ignored += [("volume-mounts", reason) for reason in mounts.skipped]
@@ -313,7 +312,7 @@ class Reading:
         return []
 
     def check_folder(self) -> None:
-        """Refuse what names a plugin's folder for its mounts, where those aren't heard."""
+        """Refuse a request by a plugin's mounts if the configuration ignores mounts."""
         if any(self.env.get(name) == self.names.MOUNTS for name in self.names.VARIABLES):
             raise RequestError(
                 f"The cluster's device plugin asks for {self.names.TITLE}'s devices by mounts, and "
@@ -323,7 +322,7 @@ class Reading:
             )
 
     def names_from_environment(self) -> list[str]:
-        """Return the devices' names in the environment, if that is heard."""
+        """Return the device names in the environment, if it counts."""
         for name in self.names.VARIABLES:
             if self.swarm and name in self.env and name not in self.swarm:
                 reason = f"{name} is overridden by swarm-resource {shown(next(iter(self.swarm)))}"
@@ -336,7 +335,7 @@ class Reading:
         return names
 
     def names_in(self, named: list[str]) -> list[str]:
-        """Return what the variables name together; a legacy image without any means all."""
+        """Return the names of all variables together; a legacy image without any gets all."""
         there = [name for name in named if name in self.env]
         if not there:
             return ["all"] if self.legacy else []
@@ -344,16 +343,16 @@ class Reading:
         return [word for words in each for word in words]
 
     def read_names(self, devices: tuple[str, ...]) -> None:
-        """Sort the devices' names into selectors and CDI names.
+        """Sort the device names into selectors and CDI names.
 
-        Names of this vendor's own kind are selectors: the machine itself is asked, and no
-        document, which may be old. In mode cdi documents are asked for all.
+        Names of this vendor's own kind are selectors: the host is asked instead of a possibly
+        outdated CDI spec. In mode cdi all names are looked up in CDI specs.
         """
         # protects: most-names
         if len(devices) > _MOST_NAMES:
             raise RequestError(
-                f"The container names {len(devices)} devices of {self.names.TITLE}'s, and "
-                f"{_MOST_NAMES} is the most",
+                f"The container names {len(devices)} {self.names.TITLE} devices; the maximum is "
+                f"{_MOST_NAMES}",
                 "Name fewer, a range such as 0-7, or all",
             )
         selectors = []
@@ -376,7 +375,7 @@ class Reading:
         self.found["cdi_devices"] = tuple(dict.fromkeys(qualified))
         self.found["selectors"] = tuple(dict.fromkeys(selectors))
         bare = not any("=" in name for name in devices)
-        # A plugin's mounts name what its first variable would.
+        # A plugin's mounts are equivalent to its first variable.
         named = {"environment": self.variables(), "volume-mounts": [*self.names.VARIABLES]}
         if bare and not (self.swarm and self.found["source"] == "environment"):
             spaces = [self.names.VARIABLES[name] for name in named.get(self.found["source"], ())]
@@ -384,8 +383,8 @@ class Reading:
         ours = [name for name in qualified if name.startswith(f"{self.names.KIND}=")]
         if ours and selectors:
             raise RequestError(
-                f"The container asks for {shown(selectors[0])} and for the CDI device "
-                f"{shown(ours[0])} at once, and in mode cdi that is in a document",
+                f"The container requests {shown(selectors[0])} and the CDI device "
+                f"{shown(ours[0])} together, and in mode cdi that one is in a CDI spec",
                 "Name all devices in one way, by CDI names or by ids",
             )
 
@@ -400,7 +399,7 @@ class Reading:
 
 
 def is_legacy(env: "dict[str, str]", names: "ModuleType") -> bool:
-    """Say whether the image is one from before the vendor's variables existed."""
+    """Tell whether the image is older than the vendor's variables."""
     if not names.LEGACY:
         return False
     sets, lacks = names.LEGACY
@@ -408,7 +407,7 @@ def is_legacy(env: "dict[str, str]", names: "ModuleType") -> bool:
 
 
 def is_privileged(spec: "dict[str, Any]") -> bool:
-    """Say whether the container may have CAP_SYS_ADMIN, by its bounding set.
+    """Tell whether the container may have CAP_SYS_ADMIN, by its bounding set.
 
     Specs before 1.0.0-rc5 have one plain list of capabilities instead of five sets.
     """
@@ -421,9 +420,9 @@ def is_privileged(spec: "dict[str, Any]") -> bool:
 
 
 def decided(names: list[str]) -> tuple[str, ...] | None:
-    """Apply the words with a meaning of their own: void cancels, else the first one decides.
+    """Apply the reserved words: void cancels, else the first one decides.
 
-    They may be written in letters of either case.
+    Case is ignored.
     """
     words = [name.lower() for name in names]
     if not words or "void" in words:
@@ -437,11 +436,11 @@ def decided(names: list[str]) -> tuple[str, ...] | None:
 
 
 def _check_name(name: str, every: tuple[str, ...]) -> None:
-    """Refuse what can't name a device before it comes near a path; ``every`` are all names."""
+    """Refuse an invalid device name before it is used in a path; ``every`` are all names."""
     # protects: device-name
     if _is_name(name):
         return
-    from gpuhook.start import meant  # noqa: PLC0415 - where a container is refused
+    from gpuhook.start import meant  # noqa: PLC0415 - only if a container is refused
 
     likely = meant.separated(every)
     question = f"Did you mean {likely}? " if all(map(_is_name, likely.split(","))) else ""
@@ -488,12 +487,11 @@ def _misshapen(what: str, expected: str) -> SpecError:
 
 
 def check_kinds(request: Request, known: "Iterable[ModuleType]", config: "Config") -> None:
-    """Refuse CDI devices that an image's own words may not name; RequestError, with ``request``.
+    """Refuse CDI devices that an image must not request; RequestError, with ``request``.
 
-    A document may bring any file of the host and hooks that root runs, and may have been made
-    for one pod alone. So the environment and annotations name devices of the kinds of
-    ``known`` vendors, and of those that the configuration opens to them; mounts, which no image
-    makes, name any.
+    A CDI spec may mount any host file and contain hooks that root runs, and may be meant for one
+    pod only. So the environment and annotations can name devices of the ``known`` vendors' kinds,
+    and of kinds that the configuration allows. Mounts don't come from images and can name any.
     """
     if request.source == "volume-mounts":
         return
@@ -517,8 +515,8 @@ def check_kinds(request: Request, known: "Iterable[ModuleType]", config: "Config
 def effective_mode(mode: str, requests: "Iterable[Request]") -> str:
     """Return hook or spec for a container; ``mode`` is the configuration's.
 
-    In mode cdi, names of a vendor's automatic kind stand for the machine's own devices and are
-    written into config.json. CDI devices never get here: ``resolve.resolve`` refuses them.
+    In mode cdi, names of a vendor's automatic kind mean the host's own devices and are written
+    into config.json. CDI devices never get here: ``resolve.resolve`` refuses them.
     """
     if mode == "cdi" and any(request.selectors for request in requests):
         return "spec"
