@@ -1,9 +1,8 @@
-"""Where the launchers start Python: an isolated interpreter that knows nothing of site-packages.
+"""Entry point of the launchers: an isolated interpreter without site-packages.
 
 The launcher puts this package on the module path and calls ``main`` with the arguments
-runtime|runtime-save|standby|hook|cdi-hook LAUNCHER ARG... It restores the environment that
-the launcher was given, and calls the program. ``runtime-save`` also saves what the launcher
-must know.
+runtime|runtime-save|standby|hook|cdi-hook LAUNCHER ARG... ``main`` restores the launcher's
+original environment, and calls the program. ``runtime-save`` also saves what the launcher needs.
 """
 
 import gc
@@ -16,12 +15,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-# What the launcher hides from the interpreter and the loader, and gives back under this prefix.
+# Prefix of variables that the launcher hides from the interpreter and the loader.
 _HIDDEN = b"GPUHOOK_HIDDEN_"
 
 
 def caller_environment() -> dict[bytes, bytes]:
-    """Return the environment as the launcher's caller had it.
+    """Return the environment of the launcher's caller.
 
     Read from the kernel, because Python itself changes its copy (PEP 538 sets LC_CTYPE).
     Source: proc(5), /proc/PID/environ.
@@ -36,15 +35,15 @@ def caller_environment() -> dict[bytes, bytes]:
 
 
 def main() -> "NoReturn":
-    """Start the program that the first argument names."""
-    gc.disable()  # a process that lives for milliseconds makes no garbage worth collecting
+    """Start the program in the first argument."""
+    gc.disable()  # not worthwhile in a process that lives for milliseconds
     program, launcher, *argv = sys.argv[1:]
     umask = os.umask(names.UMASK)
     if program == "hook":
         folder = os.path.dirname(os.path.abspath(launcher))
         os.chdir("/")
         if argv[-1:] == ["precreate"]:
-            from gpuhook import prestart_hook  # noqa: PLC0415 - the path is known only now
+            from gpuhook import prestart_hook  # noqa: PLC0415 - the path isn't known before
 
             prestart_hook.precreate(folder, argv[:-1])
         preload.load(preload.HOOK)

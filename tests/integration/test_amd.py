@@ -66,11 +66,9 @@ class TestAmd(Contract):
         ],
         beside=(f"{ASK}=0,5", [0, 5]),
         refused={
-            f"{ASK}=6": (
-                r"This machine has no AMD GPU '6': it has 0 \(0x84cafeae17e7600\), 1 \(0x.*"
-            ),
-            f"{ASK}=4-6": r"This machine has no AMD GPU '4-6': 6 doesn't exist; it has 0 .*",
-            f"{ASK}=0xdeadbeef": r"This machine has no AMD GPU '0xdeadbeef': it has 0 .*",
+            f"{ASK}=6": (r"This host has no AMD GPU '6': it has 0 \(0x84cafeae17e7600\), 1 \(0x.*"),
+            f"{ASK}=4-6": r"This host has no AMD GPU '4-6': 6 doesn't exist; it has 0 .*",
+            f"{ASK}=0xdeadbeef": r"This host has no AMD GPU '0xdeadbeef': it has 0 .*",
         },
         by_hook=(f"{ASK}=3", [3]),
         undone=[f"put the process in the host's group {group}" for group in (RENDER, VIDEO)],
@@ -267,7 +265,7 @@ class TestAmd(Contract):
             assert nodes_seen(done) == expected(devices, 1, 5)
             assert vendors.groups_seen(done) == {USER, VIDEO, RENDER}
             done = docker.run(image("debian"), "true", env=(f"{ASK}=17",)).failed()
-            assert "This machine has no AMD GPU '17': it has 0 (" in done.stderr
+            assert "This host has no AMD GPU '17': it has 0 (" in done.stderr
 
     @pytest.mark.parametrize(
         ("name", "numbers"), [("5", [5]), ("0x84cafeae17e7610:1", [2]), ("all", range(6))]

@@ -90,10 +90,10 @@ class TestAscend(Contract):
         ],
         beside=(f"{ASK}=Ascend910-10", [10]),
         refused={
-            f"{ASK}=4": r"This machine has no NPU or vNPU '4': it has 0 \(npu-0\), .*",
-            f"{ASK}=2-5": r"This machine has no NPU or vNPU '2-5': 4 doesn't exist; it has .*",
-            f"{ASK}=98": r"This machine has no NPU or vNPU '98': .*",
-            f"{ASK}=7": (r"NPU 7 can't be used: it is split into vNPUs\. Ask for another one; .*"),
+            f"{ASK}=4": r"This host has no NPU or vNPU '4': it has 0 \(npu-0\), .*",
+            f"{ASK}=2-5": r"This host has no NPU or vNPU '2-5': 4 doesn't exist; it has .*",
+            f"{ASK}=98": r"This host has no NPU or vNPU '98': .*",
+            f"{ASK}=7": (r"NPU 7 can't be used: it is split into vNPUs\. Request another one; .*"),
         },
         by_hook=(f"{ASK}=0", [0]),
         undone=[f"put the process in the host's group {GROUP}", "set ASCEND_DOCKER_RUNTIME=True"],
@@ -165,14 +165,14 @@ class TestAscend(Contract):
             assert lines_seen(done, "path") == ["/etc/hccl_rootinfo.json", "/usr/local/dcmi"]
             warnings = vendors.logged(config)["warnings"]
             assert warnings[0].startswith(
-                "The list mine has /run/docker.sock, which is of /run/docker"
+                "The list mine has /run/docker.sock, which belongs to /run/docker"
             )
             assert "which contains /run/" in warnings[1]
             explained = devices.ask(config, "explain", "--bundle", str(bundle.path))
             assert explained["warnings"] == warnings
             [ignored] = explained["request"]["ignored"]
             assert ignored["reason"].startswith(
-                "MOUNT_BY_RUNTIME_FOR_DP asks for the engines' sockets"
+                "MOUNT_BY_RUNTIME_FOR_DP requests the engines' sockets"
             )
         finally:
             mine.unlink(missing_ok=True)

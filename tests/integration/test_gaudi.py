@@ -42,9 +42,9 @@ class TestGaudi(Contract):
         other=[(f"{MODULES}=1", [*nodes(0, 1, 2, 10), "/dev/accel/accel12"], nodes(2))],
         beside=("HABANA_VISIBLE_PCI_BUS_IDS=0000:1b:00.0", [2]),
         refused={
-            f"{DEVICES}=12": r"This machine has no Gaudi '12': it has 0 \(0000:19:00\.0\), .*",
+            f"{DEVICES}=12": r"This host has no Gaudi '12': it has 0 \(0000:19:00\.0\), .*",
             f"{DEVICES}=1": r"Gaudi 1 can't be used: its status is In reset\. Wait until .*",
-            f"{MODULES}=0": r"This machine has no Gaudi '0': it has 1, 2, 3, .*",
+            f"{MODULES}=0": r"This host has no Gaudi '0': it has 1, 2, 3, .*",
         },
         by_hook=(f"{DEVICES}=2", [2]),
         undone=[f"set {MODULES}=1"],

@@ -414,7 +414,7 @@ def test_what_compose_asks_for(
 def test_gpus_option_without_such_a_gpu(registered: Site) -> None:
     options = ["--gpus", "device=99"]
     done = registered.docker.run(DEBIAN, "true", options=options, runtime="runc").failed()
-    assert "This machine has no GPU or MIG device '99'" in done.stderr
+    assert "This host has no GPU or MIG device '99'" in done.stderr
 
 
 def test_an_old_entry_that_names_nvidia_s_runtime(site: Site, names: Path, driver: Driver) -> None:

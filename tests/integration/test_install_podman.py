@@ -120,7 +120,7 @@ def test_errors_reach_the_user(gpuhook: Installer, storage: Podman) -> None:
     gpuhook("install").ok()
     named = dataclasses.replace(storage, runtime=Path("gpu-py"))
     done = named.run(DEBIAN, "true", env=["NVIDIA_VISIBLE_DEVICES=99"]).failed()
-    assert "This machine has no GPU or MIG device '99'" in done.stderr
+    assert "This host has no GPU or MIG device '99'" in done.stderr
 
 
 def test_as_default_runtime(gpuhook: Installer, storage: Podman, driver: Driver) -> None:
@@ -213,7 +213,7 @@ def test_hook_that_refuses(gpuhook: Installer, engine: Podman, stage: str) -> No
     gpuhook("install", f"--hook={stage}").ok()
     done = engine.run(DEBIAN, "true", env=["NVIDIA_VISIBLE_DEVICES=99"]).failed()
     if engine.shows_errors_of_hooks and stage == "prestart":
-        assert "This machine has no GPU or MIG device '99'" in done.stderr
+        assert "This host has no GPU or MIG device '99'" in done.stderr
 
 
 @pytest.mark.parametrize("way", [["--set-default"], ["--hook=prestart"], ["--hook=precreate"]])
@@ -235,7 +235,7 @@ def test_what_was_refused_can_be_found_later(
         used = dataclasses.replace(engine, runtime=None) if way == ["--set-default"] else engine
         used.run(DEBIAN, "true", env=["NVIDIA_VISIBLE_DEVICES=99"]).failed()
         doctor = run([installation.command, "doctor", "--config", config, "--format=json"])
-    sentence = "This machine has no GPU or MIG device '99'"
+    sentence = "This host has no GPU or MIG device '99'"
     for kept in (tmp_path / "kept/errors.log", tmp_path / "debug"):
         [record] = [json.loads(line) for line in kept.read_text().splitlines()]
         assert record["level"] == "error"

@@ -61,7 +61,7 @@ class TestGpus(Contract):
         ],
         beside=(f"{ASK}=10", [11]),
         refused={
-            f"{ASK}={asked}": rf"This machine has no GPU or virtual function '{said}': .*"
+            f"{ASK}={asked}": rf"This host has no GPU or virtual function '{said}': .*"
             for asked, said in (
                 ("11", "11"),
                 ("card0", "card0"),
@@ -110,7 +110,7 @@ class TestNpus(Contract):
             )
         ],
         beside=(f"{ASK_NPU}=all", [1, 2]),
-        refused={f"{ASK_NPU}=0": r"This machine has no NPU '0': it has 1 \(accel1\), .*"},
+        refused={f"{ASK_NPU}=0": r"This host has no NPU '0': it has 1 \(accel1\), .*"},
         by_hook=(f"{ASK_NPU}=1", [1]),
         undone=[f"put the process in the host's group {RENDER}"],
         listed=(f"{ASK_NPU}=2", [2], [1, 2]),

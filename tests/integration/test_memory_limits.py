@@ -289,7 +289,7 @@ def test_a_cgroup_that_others_are_in_is_limited_for_nobody(place: Place, way: st
     assert "started" not in done.stdout
     # runc refuses it by itself from 1.2 on, at the latest.
     if "cgroup is not empty" not in done.stderr:
-        is_said(place, done, "others are in")
+        is_said(place, done, "has other processes")
 
 
 @RUNTIMES

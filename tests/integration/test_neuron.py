@@ -37,11 +37,11 @@ class TestNeuron(Contract):
         beside=(f"{ASK}=ALL", range(11)),
         refused={
             f"{ASK}=12": (
-                r"This machine has no Neuron device '12': it has 0 \(00a1b2c3d4e50000\), .*"
+                r"This host has no Neuron device '12': it has 0 \(00a1b2c3d4e50000\), .*"
             ),
-            f"{ASK}=0-11": r"Neuron device 11 can't be used: the driver isn't done with it .*",
+            f"{ASK}=0-11": r"Neuron device 11 can't be used: the driver hasn't initialized it .*",
             f"{ASK}=4,6": (
-                r"The Neuron devices 4, 6 aren't neighbours: .* without 5\. Ask for 4-6, .*"
+                r"The Neuron devices 4, 6 aren't neighbours: .* without 5\. Request 4-6, .*"
             ),
         },
         by_hook=(f"{ASK}=0,1", [0, 1]),

@@ -94,7 +94,7 @@ class TestAcme(Contract):
         beside=("ACME_VISIBLE_BOARDS=B0", [0, 2]),
         refused={
             f"{ASK}=9": (
-                r"This machine has no NPU or part of one '9': "
+                r"This host has no NPU or part of one '9': "
                 r"it has 0 \(A-0000\), 1 \(A-0001\), .*"
             ),
             f"{ASK}=3": r"NPU 3 can't be used: it is in reset\. Wait until its reset is over.*",

@@ -262,7 +262,7 @@ OURS: dict[str, Provocation] = {
     "... can't be looked at: a file of it didn't answer within ... seconds": slow_files,
     "NVML didn't answer within ... seconds": hung_driver,
     "NVML ended with ... instead of listing the GPUs": crashing_driver,
-    "This machine has no GPU or MIG device '...'": lambda scene: scene.start(
+    "This host has no GPU or MIG device '...'": lambda scene: scene.start(
         "NVIDIA_VISIBLE_DEVICES=9"
     ),
     "GPU ... has fallen off the bus (lost)": lambda scene: scene.start(
@@ -278,7 +278,7 @@ OURS: dict[str, Provocation] = {
     "libnvidia-ml.so... isn't installed, without which nvidia-smi doesn't work": (
         nvml_of_another_version
     ),
-    "The container requires '...' and this machine has ...": lambda scene: scene.start(
+    "The container requires '...' and this host has ...": lambda scene: scene.start(
         ALL, "NVIDIA_REQUIRE_CUDA=cuda>=99.0"
     ),
     "NVIDIA_DRIVER_CAPABILITIES asks for '...'": partial(forbidden_capability, "video"),
@@ -286,9 +286,7 @@ OURS: dict[str, Provocation] = {
     "CUDA_VERSION is '...', which is not a version number": lambda scene: scene.start(
         ALL, "CUDA_VERSION=nonsense"
     ),
-    "This machine has no IMEX channel ...": lambda scene: scene.start(
-        ALL, "NVIDIA_IMEX_CHANNELS=5"
-    ),
+    "This host has no IMEX channel ...": lambda scene: scene.start(ALL, "NVIDIA_IMEX_CHANNELS=5"),
     "These CDI devices can't be used: ...": lambda scene: scene.start(
         "NVIDIA_VISIBLE_DEVICES=maker.example/card=0",
         config=scene.config('gpuhook.cdi-kinds-from-environment = ["maker.example/card"]\n'),

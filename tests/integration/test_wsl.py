@@ -188,8 +188,8 @@ def test_none_gets_no_node(bundle: Bundle, config: Path, wsl: Devices, mode: str
 @pytest.mark.parametrize(
     ("env", "sentence"),
     [
-        ([f"{ASK}=2"], r"This machine has no GPU or MIG device '2': it has 0 \(GPU-"),
-        ([f"{ASK}=GPU-00000000"], r"This machine has no GPU or MIG device 'GPU-00000000'"),
+        ([f"{ASK}=2"], r"This host has no GPU or MIG device '2': it has 0 \(GPU-"),
+        ([f"{ASK}=GPU-00000000"], r"This host has no GPU or MIG device 'GPU-00000000'"),
         ([f"{ASK}=all", "NVIDIA_REQUIRE_CUDA=cuda>=99"], r"requires 'cuda>=99'"),
         ([f"{ASK}=all", "NVIDIA_IMEX_CHANNELS=0"], r"WSL2 has no IMEX channels"),
     ],

@@ -1,1 +1,1 @@
-"""The makers of accelerators; a folder for each."""
+"""Vendors of accelerators, one package each."""

@@ -1,6 +1,6 @@
-"""What vendors' discovery has in common: a driver root, and devices by the driver bound to them.
+"""Helpers for vendors' discovery: the driver root, and devices by the driver bound to them.
 
-Sysfs alone is read.
+Only sysfs is read.
 """
 
 from gpuhook.ground.container.rootfs import Rootfs
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     T = TypeVar("T", bound=Inventory)
 
-_SMALL = 1 << 16  # bytes; no attribute has more than a page
+_SMALL = 1 << 16  # bytes; no attribute is longer than a page
 
 
 def discover_below(title: str, path: str, find: "Callable[[Rootfs], T]") -> "T":
-    """Return what ``find`` sees below the driver root of the vendor with this title.
+    """Return the result of ``find`` below the driver root of the vendor with this title.
 
-    NoDriverError where there is no such folder, DriverError where it can't be read.
+    NoDriverError if there is no such folder, DriverError if it can't be read.
     """
     try:
         with Rootfs(path) as root:
@@ -36,18 +36,18 @@ def discover_below(title: str, path: str, find: "Callable[[Rootfs], T]") -> "T":
 
 
 def driver_folder(driver: str) -> str:
-    """Return the folder in which the kernel has a link to each device of a driver's."""
+    """Return the folder with the kernel's links to the devices of a driver."""
     return f"/sys/bus/pci/drivers/{driver}"
 
 
 def devices(root: Rootfs, driver: str) -> list[str]:
-    """Return the folders of the devices that are bound to a driver, by their address."""
+    """Return the folders of the devices that are bound to a driver, sorted by address."""
     folder = driver_folder(driver)
     return [f"{folder}/{name}" for name in root.list_folder(folder) if is_address(name)]
 
 
 def is_address(name: str) -> bool:
-    """Tell whether a name is a PCI address as sysfs writes it: 0000:c1:00.0."""
+    """Tell whether a name is a PCI address as in sysfs: 0000:c1:00.0."""
     domain, _, rest = name.partition(":")
     bus, _, slot = rest.partition(":")
     device, _, function = slot.partition(".")
@@ -56,7 +56,7 @@ def is_address(name: str) -> bool:
 
 
 def text(root: Rootfs, path: str) -> str:
-    """Return a small file's text, "" where it can't be read: half of sysfs may be missing."""
+    """Return a small file's text, "" if it can't be read: sysfs may be incomplete."""
     try:
         return (root.read_file(path, _SMALL) or b"").decode("ascii", "replace").strip()
     except OSError:
@@ -64,12 +64,12 @@ def text(root: Rootfs, path: str) -> str:
 
 
 def words(line: str) -> list[str]:
-    """Return what blanks and tabs separate, in a line that a driver writes."""
+    """Return the parts between blanks and tabs, in a line from a driver."""
     return [word for word in line.replace("\t", " ").split(" ") if word]
 
 
 def number(name: str, beginning: str) -> int | None:
-    """Return the number after the beginning of a name (card12), None for any other name."""
+    """Return the number after a prefix of a name (card12), None for any other name."""
     digits = name.removeprefix(beginning)
     plain = len(digits) < 10 and digits.isascii() and digits.isdecimal()
     if not plain or digits == name or digits != str(int(digits)):
@@ -78,19 +78,19 @@ def number(name: str, beginning: str) -> int | None:
 
 
 def numbered(root: Rootfs, folder: str, beginning: str) -> list[int]:
-    """Return the numbers of a folder's names that begin so, sorted."""
+    """Return the numbers of a folder's names with that prefix, sorted."""
     found = (number(name, beginning) for name in root.list_folder(folder))
     return sorted(each for each in found if each is not None)
 
 
 def nodes(root: Rootfs, paths: "Iterable[str]") -> "tuple[Node, ...]":
-    """Return the character devices among some paths, each once."""
+    """Return the character devices among some paths, without duplicates."""
     found = (Node.of(path, root.stat(path)) for path in dict.fromkeys(paths))
     return tuple(node for node in found if node is not None)
 
 
 def wrong_numbers(node: "Node | None", dev: str) -> str:
-    """Return what is wrong with a node for which sysfs has ``dev`` (major:minor), "" if nothing."""
+    """Return the error of a node that should have the numbers ``dev`` (major:minor), else ""."""
     if node is None or not dev or f"{node.major}:{node.minor}" == dev:
         return ""
-    return f"{node.path} has the numbers {node.major}:{node.minor}, and its driver's are {dev}"
+    return f"{node.path} has the numbers {node.major}:{node.minor}, but its driver's are {dev}"

@@ -1,7 +1,7 @@
-"""Which of the paths that somebody lists for containers are given to any.
+"""Check of listed paths: which of them containers may get.
 
-Lists are root's word (Ascend's, Tegra's, a vendor's table in config.toml), but for what would give
-a container its engine, and for what others than root may put there.
+Lists of root (Ascend's, Tegra's, a vendor's table in config.toml) are trusted. Excluded are paths
+that would give a container access to its engine, and paths that non-root users can write.
 """
 
 import os
@@ -14,19 +14,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuhook.ground.container.rootfs import Rootfs
 
-# Where engines have their sockets and what they keep.
+# Sockets and data of engines.
 _ENGINES = (
     "/run/containerd", "/run/crio", "/run/docker", "/run/docker.sock", "/run/podman", "/run/isula",
     "/run/isulad.sock", "/run/cri-dockerd.sock", "/run/k3s", "/run/user", "/var/lib/containerd",
     "/var/lib/containers", "/var/lib/docker", "/var/lib/kubelet", "/var/lib/rancher",
 )  # fmt: skip
 _KERNELS = ("/dev", "/proc", "/sys")
-# Where a container that may write could change the host, and where daemons have their sockets.
+# Folders in which a container with write access could change the host, and sockets of daemons.
 _SYSTEMS = (
     "/bin", "/boot", "/etc", "/home", "/lib", "/lib32", "/lib64", "/libx32", "/root", "/run",
     "/sbin", "/usr", "/var/run", "/var/spool",
 )  # fmt: skip
-# Below /dev, folders with nodes, which the container could remove, and those of everybody.
+# Below /dev: folders with nodes, which the container could remove, and world-writable ones.
 _DEVICES = (
     "/dev/block", "/dev/bus", "/dev/char", "/dev/cpu", "/dev/disk", "/dev/dri", "/dev/fd",
     "/dev/infiniband", "/dev/input", "/dev/log", "/dev/mapper", "/dev/mqueue", "/dev/net",
@@ -35,20 +35,20 @@ _DEVICES = (
 
 
 class Listed:
-    """A listed path: where it really is below the driver root, and which mode it has.
+    """A listed path: its real path below the driver root, and its mode.
 
-    ``real`` is "" where nothing is there, or ``refusal`` says why it isn't given ("which ...").
+    ``real`` is "" if nothing exists, or ``refusal`` says why containers don't get it ("which ...").
     """
 
     __slots__ = ("mode", "real", "refusal")
 
     @property
     def is_given(self) -> bool:
-        """Whether there is something that containers are given."""
+        """Whether it exists and containers may get it."""
         return bool(self.real) and not self.refusal
 
     def __init__(self, root: "Rootfs", path: str, *, writable: bool = False) -> None:
-        """Look at an absolute path without .. in it; with ``writable``, of a folder to write to."""
+        """Check an absolute path without ..; ``writable`` is for a folder to write to."""
         self.mode = 0
         self.real = self.refusal = ""
         try:
@@ -57,10 +57,10 @@ class Listed:
         except (FileNotFoundError, NotADirectoryError):
             return
         except UntrustedPathError:
-            self.refusal = "which others than root may change"
+            self.refusal = "which non-root users may change"
             return
         except OSError as error:
-            self.refusal = f"which can't be looked at ({error.strerror})"
+            self.refusal = f"which can't be read ({error.strerror})"
             return
         try:
             self.real, self.mode = real, os.fstat(fd).st_mode
@@ -71,17 +71,17 @@ class Listed:
 
 
 def plain(path: str) -> str:
-    """Return an absolute path without what can be written otherwise."""
+    """Return an absolute path in normal form."""
     return "/" + os.path.normpath(path).lstrip("/")
 
 
 def _why_not(paths: tuple[str, ...], fd: int, mode: int) -> str:
     for path in paths:
-        # What /var/run leads to where it isn't a link is another place with the same purpose.
+        # If /var/run isn't a link, its target is another folder with the same purpose.
         place = "/run" + path.removeprefix("/var/run") if _is_in(path, "/var/run") else path
         for kept in (*_ENGINES, *_KERNELS):
             if _is_in(place, kept):  # protects: engines-files
-                return f"which is of {kept}"
+                return f"which belongs to {kept}"
             if _is_in(kept, place):
                 return f"which contains {kept}"
     if stat.S_ISDIR(mode):
@@ -91,13 +91,13 @@ def _why_not(paths: tuple[str, ...], fd: int, mode: int) -> str:
 
 
 def _why_not_written(paths: tuple[str, ...]) -> str:
-    """Return why a folder isn't given to write to; what is in it may be other containers' work."""
+    """Return why a folder can't be mounted writable; its content may be other containers' work."""
     for path in paths:
         if path == "/dev":
-            return "which is the kernel's"
+            return "which belongs to the kernel"
         for kept in (*_ENGINES, *_KERNELS[1:], *_SYSTEMS, *_DEVICES):
             if _is_in(path, kept):  # protects: written-folders
-                return f"which is of {kept}"
+                return f"which belongs to {kept}"
             if _is_in(kept, path):
                 return f"which contains {kept}"
     return ""

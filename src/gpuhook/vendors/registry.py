@@ -1,8 +1,8 @@
-"""The vendors there are.
+"""Registry of vendors.
 
-``KNOWN`` holds the names of every vendor there is code for: data alone, so that a container
-start imports no more of a vendor that it doesn't ask for. ``known`` returns those and the ones
-that a configuration declares.
+``KNOWN`` has the names of every vendor with code: only data, so that a container start imports
+nothing more of a vendor that it doesn't request. ``known`` returns those and the vendors that a
+configuration declares.
 """
 
 from gpuhook.ground.errors import ConfigError, shown
@@ -23,11 +23,11 @@ KNOWN: "dict[str, ModuleType]" = {
 
 
 def known(config: "Config") -> "Known":
-    """Return the names of every vendor, by name: KNOWN, and those that config.toml declares.
+    """Return the names of every vendor: those of KNOWN, and those declared in config.toml.
 
-    One of KNOWN whose variable a declared one has isn't asked by it any more. ConfigError where
-    a declared one has the name or the kind of one of KNOWN, and where swarm-resource names a
-    vendor that there isn't.
+    If a declared vendor uses the variable of one of KNOWN, the variable is only for the declared
+    one. ConfigError if a declared one has the name or the kind of one of KNOWN, or if
+    swarm-resource names an unknown vendor.
     """
     found = _with_declared(config) if config.vendors else KNOWN
     if "=" in config.swarm_resource:
@@ -36,7 +36,7 @@ def known(config: "Config") -> "Known":
 
 
 def _with_declared(config: "Config") -> "Known":
-    from gpuhook.vendors.declared.names import names_of, without  # noqa: PLC0415 - few declare any
+    from gpuhook.vendors.declared.names import names_of, without  # noqa: PLC0415 - rarely used
 
     given_away = [table.variable for table in config.vendors]
     found = {name: without(names, given_away) for name, names in KNOWN.items()}
@@ -46,17 +46,17 @@ def _with_declared(config: "Config") -> "Known":
                 raise ConfigError(
                     f"{config.path or 'The configuration'} declares the vendor {table.name}, and "
                     f"{word} is {names.TITLE}'s already",
-                    "Call it something else; gpuhook has code for the other one",
+                    "Choose another one; gpuhook has code for that vendor",
                 )
         found[table.name] = names_of(table)
     return found
 
 
 def _check_swarm(config: "Config", found: "Known") -> None:
-    """Refuse a variable that swarm-resource gives to no vendor: it would mean nothing."""
+    """Refuse a swarm-resource variable of an unknown vendor: it would have no effect."""
     for vendor, _ in swarm_variables(config.swarm_resource):
         if vendor and vendor not in found:
-            from gpuhook.ground.config.loader import wrong_setting  # noqa: PLC0415 - only of errors
+            from gpuhook.ground.config.loader import wrong_setting  # noqa: PLC0415 - for errors
 
             problem = f"names the vendor {shown(vendor)}, which isn't one of {', '.join(found)}"
             raise wrong_setting(config, "swarm-resource", problem)

@@ -148,10 +148,10 @@ def test_more_gpus_than_there_are(tmp_path: Path, found: Callable[[Inventory], N
     found(machine(*(gpu(n, n) for n in range(8))))
     for words in (("--gpus=9",), ("-e", "NVIDIA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7,8")):
         done = explain(tmp_path, *words)
-        assert "asks for 9 GPUs, 0 to 8, and this machine has 8. Ask for fewer" in done.stdout
+        assert "asks for 9 GPUs, 0 to 8, and this host has 8. Ask for fewer" in done.stdout
     for value in ("8", "0,8", "1,8"):
         done = explain(tmp_path, "-e", f"NVIDIA_VISIBLE_DEVICES={value}")
-        assert "This machine has no GPU or MIG device '8': it has 0" in done.stdout
+        assert "This host has no GPU or MIG device '8': it has 0" in done.stdout
 
 
 def test_names_that_do_not_count_have_their_own_reason(tmp_path: Path) -> None:

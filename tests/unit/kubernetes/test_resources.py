@@ -196,7 +196,7 @@ def test_an_imex_channel_that_is_not_there(tmp_path: Path) -> None:
     by_mounts = only(offered(found, imex_channel_ids=(0,), device_list_strategy=("volume-mounts",)))
     assert by_mounts.places == (), "the container would be refused"
     needed = only(offered(found, imex_channel_ids=(0,), imex_required=True))
-    assert reasons(needed) == ["This machine has no IMEX channel 0"]
+    assert reasons(needed) == ["This host has no IMEX channel 0"]
 
 
 # The bad ones -------------------------------------------------------------------------------------

@@ -314,7 +314,7 @@ def test_costs_of_many_mounts(
 @pytest.mark.parametrize(
     ("entries", "words"),
     [
-        (["NVIDIA_VISIBLE_DEVICES={}"], "names 5000 devices of NVIDIA's, and 4096 is the most"),
+        (["NVIDIA_VISIBLE_DEVICES={}"], "names 5000 NVIDIA devices; the maximum is 4096"),
         (
             ["ASCEND_VISIBLE_DEVICES=0-1023,1-1024,2-1025,3-1026,4-1027", "{VIRTUAL}"],
             "more than 4096 vNPUs by ranges of numbers",
@@ -325,11 +325,11 @@ def test_costs_of_many_mounts(
         ),
         (
             ["ASCEND_VISIBLE_DEVICES=0", "ASCEND_RUNTIME_MOUNTS={}"],
-            "names 5000 lists of files, and 64 is the most",
+            "names 5000 lists of files; the maximum is 64",
         ),
         (
             ["NVIDIA_VISIBLE_DEVICES=0", "GPUHOOK_DEVICE_MEMORY={sizes}"],
-            "has 5000 sizes of memory, and 1024 is the most",
+            "has 5000 memory sizes; the maximum is 1024",
         ),
     ],
 )

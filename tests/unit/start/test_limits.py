@@ -117,7 +117,7 @@ def test_a_request_for_nothing_is_no_limit() -> None:
      "17592186044416", "9" * 5000, "\N{ARABIC-INDIC DIGIT EIGHT}"],
 )  # fmt: skip
 def test_nvidias_variables_are_whole_mebibytes(name: str, value: str) -> None:
-    with pytest.raises(LimitError, match=f"{name} has .* no whole number of MiB"):
+    with pytest.raises(LimitError, match=f"{name} has .* isn't a whole number of MiB"):
         found(ALL, f"{name}={value}")
 
 
@@ -633,7 +633,7 @@ def test_a_part_of_a_card(tree: Tree, inventory: model.Inventory) -> None:
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
-        (errno.EROFS, "mounted writable"),
+        (errno.EROFS, "Mount cgroup v2 writable"),
         (errno.EACCES, "as root"),
         (errno.EBUSY, "Keep processes out"),
         (errno.EINVAL, "has the dmem controller"),
@@ -668,7 +668,7 @@ def test_a_cgroup_of_which_others_are(tree: Tree) -> None:
             assert other.stdout.readline() == b"in\n"
             for theirs in (other.pid, 0):
                 procs.write_text(f"{os.getpid()}\n{theirs}\n")
-                with pytest.raises(LimitError, match="others are in"):
+                with pytest.raises(LimitError, match="has other processes"):
                     amds().set(process)
             assert tree.written == []
             # In a container that runs, programs may be in mount namespaces of their own.

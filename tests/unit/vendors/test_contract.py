@@ -143,9 +143,9 @@ def test_an_inventory_is_saved_without_loss(
         ("amd", "/dev/dri/card1", "is another device's node (9:9, not "),
         ("neuron", "/dev/neuron1", "is another device (the driver's is "),
         ("gaudi", "/dev/accel/accel1", "is another device (the driver's is "),
-        ("ascend", "/dev/davinci1", "has the numbers 9:9, and its driver's are "),
-        ("intel_gpu", "/dev/dri/renderD129", "has the numbers 9:9, and its driver's are "),
-        ("intel_npu", "/dev/accel/accel1", "has the numbers 9:9, and its driver's are "),
+        ("ascend", "/dev/davinci1", "has the numbers 9:9, but its driver's are "),
+        ("intel_gpu", "/dev/dri/renderD129", "has the numbers 9:9, but its driver's are "),
+        ("intel_npu", "/dev/accel/accel1", "has the numbers 9:9, but its driver's are "),
     ],
 )
 def test_a_node_with_other_numbers_than_the_drivers(
@@ -343,7 +343,7 @@ def test_the_group_of_the_nodes_comes_with_them(found: dict[str, Inventory]) -> 
 
 
 IT_HAS = {
-    "amd": r"This machine has no AMD GPU .* it has 0 \(0x84cafeae17e7600\), 1 \(0x84c.*10:0\)",
+    "amd": r"This host has no AMD GPU .* it has 0 \(0x84cafeae17e7600\), 1 \(0x84c.*10:0\)",
     "neuron": r"no Neuron device .* it has 0 \(00a1b2c3d4e50000\), 1 \(00a1b2c3d4e50001\)",
     "gaudi": r"no Gaudi .* it has 0(000:19:00\.0| \(0000:19:00\.0\)|, 1, 2, 3 and 4 more\. )",
     "ascend": r"no NPU or vNPU .* it has 0 \(npu-0\)",

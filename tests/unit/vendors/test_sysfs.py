@@ -77,7 +77,7 @@ def test_numbers_of_a_node() -> None:
     assert bound.wrong_numbers(node, "") == ""
     assert bound.wrong_numbers(None, "226:0") == ""
     assert bound.wrong_numbers(node, "226:1") == (
-        "/dev/dri/card0 has the numbers 226:0, and its driver's are 226:1"
+        "/dev/dri/card0 has the numbers 226:0, but its driver's are 226:1"
     )
 
 

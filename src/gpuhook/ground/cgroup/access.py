@@ -261,7 +261,7 @@ def outermost(proc: str = "/proc") -> list[str]:
     """Return the files to write 0 to in order to move a process to its cgroups' roots.
 
     One for each completely mounted hierarchy. For v2, the cgroup of process 1 comes before the
-    root: in an nspawn machine or a container, the root may not hold processes. Source: cgroups(7).
+    root: a root that is not the kernel's own may not hold processes. Source: cgroups(7).
     """
     first = _paths(_read(f"{proc}/1/cgroup")).get(2, "/").rstrip("/")
     found = []

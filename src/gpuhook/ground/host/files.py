@@ -147,7 +147,7 @@ def check_way(path: str) -> None:
                 target = os.readlink(found)
         except OSError:
             if pending and above.st_mode & stat.S_IWOTH:
-                raise _untrusted(path, f"{found}, which anybody could make") from None
+                raise _untrusted(path, f"{found}, which any user could create") from None
             return
         if not is_link:
             way, above = found, status

@@ -102,12 +102,12 @@ class _Search:
         if count and not self.inventory.lost:
             return UnknownDeviceError(
                 f"The container asks for {count} {self.names.NOUN}s, 0 to {count - 1}, and this "
-                f"machine has {len(self.indices)}",
+                f"host has {len(self.indices)}",
                 "Ask for fewer, or for all; `gpuhook info` lists them",
             )
         there = self._what_exists()
         remedy = "Ask for one that exists, or for all; `gpuhook info` lists them"
-        head = f"This machine has no {self.names.ANY_NOUN} {shown(selector)}: "
+        head = f"This host has no {self.names.ANY_NOUN} {shown(selector)}: "
         tail = self._may_be_lost(wanted)
         for count in range(_MOST_NAMES, 0, -1):
             what = f"it has {listed(there, count)}" if there else self._has_none()
@@ -115,7 +115,7 @@ class _Search:
             if len(cause) + len(remedy) + len(". .") <= _MOST:
                 break
         else:
-            cause = f"This machine has no {self.names.ANY_NOUN} of the requested name"
+            cause = f"This host has no {self.names.ANY_NOUN} of the requested name"
         return UnknownDeviceError(cause, remedy)
 
     def _has_none(self) -> str:

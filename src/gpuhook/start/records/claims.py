@@ -94,7 +94,7 @@ class _Given:
 def _given(spec: "Spec", names: "Sequence[str]", config: "Config") -> _Given:
     """Return what a container is given.
 
-    A privileged container may open every device. Only what CDI specs gave it counts.
+    If a privileged container may open every device, only devices from CDI specs count.
     """
     rules = [*given_nodes.objects(spec.device_rules)]
     # protects: claimed-unprivileged

@@ -112,7 +112,7 @@ def _by_mounts(reader: "SpecReader", names: "ModuleType") -> "list[Word]":
 def _by_variables(reader: "SpecReader", names: "ModuleType") -> "list[Word]":
     """Return the limit in a vendor's own variables, for all its devices, in whole MiB.
 
-    If only the limit or only the request is set, the other one is equal. Only the limit is enforced.
+    If only the limit or only the request is set, the other one is equal. The limit is enforced.
     Source: NVIDIA Container Toolkit 1.20.1, nvidia-cdi-hook apply-cuda-memory-limits.
     """
     variables: tuple[str, ...] = getattr(names, "MEMORY_VARIABLES", ())

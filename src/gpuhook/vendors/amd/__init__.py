@@ -1,1 +1,1 @@
-"""AMD's GPUs, and the partitions of those that are partitioned."""
+"""AMD GPUs, and their partitions."""

@@ -1,8 +1,8 @@
-"""Look at what amdgpu and KFD show below a driver root, without opening a device.
+"""Discovery of AMD GPUs through amdgpu and KFD below a driver root, without opening a device.
 
-A GPU is a PCI device of amdgpu's. A partitioned one is its own first partition, and the others
-are platform devices, of which the kernel makes as many as there could be. What has a render node
-that KFD, the kernel's compute driver, knows is a device for containers.
+A GPU is a PCI device of amdgpu. A partitioned GPU is its own first partition; the others are
+platform devices, of which the kernel creates as many as there could be. A device for containers
+has a render node that KFD, the kernel's compute driver, lists.
 """
 
 import re
@@ -20,16 +20,16 @@ _ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 _PARTITION = re.compile(rf"{PARTITION}[._]([0-9]+)")
 _NODE = re.compile(r"(card|renderD)([0-9]+)")
 
-_DIGITS = 20  # of a number of 64 bits
+_DIGITS = 20  # of a 64-bit number
 
 Properties = dict[str, int]
 
 
 class Found(NamedTuple):
-    """A device with a render node, as sysfs and KFD show it.
+    """A device with a render node, as in sysfs and KFD.
 
-    ``folder`` is that of its nodes' numbers, ``gpu`` the PCI device's, "" where that isn't
-    known; ``nodes`` are their names in /dev/dri.
+    ``folder`` has its nodes' numbers, ``gpu`` is the PCI device's folder, "" if unknown; ``nodes``
+    are their names in /dev/dri.
     """
 
     folder: str
@@ -40,12 +40,12 @@ class Found(NamedTuple):
 
     @property
     def bus_id(self) -> str:
-        """The PCI address of the GPU that it is, or is a partition of; "" if none is known."""
+        """The PCI address of its GPU, also for a partition; "" if unknown."""
         return self.gpu.rpartition("/")[2] or bus_id(self.properties)
 
     @property
     def order(self) -> tuple[tuple[int, ...], int]:
-        """What devices are numbered by: PCI address, then render node."""
+        """The sort key for numbering: PCI address, then render node."""
         complete = {"domain", "location_id"} <= self.properties.keys()
         address = _ADDRESS.fullmatch(bus_id(self.properties) if complete else self.bus_id)
         return tuple(int(part, 16) for part in address.groups()) if address else (), self.minor
@@ -58,7 +58,7 @@ class Found(NamedTuple):
 
 
 def discover(path: str) -> Inventory:
-    """Look at the driver root; DriverError where there is no driver."""
+    """Discover the devices below the driver root; DriverError if there is no driver."""
     return bound.discover_below(names.TITLE, path, _discover)
 
 
@@ -82,11 +82,11 @@ def _discover(root: Rootfs) -> Inventory:
     return Inventory(*facts, tuple(there.values()), (CONTROL,))
 
 
-# What the kernel shows ------------------------------------------------------------------------
+# Kernel interfaces ----------------------------------------------------------------------------
 
 
 def kfd_devices(root: Rootfs) -> dict[int, Properties]:
-    """Return what KFD says of each device, by the minor of its render node."""
+    """Return KFD's properties of each device, by the minor of its render node."""
     folder = f"{TOPOLOGY}/nodes"
     numbers = sorted(int(name) for name in root.list_folder(folder) if name.isdecimal())
     found: dict[int, Properties] = {}
@@ -99,14 +99,14 @@ def kfd_devices(root: Rootfs) -> dict[int, Properties]:
 
 
 def parse_properties(content: str) -> Properties:
-    """Return the numbers in a node's properties: a name and one number in each line."""
+    """Return the numbers in a node's properties: lines of a name and a number."""
     lines = [bound.words(line) for line in content.split("\n")]
     pairs = [words for words in lines if len(words) == 2 and len(words[1]) <= _DIGITS]
     return {name: int(number) for name, number in pairs if number.isdecimal()}
 
 
 def bus_id(properties: Properties) -> str:
-    """Return the PCI address that KFD says a device is at, "" where it says none.
+    """Return the PCI address of a device in KFD, "" if there is none.
 
     ``location_id`` has the bus and the device; the rest of it is the number of a partition.
     """
@@ -118,7 +118,7 @@ def bus_id(properties: Properties) -> str:
 
 
 def partition_type(root: Rootfs, gpu: str) -> str:
-    """Return how a PCI device is partitioned, as clusters call it: cpx_nps4; "" if it can't be."""
+    """Return a PCI device's partitioning in clusters' notation: cpx_nps4; "" without any."""
     modes = [bound.text(root, f"{gpu}/current_{sort}_partition") for sort in ("compute", "memory")]
     return "_".join(mode.lower() for mode in modes if mode)
 
@@ -126,7 +126,7 @@ def partition_type(root: Rootfs, gpu: str) -> str:
 def _drm_devices(
     root: Rootfs, parent: str, pattern: "re.Pattern[str]", known: dict[int, Properties]
 ) -> list[Found]:
-    """Return the devices in a folder of sysfs whose render node KFD knows."""
+    """Return the devices in a folder of sysfs whose render node is in KFD."""
     found = []
     for name in filter(pattern.fullmatch, root.list_folder(parent)):
         folder = f"{parent}/{name}"
@@ -141,12 +141,12 @@ def _drm_devices(
 
 
 def _slot(address: str) -> str:
-    """Return a PCI address without its function, which KFD doesn't say."""
+    """Return a PCI address without its function, which KFD doesn't have."""
     return address.rpartition(".")[0]
 
 
 def _version(root: Rootfs) -> str:
-    """Return the version of AMD's own driver, or else of the kernel that amdgpu is a part of."""
+    """Return the version of AMD's own driver, or else of the kernel that includes amdgpu."""
     own = bound.text(root, f"{MODULE}/version")
     return own or bound.text(root, "/proc/sys/kernel/osrelease") or "of the kernel"
 
@@ -155,9 +155,9 @@ def _version(root: Rootfs) -> str:
 
 
 def _ids(found: list[Found]) -> list[str]:
-    """Return what tells the devices apart: unique ids, PCI addresses where there are none.
+    """Return unique ids of the devices, or PCI addresses if they have none.
 
-    Partitions may share either, and then have a number behind it.
+    If partitions share one, a number is appended.
     """
     shared = [_unique_id(each) or each.bus_id or f"renderD{each.minor}" for each in found]
     numbers = Counter((base, each.partition) for base, each in zip(shared, found, strict=True))
@@ -180,7 +180,7 @@ def _device(
     root: Rootfs, label: str, identity: str, found: Found, nodes: dict[str, Node]
 ) -> Device:
     unique = found.properties.get("unique_id", 0)
-    # sysfs writes all 16 digits of it, KFD's users write as many as there are.
+    # sysfs writes all 16 digits, KFD's users omit leading zeros.
     spellings = (f"0x{unique:x}", f"0x{unique:016x}") if unique else ()
     called = {
         "index": (label,),
@@ -194,7 +194,7 @@ def _device(
 
 
 def _model(root: Rootfs, found: Found) -> str:
-    """Return the product, which only servers' GPUs say, or its PCI id, and the partition type."""
+    """Return the product (only server GPUs have one) or the PCI id, and the partition type."""
     gpu = found.gpu
     product = bound.text(root, f"{gpu}/product_name") if gpu else ""
     number = bound.text(root, f"{gpu}/device").removeprefix("0x") if gpu else ""
@@ -203,7 +203,7 @@ def _model(root: Rootfs, found: Found) -> str:
 
 
 def _wrong(root: Rootfs, found: Found, path: str, nodes: dict[str, Node]) -> str:
-    """Return why a node isn't the device's, "" if it is: one made by hand may be any."""
+    """Return why a node isn't the device's, "" if it is: a hand-made node may be wrong."""
     numbers = bound.text(root, f"{found.folder}/drm/{path.rpartition('/')[2]}/dev")
     node = nodes.get(path)
     if node is None or not numbers or numbers == f"{node.major}:{node.minor}":

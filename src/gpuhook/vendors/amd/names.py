@@ -1,25 +1,25 @@
-"""What AMD's accelerators are called, by containers, clusters and the kernel: data alone.
+"""Names of AMD's accelerators in containers, clusters and the kernel: only data.
 
-``vendors.nvidia.names`` says what each is for.
+``vendors.nvidia.names`` explains each of them.
 """
 
 NAME = "amd"
 TITLE = "AMD"
-NOUN = "AMD GPU"  # a partition is one, too
+NOUN = "AMD GPU"  # also for a partition
 ANY_NOUN = "AMD GPU"
 ID_TITLE = "ID"
 
 VARIABLES = {"AMD_VISIBLE_DEVICES": ("index", "id", "bus_id")}
 LEGACY = ()
-VOID = "AMD_VISIBLE_DEVICES"  # what CDI specs set to void
-MOUNTS = "/var/run/amd-container-devices"  # below it, our device plugin asks by mounts
+VOID = "AMD_VISIBLE_DEVICES"  # which CDI specs set to void
+MOUNTS = "/var/run/amd-container-devices"  # our device plugin's mounts below it are requests
 AUTOMATIC = ""
 SWARM_RESOURCE = "hex"  # unique ids
 DEFAULT_KIND = False
 
 KIND = "amd.com/gpu"
 TYPES = ("gpu", "partition")
-FIXED_MAJORS = (226,)  # the kernel's drm; kfd has whatever was free
+FIXED_MAJORS = (226,)  # the kernel's drm; kfd's is dynamic
 PCI_VENDOR = "1002"
 DRIVER_WORDS = ("amdgpu", "kfd")
 

@@ -1,4 +1,4 @@
-"""AMD by the contract: nodes alone, for AMD's libraries are in the image."""
+"""The vendor AMD: only nodes, because AMD's libraries are in the image."""
 
 from gpuhook.start.contract import Vendor
 from gpuhook.start.inventory.freshness import names as listed
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Amd(Vendor):
-    """GPUs and partitions, by what the kernel says of them."""
+    """AMD GPUs and partitions, from the kernel's interfaces."""
 
     names = names
     in_dmem = True
@@ -30,7 +30,7 @@ class Amd(Vendor):
             listed(f"{root}{TOPOLOGY}/nodes"),
             listed(f"{root}{GPUS}"),
             [name for name in listed(f"{root}{PLATFORM}") if name.startswith(PARTITION)],
-            status(f"{root}{NODES}"),  # a driver that is loaded again makes its nodes again
+            status(f"{root}{NODES}"),  # loading the driver again creates its nodes again
         ]
 
 

@@ -1,1 +1,1 @@
-"""Huawei's Ascend NPUs: whole ones, and the vNPUs that npu-smi makes of them."""
+"""Huawei Ascend NPUs: whole ones, and vNPUs made by npu-smi."""

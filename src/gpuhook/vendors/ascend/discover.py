@@ -1,8 +1,8 @@
-"""Look at what Ascend's driver shows below a driver root, without opening a device.
+"""Discovery of Ascend NPUs below a driver root, without opening a device.
 
-An NPU is what the driver has a number for: in the PCI folders that are bound to it, and in its
-class. Where it shows neither (chips that aren't on a PCI bus), a node counts whose major is the
-driver's own in /proc/devices.
+An NPU is a device that the driver has numbered: in the PCI folders that are bound to it, and in
+its class. If both are missing (chips that aren't on a PCI bus), nodes count that have the driver's
+major from /proc/devices.
 """
 
 from gpuhook.ground.container.rootfs import Rootfs
@@ -25,10 +25,10 @@ from gpuhook.vendors.ascend.model import (
 )
 from gpuhook.vendors.ascend.variables import EVERY_VNPU
 
-# On chips that have it, the manager that a container should have in the other's place.
+# If it exists, containers get this manager in place of the other one.
 CONTAINERS_MANAGER = "/dev/davinci_manager_docker"
 SHARED = ("/dev/devmm_svm", "/dev/hisi_hdc", "/dev/dvpp_cmdlist")
-# Nodes of the chip 310B alone: of other machines, names like these say nothing.
+# Nodes of the chip 310B only: on other hosts, such names mean nothing.
 OF_310B = tuple(
     f"/dev/{name}"
     for name in (
@@ -37,20 +37,20 @@ OF_310B = tuple(
     )
 )  # fmt: skip
 
-# PCI device -> the chip's name. The driver's own table has no more than these.
+# PCI device -> the chip's name, all that the driver's own table has.
 CHIPS = {
     "d100": "310", "d105": "310B", "d500": "310P", "d501": "310P", "d801": "910",
     "d802": "910B", "d803": "910B", "d804": "910C", "d805": "910B vNPU",
     "d806": "950", "d807": "950", "d808": "950",
 }  # fmt: skip
-# What a device of another product may be called by its number.
+# Further names of products, which may precede a device's number.
 _PRODUCTS = ("npu", "Ascend910", "Ascend310", "Ascend310P", "Ascend310B")
 _REGION = "devdrv-cdev"  # of the NPUs' nodes in /proc/devices
 _FIRST_VNPU, _VNPUS = 100, 16  # npu-smi numbers vNPUs from 100 on, 16 numbers for each NPU
 
 
 class _Npu(Record):
-    """What is known of a device before its nodes are looked at."""
+    """A device before its nodes are read."""
 
     number: int
     bus_id: str = ""
@@ -59,7 +59,7 @@ class _Npu(Record):
 
 
 def discover(path: str) -> Inventory:
-    """Look at the driver root; DriverError if there is no driver."""
+    """Discover the devices below the driver root; DriverError if there is no driver."""
     return bound.discover_below(names.TITLE, path, _discover)
 
 
@@ -87,11 +87,11 @@ def _discover(root: Rootfs) -> Inventory:
     )  # fmt: skip
 
 
-# Which there are -----------------------------------------------------------------------------
+# Devices -------------------------------------------------------------------------------------
 
 
 def _by_number(root: Rootfs, beginning: str, on_pci: list[_Npu]) -> dict[int, _Npu]:
-    """Return the devices whose nodes' names begin so: what all that the driver shows says."""
+    """Return the devices by the number in their nodes' names, from all of the driver's sources."""
     found = {each.number: each for each in on_pci}
     for each in _in_class(root, beginning):
         found.setdefault(each.number, each).dev = each.dev
@@ -118,7 +118,7 @@ def _address(folder: str) -> str:
 
 
 def rows(text: str) -> list[tuple[str, int, int]]:
-    """Return the rows of the driver's table: bus address without domain, number, addition."""
+    """Return the rows of the driver's table: bus address without domain, number, suffix."""
     found = []
     for line in text.split("\n"):
         words = bound.words(line)
@@ -147,7 +147,7 @@ def _with_its_major(root: Rootfs, beginning: str) -> list[_Npu]:
     return found
 
 
-# What they are -------------------------------------------------------------------------------
+# Properties ----------------------------------------------------------------------------------
 
 
 def _npu(root: Rootfs, npu: _Npu, split: set[int]) -> Device:
@@ -180,16 +180,16 @@ def _vnpu(root: Rootfs, vnpu: _Npu, npus: dict[int, _Npu]) -> Device:
 
 
 def _inside(path: str) -> str:
-    """Return where Ascend's libraries look for a node, "" for the same place as on the host."""
+    """Return the path that Ascend's libraries use for a node, "" if it is the host's."""
     if path == CONTAINERS_MANAGER:
         return MANAGER
     return path.replace("/vdavinci", "/davinci") if path.startswith("/dev/vdavinci") else ""
 
 
 def _control(root: Rootfs, folders: list[str]) -> tuple[tuple[str, ...], list[str]]:
-    """Return the nodes that go with every device, and those that would if they were there.
+    """Return the nodes that go with every device, and the missing ones that would.
 
-    Which exist tells the family of the chip. Without the manager nothing works.
+    The existing ones depend on the chip's family. The manager is always required.
     """
     chips = {CHIPS.get(_pci_device(root, folder)) for folder in folders}
     edge = not folders or "310B" in chips

@@ -1,6 +1,6 @@
-"""The files that containers with Ascend's NPUs get, and how their loader finds the libraries.
+"""Files for containers with Ascend NPUs, and the loader's access to the libraries.
 
-Pure: looks at nothing, changes nothing.
+Pure: reads nothing, changes nothing.
 """
 
 from gpuhook.ground.loader import layout
@@ -40,7 +40,7 @@ def edits(grant: "Grant", image: "Image") -> "list[Operation]":
 
 
 def _outermost(files: "list[DriverFile]") -> "list[DriverFile]":
-    """Return the files and folders without those that come with a folder among them."""
+    """Return the files and folders that aren't inside another folder of the list."""
     found: list[DriverFile] = []
     for file in sorted(files, key=lambda each: (each.target.count("/"), each.target)):
         if not any(each.target == file.target or _holds(each, file) for each in found):
@@ -49,6 +49,6 @@ def _outermost(files: "list[DriverFile]") -> "list[DriverFile]":
 
 
 def _holds(folder: "DriverFile", file: "DriverFile") -> bool:
-    """Tell whether a file is in a container where it belongs once a folder is."""
+    """Tell whether a folder's mount also puts a file at its own destination."""
     inside = file.target.removeprefix(f"{folder.target}/")
     return inside != file.target and file.path == f"{folder.path}/{inside}"

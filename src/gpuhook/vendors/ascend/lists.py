@@ -1,8 +1,8 @@
-"""The lists of files that root has written for containers: /etc/ascend-docker-runtime.d/*.list.
+"""Root's lists of files for containers: /etc/ascend-docker-runtime.d/*.list.
 
-A line is the path of a file or a folder, which is the same in a container. What isn't there is
-passed over: a list is written for several products. Root's word counts, but for what no container
-is given (``vendors.given``).
+A line is the path of a file or a folder, which is the same in a container. Missing paths are
+skipped: a list is written for several products. Lists are trusted, except for paths that no
+container gets (``vendors.given``).
 """
 
 import os
@@ -17,13 +17,13 @@ from gpuhook.vendors import given
 from gpuhook.vendors.ascend.model import DRIVER, FILE, LIBRARY, LIBRARY_FOLDERS, LISTS, MountList
 from gpuhook.vendors.ascend.variables import BASE
 
-# What base.list has that Huawei's packages bring, for machines that have the driver alone; and
-# what programs read of it.
+# The content of base.list in Huawei's packages, for hosts that have only the driver, and files
+# that programs read.
 DEFAULT = (
     f"{DRIVER}/lib64", f"{DRIVER}/include", "/usr/local/dcmi", "/usr/local/bin/npu-smi",
     "/var/queue_schedule", f"{DRIVER}/version.info", "/etc/ascend_install.info",
 )  # fmt: skip
-# How the NPUs are wired, for jobs on several of them: with every list.
+# The interconnect of the NPUs, for jobs on several of them: added to every list.
 TOPOLOGY = ("/etc/hccl_rootinfo.json", f"{DRIVER}/topo")
 
 _ENDING = ".list"
@@ -32,7 +32,7 @@ _LIMIT = 1 << 20  # bytes
 
 
 class Found:
-    """The lists, the files that they bring, and the paths in them that don't exist."""
+    """Lists, the files in them, and the paths in them that don't exist."""
 
     def __init__(self) -> None:
         self.lists: tuple[MountList, ...] = ()
@@ -41,7 +41,7 @@ class Found:
 
 
 def find(root: Rootfs) -> Found:
-    """Read every list below the driver root; a bad one is noted and harms no other."""
+    """Read every list below the driver root; a bad one is recorded and affects no other."""
     found = Found()
     names = [name.removesuffix(_ENDING) for name in root.list_folder(LISTS) if _is_list(name)]
     for name in names:
@@ -59,7 +59,7 @@ def _is_list(name: str) -> bool:
 
 
 def _read(root: Rootfs, path: str) -> tuple[list[str], str]:
-    """Return the lines of a list that count, and why it can't be used ("": it can)."""
+    """Return the valid lines of a list, and why it can't be used ("": it can)."""
     status = root.stat(path)
     folder = root.stat(LISTS)
     if status is None or folder is None or not stat.S_ISREG(status.st_mode):
@@ -67,7 +67,7 @@ def _read(root: Rootfs, path: str) -> tuple[list[str], str]:
     for each in (status, folder):
         ours = is_roots(each.st_uid) or each.st_uid == os.geteuid()
         if not ours or each.st_mode & 0o022:
-            return [], "others than root may write it"
+            return [], "non-root users may write to it"
     try:
         text = (root.read_file(path, _LIMIT) or b"").decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -75,14 +75,14 @@ def _read(root: Rootfs, path: str) -> tuple[list[str], str]:
     lines = [line.strip() for line in text.split("\n")]
     lines = [line for line in lines if line and not line.startswith("#")]
     if len(lines) > _MOST_LINES:
-        return [], f"it has {len(lines)} lines, and {_MOST_LINES} is the most"
+        return [], f"it has {len(lines)} lines; the maximum is {_MOST_LINES}"
     if any(len(line) > _LONGEST_LINE for line in lines):
         return [], f"it has a line of more than {_LONGEST_LINE} characters"
     return lines, ""
 
 
 def _add(root: Rootfs, found: Found, name: str, lines: list[str], problem: str) -> None:
-    """Add a list with what it brings; the topology of the machine comes with each."""
+    """Add a list with its files; the host's topology is added to each."""
     files, refused = [], []
     for line in dict.fromkeys((*lines, *(() if problem else TOPOLOGY))):
         if not line.startswith("/") or ".." in line.split("/"):
@@ -101,18 +101,18 @@ def _add(root: Rootfs, found: Found, name: str, lines: list[str], problem: str) 
 
 
 def _refusal(name: str, path: str, why: str) -> str:
-    return f"The list {name} has {path}, {why}: it isn't given to containers"
+    return f"The list {name} has {path}, {why}: containers don't get it"
 
 
 def _libraries(root: Rootfs) -> list[DriverFile]:
-    """Return what the loader should find, by SONAME the first folder's."""
+    """Return the libraries for the loader; of one SONAME, the first folder's."""
     found: dict[str, DriverFile] = {}
     for folder in LIBRARY_FOLDERS:
         for name in filter(layout.is_library_name, root.list_folder(folder)):
             soname = _soname(root, f"{folder}/{name}")
             if soname is None or soname in found:
                 continue
-            # The file itself: a link that leads out of the folder leads nowhere in a container.
+            # The file itself: a link out of the folder is dangling in a container.
             path = root.real_path(f"{folder}/{name}")
             if os.path.dirname(path) == root.real_path(folder):
                 target = f"{folder}/{os.path.basename(path)}"

@@ -1,4 +1,4 @@
-"""What a host has of Ascend beyond NPUs: the lists of files that containers get."""
+"""Ascend's part of the inventory beyond NPUs: the lists of files that containers get."""
 
 from gpuhook.ground.oci.jsontext import Record
 from gpuhook.start.inventory import model
@@ -16,16 +16,16 @@ UB_FOLDERS = ("/dev/uburma", "/dev/ummu")
 LISTS = "/etc/ascend-docker-runtime.d"
 DRIVER = "/usr/local/Ascend/driver"
 VERSION = f"{DRIVER}/version.info"
-# Where the loader should look, first come first served.
+# Library folders, in the order of precedence.
 LIBRARY_FOLDERS = (f"{DRIVER}/lib64/common", f"{DRIVER}/lib64/driver", f"{DRIVER}/lib64")
 
-FILE, LIBRARY = "file", "library"  # the kinds of files; those of a list have its name
+FILE, LIBRARY = "file", "library"  # the kinds of files; a list's files have its name
 
 
 class MountList(Record):
-    """A list of files: its name, ``problem`` for one that can't be used ("": it can).
+    """A list of files: its name, and ``problem`` if it can't be used ("": it can).
 
-    ``refused`` are lines that name what no container is given, a sentence each.
+    ``refused`` are lines with paths that no container gets, a sentence each.
     """
 
     name: str
@@ -34,26 +34,26 @@ class MountList(Record):
 
 
 class Inventory(model.Inventory, lists=MountList):
-    """NPUs with the lists; ``absent`` are paths of lists and optional nodes that aren't there.
+    """NPUs with the lists; ``absent`` are paths of lists and optional nodes that don't exist.
 
-    Of the files, those of kind ``file`` are what lists name (the list is their capability),
-    those of kind ``library`` what the loader should find in folders among them.
+    Files of the kind ``file`` are in a list (which is their capability). Those of the kind
+    ``library`` are libraries for the loader, in listed folders.
     """
 
     lists: tuple[MountList, ...] = ()
     absent: tuple[str, ...] = ()
 
     def missing(self) -> list[str]:
-        """Return the nodes that should be there, and all that makes a difference once it is."""
+        """Return the nodes that should exist, and paths whose appearance changes anything."""
         return [*super().missing(), *self.absent]
 
     def list_called(self, name: str) -> MountList | None:
-        """Return a list by its name, in letters of either case, None if there is none."""
+        """Return a list by its name, in any case, None if there is none."""
         exact = [each for each in self.lists if each.name == name]
         alike = [each for each in self.lists if each.name.lower() == name.lower()]
         return next(iter(exact or alike), None)
 
     def asked_lists(self, options: "AscendOptions") -> list[MountList]:
-        """Return the lists that a container gets, once each."""
+        """Return the lists that a container gets, without duplicates."""
         found = [] if options.nodes_only else [self.list_called(name) for name in options.lists]
         return list({each.name: each for each in found if each is not None}.values())

@@ -1,4 +1,4 @@
-"""The variables by which containers say more than which of Ascend's NPUs they want."""
+"""Variables for a container's requests beyond its Ascend NPUs."""
 
 from gpuhook.ground.errors import RequestError, shown
 from gpuhook.ground.oci.jsontext import Record
@@ -17,22 +17,22 @@ NO_UB = "DISABLE_UB_MOUNT"
 ENGINE_SOCKETS = "MOUNT_BY_RUNTIME_FOR_DP"
 
 NODES_ONLY, VIRTUAL = "NODRV", "VIRTUAL"
-BASE = "base"  # the list of a container that names none
-# The name that all vNPUs have in common: ``all`` of a container that asks for vNPUs.
+BASE = "base"  # the list for containers that name none
+# The name that all vNPUs share: ``all`` of a container that requests vNPUs.
 EVERY_VNPU = "vnpus"
 
 _LONGEST = 128  # characters, of the options and of a list's name
 _LIST_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.")
 _BOOLEANS = {"": False, "true": True, "false": False}
-_MOST = 1 << 12  # vNPUs that ranges have together; a machine has 16 for each of its NPUs
+_MOST = 1 << 12  # vNPUs in all ranges together; a host has 16 for each of its NPUs
 _MOST_LISTS = 1 << 6
 
 
 class AscendOptions(Record):
-    """What a container asks for beside NPUs.
+    """A container's request besides NPUs.
 
     ``lists`` are the names of the host's lists of files that it gets. With ``nodes_only`` it
-    gets none of them, with ``virtual`` its numbers mean vNPUs, with ``no_ub`` it gets no node
+    gets none of them. With ``virtual`` its numbers mean vNPUs. With ``no_ub`` it gets no node
     of the UB bus.
     """
 
@@ -42,22 +42,22 @@ class AscendOptions(Record):
     no_ub: bool = False
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return what there is to tell a person, each with its title."""
+        """Return facts for display, each with its title."""
         return [("Lists of files", "none" if self.nodes_only else ", ".join(self.lists))]
 
 
 def read(reading: "Reading", options: AscendOptions) -> None:
-    """Fill in the options of a container; RequestError for what is wrong."""
+    """Read a container's options; RequestError if they are invalid."""
     if reading.devices is None:
         return
     env = reading.env
     if ENGINE_SOCKETS in env:
-        reason = f"{ENGINE_SOCKETS} asks for the engines' sockets, which no container is given"
+        reason = f"{ENGINE_SOCKETS} requests the engines' sockets, which no container gets"
         reading.ignored.append(("environment", reason))
     if env.get(SPLIT):
         raise RequestError(
             f"{SPLIT} asks to split an NPU, which gpuhook doesn't do",
-            f"Make a vNPU with npu-smi, ask for it by its number, and set {OPTIONS}={VIRTUAL}",
+            f"Make a vNPU with npu-smi, request its number, and set {OPTIONS}={VIRTUAL}",
         )
     words = option_words(env.get(OPTIONS, ""))
     options.nodes_only = NODES_ONLY in words
@@ -70,7 +70,7 @@ def read(reading: "Reading", options: AscendOptions) -> None:
 
 
 def option_words(value: str) -> tuple[str, ...]:
-    """Return the words of ASCEND_RUNTIME_OPTIONS, once each; RequestError for others."""
+    """Return the words of ASCEND_RUNTIME_OPTIONS, without duplicates; RequestError for others."""
     if len(value) > _LONGEST:
         raise RequestError(
             f"{OPTIONS} has {len(value)} characters", f"Use some of {NODES_ONLY},{VIRTUAL}"
@@ -85,24 +85,24 @@ def option_words(value: str) -> tuple[str, ...]:
 
 
 def list_names(value: str) -> tuple[str, ...]:
-    """Return the names in ASCEND_RUNTIME_MOUNTS, once each; RequestError for what is no name."""
+    """Return the names in ASCEND_RUNTIME_MOUNTS, without duplicates; RequestError if invalid."""
     names = tuple(dict.fromkeys(sources.items(value))) or (BASE,)
     if len(names) > _MOST_LISTS:  # protects: most-lists
         raise RequestError(
-            f"{LISTS} names {len(names)} lists of files, and {_MOST_LISTS} is the most",
+            f"{LISTS} names {len(names)} lists of files; the maximum is {_MOST_LISTS}",
             f"Name fewer lists in {LISTS}",
         )
     for name in names:
         if name.startswith(".") or len(name) > _LONGEST or not _LIST_CHARACTERS.issuperset(name):
             raise RequestError(
                 f"{shown(name)} can't be the name of a list of files",
-                f"Name lists in {LISTS} as their files are called, without .list",
+                f"Name lists in {LISTS} like their files, without .list",
             )
     return names
 
 
 def boolean(variable: str, value: str) -> bool:
-    """Return what True, False or nothing means; RequestError for another word."""
+    """Return the value of True, False or an empty text; RequestError for another word."""
     found = _BOOLEANS.get(value.strip().lower())
     if found is None:
         raise RequestError(f"{variable} is {shown(value)}", f"Set {variable} to True or False")
@@ -110,9 +110,9 @@ def boolean(variable: str, value: str) -> bool:
 
 
 def vnpus(names: "Iterable[str]") -> tuple[str, ...]:
-    """Return the names, once each, by which vNPUs are found that a container calls by numbers.
+    """Return the names, without duplicates, of vNPUs that a container requests by numbers.
 
-    RequestError for more than any machine has.
+    RequestError for more than any host has.
     """
     found: dict[str, None] = {}
     left = _MOST
@@ -121,8 +121,8 @@ def vnpus(names: "Iterable[str]") -> tuple[str, ...]:
         left -= len(numbers)
         if left < 0:  # protects: most-vnpus
             raise RequestError(
-                f"The container asks for more than {_MOST} vNPUs by ranges of numbers",
-                "Ask for those that there are, or for all; `gpuhook info` lists them",
+                f"The container requests more than {_MOST} vNPUs by ranges of numbers",
+                "Request existing ones, or all; `gpuhook info` lists them",
             )
         found.update((f"vnpu-{number}", None) for number in numbers)
         if not numbers:
@@ -131,7 +131,7 @@ def vnpus(names: "Iterable[str]") -> tuple[str, ...]:
 
 
 def _range(name: str) -> range:
-    """Return the numbers that a number or a range means, none for what is no such thing."""
+    """Return the numbers in a number or a range, none for anything else."""
     first, dash, last = name.partition("-")
     last = last if dash else first
     is_range = _is_number(first) and _is_number(last)
@@ -139,7 +139,7 @@ def _range(name: str) -> range:
 
 
 def _vnpu(name: str) -> str:
-    """Return by which name a vNPU is found that isn't called by its number alone."""
+    """Return the full name of a vNPU, for names other than a plain number."""
     if name.lower() == "all":
         return EVERY_VNPU
     word, _, number = name.rpartition("-")

@@ -1,4 +1,4 @@
-"""Ascend by the contract: NPUs by their driver, files by the host's lists."""
+"""The vendor Ascend: NPUs from the driver, files from the host's lists."""
 
 from gpuhook.ground.errors import DriverError, RequestError
 from gpuhook.ground.oci.process import Setting
@@ -33,7 +33,7 @@ _NODES = ("davinci", "vdavinci")
 
 
 class Ascend(Vendor):
-    """NPUs and vNPUs, by what the kernel says of them."""
+    """Ascend NPUs and vNPUs, from the kernel's interfaces."""
 
     names = names
     inventory = Inventory
@@ -44,7 +44,7 @@ class Ascend(Vendor):
     def surroundings(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")
         lists = freshness.names(root + LISTS)
-        # Where the driver is loaded again, names may stay and mean other devices.
+        # After the driver was loaded again, the same names may mean other devices.
         places = {root + PCI_DRIVER: NUMBERS, root + CLASS: ("dev",)}
         return [
             [
@@ -79,7 +79,7 @@ class Ascend(Vendor):
     def warnings(self, grant: "Grant") -> list[str]:
         options, inventory = grant.request.options, grant.inventory
         unknown = [
-            f"{variables.LISTS} names the list {name}, which this machine doesn't have"
+            f"{variables.LISTS} names the list {name}, which this host doesn't have"
             for name in (() if options.nodes_only else options.lists)
             if inventory.list_called(name) is None
         ]
@@ -96,7 +96,7 @@ class Ascend(Vendor):
         return [Setting("ASCEND_DOCKER_RUNTIME", "True", "Ascend's programs look for it")]
 
     def edits(self, grant: "Grant", image: "Image") -> "list[Operation]":
-        from gpuhook.vendors.ascend import edits  # noqa: PLC0415 - the hook's, not the runtime's
+        from gpuhook.vendors.ascend import edits  # noqa: PLC0415 - only for the hook
 
         return edits.edits(grant, image)
 
@@ -110,7 +110,7 @@ def _check_places(nodes: "list[tuple[Node, str]]") -> None:
         if before is not node:
             raise RequestError(
                 f"{before.path} and {node.path} would both be {place} in the container",
-                "Ask for one of the two",
+                "Request one of the two",
             )
 
 

@@ -1,1 +1,1 @@
-"""A vendor that config.toml declares: nodes with a number in their names, and files."""
+"""Vendors declared in config.toml: nodes with a number in their names, and files."""

@@ -1,4 +1,4 @@
-"""Look below a driver root for what a table declares, without opening a device."""
+"""Discovery for a declared vendor below a driver root, without opening a device."""
 
 import os
 import re
@@ -21,7 +21,7 @@ _SMALL = 1 << 12
 
 
 def discover(path: str, names: ModuleType, config_file: str) -> Inventory:
-    """Look at the driver root; DriverError if there is no driver.
+    """Discover the devices below the driver root; DriverError if there is no driver.
 
     ``config_file`` is the configuration that names the root, for the error.
     """
@@ -37,7 +37,7 @@ def discover(path: str, names: ModuleType, config_file: str) -> Inventory:
 
 
 class _Search:
-    """One look at a driver root for one table."""
+    """One search of a driver root for one table."""
 
     def __init__(self, root: Rootfs, names: ModuleType) -> None:
         self._root = root
@@ -93,7 +93,7 @@ class _Search:
     # Devices ---------------------------------------------------------------------------------
 
     def _numbers(self) -> list[int]:
-        """Return the numbers of the devices, in order: those of the first pattern's nodes."""
+        """Return the device numbers, sorted: those of the first pattern's nodes."""
         folder, _, name = self._table.nodes[0].rpartition("/")
         before, _, after = (re.escape(part) for part in name.partition("{n}"))
         pattern = re.compile(f"{before}(0|[1-9][0-9]{{0,8}}){after}")
@@ -102,7 +102,7 @@ class _Search:
         return [number for number in numbers if self._is_ours(number)]
 
     def _is_ours(self, number: int) -> bool:
-        """Tell whether a node is one of this driver's: other drivers may use its name."""
+        """Tell whether a node belongs to this driver: other drivers may use its name."""
         path = self._table.nodes[0].replace("{n}", str(number))
         node = Node.of(path, self._root.stat(path))
         if node is None:
@@ -128,7 +128,7 @@ class _Search:
         return Device(name, label, {"index": (label,), "id": (name,)}, tuple(paths))
 
     def _matching(self, path: str) -> list[str]:
-        """Return the nodes that exist of an optional pattern, * standing for anything."""
+        """Return the existing nodes of an optional pattern, in which * matches anything."""
         folder, _, name = path.rpartition("/")
         pattern = re.compile(re.escape(name).replace(r"\*", ".*"))
         found = [each for each in self._root.list_folder(folder) if pattern.fullmatch(each)]
@@ -136,7 +136,7 @@ class _Search:
         return [path for path in paths if Node.of(path, self._root.stat(path)) is not None]
 
     def _note(self, path: str) -> None:
-        """Keep a node, if it is there."""
+        """Record a node, if it exists."""
         node = Node.of(path, self._root.stat(path))
         if node is not None:
             self._nodes[path] = node
@@ -167,12 +167,12 @@ class _Search:
         listed = given.Listed(self._root, path, writable=writable)
         if listed.refusal:
             title = self._names.TITLE
-            sentence = f"{title}'s table has {path}, {listed.refusal}: it isn't given to containers"
+            sentence = f"{title}'s table has {path}, {listed.refusal}: containers don't get it"
             self._refused[sentence] = None
         return listed
 
     def _library_paths(self) -> Iterator[str]:
-        """Yield the paths of what may be libraries, of several with one name the loader's first."""
+        """Yield paths of possible libraries; of several with one name the loader's choice first."""
         for wanted in self._table.libraries:
             folder, slash, name = wanted.rpartition("/")
             pattern = re.compile(re.escape(name).replace(r"\*", ".*"))
@@ -184,7 +184,7 @@ class _Search:
                 yield from (path for key, path in self._cached() if pattern.fullmatch(key))
 
     def _cached(self) -> Iterable[tuple[str, str]]:
-        """Return the libraries that the driver root's cache lists, by the loader's order."""
+        """Return the libraries in the driver root's cache, in the loader's order."""
         data = self._root.read_file(LD_CACHE, _CACHE_LIMIT)
         flags = cache_flags(machine_name(), bits32=False)
         if data is None or flags is None:
@@ -200,7 +200,7 @@ class _Search:
         ]
 
     def _library(self, path: str) -> DriverFile | None:
-        """Return a library as the file that it really is; None for what is none of 64 bits."""
+        """Return a library's real file; None if it isn't a 64-bit library."""
         real = self._listed(path).real
         fd = self._root.open_file(real) if real else None
         if fd is None:
@@ -216,6 +216,6 @@ class _Search:
 
 
 def _by_numbers(name: str) -> list[tuple[int, str]]:
-    """Return what puts names in the order of the numbers in them."""
+    """Return a sort key that orders names by the numbers in them."""
     words = re.split(r"([0-9]+)", name)
     return [(int(word), "") if word.isdecimal() else (-1, word) for word in words]

@@ -1,4 +1,4 @@
-"""What a declared vendor's accelerators are called: made of its table, instead of written down."""
+"""Names of a declared vendor's accelerators, made from its table in config.toml."""
 
 import sys
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 LD_CACHE = "/etc/ld.so.cache"
 PCI_DEVICES = "/sys/bus/pci/devices"
 WRITABLE = "writable-folder"  # a kind of files in its inventory
-DRIVER_PLACES = ("/sys/module/", "/sys/bus/pci/drivers/")  # where a driver has its name
+DRIVER_PLACES = ("/sys/module/", "/sys/bus/pci/drivers/")  # folders with drivers' names
 
 
 def names_of(table: "Declared") -> "ModuleType":
-    """Return the names of a declared vendor, such as other vendors have in a module; and TABLE."""
+    """Return a declared vendor's names, like the modules of other vendors; and TABLE."""
     made: Any = type(sys)(__name__)
     made.__file__ = __file__
     made.TABLE = table
@@ -35,15 +35,15 @@ def names_of(table: "Declared") -> "ModuleType":
     proof = table.present
     made.PCI_VENDOR = proof.removeprefix(PCI) if proof.startswith(PCI) else ""
     made.DRIVER_WORDS = (proof.removeprefix(DRIVER),) if proof.startswith(DRIVER) else ()
-    made.LOST_REMEDY = "Use the others meanwhile"
+    made.LOST_REMEDY = "Use the other devices meanwhile"
     names: ModuleType = made
     return names
 
 
 def without(names: "ModuleType", variables: "list[str]") -> "ModuleType":
-    """Return a vendor's names without some variables, themselves where it has none of those.
+    """Return a vendor's names without some variables, unchanged if it has none of those.
 
-    A vendor without any is not asked by images from before its variables either.
+    A vendor without variables also ignores images that predate its variables.
     """
     kept = {name: spaces for name, spaces in names.VARIABLES.items() if name not in variables}
     if len(kept) == len(names.VARIABLES):

@@ -1,4 +1,4 @@
-"""A declared vendor by the contract: what its table says, in the house's words."""
+"""The vendor of a table in config.toml, as the contract requires."""
 
 from gpuhook.ground.names import machine_name
 from gpuhook.ground.oci.process import Setting
@@ -34,7 +34,7 @@ class Declared(Vendor):
 
     @property
     def table(self) -> "Table":
-        """What config.toml says of it."""
+        """The vendor's table in config.toml."""
         found: Table = self.names.TABLE
         return found
 
@@ -63,14 +63,14 @@ class Declared(Vendor):
         return [*found, [freshness.status(root + folder) for folder in self._library_folders()]]
 
     def _proofs(self) -> list[str]:
-        """Return the paths of which one shows that the driver is there."""
+        """Return paths; if one of them exists, the driver is present."""
         if self.names.DRIVER_WORDS:
             [word] = self.names.DRIVER_WORDS
             return [place + word for place in DRIVER_PLACES]
         return [self.table.present] if self.table.present.startswith("/") else []
 
     def _is_ours(self, folder: str, name: str) -> bool:
-        """Tell whether a node's name begins as one of the table's: terminals come and go."""
+        """Tell whether a node's name begins like one of the table's: terminals come and go."""
         return any(
             f"{folder}/{name}".startswith(path.partition("{n}")[0].partition("*")[0])
             for path in (*self.table.nodes, *self.table.optional_nodes)
@@ -84,7 +84,7 @@ class Declared(Vendor):
         return [*self._paths()]
 
     def _paths(self) -> tuple[str, ...]:
-        """Return the files and folders that the table names, as it does."""
+        """Return the files and folders in the table, in its order."""
         return (*self.table.files, *self.table.folders, *self.table.writable_folders)
 
     def warnings(self, grant: "Grant") -> list[str]:
@@ -92,11 +92,11 @@ class Declared(Vendor):
         there = {file.target for file in grant.inventory.files}
         for path in self._paths():
             if path not in there and not any(f" {path}, " in text for text in found):
-                found.append(f"{self.names.TITLE}'s {path} isn't there")
+                found.append(f"{self.names.TITLE}'s {path} doesn't exist")
         return found
 
     def nodes(self, grant: "Grant") -> "list[tuple[Node, str]]":
-        """Return those that each container gets, with those of the table that are there alone."""
+        """Return the nodes that each container gets, and the table's existing ones."""
         found = super().nodes(grant)
         fixed = [path for path in self.table.optional_nodes if "{n}" not in path]
         reason = f"control of {self.names.TITLE}'s devices"

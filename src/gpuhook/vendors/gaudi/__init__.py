@@ -1,1 +1,1 @@
-"""Intel Gaudi (Habana) by the contract."""
+"""The vendor Intel Gaudi (Habana)."""

@@ -1,9 +1,9 @@
-"""Look at what Gaudi's driver shows below a driver root, without opening a device.
+"""Discovery of Gaudi devices below a driver root, without opening a device.
 
-/sys/bus/pci/drivers/habanalabs/ADDRESS is a device. Its folder accel says which N its nodes
-/dev/accel/accelN and accel_controlDN have, infiniband_verbs which /dev/infiniband/uverbsM is its,
-module_id its seat on the board. A number N may be another driver's device at the next boot, and
-a seat is the same at every boot. Source: habanalabs driver, sysfs ABI
+/sys/bus/pci/drivers/habanalabs/ADDRESS is a device. Its folder accel gives the N of its nodes
+/dev/accel/accelN and accel_controlDN, infiniband_verbs its /dev/infiniband/uverbsM, and
+module_id its seat on the board. The number N may be another driver's device at the next boot; a
+seat is the same at every boot. Source: habanalabs driver, sysfs ABI
 (Documentation/ABI/testing/sysfs-driver-habanalabs).
 """
 
@@ -17,7 +17,7 @@ from gpuhook.vendors.gaudi.model import DRIVER, Inventory
 VERSION = "/sys/module/habanalabs/version"
 OPERATIONAL = "Operational"
 _HEX = frozenset("0123456789abcdef")
-# The last part of a PCI device's id -> model, for drivers that don't say it.
+# The last part of a PCI device's id -> model, for drivers that don't report it.
 MODELS = {
     **dict.fromkeys(("1000", "1001", "1010", "1011"), "Gaudi"),
     "1020": "Gaudi2",
@@ -26,7 +26,7 @@ MODELS = {
 
 
 def discover(path: str) -> Inventory:
-    """Look at the driver root; DriverError if there is no driver."""
+    """Discover the devices below the driver root; DriverError if there is no driver."""
     return bound.discover_below(names.TITLE, path, _discover)
 
 
@@ -52,10 +52,10 @@ def _discover(root: Rootfs) -> Inventory:
 
 
 class _Found:
-    """A device bound to the driver: its facts as the files have them, "" for what isn't there.
+    """A device bound to the driver: its properties from files, "" for missing ones.
 
-    ``number`` is the N of accelN, None while it has none; ``numbers`` are what the files say of
-    its nodes' (major:minor), by path.
+    ``number`` is the N of accelN, None if it has none; ``numbers`` are its nodes' major:minor in
+    those files, by path.
     """
 
     def __init__(self, root: Rootfs, address: str) -> None:
@@ -80,7 +80,7 @@ class _Found:
                 self.numbers[f"/dev/infiniband/{name}"] = text
 
     def device(self, module: str) -> Device:
-        """Return it as the house sees it; ``module`` is its seat, "" where that isn't sure."""
+        """Return it as a device of the inventory; ``module`` is its seat, "" if unsure."""
         called: dict[str, tuple[str, ...]] = {"bus_id": (self.address,)}
         label = self.address
         if self.number is not None:
@@ -92,12 +92,12 @@ class _Found:
         return Device(self.address, label, called, paths, *facts, state=self.state())
 
     def state(self) -> str:
-        """Return why it can't be used, by the driver's files alone."""
+        """Return why it can't be used, from the driver's files only."""
         if self.status != OPERATIONAL:
             return f"its status is {self.status or 'unknown'}"
         wanted = {f"/dev/accel/accel{self.number}", f"/dev/accel/accel_controlD{self.number}"}
         if self.number is None or not wanted <= self.numbers.keys():
-            return "the driver isn't done with it (it has no accel devices)"
+            return "the driver hasn't initialized it (it has no accel devices)"
         return ""
 
     def strange(self, nodes: dict[str, Node]) -> str:
@@ -110,10 +110,10 @@ class _Found:
 
 
 def seat(text: str) -> str:
-    """Return the number in the file module_id, "" where it has none."""
+    """Return the number in the file module_id, "" if it has none."""
     return text if text.isascii() and text.isdecimal() and len(text) < 5 else ""
 
 
 def model(kind: str, device: str) -> str:
-    """Return a product's name by the files device_type and device, "" where neither says it."""
+    """Return a product's name from the files device_type and device, "" if both lack it."""
     return kind.capitalize() or MODELS.get(device.removeprefix("0x"), "")

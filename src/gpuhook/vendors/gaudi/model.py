@@ -1,19 +1,19 @@
-"""What one host has of Intel Gaudi's, as plain data, and where the driver shows it."""
+"""Inventory of Intel Gaudi devices, and the driver's folder."""
 
 from gpuhook.start.inventory import model
 
-# The driver's: a folder for each of its devices, by PCI address. Nodes of /dev/accel may be
-# other drivers', too.
+# The driver's folder, with a folder for each of its devices, by PCI address. Nodes in /dev/accel
+# may belong to other drivers.
 DRIVER = "/sys/bus/pci/drivers/habanalabs"
 
 
 class Inventory(model.Inventory):
-    """What one host has of Gaudi's; ``networked`` are the ids of devices with network ports."""
+    """Inventory of Gaudi devices; ``networked`` are the ids of devices with network ports."""
 
     networked: tuple[str, ...] = ()
 
     def table(self) -> "tuple[tuple[str, ...], list[tuple[object, ...]]]":
-        """Return the devices as a table for a person, with their seats."""
+        """Return the devices as a table for display, with their seats."""
         rows: list[tuple[object, ...]] = [
             (device.label, ",".join(seats(device)) or "-", device.model, device.id,
              device.state or "-")
@@ -23,5 +23,5 @@ class Inventory(model.Inventory):
 
 
 def seats(device: model.Device) -> tuple[str, ...]:
-    """Return the number of a device's seat, nothing where it isn't known."""
+    """Return the number of a device's seat, nothing if unknown."""
     return device.names.get("module", ())

@@ -1,8 +1,8 @@
-"""Intel Gaudi by the contract: devices that are operational, and the seats that programs are told.
+"""The vendor Intel Gaudi: operational devices, and their seats in a variable.
 
-Habana's libraries use the devices whose seats (module ids) HABANA_VISIBLE_MODULES names, so that
-variable is set to those of the devices that a container gets. The cards' own network ports are
-moved into a container by Habana's hook and by nothing here.
+Habana's libraries use the devices whose seats (module ids) are in HABANA_VISIBLE_MODULES, so that
+variable is set to the seats of a container's devices. Habana's hook moves the cards' own network
+ports into a container; gpuhook doesn't.
 """
 
 from gpuhook.ground.oci.process import Setting
@@ -23,7 +23,7 @@ MODULES = "HABANA_VISIBLE_MODULES"
 
 
 class Gaudi(Vendor):
-    """Devices by the PCI driver that they are bound to."""
+    """Gaudi devices, from the PCI driver that they are bound to."""
 
     names = names
     inventory = Inventory

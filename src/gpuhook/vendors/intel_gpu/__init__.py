@@ -1,1 +1,1 @@
-"""Intel's GPUs and their virtual functions, with the driver i915 or xe."""
+"""Intel GPUs and their virtual functions, with the driver i915 or xe."""

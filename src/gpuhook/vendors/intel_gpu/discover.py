@@ -1,8 +1,8 @@
-"""Look at what Intel's GPU drivers show below a driver root, without opening a device.
+"""Discovery of Intel GPUs below a driver root, without opening a device.
 
-A GPU is a PCI device that i915 or xe is bound to; others may be bound to a driver for virtual
-machines, and have no nodes. GPUs are numbered in the order of their addresses, and a virtual
-function is a part of its GPU, so that making some moves no other GPU's number.
+A GPU is a PCI device that i915 or xe is bound to; other devices may be bound to a driver for
+virtual machines, and have no nodes. GPUs are numbered by address. A virtual function is a part of
+its GPU, so creating some changes no other GPU's number.
 """
 
 from gpuhook.ground.container.rootfs import Rootfs
@@ -12,7 +12,7 @@ from gpuhook.vendors import bound
 from gpuhook.vendors.intel_gpu import names
 
 DRIVERS = ("i915", "xe")
-# PCI device -> the product, of those that are for servers and workstations.
+# PCI device -> the product, for servers and workstations.
 PRODUCTS = {
     "0bd5": "Data Center GPU Max 1550", "0bda": "Data Center GPU Max 1100",
     "56c0": "Data Center GPU Flex 170", "56c1": "Data Center GPU Flex 140",
@@ -21,7 +21,7 @@ PRODUCTS = {
 
 
 class _Gpu:
-    """A device that is bound to one of the drivers: its folder, address, nodes and owner."""
+    """A device that is bound to one of the drivers: its folder, address, nodes and parent."""
 
     def __init__(self, root: Rootfs, folder: str) -> None:
         self.folder = folder
@@ -34,7 +34,7 @@ class _Gpu:
 
     @property
     def uid(self) -> str:
-        """What Intel's cluster plugins call it: address and product."""
+        """Its name in Intel's cluster plugins: address and product."""
         return f"{self.address.replace(':', '-').replace('.', '-')}-0x{self.device}"
 
     @property
@@ -45,7 +45,7 @@ class _Gpu:
 
 
 def discover(path: str) -> Inventory:
-    """Look at the driver root; DriverError if there is no driver."""
+    """Discover the devices below the driver root; DriverError if there is no driver."""
     return bound.discover_below(names.TITLE, path, _discover)
 
 
@@ -63,7 +63,7 @@ def _discover(root: Rootfs) -> Inventory:
 
 
 def _in_order(root: Rootfs, gpus: list[_Gpu]) -> list[Device]:
-    """Return the GPUs, each with its virtual functions after it."""
+    """Return the GPUs, each followed by its virtual functions."""
     addresses = {gpu.address for gpu in gpus}
     whole = [gpu for gpu in gpus if gpu.whole not in addresses]
     found = []
@@ -98,7 +98,7 @@ def _wrong(root: Rootfs, gpu: _Gpu, name: str) -> str:
 
 
 def _whole(root: Rootfs, folder: str) -> str:
-    """Return the address of the GPU that a virtual function is one of, "" for a GPU."""
+    """Return the address of a virtual function's GPU, "" for a GPU itself."""
     try:
         return root.real_path(f"{folder}/physfn").rpartition("/")[2]
     except OSError:

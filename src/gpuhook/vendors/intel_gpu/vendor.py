@@ -1,4 +1,4 @@
-"""Intel's GPUs by the contract: nodes, and the links by which programs find them."""
+"""The vendor Intel for GPUs: nodes, and the links that programs use to find them."""
 
 from gpuhook.start.contract import Vendor
 from gpuhook.start.inventory import freshness
@@ -18,7 +18,7 @@ _PCI_DRIVERS = ("/sys/bus/pci/drivers/i915", "/sys/bus/pci/drivers/xe")
 
 
 class IntelGpu(Vendor):
-    """GPUs and virtual functions, by what the kernel says of them."""
+    """Intel GPUs and virtual functions, from the kernel's interfaces."""
 
     names = names
     in_dmem = True
@@ -48,7 +48,7 @@ class IntelGpu(Vendor):
                 kind = "render" if name.startswith("render") else "card"
                 link = f"/dev/dri/by-path/pci-{device.bus_id}-{kind}"
                 if path in given:
-                    reason = f"GPU {device.label} by its place"
+                    reason = f"GPU {device.label} by its PCI address"
                     found.append(Symlink(link, f"../{name}", replace=False, reason=reason))
         return found
 

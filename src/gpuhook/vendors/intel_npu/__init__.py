@@ -1,1 +1,1 @@
-"""Intel's NPUs, with the driver intel_vpu."""
+"""Intel NPUs, with the driver intel_vpu."""

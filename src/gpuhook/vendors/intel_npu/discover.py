@@ -1,7 +1,7 @@
-"""Look at what Intel's NPU driver shows below a driver root, without opening a device.
+"""Discovery of Intel NPUs below a driver root, without opening a device.
 
-/dev/accel has the nodes of many makers' devices, so that those count whose PCI device the driver
-is bound to. Their numbers are the nodes'.
+/dev/accel has nodes of several vendors' devices, so only those count whose PCI device the driver
+is bound to. A device has its node's number.
 """
 
 from gpuhook.ground.container.rootfs import Rootfs
@@ -14,7 +14,7 @@ DRIVER = "intel_vpu"
 
 
 def discover(path: str) -> Inventory:
-    """Look at the driver root; DriverError if there is no driver."""
+    """Discover the devices below the driver root; DriverError if there is no driver."""
     return bound.discover_below(names.TITLE, path, _discover)
 
 

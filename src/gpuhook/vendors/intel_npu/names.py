@@ -1,25 +1,25 @@
-"""What Intel's NPUs are called, by containers, clusters and the kernel: data alone."""
+"""Names of Intel NPUs in containers, clusters and the kernel: only data."""
 
 NAME = "intel_npu"  # this folder; also in saved inventories and records
 TITLE = "Intel NPU"
-NOUN = "NPU"  # one device, and any device with the parts that can be asked for
+NOUN = "NPU"  # one device; below, any device, including parts that can be requested
 ANY_NOUN = "NPU"
-ID_TITLE = "NODE"  # what tells devices apart
+ID_TITLE = "NODE"  # of the unique id
 
-# The variable by which a container asks -> the name spaces that its names are looked for in.
+# The variable for requests -> the id kinds of its names.
 # Intel has none of its own.
 VARIABLES = {"INTEL_VISIBLE_NPUS": ("index", "name", "bus_id")}
-LEGACY = ()  # it has no images from before this variable,
-VOID = "INTEL_VISIBLE_NPUS"  # what CDI specs set to void
-MOUNTS = "/var/run/intel_npu-container-devices"  # below it, our device plugin asks by mounts
-AUTOMATIC = ""  # and no kind whose names are selectors
+LEGACY = ()  # no images predate this variable
+VOID = "INTEL_VISIBLE_NPUS"  # which CDI specs set to void
+MOUNTS = "/var/run/intel_npu-container-devices"  # our device plugin's mounts below it are requests
+AUTOMATIC = ""  # no kind whose names are selectors
 SWARM_RESOURCE = ""
 DEFAULT_KIND = False
 
 KIND = "intel.com/npu"  # of CDI devices
-TYPES = ("npu", "part")  # what a device is called before its number in CDI's names
-FIXED_MAJORS = (261,)  # of nodes, the same on every machine at every boot: accel's
-PCI_VENDOR = ""  # events of Intel's devices are mostly of network cards and disks
+TYPES = ("npu", "part")  # prefixes of device numbers in CDI names
+FIXED_MAJORS = (261,)  # of nodes, the same on every host at every boot: accel's
+PCI_VENDOR = ""  # most events of Intel devices are of network cards and disks
 DRIVER_WORDS = ("intel_vpu",)  # in the kernel's names of drivers and their devices
 
-LOST_REMEDY = "Ask for another one; `gpuhook info` lists them with what is wrong"
+LOST_REMEDY = "Request another one; `gpuhook info` lists them with their errors"

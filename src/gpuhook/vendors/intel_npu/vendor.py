@@ -1,4 +1,4 @@
-"""Intel's NPUs by the contract: nodes alone."""
+"""The vendor Intel for NPUs: only nodes."""
 
 from gpuhook.start.contract import Vendor
 from gpuhook.start.inventory import freshness
@@ -15,7 +15,7 @@ _PCI_DRIVER = "/sys/bus/pci/drivers/intel_vpu"
 
 
 class IntelNpu(Vendor):
-    """NPUs, by what the kernel says of them."""
+    """Intel NPUs, from the kernel's interfaces."""
 
     names = names
 

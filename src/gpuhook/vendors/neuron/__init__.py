@@ -1,1 +1,1 @@
-"""AWS Neuron by the contract: Inferentia and Trainium."""
+"""The vendor AWS Neuron: Inferentia and Trainium."""

@@ -1,8 +1,8 @@
-"""Look at what Neuron's driver shows below a driver root, without opening a device.
+"""Discovery of Neuron devices below a driver root, without opening a device.
 
-/sys/class/neuron_device/neuronN is device N, its node is /dev/neuronN. Beside the devices lie
-files of the driver's own, such as ultraserver_mode. Source: aws-neuron-driver 2.24, neuron_cdev.c
-and neuron_sysfs_metrics.c.
+/sys/class/neuron_device/neuronN is device N, its node is /dev/neuronN. The same folder has other
+files of the driver, such as ultraserver_mode. Source: aws-neuron-driver 2.24, neuron_cdev.c and
+neuron_sysfs_metrics.c.
 """
 
 from gpuhook.ground.container.rootfs import Rootfs
@@ -25,7 +25,7 @@ PRODUCTS = {
 
 
 def discover(path: str) -> Inventory:
-    """Look at the driver root; DriverError if there is no driver."""
+    """Discover the devices below the driver root; DriverError if there is no driver."""
     return bound.discover_below(names.TITLE, path, _discover)
 
 
@@ -50,7 +50,7 @@ def _discover(root: Rootfs) -> Inventory:
 
 
 def _device(root: Rootfs, number: int, text: str, nodes: dict[str, Node]) -> Device:
-    """Return a device whose serial number is ``text``, "" for one that has none of its own."""
+    """Return a device with the serial number ``text``, "" if it has none of its own."""
     label, path = str(number), f"/dev/neuron{number}"
     called = {"index": (label,), **({"serial": (text,)} if text else {})}
     state = state_of(path, _text(root, number, "dev"), nodes.get(path))
@@ -59,48 +59,48 @@ def _device(root: Rootfs, number: int, text: str, nodes: dict[str, Node]) -> Dev
 
 
 def state_of(path: str, numbers: str, node: Node | None) -> str:
-    """Return why a device can't be used, "" if it can; ``numbers`` are those of its file dev."""
+    """Return why a device can't be used, "" if it can; ``numbers`` is the content of its dev."""
     if not numbers:
-        return "the driver isn't done with it (it has no device number)"
+        return "the driver hasn't initialized it (it has no device number)"
     if node is not None and f"{node.major}:{node.minor}" != numbers:
         return f"{path} is another device (the driver's is {numbers})"
     return ""
 
 
 def device_numbers(listed: list[str]) -> list[int]:
-    """Return the numbers of the devices among the names in the driver's folder, in order."""
+    """Return the device numbers among the names in the driver's folder, sorted."""
     found = [name.removeprefix("neuron") for name in listed if name.startswith("neuron")]
     numbers = [int(text) for text in found if text.isascii() and text.isdecimal()]
     return sorted(number for number in numbers if f"neuron{number}" in listed)
 
 
 def serial(text: str) -> str:
-    """Return a device's serial number, "" where the file says none."""
+    """Return a device's serial number, "" if the file has none."""
     digits = set(text) - {"0"}
     good = len(text) == _SERIAL_DIGITS and digits and digits <= set("123456789abcdef")
     return text if good else ""
 
 
 def core_count(text: str) -> int:
-    """Return how many cores a device has, 0 where that can't be read."""
+    """Return how many cores a device has, 0 if that can't be read."""
     return int(text) if len(text) <= len("64") and text.isascii() and text.isdecimal() else 0
 
 
 def connected(text: str) -> list[int]:
-    """Return the numbers of the devices that one is connected with, from its file."""
+    """Return the numbers of the devices that a device is connected to, from its file."""
     words = [word.strip() for word in text.split(",")]
     return [int(word) for word in words if word.isascii() and word.isdecimal()]
 
 
 def product(vendor: str, device: str) -> tuple[str, str] | None:
-    """Return family and model by a PCI device's two files, None for what is none of Neuron's."""
+    """Return family and model from a PCI device's two files, None if it isn't Neuron's."""
     if vendor.strip() != f"0x{names.PCI_VENDOR}":
         return None
     return PRODUCTS.get(device.strip().removeprefix("0x"))
 
 
 def _model_by_bus(root: Rootfs) -> str:
-    """Return the model by the PCI bus: nothing ties its devices to numbers, but all are alike."""
+    """Return the model from the PCI bus; its devices have no number, but all are alike."""
     for address in root.list_folder(PCI):
         ids = (bound.text(root, f"{PCI}/{address}/{name}") for name in ("vendor", "device"))
         found = product(*ids)

@@ -1,18 +1,18 @@
-"""What one host has of AWS Neuron's, as plain data, and where the driver shows it."""
+"""Inventory of AWS Neuron devices, and the driver's folders."""
 
 from gpuhook.start.inventory import model
 
-CLASS = "/sys/class/neuron_device"  # the driver's: a folder for each device, and other things
-SERIAL = "info/serial_number"  # in a device's
+CLASS = "/sys/class/neuron_device"  # of the driver: a folder for each device, and other things
+SERIAL = "info/serial_number"  # in a device's folder
 
 
 class Inventory(model.Inventory):
-    """What one host has of Neuron's; ``cores`` are those of each device, 0 where unknown."""
+    """Inventory of Neuron devices; ``cores`` are those of each device, 0 if unknown."""
 
     cores: tuple[int, ...] = ()
 
     def table(self) -> "tuple[tuple[str, ...], list[tuple[object, ...]]]":
-        """Return the devices as a table for a person; no file says where they are on the bus."""
+        """Return the devices as a table for display; no file has their bus addresses."""
         rows: list[tuple[object, ...]] = [
             (device.label, device.model, cores or "-", device.id, device.state or "-")
             for device, cores in zip(self.devices, self.cores, strict=True)

@@ -1,24 +1,24 @@
-"""What AWS Neuron's accelerators are called, by containers, clusters and the kernel: data alone."""
+"""Names of AWS Neuron devices in containers, clusters and the kernel: only data."""
 
 NAME = "neuron"
 TITLE = "AWS Neuron"
-NOUN = ANY_NOUN = "Neuron device"  # nothing smaller can be asked for: cores are the application's
+NOUN = ANY_NOUN = "Neuron device"  # no parts to request: applications select cores
 ID_TITLE = "SERIAL"
 
-# Variables by which a container asks -> the name spaces that its names are looked for in.
+# Variables for requests -> the id kinds of their names.
 VARIABLES = {"AWS_NEURON_VISIBLE_DEVICES": ("index", "serial")}
 LEGACY = ()
-VOID = "AWS_NEURON_VISIBLE_DEVICES"  # what CDI specs set to void
-MOUNTS = "/var/run/neuron-container-devices"  # below it, our device plugin asks by mounts
+VOID = "AWS_NEURON_VISIBLE_DEVICES"  # which CDI specs set to void
+MOUNTS = "/var/run/neuron-container-devices"  # our device plugin's mounts below it are requests
 AUTOMATIC = ""
 SWARM_RESOURCE = ""
 DEFAULT_KIND = False
 
 KIND = "aws.amazon.com/neuron"  # of CDI devices, and the cluster's resource
 TYPES = ("neuron", "core")  # before a device's number, as in the name of its node
-FIXED_MAJORS = ()  # the driver has whatever number is free
+FIXED_MAJORS = ()  # the driver's is dynamic
 
-PCI_VENDOR = "1d0f"  # Amazon's, which its network cards and disks have, too
+PCI_VENDOR = "1d0f"  # Amazon's, also of its network cards and disks
 DRIVER_WORDS = ("neuron",)  # in the kernel's names of drivers and their devices
 
 LOST_REMEDY = (

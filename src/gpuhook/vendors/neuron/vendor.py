@@ -1,9 +1,9 @@
-"""AWS Neuron by the contract: devices that are neighbours, and the cores that they have.
+"""The vendor AWS Neuron: devices that are neighbours, and their cores.
 
-The runtime in a container opens all devices between the first and the last one that it has, so
-they must be neighbours. It numbers cores over the whole machine, in a container too: device 12
-of one with 4 cores each has the cores 48 to 51. So devices keep their numbers, and which cores an
-application uses (NEURON_RT_VISIBLE_CORES) is its own business; here it is only compared.
+The runtime in a container opens all devices between its first and its last one, so they must be
+neighbours. It numbers cores over the whole host, in a container too: with 4 cores each, device 12
+has the cores 48 to 51. So devices keep their numbers. The application itself selects its cores
+(NEURON_RT_VISIBLE_CORES); gpuhook only compares them with the devices.
 """
 
 from gpuhook.ground.errors import RequestError, listed
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from gpuhook.start.request.reader import Reading
 
 CORES = "NEURON_RT_VISIBLE_CORES"
-_MOST_CORES = 1 << 12  # more than any machine has
-_JOINED = 8  # from so many cores of a device on, an application may use them two by two
+_MOST_CORES = 1 << 12  # more than any host has
+_JOINED = 8  # cores of a device from which on an application may use them in pairs
 
 
 class NeuronOptions(Record):
-    """What a container asks for beside devices: the cores that its application is to use.
+    """A container's request besides devices: the cores that its application uses.
 
-    () for all that it finds, and for what can't be understood: that is the application's.
+    () for all cores, and for an unreadable value, which is left to the application.
     """
 
     cores: tuple[int, ...] = ()
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return what there is to tell a person, each with its title."""
+        """Return facts for display, each with its title."""
         return [("Cores", ranges(self.cores) or "those of its devices")]
 
 
 class Neuron(Vendor):
-    """Devices by the driver's folder for each."""
+    """Neuron devices, from the driver's folder for each."""
 
     names = names
     inventory = Inventory
@@ -51,7 +51,7 @@ class Neuron(Vendor):
 
     def surroundings(self, config: "Config") -> "list[Any]":
         folder = self.root(config).rstrip("/") + CLASS
-        # Where the driver is loaded again, a number may be another device's.
+        # After the driver was loaded again, a number may mean another device.
         return [
             [name, *(freshness.text(f"{folder}/{name}/{file}") for file in ("dev", SERIAL))]
             for name in freshness.names(folder)
@@ -76,7 +76,7 @@ class Neuron(Vendor):
         raise RequestError(
             f"The Neuron devices {ranges(mine)} aren't neighbours: Neuron's runtime opens all from "
             f"the first to the last, and fails without {ranges(absent)}",
-            f"Ask for {instead}, or for each run of them in a container of its own",
+            f"Request {instead}, or use a container for each run of neighbours",
         )
 
     def warnings(self, grant: "Grant") -> list[str]:
@@ -90,11 +90,11 @@ class Neuron(Vendor):
             return []
         have = " or ".join(ranges(each) for each in known)
         text = f"{CORES} names cores that its devices don't have: cores are counted over"
-        return [f"{text} the whole machine, and these have {have}"]
+        return [f"{text} the whole host, and these have {have}"]
 
 
 def _cores_of(grant: "Grant") -> list[int]:
-    """Return how many cores each device of a grant has, 0 where unknown."""
+    """Return how many cores each device of a grant has, 0 if unknown."""
     inventory = grant.inventory
     counts = dict(zip((each.id for each in inventory.devices), inventory.cores, strict=True))
     return [counts[name] for name in grant.ids]
@@ -104,27 +104,27 @@ def _cores_of(grant: "Grant") -> list[int]:
 
 
 def between(numbers: "Iterable[int]") -> list[int]:
-    """Return the numbers that are missing between the first and the last: none of neighbours."""
+    """Return the numbers that are missing between the first and the last: none for neighbours."""
     have = sorted(set(numbers))
     return [each for each in range(have[0], have[-1]) if each not in have] if have else []
 
 
 def cores(devices: "Iterable[int]", each: int) -> list[int]:
-    """Return the cores of some devices of a machine whose devices have ``each`` of them."""
+    """Return the cores of some devices of a host whose devices have ``each`` cores."""
     return [device * each + core for device in sorted(devices) for core in range(each)]
 
 
 def core_sizes(count: int) -> tuple[int, ...]:
-    """Return how many cores a device may have for an application: all, or joined two by two."""
+    """Return how many cores a device may have for an application: all, or joined in pairs."""
     return (count, count // 2) if count >= _JOINED else (count,)
 
 
 def core_list(text: str) -> tuple[int, ...]:
-    """Return the cores of NEURON_RT_VISIBLE_CORES (3, 0-3, 0,2-3), sorted, once each.
+    """Return the cores in NEURON_RT_VISIBLE_CORES (3, 0-3, 0,2-3), sorted, without duplicates.
 
-    () for what is no such list.
+    () for an invalid list.
     """
-    found = bytearray(_MOST_CORES)  # by number, whether it is among them
+    found = bytearray(_MOST_CORES)  # by number, whether it is in the list
     for part in text.split(","):
         first, dash, last = (word.strip() for word in part.partition("-"))
         start, end = _number(first), _number(last) if dash else _number(first)
@@ -143,7 +143,7 @@ def _number(text: str) -> int | None:
 
 
 def ranges(numbers: "Iterable[int]") -> str:
-    """Return numbers in words of their own syntax, runs as ranges: 0, 2-5."""
+    """Return numbers in their own syntax, with ranges: 0, 2-5."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][-1] + 1:

@@ -1,1 +1,1 @@
-"""What is NVIDIA's alone: its variables, its driver's files and nodes, NVML."""
+"""The vendor NVIDIA: its variables, its driver's files and nodes, NVML."""

@@ -1,9 +1,9 @@
-"""Whether the driver is installed as completely as a container needs it.
+"""Check whether the driver is installed completely enough for a container.
 
-What can't work at all is refused; what is there only in part is a warning. A container
-without a GPU is never refused: it may want the driver's other files.
+A capability that can't work is refused; a missing part is a warning. A container without a GPU is
+never refused: it may want the driver's other files.
 
-Pure: looks at nothing.
+Pure: reads nothing.
 """
 
 from gpuhook.ground.errors import DriverError, listed
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 MAKE_UVM = "nvidia-modprobe -u -c=0"
 
-# driver capability -> the library without which it doesn't work, what there is none of then,
-# and Debian's package of the library.
+# driver capability -> the library that it requires, the purpose of that library, and Debian's
+# package of it.
 _LIBRARIES = {
     "compute": ("libcuda", "CUDA", "libcuda1"),
     "utility": ("libnvidia-ml", "nvidia-smi", "libnvidia-ml1"),
 }
 
-# What no container does without that gets it, whatever volumes it has; the last is WSL2's.
+# Libraries that are required even if volumes are in their way; the last is WSL2's.
 NEEDED = frozenset({*(library for library, _, _ in _LIBRARIES.values()), "libdxcore"})
 
-# driver capabilities -> libraries, programs and nodes without which a part of it is missing.
+# driver capabilities -> libraries, programs and nodes of which each serves a part.
 _PARTS = {
     ("compute",): ("libnvidia-ptxjitcompiler",),
     ("utility",): ("nvidia-smi",),
@@ -43,8 +43,8 @@ _PARTS = {
 }
 _FILE_KINDS = ("library", "binary")
 
-# folder of manifests in a container -> the programs that find the driver by one, its usual name,
-# and the library that it leads to.
+# folder of manifests in a container -> the programs that find the driver through one, its usual
+# name, and the library in it.
 _MANIFESTS = {
     "/etc/vulkan/icd.d/": ("Vulkan", "vulkan/icd.d/nvidia_icd.json", "libGLX_nvidia"),
     "/usr/share/glvnd/egl_vendor.d/": ("EGL", "glvnd/egl_vendor.d/10_nvidia.json", "libEGL_nvidia"),
@@ -52,18 +52,18 @@ _MANIFESTS = {
 
 
 def check(grant: "Grant") -> None:
-    """Raise DriverError if GPUs are selected and a capability that is asked for can't work."""
+    """Raise DriverError if GPUs are selected and a requested capability can't work."""
     if not grant.devices:
         return
     for capability, cause, remedy in _unusable(grant.request.options, grant.inventory):
         raise DriverError(
             f"The container asks for {capability}, and {cause}",
-            f"{remedy}, or ask for less with {DRIVER_CAPABILITIES}",
+            f"{remedy}, or request fewer capabilities with {DRIVER_CAPABILITIES}",
         )
 
 
 def warnings(grant: "Grant") -> list[str]:
-    """Return what a container gets only in part, a sentence each, without a full stop."""
+    """Return which parts a container doesn't get, a sentence each, without a full stop."""
     options, inventory = grant.request.options, grant.inventory
     if inventory.platform:
         return unusable(grant) + _shared_node(grant)
@@ -72,7 +72,7 @@ def warnings(grant: "Grant") -> list[str]:
 
 
 def _shared_node(grant: "Grant") -> list[str]:
-    """Return that one node is for all GPUs where a container gets some of several."""
+    """Return a warning if one node serves all GPUs and a container gets only some of them."""
     inventory = grant.inventory
     if inventory.platform == WSL and 0 < len(grant.devices) < len(inventory.devices):
         return ["WSL2 has one node for all GPUs: the container can use the others, too"]
@@ -80,7 +80,7 @@ def _shared_node(grant: "Grant") -> list[str]:
 
 
 def unusable(grant: "Grant") -> list[str]:
-    """Return which GPUs, of all, and capabilities can't be used and why, a sentence each."""
+    """Return which GPUs and capabilities can't be used and why, a sentence each."""
     found = []
     options, inventory = grant.request.options, grant.inventory
     if inventory.lost and any(name.lower() == "all" for name in grant.request.selectors):
@@ -91,9 +91,9 @@ def unusable(grant: "Grant") -> list[str]:
 
 
 def _unusable(options: "NvidiaOptions", inventory: "Inventory") -> "Iterator[tuple[str, str, str]]":
-    """Yield the capabilities that can't work, each with cause and remedy."""
+    """Yield the capabilities that can't work, with cause and remedy."""
     if inventory.platform:
-        return  # its driver has other parts, and comes as a whole
+        return  # its driver has other parts, and is always complete
     if "compute" in options.capabilities and inventory.node(UVM.path) is None:
         path = inventory.root.rstrip("/") + UVM.path
         cause = f"there is no device node {path}, without which CUDA doesn't work"
@@ -108,9 +108,9 @@ def _unusable(options: "NvidiaOptions", inventory: "Inventory") -> "Iterator[tup
 def missing_libraries(
     capabilities: "Collection[str]", files: "Collection[DriverFile]", version: str
 ) -> "Iterator[tuple[str, str, str]]":
-    """Yield the capabilities whose main library isn't among the files, with cause and remedy.
+    """Yield the capabilities whose required library is missing, with cause and remedy.
 
-    ``version`` is the driver's; the files hold no library of another one.
+    ``version`` is the driver's; the files contain no library of another version.
     """
     for capability, (library, purpose, package) in _LIBRARIES.items():
         if capability in capabilities and not _has(library, files):
@@ -129,7 +129,7 @@ def missing_parts(
     files: "Collection[DriverFile]",
     nodes: "Collection[Node]" = (),
 ) -> list[str]:
-    """Return what is missing of the parts of these capabilities, a sentence for each."""
+    """Return the missing parts of these capabilities, a sentence each."""
     paths = {node.path for node in nodes}
     found = []
     for group, parts in _PARTS.items():
@@ -146,7 +146,7 @@ def missing_parts(
 
 
 def missing_manifests(files: "Collection[DriverFile]") -> list[str]:
-    """Return which programs of graphics don't find the driver's libraries, a sentence each."""
+    """Return which graphics programs won't find the driver's libraries, a sentence each."""
     return [
         f"{programs} programs don't find the driver, because there is no manifest {name}: install "
         f"it, or name the folder that has {name.partition('/')[0]} in data-search-paths"
@@ -157,13 +157,13 @@ def missing_manifests(files: "Collection[DriverFile]") -> list[str]:
 
 
 def others(files: "Collection[DriverFile]") -> list[str]:
-    """Return the libraries that containers get only with all capabilities, each once."""
+    """Return the libraries that containers get only with all capabilities, without duplicates."""
     found = (file.target.partition(".so")[0] for file in files if file.capability == EVERYTHING)
     return sorted(set(found))
 
 
 def _has(name: str, files: "Collection[DriverFile]") -> bool:
-    """Say whether a library (without ``.so``) or a program of that name is among the files."""
+    """Tell whether the files include a library (without ``.so``) or program of that name."""
     return any(
         file.kind in _FILE_KINDS and file.target.rpartition("/")[2].partition(".so.")[0] == name
         for file in files

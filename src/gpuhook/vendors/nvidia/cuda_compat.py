@@ -1,7 +1,7 @@
-"""Whether the newer CUDA that an image brings for older drivers should be used.
+"""Forward compatibility: the newer CUDA that an image contains for older drivers.
 
-NVIDIA's images hold /usr/local/cuda/compat/libcuda.so.<driver version>, built to run on
-drivers older than itself. Its ELF section .note.cuda.fwd_compatibility may say exactly which.
+NVIDIA's images hold /usr/local/cuda/compat/libcuda.so.<driver version>, built to run on drivers
+older than itself. Its ELF section .note.cuda.fwd_compatibility may list the driver branches.
 """
 
 import os
@@ -26,18 +26,18 @@ _FORMAT = 1
 _KEYS = ("format", "CUDA version", "driver")
 _NOTE_LIMIT = 1 << 16  # bytes; real notes have about a hundred
 
-# NVIDIA's have a dozen files; reading thousands would cost the host's time, not the image's.
+# NVIDIA's folders have a dozen files; reading an image's thousands would cost the host time.
 _MOST_FILES = 64
 
 
 def wanted(config: "Config") -> bool:
-    """Say whether the configuration lets us look for it at all."""
+    """Tell whether the configuration enables the search."""
     off = config.cuda_compat_mode == "disabled"
     return not off and not config.feature("disable-cuda-compat-lib-hook")
 
 
 class Note(Record):
-    """What a library says about itself: its CUDA version and the driver branches it runs on."""
+    """A library's own note: its CUDA version and the driver branches it runs on."""
 
     cuda: str
     branches: tuple[int, ...]
@@ -46,8 +46,8 @@ class Note(Record):
 class CudaCompat(Record):
     """The CUDA compatibility libraries of an image.
 
-    ``folder`` is their folder in the image, links resolved: it goes into the loader's
-    search, is never opened again and never mounted. ``libraries`` are the SONAMEs in it.
+    ``folder`` is their folder in the image, links resolved. It is added to the loader's search
+    path, and never opened again or mounted. ``libraries`` are the SONAMEs in it.
     """
 
     folder: str
@@ -57,9 +57,9 @@ class CudaCompat(Record):
 
 
 def parse_note(content: bytes) -> Note | None:
-    """Return a note's content, None for one that can't be understood: it comes from an image.
+    """Return a note's content, None if it is invalid: it comes from an image.
 
-    NVIDIA's programs read it by Go's encoding/json: keys in any case, null as if it weren't there.
+    NVIDIA's programs read it with Go's encoding/json: keys in any case, null like a missing key.
     """
     if len(content) > _NOTE_LIMIT:
         return None
@@ -77,16 +77,16 @@ def parse_note(content: bytes) -> Note | None:
         return None
     if not isinstance(cuda, str) or not isinstance(branches, list):
         return None
-    if any(type(branch) is not int for branch in branches):  # true is an int to Python
+    if any(type(branch) is not int for branch in branches):  # in Python, true is an int
         return None
     return Note(cuda, tuple(branches))
 
 
 def compat_version(names: "Iterable[str]") -> str | None:
-    """Return the version of the one libcuda.so.<version> among a folder's regular files.
+    """Return the version of the only libcuda.so.<version> among a folder's regular files.
 
-    None without such a file, and with several, of which none can be told to be meant. A
-    version has at least two parts, so that the link libcuda.so.1 is not one.
+    None without such a file, and for several, because the right one is unknown. A version has at
+    least two parts, so the link libcuda.so.1 doesn't count.
     """
     found = [
         name.removeprefix(_LIBRARY)
@@ -99,13 +99,13 @@ def compat_version(names: "Iterable[str]") -> str | None:
 def decide(
     library_version: str, driver_version: str, cuda_version: str = "", note: Note | None = None
 ) -> bool:
-    """Say whether to use the image's library instead of the driver's own.
+    """Tell whether to use the image's library instead of the driver's.
 
     ``library_version`` is from its file name, ``driver_version`` and ``cuda_version`` are the
-    host's ("" where unknown). Versions are compared number by number. With a note: the
-    driver's branch must be in it and the library newer than the driver; where the drivers
-    can't be compared the library's CUDA must be newer. Without one: only a library of a newer
-    major version, which is what such libraries were made for.
+    host's ("" if unknown). Versions are compared number by number. With a note, it must list the
+    driver's branch, and the library must be newer than the driver. If the driver versions can't
+    be compared, the library's CUDA must be newer. Without a note, the library must have a newer
+    major version, which is what such libraries are made for.
     """
     library, driver = (
         requirements.parse_version(library_version),
@@ -123,7 +123,7 @@ def decide(
 
 
 def find_newer(root: "Rootfs", config: "Config") -> CudaCompat | None:
-    """Return what an image brings, read through its confined root; None if it is nothing usable."""
+    """Return an image's libraries, read through its confined root; None if none are usable."""
     place = config.cuda_compat_root
     names = root.list_folder(place, _MOST_FILES + 1)  # protects: compat-names
     if not names or len(names) > _MOST_FILES:  # protects: compat-files
@@ -145,12 +145,12 @@ def find_newer(root: "Rootfs", config: "Config") -> CudaCompat | None:
 
 
 def _is_plain(text: str) -> bool:
-    """Tell whether a text from the image can stand in the loader's configuration as it is."""
+    """Tell whether a text from the image is safe in the loader's configuration."""
     return text.isascii() and text.isprintable() and " " not in text
 
 
 def _is_regular(root: "Rootfs", place: str, name: str) -> bool:
-    """Tell whether a name in the folder is a file and no link."""
+    """Tell whether a name in the folder is a regular file and not a link."""
     fd = root.folder(place)
     try:
         mode = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
@@ -160,7 +160,7 @@ def _is_regular(root: "Rootfs", place: str, name: str) -> bool:
 
 
 def _soname(root: "Rootfs", path: str) -> str | None:
-    from gpuhook.ground.loader import elf  # noqa: PLC0415 - only where the image has such libraries
+    from gpuhook.ground.loader import elf  # noqa: PLC0415 - only if the image has such libraries
 
     fd = root.open_file(path)
     if fd is None:

@@ -1,6 +1,6 @@
-"""Which device nodes a container gets, and why: control nodes, GPUs, MIG, IMEX, features.
+"""Device nodes for a container, with reasons: control nodes, GPUs, MIG, IMEX, features.
 
-Pure: looks at nothing.
+Pure: reads nothing.
 """
 
 from gpuhook.ground.errors import RequestError, UnknownDeviceError, shown
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _GRAPHICS = frozenset({"graphics", "display"})
 
-# feature -> folder of its nodes, and what their names begin with.
+# feature -> folder of its nodes, and the prefixes of their names.
 _FEATURE_NODES = {
     "gds": (("/dev", "nvidia-fs"),),
     "mofed": (("/dev/infiniband", "uverbs"), ("/dev/infiniband", "rdma_cm")),
@@ -43,9 +43,9 @@ _FEATURE_NODES = {
 
 
 def nodes(grant: "Grant") -> "list[tuple[Node, str]]":
-    """Return the nodes to give, each once, with the reason; UnknownDeviceError if one is missing.
+    """Return the nodes to mount, without duplicates; UnknownDeviceError if one is missing.
 
-    Control nodes that the machine doesn't have are left out: not every driver has them all.
+    Missing control nodes are left out: not every driver has them all.
     """
     options, inventory = grant.request.options, grant.inventory
     if inventory.platform:
@@ -63,7 +63,7 @@ def nodes(grant: "Grant") -> "list[tuple[Node, str]]":
 
 
 def _of_platform(grant: "Grant") -> "list[tuple[Node, str]]":
-    """Return the nodes of the devices, and those of further lists for who asks for all lists."""
+    """Return the devices' nodes, and for a request of all lists the nodes of further lists."""
     wanted = {path: f"GPU {device.label}" for device in grant.devices for path in device.nodes}
     if grant.devices and CSV_MOUNTS in grant.request.options.features:
         for node in grant.inventory.nodes:
@@ -108,14 +108,14 @@ def _imex(options: "NvidiaOptions", inventory: "Inventory") -> "Iterator[tuple[N
         node = inventory.node(f"{IMEX_FOLDER}/channel{channel}")
         if node is None:  # protects: channel-node
             raise UnknownDeviceError(
-                f"This machine has no IMEX channel {channel}",
-                f"Ask for one that `ls {IMEX_FOLDER}` shows, or make it with nvidia-modprobe",
+                f"This host has no IMEX channel {channel}",
+                f"Request one that `ls {IMEX_FOLDER}` shows, or make it with nvidia-modprobe",
             )
         yield node, f"IMEX channel {channel}"
 
 
 def check_platform(grant: "Grant") -> None:
-    """Refuse what there is on NVIDIA's driver for Linux alone: MIG, IMEX channels."""
+    """Refuse requests that only NVIDIA's driver for Linux can meet: MIG, IMEX channels."""
     if not grant.inventory.platform:
         return
     title, options = TITLES[grant.inventory.platform], grant.request.options
@@ -127,7 +127,7 @@ def check_platform(grant: "Grant") -> None:
 
 
 def check_mig_management(grant: "Grant") -> None:
-    """Refuse it to a container held to parts of GPUs: management of MIG reaches all of them."""
+    """Refuse it to a container with only parts of GPUs: MIG management affects whole GPUs."""
     selected = selection(grant.inventory, grant.devices)
     partial = bool(selected.migs) and len(selected.gpus) < len(grant.inventory.gpus)
     options = grant.request.options
@@ -135,7 +135,7 @@ def check_mig_management(grant: "Grant") -> None:
         if value is not None and partial:
             raise RequestError(
                 f"{name} is set for a container with single MIG devices",
-                f"Ask for all GPUs, or unset {name}",
+                f"Request all GPUs, or unset {name}",
             )
         if value is not None and value != "all":
             raise RequestError(
@@ -147,7 +147,7 @@ def check_mig_management(grant: "Grant") -> None:
 def manages_mig(grant: "Grant") -> bool:
     """Tell whether the container gets the folder of capability nodes, instead of single ones.
 
-    It will make instances, which get nodes then.
+    It will create instances, which get their nodes later.
     """
     return _managed(grant.request.options) and _caps_major(grant.inventory) is not None
 
@@ -157,14 +157,14 @@ def _managed(options: "NvidiaOptions") -> bool:
 
 
 def _caps_major(inventory: "Inventory") -> int | None:
-    """Return the major of the capability nodes, None where there are none."""
+    """Return the major of the capability nodes, None if there are none."""
     return next((n.major for n in inventory.nodes if n.path.startswith(CAPS_FOLDER + "/")), None)
 
 
 def management_rules(grant: "Grant") -> dict[tuple[int, int], str]:
-    """Return (major, minor) of all that a container that manages MIG must open.
+    """Return (major, minor) of all devices that a container needs for managing MIG.
 
-    That are more than exist: it will make instances, and use them without a restart.
+    These are more than exist: it will create instances, and use them without a restart.
     """
     options, major = grant.request.options, _caps_major(grant.inventory)
     if not _managed(options) or major is None:
@@ -183,7 +183,7 @@ def management_rules(grant: "Grant") -> dict[tuple[int, int], str]:
 
 
 def feature_of(path: str) -> str | None:
-    """Return the feature that a device node belongs to, None for the driver's other nodes."""
+    """Return the feature of a device node, None for the driver's other nodes."""
     folder, _, name = path.rpartition("/")
     for feature, places in _FEATURE_NODES.items():
         if any(folder == where and name.startswith(prefix) for where, prefix in places):

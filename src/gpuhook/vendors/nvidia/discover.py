@@ -1,6 +1,6 @@
-"""Look at a host (below its driver root) and write down what it has: an Inventory.
+"""Discovery of a host's NVIDIA devices and driver (below a driver root): the inventory.
 
-The order matters: NVML tells the driver's version, the version tells which files belong to
+The order matters: NVML reports the driver's version, which determines the files that belong to
 the driver. WSL2 and Tegra have modules of their own.
 """
 
@@ -37,7 +37,7 @@ _SMALL_FILE = 1 << 20
 
 
 def discover(config: "Config") -> Inventory:
-    """Look at the driver root that the configuration names; DriverError if there's no driver."""
+    """Return the inventory of the configured driver root; DriverError if there's no driver."""
     path = config.driver_root_of(names.NAME)
     try:
         root = Rootfs(path)
@@ -115,7 +115,7 @@ def _nodes(root: Rootfs, gpus: tuple[Gpu, ...]) -> "Iterator[Node]":
 
 
 def _mig_caps(root: Rootfs) -> dict[str, int]:
-    """Read which minor of nvidia-caps guards what: {"gpu0/gi1/access": 12, ...}."""
+    """Return the minors of nvidia-caps by what they guard: {"gpu0/gi1/access": 12, ...}."""
     data = root.read_file(MIG_MINORS, _SMALL_FILE) or b""
     caps = {}
     for line in data.decode("ascii", "replace").split("\n"):
@@ -126,13 +126,13 @@ def _mig_caps(root: Rootfs) -> dict[str, int]:
 
 
 def _mig_lines(caps: dict[str, int], gpus: tuple[Gpu, ...]) -> str:
-    """Return the lines that concern these GPUs: the driver lists 32 GPUs, there or not."""
+    """Return the lines for these GPUs: the driver always lists 32 GPUs."""
     prefixes = ("config", "monitor", *(f"gpu{gpu.minor}/" for gpu in gpus))
     return "".join(f"{key} {minor}\n" for key, minor in caps.items() if key.startswith(prefixes))
 
 
 def _completed(root: Rootfs, gpu: Gpu, caps: dict[str, int]) -> Gpu:
-    """Return the GPU with what NVML doesn't tell: capability minors and DRM nodes."""
+    """Return the GPU with what NVML doesn't report: capability minors and DRM nodes."""
     mig = []
     for one in gpu.mig:
         instance = f"gpu{gpu.minor}/gi{one.gi}"

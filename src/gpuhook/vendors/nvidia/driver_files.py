@@ -1,7 +1,7 @@
-"""Find the driver's files below a driver root: libraries, programs, firmware, configuration.
+"""Search for the driver's files below a driver root: libraries, programs, firmware, configuration.
 
-Libraries are found as the loader would find them, through the root's ld.so.cache, and only
-in the version of the loaded driver; folders outside the cache are searched after that.
+Libraries are found as the loader would find them, through the root's ld.so.cache, and only in
+the loaded driver's version. Folders outside the cache are searched after that.
 """
 
 import os
@@ -80,7 +80,7 @@ LIBRARIES = {
     ),
 }
 
-# Those that have the names of other makers' libraries, which the driver's would replace.
+# Libraries with names that other vendors use, too: the driver's would replace those.
 _SHARED = frozenset(
     {
         "libEGL.so",
@@ -95,10 +95,10 @@ _SHARED = frozenset(
     }
 )
 
-# Libraries that NVIDIA's packages have without any version of the driver, under one number.
+# Libraries in NVIDIA's packages with a fixed number instead of the driver's version.
 _UNVERSIONED = frozenset({"libnvidia-api.so", "libnvidia-nvvm70.so"})
 
-# Libraries that have versions of their own, not the driver's.
+# Libraries with their own versions instead of the driver's.
 _OWN_VERSION = frozenset(
     {
         "libnvidia-egl-gbm.so",
@@ -114,25 +114,25 @@ BINARIES = {
     "compute": ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"),
 }
 
-# Of the driver's daemons. MPS' folder isn't among them: everybody may make /tmp/nvidia-mps, and
-# whoever has the folder of root's daemon can end the work of all others.
+# Sockets of the driver's daemons. MPS' folder isn't included: any user may create
+# /tmp/nvidia-mps, and access to root's daemon allows ending the work of all others.
 SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket")
 
-# What GPUDirect Storage reads: the devices' properties and its own configuration. Beside them,
-# /run/udev has the socket by which udev is stopped.
+# Files that GPUDirect Storage reads: device properties and its own configuration. Only a part of
+# /run/udev, which also has the socket that controls udev.
 _GDS_FILES = ("/run/udev/data", "/etc/cufile.json")  # protects: udev-socket
 
-# Where images have the loader that programs name; "" for programs that need none.
+# Where images have the loader that programs name; "" for programs without one.
 _LOADER_FOLDERS = ("", "/lib", "/lib64", "/usr/lib", "/usr/lib64")
 
 _FIRMWARE = "/lib/firmware"
 _FIRMWARE_PARAMETER = "/sys/module/firmware_class/parameters/path"
-_PARAMETER_LIMIT = 1 << 13  # bytes; the kernel keeps a path
+_PARAMETER_LIMIT = 1 << 13  # bytes; the kernel stores a path
 _CACHE_LIMIT = 64 << 20
 
 
 class LibraryIndex:
-    """Which file a library's name leads to, below one driver root.
+    """Index from library names to files, below one driver root.
 
     ``folders`` are searched before the usual ones.
     """
@@ -156,7 +156,7 @@ class LibraryIndex:
         ]
 
     def candidates(self, name: str, *, bits32: bool = False) -> "Iterator[str]":
-        """Yield paths that may be the library, the loader's own choice first."""
+        """Yield paths of possible files of a library, the loader's own choice first."""
         for key, path in self._cached(bits32=bits32):
             if stem_of(key) == name:
                 yield path
@@ -169,7 +169,7 @@ class LibraryIndex:
                 yield key, path
 
     def listed(self, *, bits32: bool = False) -> dict[str, list[str]]:
-        """Return the libraries in the folders that have the driver's, by ``stem_of``.
+        """Return the libraries in the driver's folders, by ``stem_of``.
 
         They may be of any ABI.
         """
@@ -184,10 +184,10 @@ class LibraryIndex:
         return self._listed[bits32]
 
     def _folders(self, *, bits32: bool) -> "Iterator[str]":
-        """Yield the folders to search, each once: configured, usual, and those of the cache."""
+        """Yield the folders to search, without duplicates: configured, usual, from the cache."""
         known = {name for names in LIBRARIES.values() for name in names}
         cached = [path for key, path in self._cached(bits32=bits32) if stem_of(key) in known]
-        # Where links lead: to a folder that the loader itself needn't know.
+        # The targets of links, which may be folders that the loader itself doesn't search.
         real = [self._root.real_path(path) for path in cached if self._root.exists(path)]
         seen = set()
         for folder in (
@@ -204,12 +204,12 @@ class LibraryIndex:
 
 
 def _same_abi(flags: int, wanted: int) -> bool:
-    """Compare ELF bit and architecture: a 32-bit library that needs no libc lacks the libc6 bit."""
+    """Compare ELF bit and architecture: a 32-bit library without libc lacks the libc6 bit."""
     return bool(flags & 1) and flags & 0xFF00 == wanted & 0xFF00
 
 
 def stem_of(name: str) -> str:
-    """Return a library's name without its version (libcuda.so), "" for what is none."""
+    """Return a library's name without its version (libcuda.so), "" if it isn't a library."""
     head, suffix, version = name.partition(".so")
     is_library = head.startswith("lib") and suffix and (not version or version[0] == ".")
     return head + suffix if is_library else ""
@@ -234,7 +234,7 @@ def find_nvml(root: Rootfs, index: LibraryIndex, config_file: str) -> str:
 def find_all(
     root: Rootfs, index: LibraryIndex, version: str, locations: Locations | None = None
 ) -> tuple[DriverFile, ...]:
-    """Find every file of the driver with this version."""
+    """Find all files of the driver with this version."""
     locations = locations or Locations(root)
     libraries = [
         *_libraries(root, index, version, bits32=False),
@@ -254,7 +254,7 @@ def find_all(
 def _libraries(
     root: Rootfs, index: LibraryIndex, version: str, *, bits32: bool
 ) -> "Iterator[DriverFile]":
-    """Yield the libraries by capability, then those of the driver that no list here has."""
+    """Yield the libraries by capability, then the driver's libraries that aren't listed here."""
     kind = "library32" if bits32 else "library"
     bits = 32 if bits32 else 64
     listed = set()
@@ -280,7 +280,7 @@ def _library(
 ) -> tuple[str, str | None] | None:
     """Return the resolved path and the SONAME of the first candidate that fits the driver.
 
-    One whose name has no version counts where there is no other, and nothing contradicts.
+    A name without a version counts if there is no other, and nothing contradicts it.
     """
     unversioned = None
     ending = "." + version
@@ -299,7 +299,7 @@ def _library(
 
 
 def _read(root: Rootfs, path: str) -> "elf.Library | None":
-    """Return what a library says of itself; None for a file that the loader couldn't load."""
+    """Return a library's ELF properties; None for a file that the loader couldn't load."""
     fd = root.open_file(path)
     if fd is None:
         return None
@@ -314,8 +314,8 @@ def _read(root: Rootfs, path: str) -> "elf.Library | None":
 def _may_be(root: Rootfs, path: str, name: str, library: "elf.Library", version: str) -> bool:
     """Tell whether a library without the driver's version in its name may be this driver's.
 
-    Such a file has its SONAME for a name (libGLX_nvidia.so.0). It isn't where it needs parts of
-    another driver, or where the same folder has the library in another version.
+    Its file name is its SONAME (libGLX_nvidia.so.0). It isn't this driver's if it needs parts of
+    another driver, or if the same folder has the library in another version.
     """
     folder, _, file = path.rpartition("/")
     if not file.removeprefix(f"{name}.").isdecimal():
@@ -329,7 +329,7 @@ def _may_be(root: Rootfs, path: str, name: str, library: "elf.Library", version:
 
 
 def _driver_versions(names: "Iterable[str]") -> set[str]:
-    """Return the versions in libraries' names that have a driver's form: 580.65.06, 595.45."""
+    """Return versions in library names that have a driver version's form: 580.65.06, 595.45."""
     found = set()
     for name in names:
         version = name.rpartition(".so.")[2]
@@ -341,13 +341,13 @@ def _driver_versions(names: "Iterable[str]") -> set[str]:
 
 
 def _for_manifests(file: DriverFile, named: "set[str]") -> DriverFile:
-    """Return a library with the capability of the manifests that name it, if no list has it."""
+    """Return a library with the capability of manifests that name it, if it isn't listed."""
     is_needed = file.capability == EVERYTHING and file.path in named
     return file.but(capability=manifests.CAPABILITY) if is_needed else file
 
 
 def volatile_paths(config: "Config") -> list[str]:
-    """Return the paths that come and go without a change of driver, /etc/ld.so.cache or nodes.
+    """Return paths that can change while driver, /etc/ld.so.cache and nodes stay the same.
 
     Programs of packages without libraries, configuration, folders of manifests.
     """
@@ -363,10 +363,10 @@ def watched_paths(config: "Config") -> list[str]:
 
 
 def find_program(root: Rootfs, name: str, locations: Locations, version: str = "") -> str | None:
-    """Return the resolved path of a program of the driver's below the root, None for none.
+    """Return the resolved path of a driver's program below the root, None if there is none.
 
-    A script counts only where there is nothing else: such a wrapper runs what a container and
-    another root don't have. Of folders for several drivers, those of ``version`` come first.
+    A script counts only as a last resort: such a wrapper runs files that containers don't have.
+    Of folders for several drivers, those of ``version`` come first.
     """
     script = None
     for folder in (*locations.programs, *locations.trees_for(version)):
@@ -393,7 +393,7 @@ def _is_elf(root: Rootfs, path: str) -> bool:
 def _binaries(
     root: Rootfs, locations: Locations, version: str, libraries: list[DriverFile]
 ) -> "Iterator[DriverFile]":
-    """Yield the driver's programs, and what they need that images don't have."""
+    """Yield the driver's programs, and their dependencies that images don't have."""
     for capability, names in BINARIES.items():
         for name in names:
             path = find_program(root, name, locations, version)
@@ -406,10 +406,10 @@ def _binaries(
 def _surroundings(
     root: Rootfs, program: str, capability: str, libraries: list[DriverFile]
 ) -> "Iterator[DriverFile]":
-    """Yield the folder of a program's own loader, and paths at which it looks for libraries.
+    """Yield the folder of a program's own loader, and the library paths that the program uses.
 
-    On NixOS a program is started by the loader of its C library's package, which lies in the C
-    library's folder and knows no cache. Elsewhere all is where images have it.
+    On NixOS a program is started by the loader of its C library's package, which is in the C
+    library's folder and uses no cache. Elsewhere, images have everything in the usual places.
     """
     fd = root.open_file(program)
     if fd is None:
@@ -439,7 +439,7 @@ def _surroundings(
 
 
 def _firmware(root: Rootfs, version: str) -> "Iterator[DriverFile]":
-    """Yield GSP's firmware, each file where the kernel finds it first.
+    """Yield the GSP firmware, each file in the kernel's first search folder that has it.
 
     Source: Documentation/driver-api/firmware/fw_search_path.rst.
     """
@@ -462,12 +462,12 @@ def _firmware_folders(root: Rootfs) -> list[str]:
 
 
 def sockets() -> tuple[DriverFile, ...]:
-    """Return the sockets of the driver's daemons, be they there or not."""
+    """Return the sockets of the driver's daemons, whether they exist or not."""
     return tuple(DriverFile(SOCKET, path, path, "utility") for path in SOCKETS)
 
 
 def _feature_files(root: Rootfs) -> "Iterator[DriverFile]":
-    """Yield the files that features mount where they have nodes; the capability is the feature."""
+    """Yield files that features need in addition to nodes; the capability is the feature."""
     features = {device_nodes.feature_of(path) for path in device_nodes.feature_node_paths(root)}
     for path in _GDS_FILES if "gds" in features else ():
         if root.exists(path):

@@ -1,6 +1,6 @@
-"""What NVIDIA's driver needs in a container beyond device nodes: files, links, covers, the cache.
+"""Operations for NVIDIA's driver beyond device nodes: files, links, masks, the loader's cache.
 
-Pure: looks at nothing, changes nothing.
+Pure: reads nothing, changes nothing.
 """
 
 import os
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from gpuhook.vendors.nvidia.variables import NvidiaOptions
 
 _COPY_MODE = 0o644
-# driver capability -> the library sets it brings (video can't decode without CUDA's).
+# driver capability -> the library sets that it includes (video can't decode without CUDA's).
 _LIBRARY_SETS = {
     "utility": ("utility",),
     "compute": ("compute",),
@@ -60,10 +60,10 @@ _LIBRARY_SETS = {
     "compat32": (),
 }
 
-# What stands for the driver's other libraries: all capabilities of 64-bit programs.
+# The sets that together include unlisted libraries: all capabilities of 64-bit programs.
 _EVERY_SET = frozenset(_LIBRARY_SETS) - {"compat32"}
 
-# name of a library's file -> (link beside it, what the link says; None: the file itself).
+# name of a library's file -> (link next to it, the link's target; None: the file itself).
 _EXTRA_LINKS: "dict[str, tuple[str, str | None]]" = {
     "libcuda.so": ("libcuda.so", "libcuda.so.1"),
     "libGLX_nvidia.so": ("libGLX_indirect.so.0", None),
@@ -71,7 +71,7 @@ _EXTRA_LINKS: "dict[str, tuple[str, str | None]]" = {
     "libnvidia-vulkan-producer.so": ("libnvidia-vulkan-producer.so", None),
 }
 
-# The allocator is CUDA's as well; only with graphics it is also the GBM backend.
+# CUDA uses the allocator as well; only with graphics it is also the GBM backend.
 _GBM_LIBRARY = "libnvidia-allocator.so."
 _GBM_LINK = ("gbm/nvidia-drm_gbm.so", "../libnvidia-allocator.so.1")
 
@@ -113,7 +113,7 @@ def _of_platform(
     libraries: "list[tuple[DriverFile, str]]",
     image: "Image",
 ) -> "Iterator[Operation]":
-    """Yield the operations for a platform whose files all have places of their own."""
+    """Yield the operations for a platform whose files all have fixed destinations."""
     title = inventory.platform
     listed = {file.path: file.target for file in files if file.kind == "link"}
     yield from _file_binds(inventory, [each for each in files if each.kind != "link"], libraries)
@@ -133,9 +133,9 @@ def _of_platform(
 def _default_links(
     libraries: "list[tuple[DriverFile, str]]", layout: "Layout", reason: str
 ) -> "Iterator[Symlink]":
-    """Yield a link for each SONAME in the folder that the loader searches by itself.
+    """Yield a link for each SONAME in the folder that the loader searches by default.
 
-    For mode spec, which has no cache, and for an ldconfig of the image's own.
+    For mode spec, which has no cache, and for the image's own ldconfig.
     """
     done: set[str] = set()
     for folder, files in _by_folder(libraries).items():
@@ -193,7 +193,7 @@ def _file_binds(
     known = tuple((name, place) for name, place in aliases if place)
     has_32 = any(file.kind == "library32" for file, _ in libraries)
     for file in files:
-        # A container without a place for 32-bit libraries has none of them.
+        # A container without a folder for 32-bit libraries gets none of them.
         if file.kind in (ALIAS, LINKED) or (file.kind == MANIFEST32 and not has_32):
             continue
         destination = file.target
@@ -214,16 +214,16 @@ def _file_binds(
 
 
 def _is_part(file: "DriverFile") -> bool:
-    """Tell whether the rest of the driver works without a library or a program."""
+    """Tell whether the driver works without a library or a program."""
     if file.kind == "library":
         return _name(file).partition(".so")[0] not in completeness.NEEDED
     return file.kind in ("library32", "binary")
 
 
 def _content(file: "DriverFile", libraries: "list[tuple[DriverFile, str]]") -> str:
-    """Return what a manifest says in a container: one for 32-bit programs names whole paths.
+    """Return a manifest's content in a container; for 32-bit programs it has absolute paths.
 
-    By a bare name, programs of 64 bits would have their own library from it.
+    With a bare name, 64-bit programs would load their own library from it.
     """
     content = file.content
     for library, folder in libraries if file.kind == MANIFEST32 else ():
@@ -234,11 +234,11 @@ def _content(file: "DriverFile", libraries: "list[tuple[DriverFile, str]]") -> s
 
 
 class WriteCopy(WriteFile):
-    """Write a copy of a driver's file, with names of libraries that hold in the container.
+    """Copy of a driver's file, with library names that are valid in the container.
 
-    ``file`` is the mount of the file as it is, for programs that only mount. ``aliases`` are paths
-    that it names, each with the path in the container of the library that is meant: such a program
-    mounts the library there as well.
+    ``file`` is the mount of the original, for formats that can only mount. ``aliases`` are paths
+    in the file, each with the path of that library in the container: such a format mounts the
+    library there as well.
     """
 
     def __init__(self, file: BindFile, content: str, aliases: "Aliases" = ()) -> None:
@@ -248,33 +248,33 @@ class WriteCopy(WriteFile):
         self.aliases = aliases
 
     def is_usable(self, host: "Rootfs") -> bool:
-        """Tell whether there is a file that may be mounted, as for the file as it is."""
+        """Tell whether the original can be mounted."""
         done = self.file.is_usable(host)
         self.left_out = self.file.left_out
         return done
 
     def describe(self) -> str:
-        """Say which file, and from what."""
+        """Describe the copy and its source."""
         return f"write {self.destination}, a copy of {self.file.source}"
 
     def to_json(self) -> "dict[str, Any]":
-        """Add the file that it is made of."""
+        """Add the source of the copy."""
         return {**super().to_json(), "source": self.file.source}
 
     def write_to(self, writer: "_Writer") -> None:
-        """Write it as a copy."""
+        """Write the operation as a copy."""
         writer.copy(self.file, self.aliases)
 
 
 def _caps_folder(grant: "Grant") -> "Iterator[Operation]":
     if device_nodes.manages_mig(grant):
-        # The folder, because instances that are made later get nodes later.
+        # The whole folder, because instances that are created later get their nodes later.
         options = ("nosuid", "noexec")
         yield BindFile(grant.inventory.root, CAPS_FOLDER, CAPS_FOLDER, options, "management of MIG")
 
 
 def _drm_links(selection: "Selection", nodes: "list[tuple[Node, str]]") -> "Iterator[Operation]":
-    """Yield the by-path links that udev makes, for the DRM nodes that are given."""
+    """Yield the by-path links that udev makes, for the DRM nodes that are mounted."""
     given = {node.path for node, _ in nodes}
     for gpu in selection.gpus:
         for path in gpu.drm:
@@ -286,7 +286,7 @@ def _drm_links(selection: "Selection", nodes: "list[tuple[Node, str]]") -> "Iter
 
 
 def _by_folder(libraries: "list[tuple[DriverFile, str]]") -> "dict[str, list[DriverFile]]":
-    """Return the libraries of each folder: a folder holds one ABI."""
+    """Return the libraries by folder: a folder holds one ABI."""
     folders: dict[str, list[DriverFile]] = {}
     for file, folder in libraries:
         folders.setdefault(folder, []).append(file)
@@ -294,7 +294,7 @@ def _by_folder(libraries: "list[tuple[DriverFile, str]]") -> "dict[str, list[Dri
 
 
 def _links(libraries: "list[tuple[DriverFile, str]]") -> "Iterator[Symlink]":
-    """Yield the SONAME links that ldconfig would make, then those that it wouldn't."""
+    """Yield the SONAME links that ldconfig would make, then further ones."""
     for folder, files in _by_folder(libraries).items():
         capability = {_name(file): file.capability or file.kind for file in files}
         names = [(_name(file), file.soname) for file in files]
@@ -308,7 +308,7 @@ def _links(libraries: "list[tuple[DriverFile, str]]") -> "Iterator[Symlink]":
 def _linked(
     files: "list[DriverFile]", libraries: "list[tuple[DriverFile, str]]"
 ) -> "Iterator[Symlink]":
-    """Yield a link at each path at which the driver's programs look for its libraries."""
+    """Yield links at the paths where the driver's programs search for its libraries."""
     linked = [file for file in files if file.kind == LINKED]
     places = _places(libraries) if linked else {}
     for file in linked:
@@ -318,12 +318,12 @@ def _linked(
 
 
 def _places(libraries: "list[tuple[DriverFile, str]]") -> dict[str, str]:
-    """Return where libraries go in a container, by where they are."""
+    """Return the libraries' paths in a container, by their paths on the host."""
     return {file.path: f"{folder}/{_name(file)}" for file, folder in libraries}
 
 
 def _extra_links(files: "list[DriverFile]") -> "Iterator[tuple[str, str, str]]":
-    """Yield link, file and the link's content for the links that programs expect besides."""
+    """Yield link, file and target for the further links that programs expect."""
     for file in files:
         name = _name(file)
         stem = name.partition(".so.")[0] + ".so"
@@ -335,7 +335,7 @@ def _extra_links(files: "list[DriverFile]") -> "Iterator[tuple[str, str, str]]":
 def _gbm_link(
     options: "NvidiaOptions", libraries: "list[tuple[DriverFile, str]]"
 ) -> "Iterator[Operation]":
-    """Yield the link by which GBM finds the driver."""
+    """Yield the link through which GBM finds the driver."""
     for file, folder in libraries:
         if file.target.startswith(_GBM_LIBRARY) and "graphics" in options.capabilities:
             name, target = _GBM_LINK
@@ -349,13 +349,13 @@ def _profile(options: "NvidiaOptions", selection: "Selection") -> "Iterator[Oper
         text = own_files.profile(gpu.minor for gpu in selection.gpus)
         if text is not None:
             mode = own_files.PROFILE_MODE
-            yield WriteFile(own_files.PROFILE_PATH, text, mode, "graphics on these GPUs alone")
+            yield WriteFile(own_files.PROFILE_PATH, text, mode, "graphics on only these GPUs")
 
 
 def _mps(grant: "Grant") -> "list[Operation]":
     if not grant.request.options.mps:
         return []
-    from gpuhook.vendors.nvidia import mps_mounts  # noqa: PLC0415 - few share devices by MPS
+    from gpuhook.vendors.nvidia import mps_mounts  # noqa: PLC0415 - MPS is rarely used
 
     return mps_mounts.operations(grant)
 
@@ -363,11 +363,11 @@ def _mps(grant: "Grant") -> "list[Operation]":
 def _compat(
     options: "NvidiaOptions", inventory: "Inventory", image: "Image"
 ) -> "CudaCompat | None":
-    """Return the image's newer CUDA where it should be used instead of the driver's."""
+    """Return the image's newer CUDA if it should be used instead of the driver's."""
     compat: Any = image.brings.get(NAME)  # what cuda_compat.find_newer found
     if compat is None or "compute" not in options.capabilities:
         return None
-    from gpuhook.vendors.nvidia import cuda_compat  # noqa: PLC0415 - imported to find it
+    from gpuhook.vendors.nvidia import cuda_compat  # noqa: PLC0415 - the probe has imported it
 
     use = cuda_compat.decide(
         compat.version, inventory.driver_version, inventory.cuda_version, compat.note
@@ -406,4 +406,4 @@ def _proc(options: "NvidiaOptions", inventory: "Inventory", selection: "Selectio
             binds += [f"{instance}/access", f"{instance}/ci{mig.ci}/access"]
     files = ("params", "version", "registry")
     unique = tuple(dict.fromkeys(binds))
-    return MaskProc(inventory.root, files, unique, f"{PROC_DRIVER} shows selected GPUs alone")
+    return MaskProc(inventory.root, files, unique, f"{PROC_DRIVER} shows only selected GPUs")

@@ -1,6 +1,6 @@
-"""Find what graphics needs in addition to libraries and manifests: X modules, configuration.
+"""Search for graphics files other than libraries and manifests: X modules, configuration.
 
-These files are the X server's, and OptiX' data.
+These files are used by the X server and by OptiX.
 """
 
 import stat
@@ -50,7 +50,7 @@ def find(root: "Rootfs", version: str, locations: "Locations") -> "Iterator[Driv
 def _xorg_modules(root: "Rootfs", version: str) -> "Iterator[DriverFile]":
     triplet = layout.triplet(machine_name())
     folders = [pattern.replace("{triplet}", triplet) for pattern in _XORG_FOLDERS]
-    # Some distributions have the second without a version.
+    # Some distributions omit the version of the second.
     for names in (("nvidia_drv.so",), (f"{_GLX}.{version}", _GLX)):
         for found in (f"{folder}/{name}" for name in names for folder in folders):
             path = _regular(root, found)

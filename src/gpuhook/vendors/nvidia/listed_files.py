@@ -1,4 +1,4 @@
-"""Say what a file is that has its place: WSL2's driver store, Tegra's lists."""
+"""Records of files with fixed paths: WSL2's driver store, Tegra's lists."""
 
 import os
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 def driver_file(
     root: "Rootfs", path: str, capability: str = "", target: str = ""
 ) -> DriverFile | None:
-    """Return a regular file below the driver root, None where there is none.
+    """Return a regular file below the driver root, None if there is none.
 
-    It goes to ``target`` in a container, to the same path unless given. What is named like a
-    library and is none that the loader would load is a file like any other.
+    It goes to ``target`` in a container, by default to the same path. A file that is named like a
+    library but can't be loaded is an ordinary file.
     """
     fd = root.open_file(path)
     if fd is None:
@@ -30,7 +30,7 @@ def driver_file(
             kind = "library" if library.bits == 64 else "config"
             return DriverFile(kind, real, target, capability, library.soname)
     except ElfError:
-        pass  # a list may name anything
+        pass  # a list may contain any path
     finally:
         os.close(fd)
     return DriverFile("config", real, target, capability)

@@ -1,9 +1,9 @@
-"""Folders below a driver root in which parts of the driver may be, and whether they are root's.
+"""Folders below a driver root that may contain the driver, and the check of their owner.
 
-Distributions and installers differ in where they put the driver: NixOS below /run/opengl-driver,
-Flatcar and Gentoo in /opt/bin, Container-Optimized OS below /var/lib/nvidia, Bottlerocket below
-/usr/libexec/nvidia. config.toml names more. No environment variable does: which files a container
-gets must not depend on the process that starts it.
+Distributions and installers put the driver into different folders: NixOS below
+/run/opengl-driver, Flatcar and Gentoo in /opt/bin, Container-Optimized OS below /var/lib/nvidia,
+Bottlerocket below /usr/libexec/nvidia. config.toml can add more. Environment variables can't:
+a container's files must not depend on the process that starts it.
 """
 
 from gpuhook.ground.errors import UntrustedPathError, shown
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _NIXOS, _NIXOS32, _NIXOS_SYSTEM = (
     "/run/opengl-driver", "/run/opengl-driver-32", "/run/current-system/sw",
 )  # fmt: skip
-# Systems that keep the driver in one folder: GKE's nodes, and Container-Optimized OS.
+# Systems with the whole driver in one folder: GKE's nodes, and Container-Optimized OS.
 _WHOLE = ("/usr/local/nvidia", "/var/lib/nvidia")
 
 _PROGRAMS = (
@@ -36,11 +36,11 @@ _PROGRAMS = (
     f"{_NIXOS}/bin",
     f"{_NIXOS_SYSTEM}/bin",
 )
-# Folders whose subfolders have programs, by branch or version of the driver (Bottlerocket).
+# Folders with programs in subfolders, by branch or version of the driver (Bottlerocket).
 _PROGRAM_TREES = ("/usr/libexec/nvidia",)
 _TREE_LEVELS, _TREE_FOLDERS = 4, 100
 
-# Above vulkan/icd.d, glvnd/egl_vendor.d and their like, best first.
+# Parents of vulkan/icd.d, glvnd/egl_vendor.d and similar folders, best first.
 _DATA = (
     "/etc",
     "/usr/local/share",
@@ -49,15 +49,15 @@ _DATA = (
     *(f"{folder}/{below}" for folder in (_NIXOS, _NIXOS32) for below in ("share", "etc")),
     f"{_NIXOS_SYSTEM}/share",
 )
-# Of a driver root that is one folder.
+# In a driver root that is one folder.
 _DATA_OF_FOLDER = ("/share", "")
 
-# The settings that name more of them.
+# The settings that add folders.
 PROGRAMS, DATA = "binary-search-paths", "data-search-paths"
 
 
 def library_folders(machine: str, *, bits32: bool = False) -> tuple[str, ...]:
-    """Return where drivers put their libraries when no ld.so.cache lists them."""
+    """Return the library folders of drivers, for libraries that no ld.so.cache lists."""
     if bits32:
         folder = triplet32(machine)
         multiarch = (f"/usr/lib/{folder}", f"/usr/lib/{folder}/nvidia/current") if folder else ()
@@ -70,7 +70,7 @@ def library_folders(machine: str, *, bits32: bool = False) -> tuple[str, ...]:
         "/usr/lib",
         f"{folder}/vdpau",
         "/usr/lib64/vdpau",
-        # Of a driver root that is one folder, and of systems that have such a folder.
+        # In a driver root that is one folder, and on systems that have such a folder.
         f"/lib/{triplet(machine)}",
         "/lib64",
         "/lib",
@@ -81,13 +81,13 @@ def library_folders(machine: str, *, bits32: bool = False) -> tuple[str, ...]:
 
 
 def program_paths(config: "Config", name: str) -> "Iterator[str]":
-    """Yield where a program may be, but for folders that only ``Locations`` finds."""
+    """Yield possible paths of a program, except in folders that only ``Locations`` finds."""
     for folder in (*config.binary_search_paths, *_PROGRAMS):
         yield f"{folder}/{name}"
 
 
 def data_folders(config: "Config") -> tuple[str, ...]:
-    """Return the folders above those of manifests, best first."""
+    """Return the parent folders of manifests' folders, best first."""
     return (*config.data_search_paths, *_data(config.driver_root_of(NAME)))
 
 
@@ -101,9 +101,9 @@ def program_trees() -> tuple[str, ...]:
 
 
 class Locations:
-    """The folders of one driver root that exist and are root's, each once.
+    """Existing folders of one driver root that root owns, without duplicates.
 
-    ``refused`` says, a sentence each, which ones that config.toml names are not.
+    ``refused`` says, a sentence each, which folders from config.toml root doesn't own.
     """
 
     def __init__(self, root: "Rootfs", config: "Config | None" = None) -> None:
@@ -122,11 +122,11 @@ class Locations:
                 found.setdefault(self._root.own_folder(folder), folder)
             except UntrustedPathError:
                 self.refused.append(
-                    f"{key} names {shown(folder)}, which others than root may change: nothing "
-                    "there is given to containers"
+                    f"{key} names {shown(folder)}, which non-root users may change: containers "
+                    "get nothing from there"
                 )
             except OSError:
-                pass  # it isn't there
+                pass  # it doesn't exist
         for folder in usual:
             real = self._own(folder)
             if real is not None:
@@ -134,7 +134,7 @@ class Locations:
         return list(found.values())
 
     def _own(self, folder: str) -> str | None:
-        """Return where a folder really is; None where it isn't there, or isn't root's."""
+        """Return a folder's real path; None if it doesn't exist, or root doesn't own it."""
         try:
             return self._root.own_folder(folder or "/")  # protects: driver-folders
         except (OSError, UntrustedPathError):
@@ -154,14 +154,14 @@ class Locations:
         return found
 
     def trees_for(self, version: str) -> list[str]:
-        """Return the folders of ``trees``, those first whose path names a version or its branch."""
+        """Return the folders of ``trees``; paths with a version or its branch come first."""
         named = {version, version.partition(".")[0]}
         return sorted(self.trees, key=lambda folder: named.isdisjoint(folder.split("/")))
 
     def own_file(self, path: str) -> str | None:
-        """Return where a path really is; None where it isn't there, or isn't root's.
+        """Return a file's real path; None if it doesn't exist, or root doesn't own it.
 
-        Links are followed inside the root, and each folder on the way has to be root's.
+        Links are followed inside the root, and root must own each folder on the path.
         """
         try:
             return self._root.own_path(path)  # protects: driver-way

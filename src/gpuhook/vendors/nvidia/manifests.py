@@ -1,8 +1,8 @@
-"""Files by which loaders that know no vendor find the driver's libraries.
+"""Manifests, through which vendor-neutral loaders find the driver's libraries.
 
-A manifest of Vulkan, EGL or OpenCL is the driver's if it names a library of the driver. Some
-distributions write the library's whole path into it (Fedora, RHEL, NixOS), which leads nowhere in
-an image of another layout. A container gets such a manifest with names that its loader finds.
+A manifest of Vulkan, EGL or OpenCL belongs to the driver if it names a library of the driver.
+Some distributions (Fedora, RHEL, NixOS) write the library's absolute path into it, which doesn't
+exist in images with another layout. A container's copy has names that its loader finds.
 
 Sources: LoaderDriverInterface.md and LoaderLayerInterface.md of the Vulkan loader, libglvnd's
 icd_enumeration.md, the specification of cl_khr_icd.
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 CAPABILITY = "graphics"
 VULKAN, EGL = "vulkan/icd.d", "glvnd/egl_vendor.d"
-_OPENCL = "OpenCL/vendors"  # the ones that compute needs as well
-# Folder below one of shared data -> folder above it in the container.
+_OPENCL = "OpenCL/vendors"  # which compute needs as well
+# Folder below a shared data folder -> its parent folder in the container.
 _PLACES = {
     VULKAN: "/etc",
     "vulkan/implicit_layer.d": "/etc",
@@ -37,8 +37,8 @@ _PLACES = {
     "egl/egl_external_platform.d": "/usr/share",
     _OPENCL: "/etc",
 }
-_OWN_NAME = "nvidia"  # in the names of the driver's own manifests, whatever they say
-# In the names of manifests of 32-bit libraries that are named without a path.
+_OWN_NAME = "nvidia"  # in the names of the driver's own manifests, with any content
+# In the names of manifests that name 32-bit libraries without a path.
 _NAMES32 = frozenset({"i386", "i586", "i686", "x86", "armhf", "armv7l"})
 _KEY = "library_path"
 _JSON, _ICD = ".json", ".icd"
@@ -48,7 +48,7 @@ _LEVELS = 8  # of objects and lists in a manifest
 
 
 def folders(config: "Config") -> list[str]:
-    """Return the folders, below the driver root, in which manifests may be."""
+    """Return the folders, below the driver root, that may contain manifests."""
     return [f"{folder}/{place}" for folder in data_folders(config) for place in _PLACES]
 
 
@@ -57,8 +57,8 @@ def find(
 ) -> tuple[list[DriverFile], set[str]]:
     """Return the driver's manifests, and the paths of the libraries that they name.
 
-    ``libraries`` are the driver's. A manifest that names paths has the ``content`` for a container,
-    and each path is a file of the kind ALIAS: a container's ``target`` means ``path``.
+    ``libraries`` are the driver's. A manifest that names paths has ``content`` for a container. Each
+    path in the host's file is a file of the kind ALIAS: the ``target`` in a container means ``path``.
     """
     known = _Known(root, libraries)
     found: list[DriverFile] = []
@@ -81,7 +81,7 @@ def find(
 
 
 class _Known:
-    """The driver's libraries, by path and by the names that programs have for them."""
+    """The driver's libraries, by path and by the names that programs use."""
 
     def __init__(self, root: "Rootfs", libraries: list[DriverFile]) -> None:
         self._root = root
@@ -92,7 +92,7 @@ class _Known:
                 self._by_name.setdefault(name or file.target, file)
 
     def find(self, folder: str, text: str) -> DriverFile | None:
-        """Return what a manifest in ``folder`` means by a name or path, None for another's."""
+        """Return the library that a name or path in a manifest of ``folder`` means, else None."""
         if "/" in text:
             path = os.path.normpath(f"{folder}/{text}" if text[0] != "/" else text)
             if self._root.exists(path):
@@ -101,10 +101,10 @@ class _Known:
 
 
 class _Manifest:
-    """One manifest in a folder: what it ``meant`` of the driver's by each of its names."""
+    """One manifest in a folder; ``meant`` has the driver's library for each of its names."""
 
     def __init__(self, folder: str, name: str, path: str, text: str) -> None:
-        """Take where it is found, and where it really is."""
+        """Set its path in the folder, and its real path."""
         self._folder = folder
         self._name = name
         self._path = path
@@ -138,9 +138,9 @@ class _Manifest:
         return kinds == {"library32"} or not _NAMES32.isdisjoint(words)
 
     def files(self, target: str, also: str) -> "Iterator[DriverFile]":
-        """Yield the file to give, and its aliases, of the capability, and of ``also`` if any."""
+        """Yield the file and its aliases, with its own capability and with ``also``, if any."""
         bits32 = self._bits32
-        # A bare name would lead programs of 64 bits to their own library a second time.
+        # With a bare name, 64-bit programs would load their own library a second time.
         changed = {name: file for name, file in self.meant.items() if bits32 or "/" in name}
         content = self._with({old: file.soname or file.target for old, file in changed.items()})
         for capability in (CAPABILITY, *([also] if also else [])):
@@ -152,7 +152,7 @@ class _Manifest:
                     yield DriverFile(ALIAS, file.path, os.path.normpath(place), capability)
 
     def _with(self, names: dict[str, str]) -> str:
-        """Return the text with other names in the place of some; "" for the host's file itself."""
+        """Return the text with some names replaced, "" for the unchanged file of the host."""
         if not names:
             return ""
         if not self._is_json:
@@ -162,7 +162,7 @@ class _Manifest:
 
 
 def _read(root: "Rootfs", locations: "Locations", folder: str, name: str) -> _Manifest | None:
-    """Return a manifest, None for a file that no loader takes for one, or that isn't root's."""
+    """Return a manifest, None for a file that loaders ignore, or that root doesn't own."""
     path = locations.own_file(f"{folder}/{name}") if name.endswith((_JSON, _ICD)) else None
     if path is None:
         return None
@@ -190,7 +190,7 @@ def _texts(tree: "Any", levels: int = _LEVELS) -> "Iterator[str]":
 
 
 def _replaced(tree: "Any", names: dict[str, str], levels: int = _LEVELS) -> "Any":
-    """Return a manifest with other library paths."""
+    """Return a manifest with library paths replaced."""
     if isinstance(tree, list) and levels:
         return [_replaced(each, names, levels - 1) for each in tree]
     if not isinstance(tree, dict) or not levels:

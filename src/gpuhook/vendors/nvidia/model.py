@@ -1,6 +1,6 @@
-"""What NVML and the driver root tell of NVIDIA's GPUs, as plain data.
+"""Data model of NVIDIA's GPUs, from NVML and the driver root.
 
-The house sees these records as devices with names (``inventory.model``); what is here is for
+Other packages see these records as devices with names (``inventory.model``); this module is for
 NVIDIA's own modules.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ControlNode(Record):
-    """A node of the driver's that is no GPU's: ``module`` names its major in /proc/devices.
+    """A node of the driver that isn't a GPU's: ``module`` names its major in /proc/devices.
 
     ``capabilities`` are the parts of the driver that need it, () for all.
     """
@@ -32,21 +32,20 @@ UVM = ControlNode("/dev/nvidia-uvm", "nvidia-uvm", 0, ("compute", "video"))
 UVM_TOOLS = ControlNode("/dev/nvidia-uvm-tools", "nvidia-uvm", 1, ("compute", "video"))
 MODESET = ControlNode("/dev/nvidia-modeset", "nvidia", 254, ("display",))
 CONTROL_NODES = (CONTROL, UVM, UVM_TOOLS, MODESET)
-# Folders of nodes that come and go: capabilities of MIG, IMEX channels.
+# Folders of nodes that come and go: MIG capabilities, IMEX channels.
 CAPS_FOLDER = "/dev/nvidia-caps"
 IMEX_FOLDER = "/dev/nvidia-caps-imex-channels"
 
-# Kinds of files besides those of every vendor: a manifest by which a loader finds libraries, one
-# only for 32-bit programs, a path that manifests have for a library (``path``), and one at which
-# programs look for it.
+# Kinds of files besides those of every vendor: a manifest, a manifest only for 32-bit programs, a
+# library path in manifests (``path``), and a path where programs search for a library.
 MANIFEST, MANIFEST32, ALIAS, LINKED = "manifest", "manifest32", "alias", "linked"
 KINDS32 = ("library32", MANIFEST32)
 
-# The capability of libraries that no list has, and that carry the driver's version all the same:
-# a newer driver may have more than we know. A container gets them with all capabilities.
+# The capability of unlisted libraries that have the driver's version: a newer driver may have more
+# than the lists. A container gets them with all capabilities.
 EVERYTHING = "all"
 
-# Platforms without NVIDIA's driver for Linux, and what people call them.
+# Platforms without NVIDIA's driver for Linux, and their common names.
 WSL, TEGRA = "wsl", "tegra"
 TITLES = {WSL: "WSL2", TEGRA: "Tegra"}
 
@@ -55,8 +54,8 @@ class Mig(Record):
     """One MIG device: a compute instance (``ci``) of a GPU instance (``gi``).
 
     ``index`` counts within its GPU; ``gi_cap`` and ``ci_cap`` are the minors of
-    /dev/nvidia-caps/nvidia-capN that guard the two instances (None where the driver
-    guards them by the files in /proc alone).
+    /dev/nvidia-caps/nvidia-capN that guard the two instances (None if the driver
+    guards them only by the files in /proc).
     """
 
     index: int
@@ -69,7 +68,7 @@ class Mig(Record):
 
     @property
     def has_graphics(self) -> bool:
-        """Whether it can draw: its profile, the last word of its name, says so (1g.24gb+gfx)."""
+        """Whether it supports graphics, by the last word of its profile's name (1g.24gb+gfx)."""
         attributes = self.name.rpartition(" ")[2].partition("+")[2]
         return "gfx" in attributes.replace("+", ".").split(".")
 
@@ -81,13 +80,13 @@ class Mig(Record):
 
 
 class Gpu(Record, mig=Mig):
-    """One GPU as NVML sees it.
+    """One GPU as in NVML.
 
     ``index`` is NVML's enumeration order, ``minor`` the N of /dev/nvidiaN (they may
     differ), ``pci_bus_id`` has the 8-digit domain and upper-case hex (00000000:1B:00.0),
     ``architecture`` is the CUDA compute capability (9.0), ``drm`` the paths of its nodes
-    below /dev/dri. ``nodes`` are its nodes where they aren't /dev/nvidiaN; on such platforms
-    the UUID and what else nobody says is "". ``memory`` is in bytes, 0 where nobody says it.
+    below /dev/dri. ``nodes`` are its nodes if they aren't /dev/nvidiaN; on such platforms
+    the UUID and other unknown fields are "". ``memory`` is in bytes, 0 if unknown.
     """
 
     index: int
@@ -105,7 +104,7 @@ class Gpu(Record, mig=Mig):
 
     @property
     def id(self) -> str:
-        """What tells it from the machine's others."""
+        """The unique id on the host."""
         return self.uuid or str(self.index)
 
     @property
@@ -115,9 +114,9 @@ class Gpu(Record, mig=Mig):
 
     @property
     def kernel_bus_id(self) -> str:
-        """The bus id as /sys and /proc spell it: 0000:1b:00.0, and 10000:1b:00.0.
+        """The bus id as in /sys and /proc: 0000:1b:00.0, and 10000:1b:00.0.
 
-        A domain has four digits there, or as many as it needs: those of Intel's VMD have five,
+        A domain has four digits there, or more if necessary: those of Intel's VMD have five,
         those of Hyper-V up to eight.
         """
         if not self.pci_bus_id:
@@ -129,10 +128,10 @@ class Gpu(Record, mig=Mig):
 class Inventory(model.Inventory, gpus=Gpu):
     """One host's driver and GPUs.
 
-    ``cuda_version`` is the newest CUDA that the driver serves (12.2), ``nodes`` the driver's
-    control nodes, GPU nodes and capability nodes that exist, ``lost`` the indices of GPUs
-    that NVML counts but can't reach any more (fallen off the bus), ``mig_minors`` the lines
-    of /proc/driver/nvidia-caps/mig-minors that concern these GPUs. ``platform`` is "" for
+    ``cuda_version`` is the newest CUDA that the driver supports (12.2), ``nodes`` the driver's
+    existing control nodes, GPU nodes and capability nodes. ``lost`` are the indices of GPUs
+    that NVML counts but can't reach any more (fallen off the bus). ``mig_minors`` are the lines
+    of /proc/driver/nvidia-caps/mig-minors about these GPUs. ``platform`` is "" for
     NVIDIA's driver for Linux, else one of TITLES.
     """
 
@@ -162,7 +161,7 @@ class Inventory(model.Inventory, gpus=Gpu):
         self.platform = platform
 
     def remembering(self, before: "Self") -> "Self":
-        """Return the inventory with those of its lost GPUs that were known before."""
+        """Return the inventory with details of its lost GPUs from an older one."""
         here = {gpu.uuid for gpu in self.gpus}
         again = tuple(gpu for gpu in before.gpus if gpu.index in self.lost and gpu.uuid not in here)
         if not again:
@@ -177,7 +176,7 @@ class Inventory(model.Inventory, gpus=Gpu):
         )
 
     def nodes_of(self, device: Device) -> tuple[str, ...]:
-        """Return a device's nodes, and those by which a GPU draws."""
+        """Return a device's nodes, including those for graphics."""
         gpu = next((each for each in self.gpus if each.id == device.id), None)
         return (*device.nodes, *gpu.drm) if gpu is not None else device.nodes
 
@@ -187,7 +186,7 @@ class Inventory(model.Inventory, gpus=Gpu):
         return self.version
 
     def to_json(self) -> "dict[str, Any]":
-        """Return what the inventory is made of, without what follows from it."""
+        """Return the inventory's own data, without derived fields."""
         names = (
             "root", "driver_version", "cuda_version", "lost", "mig_minors", "platform", "refused",
         )  # fmt: skip
@@ -208,7 +207,7 @@ class Inventory(model.Inventory, gpus=Gpu):
         }
 
     def sentence(self) -> str:
-        """Return what there is in a few words."""
+        """Return a short summary."""
         migs = sum(len(gpu.mig) for gpu in self.gpus)
         if self.platform:
             version = f", driver {self.driver_version}" if self.driver_version else ""
@@ -217,13 +216,13 @@ class Inventory(model.Inventory, gpus=Gpu):
         return f"{facts}, {len(self.gpus)} GPUs, {migs} MIG devices"
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return what else there is to tell a person, each with its title."""
+        """Return further facts for display, each with its title."""
         lost = [(f"GPU {index}", "lost (fallen off the bus)") for index in self.lost]
         platform = [("Platform", self.platform)] if self.platform else []
         return [("CUDA version", self.cuda_version), *platform, *lost]
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
-        """Return the GPUs and MIG devices as a table for a person: header and rows."""
+        """Return the GPUs and MIG devices as a table for display: header and rows."""
         rows: list[tuple[object, ...]] = []
         for gpu in self.gpus:
             facts = (gpu.name, gpu.architecture, gpu.pci_bus_id, gpu.uuid)
@@ -255,17 +254,17 @@ def devices_of(gpus: "Iterable[Gpu]") -> "Iterable[Device]":
         yield Device(gpu.id, str(gpu.index), names, nodes, bus_id, gpu.name)
         for mig in gpu.mig:
             label = f"{gpu.index}:{mig.index}"
-            # The second name is the one that drivers before 470 gave it.
+            # The second name is from drivers before 470.
             others = (label, f"MIG-{gpu.uuid}/{mig.gi}/{mig.ci}")
             names = {"uuid": (mig.uuid,), "mig": others}
             yield Device(mig.uuid, label, names, mig.paths, bus_id, mig.name, gpu.uuid)
 
 
 class Selection(Record):
-    """What was selected, as NVIDIA's records, in the request's order, once each.
+    """Selected devices, as NVIDIA's records, in the request's order, without duplicates.
 
-    ``gpus`` are the GPUs whose nodes must appear, a MIG device's GPU included; ``migs`` are
-    (GPU, MIG device) pairs; ``uuids`` name what was asked for.
+    ``gpus`` are the GPUs whose nodes are needed, including a MIG device's GPU. ``migs`` are
+    (GPU, MIG device) pairs. ``uuids`` are the ids of the requested devices.
     """
 
     gpus: "tuple[Gpu, ...]" = ()

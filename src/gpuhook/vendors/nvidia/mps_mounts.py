@@ -1,10 +1,9 @@
-"""What a client of MPS gets mounted, and its claim to a place among the clients.
+"""Mounts of an MPS client, and its reservation among the clients.
 
-A claim is a file in the state folder, named by its place (c00, c01, ...), with the process that it
-is of, as the records call it, and the devices. It counts while that process is there:
-the one that prepares the container at first, then the container's own. So nothing has to be
-tidied up, whatever ended it. With MPS' version 3 a place is a namespace, whose folder no other
-container has.
+A reservation is a file in the state folder, named by its place (c00, c01, ...). It contains the
+process, as in the records, and the devices. It is valid while that process exists: first the one
+that prepares the container, then the container's own. So nothing needs to be cleaned up. With
+MPS version 3 a place is a namespace, whose folder no other container has.
 """
 
 import os
@@ -26,23 +25,23 @@ if TYPE_CHECKING:
     from gpuhook.start.plan.operations import Operation
 
 _SHM = "/dev/shm"  # noqa: S108 - of the container
-# Sockets are talked to all the same; nobody puts another one in their place.
+# Sockets work in a read-only folder; no process can put another one in their place.
 _PIPE_OPTIONS = ("ro", "nosuid", "nodev", "noexec")  # protects: mps-read-only
 _SHM_OPTIONS = ("nosuid", "nodev", "noexec")
 _LOCK = "lock"
-_WAIT = 20.0  # seconds that others may take; each has it for a moment
-_LIMIT = 1 << 14  # bytes of a claim
+_WAIT = 20.0  # seconds to wait for others; each needs a moment
+_LIMIT = 1 << 14  # bytes of a reservation
 _DIGITS = 2  # of a place
 
 
 def operations(grant: "Grant") -> "list[Operation]":
-    """Return the mounts of a client; none where its devices aren't shared."""
+    """Return the mounts of a client; none if its devices aren't shared."""
     if not mps.is_shared(grant):
         return []
     state_dir = mps.Wish(*grant.request.options.mps).state_dir
     state = mps.read(state_dir)
     if state is None:
-        raise DriverError("What gpuhook mps has written down is gone", mps.START)
+        raise DriverError("The state of gpuhook mps is gone", mps.START)
     labels = {device.id: device.label for device in grant.devices}
     reason = f"GPU {', '.join(labels.values())} is shared by MPS"
     pipe = BindPipe(state_dir, state, labels, reason)
@@ -53,15 +52,15 @@ def operations(grant: "Grant") -> "list[Operation]":
 
 
 class BindOwn(_Bind):
-    """Mount a folder that ``gpuhook mps`` has made: in one that root alone can change."""
+    """Mount of a folder that ``gpuhook mps`` has made, below one that only root can change."""
 
     kind = "bind"
 
     def __init__(self, path: str, destination: str, options: tuple[str, ...], reason: str) -> None:
         super().__init__("/", path, destination, options, reason)
 
-    def is_usable(self, host: "Rootfs") -> bool:  # noqa: ARG002 - the daemon is asked in ``check``
-        """Say yes: what isn't there fails the container."""
+    def is_usable(self, host: "Rootfs") -> bool:  # noqa: ARG002 - ``check`` asks the daemon
+        """Return True: a missing folder fails the container."""
         return True
 
     def _opened(self, host: "Rootfs") -> int:
@@ -73,17 +72,17 @@ class BindOwn(_Bind):
             os.close(parent)
 
     def check(self, status: os.stat_result) -> None:
-        """Accept root's folder alone."""
+        """Accept only a folder of root."""
         if status.st_uid not in (0, os.geteuid()) or not stat.S_ISDIR(status.st_mode):
-            raise DriverError(f"{self.source} isn't a folder of root's", mps.START)
+            raise DriverError(f"{self.source} isn't a folder that root owns", mps.START)
 
     def describe(self) -> str:
-        """Say what is mounted where, and how."""
+        """Describe the mount and its options."""
         return f"mount {self.source} on {self.destination} ({','.join(self.options)})"
 
 
 class BindPipe(BindOwn):
-    """Mount the folder in which MPS listens to this container, with a claim to its place."""
+    """Mount of the folder where MPS listens to this container, with a reserved place."""
 
     def __init__(
         self, state_dir: str, state: mps.State, labels: dict[str, str], reason: str
@@ -98,7 +97,7 @@ class BindPipe(BindOwn):
         super().__init__(f"{self._base}/{mps.PIPE}{own}", mps.PLACE, _PIPE_OPTIONS, reason)
 
     def prepare(self, host: "Rootfs") -> None:
-        """Claim a place, and clone its folder; HeldError where there are clients enough."""
+        """Reserve a place, and clone its folder; HeldError if all places are taken."""
         # protects: mps-claims-folder
         self._claims = host.open_own(f"{self._base}/{mps.CLAIMS}")
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._claims)
@@ -110,7 +109,7 @@ class BindPipe(BindOwn):
         super().prepare(host)
 
     def _claim(self) -> int:
-        """Return the number of the place that is ours now."""
+        """Return the number of our reserved place."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(_LOCK, flags, 0o600, dir_fd=self._claims)
         try:
@@ -137,14 +136,14 @@ class BindPipe(BindOwn):
             os.close(fd)
 
     def _refuse(self, taken: dict[str, tuple[str, list[str]]]) -> None:
-        """Raise HeldError where a device has as many containers as it may have."""
+        """Raise HeldError if a device already has its maximum number of containers."""
         for uuid, label in self._labels.items():
             has = sum(uuid in devices for _, devices in taken.values())
             if has >= self._state.clients:  # protects: mps-most-clients
                 raise HeldError(
                     f"GPU {label} is shared by {has} containers, as many as gpuhook.mps.clients "
                     "in config.toml allows",
-                    "Stop one of them (`gpuhook mps status` shows them), or ask for another GPU",
+                    "Stop one of them (`gpuhook mps status` shows them), or request another GPU",
                 )
 
     def _write(self, process: str) -> None:
@@ -153,13 +152,13 @@ class BindPipe(BindOwn):
         fileio.replace(self._place, text.encode(), new, folder=self._claims)
 
     def execute(self, container: "Container") -> None:
-        """Mount it, and hand the claim over to the container."""
+        """Mount the folder, and transfer the reservation to the container."""
         super().execute(container)
         self._write(records.name_of_process(container.process, self._pids))
         self._place = ""
 
     def close(self) -> None:
-        """Let go of the clone, and of a claim that no container has."""
+        """Close the clone, and remove a reservation without a container."""
         super().close()
         if self._claims >= 0:
             if self._place:
@@ -169,9 +168,9 @@ class BindPipe(BindOwn):
 
 
 def claims(folder: int, *, sweep: bool = False) -> dict[str, tuple[str, list[str]]]:
-    """Return the claims that count, by place: the process of each, and its devices.
+    """Return the valid reservations, by place: the process of each, and its devices.
 
-    With ``sweep``, for who has the lock alone, those of processes that have ended are removed.
+    With ``sweep``, only for the lock's holder, those of ended processes are removed.
     """
     found = {}
     for name in sorted(os.listdir(folder)):
@@ -179,7 +178,7 @@ def claims(folder: int, *, sweep: bool = False) -> dict[str, tuple[str, list[str
             continue
         process, *devices = _read(name, folder)
         if records.is_gone(process):  # protects: mps-claim
-            # Before it ended, it may have handed the claim over to its container.
+            # The process may have transferred it to its container before it ended.
             process, *devices = _read(name, folder)
             if records.is_gone(process):
                 if sweep:
@@ -190,7 +189,7 @@ def claims(folder: int, *, sweep: bool = False) -> dict[str, tuple[str, list[str
 
 
 def _read(name: str, folder: int) -> list[str]:
-    """Return the words of a claim; one that is gone is nobody's."""
+    """Return the words of a reservation, none if it is gone."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError:
@@ -206,7 +205,7 @@ def _name(number: int) -> str:
 
 
 def _own_name() -> str:
-    """Return what the records call this process."""
+    """Return this process' name in the records."""
     fd = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return records.name_of_process(fd)

@@ -1,39 +1,38 @@
-"""What NVIDIA's accelerators are called, by containers, clusters and the kernel: data alone."""
+"""Names of NVIDIA's accelerators in containers, clusters and the kernel: only data."""
 
 NAME = "nvidia"  # this folder; also in saved inventories and records
 TITLE = "NVIDIA"
-NOUN = "GPU"  # one device, and any device with the parts that can be asked for
+NOUN = "GPU"  # one device; below, any device, including parts that can be requested
 ANY_NOUN = "GPU or MIG device"
-ID_TITLE = "UUID"  # what tells devices apart
+ID_TITLE = "UUID"  # of the unique id
 
-# Variables by which a container asks, the first that is set decides -> the name spaces that its
-# names are looked for in.
+# Variables for requests -> the id kinds of their names. The first one that is set decides.
 VARIABLES = {"NVIDIA_VISIBLE_DEVICES": ("index", "uuid", "bus_id", "mig")}
-# Images from before that variable: those that set the first and not the second ask for all.
+# Images that predate that variable: those that set the first and not the second request all.
 LEGACY = ("CUDA_VERSION", "NVIDIA_REQUIRE_CUDA")
-# The variable that CDI specs set to void, so that no runtime that reads it gives the devices once
-# more; "" where programs in containers read it, too.
+# The variable that CDI specs set to void, so that no runtime grants the devices a second time; ""
+# if programs in containers read it, too.
 VOID = "NVIDIA_VISIBLE_DEVICES"
-# Variables that limit the memory of these devices for a container: the limit, and what it asks for,
-# both in whole MiB (NVIDIA's toolkit reads them from 1.20.1 on).
+# Variables that limit a container's memory of these devices: the limit and the request, both in
+# whole MiB (read by NVIDIA's toolkit 1.20.1 and newer).
 MEMORY_VARIABLES = ("NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST")
-# Where a cluster's device plugin mounts /dev/null to ask for devices.
+# Where a cluster's device plugin mounts /dev/null to request devices.
 MOUNTS = "/var/run/nvidia-container-devices"
 
 KIND = "nvidia.com/gpu"  # of CDI devices, and the cluster's resource
-# What a device is called before its number in the names gpu0 and mig0:1, and a part of one.
+# Prefixes of device numbers in the names gpu0 and mig0:1, for a device and for a part.
 TYPES = ("gpu", "mig")
-# Majors that are the same on every machine at every boot, so that documents may hold them.
+# Majors that are the same on every host at every boot, so that CDI specs may contain them.
 FIXED_MAJORS = (195,)
-# The kind for "found on the machine when the container starts": its names are selectors.
+# The kind for devices of the host at the container's start: its names are selectors.
 AUTOMATIC = "runtime.nvidia.com/gpu"
-# Which words are for it in a variable of swarm-resource that the configuration gives to no
-# vendor: hex for 0x..., plain for all others, "" for none.
+# Words for this vendor in a swarm-resource variable that isn't assigned to a vendor: hex for
+# 0x..., plain for all others, "" for none.
 SWARM_RESOURCE = "plain"
-# Whether the default-kind of config.toml is about its names in mode cdi.
+# Whether the default-kind of config.toml applies to its names in mode cdi.
 DEFAULT_KIND = True
 
-PCI_VENDOR = "10de"  # as /sys/bus/pci/devices/*/vendor has it, without 0x
+PCI_VENDOR = "10de"  # as in /sys/bus/pci/devices/*/vendor, without 0x
 DRIVER_WORDS = ("nvidia",)  # in the kernel's names of drivers and their devices
 
 LOST_REMEDY = "Look for Xid 79 in dmesg, reset the GPU or reboot, and use the other GPUs meanwhile"

@@ -1,11 +1,11 @@
-"""What stands in the files that gpuhook makes in a container for NVIDIA's driver.
+"""Generated files in a container for NVIDIA's driver.
 
-The application profile: EGL enumerates every GPU of the machine, and the setting
-EGLVisibleDGPUDevices, a mask with bit N for /dev/nvidiaN, tells it which exist.
+The application profile: EGL enumerates every GPU of the host, and the setting
+EGLVisibleDGPUDevices, a mask with bit N for /dev/nvidiaN, restricts it to existing ones.
 
-/proc/driver/nvidia/params: the driver's user-space libraries make missing device nodes by
-themselves unless ModifyDeviceFiles is 0 there; in a container only the nodes that were given
-may exist.
+/proc/driver/nvidia/params: the driver's user-space libraries create missing device nodes
+themselves unless ModifyDeviceFiles is 0 there. A container may only have the nodes that it was
+granted.
 """
 
 import os
@@ -37,8 +37,8 @@ _KEEPS = b"ModifyDeviceFiles: 0"  # protects: modify-device-files
 def profile(minors: "Iterable[int]") -> str | None:
     """Return the file's text for GPUs with these minor numbers, None if it would hide all.
 
-    A minor beyond the mask can't be named in it and is left out. The number is not quoted:
-    the driver's format has hexadecimal numbers, which JSON has not.
+    A minor beyond the mask is left out. The number is not quoted: the driver's format has
+    hexadecimal numbers, which JSON doesn't have.
     """
     mask = 0
     for minor in minors:
@@ -53,7 +53,7 @@ def profile(minors: "Iterable[int]") -> str | None:
 
 
 def gpu_minors(nodes: "Iterable[tuple[str, bool, int]]") -> tuple[int, ...]:
-    """Return the minors of those (name, is a character device, minor) that are GPUs' nodes."""
+    """Return the minors of GPU nodes among (name, is a character device, minor) tuples."""
     return tuple(minor for name, is_device, minor in nodes if is_device and _is_gpu(name))
 
 
@@ -65,7 +65,7 @@ def _is_gpu(name: str) -> bool:
 def masked_params(content: bytes) -> bytes | None:
     """Return the file with ModifyDeviceFiles at 0, None if it needs no change.
 
-    Only a line that is exactly this setting counts; all other lines stay, and the last one
+    Only a line with exactly this setting counts. All other lines stay, and the last one
     ends in a newline.
     """
     lines = content.removesuffix(b"\n").split(b"\n")
@@ -75,7 +75,7 @@ def masked_params(content: bytes) -> bytes | None:
 
 
 class MaskProc(Operation):
-    """Cover /proc/driver/nvidia, where the container has one, by what it may see.
+    """Mask of the container's /proc/driver/nvidia, if it has one; shows only permitted files.
 
     A read-only tmpfs with ``files`` copied (ModifyDeviceFiles switched off in params, so
     that no driver client in the container changes device nodes) and ``binds`` mounted,
@@ -96,11 +96,11 @@ class MaskProc(Operation):
         self._trees: list[tuple[str, int, bool]] = []
 
     def describe(self) -> str:
-        """Say what stays visible."""
-        return f"cover {PROC_DRIVER}, showing {', '.join(self.files + self.binds)}"
+        """Describe what stays visible."""
+        return f"mask {PROC_DRIVER}, showing {', '.join(self.files + self.binds)}"
 
     def prepare(self, host: "Rootfs") -> None:
-        """Fill a detached tmpfs with copies, and clone what is mounted into it."""
+        """Fill a detached tmpfs with copies, and clone the sources of mounts in it."""
         if _kernel_has_none():
             return
         self._tmpfs = kernel.new_tmpfs({"mode": "0555", "size": "1m"}, 0)
@@ -133,8 +133,8 @@ class MaskProc(Operation):
         kernel.set_mount_attributes(tree, attributes_of(PROC_OPTIONS), f"{self.source}/{name}")
 
     def execute(self, container: "Container") -> None:
-        """Mount the tmpfs, then the rest into it, then make it read-only."""
-        # Not for mode spec, which executes nothing; here it is imported already.
+        """Mount the tmpfs and the clones in it, then make it read-only."""
+        # Mode spec, which executes nothing, doesn't need this; the hook has imported it already.
         from gpuhook.ground.container.changes import Container, Journal  # noqa: PLC0415
 
         if self._tmpfs < 0 or not container.exists(PROC_DRIVER):
@@ -153,7 +153,7 @@ class MaskProc(Operation):
         kernel.set_mount_attributes(self._tmpfs, attributes_of(PROC_OPTIONS), PROC_DRIVER)
 
     def close(self) -> None:
-        """Let go of the tmpfs and the clones."""
+        """Close the tmpfs and the clones."""
         for _, tree, _ in self._trees:
             os.close(tree)
         self._trees.clear()
@@ -174,7 +174,7 @@ class MaskProc(Operation):
 
 
 def _kernel_has_none() -> bool:
-    """Tell whether there is nothing to cover: every procfs shows what the kernel's drivers show.
+    """Tell whether there is nothing to mask: every procfs shows the files of kernel drivers.
 
     Ours could be mounted with subset=pid, which shows no /proc/driver either.
     """
@@ -182,7 +182,7 @@ def _kernel_has_none() -> bool:
 
 
 def _mount_inside(inside: "Container", name: str, tree: int, folder: bool) -> None:
-    """Mount a clone on a place in our tmpfs, with which it also goes away again."""
+    """Mount a clone in our tmpfs; it is unmounted together with that."""
     target = inside.mount_point(f"/{name}", folder=folder)
     if target is None:
         return

@@ -1,7 +1,8 @@
-"""What NVML shows a process that a device cgroup keeps from some of the GPUs.
+"""NVML's view in a process whose device cgroup denies it some of the GPUs.
 
-It counts those that the process may open from 0, and so do requests made there: Slurm, whose jobs
-are kept so, writes such numbers into CUDA_VISIBLE_DEVICES. Which node is a device's stays as it is.
+NVML numbers the permitted GPUs from 0, and so do requests made there: Slurm, whose jobs are
+restricted like this, writes such numbers into CUDA_VISIBLE_DEVICES. Device nodes keep their
+numbers.
 """
 
 from gpuhook.ground.cgroup.answers import is_withheld
@@ -11,7 +12,7 @@ from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig, devices_of
 def within_reach(inventory: Inventory) -> Inventory:
     """Return the inventory without the GPUs and MIG devices that this process may not open.
 
-    All of it where it may open no GPU: then somebody else gives what is asked for.
+    Unchanged if it may open no GPU: then another program grants the devices.
     """
     root = inventory.root.rstrip("/")
     away = [gpu.index for gpu in inventory.gpus if is_withheld(root + gpu.path)]

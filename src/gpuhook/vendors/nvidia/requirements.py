@@ -1,4 +1,4 @@
-"""Conditions that an image sets on the machine: NVIDIA_REQUIRE_*, their grammar and check.
+"""Requirements of an image for the host: NVIDIA_REQUIRE_*, their grammar and check.
 
     requirement = alternative *( " " alternative )     one of them must hold
     alternative = factor *( "," factor )               all of them must hold
@@ -6,7 +6,7 @@
     operator    = "=" / "!=" / "<" / "<=" / ">" / ">="
 
 Properties are cuda and driver (versions), arch (a GPU's compute capability) and brand
-(= and != only). A factor about another property says nothing and is left out, as is an
+(= and != only). A factor about another property is ignored, as is an
 alternative that has no factor left; a requirement without alternatives always holds.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Alternatives = tuple[tuple[Factor, ...], ...]
 
 _VERSION_LIMIT = 64  # characters; no real version is a third as long
-_OPERATORS = ("!=", "<=", ">=", "=", "<", ">")  # the longer first
+_OPERATORS = ("!=", "<=", ">=", "=", "<", ">")  # longer ones first
 _OPERATOR_CHARACTERS = "<>=!"
 _VERSIONS = ("cuda", "driver", "arch")
 _PROPERTIES = (*_VERSIONS, "brand")
@@ -34,7 +34,7 @@ _PROPERTIES = (*_VERSIONS, "brand")
 def parse(text: str) -> "Alternatives":
     """Return a requirement as alternatives of (property, operator, value) factors.
 
-    Raises RequirementError for anything malformed, wherever in the text it is.
+    Raises RequirementError for a malformed part anywhere in the text.
     """
     alternatives = []
     for alternative in text.split():
@@ -80,10 +80,10 @@ def _malformed(factor: str, problem: str, text: str) -> RequirementError:
 
 
 def holds(alternatives: "Alternatives", facts: "Mapping[str, str]") -> bool:
-    """Say whether a parsed requirement holds.
+    """Tell whether a parsed requirement holds.
 
-    ``facts`` maps properties to what the machine has; a property that is missing, empty or
-    (for a version) unreadable makes a factor about it true, since nothing speaks against it.
+    ``facts`` maps properties to the host's values. A property that is missing, empty or (for a
+    version) unreadable makes a factor about it true, since nothing contradicts it.
     """
     if not alternatives:
         return True
@@ -119,7 +119,7 @@ def _factor_holds(
 def check(grant: "Grant") -> None:
     """Raise RequirementError unless every requirement holds for every selected GPU.
 
-    Without a selected GPU only cuda and driver are known.
+    Without a selected GPU, only cuda and driver are known.
     """
     inventory = grant.inventory
     different: dict[tuple[str, ...], Gpu | None] = {}
@@ -147,17 +147,17 @@ def _unmet(
     asked_about = {factor[0] for factors in alternatives for factor in factors}
     has = ", ".join(f"{name} {facts[name]}" for name in _PROPERTIES if facts.get(name))
     where = f" (GPU {gpu.index})" if gpu is not None and {"arch", "brand"} & asked_about else ""
-    remedy = "Use a machine with such a GPU"
+    remedy = "Use a host with such a GPU"
     if {"cuda", "driver"} & asked_about:
         remedy = f"Update the driver, use an image made for CUDA {inventory.cuda_version} or older"
     return RequirementError(
-        f"The container requires {shown(text)} and this machine has {has}{where}",
+        f"The container requires {shown(text)} and this host has {has}{where}",
         f"{remedy}, or set {DISABLE_REQUIRE}=true to start without this check",
     )
 
 
 def parse_version(text: str) -> tuple[int, ...] | None:
-    """Return a version's numbers, trailing zeros dropped (9 = 9.0), None if it is none."""
+    """Return a version's numbers, trailing zeros dropped (9 = 9.0), None if it is invalid."""
     if len(text) > _VERSION_LIMIT:
         return None
     parts = text.split(".")

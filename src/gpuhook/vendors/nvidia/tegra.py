@@ -1,9 +1,8 @@
-"""Tegra: its own GPU, whose nodes and files the lists of its packages name.
+"""Tegra: its integrated GPU, whose nodes and files are in the lists of its packages.
 
 A list is a CSV file, each line a type and an absolute path: ``dev`` a node, ``dir`` a folder,
-``lib`` a file, ``sym`` a link. A path may be a pattern (``/dev/dri/card*``). Everything is looked
-for below the driver root, and what a list names that isn't there is left out: lists are for several
-boards.
+``lib`` a file, ``sym`` a link. A path may be a pattern (``/dev/dri/card*``). Paths are relative to
+the driver root, and missing ones are left out: lists are for several boards.
 """
 
 import copy
@@ -29,24 +28,24 @@ if TYPE_CHECKING:
 
 RELEASE = "/etc/nv_tegra_release"
 FAMILY = "/sys/devices/soc0/family"
-# The lists of every container; others count where an image asks for all.
+# The lists for every container; others count if an image requests all.
 ORDINARY = ("devices.csv", "drivers.csv", "l4t.csv")
 TYPES = ("dev", "dir", "lib", "sym")
-_OWN_GPUS = ("(nvgpu)", "NVIDIA Thor")  # in the names that NVML gives Tegra's own
+_OWN_GPUS = ("(nvgpu)", "NVIDIA Thor")  # in NVML's names of integrated GPUs
 _LIST_LIMIT = 1 << 20
-_MOST_LINKS = 40  # as many as the kernel follows
+_MOST_LINKS = 40  # the kernel's limit
 _ANYWHERE = "**/"
 _MAGIC = frozenset("*?[")
 
 
 def is_here(root: "Rootfs") -> bool:
-    """Tell whether the files of Tegra's packages, or its kernel's, are there."""
+    """Tell whether the files of Tegra's packages, or of its kernel, exist."""
     family = root.read_file(FAMILY, 1 << 12) or b""
     return root.exists(RELEASE) or family.lower().startswith(b"tegra")
 
 
 def is_own(gpu: Gpu) -> bool:
-    """Tell whether a GPU that NVML names is Tegra's own."""
+    """Tell whether a GPU in NVML is Tegra's integrated one."""
     return any(word in gpu.name for word in _OWN_GPUS)
 
 
@@ -54,9 +53,9 @@ def is_own(gpu: Gpu) -> bool:
 
 
 class Entry:
-    """A line of a list: where it stands (file and number), what it names and of which type.
+    """A line of a list: its place (file and number), its path and its type.
 
-    ``problem`` says what is wrong with it, "" for one that counts.
+    ``problem`` is its error, "" for a valid line.
     """
 
     __slots__ = ("kind", "list", "number", "path", "problem")
@@ -68,12 +67,12 @@ class Entry:
 
     @property
     def capability(self) -> str:
-        """What a container has to ask for to get it, "" for nothing."""
+        """Return the capability that a container must request for it, "" for none."""
         return "" if self.list.rpartition("/")[2] in ORDINARY else CSV_MOUNTS
 
 
 def read_line(line: str) -> tuple[str, str, str]:
-    """Return the type and the path of a line, and what is wrong with it ("": nothing)."""
+    """Return the type and the path of a line, and its error ("": none)."""
     kind, comma, path = (part.strip() for part in line.partition(","))
     problem = ""
     if not comma or not path:
@@ -81,7 +80,7 @@ def read_line(line: str) -> tuple[str, str, str]:
     elif kind not in TYPES:
         problem = "has another type than dev, dir, lib and sym"
     elif not path.startswith("/") or "\0" in path or ".." in path.split("/"):
-        problem = "names no absolute path without .."
+        problem = "has no absolute path without .."
     return kind, given.plain(path), problem
 
 
@@ -92,7 +91,7 @@ def lists(root: "Rootfs", folder: str) -> list[str]:
 
 
 def is_trusted(root: "Rootfs", path: str) -> bool:
-    """Tell whether nobody but root (or this very user) can have written a list."""
+    """Tell whether only root (or this user) can have written a list."""
     status = root.stat(path)
     return status is not None and not (
         status.st_mode & 0o022 or status.st_uid not in (0, os.geteuid())
@@ -111,9 +110,9 @@ def _text(root: "Rootfs", path: str) -> str:
 
 
 def entries(root: "Rootfs", folder: str) -> "Iterator[Entry]":
-    """Yield the lines of all lists but empty ones and comments; DriverError for no text.
+    """Yield the lines of all lists except empty ones and comments; DriverError if unreadable.
 
-    One with a pattern is as many as there are paths that it fits, and itself if there are none.
+    A line with a pattern is repeated for each matching path, or kept if there are none.
     """
     for path in lists(root, folder):
         for number, line in enumerate(_text(root, path).split("\n"), 1):
@@ -125,7 +124,7 @@ def entries(root: "Rootfs", folder: str) -> "Iterator[Entry]":
 
 
 def _fitting(root: "Rootfs", entry: Entry) -> list[str]:
-    """Return the paths that fit an entry's pattern, as Go's filepath.Glob; [] for none."""
+    """Return the paths that match an entry's pattern, as Go's filepath.Glob; [] for none."""
     if entry.problem or _MAGIC.isdisjoint(entry.path):
         return []
     found = [""]
@@ -147,9 +146,9 @@ def _fits(name: str, pattern: str) -> bool:
 
 
 def is_ignored(path: str, patterns: "Iterable[str]") -> bool:
-    """Tell whether a link fits a pattern: the whole path, or its name where it begins with **/.
+    """Tell whether a link matches a pattern: by its path, or by its name for **/ patterns.
 
-    In a pattern * and ? stand for no slash.
+    In a pattern, * and ? don't match slashes.
     """
     for pattern in patterns:
         if pattern.startswith(_ANYWHERE):
@@ -163,19 +162,19 @@ def is_ignored(path: str, patterns: "Iterable[str]") -> bool:
     return False
 
 
-# The machine ---------------------------------------------------------------------------------
+# Inventory -----------------------------------------------------------------------------------
 
 
 def discover(root: "Rootfs", config: "Config", answer: "Answer | None" = None) -> Inventory:
-    """Return what the lists name; ``answer`` is NVML's, where there is one.
+    """Return the inventory from the lists; ``answer`` is NVML's, if there is one.
 
-    DriverError where there are others beside Tegra's own, or no list names a node.
+    DriverError if there are other GPUs than Tegra's own, or if no list names a node.
     """
     gpus = answer.gpus if answer else ()
     if len(gpus) > 1:
         raise DriverError(
-            f"This is Tegra with {len(gpus)} GPUs, and gpuhook knows the one of its own alone",
-            "Use NVIDIA's toolkit, or the driver root of one of the GPUs alone",
+            f"This is Tegra with {len(gpus)} GPUs, and gpuhook supports only its own one",
+            "Use NVIDIA's toolkit, or the driver root of only one of the GPUs",
         )
     found = list(entries(root, config.csv_mount_spec_path))
     good = [entry for entry in found if not entry.problem]
@@ -216,9 +215,9 @@ def _node(root: "Rootfs", entry: Entry) -> Node | None:
 def _files(
     root: "Rootfs", found: list[Entry], ignored: "Iterable[str]", refused: dict[str, None]
 ) -> "Iterator[DriverFile]":
-    """Yield the lists' files, folders and links, but those that come with a listed folder.
+    """Yield the lists' files, folders and links, except those inside a listed folder.
 
-    What is listed and no container is given goes to ``refused``, a sentence each.
+    Listed paths that no container gets go to ``refused``, a sentence each.
     """
     real = {}
     for entry in found:
@@ -232,7 +231,7 @@ def _files(
                 continue
         if listed.refusal:
             what = f"Tegra's list {entry.list} has {entry.path}, {listed.refusal}"
-            refused[f"{what}: it isn't given to containers"] = None
+            refused[f"{what}: containers don't get it"] = None
         elif listed.real and stat.S_ISDIR(listed.mode) == (entry.kind == "dir"):
             real[entry] = listed.real
     folders = [
@@ -256,7 +255,7 @@ def _files(
 
 
 def _links_in(root: "Rootfs", folder: str, entry: Entry) -> "Iterator[DriverFile]":
-    """Yield the links in a folder of /dev, which udev makes: by them programs find nodes."""
+    """Yield the links in a folder of /dev, which udev makes and programs use to find nodes."""
     for name in root.list_folder(folder):
         content = read_link(root.folder(folder), name)
         if content is not None:
@@ -264,7 +263,7 @@ def _links_in(root: "Rootfs", folder: str, entry: Entry) -> "Iterator[DriverFile
 
 
 def _links(root: "Rootfs", entry: Entry) -> "Iterator[DriverFile]":
-    """Yield every link on the way from a path to what is there, as it is."""
+    """Yield every link from a path to its final target, unchanged."""
     path = entry.path
     for _ in range(_MOST_LINKS):
         folder, name = root.real_path(os.path.dirname(path)), os.path.basename(path)

@@ -1,8 +1,8 @@
-"""WSL2: Windows has the driver, and shows one node and folders of libraries.
+"""WSL2: the driver belongs to Windows, which provides one node and folders of libraries.
 
-Nothing is opened and no dxcore is loaded: that would say which folder of Windows' driver store is
-the running driver's. Here it is the one with CUDA's library, and of several that whose library is
-newest.
+Nothing is opened and dxcore isn't loaded, which could identify the running driver's folder in
+Windows' driver store. Instead, the folder with CUDA's library is used; of several, the one with
+the newest library.
 """
 
 from gpuhook.ground.errors import NoDriverError
@@ -24,24 +24,24 @@ STORES = "/usr/lib/wsl/drivers"
 DXCORE = f"{LIBRARIES}/libdxcore.so"
 CUDA = "libcuda.so.1.1"
 SMI = "nvidia-smi"
-# What a store should have, of NVIDIA's driver for Windows.
+# The expected content of a store with NVIDIA's driver for Windows.
 PARTS = (
     CUDA, "libcuda_loader.so", "libnvidia-ptxjitcompiler.so.1", "libnvidia-ml.so.1",
     "libnvidia-ml_loader.so", "libnvdxgdmal.so.1", "nvcubins.bin", SMI,
 )  # fmt: skip
 _NVML = "libnvidia-ml.so.1"
 _ENDINGS = (".so", ".bin", ".dll")
-# Where no NVML says which GPUs there are, Windows gives whichever it has.
+# Without NVML, the GPUs are unknown: Windows provides whichever it has.
 _UNKNOWN = Gpu(0, 0, "", "", "NVIDIA GPU of WSL2", "", "", False, (), (), (NODE,))
 
 
 def is_here(root: "Rootfs") -> bool:
-    """Tell whether there is WSL2's node, and the library that speaks to it."""
+    """Tell whether WSL2's node exists, and the library for it."""
     return Node.of(NODE, root.stat(NODE)) is not None and root.exists(DXCORE)
 
 
 def stores(root: "Rootfs") -> list[str]:
-    """Return the folders with NVIDIA's driver, that with the newest CUDA first."""
+    """Return the folders with NVIDIA's driver, the one with the newest CUDA first."""
     found = []
     for name in root.list_folder(STORES):
         status = root.stat(f"{STORES}/{name}/{CUDA}")
@@ -51,7 +51,7 @@ def stores(root: "Rootfs") -> list[str]:
 
 
 def discover(root: "Rootfs", config: "Config") -> Inventory:
-    """Return what there is on WSL2; NoDriverError without NVIDIA's driver, DriverError of NVML."""
+    """Return the inventory on WSL2; NoDriverError without NVIDIA's driver, DriverError of NVML."""
     found = stores(root)
     if not found:
         raise NoDriverError(
@@ -74,7 +74,7 @@ def discover(root: "Rootfs", config: "Config") -> Inventory:
 
 
 def _ask(root: "Rootfs", store: str, config: "Config") -> nvml.Answer | None:
-    """Return what NVML says, None where there is none."""
+    """Return NVML's answer, None without NVML."""
     for folder in (store, LIBRARIES):
         if root.exists(f"{folder}/{_NVML}"):
             library = root.real_path(f"{folder}/{_NVML}")
@@ -87,7 +87,7 @@ def _on_wsl(gpu: Gpu) -> Gpu:
 
 
 def _files(root: "Rootfs", store: str) -> "Iterator[DriverFile]":
-    """Yield what dxcore and CUDA look for, each at its place."""
+    """Yield the files for dxcore and CUDA, each with its path."""
     found = [
         f"{store}/{name}"
         for name in root.list_folder(store)

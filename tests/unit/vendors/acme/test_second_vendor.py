@@ -82,7 +82,7 @@ def test_what_exists_is_in_the_refusal(npus: Inventory) -> None:
     with pytest.raises(UnknownDeviceError) as caught:
         selected(npus, "9")
     assert caught.value.cause == (
-        "This machine has no NPU or part of one '9': it has 0 (A-0000), 1 (A-0001), "
+        "This host has no NPU or part of one '9': it has 0 (A-0000), 1 (A-0001), "
         "2 (A-0002), 3 (A-0003) and 2 more"
     )
 

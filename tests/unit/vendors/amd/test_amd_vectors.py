@@ -102,7 +102,7 @@ def test_requests(case: Case, tmp_path: Path) -> None:
     )
     expected = DIFFERENCES.get(case["name"], case["expected"]["devices"])
     if expected is REFUSED:
-        with pytest.raises(GpuhookError, match=r"has no AMD GPU|, and this machine has 2\."):
+        with pytest.raises(GpuhookError, match=r"has no AMD GPU|, and this host has 2\."):
             resolved(found, *given["env"], swarm=swarm)
     else:
         assert labels(resolved(found, *given["env"], swarm=swarm)) == expected

@@ -82,8 +82,8 @@ def test_lists_that_are_wrong(examine: Examine, place: Path) -> None:
     made.write(f"{LISTS}/open.list", "/x\n").chmod(0o666)
     found = [each for each in examine(made) if each[1] == "ascend-lists"]
     assert [status for status, _, _ in found] == ["warning", "warning", "failure"]
-    assert "The list base has /proc, which is of /proc" in found[0][2]
-    assert found[2][2] == "The list of files open can't be used: others than root may write it"
+    assert "The list base has /proc, which belongs to /proc" in found[0][2]
+    assert found[2][2] == "The list of files open can't be used: non-root users may write to it"
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_engine_sockets_are_not_given(made: Machine, path: str) -> None:
     found = find(made)
     assert given(found) == []
     assert len(refused(found)) >= 4
-    assert all(sentence.endswith("it isn't given to containers") for sentence in refused(found))
+    assert all(sentence.endswith("containers don't get it") for sentence in refused(found))
 
 
 def test_engine_sockets_where_var_run_is_a_folder(made: Machine) -> None:
@@ -122,11 +122,11 @@ def test_what_is_the_kernels_is_not_given(made: Machine, path: str) -> None:
 def test_a_list_that_others_may_write(made: Machine) -> None:
     made.write(BASE, "/usr/local/dcmi\n").chmod(0o666)
     [found] = find(made).lists
-    assert found.problem == "others than root may write it"
+    assert found.problem == "non-root users may write to it"
     assert given(find(made)) == []
     (made.place / BASE.lstrip("/")).chmod(0o644)
     (made.place / LISTS.lstrip("/")).chmod(0o777)
-    assert find(made).lists[0].problem == "others than root may write it"
+    assert find(made).lists[0].problem == "non-root users may write to it"
 
 
 def test_a_list_of_another_user(made: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_a_list_of_another_user(made: Machine, monkeypatch: pytest.MonkeyPatch) 
         os.chown(made.place / BASE.lstrip("/"), owner, owner)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    assert find(made).lists[0].problem == "others than root may write it"
+    assert find(made).lists[0].problem == "non-root users may write to it"
     monkeypatch.setattr(os, "geteuid", lambda: owner)
     assert find(made).lists[0].problem == ""
 

@@ -72,7 +72,7 @@ def test_engine_sockets_are_never_given() -> None:
     request = read(f"{ASK}=0", "MOUNT_BY_RUNTIME_FOR_DP=")
     [(source, reason)] = request.ignored
     assert source == "environment"
-    assert "which no container is given" in reason
+    assert "which no container gets" in reason
 
 
 @pytest.mark.parametrize(

@@ -131,9 +131,7 @@ def test_lists_that_are_asked_for(tmp_path: Path) -> None:
     ]
     assert plan.operations[-1].kind == "ldcache"
     warned = resolved(found, f"{ASK}=0", "ASCEND_RUNTIME_MOUNTS=tools,nothing").warnings()
-    assert (
-        warned[0] == "ASCEND_RUNTIME_MOUNTS names the list nothing, which this machine doesn't have"
-    )
+    assert warned[0] == "ASCEND_RUNTIME_MOUNTS names the list nothing, which this host doesn't have"
     assert warned[1].startswith("The list Tools has /run, which contains /run/containerd")
     assert resolved(found, f"{ASK}=0").warnings() == []
     both = planned(found, f"{ASK}=0", "ASCEND_RUNTIME_MOUNTS=base,Tools")

@@ -155,7 +155,7 @@ def test_a_file_that_is_missing_is_left_out(made: Made) -> None:
     ]
     answer = resolve(spec_with("MAKER_VISIBLE_DEVICES=0"), config, inventories={"maker": found})
     assert answer is not None
-    assert answer.warnings() == ["Maker's /usr/bin/maker-smi isn't there"]
+    assert answer.warnings() == ["Maker's /usr/bin/maker-smi doesn't exist"]
 
 
 @pytest.mark.parametrize(
@@ -434,26 +434,26 @@ def test_a_folder_to_write_to_that_is_not_there(made: Made) -> None:
     config, found = made(WRITES, change=lambda root: (root / PAGES.lstrip("/")).rmdir())
     answer = resolve(spec_with("MAKER_VISIBLE_DEVICES=0"), config, inventories={"maker": found})
     assert answer is not None
-    assert answer.warnings() == [f"Maker's {PAGES} isn't there"]
+    assert answer.warnings() == [f"Maker's {PAGES} doesn't exist"]
 
 
 @pytest.mark.parametrize(
     ("path", "why"),
     [
-        ("/dev/dri", "which is of /dev/dri"),
+        ("/dev/dri", "which belongs to /dev/dri"),
         ("/dev/shm/maker", ""),
-        ("/dev/mqueue", "which is of /dev/mqueue"),
-        ("/dev/bus/usb", "which is of /dev/bus"),
-        ("/etc/maker", "which is of /etc"),
-        ("/usr/lib/maker", "which is of /usr"),
-        ("/usr/local/share/maker", "which is of /usr"),
-        ("/var/run/maker", "which is of /var/run"),
-        ("/var/lib/docker/x", "which is of /var/lib/docker"),
+        ("/dev/mqueue", "which belongs to /dev/mqueue"),
+        ("/dev/bus/usb", "which belongs to /dev/bus"),
+        ("/etc/maker", "which belongs to /etc"),
+        ("/usr/lib/maker", "which belongs to /usr"),
+        ("/usr/local/share/maker", "which belongs to /usr"),
+        ("/var/run/maker", "which belongs to /var/run"),
+        ("/var/lib/docker/x", "which belongs to /var/lib/docker"),
         ("/var/lib", "which contains /var/lib/containerd"),
-        ("/srv/link", "which is of /etc"),
-        ("/srv/open/maker", "which others than root may change"),
-        ("/root/maker", "which is of /root"),
-        ("/sys/fs/bpf", "which is of /sys"),
+        ("/srv/link", "which belongs to /etc"),
+        ("/srv/open/maker", "which non-root users may change"),
+        ("/root/maker", "which belongs to /root"),
+        ("/sys/fs/bpf", "which belongs to /sys"),
     ],
 )
 def test_folders_that_no_container_writes_to(made: Made, path: str, why: str) -> None:

@@ -332,7 +332,7 @@ def test_half_made_devices(tmp_path: Path, name: str) -> None:
 def test_a_device_without_numbers_has_a_name(tmp_path: Path) -> None:
     made = paper.machine("gaudi", tmp_path, 2, no_accel="0")
     assert [each.label for each in made.devices] == ["1", "0000:19:00.0"]
-    assert made.devices[1].state.startswith("the driver isn't done with it")
+    assert made.devices[1].state.startswith("the driver hasn't initialized it")
 
 
 def test_without_rdma(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_what_a_device_plugin_gives_is_not_ours(case: dict[str, Any]) -> None:
 def test_a_device_that_is_not_done(tmp_path: Path) -> None:
     found = paper.machine("neuron", tmp_path, 4, half_made="3")
     assert places(planned(found, f"{ASK}=all")) == ["/dev/neuron0", "/dev/neuron1", "/dev/neuron2"]
-    with pytest.raises(LostDeviceError, match="Neuron device 3 can't be used: the driver isn't"):
+    with pytest.raises(LostDeviceError, match="Neuron device 3 can't be used: the driver hasn't"):
         resolved(found, f"{ASK}=3")
 
 
@@ -84,11 +84,11 @@ def test_what_to_ask_for_instead(trn1: AnyInventory, tmp_path: Path) -> None:
         resolved(trn1, f"{ASK}=0,9,3")
     assert "The Neuron devices 0, 3, 9 are" in caught.value.cause
     assert caught.value.cause.endswith("fails without 1-2, 4-8")
-    assert caught.value.remedy.startswith("Ask for 0-9, or")
+    assert caught.value.remedy.startswith("Request 0-9, or")
     gap = paper.machine("neuron", tmp_path / "gap", 5, gap="1")
     with pytest.raises(RequestError) as caught:
         resolved(gap, f"{ASK}=all")
-    assert caught.value.remedy.startswith("Ask for one run of 0, 2-4, or")
+    assert caught.value.remedy.startswith("Request one run of 0, 2-4, or")
     assert resolved(gap, f"{ASK}=2-4").ids
 
 
@@ -339,7 +339,7 @@ def test_half_made_devices_and_links_to_nothing(tmp_path: Path) -> None:
     (tmp_path / CLASS / "neuron7").symlink_to("../../devices/virtual/neuron_device/neuron7")
     states = {each.label: each.state for each in found(tmp_path).devices}
     assert states["1"] == ""
-    assert states["0"].startswith("the driver isn't done with it")
+    assert states["0"].startswith("the driver hasn't initialized it")
     assert states["7"] == states["0"]
 
 

@@ -87,7 +87,9 @@ def test_what_cannot_work_is_refused_with_the_remedy(
     assert caught.value.code == "driver"
     assert caught.value.cause == f"The container asks for {capability}, and {cause}"
     assert remedy in caught.value.remedy
-    assert caught.value.remedy.endswith(", or ask for less with NVIDIA_DRIVER_CAPABILITIES")
+    assert caught.value.remedy.endswith(
+        ", or request fewer capabilities with NVIDIA_DRIVER_CAPABILITIES"
+    )
 
 
 @CASES

@@ -144,8 +144,8 @@ def test_nothing_of_a_folder_that_everybody_may_write_to(
     assert root.find() == ()
     [text] = root.refused()
     assert text == (
-        f"{setting} names '/srv/driver/files', which others than root may change: nothing there "
-        "is given to containers"
+        f"{setting} names '/srv/driver/files', which non-root users may change: containers "
+        "get nothing from there"
     )
 
 

@@ -112,5 +112,5 @@ def test_a_configured_folder_of_others_is_said(tree: Tree) -> None:
     tree.config.data_search_paths = ("/srv/share",)
     first, second = parts.driver_complete(tree.case)
     assert (first.check, str(first.status)) == ("driver-folders", "warning")
-    assert "'/srv/share', which others than root may change" in first.message
+    assert "'/srv/share', which non-root users may change" in first.message
     assert second.status == "ok"
