@@ -1,8 +1,8 @@
 """ELF reader for shared libraries: class, machine, SONAME, NEEDED, notes.
 
-Source: the ELF gABI (System V ABI, chapters 4 and 5) and elf.h. Reads by ``os.pread`` at
-checked offsets, so a library of a hundred megabytes costs a handful of small reads, and no
-count or size in the file makes us read more than the limits below.
+Source: the ELF gABI (System V ABI, chapters 4 and 5) and elf.h. It reads with
+``os.pread`` at checked offsets, so a library of a hundred megabytes costs a few small reads.
+Forged counts and sizes can't make it read more than the limits below.
 """
 
 import os

@@ -108,8 +108,8 @@ def surely_broken(text: str) -> bool:
 
     They differ in what they accept besides JSON: comments, 'a', 01, NaN, TRUE, a trailing comma,
     text after the value. All refuse a text that ends too early, also at a NUL, which ends it for C
-    parsers. All refuse invalid UTF-8 outside of strings, a letter in place of a name, and a letter
-    in place of a value, unless null, true, false or Infinity begin with it.
+    parsers. All refuse invalid UTF-8 outside of strings, and a letter in place of a name. They
+    refuse a letter in place of a value, unless null, true, false or Infinity begin with it.
     """
     import json.decoder  # noqa: PLC0415 - slow, and only for a text that was refused
 

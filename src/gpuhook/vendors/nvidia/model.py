@@ -83,7 +83,7 @@ class Gpu(Record, mig=Mig):
     """One GPU as in NVML.
 
     ``index`` is NVML's enumeration order, ``minor`` the N of /dev/nvidiaN (they may
-    differ), ``pci_bus_id`` has the 8-digit domain and upper-case hex (00000000:1B:00.0),
+    differ). ``pci_bus_id`` has the 8-digit domain and upper-case hex (00000000:1B:00.0).
     ``architecture`` is the CUDA compute capability (9.0), ``drm`` the paths of its nodes
     below /dev/dri. ``nodes`` are its nodes if they aren't /dev/nvidiaN; on such platforms
     the UUID and other unknown fields are "". ``memory`` is in bytes, 0 if unknown.
