@@ -57,8 +57,9 @@ def find(
 ) -> tuple[list[DriverFile], set[str]]:
     """Return the driver's manifests, and the paths of the libraries that they name.
 
-    ``libraries`` are the driver's. A manifest that names paths has ``content`` for a container. Each
-    path in the host's file is a file of the kind ALIAS: the ``target`` in a container means ``path``.
+    ``libraries`` are the driver's. A manifest that names paths has ``content`` for a container.
+    Each path in the host's file is a file of the kind ALIAS: the ``target`` in a container means
+    ``path``.
     """
     known = _Known(root, libraries)
     found: list[DriverFile] = []
