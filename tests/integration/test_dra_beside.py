@@ -1,5 +1,6 @@
 """gpuhook dra and gpuhook device-plugin on one node: no device is handed out by both."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,11 +39,10 @@ def asked(node: Node, claim: Claim) -> str:
 
 
 def grow_old(node: Node) -> None:
-    """Have the leases of the device plugin be some minutes old."""
-    for path in (node.records / "device-plugin").iterdir():
-        text = path.read_text()
-        head, _, at = text.rpartition('"at": ')
-        path.write_text(f'{head}"at": {float(at.rstrip("}")) - 600}}}')
+    """Have the records of the device plugin be some minutes old."""
+    for path in node.records.glob("pod_*"):
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps({**record, "at": record["at"] - 600}))
 
 
 def test_who_comes_first_has_it(

@@ -355,7 +355,7 @@ def test_what_a_claim_has_that_is_gone_is_for_others(
             _refuse(node, other, since=True)
             _grow_old(node, gone)
             prepared(node, other)
-        assert [path.name for path in node.written()] == [f"{other.uid}_{GPU_DRIVER}.json"]
+        assert [path.name for path in node.written()] == [f"claim_{other.uid}_{GPU_DRIVER}.json"]
         assert len(node.documents()) == 1
         assert "Claim ns/gone is gone from the cluster: it is put back" in node.log
 
@@ -420,7 +420,7 @@ def test_claims_that_are_gone_are_put_back_together(node: Node, driver: Driver) 
         for claim in claims:
             _grow_old(node, claim)
         assert len(prepared(node, every)) == 3
-    assert [path.name for path in node.written()] == [f"{every.uid}_{GPU_DRIVER}.json"]
+    assert [path.name for path in node.written()] == [f"claim_{every.uid}_{GPU_DRIVER}.json"]
 
 
 def test_a_status_that_stays_keeps_its_time(node: Node, driver: Driver) -> None:
@@ -456,7 +456,7 @@ def test_a_status_that_stays_keeps_its_time(node: Node, driver: Driver) -> None:
 
 
 def _record(node: Node, claim: Claim) -> Path:
-    return node.records / f"{claim.uid}_{GPU_DRIVER}.json"
+    return node.records / f"claim_{claim.uid}_{GPU_DRIVER}.json"
 
 
 def _refuse(node: Node, claim: Claim, *, since: bool) -> None:

@@ -69,7 +69,7 @@ def check_next(node: Node, before: Attempt, devices: list[str]) -> None:
     """Check what the next service makes of what an attempt has left."""
     claim, other = before.claim, before.other
     if before.was_killed:
-        held = [each.stem.partition("_")[0] for each in node.written()]
+        held = [each.stem.split("_")[1] for each in node.written()]
         found = node.kubelet.prepare(GPU_DRIVER, other)[other.uid]
         assert isinstance(found, str) == (claim.uid in held), (before, found)
         node.kubelet.unprepare(GPU_DRIVER, other)

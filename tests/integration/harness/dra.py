@@ -63,7 +63,7 @@ class Node:
 
     @property
     def records(self) -> Path:
-        return self.config.parent / "state/dra"
+        return self.config.parent / "state/devices"
 
     @property
     def log(self) -> str:
@@ -150,7 +150,7 @@ class Node:
 
     def written(self) -> list[Path]:
         """Return the records of claims."""
-        return sorted(self.records.glob("*_*.json"))
+        return sorted(self.records.glob("claim_*.json"))
 
     def left(self) -> list[str]:
         """Return the names of all files of claims, temporary ones too."""

@@ -66,20 +66,19 @@ def test_null_makes_no_field_known(sharing: Any) -> None:
         plan(sharing=sharing)
 
 
+def test_what_a_plan_sets_of_its_device() -> None:
+    """As NVIDIA's own driver: a time slice is for several processes, and MPS for its clients."""
+    shares = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
+    assert claim_config.settings(plan(sharing=shares)) == {"compute-mode": 0, "time-slice": 3}
+    assert claim_config.settings(plan(sharing={"strategy": "MPS"})) == {"compute-mode": 3}
+
+
 def effect(limits: Any, *devices: str) -> dict[str, Any]:
     sharing = {"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "8Gi", **limits}}
     wanted: Any = [(SimpleNamespace(id=each), plan(sharing=sharing)) for each in devices]
-    inventory: Any = SimpleNamespace(root="/")
-    [found] = claim_config.effects(inventory, wanted, "/claim")
-    return found
+    return claim_config._daemon(wanted, "/claim")
 
 
-@pytest.fixture
-def programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim_config, "_check_programs", lambda *_: None)
-
-
-@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(
     ("limits", "found"),
     [
@@ -94,7 +93,6 @@ def test_limits_of_each_device(limits: dict[str, Any], found: dict[str, int]) ->
     assert made["memory"] == 8 * GIB
 
 
-@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("name", ["2", "-1", "GPU-c", "", "01", " 0"])
 def test_limits_of_devices_that_the_claim_has_not(name: str) -> None:
     with pytest.raises(RequestError, match=EACH):

@@ -1,5 +1,6 @@
 """What was done to devices for a claim is undone, also where their driver doesn't answer."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,10 +10,16 @@ import pytest
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import DriverError
 from gpuhook.tools.dra.effects import Effects
+from gpuhook.tools.ledger.records import COMPLETED, Record, Setting
 from gpuhook.tools.vendors.nvidia import claim_config
 
-SLICE = {"vendor": "nvidia", "do": "time-slice", "devices": ["GPU-a"], "slice": 1}
-MPS = {"vendor": "nvidia", "do": "mps", "devices": ["GPU-a"], "threads": 0, "memory": 0}
+NONE = Record("gpu.nvidia.com", "u", "ns", "a", COMPLETED, "boot")
+SLICE = replace(NONE, settings=(Setting("nvidia", "GPU-a", "time-slice", 0, 1),))
+
+
+def mps(folder: Path) -> Record:
+    words = {"devices": ["GPU-a"], "threads": 0, "memory": 0, "folder": str(folder)}
+    return replace(NONE, effects=({"vendor": "nvidia", "do": "mps", **words},))
 
 
 def effects(**failures: DriverError) -> Effects:
@@ -22,13 +29,11 @@ def effects(**failures: DriverError) -> Effects:
     return Effects(devices)
 
 
-@pytest.mark.parametrize("effect", [SLICE, MPS])
-def test_while_the_driver_fails_nothing_is_forgotten(
-    effect: dict[str, Any], tmp_path: Path
-) -> None:
+def test_while_the_driver_fails_nothing_is_forgotten(tmp_path: Path) -> None:
     failing = effects(nvidia=DriverError("it hangs", "wait"))
-    with pytest.raises(DriverError, match="it hangs"):
-        failing.undo({**effect, "folder": str(tmp_path)}, [])
+    for record in (SLICE, mps(tmp_path)):
+        with pytest.raises(DriverError, match="it hangs"):
+            failing.undo(record, print)
 
 
 def test_without_a_driver_daemons_end_all_the_same(
@@ -37,13 +42,13 @@ def test_without_a_driver_daemons_end_all_the_same(
     stopped: list[str] = []
 
     class Keeper:
-        def __init__(self, config: Config, *_: object) -> None:
-            self.stop = lambda **_: stopped.append(config.state_dir)
+        def __init__(self, config: Config, *_: object, **__: object) -> None:
+            self.stop = lambda: stopped.append(config.state_dir)
 
     monkeypatch.setattr(claim_config, "Keeper", Keeper)
     folder = tmp_path / "mps"
     folder.mkdir()
-    effects().undo(SLICE, [])
-    effects().undo({**MPS, "folder": str(folder)}, [])
+    effects().undo(SLICE, print)
+    effects().undo(mps(folder), print)
     assert stopped == [str(folder)]
     assert not folder.exists()

@@ -20,7 +20,7 @@ from gpuhook.start.records import leases
 from gpuhook.tools.dra import publish
 from gpuhook.tools.driver_folder.place import Place
 from gpuhook.tools.engines.lock import Lock
-from gpuhook.tools.kubernetes.handed import Records
+from gpuhook.tools.ledger.records import Records
 from gpuhook.tools.mps.control import Control
 from gpuhook.tools.mps.keep import Keeper
 from gpuhook.vendors import registry
@@ -101,7 +101,7 @@ LOCKS: dict[str, Callable[[Path], None]] = {
     "start/inventory/cache.py": _inventory,
     "tools/engines/lock.py": _installation,
     "tools/dra/publish.py": _publisher,
-    "tools/kubernetes/handed.py": _claims,
+    "tools/ledger/records.py": _claims,
     "tools/driver_folder/place.py": _driver_folder,
 }
 

@@ -35,7 +35,8 @@ def test_the_hook_runs_for_a_limit_of_devices_that_are_nodes_alone(
         Given("uid-b", inventory.devices[1], vendor, inventory),
     ]
     where = document.path(str(tmp_path), "gpu.amd.com", "uid")
-    document.write(where, "gpu.amd.com", devices, Options(cdi_hook_path=HOOK), Config())
+    text = document.text("gpu.amd.com", devices, Options(cdi_hook_path=HOOK), Config())
+    document.write(where, text)
     made = json.loads(Path(where).read_text())
     assert made["kind"] == "k8s.gpu.amd.com/claim"
     hooks = [[hook["path"] for hook in each["containerEdits"].get("hooks", ())]

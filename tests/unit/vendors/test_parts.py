@@ -27,9 +27,11 @@ from gpuhook.tools.vendors.nvidia import links as nvidia_links
 from gpuhook.tools.vendors.nvidia import makers_series as nvidia_makers_series
 from gpuhook.tools.vendors.nvidia import plugin as nvidia_plugin
 from gpuhook.tools.vendors.nvidia import programs as nvidia_programs
+from gpuhook.tools.vendors.nvidia import settings as nvidia_settings
 from gpuhook.tools.vendors.nvidia import telemetry as nvidia_telemetry
 from gpuhook.tools.vendors.parts import (
     ClaimConfig,
+    DeviceSettings,
     Doctor,
     DriverFolder,
     Events,
@@ -54,6 +56,7 @@ SIMULATORS: tuple[Simulator, ...] = (
 READINGS: tuple[Readings, ...] = (amd_telemetry, intel_gpu_telemetry)
 TELEMETRY: tuple[Telemetry, ...] = (nvidia_telemetry,)
 CLAIM_CONFIGS: tuple[ClaimConfig, ...] = (nvidia_claim_config,)
+SETTINGS: tuple[DeviceSettings, ...] = (nvidia_settings,)
 EVENTS: tuple[Events, ...] = (nvidia_events,)
 LABELS: tuple[Labels, ...] = (amd_labels, nvidia_labels)
 LINKS: tuple[Links, ...] = (nvidia_links,)
@@ -71,7 +74,7 @@ OTHERS = {"declared.doctor"}
 
 def test_none_is_forgotten() -> None:
     known = (*CLAIM_CONFIGS, *DOCTORS, *READINGS, *TELEMETRY, *DRIVER_FOLDERS, *EVENTS, *LABELS,
-             *LINKS, *MAKERS_SERIES, *PLUGINS, *PROGRAMS)  # fmt: skip
+             *LINKS, *MAKERS_SERIES, *PLUGINS, *PROGRAMS, *SETTINGS)  # fmt: skip
     compared = {str(getattr(each, "__name__", "")) for each in known}
     kinds = (
         "claim_config",
@@ -84,6 +87,7 @@ def test_none_is_forgotten() -> None:
         "makers_series",
         "plugin",
         "programs",
+        "settings",
     )
     paths = [path for kind in kinds for path in FOLDER.glob(f"[a-z]*/{kind}*")]
     there = {f"{path.parent.name}.{path.stem}" for path in paths}

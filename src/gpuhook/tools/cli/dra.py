@@ -22,7 +22,7 @@ from gpuhook.tools.dra.options import Options
 from gpuhook.tools.dra.probe import probe
 from gpuhook.tools.kubernetes import dra as describing
 from gpuhook.tools.kubernetes.configure import look_at
-from gpuhook.tools.kubernetes.handed import FOLDER
+from gpuhook.tools.ledger.records import FOLDER
 from gpuhook.tools.vendors import survey
 from gpuhook.vendors import registry
 

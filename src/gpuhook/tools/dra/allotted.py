@@ -15,7 +15,7 @@ from gpuhook.tools.dra import configs, document
 from gpuhook.tools.dra.devices import Devices, Known
 from gpuhook.tools.dra.document import Given
 from gpuhook.tools.kubernetes.dra import MEMORY
-from gpuhook.tools.kubernetes.handed import Held
+from gpuhook.tools.ledger.records import Held
 from gpuhook.tools.running import limitable
 from gpuhook.tools.vendors import cluster
 from gpuhook.tools.vendors.quantities import bytes_of

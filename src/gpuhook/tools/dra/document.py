@@ -15,8 +15,8 @@ from gpuhook.start.contract import Vendor
 from gpuhook.start.inventory.model import Device, Inventory
 from gpuhook.tools.dra.options import Options
 from gpuhook.tools.host.programs import our_program
-from gpuhook.tools.kubernetes import handed
 from gpuhook.tools.kubernetes.documents import on_host
+from gpuhook.tools.ledger import records
 
 if TYPE_CHECKING:
     from gpuhook.start.cdi.generate import Source
@@ -63,10 +63,8 @@ def uids(folder: str, driver: str) -> list[str]:
     return [match[1] or match[2] for match in map(pattern.fullmatch, names) if match]
 
 
-def write(
-    where: str, driver: str, given: Sequence[Given], options: Options, config: Config
-) -> None:
-    """Write the document of a claim, in one step; a GpuhookError where that can't be.
+def text(driver: str, given: Sequence[Given], options: Options, config: Config) -> str:
+    """Return the document of a claim; a GpuhookError where that can't be.
 
     A device that is none any more, or whose nodes are missing, is in no document.
     """
@@ -98,13 +96,20 @@ def write(
     }  # fmt: skip
     document = on_host(tidy(document), options, root)
     document["cdiVersion"] = versions.needed(document)
-    writing.write(where, writing.to_text(document, _FORMAT))
+    return writing.to_text(document, _FORMAT)
+
+
+def write(where: str, made: str) -> None:
+    """Write the document of a claim, in one step; CdiError where that can't be."""
+    from gpuhook.tools.cdi import write as writing  # noqa: PLC0415
+
+    writing.write(where, made)
 
 
 def remove(where: str) -> None:
     """Remove the document of a claim, if it is there; CdiError where that can't be."""
     try:
-        handed.remove(where)
+        records.remove(where)
     except OSError as error:
         raise CdiError(
             f"{where} can't be removed: {error.strerror}",

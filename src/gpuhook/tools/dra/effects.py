@@ -1,23 +1,30 @@
-"""What is done to devices for a claim beside its document, by the vendor's ``claim_config``.
+"""What is done to devices for a claim in addition to its document, and how it is undone.
 
-It is written down before it is begun, and undone before the record goes.
+Settings of the devices are changed, and programs started, as the vendor's ``claim_config`` says.
+All that can refuse is asked first; what was before is in the claim's record before anything is
+changed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from gpuhook.ground.errors import GpuhookError, NoDriverError, RequestError
+from gpuhook.ground.errors import DriverError, GpuhookError, NoDriverError, RequestError
 from gpuhook.start.inventory.model import Device
+from gpuhook.start.records import leases, records
 from gpuhook.tools.dra.allotted import Allotted
 from gpuhook.tools.dra.devices import Devices
-from gpuhook.tools.kubernetes.handed import FOLDER, Record
+from gpuhook.tools.ledger import settings
+from gpuhook.tools.ledger.records import Record, Setting
+from gpuhook.tools.ledger.settings import Settings
 from gpuhook.tools.vendors import parts
 from gpuhook.tools.vendors.parts import ClaimConfig
 from gpuhook.vendors import registry
 
+_FOLDER = "dra"  # of claims' programs, in the state folder; a socket's path must not be long
 _VENDOR = "vendor"  # the key of an effect that is ours
 
 Effect = dict[str, Any]
+Tell = Callable[[str], None]
 
 
 class Effects:
@@ -26,72 +33,101 @@ class Effects:
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
         self._config = devices.config
+        self._settings = Settings(self._config, self._inventory)
 
-    def planned(self, given: Sequence[Allotted], driver: str, uid: str) -> list[Effect]:
-        """Return what is to be done for a claim; RequestError where that can't be."""
+    def planned(
+        self, given: Sequence[Allotted], driver: str, uid: str
+    ) -> tuple[tuple[Setting, ...], list[Effect]]:
+        """Return the settings to change and the programs to start for a claim.
+
+        A GpuhookError where any of it can't be; nothing is changed.
+        """
         by_vendor: dict[str, list[tuple[Device, Any]]] = {}
         for each in given:
             if each.plan:
                 pair = each.given.device, each.plan
                 by_vendor.setdefault(each.held.vendor, []).append(pair)
-        found: list[Effect] = []
+        changed: tuple[Setting, ...] = ()
+        effects: list[Effect] = []
         for vendor, wanted in by_vendor.items():
-            folder = f"{self._config.state_dir}/{FOLDER}/{vendor}-{uid}"
-            inventory = self._inventory(vendor)
-            made = self._module(vendor).effects(inventory, wanted, folder)
-            found += [{_VENDOR: vendor, "driver": driver, **effect} for effect in made]
+            module, inventory = self._module(vendor), self._inventory(vendor)
+            folder = f"{self._config.state_dir}/{_FOLDER}/{vendor}-{uid}"
+            made = module.effects(self._config, inventory, wanted, folder)
+            effects += [{_VENDOR: vendor, "driver": driver, **effect} for effect in made]
+            changed += self._changes(vendor, module, wanted)
+        return changed, effects
+
+    def _changes(
+        self, vendor: str, module: ClaimConfig, wanted: Sequence[tuple[Device, Any]]
+    ) -> tuple[Setting, ...]:
+        values = settings.wanted_of([(device, module.settings(plan)) for device, plan in wanted])
+        found = self._settings.planned(vendor, values)
+        driver = settings.module(self._config, vendor)
+        for each in found:
+            why = driver.refusal(each.name, each.before)
+            if why:
+                raise RequestError(
+                    f"The {driver.title(each.name)} of {each.device} can't be changed: {why}",
+                    "Claim another device, or leave out the configuration",
+                )
+        self._check_exclusive(vendor, [device for device, _ in wanted])
         return found
 
-    def check(self, effects: Iterable[Effect], others: Iterable[Record]) -> None:
-        """Raise RequestError where another claim wants something else of the same device."""
-        theirs = [(record, each) for record in others for each in record.effects]
-        for effect in effects:
-            module = self._module(effect[_VENDOR])
-            for record, other in theirs:
-                if other[_VENDOR] == effect[_VENDOR] and module.conflict(effect, other):
-                    raise RequestError(
-                        f"Claim {record.claim} has another configuration for the same device",
-                        "Give both claims the same one, or other devices",
-                    )
+    def _check_exclusive(self, vendor: str, devices: Sequence[Device]) -> None:
+        """Raise HeldError where a container has one of these devices for itself."""
+        names = registry.known(self._config)[vendor]
+        if names.KIND not in self._config.exclusive:
+            return
+        wanted = {"given": [records.given(names, self._inventory(vendor), devices, ())]}
+        every = records.read_every(self._config.state_dir, devices[0].label)
+        leases.refuse(wanted, every, self._config.exclusive)  # protects: dra-exclusive
 
-    def begin(self, effect: Effect) -> tuple[list[str], dict[str, list[Any]]]:
-        """Do it; return the ids of its devices, and CDI edits for them."""
-        vendor = effect[_VENDOR]
-        edits = self._module(vendor).begin(self._config, self._inventory(vendor), effect)
-        return effect["devices"], edits
+    def begin(self, record: Record) -> list[tuple[list[str], dict[str, list[Any]]]]:
+        """Do all that a record says; return the ids of devices, and CDI edits for each group.
 
-    def undo(self, effect: Effect, others: Iterable[Record]) -> str:
-        """Undo it, unless another claim wants the same.
-
-        Return what stays otherwise for good, a sentence, "" for nothing. A DriverError while the
-        driver fails: it is to be tried again. Without one there is nothing left of what it was
-        told.
+        What is done already is done again. A GpuhookError where something can't be.
         """
-        module = self._module(effect[_VENDOR])
-        kept = {
-            device
-            for record in others
-            for other in record.effects
-            if other[_VENDOR] == effect[_VENDOR] and other["do"] == effect["do"]
-            for device in other["devices"]
-        }
-        if kept.issuperset(effect["devices"]):
-            return ""
-        inventory = self._inventory(effect[_VENDOR])
-        failure = self._devices.observed.machine.failures().get(effect[_VENDOR])
-        if inventory is None and failure is not None:  # protects: dra-undone
-            raise failure
-        try:
-            return module.undo(self._config, inventory, effect)
-        except NoDriverError:
-            return ""
+        self._settings.apply(record.settings)
+        found = []
+        for effect in record.effects:
+            vendor = effect[_VENDOR]
+            edits = self._module(vendor).begin(self._config, self._inventory(vendor), effect)
+            found.append((effect["devices"], edits))
+        return found
 
-    def look_after(self, records: Iterable[Record], tell: Callable[[str], None]) -> None:
-        """Start again what has ended by itself."""
-        for record in records:
+    def undo(self, record: Record, tell: Tell) -> None:
+        """Undo all that a record says; a DriverError where that is to be tried again.
+
+        ``tell`` gets a sentence for what stays changed for good. Without a driver there is nothing
+        left of what it was told.
+        """
+        vendors = {each[_VENDOR] for each in record.effects}
+        vendors |= {each.vendor for each in record.settings}
+        failures = self._devices.observed.machine.failures()
+        for vendor in vendors:
+            if self._inventory(vendor) is None and vendor in failures:  # protects: dra-undone
+                raise failures[vendor]
+        try:
             for effect in record.effects:
+                vendor = effect[_VENDOR]
+                self._module(vendor).undo(self._config, self._inventory(vendor), effect)
+            not_set = self._settings.restore(record.settings)
+        except NoDriverError:
+            return
+        for _, failure in not_set:
+            if not (failure.lost or failure.final):  # protects: dra-lost-holds-none
+                raise DriverError(failure.cause, failure.remedy)
+            tell(f"Claim {record.claim} is put back all the same: {failure.cause}")
+
+    def look_after(self, claims: Iterable[Record], tell: Tell) -> None:
+        """Start again what has ended by itself."""
+        for record in claims:
+            for effect in record.effects:
+                vendor = effect[_VENDOR]
                 try:
-                    self._module(effect[_VENDOR]).look_after(self._config, effect)
+                    module = self._module(vendor)
+                    if module.look_after(self._config, self._inventory(vendor), effect):
+                        self._settings.apply(record.settings)
                 except GpuhookError as error:
                     tell(f"Claim {record.claim}: {error}")
 

@@ -19,18 +19,20 @@ from gpuhook.tools.dra.document import Given
 from gpuhook.tools.dra.effects import Effects
 from gpuhook.tools.dra.options import Options
 from gpuhook.tools.kubernetes.dra import MEMORY
-from gpuhook.tools.kubernetes.handed import (
+from gpuhook.tools.kubernetes.state import REPLICA
+from gpuhook.tools.ledger.records import (
+    CLAIM,
     COMPLETED,
+    MPS,
+    POD,
     STARTED,
     Held,
-    Lease,
     Record,
     Records,
     check_names,
-    is_same,
+    in_the_way,
     now,
 )
-from gpuhook.tools.kubernetes.state import REPLICA
 from gpuhook.tools.metrics.kubelet import Used
 
 _STALE = 600.0  # seconds after which nobody works any more on a claim that was begun
@@ -77,9 +79,9 @@ class Handing:
     def prepare(self, driver: str, ref: Ref) -> Record:
         """Return what a claim has, once all of it is there; GpuhookError where it can't be.
 
-        The answer is the same each time. What was begun stays until the next attempt undoes it.
-        What was completed is the claim's until ``unprepare``, whatever fails here: containers may
-        have it.
+        The answer is the same each time. What was begun is undone where it fails, or by the next
+        attempt if this process is killed. What was completed is the claim's until ``unprepare``,
+        whatever fails here: containers may have it.
         """
         uid = ref["uid"]
         check_names(driver, uid)
@@ -125,7 +127,7 @@ class Handing:
 
     def _status(self, uid: str) -> list[dict[str, Any]]:
         """Return what the claim's status says of our drivers: all of them, as one writes all."""
-        every = [each for each in self._records.current() if each.uid == uid]
+        every = [each for each in self._records.current() if (each.owner, each.uid) == (CLAIM, uid)]
         return [
             _device_status(
                 each.driver, held.pool, held.device, held.share, "Prepared", "It was prepared"
@@ -154,12 +156,11 @@ class Handing:
         return not record.devices or (record.document == where and os.path.exists(where))
 
     def _give(self, driver: str, ref: Ref, claim: Mapping[str, Any]) -> Record:
+        """Do all that a claim needs; a GpuhookError where that can't be, and nothing has changed.
+
+        All that may refuse it is asked before anything is done.
+        """
         found = allotted(self._devices, driver, ref, claim)
-        self._check_free(driver, ref["uid"], [each.held for each in found])
-        others = self._others(driver, ref["uid"])
-        effects = self._effects.planned(found, driver, ref["uid"])
-        self._effects.check(effects, others)
-        where = document.path(self._options.cdi_folder, driver, ref["uid"])
         record = Record(
             driver,
             ref["uid"],
@@ -168,23 +169,39 @@ class Handing:
             STARTED,
             self._records.boot,
             tuple(each.held for each in found),
-            where if found else "",
-            tuple(effects),
-            now(),
+            document.path(self._options.cdi_folder, driver, ref["uid"]) if found else "",
+            at=now(),
         )
+        self._check_free(record)
+        self._text(driver, [each.given for each in found])  # protects: dra-document-first
+        settings, effects = self._effects.planned(found, driver, ref["uid"])
+        record = replace(record, settings=settings, effects=tuple(effects))
         self._records.write(record)  # protects: dra-started-first
-        self._bring(record, found)
-        record = replace(record, state=COMPLETED)
-        self._records.write(record)
+        try:
+            self._bring(record, found)
+            record = replace(record, state=COMPLETED)
+            self._records.write(record)
+        except BaseException:
+            self._give_up(driver, ref["uid"])  # protects: dra-refused-undone
+            raise
         return record
+
+    def _give_up(self, driver: str, uid: str) -> None:
+        """Undo what was begun; what can't be undone now is undone by the next attempt."""
+        try:
+            self._undo(driver, uid)
+        except GpuhookError as error:
+            self._tell(str(error))
 
     def _bring(self, record: Record, found: Sequence[Allotted]) -> None:
         """Do all that a record says; what is done already is done again."""
-        edits = [self._effects.begin(effect) for effect in record.effects]
+        edits = self._effects.begin(record)
         if found:
-            given = [_with(each.given, edits) for each in found]
-            # protects: dra-document
-            document.write(record.document, record.driver, given, self._options, self._config)
+            made = self._text(record.driver, [_with(each.given, edits) for each in found])
+            document.write(record.document, made)  # protects: dra-document
+
+    def _text(self, driver: str, given: Sequence[Given]) -> str:
+        return document.text(driver, given, self._options, self._config) if given else ""
 
     def _renew(self, record: Record, found: Sequence[Allotted]) -> Record:
         """Write the document of a claim again that was completed: it isn't where it should be."""
@@ -199,28 +216,32 @@ class Handing:
         self._records.write(record)
         return record
 
-    def _others(self, driver: str, uid: str) -> list[Record]:
-        """Return the records of all claims but this one."""
-        current = self._records.current()
-        return [each for each in current if (each.driver, each.uid) != (driver, uid)]
-
     # Who has it already -----------------------------------------------------------------------
 
-    def _check_free(self, driver: str, uid: str, held: Sequence[Held]) -> None:
-        """Raise RequestError where another claim, or the device plugin, has one of the devices."""
-        wanted = [each for each in held if not each.admin]
-        if wanted:
-            self._records.check_readable((driver, uid))
-        taken = [
-            (ours, record)
-            for record in self._others(driver, uid)
-            for ours in wanted
-            if any(_is_taken(ours, theirs) for theirs in record.devices)
-        ]
+    def _check_free(self, record: Record) -> None:
+        """Raise RequestError where another owner has one of a claim's devices."""
+        wanted = [each for each in record.devices if not each.admin]
+        if not wanted:
+            return
+        self._records.check_readable(record.key)
+        others = self._records.others(record.key)
+        found = in_the_way(wanted, others)
+        self._check_claims([(ours, each) for ours, _, each in found if each.owner == CLAIM])
+        for ours, _, each in found:
+            if each.owner == MPS:  # protects: dra-not-shared
+                raise RequestError(
+                    f"The device {ours.device} is shared by MPS on this node (gpuhook mps)",
+                    "Claim another device, or leave this one out of [gpuhook.mps] there",
+                )
+        self._check_shares(record.driver, wanted, others)
+        self._check_pods([(ours, held, each) for ours, held, each in found if each.owner == POD])
+
+    def _check_claims(self, taken: Sequence[tuple[Held, Record]]) -> None:
+        """Raise TakenError where other claims have devices."""
         if taken:
             ours, record = taken[0]
             raise TakenError(  # protects: dra-not-twice
-                list({(each.driver, each.uid): each for _, each in taken}.values()),
+                list({each.key: each for _, each in taken}.values()),
                 f"The device {ours.device} is claim {record.claim}'s, which was prepared for it "
                 "before",
                 "The pod can start when the pods of that claim have ended; where the kubelet has "
@@ -228,48 +249,45 @@ class Handing:
                 f"and delete every pod of the namespace {record.namespace} from it: within 20 "
                 "minutes the device is free",
             )
-        self._check_shares(driver, uid, wanted)
-        if wanted:
-            self._check_leases(wanted)
 
-    def _check_shares(self, driver: str, uid: str, wanted: Sequence[Held]) -> None:
-        """Raise RequestError where the shares of a device are more than it has of memory."""
-        others = self._others(driver, uid)
+    def _check_shares(self, driver: str, wanted: Sequence[Held], others: Sequence[Record]) -> None:
+        """Raise TakenError where the shares of a device are more than it has of memory."""
         every = [held for record in others for held in record.devices]
         memory = {each.name: each.memory for each in self._devices.look() if each.driver == driver}
         for ours in wanted:
-            shares = [each for each in (*every, *wanted) if _shares(ours, each)]
+            shares = [each for each in (*every, *wanted) if ours.shares(each)]
             total = sum(each.consumed.get(MEMORY, 0) for each in shares)
             if shares and total > memory.get(ours.device, 0):  # protects: dra-shares-sum
                 raise TakenError(
-                    [each for each in others if any(_shares(ours, held) for held in each.devices)],
+                    [each for each in others if any(map(ours.shares, each.devices))],
                     f"The shares of {ours.device} would be {total} bytes of memory together, and "
                     f"it has {memory.get(ours.device, 0)}",
                     "The pod can start when pods with other shares of it have ended",
                 )
 
-    def _check_leases(self, wanted: Sequence[Held]) -> None:
-        leases = self._records.leases()
-        wished = [(ours, each) for each in leases for ours in wanted if is_same(ours, each)]
-        if not wished:
-            return
-        used = self._in_use()
-        for ours, lease in wished:
-            if used is None or self._is_used(lease, used.ids):  # protects: dra-not-twice-claim
+    def _check_pods(self, taken: Sequence[tuple[Held, Held, Record]]) -> None:
+        """Raise RequestError where pods of the device plugin have devices, by the kubelet's word.
+
+        What no pod has any more is free.
+        """
+        used = self._in_use() if taken else None
+        for ours, held, record in taken:
+            # protects: dra-not-twice-claim
+            if used is None or self._is_used(record, held.unit, used.ids):
                 because = ", and the kubelet doesn't say whether its pod has ended" * (used is None)
                 raise RequestError(
                     f"gpuhook device-plugin has given the device {ours.device} to a pod as "
-                    f"{lease.resource}{because}",
+                    f"{record.name}{because}",
                     "Let one of gpuhook dra and gpuhook device-plugin hand out a node's devices; "
                     "the claim's pod can start when that pod has ended",
                 )
-        for _, lease in wished:
-            self._records.give_up(lease)
+        for _, _, record in taken:
+            self._records.forget(record.key)
 
-    def _is_used(self, lease: Lease, used: set[str]) -> bool:
-        """Tell whether a pod has what was leased, or a replica of it, or may be about to."""
-        is_young = 0 <= now() - lease.at < _YOUNG
-        return is_young or any(each.partition(REPLICA)[0] == lease.unit for each in used)
+    def _is_used(self, record: Record, unit: str, used: set[str]) -> bool:
+        """Tell whether a pod has a device plugin's unit, or a replica, or may be about to."""
+        is_young = 0 <= now() - record.at < _YOUNG
+        return is_young or any(each.partition(REPLICA)[0] == unit for each in used)
 
     # Whose claim is gone ----------------------------------------------------------------------
 
@@ -289,7 +307,7 @@ class Handing:
         with self._records.locked():
             for record in holders:
                 if self._records.read(record.driver, record.uid) != record:
-                    continue  # somebody has worked on it since
+                    continue  # it has changed since
                 # protects: dra-gone-twice
                 is_late = record.gone > 0 and now() - record.gone >= _YOUNG
                 if record not in gone:
@@ -328,20 +346,16 @@ class Handing:
         """Undo what was begun for a claim, as far as it came; the record goes last."""
         record = self._records.read(driver, uid)
         if record is not None and record.boot == self._records.boot:
-            others = self._others(driver, uid)
-            for effect in record.effects:
-                kept = self._effects.undo(effect, others)
-                if kept:
-                    self._tell(f"Claim {record.claim} is put back all the same: {kept}")
+            self._effects.undo(record, self._tell)
         usual = document.path(self._options.cdi_folder, driver, uid)
         for path in {usual, (record and record.document) or usual}:  # the option may have changed
             document.remove(path)
-        self._records.remove(driver, uid)
+        self._records.forget(Record(driver, uid, "", "", "", "").key)
 
     def sweep(self) -> None:
         """Undo what nobody else is going to: of earlier boots, begun long ago or half, and gone."""
         with self._records.locked():
-            for driver, uid in self._records.names():
+            for driver, uid in self._records.claims():
                 record = self._records.read(driver, uid)
                 if record is None and self._records.is_unknown(driver, uid):
                     continue  # its containers may run; whoever is refused for it is told
@@ -352,13 +366,13 @@ class Handing:
                     except GpuhookError as error:
                         self._tell(str(error))
             self._records.tidy()
-            kept = {*self._records.names()}
+            kept = {*self._records.claims()}
             for driver in self._devices.drivers():
                 for uid in document.uids(self._options.cdi_folder, driver):
                     if (driver, uid) not in kept:
                         document.remove(document.path(self._options.cdi_folder, driver, uid))
-            self._effects.look_after(self._records.current(), self._tell)
-            current = self._records.current()
+            current = [each for each in self._records.current() if each.owner == CLAIM]
+            self._effects.look_after(current, self._tell)
         # Whoever asks may have a pod in the holder's namespace, and so would never be heard.
         self._free_gone(current)
 
@@ -378,17 +392,6 @@ def _is_unused(record: Record, used: Used) -> bool:
 def _is_stale(record: Record) -> bool:
     """Tell whether a claim was begun, and nobody has come to end that."""
     return record.state == STARTED and now() - record.at >= _STALE
-
-
-def _is_taken(ours: Held, theirs: Held) -> bool:
-    """Tell whether what another claim has is in the way of what this one wants."""
-    return not theirs.admin and not _shares(ours, theirs) and is_same(ours, theirs)
-
-
-def _shares(one: Held, other: Held) -> bool:
-    """Tell whether both are shares of a device that several claims may have."""
-    both = bool(one.share and other.share)
-    return both and (one.vendor, one.device) == (other.vendor, other.device)
 
 
 def _with(given: Given, edits: Sequence[tuple[Sequence[str], Mapping[str, list[Any]]]]) -> Given:

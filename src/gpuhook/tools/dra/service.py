@@ -20,8 +20,8 @@ from gpuhook.tools.dra.publish import Publisher, wanted
 from gpuhook.tools.dra.work import LIMIT, Job, Server
 from gpuhook.tools.host.pages import give_back
 from gpuhook.tools.kubernetes import folder
-from gpuhook.tools.kubernetes.handed import Records
 from gpuhook.tools.kubernetes.service import Signals, Stopped, check_packages, tell
+from gpuhook.tools.ledger.records import Records
 from gpuhook.tools.metrics import kubelet
 from gpuhook.tools.ready import report_ready
 
@@ -87,7 +87,7 @@ class Supervisor:
             tell("Waiting until there is a device")
         records = Records(self._devices.config.state_dir)
         records.make()
-        self._old = {driver for driver, _ in records.names()}
+        self._old = {driver for driver, _ in records.claims()}
         self._report()
         while True:
             self._tend()

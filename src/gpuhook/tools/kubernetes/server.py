@@ -17,10 +17,11 @@ from typing import Any
 from urllib.parse import quote
 
 from gpuhook.ground.errors import GpuhookError, PluginError, RequestError, listed, shown
-from gpuhook.tools.kubernetes import INSTALL, allocate, api, handed, prefer
+from gpuhook.tools.kubernetes import INSTALL, allocate, api, prefer
 from gpuhook.tools.kubernetes.folder import Folder, Identity
 from gpuhook.tools.kubernetes.settings import Settings
 from gpuhook.tools.kubernetes.state import Resource, State
+from gpuhook.tools.ledger.records import Records
 
 # Before gRPC is loaded: no child is forked here, and what it logs is no operator's business.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -254,19 +255,18 @@ class _Service:
         return answer
 
     def _lend(self, ids: list[str]) -> None:
-        """Write down that these devices were given away, so that no claim gets them (``handed``).
+        """Write into the ledger that these devices were given away, so that no claim gets them.
 
-        Where that can't be, and no claim ever got anything here, it is said.
+        Where that can't be, and the ledger isn't there at all, it is said.
         """
         resource, state_dir = self._offer.resource, self._offer.settings.state_dir
         if not state_dir:
             return
-        records = handed.Records(state_dir)
+        records = Records(state_dir)
         offers = resource.offers()
-        units = {offers[each].id: offers[each] for each in ids}.values()
-        given = [(resource.vendor, unit.id, unit.whole) for unit in units]
+        units = {offers[each].id: offers[each].whole for each in ids}
         try:
-            records.lend([records.lease(*each, resource.name) for each in given])
+            records.lend(resource.vendor, resource.name, units.items())
         except PluginError as error:
             if os.path.isdir(records.folder):
                 raise

@@ -1,7 +1,7 @@
-"""Start, look after and end MPS on this machine, as [gpuhook.mps] says.
+"""Start, look after and end a control daemon of MPS, as [gpuhook.mps] says.
 
-What is written down comes first: before a GPU's compute mode is changed, the state file has the
-one that it had, so that whoever comes next, after kill -9 too, can set it back.
+What is written down comes first, so that any later process finds it, after kill -9 too. The GPUs'
+compute modes are in the ledger: ``devices`` for ``gpuhook mps``, the claim's record for a claim.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from gpuhook.ground import names
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.config.mps import bytes_of
-from gpuhook.ground.errors import DriverError, GpuhookError, MpsError, listed
+from gpuhook.ground.errors import GpuhookError, MpsError, listed
 from gpuhook.ground.fileio import remove
 from gpuhook.ground.host import lock
 from gpuhook.ground.oci import jsontext
@@ -22,8 +22,8 @@ from gpuhook.start import contract
 from gpuhook.start.inventory import cache
 from gpuhook.tools.host import users_tree
 from gpuhook.tools.host.child import BackOff
-from gpuhook.tools.mps import modes
 from gpuhook.tools.mps.control import SERVER, Control, program_of
+from gpuhook.tools.mps.devices import Devices
 from gpuhook.vendors.nvidia import mps
 from gpuhook.vendors.nvidia import names as nvidia
 from gpuhook.vendors.nvidia.model import WSL, Gpu, Inventory
@@ -40,7 +40,9 @@ _BACK_OFF = (1.0, 60.0)  # seconds before the daemon is started again: the first
 class Keeper:
     """MPS of this machine; ``tell`` is given a sentence for whatever happens.
 
-    ``memory`` has limits in bytes of some devices, by UUID, in place of the configuration's.
+    A claim's daemon is ``for_claim``: its record in the ledger holds the devices, and ``memory``
+    has limits in bytes of some of them, by UUID, in place of the configuration's. ``inventory`` is
+    NVIDIA's, where it is known.
     """
 
     def __init__(
@@ -48,10 +50,15 @@ class Keeper:
         config: Config,
         tell: Callable[[str], None],
         memory: Mapping[str, int] = MappingProxyType({}),
+        inventory: Inventory | None = None,
+        *,
+        for_claim: bool = False,
     ) -> None:
         self._config = config
         self._tell = tell
         self._memory = memory
+        self._known = inventory
+        self._devices = None if for_claim else Devices(config, self._inventory)
         self.base = f"{config.state_dir}/{mps.FOLDER}"
 
     # Starting ----------------------------------------------------------------------------------
@@ -63,28 +70,32 @@ class Keeper:
         """
         with self._locked():
             before = mps.read(self._config.state_dir)
-            wanted = self._wanted(before)
+            wanted = self.wanted(before)
+            if self._devices is not None:
+                self._devices.check(wanted.devices)  # before anything is ended
             if before is not None:
                 if before.but(daemon="", ready=False) == wanted and self._answers(before):
+                    self._hold(wanted)
                     return before
                 self._end_daemon(before)
-            return self._start(wanted, before)
+            return self._start(wanted)
 
-    def _start(self, state: mps.State, before: mps.State | None) -> mps.State:
-        for uuid, mode in _dropped(state, before).items():
-            modes.write(self._config, self._inventory().root, {uuid: mode})
+    def _hold(self, state: mps.State) -> None:
+        if self._devices is not None:
+            self._devices.hold(state.devices)
+
+    def _start(self, state: mps.State) -> mps.State:
         self._make_folders(state.version)
-        self._save(state)  # protects: mps-mode-written
+        self._save(state)
         try:
-            exclusive = {each.uuid: modes.EXCLUSIVE_PROCESS for each in state.devices}
-            modes.write(self._config, self._inventory().root, exclusive)
+            self._hold(state)
             control = self.control(state)
             daemon = control.start([each.uuid for each in state.devices])
             state = state.but(daemon=daemon)
             self._save(state.but(places=()))  # whoever ends it has to know it
             state = self._set_up(control, state).but(ready=True)
             control.check(state.threads)
-        except GpuhookError:
+        except BaseException:  # a signal's, too
             self._undo()
             raise
         self._save(state)
@@ -126,20 +137,19 @@ class Keeper:
             "Set version = 2 in [gpuhook.mps], and report it",
         )
 
-    def _wanted(self, before: mps.State | None) -> mps.State:
-        """Return what config.toml and the machine ask for, without a daemon."""
+    def wanted(self, before: mps.State | None = None) -> mps.State:
+        """Return what config.toml and the machine ask for, without a daemon.
+
+        MpsError or DriverError where that can't be.
+        """
         config = self._config
         if not config.mps_devices:
             raise MpsError(
                 "config.toml shares no device by MPS", "Set devices in its section [gpuhook.mps]"
             )
-        gpus = self._gpus()
-        found = modes.read(config, self._inventory().root, [gpu.uuid for gpu in gpus])
         devices = []
-        for gpu in gpus:
-            mode, total = found[gpu.uuid]
-            known = before.device(gpu.uuid) if before is not None else None
-            asked = config.mps_memory
+        for gpu in self._gpus():
+            total, asked = gpu.memory, config.mps_memory
             memory = bytes_of(asked, total) if asked else 0
             if gpu.uuid in self._memory:
                 memory = self._memory[gpu.uuid]
@@ -150,8 +160,7 @@ class Keeper:
                     f"{total // _MEGA} MiB",
                     "Give a size from 1MiB to what the GPU has, or a share such as 50%",
                 )
-            mode = mode if known is None else known.mode  # protects: mps-first-mode
-            devices.append(mps.Shared(gpu.uuid, gpu.index, mode, memory, total))
+            devices.append(mps.Shared(gpu.uuid, gpu.index, memory, total))
         version = self._version()
         places = () if before is None else before.places
         return mps.State(
@@ -196,6 +205,8 @@ class Keeper:
         return gpus
 
     def _inventory(self) -> Inventory:
+        if self._known is not None:
+            return self._known
         found: Inventory = cache.get_inventory(self._config, contract.load(nvidia))  # type: ignore[assignment]
         return found
 
@@ -234,15 +245,18 @@ class Keeper:
             time.sleep(pause)
             try:
                 self.look_after()
-            except (MpsError, DriverError) as error:
+            except GpuhookError as error:
                 pause = back_off.grow()
                 self._tell(f"{error} (again in {pause:g} seconds)")
             else:
                 back_off.reset()
                 pause = interval
 
-    def look_after(self) -> None:
-        """Start the daemon again where it doesn't answer; MpsError or DriverError if that fails."""
+    def look_after(self) -> bool:
+        """Start the daemon again where it doesn't answer; tell whether it had to be.
+
+        A GpuhookError if that fails.
+        """
         state = mps.read(self._config.state_dir)
         if state is not None:
             try:
@@ -250,26 +264,26 @@ class Keeper:
             except MpsError as error:
                 self._tell(str(error))
             else:
-                return
+                return False
         self.start()
+        return True
 
     # Ending ---------------------------------------------------------------------------------------
 
-    def stop(self, *, but_lost: bool = False) -> bool:
-        """End the daemon and set compute modes back; False where there was nothing.
-
-        With ``but_lost`` nobody waits for a GPU that is lost.
-        """
+    def stop(self) -> bool:
+        """End the daemon and put compute modes back; False where there was nothing."""
         with self._locked():
-            return self._undo(but_lost=but_lost)
+            return self._undo()
 
-    def _undo(self, *, but_lost: bool = False) -> bool:
+    def _undo(self) -> bool:
         state = mps.read(self._config.state_dir)
+        is_held = self._devices is not None and self._devices.are_held()
+        if state is not None:
+            self._end_daemon(state)
+        if self._devices is not None and (is_held or state is not None):
+            self._devices.release()
         if state is None:
-            return False
-        self._end_daemon(state)
-        before = {each.uuid: each.mode for each in state.devices}
-        modes.write(self._config, self._inventory().root, before, but_lost=but_lost)
+            return is_held
         self._unmount_shm()
         remove(f"{self._config.state_dir}/{mps.STATE}")
         return True
@@ -353,12 +367,6 @@ class Keeper:
             raise MpsError(
                 f"{self._config.state_dir}/{mps.STATE} can't be written", "Make room for it"
             )
-
-
-def _dropped(state: mps.State, before: mps.State | None) -> dict[str, int]:
-    """Return the modes of devices that aren't shared any more."""
-    old = before.devices if before is not None else ()
-    return {each.uuid: each.mode for each in old if state.device(each.uuid) is None}
 
 
 def _folder(path: str, mode: int) -> None:

@@ -205,11 +205,61 @@ class DriverFolder(Protocol):
         """
 
 
-class ClaimConfig(Protocol):
-    """``claim_config``: what a cluster's claims may ask of devices in the maker's own words.
+@dataclass(frozen=True)
+class NotSet:
+    """A setting of a device that couldn't be changed, and why.
 
-    An effect is a plain dict with ``devices``, the inventory's ids: it is written down before it
-    is begun, and undone by whoever reads it.
+    ``lost`` says that the device can't be reached: it comes back as new, by a reset or a reboot.
+    ``final`` says that the device never has this setting, so there is nothing to try again.
+    """
+
+    device: str
+    name: str
+    cause: str
+    remedy: str
+    lost: bool = False
+    final: bool = False
+
+
+class DeviceSettings(Protocol):
+    """``settings``: what can be set of a vendor's devices, for whatever runs on them.
+
+    Devices are the inventory's ids, values are by the names of settings.
+    """
+
+    @property
+    def READABLE(self) -> tuple[str, ...]:  # noqa: N802
+        """The settings that can be read of every device that can be reached."""
+
+    def read(
+        self, config: Config, inventory: Any, wanted: Mapping[str, Mapping[str, int]], /
+    ) -> Mapping[str, Mapping[str, int]]:
+        """Return the values now of the settings that are named, of those that can be read.
+
+        DriverError where the driver can't be asked.
+        """
+
+    def write(
+        self, config: Config, inventory: Any, wanted: Mapping[str, Mapping[str, int]], /
+    ) -> Sequence[NotSet]:
+        """Set all that can be set; return the others. DriverError as above."""
+
+    def refusal(self, name: str, value: int, /) -> str:
+        """Return why a claim may not change a setting that has this value; "" if it may."""
+
+    def title(self, name: str, /) -> str:
+        """Return what a sentence calls a setting."""
+
+    def shown(self, name: str, value: int, /) -> str:
+        """Return a value as the vendor's tools print it."""
+
+
+class ClaimConfig(Protocol):
+    """``claim_config``: what a cluster's claims may ask of devices in the vendor's own words.
+
+    A plan is what ``read`` returns: plain values. It changes ``settings`` of its device, and may
+    have programs started: an effect is a plain dict with ``devices``, the inventory's ids, which is
+    written down before it is begun.
     """
 
     @property
@@ -219,25 +269,32 @@ class ClaimConfig(Protocol):
     def read(self, parameters: Values, /, *, is_part: bool) -> Values | None:
         """Return what is asked for a device, None where the kind is for others; RequestError."""
 
-    def effects(
-        self, inventory: Any, wanted: Sequence[tuple[Device, Values]], folder: str, /
-    ) -> list[dict[str, Any]]:
-        """Return what has to be done for a claim, which has a ``folder`` of its own."""
+    def settings(self, plan: Values, /) -> Mapping[str, int]:
+        """Return the settings of its device that a plan needs, by their names."""
 
-    def conflict(self, effect: Values, other: Values, /) -> bool:
-        """Tell whether two claims want different things of one device."""
+    def effects(
+        self,
+        config: Config,
+        inventory: Any,
+        wanted: Sequence[tuple[Device, Values]],
+        folder: str,
+        /,
+    ) -> list[dict[str, Any]]:
+        """Return the programs to start for a claim, which has a ``folder`` of its own.
+
+        Whatever can refuse the plans does so here, before anything is done; a GpuhookError.
+        """
 
     def begin(self, config: Config, inventory: Any, effect: Values, /) -> dict[str, list[Any]]:
         """Do it, whether it was done before or not; return CDI edits for the devices."""
 
-    def look_after(self, config: Config, effect: Values, /) -> None:
-        """Start again what has ended by itself."""
+    def look_after(self, config: Config, inventory: Any, effect: Values, /) -> bool:
+        """Start again what has ended by itself; tell whether anything had."""
 
-    def undo(self, config: Config, inventory: Any, effect: Values, /) -> str:
-        """Have the devices as they were before; the inventory is None without a driver.
+    def undo(self, config: Config, inventory: Any, effect: Values, /) -> None:
+        """End it; the inventory is None without a driver.
 
-        Return what stays otherwise for good, a sentence, "" for nothing. A GpuhookError where it is
-        to be tried again: until then nobody else gets the devices.
+        A GpuhookError where it is to be tried again: until then nobody else gets the devices.
         """
 
 
@@ -273,6 +330,7 @@ makers_series: Part[MakersSeries] = Part("makers_series")
 plugin: Part[Plugin] = Part("plugin")
 labels: Part[Labels] = Part("labels")
 claim_config: Part[ClaimConfig] = Part("claim_config")
+settings: Part[DeviceSettings] = Part("settings")
 
 
 def programs(names: ModuleType) -> tuple[str, ...]:

@@ -49,13 +49,11 @@ class Wish(Record):
 class Shared(Record):
     """A device that is shared now.
 
-    ``mode`` is the compute mode that it had before, ``memory`` what a container may use of it in
-    bytes, 0 for no limit, ``total`` what it has.
+    ``memory`` is what a container may use of it in bytes, 0 for no limit, ``total`` what it has.
     """
 
     uuid: str
     index: int
-    mode: int
     memory: int = 0
     total: int = 0
 

@@ -8,17 +8,17 @@ it. What can't be done for sure is refused.
 import copy
 import os
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import DriverError, RequestError, listed, printable, shown
+from gpuhook.ground.errors import RequestError, listed, shown
 from gpuhook.start.inventory.model import Device
 from gpuhook.tools.host import driver_program
-from gpuhook.tools.mps import modes
 from gpuhook.tools.mps.control import program_of
+from gpuhook.tools.mps.devices import DEFAULT, EXCLUSIVE_PROCESS, MODE
 from gpuhook.tools.mps.keep import Keeper
+from gpuhook.tools.vendors.nvidia.settings import SLICE, SLICES, check_program
 from gpuhook.tools.vendors.quantities import bytes_of
 from gpuhook.vendors.nvidia import mps
 from gpuhook.vendors.nvidia.model import Inventory
@@ -26,15 +26,11 @@ from gpuhook.vendors.nvidia.variables import MPS_LIMITS
 
 APIS = ("resource.nvidia.com/v1beta1",)
 _KINDS = {"GpuConfig": False, "MigDeviceConfig": True}  # whether it is for parts
-_SLICES = {"Default": 0, "Short": 1, "Medium": 2, "Long": 3}
-_SLICE, _MPS = "time-slice", "mps"
+_MPS = "mps"
 _THREADS, _MEMORY = "defaultActiveThreadPercentage", "defaultPinnedDeviceMemoryLimit"
 _EACH, _MULTI_USER = "defaultPerDevicePinnedMemoryLimit", "multiUser"
 _LIMITS = "limits"  # of memory, by names of the claim in a plan, by UUID in an effect
-_SMI = "nvidia-smi"
-_PATIENCE = 10.0  # seconds for it
 _MEGA = 1 << 20
-_SHOWN = 200  # characters of what a program says
 
 Plan = Mapping[str, Any]
 
@@ -70,13 +66,13 @@ def read(parameters: Mapping[str, Any], *, is_part: bool) -> Plan | None:
 def _time_slice(given: Mapping[str, Any], *, is_part: bool) -> Plan:
     given = _fields(given, ("interval",), "timeSlicingConfig")
     interval = given.get("interval", "Default")
-    known = isinstance(interval, str) and interval in _SLICES
+    known = isinstance(interval, str) and interval in SLICES
     if not known or (is_part and given):
         raise RequestError(
             f"timeSlicingConfig.interval is {shown(str(interval))}",
-            "MIG devices have no such setting" if is_part else f"Use one of {', '.join(_SLICES)}",
+            "MIG devices have no such setting" if is_part else f"Use one of {', '.join(SLICES)}",
         )
-    return {} if is_part else {"do": _SLICE, "slice": _SLICES[interval]}
+    return {} if is_part else {"do": SLICE, "slice": SLICES.index(interval)}
 
 
 def _mps(given: Mapping[str, Any], *, is_part: bool) -> Plan:
@@ -133,33 +129,52 @@ def _object(given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 # What is done -------------------------------------------------------------------------------------
 
 
-def effects(
-    inventory: Inventory, wanted: Sequence[tuple[Device, Plan]], folder: str
-) -> list[dict[str, Any]]:
-    """Return what has to be done, and undone, for a claim's devices; each is a plain dict.
+def settings(plan: Plan) -> dict[str, int]:
+    """Return the settings that a plan needs of its device.
 
-    ``folder`` is one of the claim's own. RequestError where it can't be done together, or not
-    here; DriverError where the driver lacks something for it.
+    NVIDIA's driver sets the compute mode for both strategies: a time slice is for programs of
+    several processes, and MPS for its clients alone.
     """
-    found = [
-        {"do": _SLICE, "devices": [device.id], "slice": plan["slice"]}
-        for device, plan in wanted
-        if plan.get("do") == _SLICE
-    ]
-    shared = [(device, plan) for device, plan in wanted if plan.get("do") == _MPS]
+    if plan["do"] == _MPS:
+        return {MODE: EXCLUSIVE_PROCESS}
+    return {MODE: DEFAULT, SLICE: plan["slice"]}
+
+
+def effects(
+    config: Config, inventory: Inventory, wanted: Sequence[tuple[Device, Plan]], folder: str
+) -> list[dict[str, Any]]:
+    """Return the MPS daemon that has to be started for a claim's devices, as a plain dict.
+
+    ``folder`` is one of the claim's own. A GpuhookError for whatever can't be done here, time
+    slices among them, before anything is.
+    """
+    if any(plan["do"] == SLICE for _, plan in wanted):
+        check_program(inventory)
+    shared = [(device, plan) for device, plan in wanted if plan["do"] == _MPS]
+    if not shared:
+        return []
+    effect = _daemon(shared, folder)
+    if not driver_program.runs_here(program_of(inventory)):
+        raise RequestError(
+            "The driver's MPS programs don't run in this pod",
+            "Run gpuhook dra on the node, as a service, for claims with MPS",
+        )
+    _keeper(config, inventory, effect).wanted()  # protects: dra-mps-asked
+    return [effect]
+
+
+def _daemon(shared: Sequence[tuple[Device, Plan]], folder: str) -> dict[str, Any]:
+    """Return the effect of a claim's daemon; RequestError where its devices' plans differ."""
     if any(plan != shared[0][1] for _, plan in shared):
         raise RequestError(
             "A claim has one MPS daemon, and its configurations say different limits",
             "Give all of its GPUs the same mpsConfig, or claim them apart",
         )
-    if shared:
-        devices = [device.id for device, _ in shared]
-        effect = {**shared[0][1], "devices": devices, "folder": folder}
-        if _LIMITS in effect:
-            effect[_LIMITS] = _by_device(effect[_LIMITS], devices)
-        found.append(effect)
-    _check_programs(inventory, found)
-    return found
+    devices = [device.id for device, _ in shared]
+    effect = {**shared[0][1], "devices": devices, "folder": folder}
+    if _LIMITS in effect:
+        effect[_LIMITS] = _by_device(effect[_LIMITS], devices)
+    return effect
 
 
 def _by_device(limits: Mapping[str, int], devices: Sequence[str]) -> dict[str, int]:
@@ -174,51 +189,27 @@ def _by_device(limits: Mapping[str, int], devices: Sequence[str]) -> dict[str, i
     return {places.get(name, name): size for name, size in limits.items()}
 
 
-def conflict(effect: Plan, other: Plan) -> bool:
-    """Tell whether two claims that share a device want different things of it."""
-    if {*effect["devices"]}.isdisjoint(other["devices"]):
-        return False
-    return _MPS in (effect["do"], other["do"]) or effect["slice"] != other["slice"]
-
-
 def begin(config: Config, inventory: Inventory, effect: Plan) -> dict[str, list[Any]]:
-    """Do it; return CDI edits for who gets the devices. Done twice it is as done once.
+    """Start the daemon; return CDI edits for the devices. Done twice it is as done once.
 
     A GpuhookError where that fails.
     """
-    if effect["do"] == _SLICE:
-        modes.write(config, inventory.root, dict.fromkeys(effect["devices"], modes.DEFAULT))
-        refusal = _set_slice(inventory, effect["devices"], effect["slice"])
-        if refusal:
-            raise DriverError(refusal, "GPUs before Volta have no such setting")
-        return {}
-    return _mps_edits(_keeper(config, effect).start(), effect["folder"])
+    return _mps_edits(_keeper(config, inventory, effect).start(), effect["folder"])
 
 
-def look_after(config: Config, effect: Plan) -> None:
-    """Start again what has ended by itself."""
-    if effect["do"] == _MPS:
-        _keeper(config, effect).look_after()
+def look_after(config: Config, inventory: Inventory | None, effect: Plan) -> bool:
+    """Start the daemon again if it has ended by itself; tell whether it had."""
+    return _keeper(config, inventory, effect).look_after()
 
 
-def undo(config: Config, inventory: Inventory | None, effect: Plan) -> str:
-    """Have the devices as they were; a GpuhookError where that fails, and is to be tried again.
-
-    Return why a GPU keeps its time slice, a sentence, "" where none does: one that refuses to have
-    it changed may never have had another, and nobody waits for it.
-    """
-    if effect["do"] == _SLICE:
-        # Without the driver, or its program, what was told to it is gone.
-        if inventory is not None and driver_program.find(inventory, _SMI):
-            here = {gpu.uuid for gpu in inventory.gpus}
-            return _set_slice(inventory, [each for each in effect["devices"] if each in here], 0)
-    elif os.path.isdir(effect["folder"]):
-        _keeper(config, effect).stop(but_lost=True)  # protects: dra-lost-holds-none
+def undo(config: Config, inventory: Inventory | None, effect: Plan) -> None:
+    """End the daemon; a GpuhookError where that fails, and is to be tried again."""
+    if os.path.isdir(effect["folder"]):
+        _keeper(config, inventory, effect).stop()
         shutil.rmtree(effect["folder"], ignore_errors=True)
-    return ""
 
 
-def _keeper(config: Config, effect: Plan) -> Keeper:
+def _keeper(config: Config, inventory: Inventory | None, effect: Plan) -> Keeper:
     """Return who keeps a claim's daemon, with the limits that the claim has."""
     own = copy.copy(config)
     own.state_dir = effect["folder"]
@@ -229,7 +220,7 @@ def _keeper(config: Config, effect: Plan) -> Keeper:
     limits = effect.get(_LIMITS, {})
     if len({limits.get(device, effect["memory"]) for device in effect["devices"]}) > 1:
         own.mps_version = "2"  # a namespace of version 3 has one limit for all devices
-    return Keeper(own, lambda _: None, limits)
+    return Keeper(own, lambda _: None, limits, inventory, for_claim=True)
 
 
 def _mps_edits(state: mps.State, folder: str) -> dict[str, list[Any]]:
@@ -245,53 +236,3 @@ def _mps_edits(state: mps.State, folder: str) -> dict[str, list[Any]]:
     if state.threads:
         env.append(f"{MPS_LIMITS[0]}={state.threads}")
     return {"env": env, "mounts": mounts}
-
-
-def _set_slice(inventory: Inventory, devices: Sequence[str], number: int) -> str:
-    """Set the length of GPUs' time slices; only the driver's own program can.
-
-    Return why one refuses it, "" where none does. DriverError where the program can't be asked.
-    """
-    if not devices:
-        return ""
-    program = _slicer(inventory)
-    root = inventory.root.rstrip("/")
-    cuda = next((each.path for each in inventory.files if "/libcuda.so." in each.path), "")
-    libraries = root + os.path.dirname(cuda) if root and cuda else ""
-    for device in devices:
-        words = ["compute-policy", "-i", device, f"--set-timeslice={number}"]
-        try:
-            done = driver_program.run(inventory.root, program, words, libraries, _PATIENCE)
-        except subprocess.TimeoutExpired:
-            raise DriverError(
-                f"{_SMI} didn't answer within {_PATIENCE:g} seconds", "Look at the kernel's log"
-            ) from None
-        if done.returncode:
-            said = printable((done.stdout + done.stderr).decode(errors="replace").strip())
-            # protects: dra-slice-refused
-            return f"{_SMI} can't set the time slice of {device}: {said[:_SHOWN]}"
-    return ""
-
-
-def _slicer(inventory: Inventory) -> str:
-    """Return the program that sets time slices; DriverError where none can be run."""
-    program = driver_program.find(inventory, _SMI)
-    if program is None:
-        raise DriverError(
-            f"The driver below {inventory.root} has no {_SMI}, which sets time slices",
-            "Install the driver's package that has it",
-        )
-    driver_program.root_of(inventory.root, program)
-    return program
-
-
-def _check_programs(inventory: Inventory, found: Sequence[Plan]) -> None:
-    """Raise DriverError or RequestError where what an effect needs can't be run here."""
-    for each in found:
-        if each["do"] == _SLICE:
-            _slicer(inventory)
-        elif not driver_program.runs_here(program_of(inventory)):
-            raise RequestError(
-                "The driver's MPS programs don't run in this pod",
-                "Run gpuhook dra on the node, as a service, for claims with MPS",
-            )

@@ -1,4 +1,5 @@
-/* A program that prints what nvidia-smi prints: the list (-L), a table, the versions.
+/* A program that prints what nvidia-smi prints: the list (-L), a table, the versions; and that sets
+ * and lists time slices (compute-policy), of simulated drivers alone.
  *
  * Loads libnvidia-ml.so.1 by its bare name, so it also tests whether the loader finds the
  * driver. Works with real and with simulated drivers. Messages and exit statuses are those of
@@ -30,6 +31,8 @@ static int (*nvml_compute)(device handle, unsigned *count, void *list);
 static int (*nvml_graphics)(device handle, unsigned *count, void *list);
 static int (*nvml_mps)(device handle, unsigned *count, void *list);
 static int (*nvml_process_name)(unsigned pid, char *name, unsigned size);
+static int (*get_time_slice)(device handle, unsigned *slice); /* NULL with a real driver */
+static int (*set_time_slice)(device handle, unsigned slice);
 
 struct memory { /* nvmlMemory_v2_t */
     unsigned version;
@@ -74,6 +77,10 @@ static int load(void)
         if (!found)
             return 0;
         memcpy(functions[i].pointer, &found, sizeof found);
+    }
+    if (library) {
+        *(void **)&get_time_slice = dlsym(library, "simGetTimeSlice");
+        *(void **)&set_time_slice = dlsym(library, "simSetTimeSlice");
     }
     return library != NULL;
 }
@@ -256,13 +263,85 @@ static int versions(void)
     return 0;
 }
 
+static const char *const slices[] = {"Default", "Short", "Medium", "Long"};
+
+/* Whether a GPU is the one of that number or UUID; every one is without a word. */
+static int is_meant(unsigned index, device gpu, const char *word)
+{
+    char number[16], uuid[96];
+
+    snprintf(number, sizeof number, "%u", index);
+    return !word || strcmp(word, number) == 0 ||
+           (nvml_uuid(gpu, uuid, sizeof uuid) == 0 && strcmp(word, uuid) == 0);
+}
+
+/* Sets a GPU's time slice; prints it where there is nothing to set. */
+static int one_policy(unsigned index, device gpu, const char *set)
+{
+    unsigned slice = set ? (unsigned)(*set - '0') : 0;
+    int result = 3; /* not supported */
+
+    if (get_time_slice && set_time_slice)
+        result = set ? set_time_slice(gpu, slice) : get_time_slice(gpu, &slice);
+    if (result && set)
+        printf("Failed to set timeslice policy with value %s for GPU %u : %s\n", slices[slice],
+               index, nvml_error(result));
+    else if (result)
+        printf("Failed to get compute policies for GPU %u : %s\n", index, nvml_error(result));
+    else if (set)
+        printf("Successfully set timeslice policy with value %s for GPU %u\n", slices[slice],
+               index);
+    else
+        printf("| %3u   Timeslice       %-13s |\n", index, slices[slice]);
+    return result;
+}
+
+#define POLICY "+-------------------------------------+"
+#define SET "--set-timeslice="
+
+/* nvidia-smi compute-policy [-i ID] [-l | --list | --set-timeslice=0..3] */
+static int policies(unsigned count, int argc, char **argv)
+{
+    const char *wanted = NULL, *set = NULL;
+    unsigned i;
+    int result, status = 0;
+    device gpu;
+
+    for (i = 2; i < (unsigned)argc; i++)
+        if (strcmp(argv[i], "-i") == 0 && i + 1 < (unsigned)argc)
+            wanted = argv[++i];
+        else if (strncmp(argv[i], SET, sizeof SET - 1) == 0)
+            set = argv[i] + sizeof SET - 1;
+        else if (strcmp(argv[i], "-l") && strcmp(argv[i], "--list"))
+            return 2;
+    if (set && (*set < '0' || *set > '3' || set[1]))
+        return 2;
+    if (!set)
+        puts(POLICY "\n| GPU compute policies:               |\n"
+                    "| GPU     Name           Value        |\n"
+                    "|=====================================|");
+    for (i = 0; i < count; i++) {
+        result = nvml_handle(i, &gpu);
+        if (!result && !is_meant(i, gpu, wanted))
+            continue;
+        result = result ? handle_failed(i, result) : one_policy(i, gpu, set);
+        status = result ? result : status;
+    }
+    if (!set && !status)
+        puts(POLICY);
+    return status;
+}
+
 int main(int argc, char **argv)
 {
     const char *word = argc > 1 ? argv[1] : "";
+    int is_policy = strcmp(word, "compute-policy") == 0;
     unsigned count = 0;
     int result;
 
-    if (argc > 2 || (*word && strcmp(word, "-L") && strcmp(word, "--list-gpus") &&
+    if (is_policy)
+        word = "";
+    if ((argc > 2 && !is_policy) || (*word && strcmp(word, "-L") && strcmp(word, "--list-gpus") &&
                      strcmp(word, "--version"))) {
         fprintf(stderr, "usage: %s [-L | --list-gpus | --version]\n", argv[0]);
         return 2;
@@ -287,5 +366,7 @@ int main(int argc, char **argv)
         puts("No devices were found");
         return 6;
     }
+    if (is_policy)
+        return policies(count, argc, argv);
     return *word ? list(count) : table(count);
 }

@@ -1,0 +1,101 @@
+"""The devices that ``gpuhook mps`` shares, as the ledger has them: their claims and compute modes.
+
+A program that goes around MPS gets nothing of a GPU in the mode EXCLUSIVE_PROCESS.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError, RequestError
+from gpuhook.tools.ledger.records import (
+    CLAIM,
+    COMPLETED,
+    MPS,
+    Held,
+    Record,
+    Records,
+    Setting,
+    in_the_way,
+    now,
+)
+from gpuhook.tools.ledger.settings import Settings
+from gpuhook.vendors.nvidia import mps
+from gpuhook.vendors.nvidia import names as nvidia
+
+MODE = "compute-mode"
+DEFAULT, EXCLUSIVE_PROCESS = 0, 3  # nvmlComputeMode_t in nvml.h
+_WANTED = {MODE: EXCLUSIVE_PROCESS}
+
+
+class Devices:
+    """The record of ``gpuhook mps``; ``inventory`` returns NVIDIA's."""
+
+    def __init__(self, config: Config, inventory: Callable[[], Any]) -> None:
+        self._records = Records(config.state_dir)
+        self._settings = Settings(config, lambda _: inventory())
+
+    def check(self, devices: Sequence[mps.Shared]) -> None:
+        """Raise RequestError where a claim has one of these devices."""
+        with self._records.locked():
+            self._check(_held(devices))
+
+    def hold(self, devices: Sequence[mps.Shared]) -> None:
+        """Take these devices, and set their compute mode; what was held besides is put back.
+
+        RequestError as ``check``; DriverError where a mode can't be set.
+        """
+        held = _held(devices)
+        with self._records.locked():
+            self._check(held)
+            record = self._records.mps() or self._new()
+            wanted = {each.uuid: _WANTED for each in devices}
+            settings = self._settings.planned(nvidia.NAME, wanted, record.settings)
+            dropped = tuple(each for each in record.settings if each.device not in wanted)
+            record = replace(record, devices=held, settings=(*settings, *dropped))
+            self._records.write(record)  # protects: mps-mode-written
+            self._settings.apply(settings)
+            if dropped:
+                self._put_back(record, dropped, settings)
+
+    def are_held(self) -> bool:
+        """Tell whether there is a record of them."""
+        return self._records.mps() is not None
+
+    def release(self) -> None:
+        """Put back what was changed and forget the devices; DriverError where that fails."""
+        with self._records.locked():
+            record = self._records.mps()
+            if record is not None and record.settings:
+                self._put_back(record, record.settings)
+            self._records.forget(self._new().key)
+
+    def _check(self, held: tuple[Held, ...]) -> None:
+        self._records.check_readable(owners=(CLAIM,))
+        claims = [each for each in self._records.current() if each.owner == CLAIM]
+        for ours, _, record in in_the_way(held, claims):  # protects: mps-not-a-claims
+            raise RequestError(
+                f"GPU {ours.device} is {record}'s, so MPS can't share it",
+                "Wait until that claim's pods have ended, or leave the GPU out of [gpuhook.mps]",
+            )
+
+    def _put_back(
+        self, record: Record, settings: Sequence[Setting], kept: Sequence[Setting] = ()
+    ) -> None:
+        """Restore settings; write down those that can't be, and raise DriverError for them."""
+        failures = self._settings.restore(settings)
+        left = tuple(setting for setting, _ in failures)
+        self._records.write(replace(record, settings=(*kept, *left)))
+        if failures:
+            raise DriverError(failures[0][1].cause, failures[0][1].remedy)
+
+    def _new(self) -> Record:
+        return Record("", "", "", "", COMPLETED, self._records.boot, at=now(), owner=MPS)
+
+
+def _held(devices: Sequence[mps.Shared]) -> tuple[Held, ...]:
+    return tuple(
+        Held(device=str(each.index), vendor=nvidia.NAME, unit=each.uuid, whole=each.uuid)
+        for each in devices
+    )

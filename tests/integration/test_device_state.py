@@ -1,0 +1,357 @@
+"""Settings of devices: an owner puts back what it changed, and changes none that another needs."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_kubelet import Claim, PodError
+from harness import bundles
+from harness.commands import Result, run, wait_until
+from harness.dra import GPU_DRIVER, Node, result, slice_name
+from harness.driver import Driver, simulate
+from harness.installation import Installation, write_config
+from harness.mps import daemons
+from harness.namespaces import Namespace
+from harness.standing import ONE
+
+NVIDIA = "resource.nvidia.com/v1beta1"
+DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS = 0, 2, 3
+SHORT, LONG = 1, 3
+MOST = 80  # changes of files for one claim, far more than there are
+# What the administrator has set by hand on GPU 0.
+MODES, SLICES = {0: EXCLUSIVE_PROCESS}, {0: SHORT}
+
+
+@pytest.fixture
+def driver(installation: Installation, tmp_path: Path) -> Driver:
+    words = ("--gpus=2", "--model=H100", "--set=driver-version=615.10.01")
+    made = simulate(installation, tmp_path / "root", *words)
+    put(made, "compute", MODES)
+    put(made, "timeslice", SLICES)
+    return made
+
+
+@pytest.fixture
+def node(
+    installation: Installation, workspace: Path, tmp_path: Path, driver: Driver
+) -> Iterator[Node]:
+    folder = workspace / f"s{hash(tmp_path) & 0xFFFFFFFF:x}"
+    config = write_config(folder.with_suffix(".etc"), driver.root, ["runc"])
+    made = Node(folder, installation, config, more={"killable": True})
+    with made.kubelet:
+        yield made
+
+
+def put(driver: Driver, name: str, values: dict[int, int]) -> None:
+    text = "".join(f"{gpu} {value}\n" for gpu, value in values.items())
+    (driver.root / "simulate" / name).write_text(text)
+
+
+def values(driver: Driver, name: str) -> dict[int, int]:
+    """Return a setting of the GPUs where it isn't the default, as the driver has it."""
+    text = (driver.root / "simulate" / name).read_text()
+    return {int(gpu): int(value) for gpu, value in map(str.split, text.splitlines())}
+
+
+def state(driver: Driver) -> tuple[dict[int, int], dict[int, int]]:
+    return values(driver, "compute"), values(driver, "timeslice")
+
+
+def config(sharing: Any, *requests: str) -> Any:
+    parameters = {"apiVersion": NVIDIA, "kind": "GpuConfig", "sharing": sharing}
+    opaque = {"driver": GPU_DRIVER, "parameters": parameters}
+    return {"source": "FromClaim", "requests": [*requests], "opaque": opaque}
+
+
+def sliced(interval: str = "Default", *requests: str) -> Any:
+    sharing = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": interval}}
+    return config(sharing, *requests)
+
+
+def by_mps(*requests: str, **limits: Any) -> Any:
+    return config({"strategy": "MPS", "mpsConfig": limits}, *requests)
+
+
+def gpu(driver: Driver, number: int) -> str:
+    return slice_name(driver.gpus[number].uuid)
+
+
+def ask(node: Node, claim: Claim) -> str:
+    """Return why a claim isn't prepared, "" where it is."""
+    found = node.kubelet.prepare(GPU_DRIVER, claim)[claim.uid]
+    return found if isinstance(found, str) else ""
+
+
+def refusals(node: Node, driver: Driver) -> dict[str, tuple[Claim, str]]:
+    """Return claims that are refused late, each with words of the reason."""
+    first, second = result(gpu(driver, 0), "a"), result(gpu(driver, 1), "b")
+    greedy = by_mps("b", defaultPinnedDeviceMemoryLimit="900Gi")
+    seventh = by_mps("b", defaultPerDevicePinnedMemoryLimit={"7": "1Gi"})
+    return {
+        "another device's limit": (
+            node.claim("limit", first, second, config=[sliced("Default", "a"), greedy]),
+            "The memory limit of GPU 1",
+        ),
+        "a limit of no device": (
+            node.claim("none", first, second, config=[sliced("Default", "a"), seventh]),
+            "has '7'",
+        ),
+        "a lost device": (
+            node.claim("lost", first, result("gpu-0", "b"), config=[sliced("Long", "a")]),
+            "isn't here",
+        ),
+    }
+
+
+def test_a_refused_claim_has_changed_nothing(node: Node, driver: Driver) -> None:
+    """Not even for a moment: what refuses it is asked before."""
+    files = [driver.root / "simulate" / name for name in ("compute", "timeslice")]
+    times = [path.stat().st_mtime_ns for path in files]
+    with node.service():
+        for name, (claim, words) in refusals(node, driver).items():
+            assert words in ask(node, claim).replace('"', "'"), name
+            assert state(driver) == (MODES, SLICES), name
+            assert node.left() == [], name
+        node_path = driver.root / f"dev/nvidia{driver.gpus[1].minor}"
+        kept = node_path.with_name("kept")
+        claim = node.claim("n", result(gpu(driver, 0)), result(gpu(driver, 1)), config=[sliced()])
+        node_path.rename(kept)
+        try:
+            assert "doesn't say what the compute mode" in ask(node, claim)
+        finally:
+            kept.rename(node_path)
+        assert state(driver) == (MODES, SLICES)
+    for path in driver.root.glob("usr/lib/*/libcuda.so*"):
+        path.unlink()  # of a driver that is there in part no document can be made
+    claim = node.claim("part", result(gpu(driver, 0)), config=[sliced("Long")])
+    with node.service():
+        assert "asks for compute" in ask(node, claim)
+        assert node.left() == []
+    assert [path.stat().st_mtime_ns for path in files] == times
+
+
+def no_room(node: Node) -> None:
+    """Have no document be written: its folder is on a filesystem that is full."""
+    run(["mount", "-t", "tmpfs", "-o", "size=4k,mode=755", "gpuhook-test", node.cdi]).ok()
+    (node.cdi / "full").write_bytes(bytes(4096))
+
+
+def no_time_slices(driver: Driver) -> None:
+    (driver.root / "simulate/timeslice").unlink()
+    (driver.root / "simulate/timeslice").mkdir()
+
+
+def no_daemon(driver: Driver, command: str) -> None:
+    program = driver.root / "usr/bin/nvidia-cuda-mps-control"
+    program.unlink()
+    program.write_text(f"#!/bin/sh\n{command}\n")
+    program.chmod(0o755)
+
+
+@pytest.mark.parametrize("what", ["the document", "the time slice", "the daemon"])
+def test_what_fails_in_the_midst_is_put_back_at_once(node: Node, driver: Driver, what: str) -> None:
+    """The kubelet may not come again for a minute, or never."""
+    wanted, words, slices = sliced("Long"), "can't be written", SLICES
+    if what == "the time slice":
+        no_time_slices(driver)
+        words, slices = "can't set the time slice", {}
+    elif what == "the daemon":
+        no_daemon(driver, "echo no luck >&2; exit 3")
+        wanted, words = by_mps(), "no luck"
+    claim = node.claim("a", result(gpu(driver, 0)), config=[wanted])
+    with node.service():
+        if what == "the document":
+            no_room(node)
+        try:
+            assert words in ask(node, claim)
+        finally:
+            if what == "the document":
+                run(["umount", node.cdi]).ok()
+        assert values(driver, "compute") == MODES
+        assert slices == {} or values(driver, "timeslice") == slices
+        assert node.left() == []
+
+
+def test_what_was_before_is_put_back_after_a_restart(node: Node, driver: Driver) -> None:
+    """And each claim puts back its own."""
+    first = node.claim("a", result(gpu(driver, 0)), config=[sliced("Long")])
+    second = node.claim("b", result(gpu(driver, 1)), config=[by_mps()])
+    with node.service() as process:
+        assert ask(node, first) == ask(node, second) == ""
+        assert state(driver) == ({1: EXCLUSIVE_PROCESS}, {0: LONG})
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    with node.service():
+        assert ask(node, first) == ""  # again, which changes nothing
+        assert state(driver) == ({1: EXCLUSIVE_PROCESS}, {0: LONG})
+        assert node.kubelet.unprepare(GPU_DRIVER, second) == {second.uid: ""}
+        assert state(driver) == ({}, {0: LONG})
+        assert node.kubelet.unprepare(GPU_DRIVER, first) == {first.uid: ""}
+        assert state(driver) == (MODES, SLICES)
+        assert not daemons(driver)
+        assert node.left() == []
+
+
+def test_what_another_hand_has_set_meanwhile_stays(node: Node, driver: Driver) -> None:
+    claim = node.claim("a", result(gpu(driver, 0)), config=[sliced("Long")])
+    with node.service():
+        assert ask(node, claim) == ""
+        put(driver, "compute", {0: PROHIBITED})
+        assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
+        assert state(driver) == ({0: PROHIBITED}, SLICES)
+
+
+@pytest.mark.parametrize(("verb", "least"), [("prepare", 12), ("unprepare", 3)])
+def test_killed_at_every_point(node: Node, driver: Driver, verb: str, least: int) -> None:
+    """What comes next puts back what was before, however far it had come."""
+    claim = node.claim("a", result(gpu(driver, 0)), config=[sliced("Long")])
+    for point in range(1, MOST, 2):
+        was_killed = True
+        with node.service() as service:
+            if verb == "unprepare":
+                assert ask(node, claim) == ""
+            with node.killed(verb, point), suppress(PodError):
+                getattr(node.kubelet, verb)(GPU_DRIVER, claim)
+                was_killed = False
+            if was_killed:
+                service.wait(timeout=60)
+        with node.service():
+            assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
+            assert state(driver) == (MODES, SLICES), point
+            assert node.left() == [], point
+        if not was_killed:
+            break
+    assert least < point < MOST - 2
+
+
+def test_after_a_reboot_nothing_is_put_back(node: Node, driver: Driver) -> None:
+    """The driver has begun anew, and what was set since is another's."""
+    claim = node.claim("a", result(gpu(driver, 0)), config=[sliced("Long")])
+    with node.service():
+        assert ask(node, claim) == ""
+    [record] = node.written()
+    record.write_text(record.read_text().replace('"boot": "', '"boot": "x'))
+    put(driver, "compute", {0: DEFAULT})
+    put(driver, "timeslice", {0: LONG})
+    with node.service():
+        wait_until(lambda: not node.left(), "nothing is left of it")
+        assert state(driver) == ({0: DEFAULT}, {0: LONG})
+        assert ask(node, claim) == ""
+        assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
+        assert state(driver)[1] == {0: LONG}
+
+
+def test_a_gpu_that_the_administrator_has_closed_stays_so(node: Node, driver: Driver) -> None:
+    put(driver, "compute", {0: PROHIBITED})
+    with node.service():
+        for wanted in (sliced(), by_mps()):
+            claim = node.claim("a", result(gpu(driver, 0)), config=[wanted])
+            assert "has prohibited computing" in ask(node, claim)
+            assert values(driver, "compute") == {0: PROHIBITED}
+            assert node.left() == []
+
+
+# Other owners -----------------------------------------------------------------------------------
+
+
+def mps(node: Node, verb: str, devices: str = "0") -> Result:
+    """Run gpuhook mps with a configuration of its own, which shares those devices."""
+    own = node.config.with_name("mps.toml")
+    own.write_text(f'{node.config.read_text()}[gpuhook.mps]\ndevices = "{devices}"\n')
+    env = {"GPUHOOK_CONFIG": str(own)}
+    return run([node.installation.command, "mps", verb], env=env)
+
+
+@pytest.fixture
+def ended(node: Node) -> Iterator[None]:
+    yield
+    mps(node, "stop").ok()
+
+
+@pytest.mark.usefixtures("ended")
+def test_mps_and_claims_have_no_gpu_in_common(node: Node, driver: Driver) -> None:
+    """Each is refused what the other has, before anything is changed; and it is free afterwards."""
+    claims = {
+        name: node.claim(name, result(gpu(driver, 0)), config=configs)
+        for name, configs in {"plain": [], "sliced": [sliced()], "mps": [by_mps()]}.items()
+    }
+    other = node.claim("other", result(gpu(driver, 1)), config=[sliced("Long")])
+    with node.service():
+        assert ask(node, claims["sliced"]) == ""
+        assert state(driver) == ({}, {0: LONG - LONG} if False else {})
+        refused = mps(node, "start")
+        assert "GPU 0 is claim ns/sliced's" in refused.stderr
+        assert not daemons(driver)
+        node.kubelet.unprepare(GPU_DRIVER, claims["sliced"])
+        assert state(driver) == (MODES, SLICES)
+        put(driver, "compute", {})
+        mps(node, "start").ok()
+        for name, claim in claims.items():
+            assert "shared by MPS" in ask(node, claim), name
+            assert state(driver) == ({0: EXCLUSIVE_PROCESS}, SLICES), name
+        assert ask(node, other) == ""
+        assert "GPU 1 is claim ns/other's" in mps(node, "start", "0,1").stderr
+        assert len(daemons(driver)) == 1  # the one that serves goes on
+        assert values(driver, "compute") == {0: EXCLUSIVE_PROCESS}
+        mps(node, "stop").ok()
+        assert values(driver, "compute") == {}
+        assert ask(node, claims["sliced"]) == ""
+
+
+@pytest.mark.usefixtures("ended")
+def test_mps_start_sets_again_what_another_hand_has_changed(node: Node, driver: Driver) -> None:
+    put(driver, "compute", {0: PROHIBITED})
+    mps(node, "start").ok()
+    put(driver, "compute", {})
+    mps(node, "start").ok()
+    assert values(driver, "compute") == {0: EXCLUSIVE_PROCESS}
+    mps(node, "stop").ok()
+    assert values(driver, "compute") == {0: PROHIBITED}
+
+
+def test_mps_that_is_interrupted_puts_back(node: Node, driver: Driver) -> None:
+    """By Ctrl-C amid its start."""
+    put(driver, "compute", {})
+    no_daemon(driver, "sleep 3")
+    own = node.config.with_name("mps.toml")
+    own.write_text(f'{node.config.read_text()}[gpuhook.mps]\ndevices = "0"\n')
+    words = [str(node.installation.command), "mps", "start"]
+    env = {**os.environ, "GPUHOOK_CONFIG": str(own)}
+    with subprocess.Popen(words, env=env, stderr=subprocess.DEVNULL) as start:
+        wait_until(lambda: bool(values(driver, "compute")), "the mode is set")
+        start.send_signal(signal.SIGINT)
+        start.wait(timeout=60)
+    assert values(driver, "compute") == {}
+
+
+@ONE
+def test_a_container_that_has_a_gpu_for_itself_keeps_its_settings(
+    node: Node,
+    driver: Driver,
+    workspace: Path,
+    roots: dict[str, Path],
+    low_level: tuple[str, Namespace],
+) -> None:
+    runtime, entered = low_level
+    text = node.config.read_text().replace('"runc"', f'"{runtime}"')
+    exclusive = '[gpuhook]\nexclusive = ["nvidia.com/gpu"]\n'
+    node.config.write_text(text.replace("[gpuhook]\n", exclusive))
+    env = {"GPUHOOK_CONFIG": str(node.config)}
+    with bundles.bundle(workspace / "bundles", roots["debian"], entered, runtime) as made:
+        made.command("sleep", "1000")
+        made.environ(f"NVIDIA_VISIBLE_DEVICES={driver.gpus[0].uuid}")
+        quiet = ("sh", "-c", 'exec "$@" </dev/null >output 2>&1', "sh")
+        words = (node.installation.runtime, "create", "--bundle", made.path, made.name)
+        assert made.call(*quiet, *words, env=env).status == 0, (made.path / "output").read_text()
+        with node.service():
+            for number, wanted in enumerate((sliced("Long"), by_mps())):
+                claim = node.claim(f"a{number}", result(gpu(driver, 0)), config=[wanted])
+                assert f"in use by the container {made.name}" in ask(node, claim)
+                assert state(driver) == (MODES, SLICES)
+            free = node.claim("b", result(gpu(driver, 1)), config=[sliced("Long")])
+            assert ask(node, free) == ""
