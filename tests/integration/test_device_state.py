@@ -283,7 +283,7 @@ def test_mps_and_claims_have_no_gpu_in_common(node: Node, driver: Driver) -> Non
     other = node.claim("other", result(gpu(driver, 1)), config=[sliced("Long")])
     with node.service():
         assert ask(node, claims["sliced"]) == ""
-        assert state(driver) == ({}, {0: LONG - LONG} if False else {})
+        assert state(driver) == ({}, {})
         refused = mps(node, "start")
         assert "GPU 0 is claim ns/sliced's" in refused.stderr
         assert not daemons(driver)
@@ -312,6 +312,48 @@ def test_mps_start_sets_again_what_another_hand_has_changed(node: Node, driver: 
     assert values(driver, "compute") == {0: EXCLUSIVE_PROCESS}
     mps(node, "stop").ok()
     assert values(driver, "compute") == {0: PROHIBITED}
+
+
+def doctor(node: Node) -> str:
+    said = run([node.installation.command, "doctor"], env={"GPUHOOK_CONFIG": str(node.config)})
+    return "\n".join(line for line in said.stdout.splitlines() if "device-settings" in line)
+
+
+@pytest.mark.usefixtures("ended")
+def test_the_doctor_compares_settings_with_the_drivers(node: Node, driver: Driver) -> None:
+    claim = node.claim("a", result(gpu(driver, 0)), config=[sliced("Long")])
+    uuids = [each.uuid for each in driver.gpus]
+    with node.service():
+        assert doctor(node) == ""
+        assert ask(node, claim) == ""
+        mps(node, "start", "1").ok()
+        assert "changed: 3, all as set" in doctor(node)
+        put(driver, "compute", {0: PROHIBITED})
+        put(driver, "timeslice", {0: SHORT})
+        said = doctor(node)
+        assert (
+            f"The compute mode of {uuids[0]} is Prohibited, and claim ns/a has set it to Default "
+            "(before that it was Exclusive_Process)"
+        ) in said
+        assert (
+            f"The time slice of {uuids[0]} is Short, and claim ns/a has set it to Long "
+            "(before that it was Short)"
+        ) in said
+        assert (
+            f"The compute mode of {uuids[1]} is Default, and gpuhook mps has set it to "
+            "Exclusive_Process (before that it was Default)"
+        ) in said
+        mps(node, "start", "1").ok()
+        assert uuids[1] not in doctor(node)
+        node.kubelet.unprepare(GPU_DRIVER, claim)
+        assert "changed: 1, all as set" in doctor(node)
+    [record] = node.records.glob("mps.json")
+    kept = record.read_text()
+    record.write_text("{")
+    try:
+        assert f"{record} can't be read" in doctor(node)
+    finally:
+        record.write_text(kept)
 
 
 def test_mps_that_is_interrupted_puts_back(node: Node, driver: Driver) -> None:

@@ -99,8 +99,12 @@ def test_old_kubelets_and_broken_claims(node: Node, driver: Driver) -> None:
     none = node.claim("none")
     waiting = node.claim("waiting", status={})
     strange = node.claim("strange", result("gpu-that-never-was"))
+    others = [
+        node.claim(f"of-{number}", {**result(gpu(driver, 1)), "pool": pool})
+        for number, pool in enumerate(("n2", "N1", "n1/second", "", None))
+    ]
     with node.service():
-        every = (good, gone, other, none, waiting, strange)
+        every = (good, gone, other, none, waiting, strange, *others)
         found = node.kubelet.prepare(GPU_DRIVER, *every)
         assert [each.name for each in found[good.uid]] == [gpu(driver, 0)]  # type: ignore[union-attr]
         assert found[none.uid] == []
@@ -108,6 +112,8 @@ def test_old_kubelets_and_broken_claims(node: Node, driver: Driver) -> None:
         assert "is another one by now" in found[other.uid]
         assert "has no allocation" in found[waiting.uid]
         assert "isn't here" in found[strange.uid]
+        for each in others:
+            assert "and this node's is n1" in found[each.uid], each
         assert node.kubelet.prepare(GPU_DRIVER) == {}
         bad = Claim("ns", "x", "../../etc/passwd")
         assert "can't be the uid" in node.kubelet.prepare(GPU_DRIVER, bad)[bad.uid]

@@ -56,10 +56,7 @@ def test_slices_claims_and_statuses(
     config = write_config(api.folder / "etc", driver.root, ["runc"])
     (api.folder / "cdi").mkdir()
     names = [slice_name(gpu.uuid) for gpu in driver.gpus]
-    argv: list[str | Path] = [sys.executable, "-c", PROGRAM, installation.command, "dra"]
-    argv += ["--node", NODE, "--config", config, f"--kubeconfig={kubeconfig(api)}"]
-    argv += [f"--plugins={api.folder}/plugins", f"--registry={api.folder}/reg"]
-    argv += [f"--cdi-folder={api.folder}/cdi"]
+    argv = command(installation, config, api)
     claim = Claim("ns", "a", str(uuid.uuid4()))
     allocation = {"devices": {"results": [result(names[2])], "config": []}}
     given = {"metadata": {"uid": claim.uid}, "status": {"allocation": allocation}}
@@ -90,6 +87,69 @@ def test_slices_claims_and_statuses(
         os.kill(children(process.pid)["gpuhook-server"], signal.SIGKILL)
         api.wipe()
         wait_until(lambda: len(_published(api)) == 8, "the next server publishes, too")
+
+
+def test_what_mps_shares_is_not_published(
+    installation: Installation, driver: Driver, api: ApiServer
+) -> None:
+    """Neither by the configuration, before any daemon runs, nor what a daemon serves by another."""
+    config = write_config(api.folder / "etc", driver.root, ["runc"])
+    own = config.with_name("mps.toml")
+    own.write_text(f'{config.read_text()}[gpuhook.mps]\ndevices = "1,2"\n')
+    config.write_text(f'{config.read_text()}[gpuhook.mps]\ndevices = "1"\n')
+    (api.folder / "cdi").mkdir()
+    names = [slice_name(gpu.uuid) for gpu in driver.gpus]
+    claims = []
+    for number in (1, 2):
+        claims.append(Claim("ns", f"a{number}", str(uuid.uuid4())))
+        allocation = {"devices": {"results": [result(names[number])], "config": []}}
+        given = {"metadata": {"uid": claims[-1].uid}, "status": {"allocation": allocation}}
+        api.add("resourceclaims", claims[-1].name, given, "ns")
+
+    def mps(verb: str) -> None:
+        run([installation.command, "mps", verb], env={"GPUHOOK_CONFIG": str(own)}).ok()
+
+    with (
+        DraKubelet(api.folder) as kubelet,
+        daemon(
+            command(installation, config, api),
+            api.folder / "log",
+            lambda: bool(kubelet.instances(GPU_DRIVER)),
+            start=True,
+        ) as process,
+    ):
+
+        def await_published(*shared: int) -> None:
+            os.kill(process.pid, signal.SIGHUP)  # or it would look half a minute later
+            wanted = {name for number, name in enumerate(names) if number not in shared}
+            wait_until(
+                lambda: {each["name"] for each in _published(api)} == wanted, f"not {shared}"
+            )
+
+        def ask(claim: Claim) -> str:
+            found = kubelet.prepare(GPU_DRIVER, claim)[claim.uid]
+            return found if isinstance(found, str) else ""
+
+        await_published(1)
+        assert "shared by MPS" in ask(claims[0])
+        mps("start")
+        try:
+            await_published(1, 2)
+            assert "shared by MPS" in ask(claims[0])
+            assert "shared by MPS" in ask(claims[1])
+        finally:
+            mps("stop")
+        assert ask(claims[1]) == ""  # it is published again within a minute
+
+
+def command(installation: Installation, config: Path, api: ApiServer) -> list[str | Path]:
+    """Return the words that start gpuhook dra with an API server."""
+    return [
+        *(sys.executable, "-c", PROGRAM, installation.command, "dra"),
+        *("--node", NODE, "--config", config, f"--kubeconfig={kubeconfig(api)}"),
+        *(f"--plugins={api.folder}/plugins", f"--registry={api.folder}/reg"),
+        f"--cdi-folder={api.folder}/cdi",
+    ]
 
 
 def _published(api: ApiServer) -> list[Any]:

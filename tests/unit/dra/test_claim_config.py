@@ -4,6 +4,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
 from gpuhook.ground.errors import RequestError
 from gpuhook.tools.dra import configs
@@ -11,6 +13,7 @@ from gpuhook.tools.vendors.nvidia import claim_config
 from gpuhook.vendors import registry
 
 GIB = 1 << 30
+MOST_SAID = 1 << 15  # characters of a condition's message: Condition of Kubernetes' meta/v1
 EACH = "defaultPerDevicePinnedMemoryLimit"
 SLICES = {"do": "time-slice", "slice": 0}
 MPS = {"do": "mps", "threads": 0, "memory": 0}
@@ -109,3 +112,85 @@ def test_limits_that_are_no_sizes(size: Any) -> None:
 def test_one_user_at_a_time(value: Any) -> None:
     with pytest.raises(RequestError, match="multiUser"):
         plan(sharing={"strategy": "MPS", "mpsConfig": {"multiUser": value}})
+
+
+# What a pod's author may write -------------------------------------------------------------------
+
+LEAVES = some.one_of(
+    some.none(),
+    some.booleans(),
+    some.integers(),
+    some.floats(),
+    some.text(max_size=12),
+    some.sampled_from(["Default", "Long", "TimeSlicing", "MPS", "8Gi", "1e99", "9" * 400, "\0"]),
+)
+NAMES = some.one_of(
+    some.text(max_size=5),
+    some.sampled_from(
+        [
+            *("strategy", "timeSlicingConfig", "mpsConfig", "interval", EACH, "multiUser", "0"),
+            *("defaultActiveThreadPercentage", "defaultPinnedDeviceMemoryLimit", "memory", "kind"),
+        ]
+    ),
+)
+VALUES = some.recursive(
+    LEAVES,
+    lambda inner: some.one_of(
+        some.lists(inner, max_size=3), some.dictionaries(NAMES, inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+INTERVALS = some.fixed_dictionaries({}, optional={"interval": VALUES})
+LIMITS = some.fixed_dictionaries(
+    {},
+    optional={
+        "defaultActiveThreadPercentage": VALUES,
+        "defaultPinnedDeviceMemoryLimit": VALUES,
+        EACH: VALUES,
+        "multiUser": VALUES,
+    },
+)
+SHARINGS = some.fixed_dictionaries(
+    {"strategy": some.one_of(some.sampled_from(["TimeSlicing", "MPS"]), VALUES)},
+    optional={
+        "timeSlicingConfig": some.one_of(INTERVALS, VALUES),
+        "mpsConfig": some.one_of(LIMITS, VALUES),
+    },
+)
+PARAMETERS = some.fixed_dictionaries(
+    {
+        "apiVersion": some.sampled_from([*claim_config.APIS, configs.API, None, [], {}, 1]),
+        "kind": some.sampled_from(["GpuConfig", "MigDeviceConfig", configs.KIND, None, [], {}]),
+    },
+    optional={"sharing": some.one_of(SHARINGS, VALUES), "memory": VALUES},
+)
+
+
+@given(
+    some.lists(some.one_of(PARAMETERS, VALUES), min_size=1, max_size=3),
+    some.sampled_from(["nvidia", "amd"]),
+    some.booleans(),
+)
+def test_any_configuration_is_understood_or_refused(
+    every: list[Any], vendor: str, is_part: bool
+) -> None:
+    """In a sentence that a claim's status can have, and never by another error."""
+    given = [{"source": "FromClaim", "opaque": {"driver": "d", "parameters": one}} for one in every]
+    error, found = "", configs.Wish()
+    try:
+        found = configs.wish(given, "d", "a", registry.KNOWN[vendor], is_part=is_part)
+    except RequestError as refusal:
+        error = str(refusal)
+    assert error == "" or error.isprintable()
+    assert len(error) < MOST_SAID
+    assert found.memory is None or found.memory.number > 0
+    plan = dict(found.plan)
+    assert not (plan and (is_part or vendor == "amd"))
+    if plan.get("do") == "mps":
+        limits = plan.pop("limits", {})
+        assert all(1 << 20 <= size <= 1 << 60 for size in limits.values())
+        assert plan["memory"] == 0 or 1 << 20 <= plan["memory"] <= 1 << 60
+        assert 0 <= plan["threads"] <= 100
+    elif plan:
+        assert plan == {"do": "time-slice", "slice": plan["slice"]}
+        assert plan["slice"] in range(4)

@@ -300,6 +300,54 @@ def test_what_no_limit_holds_for_is_not_shared(tmp_path: Path) -> None:
     assert len([each for each in warnings if "isn't shared: " in each]) == 4
 
 
+# Shared by MPS ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [("0", {1}), ("all", set()), ("GPU-00000001-0000-0000-0000-000000000000", {0}), ("7", {0, 1})],
+)
+def test_what_mps_shares_is_not_published(words: str, kept: set[int]) -> None:
+    """By any of its names; the driver's classes and its pool stay."""
+    inventory = machines.machine(machines.gpu(0, 3), machines.gpu(1, 4))
+    config = Config()
+    config.mps_devices = words
+    vendor = contract.load(registry.KNOWN["nvidia"])
+    made, warnings = objects([(vendor, inventory)], NODE, config)
+    check(made)
+    assert {int(name.split("-")[1]) for name in devices(made)} == kept
+    assert len([each for each in warnings if "[gpuhook.mps]" in each]) == 2 - len(kept)
+    assert classes(made).keys() == {"gpu.nvidia.com", "mig.nvidia.com"}
+
+
+def test_parts_of_what_mps_shares_are_not_published() -> None:
+    parts = (machines.mig(0, 1, 1, 2), machines.mig(1, 2, 12, 13))
+    inventory = machines.machine(machines.gpu(0, 3, parts), machines.gpu(1, 4))
+    config = Config()
+    config.mps_devices = "0"
+    found = [(contract.load(registry.KNOWN["nvidia"]), inventory)]
+    assert len(devices(objects(found, NODE, Config())[0])) == 3
+    assert len(devices(objects(found, NODE, config)[0])) == 1
+
+
+@pytest.mark.parametrize("release", [(1, 34), (1, 35)])
+def test_what_is_taken_is_withheld_with_all_that_could_be_made_of_it(
+    release: tuple[int, int], many: Any
+) -> None:
+    whole = plain(1, id="GPU-1", counters="set-1", uses={"c0": 1})
+    every = [plain(0, id="GPU-0"), whole, *parted(1, 2), *parted(2, 2)]
+    assert sum(many(*every, release=release, **{"1": COUNTERS, "2": COUNTERS})) == len(every)
+    vendor = contract.load(registry.KNOWN["nvidia"])
+    choices = Choices("n1", kubernetes=release)
+    drivers, _ = dra.described([(vendor, machines.machine())], choices, Config())
+    taken = {("nvidia", "GPU-1"), ("amd", "GPU-0")}
+    made = dra.rendered(dra.withheld(drivers, taken), choices)
+    check(made, release)
+    assert devices(made).keys() == {"gpu-0", "gpu-200", "gpu-201"}
+    sets = [one["name"] for each in made for one in each["spec"].get("sharedCounters", ())]
+    assert sets == ["set-2"]
+
+
 # Limits -----------------------------------------------------------------------------------------
 
 

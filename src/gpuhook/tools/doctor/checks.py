@@ -3,7 +3,16 @@
 from collections.abc import Iterable, Iterator
 
 from gpuhook.ground.config.model import Config
-from gpuhook.tools.doctor import cdi, cdi_engines, docker, engines, host, install, kubernetes
+from gpuhook.tools.doctor import (
+    cdi,
+    cdi_engines,
+    docker,
+    engines,
+    host,
+    install,
+    kubernetes,
+    settings,
+)
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, Status, failure
 from gpuhook.tools.doctor.step import DRIVER, Check, Step, step_of
@@ -44,6 +53,7 @@ STEPS: tuple[Step, ...] = (
     Step(cdi_engines.readers, needs=(CONFIGURATION,)),
     Step(kubernetes.device_plugin),
     Step(kubernetes.engines_plugin),
+    Step(settings.device_settings, needs=_DOCUMENTS),
 )
 
 

@@ -77,7 +77,7 @@ class _Reading:
     def one(self, result: Mapping[str, Any]) -> Allotted:
         """Return what one result gives."""
         name = shown(str(result.get("device")))
-        if result.get("pool") != self._pool:
+        if result.get("pool") != self._pool:  # protects: dra-pool
             raise PluginError(
                 f"The claim was allocated {name} of the pool "
                 f"{shown(str(result.get('pool')))}, and this node's is {self._pool}",

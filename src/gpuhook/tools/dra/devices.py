@@ -15,6 +15,7 @@ from gpuhook.start.inventory.model import Device, Inventory
 from gpuhook.tools.kubernetes import dra
 from gpuhook.tools.kubernetes.dra import Choices, Driver, Trouble
 from gpuhook.tools.kubernetes.observed import Observed
+from gpuhook.tools.ledger.records import Records
 from gpuhook.tools.vendors import slices
 
 
@@ -28,7 +29,8 @@ class Known:
     in the vendor's own CDI documents ("": none). ``parent`` is the id of the device that it is
     a part of. ``memory`` is what it has, in bytes, 0 where that isn't known. ``reason`` says why
     it shouldn't be given now ("": it can be), ``taint`` and ``value`` are the taint's key, without
-    the driver's domain, and its value; ``is_lost`` is whether it can't be reached.
+    the driver's domain, and its value; ``is_lost`` is whether it can't be reached. ``is_withheld``
+    is whether MPS shares it on this node, so that no claim may have it.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Known:
     taint: str = ""
     value: str = ""
     is_lost: bool = False
+    is_withheld: bool = False
 
 
 class Devices:
@@ -72,6 +75,8 @@ class Devices:
         self._troubled: dict[str, Driver] = {}
         self._known: list[Known] = []
         self._names: dict[str, None] = {}  # of drivers
+        self._records = Records(config.state_dir)
+        self._shared: set[tuple[str, str]] = set()  # by MPS: vendors and the inventory's ids
 
     def tend(self) -> bool:
         """Do what is due; tell whether anything is different: a device, or how one is."""
@@ -80,10 +85,16 @@ class Devices:
         if observed.arranged:
             observed.arranged = False
             self._arrange()
+        record = self._records.mps()
+        shared = {(each.vendor, each.unit) for each in record.devices} if record else set()
+        if shared != self._shared:
+            self._shared = shared
+            observed.changed = True
         if not observed.changed:
             return False
         observed.changed = False
-        self._troubled = dra.troubled(self._drivers, self._troubles())
+        troubled = dra.troubled(self._drivers, self._troubles())
+        self._troubled = dra.withheld(troubled, shared)
         self._known = _known(self._troubled)
         return True
 
@@ -158,6 +169,7 @@ def _known(drivers: Mapping[str, Driver]) -> list[Known]:
                     each.taint if each.reason else "",
                     each.value if each.reason else "",
                     bool(each.reason) and each.taint == slices.of(vendor.names).lost_taint,
+                    each.withheld,
                 )
             )
     return found

@@ -227,12 +227,17 @@ class Handing:
         others = self._records.others(record.key)
         found = in_the_way(wanted, others)
         self._check_claims([(ours, each) for ours, _, each in found if each.owner == CLAIM])
-        for ours, _, each in found:
-            if each.owner == MPS:  # protects: dra-not-shared
-                raise RequestError(
-                    f"The device {ours.device} is shared by MPS on this node (gpuhook mps)",
-                    "Claim another device, or leave this one out of [gpuhook.mps] there",
-                )
+        known = self._devices.look()
+        withheld = {(each.driver, each.name) for each in known if each.is_withheld}
+        # protects: dra-mps-named
+        shared = [each.device for each in wanted if (record.driver, each.device) in withheld]
+        # protects: dra-not-shared
+        shared += [ours.device for ours, _, each in found if each.owner == MPS]
+        if shared:
+            raise RequestError(
+                f"The device {shared[0]} is shared by MPS on this node (gpuhook mps)",
+                "Claim another device, or leave this one out of [gpuhook.mps] there",
+            )
         self._check_shares(record.driver, wanted, others)
         self._check_pods([(ours, held, each) for ours, held, each in found if each.owner == POD])
 

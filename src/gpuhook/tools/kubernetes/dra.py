@@ -5,7 +5,7 @@ that has one device too many.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -138,6 +138,30 @@ def troubled(drivers: Drivers, troubles: Mapping[str, Trouble]) -> dict[str, "Dr
     return found
 
 
+def withheld(drivers: Drivers, taken: Collection[tuple[str, str]]) -> dict[str, "Driver"]:
+    """Return the drivers without offering devices that another program of this node shares.
+
+    ``taken`` are pairs of a vendor and the inventory's id. What could be made of such a device is
+    withheld, too.
+    """
+    found = {}
+    for name, driver in drivers.items():
+        its = {
+            each.name
+            for each in driver.devices.values()
+            if (driver.vendors[each.name][0].names.NAME, each.id) in taken
+        }
+        counters = {driver.devices[each].counters for each in its} - {""}
+        devices = {
+            each.name: replace(each, withheld=True)
+            if each.name in its or each.counters in counters
+            else each
+            for each in driver.devices.values()
+        }
+        found[name] = replace(driver, devices=devices)
+    return found
+
+
 def rendered(drivers: Drivers, choices: Choices) -> list[dict[str, Any]]:
     """Return the DeviceClasses and ResourceSlices of drivers; pure."""
     made: list[dict[str, Any]] = []
@@ -253,7 +277,8 @@ def _class(given: DeviceClass, served: set[str]) -> dict[str, Any]:
 
 
 def _slices(driver: Driver, choices: Choices) -> Iterator[dict[str, Any]]:
-    devices = [*driver.devices.values()]
+    # protects: dra-mps-not-published
+    devices = [each for each in driver.devices.values() if not each.withheld]
     apart = choices.kubernetes >= COUNTERS_APART
     contents = [*(_apart(driver, devices) if apart else _together(driver, devices))] or [
         {"devices": []}
@@ -275,7 +300,8 @@ def _slices(driver: Driver, choices: Choices) -> Iterator[dict[str, Any]]:
 
 def _apart(driver: Driver, devices: list[Published]) -> Iterator[dict[str, Any]]:
     """Yield what slices hold from 1.35 on: counters, or devices."""
-    names = [*driver.counters]
+    used = {device.counters for device in devices}
+    names = [name for name in driver.counters if name in used]
     for at in range(0, len(names), _MOST_SETS):
         yield {"sharedCounters": _sets(driver, names[at : at + _MOST_SETS])}
     for group in _groups([[device] for device in devices], {}):

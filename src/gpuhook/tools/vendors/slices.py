@@ -45,7 +45,8 @@ class Published:
     ``value`` the taint's value; ``effect`` is what becomes of pods: KEEP_AWAY new ones, or
     SEND_AWAY those that have it, too. ``id`` is the inventory's for the device, "" for what there
     is not. ``shares`` is in how many equal parts of its memory several claims may have it, 0 for
-    parts of any size, None for a device that goes to one claim.
+    parts of any size, None for a device that goes to one claim. ``withheld`` is whether no claim
+    may have it, because another program of this node shares it.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Published:
     id: str = ""
     effect: str = KEEP_AWAY
     shares: int | None = None
+    withheld: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ scheduler gives nothing twice.
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gpuhook.ground.config.model import Config
@@ -31,6 +32,7 @@ from gpuhook.tools.vendors.slices import (
     version,
     why_not,
 )
+from gpuhook.vendors.nvidia import mps
 from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig
 
 _CAPITAL = re.compile(r"[A-Z]")
@@ -54,7 +56,12 @@ class NvidiaSlices(Slices):
         counters = {}
         for gpu in inventory.gpus:
             one = _OneGpu(gpu, inventory, known.get(gpu.uuid, Division()), by_id)
-            found += one.offered(dynamic=dynamic)
+            offered = one.offered(dynamic=dynamic)
+            # protects: dra-mps-withheld
+            if config.mps_devices and mps.is_meant(config.mps_devices, by_id[gpu.id]):
+                offered = [replace(each, withheld=True) for each in offered]
+                one.warnings.append(f"GPU {gpu.index} isn't published: [gpuhook.mps] shares it")
+            found += offered
             warnings += one.warnings
             if any(device.counters for device in found if device.counters == one.counters):
                 counters[one.counters] = one.all_counters()
