@@ -1,9 +1,10 @@
 """Settings of devices: an owner puts back what it changed, and changes none that another needs."""
 
 import os
+import random
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -312,6 +313,54 @@ def test_mps_start_sets_again_what_another_hand_has_changed(node: Node, driver: 
     assert values(driver, "compute") == {0: EXCLUSIVE_PROCESS}
     mps(node, "stop").ok()
     assert values(driver, "compute") == {0: PROHIBITED}
+
+
+@pytest.mark.usefixtures("ended")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_claims_mps_and_kills_in_any_order(node: Node, driver: Driver, seed: int) -> None:
+    """After each step every setting is its owner's, or what it was before there was one."""
+    chance = random.Random(seed)  # noqa: S311 - the same each time
+    first = node.claim("a", result(gpu(driver, 0)), config=[sliced("Long")])
+    second = node.claim("b", result(gpu(driver, 1)), config=[by_mps()])
+    claims = {"a": first, "b": second}
+    owners = {0: "", 1: ""}
+
+    def prepare(name: str) -> None:
+        number = [*claims].index(name)
+        refused = ask(node, claims[name])
+        assert ("shared by MPS" in refused) == (owners[number] == "mps"), refused
+        owners[number] = owners[number] or name
+
+    def unprepare(name: str) -> None:
+        assert node.kubelet.unprepare(GPU_DRIVER, claims[name]) == {claims[name].uid: ""}
+        number = [*claims].index(name)
+        owners[number] = "" if owners[number] == name else owners[number]
+
+    def start() -> None:
+        said = mps(node, "start", "1")
+        assert ("is claim ns/b's" in said.stderr) == (owners[1] == "b"), said.stderr
+        owners[1] = owners[1] or "mps"
+
+    def stop() -> None:
+        mps(node, "stop").ok()
+        owners[1] = owners[1].replace("mps", "")
+
+    steps: list[Callable[[], None]] = [
+        lambda: prepare("a"),
+        lambda: unprepare("a"),
+        lambda: prepare("b"),
+    ]
+    steps += [lambda: unprepare("b"), start, stop]
+    for _ in range(4):
+        with node.service() as process:
+            for step in chance.choices(steps, k=6):
+                step()
+                wanted = {0: EXCLUSIVE_PROCESS} if not owners[0] else {}
+                wanted |= {1: EXCLUSIVE_PROCESS} if owners[1] else {}
+                assert state(driver) == (wanted, {0: LONG if owners[0] else SHORT}), owners
+            if chance.random() < 0.5:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def doctor(node: Node) -> str:

@@ -157,7 +157,7 @@ SHARINGS = some.fixed_dictionaries(
         "mpsConfig": some.one_of(LIMITS, VALUES),
     },
 )
-PARAMETERS = some.fixed_dictionaries(
+PARAMETERS: some.SearchStrategy[Any] = some.fixed_dictionaries(
     {
         "apiVersion": some.sampled_from([*claim_config.APIS, configs.API, None, [], {}, 1]),
         "kind": some.sampled_from(["GpuConfig", "MigDeviceConfig", configs.KIND, None, [], {}]),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuhook.ground.errors import PluginError, RequestError
+from gpuhook.ground.host import files
 from gpuhook.tools.ledger import records as ledger
 from gpuhook.tools.ledger.records import (
     COMPLETED,
@@ -165,7 +166,7 @@ def test_a_lease_outlives_one_that_cannot_be_written(
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(ledger.files, "replace", fail)
+    monkeypatch.setattr(files, "replace", fail)
     with pytest.raises(PluginError, match="No space left"):
         lend(records, "GPU-a")
     assert lent(records) == before
