@@ -155,8 +155,8 @@ def _no_program(inventory: Inventory) -> DriverError:
 
 def parse(table: str) -> int | None:
     """Return the time slice in a table of compute policies for one GPU; None for none."""
-    for line in table.splitlines():
-        words = line.strip("| ").split()  # number of the GPU, name, value
+    for line in table.split("\n"):
+        words = [word for word in line.strip("| ").split(" ") if word]  # GPU, name, value
         if len(words) == 3 and words[1].lower() == _NAME and words[2].title() in SLICES:
             return SLICES.index(words[2].title())
     return None
