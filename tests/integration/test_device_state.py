@@ -405,6 +405,29 @@ def test_the_doctor_compares_settings_with_the_drivers(node: Node, driver: Drive
         record.write_text(kept)
 
 
+@pytest.mark.usefixtures("ended")
+@pytest.mark.parametrize("has_state", [True, False])
+def test_a_damaged_record_of_mps(node: Node, driver: Driver, has_state: bool) -> None:
+    """No start takes the mode that MPS has set for the one before; stop removes the record."""
+    put(driver, "compute", {})
+    claim = node.claim("a", result(gpu(driver, 1)))
+    mps(node, "start").ok()
+    [record] = node.records.glob("mps.json")
+    record.write_text("{")
+    if not has_state:
+        for process in daemons(driver):
+            os.kill(int(process), signal.SIGKILL)
+        (node.records.parent / "mps.json").unlink()
+    with node.service():
+        assert f"{record} can't be read" in mps(node, "start").stderr
+        assert f"{record} can't be read" in ask(node, claim)
+        assert "GPUs keep those" in mps(node, "stop").ok().stdout
+        assert not record.exists()
+        assert not daemons(driver)
+        assert values(driver, "compute") == {0: EXCLUSIVE_PROCESS}
+        assert ask(node, claim) == ""
+
+
 def test_mps_that_is_interrupted_puts_back(node: Node, driver: Driver) -> None:
     """By Ctrl-C amid its start."""
     put(driver, "compute", {})

@@ -335,6 +335,10 @@ class Records:
         """Tell whether a claim's record can't be read that may be of this boot."""
         return self._is_unknown(Record(driver, uid, "", "", "", "").key)
 
+    def is_mps_unknown(self) -> bool:
+        """Tell whether the record of gpuhook mps can't be read that may be of this boot."""
+        return self._is_unknown(f"{MPS}{_END}")
+
     def _is_unknown(self, key: str) -> bool:
         """Tell whether a file is there and no record, and isn't said to be of another boot."""
         if self._load(key) is not None:

@@ -61,7 +61,11 @@ class Devices:
 
     def are_held(self) -> bool:
         """Tell whether there is a record of them."""
-        return self._records.mps() is not None
+        return self._records.mps() is not None or self.are_unknown()
+
+    def are_unknown(self) -> bool:
+        """Tell whether that record can't be read, and so what to put back isn't known."""
+        return self._records.is_mps_unknown()
 
     def release(self) -> None:
         """Put back what was changed and forget the devices; DriverError where that fails."""
@@ -72,7 +76,8 @@ class Devices:
             self._records.forget(self._new().key)
 
     def _check(self, held: tuple[Held, ...]) -> None:
-        self._records.check_readable(owners=(CLAIM,))
+        # The mode before is in the record of mps itself: read again, it would be the one set then.
+        self._records.check_readable(owners=(CLAIM, MPS))  # protects: mps-unreadable
         claims = [each for each in self._records.current() if each.owner == CLAIM]
         for ours, _, record in in_the_way(held, claims):  # protects: mps-not-a-claims
             raise RequestError(

@@ -281,6 +281,11 @@ class Keeper:
         if state is not None:
             self._end_daemon(state)
         if self._devices is not None and (is_held or state is not None):
+            if self._devices.are_unknown():
+                self._tell(
+                    "The record of compute modes can't be read: GPUs keep those that they have; "
+                    "nvidia-smi -c sets another"
+                )
             self._devices.release()
         if state is None:
             return is_held
