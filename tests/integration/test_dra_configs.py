@@ -224,6 +224,17 @@ def test_a_gpu_that_takes_no_setting_is_lost_to_nobody(
         assert node.left() == []
 
 
+def test_a_mode_that_a_gpu_has_already_is_not_set(node: Node, driver: Driver) -> None:
+    """Some refuse every mode, also the one that they have."""
+    put_smi(driver, "/bin/sh", str(driver.root / "smi"))
+    (driver.root / "simulate/compute").mkdir()  # a folder, which nothing is written to
+    claim = node.claim("a", result(gpu(driver, 0)), config=[config(sliced("Long"))])
+    with node.service():
+        assert not isinstance(ask(node, claim), str)
+        assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
+        assert node.left() == []
+
+
 def test_a_gpu_that_is_lost_holds_no_other_of_its_claim(
     node: Node, driver: Driver, installation: Installation
 ) -> None:
