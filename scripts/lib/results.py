@@ -134,7 +134,7 @@ def _counts(counts: Counts, passed: str = " passed") -> str:
 
 
 def _runs(every: Mapping[str, Result]) -> Iterator[str]:
-    yield "| run | date | machine | gpuhook | tests | how they ended |"
+    yield "| run | date | host | gpuhook | tests | results |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for name, result in every.items():
         which = "all" if result["selection"] == ALL else _short(result["selection"])
@@ -148,7 +148,7 @@ def _runs(every: Mapping[str, Result]) -> Iterator[str]:
 def _short(selection: str) -> str:
     """Return which tests those were; a long list is in the file alone."""
     words = selection.split(" ")
-    return selection if len(words) <= _FEW else f"{len(words)} parts, as the file lists them"
+    return selection if len(words) <= _FEW else f"{len(words)} parts, listed in the file"
 
 
 def _machine(host: Mapping[str, str]) -> str:

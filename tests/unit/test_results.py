@@ -94,7 +94,7 @@ def test_runs_of_one_date_are_added_up() -> None:
     ("selection", "shown"),
     [
         ("tests/unit tests/machine/booted", "tests/unit tests/machine/booted"),
-        (" ".join(f"tests/unit/{each}" for each in range(11)), "11 parts, as the file lists them"),
+        (" ".join(f"tests/unit/{each}" for each in range(11)), "11 parts, listed in the file"),
     ],
 )
 def test_a_long_list_of_tests_is_in_the_file_alone(selection: str, shown: str) -> None:
