@@ -120,7 +120,7 @@ def run(state_text: bytes, config: Config, bundle: str = "") -> None:
     ``bundle`` is the one that an argument names, "" for none.
     """
     state, spec = _read(state_text, bundle)
-    resolved = resolve(spec.data, config, registry.known(config))
+    resolved = resolve(spec.data, config, registry.known(config), container=state.container_id)
     if resolved is not None and resolved.absent and not resolved.grants:
         log.without(spec.path, resolved.absent, config)
     if resolved is not None and resolved.grants:  # what documents give is the runtime's to do
@@ -141,7 +141,7 @@ def take(state_text: bytes, config: Config, bundle: str) -> None:
     """
     state, spec = _read(state_text, bundle)
     known = registry.known(config)
-    resolved = resolve(spec.data, config, known)
+    resolved = resolve(spec.data, config, known, container=state.container_id)
     found = limits(spec, config, known, resolved)
     if config.exclusive or found is not None:
         _take(state, spec, resolved, config, found)

@@ -207,7 +207,10 @@ def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> bool:
     if other:
         check_other_config(spec, config, known)
         return False
-    edited = edit(spec, config, known, folder, helped if config.helper else None)
+    edited = edit(
+        spec, config, known, folder, helped if config.helper else None,
+        container=arguments.container,
+    )  # fmt: skip
     if edited is not None:
         edited.write()
     return edited is not None

@@ -5,81 +5,20 @@ Their runtime is plain runc, and nothing of ours is configured in them.
 
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from harness import images
-from harness.commands import Process, background, daemon, stop, wait_until
-from harness.containerd import WITH_CDI, Containerd, containerd
-from harness.cri import Cri, CriError, Security
+from harness.commands import Result, daemon, wait_until
+from harness.cri import CriError, Security
 from harness.driver import Driver, lines_of_nvidia_smi
-from harness.forked import PROGRAM
-from harness.images import image
 from harness.inside import look, seen
 from harness.installation import Installation
-from harness.releases import NAMES, Release, release
+from harness.nri import DEBIAN, Node, running
+from harness.releases import NAMES
 from pod_resources import PodResources
 from yardstick import yardstick
-
-DEBIAN = image("debian")
-WITH_NRI = (
-    WITH_CDI
-    + """\
-[plugins."io.containerd.nri.v1.nri"]
-  disable = false
-  socket_path = "{folder}/nri.sock"
-  plugin_path = "{folder}/plugins"
-  plugin_config_path = "{folder}/conf.d"
-"""
-)
-
-
-@dataclass
-class Node:
-    """A release with its containerd, and what starts the plugin in it."""
-
-    system: Release
-    engine: Containerd
-    cri: Cri
-    folder: Path
-
-    def start(self, *words: str) -> Process:
-        """Start the plugin; it serves the engine when this returns."""
-        theirs = self.system.installation
-        argv = [sys.executable, "-c", PROGRAM, str(theirs.command), "nri"]
-        argv += [f"--socket={self.engine.folder}/nri.sock", f"--config={self.system.config}"]
-        argv += [f"--hook-path={theirs.bin}/gpuhook-cdi-hook", *words]
-        self.log = self.folder / "nri.log"
-        self.log.write_text("")
-        process = background(argv, self.log)
-        self.serves(1)
-        return process
-
-    def serves(self, times: int) -> None:
-        """Wait until the plugin has been configured so often."""
-
-        def met() -> bool:
-            return self.log.read_text().count("Serves containerd") >= times
-
-        try:
-            wait_until(met, f"the plugin to be configured {times} times")
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.log.read_text()}") from None
-
-    @contextmanager
-    def plugin(self, *words: str) -> Iterator[Process]:
-        process = self.start(*words)
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                stop(process)
-            print(self.log.read_text())  # noqa: T201 - for who reads why a test failed
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -94,27 +33,14 @@ def node(
 ) -> Iterator[Node]:
     name = request.param
     folder = workspace / f"nri-{name}"
-    hold_archive = images.save(
-        {"pause": roots["busybox"]}, workspace / f"nri-{name}.tar", ("sleep", "infinity")
-    )
-    with release(name, engine_roots[name], folder, installation, driver) as system:
-        runc = Path(system.which("runc"))
-        text = WITH_NRI
-        with containerd(folder / "containerd", system.namespace, runc, archive, {}, text) as engine:
-            for each in (archive, hold_archive):
-                engine.call("images", "import", each, within="k8s.io").ok()
-            cri = Cri(engine.folder / "containerd.sock")
-            made = Node(system, engine, cri, folder)
-            try:
-                yield made
-            finally:
-                cri.close()
+    hold = {"pause": roots["busybox"]}
+    with running(name, engine_roots[name], folder, installation, driver, hold, [archive]) as made:
+        yield made
 
 
-def inside(node: Node, *env: str, command: tuple[str, ...] = ("true",), **pod: object):  # type: ignore[no-untyped-def] # noqa: ANN201
+def inside(node: Node, *env: str, command: tuple[str, ...] = ("true",), **pod: object) -> Result:
     """Return what a command says in a container with these variables; CriError if it's refused."""
-    with node.cri.pod("", **pod) as made:  # type: ignore[arg-type]
-        return made.start(DEBIAN, "sleep", "1000", env=env).exec(*command)
+    return node.inside(*env, command=command, **pod)  # type: ignore[arg-type]
 
 
 def test_exactly_the_gpus_that_are_asked_for(node: Node, driver: Driver) -> None:

@@ -89,19 +89,19 @@ class Answering:
     def _answer(self, asker: int, about: str) -> None:
         """Answer the launcher or hook of that process id.
 
-        ``about`` is a bundle's path where the launcher asks that becomes the low-level runtime,
-        and the kind of a CDI document where its hook asks.
+        ``about`` is a bundle's path and the container's id where the launcher asks that becomes the
+        low-level runtime, and the kind of a CDI document where its hook asks.
         """
         try:
             if about.startswith("/"):
-                self._bundle = about
-                self._serve(asker)
+                self._bundle, _, container = about.rpartition(" ")
+                self._serve(asker, container)
             else:
                 self._serve_hook(asker, about)
         except (GpuhookError, OSError, ValueError, KeyError):
             os.write(ANSWER, _NO)  # the launcher goes the ordinary way, which says what is wrong
 
-    def _serve(self, launcher: int) -> None:
+    def _serve(self, launcher: int, container: str) -> None:
         runtime = askers.open_launcher(launcher)
         if not self._is_same():
             return
@@ -109,7 +109,7 @@ class Answering:
         around = self._around
         written = edit(
             spec, self._config, around.known, self._folder,
-            self._as_helper, around.inventories, around.documents,
+            self._as_helper, around.inventories, around.documents, container=container,
         )  # fmt: skip
         if written is not None:
             written.write()

@@ -108,7 +108,7 @@ class Server:
             self._tidy()
 
     def _open_door(self) -> None:
-        """Hand each question on: SEAT PID BUNDLE, or SEAT PID KIND of a CDI hook."""
+        """Hand each question on: SEAT PID BUNDLE ID, or SEAT PID KIND of a CDI hook."""
         for line in os.read(DOOR, seats.QUESTIONS).split(b"\n")[:-1]:
             kernel.end_after(_END)
             if self._ahead is None:

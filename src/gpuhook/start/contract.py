@@ -285,6 +285,13 @@ class Vendor:
         Nothing is refused to a container that asks for no device (``reading.devices`` is None).
         """
 
+    def beside(self, options: "Any") -> list[str]:  # noqa: ARG002
+        """Return what a container's options bring in addition to devices, for one tenant only.
+
+        As qualified CDI names: a cluster gives it under these.
+        """
+        return []
+
     def check(self, grant: Grant) -> None:
         """Raise a RequestError or DriverError for devices that can't be given together."""
 

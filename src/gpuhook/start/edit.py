@@ -34,6 +34,8 @@ def edit(
     helped: "Helped | None" = None,
     inventories: "Mapping[str, Inventory] | None" = None,
     documents: "Documents | None" = None,
+    *,
+    container: str = "",
 ) -> "Spec | None":
     """Return a spec with what its devices need; None where it gets none.
 
@@ -41,8 +43,9 @@ def edit(
     finds a helper for the hook and returns the words that lead to it, none where there is no
     helper; it is told the kind of a document if it is for that document's hook, else "".
     ``inventories``, by vendor, are known to be the machine's; ``documents`` were read before.
+    ``container`` is the container's id, "" where it isn't known.
     """
-    resolved = resolve(spec.data, config, known, inventories=inventories)
+    resolved = resolve(spec.data, config, known, container=container, inventories=inventories)
     if resolved is None or not (resolved.grants or resolved.cdi_devices):
         if resolved is not None:
             log.without(spec.path, resolved.absent, config)
@@ -91,9 +94,11 @@ def check_restored(spec: "Spec", config: "Config", known: "Known") -> None:
     """Refuse a container that is made of a checkpoint, where devices are limited or exclusive.
 
     Nothing is edited for such a container, so no hook of ours sees to it before its program goes
-    on. LimitError; what a start raises, where it would be refused as well.
+    on. LimitError; what a start raises, where it would be refused as well. There is no verdict of a
+    gate on such a container.
     """
-    if not (config.exclusive or config.limits_memory or says_limit(spec.data, known)):
+    gated = config.gate  # protects: restored-gate
+    if not (gated or config.exclusive or config.limits_memory or says_limit(spec.data, known)):
         return
     resolved = resolve(spec.data, config, known)
     if _needs_hook(spec, resolved, config, known):  # protects: restored-limits

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gpuhook.start.limits import Limits
     from gpuhook.start.plan.image import Examine
     from gpuhook.start.request.reader import Request
+    from gpuhook.start.verdict import Verdict
 
     Asked = list[tuple[Vendor, Request]]
 
@@ -102,19 +103,25 @@ def resolve(
     known: "Known",
     progress: Progress | None = None,
     *,
+    container: str = "",
     save: bool = True,
+    skip_absent: bool = False,
     inventories: "Mapping[str, Inventory] | None" = None,
 ) -> Resolved | None:
     """Return how a container's requests are met, None where it asks for nothing.
 
     ``known`` are the vendors there are. Raises the GpuhookError of the step that failed;
     ``progress`` holds the steps before it. With ``save`` off, an inventory that had to be made is
-    not saved. ``inventories``, by vendor, are known to be the machine's.
+    not saved. ``inventories``, by vendor, are known to be the machine's. ``container`` is the
+    container's id, "" where it isn't known: where the node has a gate, its verdict decides which
+    devices are given, and RequestError is raised without one. With ``skip_absent`` a vendor without
+    a driver here gives nothing, whatever is asked for.
     """
     progress = progress or Progress()
     asked, cdi_devices = _asked(spec, config, known, progress)
     if not asked and not cdi_devices:
         return None
+    verdict = _verdict(config, container, asked, cdi_devices) if config.gate else None
     from gpuhook.start.inventory import cache, selection  # noqa: PLC0415 - where a device is asked for
 
     grants: list[Grant] = []
@@ -126,16 +133,34 @@ def resolve(
                 inventory = cache.get_inventory(config, vendor, save=save)
                 inventory = vendor.within_reach(inventory)
         except NoDriverError as error:
-            if config.missing_driver != "ignore" or not _is_general(request):
+            ignored = config.missing_driver == "ignore" and _is_general(request)
+            if not (ignored or skip_absent):
                 raise
             absent.append(error)
             continue
         progress.inventories.append(inventory)
-        devices = selection.select(request.selectors, inventory, vendor.names, request.spaces)
+        if verdict is None:
+            devices = selection.select(request.selectors, inventory, vendor.names, request.spaces)
+        else:  # protects: verdict-devices
+            devices = verdict.of(vendor.names, inventory)
+            if request.selectors and not devices:
+                continue
         grants.append(contract.Grant(vendor, request, inventory, devices))
     for grant in grants:
         grant.vendor.check(grant)
     return Resolved(grants, config, known, tuple(error.cause for error in absent), cdi_devices)
+
+
+def _verdict(
+    config: "Config", container: str, asked: "Asked", cdi_devices: tuple[str, ...]
+) -> "Verdict":
+    """Return the gate's verdict on a container; RequestError for what isn't a device by itself."""
+    from gpuhook.start import verdict  # noqa: PLC0415 - on nodes with a gate
+
+    found = verdict.read(config, container)
+    beside = [name for vendor, request in asked for name in vendor.beside(request.options)]
+    found.check_names([*cdi_devices, *beside])
+    return found
 
 
 def limits(

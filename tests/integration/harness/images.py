@@ -47,11 +47,16 @@ def compile_probes(folder: Path) -> dict[str, Path]:
     return programs
 
 
-def save(roots: dict[str, Path], archive: Path, command: Sequence[str] = ("sh",)) -> Path:
+def save(
+    roots: dict[str, Path],
+    archive: Path,
+    command: Sequence[str] = ("sh",),
+    env: Sequence[str] = (),
+) -> Path:
     """Write ``roots`` into ``archive`` as docker save would: all engines can load that.
 
     The root called debian becomes the image localhost/debian:test; ``command`` is what a
-    container runs that is told nothing.
+    container runs that is told nothing, ``env`` what the images set in addition to PATH.
     """
     manifest = []
     with tarfile.open(archive, "w") as tar:
@@ -59,7 +64,7 @@ def save(roots: dict[str, Path], archive: Path, command: Sequence[str] = ("sh",)
             layer = archive.with_name(f"{kind}.layer")
             run(["tar", "-C", root, "-cf", layer, "."]).ok()
             tar.add(layer, f"{kind}/layer.tar")
-            _add(tar, f"{kind}.json", _image_config(layer, command))
+            _add(tar, f"{kind}.json", _image_config(layer, command, env))
             layer.unlink()
             manifest.append(
                 {
@@ -77,12 +82,12 @@ def image(kind: str) -> str:
     return f"localhost/{kind}:test"
 
 
-def _image_config(layer: Path, command: Sequence[str]) -> dict[str, Any]:
+def _image_config(layer: Path, command: Sequence[str], env: Sequence[str]) -> dict[str, Any]:
     digest = hashlib.sha256(layer.read_bytes()).hexdigest()
     return {
         "architecture": run(["dpkg", "--print-architecture"]).ok().stdout.strip(),
         "os": "linux",
-        "config": {"Env": [f"PATH={PATH}"], "Cmd": list(command)},
+        "config": {"Env": [f"PATH={PATH}", *env], "Cmd": list(command)},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
         "history": [{"created_by": "the tests"}],
     }

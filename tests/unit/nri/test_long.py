@@ -6,7 +6,8 @@ import pytest
 from yardstick import of_this_process, yardstick
 
 from gpuhook.ground.errors import RequestError
-from gpuhook.tools.nri.answer import Asked, Way, edits
+from gpuhook.tools.nri.answer import Way, edits
+from gpuhook.tools.nri.asked import Asked
 from gpuhook.vendors import registry
 from gpuhook.vendors.ascend import variables as ascend
 from gpuhook.vendors.neuron.vendor import CORES

@@ -22,7 +22,8 @@ from gpuhook.ground.errors import PluginError, RequestError
 from gpuhook.start.inventory import cache
 from gpuhook.start.inventory.model import Node
 from gpuhook.start.resolve import resolve
-from gpuhook.tools.nri.answer import PATIENCE, Asked, Way, edits
+from gpuhook.tools.nri.answer import Way, edits
+from gpuhook.tools.nri.asked import PATIENCE, Asked
 from gpuhook.tools.nri.service import Plugin, _refusal, run
 from gpuhook.tools.nri.transport import PLUGIN, REQUEST, RESPONSE, RUNTIME, Connection
 from gpuhook.vendors import registry
@@ -103,7 +104,7 @@ class Served:
 
     def _run(self, way: Way) -> None:
         try:
-            Plugin(Connection(self.ours, self._reader), way, self.said.append, "50").serve()
+            Plugin(Connection(self.ours, self._reader), lambda: way, self.said.append, "50").serve()
         except PluginError as error:
             self.failed = error
 
@@ -542,7 +543,7 @@ def test_an_engine_that_is_restarted(
     thread = threading.Thread(target=engine)
     try:
         thread.start()
-        run(str(path), way, said.append)
+        run(str(path), lambda: way, said.append)
         thread.join()
     finally:
         signal.set_wakeup_fd(-1)

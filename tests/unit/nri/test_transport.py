@@ -74,8 +74,8 @@ def test_pieces(ends: Ends) -> None:
 @pytest.mark.parametrize(
     "wire",
     [
-        struct.pack(">II", 1, (4 << 20) + 11),
-        frame(1, struct.pack(">IIBB", (4 << 20) + 1, 1, 1, 0)),
+        struct.pack(">II", 1, (1 << 24) + 1),
+        frame(1, struct.pack(">IIBB", (1 << 24) + 1, 1, 1, 0)),
     ],
     ids=["frame", "message"],
 )

@@ -61,6 +61,7 @@ KEYS: "dict[str, tuple[str, str, object]]" = {
     "gpuhook.accept-annotations": ("accept_annotations", BOOL, False),
     "gpuhook.cdi-kinds-from-environment": ("cdi_kinds_from_environment", LIST, ()),
     "gpuhook.exclusive": ("exclusive", LIST, ()),
+    "gpuhook.gate": ("gate", BOOL, False),
     "gpuhook.state-dir": ("state_dir", STRING, "/run/gpuhook"),
     "gpuhook.nvml-timeout": ("nvml_timeout", SECONDS, 30.0),
     "gpuhook.library-search-paths": ("library_search_paths", LIST, ()),
@@ -165,6 +166,7 @@ class Config:
     environment: tuple[str, ...]
     exclusive: tuple[str, ...]
     features: dict[str, bool]
+    gate: bool
     helper: bool
     ignored: tuple[tuple[str, str], ...]
     ldcache: str

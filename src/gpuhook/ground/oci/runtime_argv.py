@@ -33,8 +33,9 @@ class Arguments:
     the file that crun reads in place of the bundle's config.json, "" for none. Any other verb, and
     the empty one, is for the runtime alone; what comes after it is in ``rest``. ``log`` is the file
     that the engine reads errors from, if it gave one. ``root`` is the folder in which the runtime
-    keeps its containers, "" for its own choice. ``unclear`` is a word with which a container may be
-    created, and that not all runtimes read in one way; it is empty where all is clear.
+    keeps its containers, "" for its own choice, and ``container`` the id of the one that is
+    created. ``unclear`` is a word with which a container may be created, and that not all runtimes
+    read in one way; it is empty where all is clear.
     """
 
     def __init__(self, argv: list[str]) -> None:
@@ -44,6 +45,7 @@ class Arguments:
         self.config = ""
         self.log: str | None = None
         self.root = ""
+        self.container = ""
         self.rest: tuple[str, ...] = ()
         self.unclear = ""
         unclear = self._read(argv)
@@ -62,6 +64,7 @@ class Arguments:
             if word[:1] not in ("", "-"):
                 if verb:
                     ids += 1
+                    self.container = word
                 elif word in CREATING_VERBS:
                     verb = word
                 else:

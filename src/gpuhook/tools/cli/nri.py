@@ -3,18 +3,21 @@
 import os
 import re
 import time
+from copy import copy
+from functools import cache
 
 import click
 
 from gpuhook.ground import names as ours
-from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import DEFAULT_PATH, Config
 from gpuhook.ground.errors import PluginError, RequestError, printable, shown
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option
+from gpuhook.tools.config.followed import Followed
 from gpuhook.tools.host.programs import our_program
 from gpuhook.tools.nri import SOCKET
-from gpuhook.tools.nri.answer import PATIENCE, Given, Way
+from gpuhook.tools.nri.answer import Given, Way
+from gpuhook.tools.nri.asked import PATIENCE
 
 _INDEX = re.compile(r"[0-9]{2}")
 
@@ -35,7 +38,7 @@ _INDEX = re.compile(r"[0-9]{2}")
 )  # fmt: skip
 @click.option(
     "--gate", is_flag=True,
-    help="Refuse containers that ask by a variable for what the kubelet hasn't given them.",
+    help="Give containers only what the kubelet has given them, as with gate = true in [gpuhook].",
 )  # fmt: skip
 @click.option(
     "--pod-resources", metavar="PATH",
@@ -68,11 +71,23 @@ def nri(
         raise RequestError(f"--index {shown(index)} isn't two digits", "Use 00 to 99")
     from gpuhook.tools.nri import service  # noqa: PLC0415 - says what is missing: protobuf
 
-    config = load(config_path)
+    followed = Followed(config_path)
     hook = hook_path or our_program(ours.CDI_HOOK, "Give its place with --hook-path")
-    config.path = _own_path(config)
-    given = _gate(pod_resources, config) if gate else None
-    service.run(socket, Way(config, hook, cdi, given), _tell, index=index)
+    kubelet = cache(lambda: _gate(pod_resources, followed.config))
+    if gate and not followed.config.gate:
+        _tell(
+            "gate isn't set in [gpuhook] of config.toml: what starts while this plugin is away, or "
+            "by words that runtimes read in different ways, has no gate or is refused"
+        )
+
+    def current() -> Way:
+        followed.read()  # protects: nri-settings
+        config = copy(followed.config)
+        config.path = _own_path(config)
+        return Way(config, hook, cdi, kubelet() if gate or config.gate else None)
+
+    current()  # so that the child is there before the first container
+    service.run(socket, current, _tell, index=index)
 
 
 def _own_path(config: Config) -> str | None:

@@ -20,7 +20,7 @@ _NRI: Table = {
     "CreateContainerResponse": {"adjust": (1, "ContainerAdjustment")},
     "PodSandbox": {
         "id": (1, "string"), "name": (2, "string"), "uid": (3, "string"),
-        "namespace": (4, "string"), "runtime_handler": (7, "string"),
+        "namespace": (4, "string"), "annotations": (6, "map"), "runtime_handler": (7, "string"),
     },
     "Container": {
         "id": (1, "string"), "name": (3, "string"), "annotations": (6, "map"),

@@ -10,16 +10,21 @@ from typing import Any
 
 from gpuhook import __version__
 from gpuhook.ground.container import kernel
-from gpuhook.ground.errors import GpuhookError, PluginError, printable, shown
+from gpuhook.ground.errors import ConfigError, GpuhookError, PluginError, printable, shown
 from gpuhook.tools.kubernetes.api import DecodeError
 from gpuhook.tools.nri import PROCESS, answer
-from gpuhook.tools.nri.answer import Asked, Way
+from gpuhook.tools.nri.answer import Way
+from gpuhook.tools.nri.asked import Asked, check_length, markers
 from gpuhook.tools.nri.messages import nri, ttrpc
-from gpuhook.tools.nri.transport import PLUGIN, REQUEST, RESPONSE, RUNTIME, Connection, dial
+from gpuhook.tools.nri.transport import MOST, PLUGIN, REQUEST, RESPONSE, RUNTIME, Connection, dial
+from gpuhook.tools.nri.verdicts import Verdicts
 
 NAME = "gpuhook"
 INDEX = "50"  # plugins are called in the order of these two digits
 _SERVICE = "nri.pkg.api.v1alpha1."
+# How a request's beginning has the method that says what runs already (protobuf's field 2).
+_SYNCHRONIZE = b"\x12\x0bSynchronize"
+_BEGINNING = 128  # bytes in which that is
 _CREATE = 1 << (4 - 1)  # the bit of the event CREATE_CONTAINER
 # gRPC's codes
 _UNKNOWN, _INVALID, _UNIMPLEMENTED = 2, 3, 12
@@ -30,17 +35,20 @@ _LONGEST = 1024  # bytes of a sentence for a pod's events
 Tell = Callable[[str], None]
 
 
-def run(path: str, way: Way, tell: Tell, *, index: str = INDEX) -> None:
-    """Serve the engine at ``path`` until told to stop, through all its restarts."""
+def run(path: str, current: Callable[[], Way], tell: Tell, *, index: str = INDEX) -> None:
+    """Serve the engine at ``path`` until told to stop, through all its restarts.
+
+    ``current`` returns how devices are given now; ConfigError where that can't be told.
+    """
     kernel.set_name(PROCESS)
     stopping = _stop_pipe()
     said = ""
     while True:
         try:
-            answer.warm(way.config)
+            answer.warm(current().config)
             connection = dial(path, os.environ, stopping)
             try:
-                Plugin(connection, way, tell, index).serve()
+                Plugin(connection, current, tell, index).serve()
             finally:
                 connection.close()
         except GpuhookError as error:
@@ -65,9 +73,13 @@ def _stop_pipe() -> int:
 class Plugin:
     """One connection, from its registration on."""
 
-    def __init__(self, connection: Connection, way: Way, tell: Tell, index: str) -> None:
+    def __init__(
+        self, connection: Connection, current: Callable[[], Way], tell: Tell, index: str
+    ) -> None:
         self._connection = connection
-        self._way = way
+        self._current = current
+        self._last: Way | None = None
+        self._verdicts = Verdicts()
         self._tell = tell
         self._index = index
         self._configured = False
@@ -91,7 +103,12 @@ class Plugin:
             if message.connection == RUNTIME:
                 self._registered(message.data)
             elif message.kind == REQUEST:
-                self._connection.send(PLUGIN, message.stream, RESPONSE, self._answer(message.data))
+                # Refused, because the end of the connection would be that of the gate.
+                is_long = len(message.data) > MOST  # protects: nri-long-message
+                answer = self._too_long(message.data) if is_long else self._answer(message.data)
+                if len(answer) > MOST:  # protects: nri-long-answer
+                    answer = _refusal(_UNKNOWN, "gpuhook: the answer is too long: ask for less")
+                self._connection.send(PLUGIN, message.stream, RESPONSE, answer)
                 if self._is_over:
                     raise PluginError("The engine shuts its plugins down", "Nothing is to be done")
 
@@ -132,6 +149,17 @@ class Plugin:
             return _refusal(_UNKNOWN, f"gpuhook: {why}")
         return bytes(ttrpc.Response(payload=made.SerializeToString()).SerializeToString())
 
+    def _too_long(self, data: bytes) -> bytes:
+        """Return the answer to a request that is too long: a refusal.
+
+        But what runs already may be as long as it likes: it is only told of, and an error would
+        keep the plugin from serving.
+        """
+        if _SYNCHRONIZE in data[:_BEGINNING]:  # protects: nri-long-synchronize
+            payload = self._synchronize(b"").SerializeToString()
+            return bytes(ttrpc.Response(payload=payload).SerializeToString())
+        return _refusal(_UNKNOWN, f"gpuhook: the request has more than {MOST} bytes")
+
     # What the engine asks ------------------------------------------------------------------------
 
     def _configure(self, payload: bytes) -> Any:
@@ -148,6 +176,10 @@ class Plugin:
         return nri.SynchronizeResponse(more=more)
 
     def _create(self, payload: bytes) -> Any:
+        start = time.monotonic()
+        way = self._way(payload)
+        if way is None or not check_length(payload, way.config):
+            return nri.CreateContainerResponse()
         request = nri.CreateContainerRequest.FromString(payload)
         pod, container = request.pod, request.container
         asked = Asked(
@@ -158,14 +190,31 @@ class Plugin:
             tuple(container.env),
             tuple((each.destination, each.source) for each in container.mounts),
             tuple(container.annotations.items()),
+            tuple(pod.annotations.items()),
+            container.id,
         )
-        start = time.monotonic()
-        edits = answer.edits(asked, self._way)
-        if edits:
+        found = answer.decide(asked, way)
+        made = nri.CreateContainerResponse(adjust=adjustment(found.edits))
+        if found.verdict is not None:
+            self._verdicts.write(way.config.state_dir, asked.id, found.verdict)
+        if found.edits:
             spent = (time.monotonic() - start) * 1000
             who = f"{printable(pod.namespace)}/{printable(pod.name)}/{printable(container.name)}"
             self._tell(f"{who}: answered in {spent:.0f} ms")
-        return nri.CreateContainerResponse(adjust=adjustment(edits))
+        return made
+
+    def _way(self, payload: bytes) -> Way | None:
+        """Return how devices are given now; None where that can't be told and nobody asks for any.
+
+        ConfigError where config.toml can't be read and a container may ask for devices.
+        """
+        try:
+            self._last = self._current()
+        except ConfigError:
+            if self._last is None or any(word in payload for word in markers(self._last.config)):
+                raise
+            return None
+        return self._last
 
     def _shutdown(self, payload: bytes) -> Any:
         del payload

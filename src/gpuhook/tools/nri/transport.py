@@ -20,8 +20,8 @@ PLUGIN, RUNTIME = 1, 2  # connections: the engine asks on the first, we on the s
 REQUEST, RESPONSE = 1, 2  # types of messages
 _FRAME = struct.Struct(">II")
 _MESSAGE = struct.Struct(">IIBB")
-_MOST = 4 << 20  # bytes of a message
-_MOST_IN_FRAME = _MOST + _MESSAGE.size
+MOST = 4 << 20  # bytes of a message that is answered
+_LONGEST = 1 << 24  # bytes of a frame or message: older engines write so many, and no limit is told
 _READ = 4096  # bytes that Go's bufio.Reader asks for
 _CHUNK = 1 << 16
 _PATIENCE = 2.0  # seconds until what is written has to be taken: as long as engines wait for us
@@ -59,8 +59,6 @@ class Connection:
 
         It hangs up at a longer one, because a frame has to fit into what one read asks for.
         """
-        if len(data) > _MOST:
-            raise PluginError("The answer to the engine is too long", "Ask for fewer devices")
         body = _MESSAGE.pack(len(data), stream, kind, 0) + data
         parts = (body[at : at + _READ] for at in range(0, len(body), _READ))
         left = memoryview(b"".join(_FRAME.pack(connection, len(part)) + part for part in parts))
@@ -107,7 +105,7 @@ class Connection:
         """Move the bytes of whole frames to their connections; others' are dropped."""
         while len(self._raw) >= _FRAME.size:
             connection, size = _FRAME.unpack_from(self._raw)
-            if size > _MOST_IN_FRAME:  # protects: nri-frame-limit
+            if size > _LONGEST:  # protects: nri-frame-limit
                 raise _broken("sent a frame that is too long")
             end = _FRAME.size + size
             if len(self._raw) < end:
@@ -121,7 +119,7 @@ class Connection:
             if len(data) < _MESSAGE.size:
                 continue
             size, stream, kind, _ = _MESSAGE.unpack_from(data)
-            if size > _MOST:
+            if size > _LONGEST:
                 raise _broken("sent a message that is too long")
             end = _MESSAGE.size + size
             if len(data) >= end:

@@ -117,13 +117,6 @@ class Cluster:
         """
         return Extras()
 
-    def beside(self, options: Any) -> list[str]:  # noqa: ARG002
-        """Return what a container's options bring beside devices that one tenant alone may have.
-
-        As qualified CDI names: who gives it to a pod says so.
-        """
-        return []
-
 
 def of(names: ModuleType, chosen: Any = None) -> Cluster:
     """Return the answers of the vendor with these names, by what was chosen of it."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _REQUIREMENTS = ("vendors.nvidia.requirements",)
 _PROC = "/proc/driver/nvidia"
+_DOMAIN = names.KIND.partition("/")[0]
 # Folders of device nodes that come and go as a whole; the rest lies in /dev itself.
 _NODE_FOLDERS = (CAPS_FOLDER, IMEX_FOLDER, "/dev/infiniband", "/dev/dri")
 _GPU = "nvidia"  # a number follows
@@ -123,6 +124,9 @@ class Nvidia(Vendor):
 
     def read(self, reading: "Reading", options: variables.NvidiaOptions) -> None:
         variables.read(reading, options)
+
+    def beside(self, options: variables.NvidiaOptions) -> list[str]:
+        return [f"{_DOMAIN}/imex-channel={each}" for each in options.imex_channels]
 
     def check(self, grant: "Grant") -> None:
         device_nodes.check_platform(grant)

@@ -11,6 +11,7 @@ from gpuhook.tools.vendors.cluster import Cluster, Extras, Offers, Ways
 from gpuhook.tools.vendors.nvidia.plugin import DOMAIN, NONE, SINGLE, PluginSettings
 from gpuhook.vendors.nvidia.model import Inventory, Mig
 from gpuhook.vendors.nvidia.variables import IMEX_CHANNELS, NvidiaOptions, feature_variable
+from gpuhook.vendors.nvidia.vendor import VENDOR
 
 _GPUS = "/proc/driver/nvidia/gpus"
 _SMALL = 1 << 14  # bytes
@@ -89,13 +90,10 @@ class NvidiaCluster(Cluster):
         variables = {feature_variable(name): "enabled" for name in features}
         if channels and not ways.by_mounts:
             variables[IMEX_CHANNELS] = ",".join(map(str, channels))
-        names = self.beside(options)
+        names = VENDOR.beside(options)
         names += [f"{DOMAIN}/{name}=all" for name in features]
         mounts = tuple(f"imex/{each}" for each in channels)
         return Extras(variables, mounts, tuple(names), tuple(warnings))
-
-    def beside(self, options: NvidiaOptions) -> list[str]:
-        return [f"{DOMAIN}/imex-channel={each}" for each in options.imex_channels]
 
 
 def profile(mig: Mig) -> str:

@@ -1,0 +1,80 @@
+"""Verdicts on containers, written for the runtime and the hook (``start.verdict``)."""
+
+import os
+import time
+
+from gpuhook.ground import fileio
+from gpuhook.ground.errors import PluginError
+from gpuhook.ground.oci import jsontext
+from gpuhook.start.inventory.cache import digest, make_folder
+from gpuhook.start.verdict import FOLDER, Verdict, is_id
+
+_KEPT = 3600.0  # seconds: an engine starts what it creates at once, and never again by that id
+_SWEEP = 60.0  # seconds between two searches for older ones
+
+
+class Verdicts:
+    """The folder of verdicts; it is made when the first is written."""
+
+    def __init__(self) -> None:
+        self._swept = 0.0
+
+    def write(self, state_dir: str, container: str, verdict: Verdict) -> None:
+        """Write a verdict; PluginError where that can't be, and no container may be started."""
+        if not is_id(container):
+            raise PluginError(
+                "The engine names the container by what is no id", "Look at the engine's version"
+            )
+        body = jsontext.dumps(verdict.to_json()).encode()
+        data = digest(body).encode() + b"\n" + body
+        folder = _open(state_dir)
+        try:
+            fileio.replace(container, data, f".{container}", folder=folder)
+            self._sweep(folder)
+        except OSError as error:
+            raise _unwritable(state_dir, error) from None
+        finally:
+            os.close(folder)
+
+    def _sweep(self, folder: int) -> None:
+        """Remove those that no container is started by any more."""
+        now = time.time()
+        if abs(now - self._swept) < _SWEEP:
+            return
+        self._swept = now
+        for name in os.listdir(folder):
+            try:
+                if abs(now - os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime) > _KEPT:
+                    fileio.remove(name, folder)
+            except FileNotFoundError:
+                continue
+
+
+def _open(state_dir: str) -> int:
+    """Return the open folder, made where it isn't there, for root alone."""
+    parent = make_folder(state_dir)
+    if parent is None:
+        raise PluginError(
+            f"The gate can't write verdicts: {state_dir} can't be used, or isn't root's alone",
+            "Correct state-dir in [gpuhook]",
+        )
+    try:
+        try:
+            os.mkdir(FOLDER, 0o700, dir_fd=parent)
+        except FileExistsError:
+            pass
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        folder = os.open(FOLDER, flags, dir_fd=parent)
+        os.fchmod(folder, 0o700)
+    except OSError as error:
+        raise _unwritable(state_dir, error) from None
+    finally:
+        os.close(parent)
+    return folder
+
+
+def _unwritable(state_dir: str, error: OSError) -> PluginError:
+    return PluginError(
+        f"The gate can't write verdicts to {state_dir}/{FOLDER}: {error.strerror}",
+        "Make room for them, or correct the folder",
+    )
