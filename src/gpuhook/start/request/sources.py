@@ -115,7 +115,9 @@ def _qualified(name: str) -> str | None:
 def parse_environment(entries: "Iterable[str]") -> dict[str, str]:
     """Return NAME=VALUE entries as a mapping; of several entries for a name the last counts.
 
-    An entry without = is a name that is set to nothing: it never fails a container.
+    An entry without = is a name that is set to nothing: it never fails a container. All that reads
+    a container's environment reads it by this function: two readers that disagree on which entry
+    counts are a way around what one of them decides.
     """
     variables = {}
     for entry in entries:

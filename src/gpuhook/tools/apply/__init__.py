@@ -8,7 +8,15 @@ from gpuhook.start.plan.operations import AddGroup, AllowDevice, Operation, Plan
 from gpuhook.start.plan.writer import PlanWriter
 from gpuhook.start.resolve import Resolved, limits
 
-MODE = "hook"  # whatever config.toml says: there is no config.json and no runtime
+_MODE = "hook"
+
+
+def settle(config: Config) -> None:
+    """Set what counts for a folder, whatever config.toml says.
+
+    There is no config.json and no runtime, and who calls us asks: a gate is about containers.
+    """
+    config.mode, config.gate = _MODE, False
 
 
 def check(resolved: Resolved, config: Config, spec: Spec) -> None:

@@ -84,7 +84,7 @@ def files(machine: Machine) -> Files:
 
 def planned(rootfs: str | None, asked: Asked, config: Config) -> tuple[work.Done, Plan]:
     """Return what settings of systemd are made of; RequestError where nothing is asked for."""
-    config.mode = apply.MODE
+    apply.settle(config)
     known = registry.known(config)
     spec = asked.spec(config, known)
     resolved = resolve(spec.data, config, known, Progress())

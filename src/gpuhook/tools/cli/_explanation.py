@@ -42,6 +42,12 @@ _UNDONE_IN_FOLDERS = "Left to who starts a program there:"
 _UNDONE_ALONE = "Left undone, because only the runtime gpu-py can do it:"
 
 
+_GATED = (
+    "This node has a gate: of the devices below a pod's container gets those that the kubelet gave "
+    "it, and any other container none"
+)
+
+
 class Row(NamedTuple):
     """One fact, a sentence without title; ``tone`` is good, poor or bad.
 
@@ -93,13 +99,19 @@ class Explanation:
         try:
             config = load(config_path)
             if folder:
-                config.mode = apply.MODE
+                apply.settle(config)
+            elif config.gate and self.container is None:
+                config.gate = False  # which container it would be, nobody knows
+                self.hints.append(_GATED)
             self.known = registry.known(config)
             reader = SpecReader(spec.data, config)
             swarm = [name for _, name in environments.swarm_variables(config.swarm_resource)]
             others = [name for name in reader.env if name not in swarm]
-            self.hints = _meant.misspelt(others, self.known)
-            self.resolved = resolve(spec.data, config, self.known, self.progress, save=False)
+            self.hints += _meant.misspelt(others, self.known)
+            name = str((self.container or {}).get("id", ""))
+            self.resolved = resolve(
+                spec.data, config, self.known, self.progress, container=name, save=False
+            )
             if self.resolved is None:
                 self._explain_nothing(reader, config)
                 self.hints += _meant.for_programs(others, self.known)

@@ -102,7 +102,7 @@ def apply(
         _explain(rootfs, given, config_path, output_format)
         return
     config = load(config_path)
-    config.mode = applying.MODE
+    applying.settle(config)
     known = registry.known(config)
     spec = given.spec(config, known)
     if slurm:

@@ -11,6 +11,7 @@ from gpuhook.ground.config.loader import load
 from gpuhook.ground.errors import GpuhookError, shown
 from gpuhook.ground.oci import jsontext
 from gpuhook.ground.oci.spec import Spec, read_spec
+from gpuhook.start.request.sources import parse_environment
 from gpuhook.tools.apply.request import Asked, settings
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli import _running, _summary
@@ -77,7 +78,7 @@ class _Given(NamedTuple):
         image = images.inspect(self.image) if self.image else None
         if image:
             explanation.layers, explanation.architecture = image.layers, image.architecture
-        env = dict(each.partition("=")[::2] for each in (image.environment if image else ()))
+        env = parse_environment(image.environment if image else ())
         for name, value in changes:
             if value is None:
                 env.pop(name, None)

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.config.source import flatten, parse
-from gpuhook.ground.errors import GpuhookError, RequestError, listed, shown
+from gpuhook.ground.errors import DriverError, GpuhookError, RequestError, listed, shown
 from gpuhook.ground.host import files
 from gpuhook.start import contract
 from gpuhook.start.contract import Grant, Vendor
@@ -275,19 +275,27 @@ class Gate:
         AMD's runtime reads every variable that begins so, NVIDIA's the one in its configuration.
         """
         theirs = _swarm_variables()
-        right = {name.partition("::")[0].lower() for _, name in self.given_if(env, theirs)}
         for entry in env:
             name, _, value = entry.partition("=")
             if name.startswith(words.SWARM) or name in theirs:
-                others = [word for word in sources.items(value) if word.lower() not in right]
+                named = [word for word in sources.items(value) if word not in _PLAIN]
+                right = self._ids() if named else set()
+                others = [word for word in named if word.lower() not in right]
                 if others:  # protects: nri-gate-swarm
                     remedy = f"Remove the variable {shown(name)}"
                     raise self._ungiven(f"{shown(others[0])} by {shown(name)}", remedy)
 
-    def given_if(self, env: list[str], names: Iterable[str]) -> list[tuple[str, str]]:
-        """Return what the kubelet gave where a variable of a swarm is set, and else nothing."""
-        starts = (words.SWARM, *(f"{name}=" for name in names))
-        return self.given if any(entry.startswith(starts) for entry in env) else []
+    def _ids(self) -> set[str]:
+        """Return the ids of all devices that the kubelet gave, in small letters."""
+        found: set[str] = set()
+        for each in self._known.values():
+            vendor = contract.load(each)
+            try:
+                inventory = cache.get_inventory(self._config, vendor)
+            except DriverError:
+                continue
+            found |= _devices(vendor, inventory, self.given)
+        return {name.lower() for name in found}
 
     def _check_annotations(self) -> None:
         """Raise RequestError where a pod's author names CDI devices that the kubelet hasn't given.

@@ -7,6 +7,7 @@ from gpuhook.ground import fileio
 from gpuhook.ground.errors import PluginError
 from gpuhook.ground.oci import jsontext
 from gpuhook.start.inventory.cache import digest, make_folder
+from gpuhook.start.records import records
 from gpuhook.start.verdict import FOLDER, Verdict, is_id
 
 _KEPT = 3600.0  # seconds: an engine starts what it creates at once, and never again by that id
@@ -30,24 +31,30 @@ class Verdicts:
         folder = _open(state_dir)
         try:
             fileio.replace(container, data, f".{container}", folder=folder)
-            self._sweep(folder)
+            self._sweep(folder, state_dir)
         except OSError as error:
             raise _unwritable(state_dir, error) from None
         finally:
             os.close(folder)
 
-    def _sweep(self, folder: int) -> None:
-        """Remove those that no container is started by any more."""
+    def _sweep(self, folder: int, state_dir: str) -> None:
+        """Remove those that no container is started by any more, or runs with."""
         now = time.time()
         if abs(now - self._swept) < _SWEEP:
             return
         self._swept = now
+        running: set[str] | None = None
         for name in os.listdir(folder):
             try:
-                if abs(now - os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime) > _KEPT:
-                    fileio.remove(name, folder)
+                made = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
             except FileNotFoundError:
                 continue
+            if abs(now - made) <= _KEPT:
+                continue
+            if running is None:
+                running = {str(each.get("id")) for each in records.read_all(state_dir)}
+            if name not in running:
+                fileio.remove(name, folder)
 
 
 def _open(state_dir: str) -> int:

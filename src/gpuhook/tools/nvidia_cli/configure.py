@@ -6,6 +6,7 @@ The same request, plan and injection as everywhere; only the way to ask is anoth
 from gpuhook import inject
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container.changes import Container
+from gpuhook.ground.errors import RequestError
 from gpuhook.ground.oci.jsontext import Record
 from gpuhook.ground.oci.spec import State
 from gpuhook.start.contract import Grant
@@ -35,6 +36,11 @@ class Switches(Record):
 
 def configure(target: Target, grant: Grant, config: Config, switches: Switches) -> None:
     """Inject what was granted; GpuhookError, and nothing left behind, if that fails."""
+    if config.gate:  # protects: configure-gate
+        raise RequestError(
+            "This node has a gate, which gives devices only to containers that gpu-py starts",
+            "Start the container by gpu-py, or set gate = false in [gpuhook]",
+        )
     completeness.check(grant)
     requirements.check(grant)
     pid = target.pid or callers.parent()

@@ -95,7 +95,7 @@ def _container(
     gpus = docker_gpus.of_requests(requests)
     spec = _spec(entry, gpus)
     devices = [*_of_documents(requests, config, inventories)]
-    resolved = _resolved(spec, config, inventories)
+    resolved = _resolved(str(entry.get("Id")), spec, config, inventories)
     if resolved and (gpus or docker.has_ours_as(settings.get("Runtime"))):
         devices += resolved
     elif settings.get("Privileged"):  # an engine gives it whatever stands in /dev
@@ -131,13 +131,13 @@ Found = tuple[Inventory, Device]
 
 
 def _resolved(
-    spec: dict[str, Any], config: Config, inventories: Collection[Inventory]
+    container: str, spec: dict[str, Any], config: Config, inventories: Collection[Inventory]
 ) -> list[Found]:
     """Return what gpu-py, or its hook that Docker adds for --gpus, makes of it."""
     ours = {each.vendor: each for each in inventories}
     vendors = {name: each for name, each in registry.known(config).items() if name in ours}
     try:
-        made = resolve(spec, config, vendors, save=False, inventories=ours)
+        made = resolve(spec, config, vendors, container=container, save=False, inventories=ours)
     except GpuhookError:
         return []  # it would not start today, so what it was given isn't known
     grants = made.grants if made is not None else ()

@@ -15,6 +15,7 @@ from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import NoDriverError, RequestError
 from gpuhook.ground.oci.process import Setting, set_variable
 from gpuhook.ground.oci.spec import Spec, read_spec
+from gpuhook.start.request.sources import parse_environment
 from gpuhook.tools.slurm.devices import Owned, devices_here
 from gpuhook.tools.slurm.guarded import Guarded, guarded
 from gpuhook.vendors import registry
@@ -100,8 +101,7 @@ def _counted(mine: list[Owned], vendor: str) -> str:
 def _value(spec: Spec, variable: str) -> str | None:
     process = spec.data.get("process")
     entries = process.get("env") if isinstance(process, dict) else None
-    pairs = [entry.partition("=") for entry in entries or () if isinstance(entry, str)]
-    return next((value for name, _, value in pairs if name == variable), None)
+    return parse_environment(each for each in entries or () if isinstance(each, str)).get(variable)
 
 
 def answer(path: str) -> int:
