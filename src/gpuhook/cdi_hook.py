@@ -275,6 +275,7 @@ class DocumentInjection:
             numbers_at = lambda path: given_nodes.numbers_of(seen.stat(path))  # noqa: E731
         mounts = own_hook.mounts_of(spec, vendor.names.KIND)
         self._work = hook.Work(given, mounts, vendor, inventory, config, numbers_at)
+        contract.check_others(self._work.grant, config)
         self._prepared: Prepared | None = None
         more = () if seen is None else (self._work.grant,)  # protects: limit-by-mounts
         self.limits = _limits(spec, config, more)

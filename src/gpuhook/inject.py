@@ -23,7 +23,9 @@ from gpuhook.ground.container.rootfs import PATH_FLAGS, RESOLVE, Rootfs, Roots
 from gpuhook.ground.errors import GpuhookError, InjectError, VolumeError
 from gpuhook.ground.host import proc
 from gpuhook.ground.oci.spec import parse_state
+from gpuhook.start import contract
 from gpuhook.start.plan import image
+from gpuhook.start.plan.operations import SetVariable
 from gpuhook.start.planner import make_plan
 from gpuhook.start.records import records
 from gpuhook.start.resolve import limits
@@ -124,6 +126,7 @@ class Injection:
             plan = self._prepared.for_image(found)
             record = self._record(state)
             undone = left_to_runtime(plan, spec.data)
+            self._check_alone(undone)
             exclusive = config.exclusive
             with records.Written(config.state_dir, container.process, record, exclusive=exclusive):
                 how = allow_devices(
@@ -137,6 +140,13 @@ class Injection:
             facts["undone"] = [operation.describe() for operation in undone]
             facts["warnings"] = self._resolved.warnings()
             note(config, state, facts, container)
+
+    def _check_alone(self, undone: "list[Operation]") -> None:
+        """Refuse what a hook can't give, where gpu-py wasn't there; RequestError."""
+        names = {each.setting.name for each in undone if isinstance(each, SetVariable)}
+        for grant in self._resolved.grants if names else ():
+            if any(each.name in names for each in grant.vendor.environment(grant)):
+                contract.check_others(grant, self._config)  # protects: hook-alone
 
     def _record(self, state: "State") -> "dict[str, Any]":
         """Return what is written down of the container."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import bundles
@@ -599,3 +600,58 @@ def test_the_doctor_and_the_metrics_say_so(site: Site, tmp_path: Path) -> None:
     site.kill()
     assert "MPS' control daemon isn't running" in said("doctor")
     assert "gpuhook_mps_up 0.0\n" in metrics()
+
+
+@NEWEST
+@RUNTIMES
+@pytest.mark.parametrize("capabilities", ["graphics", "utility", "graphics,utility,display"])
+def test_a_client_by_any_capability(site: Site, capabilities: str) -> None:
+    """The device is shared, so its container has the limits, is counted, or isn't started."""
+    env = f"NVIDIA_DRIVER_CAPABILITIES={capabilities}"
+    assert "no control daemon of MPS is running" in site.refusal("0", env)
+    site.mps("start").ok()
+    found = [site.ask("0", env, command=f"ls {PLACE}; env; sleep 1000") for _ in range(3)]
+    assert [site.start(made).status for made in found] == [0, 0, 1], "two may be clients"
+    wait_until(lambda: "CUDA_MPS_PIPE_DIRECTORY" in site.said(found[0]), "it has looked")
+    assert {each["id"] for each in site.status()["containers"]} == {each.name for each in found[:2]}
+    assert "as many as gpuhook.mps.clients" in (site.state / "errors.log").read_text()
+
+
+@NEWEST
+@ONE
+@pytest.mark.parametrize("path", ["/dev/nvidia{}", "/dev/card"])
+def test_a_node_that_the_engine_gives(site: Site, path: str) -> None:
+    """As by --device: gpu-py sees it, whatever the node is called and without a variable."""
+    site.mps("start").ok()
+    shared, other = (site.driver.gpus[at].minor for at in (0, 2))
+    for minor, status in ((shared, 1), (other, 0)):
+        made = site.bundle()
+        made.command("true")
+        node = {"path": path.format(minor), "type": "c", "major": 195, "minor": minor}
+        rule = {"allow": True, "type": "c", "major": 195, "minor": minor, "access": "rwm"}
+
+        def give(spec: Any, node: Any = node, rule: Any = rule) -> None:
+            spec["linux"].setdefault("devices", []).append(node)
+            spec["linux"]["resources"]["devices"].append(rule)
+
+        made.change(give)
+        assert site.start(made).status == status, (made.path / "output").read_text()
+    assert "gpu-py alone makes clients of it" in (site.state / "errors.log").read_text()
+
+
+@NEWEST
+@ONE
+def test_other_ways_to_a_shared_gpu(site: Site) -> None:
+    """A hook without gpu-py sets no variable, and documents say nothing of MPS."""
+    site.mps("start").ok()
+    made = site.ask("0", "NVIDIA_DRIVER_CAPABILITIES=graphics", command="true")
+    made.prestart(site.installation.hook, site.config)
+    done = made.run(Path(shutil.which(site.runtime) or site.runtime), {})
+    assert (
+        "gpu-py alone makes clients of it"
+        in done.stderr + done.stdout + (site.state / "errors.log").read_text()
+    )
+    env = {"GPUHOOK_CONFIG": str(site.config)}
+    text = run([site.installation.command, "cdi", "generate"], env=env).ok().stdout
+    assert '"2"' in text
+    assert '"0"' not in text

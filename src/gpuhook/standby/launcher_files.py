@@ -67,7 +67,18 @@ def words(config: "Config") -> tuple[str, ...] | None:
         )
     ]
     limits = (common.MEMORY_VARIABLE, _plain_part(common.MEMORY_ANNOTATION))
-    return (*filter(None, fixed), *limits, *plain, *ESCAPES)
+    return (*filter(None, fixed), *limits, *plain, *_shared(config), *ESCAPES)
+
+
+def _shared(config: "Config") -> "list[str]":
+    """Return words of which one is in any config.json that gives a device which is shared.
+
+    Its node's path, or its number in a rule.
+    """
+    if not config.mps_devices:
+        return []
+    nvidia = registry.KNOWN["nvidia"]
+    return [*nvidia.DRIVER_WORDS, *map(str, nvidia.FIXED_MAJORS)]
 
 
 def _plain_part(text: str) -> str:

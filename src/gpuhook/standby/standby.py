@@ -126,6 +126,6 @@ def _import_all(config: Config) -> None:
     from gpuhook.ground.cgroup import bpf, device_program, v2  # noqa: F401, PLC0415 - to have them
     from gpuhook.ground.loader import ldconfig_fallback  # noqa: F401, PLC0415
     from gpuhook.ground.oci import lost_bundle, process  # noqa: F401, PLC0415
-    from gpuhook.start import dev_char, limiter, limits  # noqa: F401, PLC0415
+    from gpuhook.start import dev_char, limiter, limits, verdict  # noqa: F401, PLC0415
     from gpuhook.start.plan import spec_edits  # noqa: F401, PLC0415
     from gpuhook.start.records import claims, engine_names  # noqa: F401, PLC0415

@@ -9,7 +9,7 @@ docs/engineering/add-a-vendor.md goes through it step by step.
 
 import os
 
-from gpuhook.ground.errors import DriverError, LimitError, listed
+from gpuhook.ground.errors import DriverError, LimitError, RequestError, listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -295,6 +295,13 @@ class Vendor:
     def check(self, grant: Grant) -> None:
         """Raise a RequestError or DriverError for devices that can't be given together."""
 
+    def only_by_runtime(self, grant: Grant, config: "Config") -> str:  # noqa: ARG002
+        """Return why only gpu-py may give one of the granted devices, "" where anybody may.
+
+        Documents, engines, plugins and a hook alone give nodes and files, and do no more.
+        """
+        return ""
+
     def warnings(self, grant: Grant) -> list[str]:
         """Return what a container gets only in part, a sentence each, without a full stop."""
         return [*grant.inventory.refused]
@@ -346,6 +353,16 @@ class Vendor:
         What ``examine`` found is ``image.brings[names.NAME]``.
         """
         return []
+
+
+def check_others(grant: Grant, config: "Config") -> None:
+    """Raise RequestError where a device is given in another way than gpu-py's, and may not be."""
+    why = grant.vendor.only_by_runtime(grant, config)
+    if why:  # protects: only-by-runtime
+        raise RequestError(
+            why,
+            "Ask for it by a variable in a container whose runtime is gpu-py, or for another one",
+        )
 
 
 def existing(wanted: "Mapping[str, str]", nodes: "Iterable[Node]") -> "list[tuple[Node, str]]":

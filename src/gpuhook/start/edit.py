@@ -98,7 +98,8 @@ def check_restored(spec: "Spec", config: "Config", known: "Known") -> None:
     gate on such a container.
     """
     gated = config.gate  # protects: restored-gate
-    if not (gated or config.exclusive or config.limits_memory or says_limit(spec.data, known)):
+    ruled = gated or config.exclusive or config.mps_devices or config.limits_memory
+    if not (ruled or says_limit(spec.data, known)):
         return
     resolved = resolve(spec.data, config, known)
     if _needs_hook(spec, resolved, config, known):  # protects: restored-limits
@@ -136,8 +137,16 @@ def _needs_hook(
     """Tell whether devices of the container are limited or exclusive.
 
     HeldError where another container has an exclusive one now, LimitError for a limit that can't
-    be.
+    be, RequestError for a device that the engine gives and only we may give.
     """
+    if config.mps_devices:
+        from gpuhook.start import contract  # noqa: PLC0415 - few share devices
+        from gpuhook.start import limits as found  # noqa: PLC0415
+
+        asked = resolved.grants if resolved is not None else ()
+        # protects: given-by-others
+        for grant in found.given_by_others(spec, config, known, asked, inventories or {}):
+            contract.check_others(grant, config)
     needed = limits(spec, config, known, resolved, inventories) is not None
     if config.exclusive:
         from gpuhook.start.records import claims  # noqa: PLC0415 - few have exclusive devices

@@ -179,7 +179,7 @@ def find(
 
     ``asked`` is what it is granted of what it asks us for.
     """
-    every = [*asked, *_given_by_others(spec, config, known, asked, inventories)]
+    every = [*asked, *given_by_others(spec, config, known, asked, inventories)]
     grants = [grant for grant in every if grant.devices]
     if not grants:
         return None
@@ -331,7 +331,7 @@ def _matches(grant: "Grant", name: str, source: str) -> "list[Device]":
     return [*found]
 
 
-def _given_by_others(
+def given_by_others(
     spec: "Spec",
     config: "Config",
     known: "Known",

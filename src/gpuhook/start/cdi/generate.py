@@ -15,7 +15,7 @@ from gpuhook.ground.loader.layout import HostLayout
 from gpuhook.ground.oci.jsontext import Record
 from gpuhook.start.cdi import versions
 from gpuhook.start.cdi.names import is_device
-from gpuhook.start.contract import Grant
+from gpuhook.start.contract import Grant, check_others
 from gpuhook.start.plan.image import Image
 from gpuhook.start.plan.operations import (
     AddGroup,
@@ -98,7 +98,7 @@ class Source:
     ) -> None:
         self.vendor = vendor
         self.inventory = inventory
-        self._config = config
+        self.config = config
         self.left_out: dict[str, None] = {}
         self._hook = hook
         self._config_path = config_path
@@ -108,15 +108,17 @@ class Source:
 
     def grant(self, devices: "Iterable[Device]") -> Grant:
         """Return what a container gets that is given these devices."""
-        return Grant.of_document(self.vendor, self.inventory, self._config, devices)
+        return Grant.of_document(self.vendor, self.inventory, self.config, devices)
 
     def edits(self, devices: "Iterable[Device]", *, whole: bool = False) -> "Edits":
         """Return the edits for a container with these devices, those common to all among them.
 
         ``whole`` says that it has no others of the vendor. Else engines add the edits of others and
         keep one value of a variable, so one whose value depends on the devices is left out.
+        RequestError for a device that only gpu-py may give.
         """
         granted = self.grant(devices)
+        check_others(granted, self.config)
         plan = make_plan([granted], Image(HostLayout()), self._groups(granted))
         operations, left_out = usable(plan.operations)
         self.left_out.update(dict.fromkeys(left_out))
@@ -142,7 +144,7 @@ class Source:
 
     def _groups(self, granted: Grant) -> "dict[int, str]":
         """Return the groups that documents name, none where an engine here has no word for them."""
-        if self._config.feature("no-additional-gids-for-device-nodes"):
+        if self.config.feature("no-additional-gids-for-device-nodes"):
             return {}
         groups = granted.groups()
         reader = self._reader() if groups and self._reader is not None else None
@@ -243,7 +245,10 @@ def _offered(source: Source) -> "tuple[list[Device], list[str]]":
     found = []
     for device in devices:
         absent = [path for path in device.nodes if path in missing]
-        if absent:
+        kept = vendor.only_by_runtime(source.grant([device]), source.config)
+        if kept:
+            reasons.append(kept)
+        elif absent:
             noun = vendor.names.NOUN
             reasons.append(f"{noun} {device.label}: there is no device node {listed(absent)}")
         else:

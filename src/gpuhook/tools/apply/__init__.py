@@ -4,6 +4,7 @@ from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import LimitError, RequestError, listed
 from gpuhook.ground.names import MEMORY_VARIABLE
 from gpuhook.ground.oci.spec import Spec
+from gpuhook.start.contract import check_others
 from gpuhook.start.plan.operations import AddGroup, AllowDevice, Operation, Plan
 from gpuhook.start.plan.writer import PlanWriter
 from gpuhook.start.resolve import Resolved, limits
@@ -37,6 +38,8 @@ def check(resolved: Resolved, config: Config, spec: Spec) -> None:
             "Start a container, or take the kind out of exclusive in [gpuhook]",
         )
 
+    for grant in resolved.grants:
+        check_others(grant, config)
     if limits(spec, config, resolved.known, resolved) is not None:  # protects: folder-limits
         raise LimitError(
             "The memory of these devices is to be limited, and a folder has no cgroup of a "

@@ -256,6 +256,10 @@ class _Vendors:
         absent = [path for path in self._paths(device) if path in self.missing]
         if absent:
             return f"{noun} {device.label}: there is no device node {listed(absent)}"
+        if not {*self.settings.device_list_strategy} <= {ENVVAR, VOLUME_MOUNTS}:
+            kept = self.vendor.only_by_runtime(self._grant((device,)), self.config)
+            if kept:  # protects: plugin-shared
+                return kept
         if self._needs_name() and not self._cdi_name(device, by_index=False):
             return f"{noun} {device.label}: {self.cluster.unnamed}"
         return ""

@@ -9,7 +9,7 @@ from gpuhook.ground.container.changes import Container
 from gpuhook.ground.errors import RequestError
 from gpuhook.ground.oci.jsontext import Record
 from gpuhook.ground.oci.spec import State
-from gpuhook.start.contract import Grant
+from gpuhook.start.contract import Grant, check_others
 from gpuhook.start.plan import image
 from gpuhook.start.plan.operations import BindDevice, Plan
 from gpuhook.start.planner import make_plan
@@ -41,6 +41,7 @@ def configure(target: Target, grant: Grant, config: Config, switches: Switches) 
             "This node has a gate, which gives devices only to containers that gpu-py starts",
             "Start the container by gpu-py, or set gate = false in [gpuhook]",
         )
+    check_others(grant, config)
     completeness.check(grant)
     requirements.check(grant)
     pid = target.pid or callers.parent()

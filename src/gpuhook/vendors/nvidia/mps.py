@@ -22,6 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpuhook.ground.config.model import Config
     from gpuhook.start.contract import Grant
     from gpuhook.start.inventory.model import Device
 
@@ -108,10 +109,18 @@ def is_meant(devices: str, device: "Device") -> bool:
 def is_shared(grant: "Grant") -> bool:
     """Tell whether what is granted is shared by MPS; ``check`` sees that all of it is."""
     mps = grant.request.options.mps
-    whole = {each.id: each for each in grant.inventory.devices}
-    return bool(mps) and any(
-        is_meant(mps[0], whole.get(device.parent, device)) for device in grant.devices
-    )
+    return bool(mps) and any(_is_among(mps[0], grant, device) for device in grant.devices)
+
+
+def shares(config: "Config", grant: "Grant", device: "Device") -> bool:
+    """Tell whether the configuration shares one of the granted devices, whoever gives it."""
+    return _is_among(config.mps_devices, grant, device)
+
+
+def _is_among(devices: str, grant: "Grant", device: "Device") -> bool:
+    """Tell whether a setting means a device, or what that is a part of."""
+    whole = next((each for each in grant.inventory.devices if each.id == device.parent), device)
+    return is_meant(devices, whole)
 
 
 def check(grant: "Grant") -> None:

@@ -24,7 +24,6 @@ MIG_MONITOR = "NVIDIA_MIG_MONITOR_DEVICES"
 REQUIRE = "NVIDIA_REQUIRE_"  # and what the requirement is about
 DISABLE_REQUIRE = "NVIDIA_DISABLE_REQUIRE"
 CUDA_VERSION, _REQUIRE_CUDA = names.LEGACY
-_NEED_CUDA = frozenset({"compute", "video"})  # capabilities that bring CUDA, and so MPS
 # What a program itself asks of MPS: percent of the threads, and memory by device.
 MPS_LIMITS = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
 FEATURES = ("gds", "mofed", "gdrcopy", "nvswitch")  # NVIDIA_GDS=enabled and so on
@@ -104,7 +103,7 @@ def read(reading: "Reading", options: NvidiaOptions) -> None:
     heard = reading.hears_environment(enabled.values())
     options.features = tuple(sorted(enabled)) if heard else ()  # protects: feature-policy
     config = reading.config
-    if config.mps_devices and not _NEED_CUDA.isdisjoint(options.capabilities):
+    if config.mps_devices:  # protects: mps-any-capability
         limits = (reading.env.get(name, "") for name in MPS_LIMITS)
         options.mps = (config.mps_devices, config.state_dir, config.mode, *limits)
 

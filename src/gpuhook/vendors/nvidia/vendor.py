@@ -3,6 +3,7 @@
 import os
 
 from gpuhook.ground import preload
+from gpuhook.ground.errors import listed as listed_names
 from gpuhook.start.contract import Vendor
 from gpuhook.start.inventory.freshness import names as listed
 from gpuhook.start.inventory.freshness import status, text
@@ -141,6 +142,16 @@ class Nvidia(Vendor):
             from gpuhook.vendors.nvidia import mps  # noqa: PLC0415 - few share devices by MPS
 
             mps.check(grant)
+
+    def only_by_runtime(self, grant: "Grant", config: "Config") -> str:
+        if not config.mps_devices:
+            return ""
+        from gpuhook.vendors.nvidia import mps  # noqa: PLC0415 - as in check
+
+        shared = [device.label for device in grant.devices if mps.shares(config, grant, device)]
+        if not shared:
+            return ""
+        return f"GPU {listed_names(shared)} is shared by MPS, and gpu-py alone makes clients of it"
 
     def warnings(self, grant: "Grant") -> list[str]:
         return [*completeness.warnings(grant), *super().warnings(grant)]

@@ -1,0 +1,283 @@
+"""Who gets a shared GPU: a client of MPS with its limits, whatever it asks for by, or nobody."""
+
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import machines
+import pytest
+
+from gpuhook import inject
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError, GpuhookError, RequestError
+from gpuhook.ground.oci.spec import Spec
+from gpuhook.start import contract, edit
+from gpuhook.start.cdi import generate
+from gpuhook.start.inventory import cache
+from gpuhook.start.inventory.model import Node
+from gpuhook.start.plan import image
+from gpuhook.start.planner import make_plan
+from gpuhook.start.records import claims, records
+from gpuhook.start.resolve import Resolved, limits, resolve
+from gpuhook.tools import apply
+from gpuhook.tools.nri.answer import Way, decide
+from gpuhook.tools.nri.asked import Asked
+from gpuhook.tools.nvidia_cli import configure
+from gpuhook.vendors import registry
+from gpuhook.vendors.nvidia import mps, mps_mounts
+from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook.vendors.nvidia.variables import CAPABILITIES
+from gpuhook.vendors.nvidia.vendor import VENDOR
+
+GIB = 1 << 30
+GPUS = tuple(machines.gpu(index, index).but(memory=80 * GIB) for index in range(4))
+SPLIT = machines.gpu(3, 3, (machines.mig(0, 1, 12, 13),))
+VARIABLE = "NVIDIA_VISIBLE_DEVICES"
+SETTINGS = """
+[gpuhook]
+state-dir = "{state}"
+[gpuhook.mps]
+devices = "0,1"
+device-memory = "8GiB"
+active-thread-percentage = 40
+"""
+
+
+def machine(*gpus: Any) -> Inventory:
+    found = machines.machine(*(gpus or GPUS)).but(version="615.10.01")
+    folder = Node("/dev/nvidia-caps-imex-channels/channel0", 509, 0)
+    return found.but(nodes=(*found.nodes, folder))
+
+
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "known", lambda _: {"nvidia": registry.KNOWN["nvidia"]})
+    monkeypatch.setattr(cache, "get_inventory", lambda *_, **__: machine())
+    monkeypatch.setattr(claims, "get_inventory", lambda *_, **__: machine())
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return loads(SETTINGS.format(state=tmp_path))
+
+
+def keep(config: Config, *, daemon: bool = True, ready: bool = True) -> None:
+    """Write down what ``gpuhook mps`` would have; the daemon is this process."""
+    fd = os.open("/proc/self", os.O_RDONLY)
+    name = records.name_of_process(fd) if daemon else ""
+    os.close(fd)
+    shared = tuple(mps.Shared(gpu.uuid, gpu.index, 0, 8 * GIB, 80 * GIB) for gpu in GPUS[:2])
+    state = mps.State(2, shared, name, 40, 2, (), ready=ready)
+    folder = cache.make_folder(config.state_dir)
+    assert folder is not None
+    assert cache.write_whole(folder, mps.STATE, json.dumps(state.to_json()).encode())
+    os.close(folder)
+
+
+def asked(config: Config, *env: str, inventory: Inventory | None = None) -> Resolved | None:
+    spec = {"process": {"env": [*env]}}
+    inventories = {"nvidia": inventory or machine()}
+    return resolve(spec, config, registry.known(config), inventories=inventories)
+
+
+def is_client(found: Resolved) -> bool:
+    """Tell whether a container has its place and its limits."""
+    plan = make_plan(found.grants, image.unknown(), found.groups)
+    names = {each.name for each in found.settings}
+    has_place = any(isinstance(each, mps_mounts.BindPipe) for each in plan.operations)
+    assert has_place == (mps.PIPE_VARIABLE in names)
+    return has_place and {*names} >= {mps._THREADS, mps._MEMORY}
+
+
+def nodes(found: Resolved) -> set[str]:
+    return {node.path for grant in found.grants for node, _ in grant.nodes}
+
+
+# What a tenant chooses ----------------------------------------------------------------------------
+
+SETS = [
+    ",".join(each)
+    for size in range(len(CAPABILITIES) + 1)
+    for each in itertools.combinations(CAPABILITIES, size)
+]
+WORDS = ("0", "1", "0,1", GPUS[0].uuid, "1b:00.0", "nvidia.com/gpu=0", "runtime.nvidia.com/gpu=0")
+
+
+@pytest.mark.parametrize("capabilities", [*SETS, "all", None])
+def test_no_capability_decides(config: Config, capabilities: str | None) -> None:
+    """That the device is shared does, for every way to name it and with every other word."""
+    env = () if capabilities is None else (f"NVIDIA_DRIVER_CAPABILITIES={capabilities}",)
+    extra = ("NVIDIA_GDS=enabled", "NVIDIA_NVSWITCH=enabled", "NVIDIA_DISABLE_REQUIRE=1")
+    for word, more in itertools.product(WORDS, ((), extra)):
+        words = (f"{VARIABLE}={word}", *env, *more)
+        keep(config)
+        found = asked(config, *words)
+        assert found is not None
+        assert is_client(found), words
+        for daemon, ready in ((False, True), (True, False)):
+            keep(config, daemon=daemon, ready=ready)
+            with pytest.raises(DriverError, match="is shared by MPS here"):
+                asked(config, *words)
+
+
+@pytest.mark.parametrize("capabilities", [*SETS, "all"])
+def test_devices_that_are_not_shared(config: Config, capabilities: str) -> None:
+    keep(config)
+    env = f"NVIDIA_DRIVER_CAPABILITIES={capabilities}"
+    found = asked(config, f"{VARIABLE}=2,3", env)
+    assert found is not None
+    assert not is_client(found)
+    assert found.settings == []
+    for words in ("0,2", "all", "2,nvidia.com/gpu=1"):
+        with pytest.raises(RequestError, match="has all of its devices by MPS or none"):
+            asked(config, f"{VARIABLE}={words}", env)
+    none = asked(config, f"{VARIABLE}=none", env)
+    assert none is not None
+    assert not is_client(none)
+    assert not nodes(none) & {f"/dev/nvidia{gpu.minor}" for gpu in GPUS}
+    assert asked(config, f"{VARIABLE}=void", env) is None
+
+
+@pytest.mark.parametrize("word", ["3", "3:0", SPLIT.uuid, SPLIT.mig[0].uuid, "nvidia.com/gpu=3:0"])
+@pytest.mark.parametrize("capabilities", ["graphics", "utility", "compute", "all"])
+def test_a_split_device_and_its_parts(config: Config, word: str, capabilities: str) -> None:
+    """MPS shares neither: whoever names the whole as shared gets no part of it either."""
+    config.mps_devices = "3"
+    keep(config)
+    env = (f"{VARIABLE}={word}", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}")
+    with pytest.raises(RequestError, match="is in MIG mode"):
+        asked(config, *env, inventory=machine(*GPUS[:3], SPLIT))
+
+
+@pytest.mark.parametrize("mode", ["spec", "cdi"])
+@pytest.mark.parametrize("capabilities", ["graphics", "utility", "compute", "all"])
+def test_modes_that_make_no_client(config: Config, mode: str, capabilities: str) -> None:
+    config.mode = mode
+    keep(config)
+    env = (f"{VARIABLE}=runtime.nvidia.com/gpu=0", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}")
+    with pytest.raises(RequestError, match="can't be given in mode spec"):
+        asked(config, *env)
+
+
+@pytest.mark.parametrize("capabilities", [*SETS, "all"])
+def test_limits_and_exclusive_devices_hang_on_no_capability(
+    tmp_path: Path, capabilities: str
+) -> None:
+    words = (f"{VARIABLE}=0,1", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}")
+    spec = Spec("config.json", json.dumps({"process": {"env": [*words]}}))
+    config = loads("[gpuhook.limits]\ndevice-memory = '8GiB'\n")
+    known, inventories = registry.known(config), {"nvidia": with_library()}
+    found = resolve(spec.data, config, known, inventories=inventories)
+    limited = limits(spec, config, known, found, inventories)
+    assert limited is not None
+    assert [each.bytes for each in limited.operations] == [8 * GIB] * 2
+    config = Config()
+    config.exclusive, config.state_dir = ("nvidia.com/gpu",), str(tmp_path / "none")
+    found = resolve(spec.data, config, known, inventories=inventories)
+    assert claims.check(spec, found, known, config)
+
+
+def with_library() -> Inventory:
+    """Return a machine with NVML, by which limits are set."""
+    return machine()
+
+
+# What others give ---------------------------------------------------------------------------------
+
+GIVEN: dict[str, dict[str, Any]] = {
+    "a node": {"linux": {"devices": [{"path": "/dev/x", "type": "c", "major": 195, "minor": 1}]}},
+    "a rule": {
+        "linux": {
+            "resources": {"devices": [{"allow": True, "type": "c", "major": 195, "access": "rw"}]}
+        }
+    },
+    "a rule for its node": {
+        "linux": {
+            "resources": {
+                "devices": [{"allow": True, "type": "c", "major": 195, "minor": 0, "access": "rwm"}]
+            }
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("name", [*GIVEN])
+@pytest.mark.parametrize("env", [(), (f"{VARIABLE}=void",), (f"{VARIABLE}=2",)])
+def test_a_node_that_the_engine_gives(
+    config: Config, tmp_path: Path, name: str, env: tuple[str, ...]
+) -> None:
+    """By --device, by another toolkit's document, by a rule alone."""
+    keep(config)
+    namespaces = [{"type": "mount"}]
+    data = {"process": {"env": env}, "linux": {**GIVEN[name]["linux"], "namespaces": namespaces}}
+    (tmp_path / "gpuhook-prestart").write_text("#!/bin/sh\n")
+    (tmp_path / "gpuhook-prestart").chmod(0o755)
+    spec = Spec(str(tmp_path / "config.json"), json.dumps(data))
+    known = registry.known(config)
+    with pytest.raises(RequestError, match="is shared by MPS, and gpu-py alone makes clients"):
+        edit.edit(spec, config, known, str(tmp_path), inventories={"nvidia": machine()})
+
+
+def test_a_client_is_not_refused_for_its_own_device(config: Config, tmp_path: Path) -> None:
+    keep(config)
+    (tmp_path / "gpuhook-prestart").write_text("#!/bin/sh\n")
+    (tmp_path / "gpuhook-prestart").chmod(0o755)
+    linux = {**GIVEN["a rule for its node"]["linux"], "namespaces": [{"type": "mount"}]}
+    data = {"process": {"env": [f"{VARIABLE}=0"]}, "linux": linux}
+    spec = Spec(str(tmp_path / "config.json"), json.dumps(data))
+    known = registry.known(config)
+    made = edit.edit(spec, config, known, str(tmp_path), inventories={"nvidia": machine()})
+    assert made is not None
+    assert f"{mps.PIPE_VARIABLE}={mps.PLACE}" in made.data["process"]["env"]
+
+
+def test_documents_leave_it_out(config: Config) -> None:
+    source = generate.Source(VENDOR, machine(), config, "/opt/gpuhook-cdi-hook")
+    made = generate.generate(source)
+    assert [each["name"] for each in made.document["devices"] if len(each["name"]) == 1] == [
+        "2",
+        "3",
+    ]
+    every = next(each for each in made.document["devices"] if each["name"] == "all")
+    paths = {each["path"] for each in every["containerEdits"]["deviceNodes"]}
+    assert not paths & {"/dev/nvidia0", "/dev/nvidia1"}
+    assert sum("is shared by MPS" in each for each in made.warnings) == 2
+
+
+WAYS = {
+    "a document": lambda config: generate.Source(VENDOR, machine(), config, "/h").edits(
+        machine().devices[:1]
+    ),
+    "the engine's plugin": lambda config: decide(
+        Asked("n", "p", "c", "", (f"{VARIABLE}=0",)), Way(config, "/h")
+    ),
+    "nvidia-container-cli": lambda config: configure.configure(
+        configure.Target(1, "/none"), granted(config), config, configure.Switches(False, False)
+    ),
+    "a root folder": lambda config: apply.check(
+        resolved(config), config, Spec("config.json", "{}")
+    ),
+    "a hook alone": lambda config: inject.Injection(
+        Spec("config.json", "{}"), config, resolved(config)
+    )._check_alone(make_plan(resolved(config).grants, image.unknown(), {}).operations),
+}
+
+
+def resolved(config: Config) -> Resolved:
+    found = asked(config, f"{VARIABLE}=0", "NVIDIA_DRIVER_CAPABILITIES=graphics")
+    assert found is not None
+    return found
+
+
+def granted(config: Config) -> contract.Grant:
+    return resolved(config).grants[0]
+
+
+@pytest.mark.parametrize("name", [*WAYS])
+def test_other_ways_refuse_it(config: Config, name: str) -> None:
+    keep(config)
+    with pytest.raises(GpuhookError, match="is shared by MPS, and gpu-py alone makes clients"):
+        WAYS[name](config)
