@@ -1,6 +1,7 @@
 """gpuhook device-plugin as it is called, with a simulated driver and a kubelet."""
 
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from harness.commands import Process, background, run, stop, wait_until
 from harness.driver import Driver, simulate
 from harness.forked import PROGRAM
 from harness.installation import Installation, write_config
+from harness.metrics import GPUHOOK
 from kubelet import AdmissionError, Answers, Kubelet, Mount
 
 GPUS = "nvidia.com/gpu"
@@ -59,6 +61,9 @@ class Node:
     def uuids(self) -> list[str]:
         return sorted(self.kubelet.devices(GPUS))
 
+    def said(self) -> str:
+        return self.log.read_text()
+
     def end(self) -> None:
         if self._process is not None and self._process.poll() is None:
             stop(self._process)
@@ -86,6 +91,32 @@ def test_by_variable(node: Node) -> None:
     assert answer["envs"] == {VARIABLE: ",".join(answer["ids"][GPUS]), "NVIDIA_GDS": "enabled"}
     assert {*answer["ids"][GPUS]} <= {*node.uuids()}
     assert (answer["mounts"], answer["devices"], answer["cdi_devices"]) == ([], [], [])
+
+
+def test_settings_of_later(node: Node) -> None:
+    """The plugin starts again with them, and ends as it is told to afterwards as well."""
+    settings = node.folder / "config/config.toml"
+    before = settings.read_text()
+    words = [*GPUHOOK, "device-plugin", "--config", str(settings), "--interval=0.2"]
+    words += [f"--kubelet-socket={node.kubelet.folder}/kubelet.sock"]
+    words += ["--device-list-strategy=cdi-cri", f"--cdi-folder={node.folder}/cdi"]
+    node.kubelet.start()
+    node.log.write_text("")
+    with node.log.open("wb") as log, subprocess.Popen(words, stderr=log) as process:
+        try:
+            wait_until(lambda: node.kubelet.allocatable(GPUS) == 8, "it serves", shown=node.said)
+            settings.write_text(f'{before}[gpuhook.mps]\ndevices = "0,1"\n')
+            # No document makes a container a client of MPS.
+            wait_until(lambda: node.kubelet.allocatable(GPUS) == 6, "two less", shown=node.said)
+            assert "config.toml has changed: starting again" in node.said()
+            settings.write_text("[gpuhook\n")
+            wait_until(lambda: "settings from before count" in node.said(), "it says so")
+            settings.write_text(before)
+            wait_until(lambda: node.kubelet.allocatable(GPUS) == 8, "as before", shown=node.said)
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
 
 
 def test_by_mounts_that_ask_and_nodes_of_the_host(node: Node) -> None:

@@ -23,6 +23,7 @@ from gpuhook.standby import place
 from gpuhook.start import contract, dev_char
 from gpuhook.start.inventory import cache
 from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.config.followed import Followed
 from gpuhook.tools.host.uevents import GROUP, Event, KernelEvents
 from gpuhook.tools.ready import report_ready
 from gpuhook.tools.vendors import survey
@@ -84,7 +85,9 @@ class Watch:
         launcher: str,
         tell: Callable[[str], None],
         documents: Callable[[], bool],
+        followed: Followed | None = None,
     ) -> None:
+        self._followed = followed
         self._config = config
         self._launcher = launcher
         self._tell = tell
@@ -138,6 +141,8 @@ class Watch:
         """Look after every event, and every ``interval`` seconds; for ever."""
         is_due = True
         while True:
+            if self._followed is not None and self._followed.has_changed(self._tell):
+                self._config, is_due = self._followed.config, True  # protects: watch-settings
             # Documents come first: at boot, engines wait until all of this was done once.
             if self.refresh() or is_due:
                 is_due = not self._documents()

@@ -15,6 +15,7 @@ from gpuhook.ground.errors import ConfigError, DriverError, PluginError
 from gpuhook.start.contract import Vendor
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.cli.device_plugin import device_plugin
+from gpuhook.tools.config.followed import Followed
 from gpuhook.tools.kubernetes import service
 from gpuhook.tools.kubernetes.options import INEFFECTIVE, OPTIONS
 from gpuhook.tools.kubernetes.settings import Settings
@@ -40,7 +41,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, Config]]:
     """What the service was started with, which isn't really."""
     found: list[tuple[Settings, Config]] = []
 
-    def started(settings: Settings, config: Config) -> int:
+    def started(settings: Settings, config: Config, _: Followed) -> int:
         found.append((settings, config))
         return 3
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import PluginError, RequestError, printable
 from gpuhook.start import contract
@@ -15,6 +14,7 @@ from gpuhook.start.inventory import cache
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, raise_last
+from gpuhook.tools.config.followed import Changed, Followed, start_again
 from gpuhook.tools.kubernetes import configure, options
 from gpuhook.tools.kubernetes.allocate import Answer, allocate
 from gpuhook.tools.kubernetes.resources import resources
@@ -82,7 +82,8 @@ def device_plugin(dry_run: bool, config_path: str | None, **given: Any) -> None:
     doesn't have), or in a file; flags count before the environment, and that before the file.
     Runs until it is told to stop (SIGTERM, SIGINT). --dry-run needs no kubelet.
     """
-    config = load(config_path)
+    followed = Followed(config_path)
+    config = followed.config
     flags = _flags(given)
     settings, warnings = configure.read(flags, os.environ)
     settings = configure.apply(settings, config)
@@ -93,7 +94,10 @@ def device_plugin(dry_run: bool, config_path: str | None, **given: Any) -> None:
         return
     from gpuhook.tools.kubernetes import service  # noqa: PLC0415 - nothing of it is needed above
 
-    sys.exit(service.run(settings, config))
+    try:
+        sys.exit(service.run(settings, config, followed))
+    except Changed:
+        start_again()
 
 
 def _flags(given: dict[str, Any]) -> dict[str, str]:

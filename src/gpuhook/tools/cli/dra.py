@@ -10,12 +10,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import RequestError, printable, shown
 from gpuhook.tools.cdi.write import to_text
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, print_json, raise_last
+from gpuhook.tools.config.followed import Changed, Followed, start_again
 from gpuhook.tools.dra import access, versions
 from gpuhook.tools.dra.api_client import Client
 from gpuhook.tools.dra.options import Options
@@ -173,7 +173,8 @@ def dra(
     if is_probe:
         probe(places["registry"], os.environ.get("POD_UID", ""), _PATIENCE)
         return
-    config = load(config_path)
+    followed = Followed(config_path)
+    config = followed.config
     choices = describing.Choices(
         node=node or os.environ.get("NODE_NAME") or os.uname().nodename.lower(),
         pool=pool or "",
@@ -188,7 +189,10 @@ def dra(
                 "Use --dynamic-mig with --dry-run alone",
             )
         options = Options(instance=os.environ.get("POD_UID", ""), recovery=recovery, **places)
-        sys.exit(_serve(config, choices, options, kubeconfig, api_server))
+        try:
+            sys.exit(_serve(followed, choices, options, kubeconfig, api_server))
+        except Changed:
+            start_again()
     choices = replace(choices, kubernetes=_kubernetes(release, kubeconfig, api_server))
     # Asks each driver: what is saved may have a GPU that is lost since. Saves nothing itself.
     found, failed = survey.present(config, lambda vendor: (vendor, vendor.discover(config)))
@@ -203,7 +207,7 @@ def dra(
 
 
 def _serve(
-    config: Config,
+    followed: Followed,
     choices: describing.Choices,
     options: Options,
     kubeconfig: str | None,
@@ -215,6 +219,7 @@ def _serve(
     from gpuhook.tools.kubernetes.service import check_packages, tell  # noqa: PLC0415
 
     check_packages()
+    config = followed.config
     root = look_at(options.driver_root, options.driver_root_ctr_path, config)
     options = replace(options, driver_root=root)
     way = access.find(kubeconfig, api_server)
@@ -222,7 +227,7 @@ def _serve(
     claims = cluster.Cluster(Client(way), choices.node, tell)
     lock = f"{config.state_dir}/{FOLDER}/publisher"
     publisher = publish.Publisher(way, choices.node, tell, lock=lock)
-    return service.run(devices, options, claims, publisher)
+    return service.run(devices, options, claims, publisher, followed)
 
 
 def _drivers(given: tuple[str, ...], config: Config) -> dict[str, str]:

@@ -6,7 +6,6 @@ import time
 
 import click
 
-from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import (
     DriverError,
@@ -24,6 +23,7 @@ from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.cdi.write import write
 from gpuhook.tools.cli._help import Seconds, command
 from gpuhook.tools.cli._output import config_option, format_option, print_json, raise_last, say
+from gpuhook.tools.config.followed import Followed
 from gpuhook.tools.dra import access
 from gpuhook.tools.dra.api_client import Client
 from gpuhook.tools.kubernetes import configure, node_labels
@@ -80,15 +80,15 @@ def labels(
     if kubeconfig and not node:
         raise RequestError("--kubeconfig is about a node", "Add --node")
     written_to = node_labels.Node(node, Client(access.find(kubeconfig))) if node else None
-    config = load(config_path)
+    followed = Followed(config_path)
     flags = {configure.FILE: config_file} if config_file else {}
-    settings, warnings = configure.read(flags, os.environ)
-    settings = configure.apply(settings, config)
+    read, warnings = configure.read(flags, os.environ)
+    settings = configure.apply(read, followed.config)
     for warning in warnings:
         click.echo(f"gpuhook: {printable(warning)}.", err=True)
     while True:
         try:
-            _once(config, settings, output, written_to, output_format, remove=remove)
+            _once(followed.config, settings, output, written_to, output_format, remove=remove)
         except GpuhookError as error:
             if interval is None:
                 raise
@@ -96,6 +96,8 @@ def labels(
         if interval is None:
             return
         time.sleep(interval)
+        if followed.has_changed(lambda text: click.echo(f"gpuhook: {printable(text)}.", err=True)):
+            settings = configure.apply(read, followed.config)
 
 
 def _check(output: str | None, node: str | None, remove: bool, interval: float | None) -> None:

@@ -5,11 +5,12 @@ import time
 
 import click
 
-from gpuhook.ground.config.loader import load
+from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import MetricsError, printable
 from gpuhook.tools.cli._containers import pod_resources_option
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option
+from gpuhook.tools.config.followed import Followed
 from gpuhook.tools.kubernetes.settings import Settings
 from gpuhook.tools.metrics import service
 from gpuhook.tools.metrics.model import SeriesOptions
@@ -67,9 +68,15 @@ def metrics(
     if web_config is not None and textfile is not None:
         raise click.UsageError("--textfile serves nothing: it doesn't go with --web-config.")
     options = SeriesOptions(cadvisor=cadvisor, dcgm=dcgm)
-    config = load(config_path)
-    if os.path.isdir(driver_root_ctr_path):
-        config.root = driver_root_ctr_path
+    followed = Followed(config_path)
+
+    def current() -> Config:
+        config = followed.config
+        if os.path.isdir(driver_root_ctr_path):
+            config.root = driver_root_ctr_path
+        return config
+
+    config = current()
     if textfile is not None:
         from gpuhook.tools.metrics import exporter  # noqa: PLC0415 - it needs prometheus_client
 
@@ -82,9 +89,15 @@ def metrics(
         for problem in (*snapshot.problems, *snapshot.notes):
             _tell(problem)
         return
-    observer = Observer(
-        config, readings=dcgm, prepared=True, pod_resources=pod_resources, tell=_tell
-    )
+
+    def observing() -> Observer:
+        return Observer(
+            current(), readings=dcgm, prepared=True, pod_resources=pod_resources, tell=_tell
+        )
+
+    def renewed() -> Observer | None:
+        return observing() if followed.has_changed(_tell) else None
+
     address = listen if listen is not None else _ADDRESS
     web = None if web_config is None else WebFiles(web_config)
 
@@ -92,7 +105,7 @@ def metrics(
         _tell(f"Listening at {address}{'' if web is None else f' ({scheme})'}")
 
     with service.listen(address) as listener:
-        service.Service(observer, options, _tell, web).run(listener, ready)
+        service.Service(observing(), options, _tell, web, renewed).run(listener, ready)
 
 
 def _tell(text: str) -> None:

@@ -10,6 +10,7 @@ import click
 from gpuhook.ground.config.loader import load
 from gpuhook.tools.cli._help import Seconds, group
 from gpuhook.tools.cli._output import config_option, format_option, print_json
+from gpuhook.tools.config.followed import Followed
 from gpuhook.tools.mps.keep import Keeper
 from gpuhook.tools.mps.status import status as status_of
 from gpuhook.tools.ready import report_ready
@@ -66,7 +67,8 @@ def serve(interval: float, config_path: str | None) -> None:
 
     A daemon that doesn't answer is started again, after a pause that grows to a minute.
     """
-    keeper = Keeper(load(config_path), click.echo)
+    followed = Followed(config_path)
+    keeper = Keeper(followed.config, click.echo, followed=followed)
 
     def end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         sys.exit(0)

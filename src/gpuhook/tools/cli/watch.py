@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import click
 
-from gpuhook.ground.config.loader import load
 from gpuhook.ground.errors import GpuhookError, WatchError
 from gpuhook.tools.apply import machines
 from gpuhook.tools.cdi import refresh as refreshing
@@ -15,6 +14,7 @@ from gpuhook.tools.cli._help import Seconds, command
 from gpuhook.tools.cli._output import config_option, say
 from gpuhook.tools.cli._places import state_folder
 from gpuhook.tools.cli.cdi_refresh import sentence
+from gpuhook.tools.config.followed import Followed
 from gpuhook.tools.engines import charliecloud
 from gpuhook.tools.host.programs import our_program
 from gpuhook.tools.vendors.uevents import concerns_us
@@ -107,11 +107,11 @@ def watch(interval: float, state_dir: str | None, config_path: str | None) -> No
     """
     from gpuhook.tools.watch import Events, Watch  # noqa: PLC0415 - pyroute2 takes 100 ms
 
-    config = load(config_path)
+    followed = Followed(config_path)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))  # there is nothing to tidy up
     try:
-        listening = Events(lambda event: concerns_us(event, config))
+        listening = Events(lambda event: concerns_us(event, followed.config))
     except OSError as error:
         raise WatchError(
             f"The kernel's events can't be listened to: {error.strerror}",
@@ -134,4 +134,4 @@ def watch(interval: float, state_dir: str | None, config_path: str | None) -> No
             done = [each.refresh() for each in kept]
             return all(done)
 
-        Watch(config, launcher, say, refresh).run(events, interval)
+        Watch(followed.config, launcher, say, refresh, followed).run(events, interval)

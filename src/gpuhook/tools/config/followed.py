@@ -1,8 +1,10 @@
 """config.toml as it is now, for services: they run for months, and a start reads it each time."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from gpuhook.ground.config.loader import PATH_VARIABLE, load
 from gpuhook.ground.config.model import DEFAULT_PATH, Config
@@ -51,6 +53,12 @@ class Followed:
         except FileNotFoundError:
             return None
 
+    def check(self, tell: Callable[[str], None]) -> None:
+        """Raise Changed where it says something else than before."""
+        if self.has_changed(tell):  # protects: settings-followed
+            tell("config.toml has changed: starting again")
+            raise Changed
+
     def has_changed(self, tell: Callable[[str], None]) -> bool:
         """Tell whether it says something else than before; ``tell`` why it can't be read, once.
 
@@ -67,6 +75,13 @@ class Followed:
         return changed
 
 
-def start_again() -> None:
+class Changed(BaseException):
+    """config.toml says something else: the service is to end its children, and start again."""
+
+
+def start_again() -> NoReturn:
     """Become this program once more, with the words that it was started with."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)  # what is ignored would stay so
     os.execv("/proc/self/exe", sys.orig_argv)  # noqa: S606 - our own program

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from gpuhook.ground.errors import PluginError, shown
+from gpuhook.tools.config.followed import Followed
 from gpuhook.tools.dra.claims import Claims
 from gpuhook.tools.dra.devices import Devices
 from gpuhook.tools.dra.handing import Handing
@@ -33,16 +34,23 @@ _POLL = 1.0  # seconds until a process that was killed is looked for again
 _UNKNOWN, _HEALTHY, _UNHEALTHY = 0, 1, 2  # as api has them, which isn't for this process
 
 
-def run(devices: Devices, options: Options, claims: Claims, publisher: Publisher | None) -> int:
+def run(
+    devices: Devices,
+    options: Options,
+    claims: Claims,
+    publisher: Publisher | None,
+    followed: Followed | None = None,
+) -> int:
     """Serve this node's kubelet until SIGTERM or SIGINT; return the exit status.
 
-    PluginError where the packages that speak with the kubelet are missing, or its folder was
-    deleted.
+    Raises Changed where ``followed`` says something else than at first. PluginError where the
+    packages that speak with the kubelet are missing, or its folder was deleted.
     """
     check_packages()
     give_back()  # before there are children, which would have the same pages
     with Signals() as signals:
         supervisor = Supervisor(devices, options, claims, publisher, signals)
+        supervisor.followed = followed
         try:
             supervisor.run()
         except Stopped:
@@ -55,6 +63,8 @@ def run(devices: Devices, options: Options, claims: Claims, publisher: Publisher
 
 class Supervisor:
     """All that the loop knows."""
+
+    followed: Followed | None = None
 
     def __init__(
         self,
@@ -106,6 +116,8 @@ class Supervisor:
             self._signals.hangup = False
             self._devices.observed.hang_up()
         if self._devices.observed.is_due():
+            if self.followed is not None:
+                self.followed.check(tell)
             for each in (self._options.registry, self._options.plugins):
                 folder.check_there(each)
         if self._devices.tend():

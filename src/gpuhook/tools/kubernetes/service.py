@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import PluginError, listed
+from gpuhook.tools.config.followed import Followed
 from gpuhook.tools.host.child import BackOff
 from gpuhook.tools.kubernetes import INSTALL, documents, driver, folder
 from gpuhook.tools.kubernetes.children import Server
@@ -31,15 +32,16 @@ _WHILE_BAD = (5.0, 600.0)  # seconds until a chore is tried again: at first, at 
 _NEEDED = ("grpc", "google.protobuf")
 
 
-def run(settings: Settings, config: Config) -> int:
+def run(settings: Settings, config: Config, followed: Followed | None = None) -> int:
     """Hand out this machine's devices until SIGTERM or SIGINT; return the exit status.
 
-    1 where no driver works at the start and fail-on-init-error is set. PluginError where the
-    packages that speak with the kubelet are missing, or its folder was deleted.
+    1 where no driver works at the start and fail-on-init-error is set. Raises Changed where
+    ``followed`` says something else than at first. PluginError where the packages that speak with
+    the kubelet are missing, or its folder was deleted.
     """
     check_packages()
     with Signals() as signals:
-        supervisor = Supervisor(settings, config, signals)
+        supervisor = Supervisor(settings, config, signals, followed)
         try:
             return supervisor.run()
         except Stopped:
@@ -164,9 +166,16 @@ class _Chore:
 class Supervisor:
     """All that the loop knows."""
 
-    def __init__(self, settings: Settings, config: Config, signals: Signals) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        config: Config,
+        signals: Signals,
+        followed: Followed | None = None,
+    ) -> None:
         self._settings = settings
         self._config = config
+        self._followed = followed
         self._signals = signals
         self._clock = time.monotonic
         self._observed = Observed(
@@ -206,6 +215,8 @@ class Supervisor:
             self._signals.hangup = False
             observed.hang_up()
         if observed.is_due():
+            if self._followed is not None:
+                self._followed.check(tell)
             folder.check_there(self._settings.kubelet_folder)
             self._look_at_mps()
         observed.tend()

@@ -60,7 +60,8 @@ def listen(address: str) -> socket.socket:
 class Service:
     """Serves until a signal says to end; SIGHUP releases the drivers.
 
-    ``web`` has TLS and passwords, None for neither.
+    ``web`` has TLS and passwords, None for neither. ``renewed`` returns another observer where the
+    settings have changed.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class Service:
         options: SeriesOptions,
         tell: Tell,
         web: WebFiles | None = None,
+        renewed: Callable[[], Observer | None] = lambda: None,
     ) -> None:
         self._observer = observer
+        self._renewed = renewed
         self._options = options
         self._tell = tell
         self._web = web
@@ -165,8 +168,16 @@ class Service:
         if isinstance(files, int):
             server.answer(answers.line(files=files, **self._changes()))
         elif isinstance(look, int):
+            self._follow()
             server.answer(answers.line(look=look, **self._changes(), **self._look()))
             self._last, self._prepares = time.monotonic(), True
+
+    def _follow(self) -> None:
+        """Observe by the settings that count now."""
+        other = self._renewed()
+        if other is not None:  # protects: metrics-settings
+            self._observer.let_go()
+            self._observer = other
 
     # Devices ------------------------------------------------------------------------------------
 

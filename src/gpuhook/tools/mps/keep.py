@@ -20,6 +20,7 @@ from gpuhook.ground.host import lock
 from gpuhook.ground.oci import jsontext
 from gpuhook.start import contract
 from gpuhook.start.inventory import cache
+from gpuhook.tools.config.followed import Followed
 from gpuhook.tools.host import users_tree
 from gpuhook.tools.host.child import BackOff
 from gpuhook.tools.mps.control import SERVER, Control, program_of
@@ -42,7 +43,7 @@ class Keeper:
 
     A claim's daemon is ``for_claim``: its record in the ledger holds the devices, and ``memory``
     has limits in bytes of some of them, by UUID, in place of the configuration's. ``inventory`` is
-    NVIDIA's, where it is known.
+    NVIDIA's, where it is known. ``followed`` has the settings for a daemon that is started again.
     """
 
     def __init__(
@@ -53,12 +54,14 @@ class Keeper:
         inventory: Inventory | None = None,
         *,
         for_claim: bool = False,
+        followed: Followed | None = None,
     ) -> None:
         self._config = config
         self._tell = tell
         self._memory = memory
         self._known = inventory
         self._devices = None if for_claim else Devices(config, self._inventory)
+        self._followed = followed
         self.base = f"{config.state_dir}/{mps.FOLDER}"
 
     # Starting ----------------------------------------------------------------------------------
@@ -265,6 +268,8 @@ class Keeper:
                 self._tell(str(error))
             else:
                 return False
+        if self._followed is not None and self._followed.has_changed(self._tell):
+            self._config = self._followed.config  # protects: mps-settings
         self.start()
         return True
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -247,7 +248,7 @@ def test_documents_leave_it_out(config: Config) -> None:
     assert sum("is shared by MPS" in each for each in made.warnings) == 2
 
 
-WAYS = {
+WAYS: dict[str, Callable[[Config], object]] = {
     "a document": lambda config: generate.Source(VENDOR, machine(), config, "/h").edits(
         machine().devices[:1]
     ),
