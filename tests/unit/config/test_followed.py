@@ -165,8 +165,8 @@ def of_watch(path: Path, change: Callable[[], None], monkeypatch: pytest.MonkeyP
 
 def of_metrics(path: Path, change: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Config:
     found, gone = Followed(str(path)), list[str]()
-    observer = SimpleNamespace(let_go=lambda: gone.append("first"))
-    other = SimpleNamespace(config=None)
+    observer: Any = SimpleNamespace(let_go=lambda: gone.append("first"))
+    other: Any = SimpleNamespace(config=None)
 
     def renewed() -> Any:
         if not found.has_changed(lambda _: None):
@@ -174,7 +174,7 @@ def of_metrics(path: Path, change: Callable[[], None], monkeypatch: pytest.Monke
         other.config = found.config
         return other
 
-    service = serve.Service(cast(Any, observer), cast(Any, None), lambda _: None, None, renewed)
+    service = serve.Service(observer, cast(Any, None), lambda _: None, None, renewed)
     service._follow()
     assert service._observer is observer
     change()
@@ -256,7 +256,10 @@ SERVICES = {
 
 @pytest.mark.parametrize("name", [*SERVICES])
 def test_each_service_follows(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = SERVICES[name](path, lambda: path.write_text(OFF) and None, monkeypatch)
+    def change() -> None:
+        path.write_text(OFF)
+
+    found = SERVICES[name](path, change, monkeypatch)
     assert not found.accept_envvar_unprivileged
 
 

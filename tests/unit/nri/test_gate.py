@@ -11,15 +11,18 @@ import machines
 import nri_engines as engines
 import paper
 import pytest
+import wire
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
+from yardstick import of_this_process, yardstick
 
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import GpuhookError, RequestError
+from gpuhook.ground.errors import GpuhookError, NoDriverError, RequestError
 from gpuhook.start.inventory import cache
 from gpuhook.start.resolve import resolve
 from gpuhook.tools.nri.answer import Answer, Way, decide
-from gpuhook.tools.nri.asked import Asked
+from gpuhook.tools.nri.asked import LONGEST, Asked, check_length
+from gpuhook.tools.nri.service import Plugin
 from gpuhook.tools.nri.verdicts import Verdicts
 from gpuhook.vendors import registry
 
@@ -262,10 +265,281 @@ def test_no_reader_gives_more(
         assert not isinstance(error, AssertionError)  # noqa: PT017 - a refusal gives nothing
 
 
-def refused(machine: Machine, asked: Asked, config: Config, match: str, *names: Any) -> None:
-    with pytest.raises(RequestError, match=match):
-        check(machine, asked, config, [*names])
+# One by one ---------------------------------------------------------------------------------------
+
+ONE = ("nvidia.com/gpu", FIRST)
+ALL = "NVIDIA_VISIBLE_DEVICES=all"
 
 
 def asking(*env: str, handler: str = "", **more: Any) -> Asked:
     return Asked("team", "pod", "main", handler, env, id=ID, **more)
+
+
+def refused(machine: Machine, asked: Asked, match: str, *names: Any, **chosen: Any) -> None:
+    with pytest.raises(RequestError, match=match):
+        check(machine, asked, settings_of(machine, **chosen), [*names])
+
+
+def changed(machine: Machine, asked: Asked, *names: Any, **chosen: Any) -> dict[str, str]:
+    answer = check(machine, asked, settings_of(machine, **chosen), [*names])
+    return dict(each.partition("=")[::2] for each in answer.edits.get("env", ()))
+
+
+TWICE = {
+    "all and all": (ALL, ALL),
+    "void and all": ("NVIDIA_VISIBLE_DEVICES=void", ALL),
+    "its own and all": (f"NVIDIA_VISIBLE_DEVICES={FIRST}", ALL),
+    "all, others and all": (ALL, *(f"A{number}=x" for number in range(5000)), ALL),
+    "thrice": ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=void", ALL),
+}
+
+
+@pytest.mark.parametrize("gate", [False, True])
+@pytest.mark.parametrize("names", [(), (ONE,)])
+@pytest.mark.parametrize("handler", ["", "gpu-py", "nvidia", "gpu-x"])
+@pytest.mark.parametrize("name", [*TWICE])
+def test_a_name_that_stands_twice(
+    machine: Machine, name: str, handler: str, names: Any, gate: bool
+) -> None:
+    asked = asking(*TWICE[name], handler=handler)
+    if gate and handler == "gpu-py":
+        assert changed(machine, asked, *names, gate=True) == {}, "which obeys the verdict"
+    else:
+        refused(machine, asked, "has NVIDIA_VISIBLE_DEVICES more than once", *names, gate=gate)
+
+
+@pytest.mark.parametrize("handler", ["", "nvidia", "gpu-x"])
+def test_the_kubelets_own_value_after_the_images(machine: Machine, handler: str) -> None:
+    """It comes last; a runtime that reads the first entry gets the same by the change."""
+    asked = asking(ALL, f"NVIDIA_VISIBLE_DEVICES={FIRST}", handler=handler)
+    found = changed(machine, asked, ONE)["NVIDIA_VISIBLE_DEVICES"]
+    assert found == (FIRST if handler == "nvidia" else "void")
+
+
+def test_every_name_that_stands_twice_is_set(machine: Machine) -> None:
+    env = ("NVIDIA_X=1", "NVIDIA_X=2", "NVIDIA_VISIBLE_DEVICES=0", "A=1", "A=2")
+    assert changed(machine, asking(*env, handler="nvidia"), ONE) == {"NVIDIA_X": "2"}
+
+
+@pytest.mark.parametrize(
+    ("value", "names", "expected"),
+    [
+        ("all", (), "void"),
+        ("all", (ONE,), "0"),
+        ("void,all", (ONE,), "void"),
+        ("all,void", (), "void"),
+        ("None", (), "none"),
+        (" 0 ", (ONE,), "0"),
+        ("0-0", (ONE,), "0"),
+        ("runtime.nvidia.com/gpu=0", (ONE,), "0"),
+        ("ALL", (ONE,), "0"),
+    ],
+)
+def test_values_become_plain(
+    machine: Machine, value: str, names: tuple[Any, ...], expected: str
+) -> None:
+    """A runtime that reads more or less into a word sees none of it."""
+    asked = asking(f"NVIDIA_VISIBLE_DEVICES={value}", handler="nvidia")
+    assert changed(machine, asked, *names) == {"NVIDIA_VISIBLE_DEVICES": expected}
+
+
+@pytest.mark.parametrize("value", ["0", FIRST, "void", "none", ""])
+def test_plain_values_stay(machine: Machine, value: str) -> None:
+    asked = asking(f"NVIDIA_VISIBLE_DEVICES={value}", handler="nvidia")
+    assert changed(machine, asked, ONE) == {}
+
+
+def test_a_vendor_that_is_not_here(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its absence is no reason to look at no other: an image asks for several."""
+    look = cache.get_inventory
+
+    def absent(config: Config, vendor: Any, **more: Any) -> Any:
+        if vendor.names.NAME == "amd":
+            raise NoDriverError("There is none", "Load it")
+        return look(config, vendor, **more)
+
+    monkeypatch.setattr(cache, "get_inventory", absent)
+    asked = asking("AMD_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=1", handler="nvidia")
+    refused(machine, asked, "asks for GPU 1 by a variable", ONE)
+    asked = asking("AMD_VISIBLE_DEVICES=0", ALL, handler="nvidia")
+    assert changed(machine, asked, ONE) == {
+        "AMD_VISIBLE_DEVICES": "none",
+        "NVIDIA_VISIBLE_DEVICES": "0",
+    }
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "NVIDIA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES =all", " NVIDIA_VISIBLE_DEVICES=all",
+        "NVIDIA_VISIBLE_DEVICES\0=all", "NVIDIA_VISIBLE_DEVICES=all\0", "A=\0" + ALL,
+        "NVIDIA_VISIBLE_DEVICES=all\n", "NVIDIA_VISIBLE_DEVICES=0\x1b", "CUDA_VERSION",
+        "\nAMD_VISIBLE_DEVICES=all", "AMD_VISIBLE_DEVICES\t=0",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("handler", ["", "gpu-py", "nvidia"])
+def test_entries_that_are_not_understood(machine: Machine, entry: str, handler: str) -> None:
+    for gate in (False, True):
+        asked = asking("A=1", entry, handler=handler)
+        refused(machine, asked, "which runtimes understand in different ways", ONE, gate=gate)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "MY_NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES_OLD=a\nb", "=all", "",
+        "nvidia_visible_devices=all", "AWS_KEY=a\nb", "NVIDIA_KEY=-----\n----", "A=\0",
+    ],
+)  # fmt: skip
+def test_entries_of_others(machine: Machine, entry: str) -> None:
+    assert changed(machine, asking(entry, handler="nvidia")) == {}
+
+
+@pytest.mark.parametrize(
+    ("place", "source"),
+    [
+        ("/var/run/nvidia-container-devices/all", "/dev//null"),
+        ("/var/run/nvidia-container-devices/all", "/etc"),
+        ("/var/run/nvidia-container-devices/cdi/x", "/dev/null"),
+        ("//var/run/./nvidia-container-devices/0", "/"),
+    ],
+)
+@pytest.mark.parametrize("accepts", [False, True])
+def test_mounts_that_are_not_understood(
+    machine: Machine, place: str, source: str, accepts: bool
+) -> None:
+    asked = asking(mounts=((place, source),), handler="nvidia")
+    match = "which runtimes understand in different ways"
+    refused(machine, asked, match, ONE, accept_volume_mounts=accepts)
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+@pytest.mark.parametrize("name", ["all", "1", "imex/7"])
+def test_mounts_that_another_runtime_may_heed(machine: Machine, name: str, accepts: bool) -> None:
+    """NVIDIA's has a setting of its own for them."""
+    folder = "/var/run/nvidia-container-devices"
+    mounts = ((f"{folder}/{FIRST}", "/dev/null"), (f"{folder}/{name}", "/dev/null"))
+    for handler in ("", "nvidia", "gpu-x"):
+        asked = asking(mounts=mounts, handler=handler)
+        refused(machine, asked, "kubelet hasn't given it", ONE, accept_volume_mounts=accepts)
+    asked = asking(mounts=mounts[:1], handler="nvidia")
+    assert changed(machine, asked, ONE, accept_volume_mounts=accepts) == {}
+
+
+@pytest.mark.parametrize(
+    "key", ["cdi.k8s.io/a", "nvidia.cdi.k8s.io", "nvidia.cdi.k8s.io/container.main", "my.io/x"]
+)
+def test_annotations_of_the_pods_author(machine: Machine, key: str) -> None:
+    """NVIDIA's runtime reads them by one prefix, its plugin of the engine's by another."""
+    chosen = {"cdi_annotation_prefixes": ("cdi.k8s.io/", "my.io/")}
+    for text in ("nvidia.com/gpu=1", "nvidia.com/gpu=all", "a.com/b=1", "nvidia.com/gpu=0,x"):
+        asked = asking(pod_annotations=((key, text),), handler="runc")
+        refused(machine, asked, "by an annotation, and the kubelet hasn't", ONE, **chosen)
+    asked = asking(pod_annotations=((key, "nvidia.com/gpu=0"),), handler="runc")
+    assert changed(machine, asked, ONE, **chosen) == {}
+
+
+def test_annotations_for_another_container(machine: Machine) -> None:
+    key = "nvidia.cdi.k8s.io/container.other"
+    asked = asking(pod_annotations=((key, "nvidia.com/gpu=1"), ("a.io/b", "nvidia.com/gpu=1")))
+    assert changed(machine, asked) == {}
+    asked = asking(annotations=(("cdi.k8s.io/plugin", "k8s.io/gpu=1"),))  # the kubelet's own
+    assert changed(machine, asked) == {}
+
+
+@pytest.mark.parametrize("value", ["all", "0", "1", f"{FIRST},{SECOND}", "GPU-00000001"])
+@pytest.mark.parametrize("name", ["DOCKER_RESOURCE_GPU", "DOCKER_RESOURCE_", "MY_SWARM"])
+def test_variables_of_a_swarm(
+    machine: Machine, name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AMD's runtime reads all that begin so, NVIDIA's the one that its own configuration names."""
+    theirs = tmp_path / "config.toml"
+    theirs.write_text('swarm-resource = "OTHER,MY_SWARM"\n')
+    monkeypatch.setattr("gpuhook.tools.nri.gate._NVIDIAS", str(theirs))
+    asked = asking(f"{name}={value}", "NVIDIA_VISIBLE_DEVICES=0", handler="nvidia")
+    refused(machine, asked, f"by '{name}', and the kubelet hasn't given it that", ONE)
+    for allowed in (FIRST, FIRST.lower(), "void", ""):
+        asked = asking(f"{name}={allowed}", "NVIDIA_VISIBLE_DEVICES=0", handler="nvidia")
+        assert changed(machine, asked, ONE) == {}
+
+
+@pytest.mark.parametrize("others", ["MODULES", "PCI_BUS_IDS"])
+def test_several_variables_of_one_vendor(machine: Machine, others: str) -> None:
+    """Another runtime may go by any of them, so only one has a value."""
+    [device, *_] = machine.inventories["gaudi"].devices
+    given = ("habana.ai/gaudi", device.id)
+    first, name = "HABANA_VISIBLE_DEVICES", f"HABANA_VISIBLE_{others}"
+    for value in ("all", "1", "0,1", "void"):
+        asked = asking(f"{first}={device.label}", f"{name}={value}", handler="nvidia")
+        assert changed(machine, asked, given) == {first: device.label, name: "none"}
+    asked = asking(f"{name}=all", f"{name}=all", f"{first}={device.label}", handler="nvidia")
+    refused(machine, asked, "kubelet hasn't given it", given)
+
+
+# Verdicts -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+def test_what_gpu_py_may_give(machine: Machine, accepts: bool) -> None:
+    """All that was given, whatever the plugin can see of its privileges."""
+    config = settings_of(machine, gate=True, accept_envvar_unprivileged=accepts)
+    for env, names, expected in (
+        ((ALL,), (ONE,), {"nvidia": (FIRST,)}),
+        ((ALL,), (), {}),
+        ((ALL, "AMD_VISIBLE_DEVICES=1"), (ONE, ("amd.com/gpu", SECOND)),
+         {"nvidia": (FIRST,), "amd": (SECOND,)}),
+        (("NVIDIA_VISIBLE_DEVICES=none",), (ONE,), {}),
+    ):  # fmt: skip
+        answer = check(machine, asking(*env, handler="gpu-py"), config, [*names])
+        assert answer.edits == {}
+        assert answer.verdict is not None
+        assert answer.verdict.devices == expected
+    assert check(machine, asking("A=1", handler="gpu-py"), config, []).verdict is None
+
+
+@pytest.mark.parametrize("handler", ["", "gpu-x", "kata"])
+def test_what_the_plugin_gives_is_given_once(machine: Machine, handler: str) -> None:
+    """The runtime may be gpu-py by another name, or the engine's default."""
+    for env in ((ALL,), (ALL, f"NVIDIA_VISIBLE_DEVICES={FIRST}")):
+        config = settings_of(machine, gate=True)
+        answer = check(machine, asking(*env, handler=handler), config, [ONE])
+        assert machine.of_edits(answer.edits) == {FIRST}
+        assert answer.verdict is not None
+        assert answer.verdict.devices == {}
+    by_cdi = decide(
+        asking(ALL, handler=handler), Way(config, HOOK, by_cdi=True, given=lambda *_: [ONE])
+    )
+    assert by_cdi.edits == {
+        "names": ["nvidia.com/gpu=0"],
+        "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+    }
+
+
+def test_a_request_that_is_long() -> None:
+    config = Config()
+    short = b"x" * LONGEST
+    assert check_length(short, config)
+    assert not check_length(short + b"x", config)
+    for word in (b"NVIDIA_VISIBLE_DEVICES", b"CUDA_VERSION", b"-container-devices", b"cdi.k8s.io"):
+        assert check_length(short[: -len(word)] + word, config)
+        with pytest.raises(RequestError, match="of one that asks for devices may have 2097152"):
+            check_length(short + word, config)
+
+
+def test_long_requests_are_refused_in_time(machine: Machine) -> None:
+    """300,000 annotations took 2.3 s, and an engine waits two."""
+    notes = b"".join(
+        wire.message((6, wire.message((1, f"a{n}"), (2, "b")))) for n in range(150_000)
+    )
+    payload = wire.message((1, b""), (2, notes + wire.message((8, ALL))))
+    plugin = Plugin.__new__(Plugin)
+    way = Way(settings_of(machine), HOOK, given=lambda *_: [])
+    plugin._current, plugin._last = lambda: way, None
+
+    def ask(data: bytes) -> None:
+        with pytest.raises(RequestError, match="may have"):
+            plugin._create(data)
+
+    assert len(payload) < LONGEST
+    assert of_this_process(lambda: ask(payload)) < 20 * yardstick()
+    assert of_this_process(lambda: ask(payload + b"x" * LONGEST)) < yardstick()

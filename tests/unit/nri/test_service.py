@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ from hypothesis import strategies as some
 from wire import Value, integer, messages, string
 
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import PluginError, RequestError
+from gpuhook.ground.errors import ConfigError, PluginError, RequestError
 from gpuhook.start.inventory import cache
 from gpuhook.start.inventory.model import Node
 from gpuhook.start.resolve import resolve
-from gpuhook.tools.nri.answer import Way, edits
+from gpuhook.tools.nri.answer import Answer, Way, edits
 from gpuhook.tools.nri.asked import PATIENCE, Asked
 from gpuhook.tools.nri.service import Plugin, _refusal, run
 from gpuhook.tools.nri.transport import PLUGIN, REQUEST, RESPONSE, RUNTIME, Connection
@@ -93,18 +93,18 @@ def environment(response: bytes) -> dict[str, str]:
 class Served:
     """A plugin that runs in a thread, and the engine that it serves."""
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: Way, current: Callable[[], Way] | None = None) -> None:
         self.ours, self.theirs = socket.socketpair()
         self._reader, self._writer = os.pipe()
         self.engine = Engine(self.theirs, self._reader)
         self.said: list[str] = []
         self.failed: PluginError | None = None
-        self._thread = threading.Thread(target=self._run, args=(way,))
+        self._thread = threading.Thread(target=self._run, args=(current or (lambda: way),))
         self._thread.start()
 
-    def _run(self, way: Way) -> None:
+    def _run(self, current: Callable[[], Way]) -> None:
         try:
-            Plugin(Connection(self.ours, self._reader), lambda: way, self.said.append, "50").serve()
+            Plugin(Connection(self.ours, self._reader), current, self.said.append, "50").serve()
         except PluginError as error:
             self.failed = error
 
@@ -448,6 +448,72 @@ def test_what_fails_is_a_refusal(served: Served, monkeypatch: pytest.MonkeyPatch
         said = refusal(served.engine.create("AMD_VISIBLE_DEVICES=1"))
     assert said == "gpuhook: it failed: AttributeError: 'a\\nb'. Report it"
     assert len(nodes(served.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
+
+
+def test_a_request_that_is_too_long(served: Served) -> None:
+    """It is refused, and the next one has an answer: the end would be that of the gate."""
+    served.engine.registration()
+    for size in ((4 << 20) + 1, 15 << 20):
+        payload = b"\0" * size
+        assert "more than 4194304 bytes" in refusal(served.engine.ask("CreateContainer", payload))
+        assert len(nodes(served.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
+
+
+def test_what_runs_may_be_long(served: Served) -> None:
+    """An older engine says it in one message, whatever its length, and needs an answer."""
+    served.engine.registration()
+    served.engine.ask("Configure", wire.message((2, "containerd"), (3, "1.7.24")))
+    answer = served.engine.ask("Synchronize", b"\0" * (5 << 20))
+    assert messages(answer, 1) == []
+    assert served.said == ["Serves containerd 1.7.24"]
+
+
+def test_an_answer_that_is_too_long(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    served.engine.registration()
+    with monkeypatch.context() as patch:
+        many = {"env": [f"A{number}={'x' * 1000}" for number in range(5000)]}
+        patch.setattr("gpuhook.tools.nri.service.answer.decide", lambda *_: Answer(many))
+        assert "the answer is too long" in refusal(served.engine.create("AMD_VISIBLE_DEVICES=1"))
+    assert len(nodes(served.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
+
+
+def test_a_verdict_that_cannot_be_written(way: Way, tmp_path: Path) -> None:
+    """The container isn't started: the runtime would find none, or that of another time."""
+    way.config.gate, way.config.state_dir = True, str(tmp_path / "file")
+    (tmp_path / "file").write_text("")
+    made = Served(Way(way.config, HOOK, given=lambda *_: [SECOND]))
+    try:
+        made.engine.registration()
+        pod = ((7, "gpu-py"),)
+        said = refusal(made.engine.create("AMD_VISIBLE_DEVICES=1", pod=pod))
+        assert "The gate can't write verdicts" in said
+        way.config.state_dir = str(tmp_path / "state")
+        assert adjustment(made.engine.create("AMD_VISIBLE_DEVICES=1", pod=pod)) == b""
+        assert (tmp_path / "state/verdicts/c1").exists()
+    finally:
+        made.end()
+
+
+def test_settings_that_cannot_be_read(way: Way) -> None:
+    """Who may ask for devices is refused, as gpu-py refuses it; others are left alone."""
+    broken: list[bool] = []
+
+    def current() -> Way:
+        if broken:
+            raise ConfigError("config.toml is broken", "Correct it")
+        return way
+
+    made = Served(way, current)
+    try:
+        made.engine.registration()
+        assert len(nodes(made.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
+        broken.append(True)
+        assert "config.toml is broken" in refusal(made.engine.create("AMD_VISIBLE_DEVICES=1"))
+        assert adjustment(made.engine.create("PATH=/bin")) == b""
+        broken.clear()
+        assert len(nodes(made.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
+    finally:
+        made.end()
 
 
 def test_a_refusal_is_short() -> None:

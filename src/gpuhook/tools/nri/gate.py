@@ -81,7 +81,7 @@ class Gate:
         Nothing of the vendors ``but``. RequestError for what the kubelet hasn't given.
         """
         config = ungated(self._config)
-        config.accept_envvar_unprivileged = True  # protects: nri-gate-privileges
+        config.accept_envvar_unprivileged = True  # gpu-py knows, and decides then
         resolved = self._resolved(config, env)
         if resolved is None:
             return Verdict({})
@@ -231,13 +231,15 @@ class Gate:
     def _reader(self, *, by_mounts: bool = False, by_notes: bool = False) -> Config:
         """Return the settings of a runtime that reads variables, and perhaps other sources."""
         config = ungated(self._config)
-        config.accept_envvar_unprivileged = True  # protects: nri-gate-strangers
+        config.accept_envvar_unprivileged = True  # protects: nri-gate-privileges
         config.accept_volume_mounts, config.accept_annotations = by_mounts, by_notes
         return config
 
     def _readings(self) -> Iterator[Config]:
         """Yield the settings by which a runtime may read: which sources it goes by."""
+        # protects: nri-gate-sources
         mounts = {False, any(sources.FOLDERS in place for place, _ in self._asked.mounts)}
+        # protects: nri-gate-annotations
         notes = {False, any(CDI in key for key, _ in self._asked.annotations)}
         for by_mounts in sorted(mounts):
             for by_notes in sorted(notes):
