@@ -3,6 +3,7 @@
 import os
 import subprocess
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -567,7 +568,7 @@ def test_mps_as_a_unit(fresh: Node, systemctl: Path, newer: str, tmp_path: Path)
 
 
 def test_the_engines_plugin_as_a_unit(fresh: Node, systemctl: Path, tmp_path: Path) -> None:
-    """It is restarted where config.toml changes; the engine's files stay as they are."""
+    """It reads config.toml, whose gate gpu-py obeys; the engine's files stay as they are."""
     document = daemon_set("overlays/nri", "installer")
     host = {"gpuhook-config": str(tmp_path)}
     nri = UNIT.with_name("gpuhook-nri.service")
@@ -584,7 +585,10 @@ def test_the_engines_plugin_as_a_unit(fresh: Node, systemctl: Path, tmp_path: Pa
     assert "DEVICE_LIST_STRATEGY=envvar" in fresh.path(UNIT).read_text().replace('"', "")
     assert put() == [f"start --no-block {nri.name}"]
     (tmp_path / "config.toml").write_text("disable-require = true\n")
-    assert put() == started
+    assert put() == [f"start --no-block {nri.name}"]
+    settings = tomllib.loads(fresh.path("/etc/gpuhook/config.toml").read_text())
+    assert settings["disable-require"]
+    assert settings["gpuhook"]["gate"]
 
     plain = daemon_set("overlays/cdi", "installer")
     without = fresh.pod(plain, "installer", options=("--rm",)).failed()

@@ -509,6 +509,9 @@ def wait_for_end() -> None:
     signal.sigwait(_ENDS)
 
 
+_GATE = "gpuhook.gate"  # what gpu-py goes by where the engine's plugin is a gate
+
+
 @click.command(context_settings={"auto_envvar_prefix": "INSTALL_NODE"})
 @click.argument("action", type=click.Choice(["install", "stay", "remove", "wait"]))
 @click.option("--folder", default=FOLDER, show_default=True, help="Where gpuhook is to be.")
@@ -560,6 +563,8 @@ def cli(
         tasks = tasks_of(owner.state) if tasks == TASKS else tasks
     folder = os.path.abspath(folder)
     words = tuple(filter(None, settings.split(" ")))
+    if nri and not any(word.startswith(f"{_GATE}=") for word in words):
+        words = (*words, f"{_GATE}=true")  # protects: node-gate
     unit = unit or engine
     node = Node(folder, engine, config, restart, unit, set_default, tasks, words, plugin, mps, nri)
     actions: dict[str, Callable[[], None]] = {

@@ -20,7 +20,7 @@ from gpuhook.tools.config import followed as following
 from gpuhook.tools.config.followed import Changed, Followed
 from gpuhook.tools.dra import service as dra
 from gpuhook.tools.kubernetes import service as plugin
-from gpuhook.tools.metrics import serve
+from gpuhook.tools.metrics import service as metrics_service
 from gpuhook.tools.mps import keep
 from gpuhook.tools.watch import Watch
 from gpuhook.vendors.nvidia import mps
@@ -149,7 +149,12 @@ def stop(*_: object, **__: object) -> None:
 def of_watch(path: Path, change: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Config:
     seen: list[Config] = []
     watch = Watch(Config(), "gpu-py", lambda _: None, lambda: True, Followed(str(path)))
-    monkeypatch.setattr(watch, "refresh", lambda: seen.append(watch._config) or True)
+
+    def refresh() -> bool:
+        seen.append(watch._config)
+        return True
+
+    monkeypatch.setattr(watch, "refresh", refresh)
     monkeypatch.setattr(watch, "stand", change)
     waits = iter([None, Stop()])
 
@@ -174,7 +179,7 @@ def of_metrics(path: Path, change: Callable[[], None], monkeypatch: pytest.Monke
         other.config = found.config
         return other
 
-    service = serve.Service(observer, cast(Any, None), lambda _: None, None, renewed)
+    service = metrics_service.Service(observer, cast(Any, None), lambda _: None, None, renewed)
     service._follow()
     assert service._observer is observer
     change()

@@ -305,6 +305,30 @@ def test_the_engines_plugin(
     assert all(words in each.message for each, (_, words) in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("runs", [False, True])
+@pytest.mark.parametrize("gate", [False, True])
+@pytest.mark.parametrize("unit", ["", "ExecStart=/opt/gpuhook/bin/gpuhook nri --gate\n"])
+@pytest.mark.parametrize("other", ["", "/usr/bin/nvidia-container-runtime", "/usr/bin/runc"])
+def test_what_is_no_part_of_a_gate(
+    tree: Tree, runs: bool, gate: bool, unit: str, other: str
+) -> None:
+    """The plugin is half of it: what gives devices has to obey it, too."""
+    tree.case.config.gate = gate
+    tree.write("/var/run/nri/nri.sock", "")
+    if unit:
+        tree.write("/etc/systemd/system/gpuhook-nri.service", unit)
+    if runs:
+        tree.process(72, "gpuhook-nri")
+    if other:
+        table = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.gpus.options]\n'
+        tree.write("/etc/containerd/config.toml", f'{table}BinaryName = "{other}"\n')
+    said = [each.message for each in kubernetes.engines_plugin(tree.case)]
+    assert any("config.toml has none" in each for each in said) == (bool(unit) and not gate)
+    assert any("gives no container a device" in each for each in said) == (gate and not runs)
+    named = f"pods may name the runtime gpus ({other})"
+    assert any(named in each for each in said) == (gate and "nvidia" in other)
+
+
 def test_without_the_packages(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     tree.write(f"{PLUGINS}/{REGISTRY}", "")
     [one] = kubernetes.device_plugin(tree.case)

@@ -42,6 +42,13 @@ REGISTERED = (
     "podman-hook",
     "podman-runtime",
 )
+# How the runtimes of vendors are called that go by variables.
+_OTHERS = (
+    "nvidia-container-runtime",
+    "amd-container-runtime",
+    "habana-container-runtime",
+    "ascend-docker-runtime",
+)
 
 
 def engine_found(case: Case) -> Iterator[Finding]:
@@ -148,6 +155,17 @@ def crio(case: Case) -> Iterator[Finding]:
         machine = seen_by(running) if running else case.machine
         files = [_FILES["crio"], *machine.glob("/etc/crio/crio.conf.d/*")]
         yield from _registered(case, machine, "crio", files, running)
+
+
+def others_runtimes(case: Case) -> Iterator[tuple[str, str]]:
+    """Yield the name and the program of each vendor's own runtime that pods may name."""
+    machine = case.machine
+    files = [CONTAINERD_FILE, *imports(machine, CONTAINERD_FILE)]
+    for path in (*files, _FILES["crio"], *machine.glob("/etc/crio/crio.conf.d/*")):
+        for name, program in programs_of(toml(machine, path)[0]):
+            ours = is_gpu_py(machine, program)
+            if not ours and os.path.basename(program).startswith(_OTHERS):
+                yield name, program
 
 
 def _registered(

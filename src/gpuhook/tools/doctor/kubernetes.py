@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from importlib.util import find_spec
 
+from gpuhook.tools.doctor import engines
 from gpuhook.tools.doctor.case import Case
-from gpuhook.tools.doctor.finding import Finding, note, ok, warning
+from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.nri import PROCESS, SOCKET, UNIT
 
 _CHECK = "device-plugin"
-_NRI = "nri"
+_NRI, _GATE = "nri", "gate"
 _FOLDER = "/var/lib/kubelet/device-plugins"
 _REGISTRY = "kubelet.sock"
 _SERVER = "gpuhook-server"  # what the plugin's server calls itself: children.py of tools/kubernetes
@@ -57,6 +58,7 @@ def device_plugin(case: Case) -> Iterator[Finding]:
 def engines_plugin(case: Case) -> Iterator[Finding]:
     """Ask whether `gpuhook nri` runs, where it is to: without it pods start without devices."""
     machine = case.machine
+    yield from _gate(case)
     if machine.processes(PROCESS):
         if machine.exists(SOCKET):
             yield ok(_NRI, "gpuhook nri runs beside an engine that asks plugins")
@@ -66,12 +68,40 @@ def engines_plugin(case: Case) -> Iterator[Finding]:
                 f"gpuhook nri runs, and no engine here asks plugins: {SOCKET} isn't there",
                 "Turn NRI on in the engine's configuration (docs/kubernetes/nri.md)",
             )
+    elif case.config.gate:
+        yield failure(
+            _NRI,
+            "This node has a gate (gate = true in [gpuhook]), and gpuhook nri doesn't run: gpu-py "
+            "gives no container a device",
+            "Start it (systemctl start gpuhook-nri), or set gate = false in [gpuhook]",
+        )
     elif machine.exists(UNIT):
         yield warning(
             _NRI,
             f"{UNIT} is there, and gpuhook nri doesn't run: pods start without their devices",
             "Look at `systemctl status gpuhook-nri`; docs/kubernetes/nri.md says how an engine is "
             "told to start nothing without it",
+        )
+
+
+def _gate(case: Case) -> Iterator[Finding]:
+    """Say what is no part of the gate."""
+    unit = case.machine.text(UNIT) or ""
+    if "--gate" in unit and not case.config.gate:  # protects: doctor-gate
+        yield warning(
+            _GATE,
+            f"{UNIT} has a gate, and config.toml has none: gpu-py gives what a container asks for "
+            "while gpuhook nri doesn't run",
+            "Set gate = true in [gpuhook]: gpuhook config set gpuhook.gate=true",
+        )
+    others = dict(engines.others_runtimes(case)) if case.config.gate else {}
+    if others:
+        name, program = next(iter(others.items()))
+        yield warning(
+            _GATE,
+            f"This node has a gate, and pods may name the runtime {name} ({program}), which knows "
+            "nothing of it: while gpuhook nri doesn't run, it gives what a container asks for",
+            "Remove that runtime from the engine's configuration, or have gpu-py in its place",
         )
 
 
