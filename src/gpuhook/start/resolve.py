@@ -141,8 +141,8 @@ def resolve(
         progress.inventories.append(inventory)
         if verdict is None:
             devices = selection.select(request.selectors, inventory, vendor.names, request.spaces)
-        else:  # protects: verdict-devices
-            devices = verdict.of(vendor.names, inventory)
+        else:
+            devices = verdict.of(vendor.names, inventory)  # protects: verdict-devices
             if request.selectors and not devices:
                 continue
         grants.append(contract.Grant(vendor, request, inventory, devices))

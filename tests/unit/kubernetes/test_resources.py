@@ -101,6 +101,26 @@ def test_gpus_by_uuid(tmp_path: Path) -> None:
     assert State.from_line(answer[0].to_line()) == answer[0]
 
 
+@pytest.mark.parametrize(
+    ("strategies", "given"),
+    [
+        (("envvar",), 2), (("volume-mounts",), 2), (("envvar", "volume-mounts"), 2),
+        (("mounts",), 1), (("cdi-cri",), 1), (("cdi-annotations",), 1), (("envvar", "mounts"), 1),
+    ],
+)  # fmt: skip
+def test_a_gpu_that_is_shared_by_mps(
+    tmp_path: Path, strategies: tuple[str, ...], given: int
+) -> None:
+    """Only gpu-py makes a container a client of it: by nodes or documents it isn't given."""
+    config = Config()
+    config.mps_devices = "0"
+    found = machine(tmp_path, gpu(0, 1), gpu(1, 0))
+    one = only(offered(found, config=config, device_list_strategy=strategies))
+    healthy = [unit.id for unit in one.units if not unit.reason]
+    assert healthy == UUIDS[2 - given : 2]
+    assert all("is shared by MPS" in each for each in filter(None, reasons(one)))
+
+
 def test_gpus_by_index(tmp_path: Path) -> None:
     found = machine(tmp_path, gpu(0, 1), gpu(1, 0))
     near = {UUIDS[0]: {UUIDS[1]: 18, "GPU-unknown": 3}, "GPU-unknown": {UUIDS[0]: 2}}

@@ -520,3 +520,26 @@ def test_what_the_system_refuses_is_a_sentence(
     assert "Permission denied: '/closed'" in said
     assert said.count("\n") == 1
     assert words.read_text() == said
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--nri"], ("gpuhook.gate=true",)),
+        (["--nri", "--settings", "gpuhook.gate=false"], ("gpuhook.gate=false",)),
+        (["--nri", "--settings", "mode=spec"], ("mode=spec", "gpuhook.gate=true")),
+        ([], ()),
+    ],
+)
+def test_the_gate_is_a_setting_too(
+    installer: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    expected: tuple[str, ...],
+) -> None:
+    """gpu-py goes by it, and gives nothing while the engine's plugin doesn't run."""
+    made: list[Any] = []
+    monkeypatch.setattr(installer, "install", made.append)
+    done = CliRunner().invoke(installer.cli, ["install", *words])
+    assert done.exit_code == 0, done.output
+    assert made[0].settings == expected

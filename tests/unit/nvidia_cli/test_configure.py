@@ -1,0 +1,34 @@
+"""nvidia-container-cli configure on a node with a gate."""
+
+from typing import Any
+
+import machines
+import pytest
+
+from gpuhook import inject
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import RequestError
+from gpuhook.start.contract import Grant
+from gpuhook.tools.nvidia_cli import configure
+from gpuhook.vendors.nvidia.vendor import VENDOR
+
+
+def test_it_is_no_way_around_a_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows no container's id, and so no verdict."""
+    inventory = machines.machine(machines.gpu(0, 0))
+    grant = Grant(VENDOR, machines.asked("0"), inventory, inventory.devices)
+    opened: list[Any] = []
+
+    def open_container(*words: Any) -> None:
+        opened.append(words)
+        raise RequestError("It is opened", "None")
+
+    monkeypatch.setattr(inject, "open_container", open_container)
+    target, switches = configure.Target(1, "/none"), configure.Switches(False, False)
+    config = Config()
+    with pytest.raises(RequestError, match="It is opened"):
+        configure.configure(target, grant, config, switches)
+    config.gate = True
+    with pytest.raises(RequestError, match="This node has a gate"):
+        configure.configure(target, grant, config, switches)
+    assert len(opened) == 1
