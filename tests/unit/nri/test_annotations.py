@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from gpuhook.tools.nri.answer import Asked, Way, edits
+from gpuhook.tools.nri.answer import Way, edits
+from gpuhook.tools.nri.asked import Asked
 
 
 @pytest.mark.vectors("nri", "nri.requests")
