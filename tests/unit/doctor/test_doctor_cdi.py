@@ -8,11 +8,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+import machines
 import pytest
 from fabricated import Tree, said
 
+from gpuhook.start.cdi.generate import Source, generate
+from gpuhook.start.inventory import cache
 from gpuhook.tools.cdi import kept
 from gpuhook.tools.doctor import Finding, cdi, cdi_engines
+from gpuhook.vendors.nvidia.vendor import VENDOR
 
 
 def document(*, version: str = "0.5.0", kind: str = "maker.example/card", **edits: Any) -> str:
@@ -299,3 +303,19 @@ def test_documents_that_are_no_files(tree: Tree) -> None:
     (folder / "loop.json").symlink_to("loop.json")
     found = [finding for check in (cdi.files, cdi.paths) for finding in check(tree.case)]
     assert [each.check for each in found] == ["cdi-broken", "cdi-broken"]
+
+
+def test_a_device_that_is_shared_since(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document that names it would give it without MPS' limits, and so a new one doesn't."""
+    inventory = machines.machine(machines.gpu(0, 0), machines.gpu(1, 1))
+    source = Source(VENDOR, inventory, tree.case.config, "/opt/gpuhook-cdi-hook")
+    whole = json.dumps(generate(source).document)
+    tree.write("/etc/cdi/nvidia.json", whole)
+    monkeypatch.setattr(cache, "get_inventory", lambda *_, **__: inventory)
+    assert {each.check: each.status.value for each in cdi.names(tree.case)} == {"cdi-names": "ok"}
+    tree.case.config.mps_devices = "1"
+    [one] = cdi.names(tree.case)
+    assert (one.check, one.status.value) == ("cdi-kept-devices", "warning")
+    assert one.message.startswith("/etc/cdi/nvidia.json is stale: GPU 1 is shared by MPS")
+    tree.write("/etc/cdi/nvidia.json", json.dumps(generate(source).document))
+    assert {each.check: each.status.value for each in cdi.names(tree.case)} == {"cdi-names": "ok"}

@@ -245,8 +245,17 @@ class _Comparison:
     def __init__(self, case: Case, vendor: contract.Vendor, inventory: Inventory) -> None:
         self.case = case
         self.vendor = vendor
-        granted = contract.Grant.of_document(vendor, inventory, case.config, inventory.devices)
-        self.offered = vendor.offered(granted)[0]
+        config = case.config
+        grant_of = contract.Grant.of_document
+        granted = grant_of(vendor, inventory, config, inventory.devices)
+        self.kept = {
+            device.id: why
+            for device in inventory.devices
+            if (
+                why := vendor.only_by_runtime(grant_of(vendor, inventory, config, [device]), config)
+            )
+        }
+        self.offered = [each for each in vendor.offered(granted)[0] if each.id not in self.kept]
         self.devices = inventory.devices
         kind = f"{vendor.names.KIND}="
         self.named = {
@@ -266,7 +275,12 @@ class _Comparison:
         shifted = [f"{shown(name)} is {other}" for name, other in others.items() if other]
         gone = [name for name in self.named if name not in self.meant and name != ALL]
         missing = self._missing()
+        meant = {name: self.meant[name].id for name in self.named if name in self.meant}
+        kept = [name for name, device in meant.items() if device in self.kept]
         noun = self.vendor.names.NOUN
+        if kept:
+            text = f"{self._where(kept)} is stale: {self.kept[meant[kept[0]]]}"
+            yield warning("cdi-kept-devices", text, self._remake(kept))
         if shifted:
             text = f"CDI names mean other devices than here: {listed(shifted, _SHOWN)}"
             where = [name for name, other in others.items() if other]
@@ -282,7 +296,7 @@ class _Comparison:
             text = f"{noun} {listed(labels, _SHOWN)} of this machine isn't in it"
             text = f"{self._where([*self.named])} is stale: {text}"
             yield warning("cdi-new-devices", text, self._remake([*self.named]))
-        if not (shifted or gone or missing) and self.named:
+        if not (shifted or gone or missing or kept) and self.named:
             text = f"The names of the kind {self.vendor.names.KIND} are those of this machine"
             yield ok("cdi-names", text)
 

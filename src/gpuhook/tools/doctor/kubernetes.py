@@ -86,6 +86,8 @@ def engines_plugin(case: Case) -> Iterator[Finding]:
 
 def _gate(case: Case) -> Iterator[Finding]:
     """Say what is no part of the gate."""
+    if case.config_error:
+        return
     unit = case.machine.text(UNIT) or ""
     if "--gate" in unit and not case.config.gate:  # protects: doctor-gate
         yield warning(
