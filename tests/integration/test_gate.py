@@ -5,6 +5,7 @@ gpu-py as a handler, and one whose runtime knows nothing of the gate, as NVIDIA'
 with another config.toml, which reads the last entry of a variable as NVIDIA's does.
 """
 
+import json
 import os
 import signal
 import tempfile
@@ -14,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import nri_engines
 import pytest
 from harness import images
 from harness.commands import daemon, wait_until
@@ -25,6 +27,10 @@ from harness.installation import Installation, write_config
 from harness.nri import Node, running
 from harness.releases import NAMES
 from pod_resources import PodResources
+
+from gpuhook.ground.config.loader import load
+from gpuhook.tools.nri.answer import Way, decide
+from gpuhook.tools.nri.asked import Asked
 
 OURS, STRANGER = "gpu-py", "stranger"
 PLAIN = image("debian")
@@ -232,6 +238,42 @@ def test_the_plugin_comes_to_what_is_large(node: Node, kubelet: Kubelet, driver:
         with node.plugin(*kubelet.words):
             found = node.inside(ALL, command=look(), handler=OURS, title="late")
             assert seen(found).gpu_minors == {driver.gpus[3].minor}
+
+
+MERGED = {
+    "nothing twice": ("A=1", f"B={'x' * 3000}"),
+    "twice": ("NVIDIA_X=1", "A=1", "NVIDIA_X=2", "A=2", "NVIDIA_X=3"),
+    "its own": ("A=1", "NVIDIA_VISIBLE_DEVICES={uuid}", "A="),
+    "twice its own": ("NVIDIA_VISIBLE_DEVICES={uuid}", "NVIDIA_VISIBLE_DEVICES={uuid}"),
+}
+
+
+@pytest.mark.parametrize("name", [*MERGED])
+def test_the_unit_tests_model_of_engines(
+    node: Node, kubelet: Kubelet, driver: Driver, name: str
+) -> None:
+    """What an engine makes of the image's and the pod's entries, and of a plugin's."""
+    gpu = driver.gpus[3]
+    kubelet.gives(gpu)
+    env = [each.format(uuid=gpu.uuid) for each in MERGED[name]]
+
+    def entries() -> list[str]:
+        with node.cri.pod("") as pod:
+            made = pod.start(CUDA, "sleep", "1000", env=env)
+            folder = node.engine.folder / "state/io.containerd.runtime.v2.task/k8s.io" / made.name
+            found: list[str] = json.loads((folder / "config.json").read_text())["process"]["env"]
+            return found
+
+    without = entries()
+    image = [each for each in without if each.startswith(("PATH=/usr", "HOSTNAME="))]
+    assert without == nri_engines.of_containerd([*image, ALL], env)
+    way = Way(
+        load(str(node.system.config)), "/hook", given=lambda *_: [("nvidia.com/gpu", gpu.uuid)]
+    )
+    asked = Asked("default", "pod", "main", "", tuple(without))
+    changes = dict(each.partition("=")[::2] for each in decide(asked, way).edits["env"])
+    with node.plugin(*kubelet.words):
+        assert sorted(entries()) == sorted(nri_engines.adjusted(without, changes))
 
 
 def test_settings_of_later(node: Node, kubelet: Kubelet, driver: Driver) -> None:
