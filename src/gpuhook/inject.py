@@ -126,7 +126,7 @@ class Injection:
             plan = self._prepared.for_image(found)
             record = self._record(state)
             undone = left_to_runtime(plan, spec.data)
-            self._check_alone(undone)
+            self._check_without_runtime(undone)
             exclusive = config.exclusive
             with records.Written(config.state_dir, container.process, record, exclusive=exclusive):
                 how = allow_devices(
@@ -141,7 +141,7 @@ class Injection:
             facts["warnings"] = self._resolved.warnings()
             note(config, state, facts, container)
 
-    def _check_alone(self, undone: "list[Operation]") -> None:
+    def _check_without_runtime(self, undone: "list[Operation]") -> None:
         """Refuse what a hook can't give, where gpu-py wasn't there; RequestError."""
         names = {each.setting.name for each in undone if isinstance(each, SetVariable)}
         for grant in self._resolved.grants if names else ():

@@ -636,7 +636,7 @@ def test_a_node_that_the_engine_gives(site: Site, path: str) -> None:
 
         made.change(give)
         assert site.start(made).status == status, (made.path / "output").read_text()
-    assert "gpu-py alone makes clients of it" in (site.state / "errors.log").read_text()
+    assert "only gpu-py makes clients of it" in (site.state / "errors.log").read_text()
 
 
 @NEWEST
@@ -648,7 +648,7 @@ def test_other_ways_to_a_shared_gpu(site: Site) -> None:
     made.prestart(site.installation.hook, site.config)
     done = made.run(Path(shutil.which(site.runtime) or site.runtime), {})
     assert (
-        "gpu-py alone makes clients of it"
+        "only gpu-py makes clients of it"
         in done.stderr + done.stdout + (site.state / "errors.log").read_text()
     )
     env = {"GPUHOOK_CONFIG": str(site.config)}

@@ -285,10 +285,10 @@ class Vendor:
         Nothing is refused to a container that asks for no device (``reading.devices`` is None).
         """
 
-    def beside(self, options: "Any") -> list[str]:  # noqa: ARG002
+    def tenant_names(self, options: "Any") -> list[str]:  # noqa: ARG002
         """Return what a container's options bring in addition to devices, for one tenant only.
 
-        As qualified CDI names: a cluster gives it under these.
+        As qualified CDI names, which a cluster gives it by.
         """
         return []
 
@@ -298,7 +298,7 @@ class Vendor:
     def only_by_runtime(self, grant: Grant, config: "Config") -> str:  # noqa: ARG002
         """Return why only gpu-py may give one of the granted devices, "" where anybody may.
 
-        Documents, engines, plugins and a hook alone give nodes and files, and do no more.
+        Documents, engines, plugins and a hook without gpu-py give nodes and files, and no more.
         """
         return ""
 

@@ -158,8 +158,8 @@ def _verdict(
     from gpuhook.start import verdict  # noqa: PLC0415 - on nodes with a gate
 
     found = verdict.read(config, container)
-    beside = [name for vendor, request in asked for name in vendor.beside(request.options)]
-    found.check_names([*cdi_devices, *beside])
+    tenants = [name for vendor, request in asked for name in vendor.tenant_names(request.options)]
+    found.check_names([*cdi_devices, *tenants])
     return found
 
 

@@ -31,7 +31,7 @@ class Verdict(Record):
     """What a container may have.
 
     ``devices`` are ids by vendor, in the order in which they are given. ``names`` are qualified CDI
-    names: devices that documents describe, and what options bring (``Vendor.beside``).
+    names: devices that documents describe, and what options bring (``Vendor.tenant_names``).
     """
 
     devices: "dict[str, tuple[str, ...]]"

@@ -101,7 +101,7 @@ class Explanation:
             if folder:
                 apply.settle(config)
             elif config.gate and self.container is None:
-                config.gate = False  # which container it would be, nobody knows
+                config.gate = False  # there is no container, and so no verdict
                 self.hints.append(_GATED)
             self.known = registry.known(config)
             reader = SpecReader(spec.data, config)

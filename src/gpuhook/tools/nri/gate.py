@@ -93,7 +93,7 @@ class Gate:
                 for grant, devices in found
                 if devices and grant.vendor.names.NAME not in left
             },
-            tuple(dict.fromkeys([*resolved.cdi_devices, *_beside(resolved)])),
+            tuple(dict.fromkeys([*resolved.cdi_devices, *_tenant_names(resolved)])),
         )
 
     def _resolved(
@@ -106,7 +106,7 @@ class Gate:
     def _checked(self, resolved: Resolved) -> list[tuple[Grant, tuple[Device, ...]]]:
         """Return each grant with the devices that the container may have of it; RequestError."""
         self._check_documents(resolved)
-        self._check_beside(resolved)
+        self._check_tenants(resolved)
         return [(grant, self.let_through(grant)) for grant in resolved.grants]
 
     def let_through(self, grant: Grant) -> tuple[Device, ...]:
@@ -121,9 +121,9 @@ class Gate:
             raise self._ungiven(what, _REMEDY.format(names.KIND))
         return tuple(grant.devices)
 
-    def _check_beside(self, resolved: Resolved) -> None:
+    def _check_tenants(self, resolved: Resolved) -> None:
         """Raise RequestError where options bring what one tenant has, as IMEX channels."""
-        wanted = _beside(resolved)
+        wanted = _tenant_names(resolved)
         given = {f"{resource}={name}" for resource, name in self.given} if wanted else set()
         others = [name for name in wanted if name not in given]
         if others:  # protects: nri-gate-beside
@@ -346,9 +346,11 @@ def _is_odd(entry: str, deciding: Iterable[str]) -> bool:
     return False
 
 
-def _beside(resolved: Resolved) -> list[str]:
+def _tenant_names(resolved: Resolved) -> list[str]:
     return [
-        name for grant in resolved.grants for name in grant.vendor.beside(grant.request.options)
+        name
+        for grant in resolved.grants
+        for name in grant.vendor.tenant_names(grant.request.options)
     ]
 
 

@@ -204,7 +204,7 @@ class Plugin:
         return made
 
     def _way(self, payload: bytes) -> Way | None:
-        """Return how devices are given now; None where that can't be told and nobody asks for any.
+        """Return how devices are given now; None where it isn't known and none are asked for.
 
         ConfigError where config.toml can't be read and a container may ask for devices.
         """

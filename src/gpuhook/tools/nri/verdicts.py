@@ -58,11 +58,11 @@ class Verdicts:
 
 
 def _open(state_dir: str) -> int:
-    """Return the open folder, made where it isn't there, for root alone."""
+    """Return the open folder; it is made where it isn't there, and only root may enter it."""
     parent = make_folder(state_dir)
     if parent is None:
         raise PluginError(
-            f"The gate can't write verdicts: {state_dir} can't be used, or isn't root's alone",
+            f"The gate can't write verdicts: {state_dir} can't be used, or others may write to it",
             "Correct state-dir in [gpuhook]",
         )
     try:

@@ -126,7 +126,7 @@ class Nvidia(Vendor):
     def read(self, reading: "Reading", options: variables.NvidiaOptions) -> None:
         variables.read(reading, options)
 
-    def beside(self, options: variables.NvidiaOptions) -> list[str]:
+    def tenant_names(self, options: variables.NvidiaOptions) -> list[str]:
         return [f"{_DOMAIN}/imex-channel={each}" for each in options.imex_channels]
 
     def check(self, grant: "Grant") -> None:
@@ -151,7 +151,7 @@ class Nvidia(Vendor):
         shared = [device.label for device in grant.devices if mps.shares(config, grant, device)]
         if not shared:
             return ""
-        return f"GPU {listed_names(shared)} is shared by MPS, and gpu-py alone makes clients of it"
+        return f"GPU {listed_names(shared)} is shared by MPS, and only gpu-py makes clients of it"
 
     def warnings(self, grant: "Grant") -> list[str]:
         return [*completeness.warnings(grant), *super().warnings(grant)]

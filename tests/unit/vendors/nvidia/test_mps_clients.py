@@ -218,7 +218,7 @@ def test_a_node_that_the_engine_gives(
     (tmp_path / "gpuhook-prestart").chmod(0o755)
     spec = Spec(str(tmp_path / "config.json"), json.dumps(data))
     known = registry.known(config)
-    with pytest.raises(RequestError, match="is shared by MPS, and gpu-py alone makes clients"):
+    with pytest.raises(RequestError, match="is shared by MPS, and only gpu-py makes clients"):
         edit.edit(spec, config, known, str(tmp_path), inventories={"nvidia": machine()})
 
 
@@ -263,7 +263,7 @@ WAYS: dict[str, Callable[[Config], object]] = {
     ),
     "a hook alone": lambda config: inject.Injection(
         Spec("config.json", "{}"), config, resolved(config)
-    )._check_alone(make_plan(resolved(config).grants, image.unknown(), {}).operations),
+    )._check_without_runtime(make_plan(resolved(config).grants, image.unknown(), {}).operations),
 }
 
 
@@ -280,5 +280,5 @@ def granted(config: Config) -> contract.Grant:
 @pytest.mark.parametrize("name", [*WAYS])
 def test_other_ways_refuse_it(config: Config, name: str) -> None:
     keep(config)
-    with pytest.raises(GpuhookError, match="is shared by MPS, and gpu-py alone makes clients"):
+    with pytest.raises(GpuhookError, match="is shared by MPS, and only gpu-py makes clients"):
         WAYS[name](config)

@@ -90,7 +90,7 @@ class NvidiaCluster(Cluster):
         variables = {feature_variable(name): "enabled" for name in features}
         if channels and not ways.by_mounts:
             variables[IMEX_CHANNELS] = ",".join(map(str, channels))
-        names = VENDOR.beside(options)
+        names = VENDOR.tenant_names(options)
         names += [f"{DOMAIN}/{name}=all" for name in features]
         mounts = tuple(f"imex/{each}" for each in channels)
         return Extras(variables, mounts, tuple(names), tuple(warnings))
