@@ -374,7 +374,7 @@ def test_a_vendor_that_is_not_here(machine: Machine, monkeypatch: pytest.MonkeyP
         "NVIDIA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES =all", " NVIDIA_VISIBLE_DEVICES=all",
         "NVIDIA_VISIBLE_DEVICES\0=all", "NVIDIA_VISIBLE_DEVICES=all\0", "A=\0" + ALL,
         "NVIDIA_VISIBLE_DEVICES=all\n", "NVIDIA_VISIBLE_DEVICES=0\x1b", "CUDA_VERSION",
-        "\nAMD_VISIBLE_DEVICES=all", "AMD_VISIBLE_DEVICES\t=0",
+        "\nAMD_VISIBLE_DEVICES=all", "AMD_VISIBLE_DEVICES\t=0", "NVIDIA_VISIBLE_DEVICES\u200b=all",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("handler", ["", "gpu-py", "nvidia"])
@@ -388,7 +388,8 @@ def test_entries_that_are_not_understood(machine: Machine, entry: str, handler: 
     "entry",
     [
         "MY_NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES_OLD=a\nb", "=all", "",
-        "nvidia_visible_devices=all", "AWS_KEY=a\nb", "NVIDIA_KEY=-----\n----", "A=\0",
+        "nvidia_visible_devices=all", "my.NVIDIA_VISIBLE_DEVICES=a", "AWS_KEY=a\nb",
+        "NVIDIA_KEY=-----\n----", "A=\0",
     ],
 )  # fmt: skip
 def test_entries_of_others(machine: Machine, entry: str) -> None:
@@ -426,16 +427,17 @@ def test_mounts_that_another_runtime_may_heed(machine: Machine, name: str, accep
     assert changed(machine, asked, ONE, accept_volume_mounts=accepts) == {}
 
 
+@pytest.mark.parametrize("handler", ["", "gpu-py", "nvidia"])
 @pytest.mark.parametrize(
     "key", ["cdi.k8s.io/a", "nvidia.cdi.k8s.io", "nvidia.cdi.k8s.io/container.main", "my.io/x"]
 )
-def test_annotations_of_the_pods_author(machine: Machine, key: str) -> None:
+def test_annotations_of_the_pods_author(machine: Machine, key: str, handler: str) -> None:
     """NVIDIA's runtime reads them by one prefix, its plugin of the engine's by another."""
-    chosen = {"cdi_annotation_prefixes": ("cdi.k8s.io/", "my.io/")}
+    chosen = {"cdi_annotation_prefixes": ("cdi.k8s.io/", "my.io/"), "gate": True}
     for text in ("nvidia.com/gpu=1", "nvidia.com/gpu=all", "a.com/b=1", "nvidia.com/gpu=0,x"):
-        asked = asking(pod_annotations=((key, text),), handler="runc")
+        asked = asking(pod_annotations=((key, text),), handler=handler)
         refused(machine, asked, "by an annotation, and the kubelet hasn't", ONE, **chosen)
-    asked = asking(pod_annotations=((key, "nvidia.com/gpu=0"),), handler="runc")
+    asked = asking(pod_annotations=((key, "nvidia.com/gpu=0"),), handler=handler)
     assert changed(machine, asked, ONE, **chosen) == {}
 
 

@@ -75,6 +75,7 @@ def decide(asked: Asked, way: Way) -> Answer:
         return Answer()
     if gate is None:
         return Answer(_own(asked, way, None)[0])
+    gate.check_annotations()  # which another plugin of the engine's may read
     obeyed = way.config.gate
     if obeyed and asked.handler == OBEYING:
         return Answer({}, gate.verdict(asked.env))

@@ -178,7 +178,6 @@ class Gate:
             for view in self._views(env):
                 self._check_reading(self._resolved(config, view))
         self._check_swarm(env)
-        self._check_annotations()
 
     def _wanted(self) -> dict[str, str]:
         """Return values of variables: each vendor's devices by plain names, or none at all."""
@@ -299,7 +298,7 @@ class Gate:
             found |= _devices(vendor, inventory, self.given)
         return {name.lower() for name in found}
 
-    def _check_annotations(self) -> None:
+    def check_annotations(self) -> None:
         """Raise RequestError where a pod's author names CDI devices that the kubelet hasn't given.
 
         Runtimes and plugins read them by different prefixes, of which all have CDI's in them. One
@@ -341,7 +340,8 @@ def _is_odd(entry: str, deciding: Iterable[str]) -> bool:
             continue
         if name == variable:
             return not (equals and entry.isprintable())
-        if "\0" in entry or not name.replace("_", "").isalnum():
+        seen = "".join(each for each in name if each.isprintable() and not each.isspace())
+        if "\0" in entry or seen == variable:
             return True
     return False
 
