@@ -402,8 +402,10 @@ def test_a_hostile_client(site: Site) -> None:
     first = site.client("0")
     script = f"rm -f {PLACE}/control; touch {PLACE}/x; ls -a {PLACE}; ls {PLACE}/.. ; echo end"
     hostile = site.ask("0", command=script)
-    site.start(hostile)
-    wait_until(lambda: "end\n" in site.said(hostile), "it has tried")
+    assert site.start(hostile).status == 0, site.said(hostile)
+    wait_until(
+        lambda: "end\n" in site.said(hostile), "it has tried", shown=lambda: site.said(hostile)
+    )
     said = site.said(hostile)
     assert "Read-only file system" in said
     assert "c00" not in said
