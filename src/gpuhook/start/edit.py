@@ -139,14 +139,6 @@ def _needs_hook(
     HeldError where another container has an exclusive one now, LimitError for a limit that can't
     be, RequestError for a device that the engine gives and only we may give.
     """
-    if config.mps_devices:
-        from gpuhook.start import contract  # noqa: PLC0415 - few share devices
-        from gpuhook.start import limits as found  # noqa: PLC0415
-
-        asked = resolved.grants if resolved is not None else ()
-        # protects: given-by-others
-        for grant in found.given_by_others(spec, config, known, asked, inventories or {}):
-            contract.check_others(grant, config)
     needed = limits(spec, config, known, resolved, inventories) is not None
     if config.exclusive:
         from gpuhook.start.records import claims  # noqa: PLC0415 - few have exclusive devices

@@ -179,7 +179,10 @@ def find(
 
     ``asked`` is what it is granted of what it asks us for.
     """
-    every = [*asked, *given_by_others(spec, config, known, asked, inventories)]
+    others = _given_by_others(spec, config, known, asked, inventories)
+    for grant in others:  # protects: given-by-others
+        contract.check_others(grant, config)
+    every = [*asked, *others]
     grants = [grant for grant in every if grant.devices]
     if not grants:
         return None
@@ -331,7 +334,7 @@ def _matches(grant: "Grant", name: str, source: str) -> "list[Device]":
     return [*found]
 
 
-def given_by_others(
+def _given_by_others(
     spec: "Spec",
     config: "Config",
     known: "Known",

@@ -175,11 +175,11 @@ def limits(
     """Return the limits of its devices' memory that a container gets, None for one without.
 
     ``resolved`` is what it asks us for; what engines give it by themselves counts as well.
-    LimitError for what can't be met. ``inventories`` as for ``resolve``; ``given`` is what it has
-    besides, of which its config.json says nothing.
+    LimitError for what can't be met, RequestError for a device that an engine gives and only
+    gpu-py may give. ``inventories`` as for ``resolve``; ``given`` is what it has besides, of which
+    its config.json says nothing.
     """
-    wanted = config.device_memory or config.most_device_memory or config.limit_required
-    if not (wanted or says_limit(spec.data, known)):
+    if not (config.limits_memory or config.mps_devices or says_limit(spec.data, known)):
         return None
     from gpuhook.start import limits as found  # noqa: PLC0415 - few containers have any
 

@@ -227,7 +227,7 @@ def test_the_hook_gives_nothing_without_one(config: Config, tmp_path: Path, run:
     folder = a_bundle(tmp_path, f"{VARIABLE}=all")
     state = json.dumps({"id": ID, "pid": os.getpid(), "bundle": str(folder)}).encode()
     with pytest.raises(RequestError, match=WITHOUT):
-        run(state, config)
+        run(state, config, "")
 
 
 def test_an_engine_without_ids_gets_nothing(config: Config) -> None:
