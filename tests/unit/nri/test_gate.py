@@ -3,6 +3,7 @@
 import copy
 import itertools
 import os
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import GpuhookError, NoDriverError, RequestError
 from gpuhook.start.inventory import cache
 from gpuhook.start.resolve import resolve
+from gpuhook.tools.nri import parser
 from gpuhook.tools.nri.answer import Answer, Way, decide
-from gpuhook.tools.nri.asked import LONGEST, Asked, check_length
+from gpuhook.tools.nri.asked import LONGEST, PATIENCE, Asked, check_length
 from gpuhook.tools.nri.service import Plugin
 from gpuhook.tools.nri.verdicts import Verdicts
 from gpuhook.vendors import registry
@@ -517,13 +519,18 @@ def test_what_the_plugin_gives_is_given_once(machine: Machine, handler: str) -> 
     }
 
 
+def a_request(payload: bytes) -> bytes:
+    return wire.message((1, "nri.pkg.api.v1alpha1.Plugin"), (2, "CreateContainer"), (3, payload))
+
+
 def test_a_request_that_is_long() -> None:
-    config = Config()
-    short = b"x" * LONGEST
-    assert check_length(short, config)
-    assert not check_length(short + b"x", config)
+    """It isn't parsed; what it may ask for is found by its bytes."""
+    short, config = b"x" * LONGEST, Config()
+    assert parser.parsed(True, a_request(b"")).get("asked")
+    assert not parser.parsed(True, a_request(b"\0" * (LONGEST + 1))).get("asked")
+    assert parser.parsed(True, a_request(b"\0" * LONGEST))["understood"] is False
+    check_length(short, config)
     for word in (b"NVIDIA_VISIBLE_DEVICES", b"CUDA_VERSION", b"-container-devices", b"cdi.k8s.io"):
-        assert check_length(short[: -len(word)] + word, config)
         with pytest.raises(RequestError, match="of one that asks for devices may have 2097152"):
             check_length(short + word, config)
 
@@ -538,9 +545,11 @@ def test_long_requests_are_refused_in_time(machine: Machine) -> None:
     way = Way(settings_of(machine), HOOK, given=lambda *_: [])
     plugin._current, plugin._last = lambda: way, None
 
-    def ask(data: bytes) -> None:
+    def ask(payload: bytes) -> None:
+        data = a_request(payload)
+        request = parser._request(parser.parsed(True, data))
         with pytest.raises(RequestError, match="may have"):
-            plugin._create(data)
+            plugin._create(request, data, time.monotonic() + PATIENCE)
 
     assert len(payload) < LONGEST
     assert of_this_process(lambda: ask(payload)) < 20 * yardstick()

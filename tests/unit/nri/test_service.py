@@ -24,6 +24,7 @@ from gpuhook.start.inventory.model import Node
 from gpuhook.start.resolve import resolve
 from gpuhook.tools.nri.answer import Answer, Way, edits
 from gpuhook.tools.nri.asked import PATIENCE, Asked
+from gpuhook.tools.nri.parser import Parser
 from gpuhook.tools.nri.service import Plugin, _refusal, run
 from gpuhook.tools.nri.transport import PLUGIN, REQUEST, RESPONSE, RUNTIME, Connection
 from gpuhook.vendors import registry
@@ -97,6 +98,7 @@ class Served:
         self.ours, self.theirs = socket.socketpair()
         self._reader, self._writer = os.pipe()
         self.engine = Engine(self.theirs, self._reader)
+        self.parser = Parser()
         self.said: list[str] = []
         self.failed: PluginError | None = None
         self._thread = threading.Thread(target=self._run, args=(current or (lambda: way),))
@@ -104,9 +106,12 @@ class Served:
 
     def _run(self, current: Callable[[], Way]) -> None:
         try:
-            Plugin(Connection(self.ours, self._reader), current, self.said.append, "50").serve()
+            connection = Connection(self.ours, self._reader)
+            Plugin(connection, self.parser, current, self.said.append, "50").serve()
         except PluginError as error:
             self.failed = error
+        finally:
+            self.parser.close()
 
     def end(self) -> None:
         self.theirs.close()

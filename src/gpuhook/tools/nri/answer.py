@@ -56,16 +56,15 @@ class Answer:
     verdict: Verdict | None = None
 
 
-def decide(asked: Asked, way: Way) -> Answer:
-    """Return what a container gets.
+def decide(asked: Asked, way: Way, end: float | None = None) -> Answer:
+    """Return what a container gets; ``end`` is until when there has to be an answer.
 
     RequestError or a DriverError, with a sentence, for one that may not have what it asks for.
     """
     by_runtime = asked.handler in HANDLERS
     if by_runtime and way.given is None:  # protects: nri-gate-handlers
         return Answer()
-    end = time.monotonic() + PATIENCE
-    gate = _gate(asked, way, end)
+    gate = _gate(asked, way, time.monotonic() + PATIENCE if end is None else end)
     about = words.about_devices(asked, way.config)
     if about:
         words.check_size(asked, about)

@@ -71,20 +71,17 @@ def markers(config: Config) -> list[bytes]:
 CDI = "cdi.k8s.io"  # in the names of all annotations by which CDI devices are asked for
 
 
-def check_length(payload: bytes, config: Config) -> bool:
-    """Tell whether a request is to be read; RequestError for a long one that asks for devices.
+def check_length(data: bytes, config: Config) -> None:
+    """Raise RequestError for a request that is too long to be parsed, and may ask for devices.
 
-    Reading takes long, whatever is in it, and a refusal is an answer.
+    Parsing takes long, whatever is in it, and a refusal is an answer.
     """
-    if len(payload) <= LONGEST:  # protects: nri-payload
-        return True
-    if any(word in payload for word in markers(config)):
+    if any(word in data for word in markers(config)):  # protects: nri-long-request
         raise RequestError(
-            f"The container's variables, mounts and annotations have {len(payload)} bytes together "
+            f"The container's variables, mounts and annotations have {len(data)} bytes together "
             f"with its pod's, and those of one that asks for devices may have {LONGEST}",
             "Give it fewer or shorter ones",
         )
-    return False
 
 
 def about_devices(asked: Asked, config: Config) -> list[str]:

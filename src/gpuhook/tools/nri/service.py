@@ -11,17 +11,16 @@ from typing import Any
 from gpuhook import __version__
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import ConfigError, GpuhookError, PluginError, printable, shown
-from gpuhook.tools.kubernetes.api import DecodeError
 from gpuhook.tools.nri import PROCESS, answer
 from gpuhook.tools.nri.answer import Way
-from gpuhook.tools.nri.asked import Asked, check_length, markers
+from gpuhook.tools.nri.asked import PATIENCE, check_length, markers
 from gpuhook.tools.nri.messages import nri, ttrpc
+from gpuhook.tools.nri.parser import SERVICE, NoMessageError, Parser, Request
 from gpuhook.tools.nri.transport import MOST, PLUGIN, REQUEST, RESPONSE, RUNTIME, Connection, dial
 from gpuhook.tools.nri.verdicts import Verdicts
 
 NAME = "gpuhook"
 INDEX = "50"  # plugins are called in the order of these two digits
-_SERVICE = "nri.pkg.api.v1alpha1."
 # How a request's beginning has the method that says what runs already (protobuf's field 2).
 _SYNCHRONIZE = b"\x12\x0bSynchronize"
 _BEGINNING = 128  # bytes in which that is
@@ -43,12 +42,14 @@ def run(path: str, current: Callable[[], Way], tell: Tell, *, index: str = INDEX
     kernel.set_name(PROCESS)
     stopping = _stop_pipe()
     said = ""
+    parser = Parser()
     while True:
         try:
             answer.warm(current().config)
+            parser.start()  # before the first container
             connection = dial(path, os.environ, stopping)
             try:
-                Plugin(connection, current, tell, index).serve()
+                Plugin(connection, parser, current, tell, index).serve()
             finally:
                 connection.close()
         except GpuhookError as error:
@@ -74,9 +75,15 @@ class Plugin:
     """One connection, from its registration on."""
 
     def __init__(
-        self, connection: Connection, current: Callable[[], Way], tell: Tell, index: str
+        self,
+        connection: Connection,
+        parser: Parser,
+        current: Callable[[], Way],
+        tell: Tell,
+        index: str,
     ) -> None:
         self._connection = connection
+        self._parser = parser
         self._current = current
         self._last: Way | None = None
         self._verdicts = Verdicts()
@@ -85,10 +92,9 @@ class Plugin:
         self._configured = False
         self._is_over = False
         self._engine = "an engine"
-        self._calls: dict[str, Callable[[bytes], Any]] = {
+        self._calls: dict[str, Callable[[Request], Any]] = {
             "Configure": self._configure,
             "Synchronize": self._synchronize,
-            "CreateContainer": self._create,
             "Shutdown": self._shutdown,
             "StateChange": lambda _: nri.Empty(),  # of older engines
         }
@@ -117,28 +123,24 @@ class Plugin:
             plugin_name=NAME, plugin_idx=self._index, NRI_version=__version__
         )
         request = ttrpc.Request(
-            service=f"{_SERVICE}Runtime", method="RegisterPlugin", payload=who.SerializeToString()
+            service=f"{SERVICE}Runtime", method="RegisterPlugin", payload=who.SerializeToString()
         )
         self._connection.send(RUNTIME, 1, REQUEST, request.SerializeToString())
 
     def _registered(self, data: bytes) -> None:
-        status = _parsed(ttrpc.Response, data).status
-        if status.code:
-            why = printable(status.message)
-            raise PluginError(f"The engine refuses the plugin: {why}", "Look at the engine's log")
+        code, why = self._parser.status(data, PATIENCE)
+        if code:
+            raise PluginError(
+                f"The engine refuses the plugin: {printable(why)}", "Look at the engine's log"
+            )
 
     def _answer(self, data: bytes) -> bytes:
         """Return the answer to a request, whatever is in it: an error is one."""
-        request = _parsed(ttrpc.Request, data)
-        if request.service != f"{_SERVICE}Plugin":
-            return _refusal(_UNIMPLEMENTED, "there is no such service here")
-        call = self._calls.get(request.method)
-        if call is None:
-            return _refusal(_UNIMPLEMENTED, "this plugin doesn't serve that")
+        end = time.monotonic() + PATIENCE
         try:
-            made = call(request.payload)
-        except DecodeError:
-            return _refusal(_INVALID, "the request isn't understood")
+            made = self._call(self._parser.request(data, PATIENCE), data, end)
+        except NoMessageError:
+            raise
         except (GpuhookError, OSError, ValueError) as error:
             self._tell(str(error))
             return _refusal(_UNKNOWN, f"gpuhook: {error}")
@@ -147,7 +149,22 @@ class Plugin:
             why = f"it failed: {type(error).__name__}: {shown(str(error))}. Report it"
             self._tell(why)
             return _refusal(_UNKNOWN, f"gpuhook: {why}")
+        if isinstance(made, bytes):
+            return made
         return bytes(ttrpc.Response(payload=made.SerializeToString()).SerializeToString())
+
+    def _call(self, request: Request, data: bytes, end: float) -> Any:
+        """Return a message, or the whole response where that is an error."""
+        if request.service != f"{SERVICE}Plugin":
+            return _refusal(_UNIMPLEMENTED, "there is no such service here")
+        if not request.understood:
+            return _refusal(_INVALID, "the request isn't understood")
+        if request.method == "CreateContainer":
+            return self._create(request, data, end)
+        call = self._calls.get(request.method)
+        if call is None:
+            return _refusal(_UNIMPLEMENTED, "this plugin doesn't serve that")
+        return call(request)
 
     def _too_long(self, data: bytes) -> bytes:
         """Return the answer to a request that is too long: a refusal.
@@ -156,50 +173,38 @@ class Plugin:
         keep the plugin from serving.
         """
         if _SYNCHRONIZE in data[:_BEGINNING]:  # protects: nri-long-synchronize
-            payload = self._synchronize(b"").SerializeToString()
+            payload = self._synchronize(Request("", "")).SerializeToString()
             return bytes(ttrpc.Response(payload=payload).SerializeToString())
         return _refusal(_UNKNOWN, f"gpuhook: the request has more than {MOST} bytes")
 
     # What the engine asks ------------------------------------------------------------------------
 
-    def _configure(self, payload: bytes) -> Any:
-        asked = nri.ConfigureRequest.FromString(payload)
+    def _configure(self, request: Request) -> Any:
         self._configured = True
-        self._engine = f"{printable(asked.runtime_name)} {printable(asked.runtime_version)}"
+        self._engine = " ".join(map(printable, request.engine))
         return nri.ConfigureResponse(events=_CREATE)
 
-    def _synchronize(self, payload: bytes) -> Any:
+    def _synchronize(self, request: Request) -> Any:
         """Nothing can be added to what runs; parts are answered as they come."""
-        more = nri.SynchronizeRequest.FromString(payload).more
-        if not more:
+        if not request.more:
             self._tell(f"Serves {self._engine}")  # which asks about containers from now on
-        return nri.SynchronizeResponse(more=more)
+        return nri.SynchronizeResponse(more=request.more)
 
-    def _create(self, payload: bytes) -> Any:
-        start = time.monotonic()
-        way = self._way(payload)
-        if way is None or not check_length(payload, way.config):
+    def _create(self, request: Request, data: bytes, end: float) -> Any:
+        start, asked = end - PATIENCE, request.asked
+        way = self._way(data)
+        if way is None:
             return nri.CreateContainerResponse()
-        request = nri.CreateContainerRequest.FromString(payload)
-        pod, container = request.pod, request.container
-        asked = Asked(
-            pod.namespace,
-            pod.name,
-            container.name,
-            pod.runtime_handler,
-            tuple(container.env),
-            tuple((each.destination, each.source) for each in container.mounts),
-            tuple(container.annotations.items()),
-            tuple(pod.annotations.items()),
-            container.id,
-        )
-        found = answer.decide(asked, way)
+        if asked is None:
+            check_length(data, way.config)
+            return nri.CreateContainerResponse()
+        found = answer.decide(asked, way, end)
         made = nri.CreateContainerResponse(adjust=adjustment(found.edits))
         if found.verdict is not None:
             self._verdicts.write(way.config.state_dir, asked.id, found.verdict)
         if found.edits:
             spent = (time.monotonic() - start) * 1000
-            who = f"{printable(pod.namespace)}/{printable(pod.name)}/{printable(container.name)}"
+            who = "/".join(map(printable, (asked.namespace, asked.pod, asked.name)))
             self._tell(f"{who}: answered in {spent:.0f} ms")
         return made
 
@@ -216,19 +221,9 @@ class Plugin:
             return None
         return self._last
 
-    def _shutdown(self, payload: bytes) -> Any:
-        del payload
+    def _shutdown(self, _: Request) -> Any:
         self._is_over = True
         return nri.Empty()
-
-
-def _parsed(kind: Any, data: bytes) -> Any:
-    try:
-        return kind.FromString(data)
-    except DecodeError:
-        raise PluginError(
-            "The engine sent what isn't a message", "Look at the engine's version and log"
-        ) from None
 
 
 def _refusal(code: int, why: str) -> bytes:
