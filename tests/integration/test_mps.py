@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Iterator
@@ -621,9 +622,12 @@ def test_a_client_by_any_capability(site: Site, capabilities: str) -> None:
 
 @NEWEST
 @ONE
-@pytest.mark.parametrize("path", ["/dev/nvidia{}", "/dev/card"])
-def test_a_node_that_the_engine_gives(site: Site, path: str) -> None:
-    """As by --device: gpu-py sees it, whatever the node is called and without a variable."""
+@pytest.mark.parametrize("path", ["/dev/nvidia{}", "/dev/card", ""])
+def test_a_node_that_the_engine_gives(site: Site, path: str, tmp_path: Path) -> None:
+    """As by --device: gpu-py sees it, whatever the node is called and without a variable.
+
+    So it does where a node by another name is a volume ("").
+    """
     site.mps("start").ok()
     shared, other = (site.driver.gpus[at].minor for at in (0, 2))
     for minor, status in ((shared, 1), (other, 0)):
@@ -632,8 +636,16 @@ def test_a_node_that_the_engine_gives(site: Site, path: str) -> None:
         node = {"path": path.format(minor), "type": "c", "major": 195, "minor": minor}
         rule = {"allow": True, "type": "c", "major": 195, "minor": minor, "access": "rwm"}
 
-        def give(spec: Any, node: Any = node, rule: Any = rule) -> None:
-            spec["linux"].setdefault("devices", []).append(node)
+        place = tmp_path / f"card{minor}"
+        os.mknod(place, 0o666 | stat.S_IFCHR, os.makedev(195, minor))
+        options = ["bind", "rw"]
+        mount = {"destination": "/x", "type": "bind", "source": str(place), "options": options}
+
+        def give(spec: Any, node: Any = node, rule: Any = rule, mount: Any = mount) -> None:
+            if path:
+                spec["linux"].setdefault("devices", []).append(node)
+            else:
+                spec["mounts"].append(mount)
             spec["linux"]["resources"]["devices"].append(rule)
 
         made.change(give)

@@ -21,6 +21,7 @@ from gpuhook.start.resolve import resolve
 from gpuhook.start.verdict import FOLDER, Verdict
 from gpuhook.tools.nri.verdicts import Verdicts
 from gpuhook.vendors import registry
+from gpuhook.vendors.nvidia.variables import CAPABILITIES
 
 ID = "4f0c51"
 UUIDS = [f"GPU-{index:08d}-0000-0000-0000-000000000000" for index in range(4)]
@@ -69,6 +70,15 @@ def test_it_decides_whatever_is_asked_for(config: Config, env: tuple[str, ...]) 
         given_to(config, *words, container="another")
     config.gate = False
     assert given_to(config, *words) != [UUIDS[2], UUIDS[0]]
+
+
+@pytest.mark.parametrize("word", [*CAPABILITIES, "all", "", "none", "utility,display"])
+def test_it_hangs_on_no_capability(config: Config, word: str) -> None:
+    write(config, 1)
+    capabilities = f"NVIDIA_DRIVER_CAPABILITIES={word}"
+    assert given_to(config, f"{VARIABLE}=all", capabilities) == [UUIDS[1]]
+    with pytest.raises(RequestError, match=WITHOUT):
+        given_to(config, f"{VARIABLE}=all", capabilities, container="another")
 
 
 def test_who_asks_for_nothing_needs_none(config: Config) -> None:
