@@ -278,9 +278,9 @@ def _creating(payload: bytes) -> dict[str, Any]:
             "name": container.name,
             "handler": pod.runtime_handler,
             "env": [*container.env],
-            "mounts": [(each.destination, each.source) for each in container.mounts],
-            "annotations": [*container.annotations.items()],
-            "pod_annotations": [*pod.annotations.items()],
+            "mounts": [[each.destination, each.source] for each in container.mounts],
+            "annotations": [*map(list, container.annotations.items())],
+            "pod_annotations": [*map(list, pod.annotations.items())],
             "id": container.id,
         }
     }
