@@ -223,7 +223,7 @@ def test_a_request_of_several_megabytes(
         found = node.inside(ALL, command=look(), handler=handler)
         assert seen(found).gpu_minors == {gpu.minor}
         # On a busy machine the tests' kubelet may take longer than an answer may, and that refuses.
-        with pytest.raises(CriError, match="hasn't given it that|doesn't say which devices"):
+        with pytest.raises(CriError, match=r"hasn't given it that|doesn't say which devices"):
             node.inside("NVIDIA_VISIBLE_DEVICES=0", handler=handler)
         assert node.log.read_text().count("Serves") == 1, "it was never dropped"
 

@@ -91,7 +91,7 @@ def _take(
 
 
 def check_restored(spec: "Spec", config: "Config", known: "Known") -> None:
-    """Refuse a container that is made of a checkpoint, where devices are limited or exclusive.
+    """Refuse a container made of a checkpoint, where devices are limited, shared or exclusive.
 
     Nothing is edited for such a container, so no hook of ours sees to it before its program goes
     on. LimitError; what a start raises, where it would be refused as well. There is no verdict of a
@@ -102,10 +102,13 @@ def check_restored(spec: "Spec", config: "Config", known: "Known") -> None:
     if not (ruled or says_limit(spec.data, known)):
         return
     resolved = resolve(spec.data, config, known)
-    if _needs_hook(spec, resolved, config, known):  # protects: restored-limits
+    grants = resolved.grants if resolved is not None else ()
+    # protects: restored-shared
+    shared = any(grant.vendor.only_by_runtime(grant, config) for grant in grants)
+    if _needs_hook(spec, resolved, config, known) or shared:  # protects: restored-limits
         raise LimitError(
-            "The container has devices that are limited or exclusive, which is seen to where a "
-            "container is created, and not where one is restored from a checkpoint",
+            "The container has devices that are limited, shared or exclusive, which is seen to "
+            "where a container is created, and not where one is restored from a checkpoint",
             "Start it again instead",
         )
 

@@ -13,7 +13,7 @@ import pytest
 from gpuhook import inject
 from gpuhook.ground.config.loader import loads
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import DriverError, GpuhookError, RequestError
+from gpuhook.ground.errors import DriverError, GpuhookError, LimitError, RequestError
 from gpuhook.ground.oci.spec import Spec
 from gpuhook.start import contract, edit
 from gpuhook.start.cdi import generate
@@ -233,6 +233,21 @@ def test_a_client_is_not_refused_for_its_own_device(config: Config, tmp_path: Pa
     made = edit.edit(spec, config, known, str(tmp_path), inventories={"nvidia": machine()})
     assert made is not None
     assert f"{mps.PIPE_VARIABLE}={mps.PLACE}" in made.data["process"]["env"]
+
+
+@pytest.mark.parametrize("capabilities", ["graphics", "compute", "all"])
+def test_a_container_of_a_checkpoint(config: Config, capabilities: str) -> None:
+    """Nothing is edited for it, and no hook of ours counts it among the clients."""
+    keep(config)
+    known = registry.known(config)
+    for device, refused in (("0", True), ("2", False)):
+        env = [f"{VARIABLE}={device}", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}"]
+        spec = Spec("config.json", json.dumps({"process": {"env": env}}))
+        if refused:
+            with pytest.raises(LimitError, match="limited, shared or exclusive"):
+                edit.check_restored(spec, config, known)
+        else:
+            edit.check_restored(spec, config, known)
 
 
 def test_documents_leave_it_out(config: Config) -> None:
