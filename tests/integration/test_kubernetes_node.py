@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from harness import images
-from harness.commands import Result, run, stop, wait_until
+from harness.commands import Result, stop, wait_until
 from harness.cri import Cri, CriError
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.manifests import IMAGE, containers, daemon_set, overlay, pod_of
@@ -583,13 +583,6 @@ def test_the_engines_plugin_as_a_unit(fresh: Node, systemctl: Path, tmp_path: Pa
     assert put() == started
     text = fresh.path(nri).read_text()
     assert "ExecStart=/opt/gpuhook/bin/gpuhook nri --gate" in text
-    # Without the program, which is only in the node's tree; 9.6 is a unit without protections.
-    exposed = tmp_path / nri.name
-    exposed.write_text(text.replace("/opt/gpuhook/bin/gpuhook", "/bin/true"))
-    words = ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=61"]
-    run([*words, str(exposed)]).ok()
-    verified = run(["systemd-analyze", "verify", "--man=no", str(exposed)]).ok()
-    assert verified.stdout + verified.stderr == ""
     assert "DEVICE_LIST_STRATEGY=envvar" in fresh.path(UNIT).read_text().replace('"', "")
     assert put() == [f"start --no-block {nri.name}"]
     (tmp_path / "config.toml").write_text("disable-require = true\n")

@@ -16,7 +16,8 @@ import time
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from gpuhook.ground.container import isolation, kernel
+from gpuhook.ground.cgroup.access import in_first_user_namespace
+from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import PluginError
 from gpuhook.ground.fileio import write_all
 from gpuhook.tools.host.child import how_ended
@@ -219,13 +220,10 @@ def _serve(fd: int) -> NoReturn:
 
 def _confine() -> None:
     """Give up root, and what a program that is taken over would need."""
-    if os.geteuid() == 0:
-        isolation.drop_privileges(_NOBODY, _NOBODY)  # protects: parser-privileges
-    else:
-        kernel.set_no_new_privileges()
+    rootless = not in_first_user_namespace()
+    kernel.give_up_root(_NOBODY, _NOBODY, rootless=rootless)  # protects: parser-privileges
     for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE):
         resource.setrlimit(limit, (0, 0))  # protects: parser-limits
-    kernel.die_with_parent()  # the kernel forgets it when a process changes its user
 
 
 def _exactly(fd: int, size: int) -> bytes:
