@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     # A vendor's name -> its names (vendors/NAME/names.py), in the order in which they are served.
     Known = Mapping[str, ModuleType]
 
+OPTIONAL_NAMES = frozenset({"MEMORY_VARIABLES"})  # of names.py; without one, a vendor has none
 BY_DOCUMENT = "cdi"  # the source of a request that a CDI document stands for
 _SIGKILL = 9  # the module signal costs more than a look
 _REAP = 0.2  # seconds that a killed child may take to end: where the kernel hangs, it doesn't

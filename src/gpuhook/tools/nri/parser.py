@@ -20,6 +20,7 @@ from gpuhook.ground.cgroup.access import in_first_user_namespace
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import PluginError
 from gpuhook.ground.fileio import write_all
+from gpuhook.ground.host import signals
 from gpuhook.tools.host.child import how_ended
 from gpuhook.tools.kubernetes.api import DecodeError
 from gpuhook.tools.nri.asked import LONGEST, Asked, Pairs
@@ -98,7 +99,7 @@ class Parser:
         if not self._pid:
             return ""
         os.close(self._fd)
-        os.kill(self._pid, signal.SIGKILL)
+        signals.send_to_child(self._pid, signal.SIGKILL)
         status, self._pid, self._fd = kernel.reap(self._pid, _ENDING), 0, -1
         return "" if status is None else how_ended(status)
 

@@ -70,7 +70,7 @@ def keep(config: Config, *, daemon: bool = True, ready: bool = True) -> None:
     fd = os.open("/proc/self", os.O_RDONLY)
     name = records.name_of_process(fd) if daemon else ""
     os.close(fd)
-    shared = tuple(mps.Shared(gpu.uuid, gpu.index, 0, 8 * GIB, 80 * GIB) for gpu in GPUS[:2])
+    shared = tuple(mps.Shared(gpu.uuid, gpu.index, 8 * GIB, 80 * GIB) for gpu in GPUS[:2])
     state = mps.State(2, shared, name, 40, 2, (), ready=ready)
     folder = cache.make_folder(config.state_dir)
     assert folder is not None
