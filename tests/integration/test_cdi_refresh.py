@@ -152,7 +152,7 @@ def test_a_document_goes_with_its_driver_and_with_the_last_device(
 def test_documents_come_once_there_is_a_driver(site: Site) -> None:
     run(["rm", "-rf", site.folder / "driver"]).ok()
     done = site.install().ok()
-    assert "documents come once there is a driver" in done.stdout
+    assert "CDI specs are written once there is a driver" in done.stdout
     assert not DOCUMENT.exists()
     site.simulate("--gpus=1")
     site.refresh().ok()
@@ -165,7 +165,7 @@ def test_a_driver_that_fails_takes_nothing_away(site: Site) -> None:
     site.simulate("--fail=version-mismatch")
     done = site.refresh().failed()
     assert "nvidia.com/gpu: NVML failed: " in done.stderr
-    assert "the old document stays" in done.stderr
+    assert "the old CDI spec stays" in done.stderr
     assert (DOCUMENT.stat().st_ino, DOCUMENT.read_bytes()) == before
     [error] = site.errors()
     assert error["kind"] == "nvidia.com/gpu"
@@ -343,7 +343,7 @@ def test_another_generators_file_beside_ours(site: Site) -> None:
 
 def test_where_nothing_is_installed(site: Site) -> None:
     done = site.refresh().ok()
-    assert "gpuhook install --cdi keeps no documents here" in done.stdout
+    assert "gpuhook install --cdi manages no CDI specs here" in done.stdout
     assert not site.state.exists()
     assert not FOLDER.exists()
 
@@ -476,7 +476,7 @@ def test_a_document_for_an_old_engine(site: Site, programs: Programs) -> None:
     assert "additionalGids" not in IN_RUN.read_text()
     assert 'cdiVersion: "0.5.0"' in IN_RUN.read_text()
     said = programs.install("podman", podman="podman version 4.1.1").ok().stderr
-    assert f"podman 4.1.1 takes documents up to version 0.4.0 and refuses {IN_RUN}" in said
+    assert f"podman 4.1.1 supports CDI specs up to version 0.4.0 and refuses {IN_RUN}" in said
 
 
 def test_documents_stay_for_the_other_engine(site: Site) -> None:

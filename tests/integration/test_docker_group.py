@@ -87,7 +87,7 @@ def test_its_container_is_named(docker: Docker, user: User, driver: Driver) -> N
     with running(docker, "asking", "--runtime=gpu-py", "-e", ASKED) as container:
         assert user.indices(container) == [2]
         text = user.call("list").stdout
-        assert "By what Docker says they were started with: docker:asking" in text
+        assert "From the options that Docker reports for them: docker:asking" in text
         assert user.row(ours).endswith("docker:asking")
         assert user.row(free).endswith("?")
         assert user.row(ours, way=AS_STRANGER).endswith("?"), "who may not ask isn't answered"

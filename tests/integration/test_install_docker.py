@@ -177,7 +177,7 @@ def test_a_running_docker_forgets_what_its_file_no_longer_says(
     site.gpuhook("install", "--set-default", "--reload").ok()
     assert site.default_runtime() == "gpu-py"
     done = site.gpuhook("uninstall", "--reload").ok()
-    assert f"docker: process {site.docker.pid} has forgotten gpu-py" in done.stdout
+    assert f"docker: process {site.docker.pid} no longer has gpu-py" in done.stdout
     assert site.default_runtime() == "runc"
     assert "gpu-py" not in site.runtimes()
     assert (site.config.read_text() if site.config.exists() else None) == text
@@ -282,7 +282,7 @@ def test_a_default_runtime_by_hand_is_in_use(site: Site) -> None:
         os.kill(site.docker.pid, signal.SIGHUP)
         wait_until(lambda: site.default_runtime() == "runc", "runc is Docker's default again")
     assert f"The running dockerd {site.docker.pid} has gpu-py ({program})" in done.stderr
-    assert "nothing to undo" in site.gpuhook("uninstall", "--unless-in-use").ok().stdout
+    assert "nothing to remove" in site.gpuhook("uninstall", "--unless-in-use").ok().stdout
 
 
 def test_what_the_admin_changed_meanwhile_stays(site: Site) -> None:

@@ -159,7 +159,7 @@ def _nvidias(function: Any) -> Any:
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="How to print the answer.",
+    help="Output format.",
 )
 def simulate(
     directory: str,

@@ -123,7 +123,7 @@ def test_validate_of_folders(machine: Path) -> None:
     for name in ("bad.yaml", "twin.json"):
         (machine / "etc" / name).unlink()
     done = run("validate", *words)
-    assert (done.exit_code, done.stdout) == (0, "1 CDI document checked, nothing is wrong\n")
+    assert (done.exit_code, done.stdout) == (0, "1 CDI spec checked, no errors\n")
 
 
 def test_validate_of_a_folder_that_is_not_there(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_validate_of_a_folder_that_is_not_there(tmp_path: Path) -> None:
     assert done.stderr == f"error: {tmp_path}/none: {folders.MISSING}\n"
 
 
-SECOND = "a second document begins here, and engines read the first alone: give it its own file"
+SECOND = "a second CDI spec starts here, and engines read only the first: give it its own file"
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_second_document_is_named(tmp_path: Path, name: str, rest: str, line: 
 def test_validate_of_files(machine: Path) -> None:
     good = machine / "etc" / "good.json"
     done = run("validate", good, machine / "etc" / "twin.json")
-    assert (done.exit_code, done.stdout) == (0, "2 CDI documents checked, nothing is wrong\n")
+    assert (done.exit_code, done.stdout) == (0, "2 CDI specs checked, no errors\n")
     (machine / "copy.yml").write_text(good.read_text())
     done = run("validate", good, machine / "copy.yml", machine / "none.json", machine)
     assert (done.exit_code, done.stdout) == (1, "")

@@ -47,7 +47,7 @@ def refused(done: Result) -> str:
 
 def test_a_kind_that_nobody_knows(tmp_path: Path) -> None:
     said = refused(call("generate", "--kind", "nvidia.com/gpus", "--output", tmp_path))
-    assert said.startswith("gpuhook doesn't know devices of the kind 'nvidia.com/gpus'.")
+    assert said.startswith("gpuhook doesn't support devices of the kind 'nvidia.com/gpus'.")
     assert "nvidia.com/gpu" in said
 
 
@@ -157,7 +157,7 @@ def test_numbers_stay_numbers(tmp_path: Path) -> None:
 def test_nothing_gets_lost_of_a_second_document(rest: str) -> None:
     text = f"{json.dumps(DOCUMENT)}\n{rest}"
     said = refused(call("transform", "root", "--from=/a", "--to=/b", stdin=text))
-    assert "a second document begins here" in said
+    assert "a second CDI spec starts here" in said
 
 
 @pytest.mark.parametrize("text", ["", "[]", "a: [", "\x00", "{}", "kind: 3", "&a [*a]"])

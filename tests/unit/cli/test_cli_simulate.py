@@ -116,14 +116,14 @@ def test_where_it_is_not_installed_it_says_what_to_install(words: list[str]) -> 
     done = without("simulate", *words)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        "gpuhook: What simulates drivers is a package of its own, which isn't installed. Run pip "
-        "install 'gpuhook[simulate]', or install the package gpuhook-simulate.\n"
+        "gpuhook: gpuhook simulate needs the package gpuhook-simulate, which isn't installed. Run "
+        "pip install 'gpuhook[simulate]', or install the package gpuhook-simulate.\n"
     )
 
 
 def test_where_it_is_not_installed_the_help_says_so() -> None:
     for words in (["simulate", "--help"], ["help", "simulate"]):
-        assert "a package of its own, gpuhook-simulate" in without(*words).stdout
+        assert "needs the package gpuhook-simulate, which" in without(*words).stdout
     assert "simulate " in without("--help").stdout
 
 
@@ -144,7 +144,7 @@ def test_one_of_another_release_is_not_used(words: list[str], status: int, tmp_p
     argv = [sys.executable, "-c", code, *words]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stderr
-    said = f"gpuhook: gpuhook-simulate is of version 0.0.1, and this is gpuhook {__version__}. "
+    said = f"gpuhook: gpuhook-simulate has version 0.0.1, and gpuhook has version {__version__}. "
     assert done.stderr.startswith(said) if status else not done.stderr
 
 

@@ -45,7 +45,7 @@ def test_why_nothing_is_done(tmp_path: Path, word: str, reason: str) -> None:
     done = explain(tmp_path, "-e", word, config='swarm-resource = "SWARM"\n')
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
-        "The container asks for no GPU: nothing is done to it.",
+        "The container requests no GPU: it stays unchanged.",
         f"Because:         {reason}",
     ]
     done = explain(tmp_path, "-e", word, "-v", config='swarm-resource = "SWARM"\n')
@@ -98,8 +98,8 @@ def test_a_misspelt_variable(tmp_path: Path, variable: str, change: Callable[[st
 def test_a_variable_that_only_chooses(tmp_path: Path, variable: str, vendor: ModuleType) -> None:
     asking = next(iter(vendor.VARIABLES))
     [hint] = lines_of(explain(tmp_path, "-e", f"{variable}=0").stdout, "Hint")
-    assert hint.startswith(f"{variable} chooses among the ")
-    assert hint.endswith(f"gives none: set {asking}")
+    assert hint.startswith(f"{variable} only selects among the ")
+    assert hint.endswith(f"adds none: set {asking}")
 
 
 def test_what_a_root_folder_would_be_given(
@@ -227,7 +227,7 @@ def lines_of(text: str, title: str) -> list[str]:
 def test_what_is_summed_up(tmp_path: Path, found: Callable[[Inventory], None]) -> None:
     found(machine(gpu(0, 3), gpu(1, 2)))
     text = explain(tmp_path, "-e", "NVIDIA_VISIBLE_DEVICES=1").stdout
-    assert lines_of(text, "Asked for") == ["1 of NVIDIA, by its environment"]
+    assert lines_of(text, "Requests") == ["NVIDIA 1, from its environment"]
     assert lines_of(text, "Gets") == [
         "GPU 1 (GPU-00000001-0000-0000-0000-000000000000); NVIDIA H200"
     ]
@@ -235,7 +235,7 @@ def test_what_is_summed_up(tmp_path: Path, found: Callable[[Inventory], None]) -
     assert nodes == "4: /dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia-uvm-tools, /dev/nvidia2"
     [files] = lines_of(text, "Files")
     assert files.startswith(f"7, from {own.FOLDER} (4), /usr/bin (2)")
-    assert text.endswith("-v shows every step, with its reason\n")
+    assert text.endswith("-v shows every step with its reason\n")
     for reason in ("in order:", "because:"):
         assert reason not in text
         assert reason in explain(tmp_path, "-e", "NVIDIA_VISIBLE_DEVICES=1", "-v").stdout
@@ -277,7 +277,7 @@ def test_thirty_lines_whatever_there_is_to_say() -> None:
     assert len(found) == 30
     assert found[-1].text == "Error (error): All is wrong. Do something."
     assert found[0].text == "0"
-    assert "lines more, with -v" in found[-2].text
+    assert "more lines with -v" in found[-2].text
 
 
 def test_warnings_are_in_the_text_and_in_the_json() -> None:
@@ -372,7 +372,7 @@ def warned(
         # An image without a distribution, which may have a script, too.
         ({"server": program_of(OTHER[1])}, ("/server",), OTHER[0]),
         ({"bin/sh": b"#!/x\n", "bin/bash": program_of(OTHER[1])}, ("/bin/sh",), OTHER[0]),
-        ({"bin/sh": program_of(4711)}, (), "a machine of the number 4711 in elf.h"),
+        ({"bin/sh": program_of(4711)}, (), "architecture number 4711 of elf.h"),
     ],
 )
 def test_an_image_for_another_machine(
@@ -384,7 +384,7 @@ def test_an_image_for_another_machine(
 ) -> None:
     found(machine(gpu(0, 3)))
     [text] = warned(tmp_path, files, *args)
-    start = f"The image is for {machine_of_it} and this machine is {own.MACHINE}: "
+    start = f"The image is for {machine_of_it} and this host is {own.MACHINE}: "
     assert text.startswith(start)
     nothing = "NVIDIA_VISIBLE_DEVICES=void"
     assert warned(tmp_path, {}, env=nothing) == []
@@ -411,7 +411,7 @@ def test_an_image_for_this_machine(
 def test_an_image_whose_engine_alone_knows(tmp_path: Path) -> None:
     """Its files aren't visible: some containerd storage drivers keep them elsewhere."""
     warning = _image_checks.other_machine([str(tmp_path / "none")], OTHER[2], "")
-    assert warning.startswith(f"The image is for {OTHER[0]} and this machine is {own.MACHINE}: ")
+    assert warning.startswith(f"The image is for {OTHER[0]} and this host is {own.MACHINE}: ")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/sh").write_bytes(program_of(own.ELF[0]))
     assert _image_checks.other_machine([str(tmp_path)], OTHER[2], "") == ""

@@ -116,7 +116,7 @@ def test_help_for_what_there_is_not() -> None:
         ("explain one two", "Unexpected argument 'two'.\n"),
         ("stats --interval 0", "'0' isn't a number of seconds from 0.2 to 86400.\n"),
         ("watch --interval soon", "'soon' isn't a number of seconds from 0.1 to 86400.\n"),
-        ("repair", "Error: Name the containers, or give --all alone.\n"),
+        ("repair", "Error: Name the containers, or use only --all.\n"),
     ],
 )
 def test_wrong_words_are_answered(line: str, answer: str) -> None:
@@ -149,4 +149,4 @@ def test_hidden_options_are_not_offered() -> None:
 
 def test_nvidia_names_say_who_needs_them() -> None:
     text = " ".join(run("install", "--help").split())
-    assert re.search(r"--nvidia-names .*--gpus of docker and ctr, and compose", text)
+    assert re.search(r"--nvidia-names .*docker and ctr --gpus, and for compose", text)

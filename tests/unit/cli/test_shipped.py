@@ -70,6 +70,6 @@ def test_the_command_prints_each_file_and_where_it_belongs() -> None:
 def test_the_command_knows_no_other_file() -> None:
     done = CliRunner().invoke(cli, ["files", "/usr/local/share/man/man8/gpu-pi.8"])
     assert done.exit_code == 2
-    wrong = "'/usr/local/share/man/man8/gpu-pi.8' is no file of gpuhook's. Did you mean"
+    wrong = "'/usr/local/share/man/man8/gpu-pi.8' isn't a file of gpuhook. Did you mean"
     assert wrong in " ".join(done.stderr.split())
     assert "/usr/local/share/man/man8/gpu-py.8" in done.stderr

@@ -290,7 +290,7 @@ def test_it_says_where_the_report_is(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text("damaged")
     words = ["doctor", f"--config={config}", f"--report={tmp_path / 'report.tar.gz'}"]
-    line = f"The report is in {tmp_path}/report.tar.gz; read it before you send it.\n"
+    line = f"Wrote the report to {tmp_path}/report.tar.gz; read it before you send it.\n"
     for more in ([], ["--quiet"], ["--format=json"]):
         assert (line in CliRunner().invoke(cli, [*words, *more]).stdout) is (not more)
         (tmp_path / "report.tar.gz").unlink()

@@ -323,7 +323,7 @@ def test_what_an_installation_below_a_prefix_remembers_is_used_again(image: Path
         assert kept["hook"] == "/opt/bin/gpuhook-cdi-hook"
         assert kept["engines"] == ["docker"]
     done = CliRunner().invoke(cli, ["cdi", "refresh", f"--prefix={image}"])
-    assert "documents come once there is a driver" in done.output
+    assert "CDI specs are written once there is a driver" in done.output
     call("uninstall", image)
     left = {path for path in contents(image) if f"/{STATE}" not in path and "/var" not in path}
     assert left == before.keys()

@@ -1,7 +1,7 @@
-"""What a shell completes beyond commands, options and choices: keys, devices, containers, files.
+"""Shell completion of values: configuration keys, devices, containers and files.
 
-Nothing here asks a driver or waits for long, and what fails completes nothing: an error has no
-place in a line that is being typed.
+No completion queries a driver or waits long. A completion that fails offers nothing, because
+an error must not appear in the line being typed.
 """
 
 import os
@@ -25,7 +25,7 @@ from gpuhook.ground.config.model import (
 )
 from gpuhook.ground.config.source import BOOL
 
-_PATIENCE = 0.5  # seconds for one Docker's answer
+_PATIENCE = 0.5  # seconds to wait for a Docker daemon's answer
 _KINDS = {"FILE": "file", "[FILE]...": "file", "PATH": "file", "DIR": "dir", "FOLDER": "dir"}
 _WORDS = {
     "nvidia-container-runtime.mode": tuple(MODES),
@@ -38,7 +38,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def never_failing(find: Callable[[click.Context, str], Iterable[str]]) -> Complete:
-    """Make a function that finds words, by the line so far and what is typed, one for click."""
+    """Turn a function of the context and the typed text into a completion for click."""
 
     def complete(ctx: click.Context, _: click.Parameter, typed: str) -> list[CompletionItem]:
         try:
@@ -70,14 +70,14 @@ def settings(_: click.Context, typed: str) -> Iterator[str]:
 @never_failing
 def engines(*_: object) -> Iterable[str]:
     """Complete the name of a container engine."""
-    from gpuhook.tools.engines.known import ENGINES  # noqa: PLC0415 - here and below: only who asks for it waits
+    from gpuhook.tools.engines.known import ENGINES  # noqa: PLC0415 - here and below: imported only when completed
 
     return ENGINES
 
 
 @never_failing
 def vendors(ctx: click.Context, _: str) -> Iterable[str]:
-    """Complete the name of a vendor, one that config.toml declares among them."""
+    """Complete the name of a vendor, including vendors declared in config.toml."""
     from gpuhook.vendors import registry  # noqa: PLC0415
 
     return registry.known(_config(ctx))
@@ -99,7 +99,7 @@ def capabilities(_: click.Context, typed: str) -> Iterable[str]:
 
 @never_failing
 def variables(ctx: click.Context, typed: str) -> Iterator[str]:
-    """Complete NAME=VALUE of a container's environment, with the devices of this machine."""
+    """Complete NAME=VALUE of a container's environment, with the devices of this host."""
     from gpuhook.vendors import registry  # noqa: PLC0415
     from gpuhook.vendors.nvidia.variables import DRIVER_CAPABILITIES  # noqa: PLC0415
 
@@ -124,13 +124,13 @@ def variables(ctx: click.Context, typed: str) -> Iterator[str]:
 
 
 def _in_list(typed: str, words: Iterable[str]) -> list[str]:
-    """Return a list separated by commas with each word that isn't in it yet at its end."""
+    """Return the typed comma-separated list, extended by each word that it lacks."""
     before, comma, _last = typed.rpartition(",")
     return [f"{before}{comma}{each}" for each in words if each not in before.split(",")]
 
 
 def _devices(config: Config, vendor: str) -> list[str]:
-    """Return what the devices are called, as saved at the last container start."""
+    """Return the device names saved at the last container start."""
     from gpuhook.start import contract  # noqa: PLC0415
     from gpuhook.start.inventory import cache  # noqa: PLC0415
     from gpuhook.vendors import registry  # noqa: PLC0415
@@ -142,7 +142,7 @@ def _devices(config: Config, vendor: str) -> list[str]:
 
 @never_failing
 def containers(ctx: click.Context, _: str) -> list[str]:
-    """Complete a running container with a device: by its engine's name for it, else by its id."""
+    """Complete a running container that has a device, by its name in the engine or its id."""
     from gpuhook.start.records import records  # noqa: PLC0415
     from gpuhook.tools.cli import _containers  # noqa: PLC0415
     from gpuhook.tools.running.names import Names  # noqa: PLC0415
@@ -155,7 +155,7 @@ def containers(ctx: click.Context, _: str) -> list[str]:
 
 
 class _Path(click.types.StringParamType):
-    """A text that a shell completes as a file's name, or a folder's."""
+    """A string that shells complete as a file or folder name."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -168,26 +168,26 @@ class _Path(click.types.StringParamType):
 
 
 def complete_files(parameter: click.Parameter) -> None:
-    """Have a parameter that takes a file or a folder, as its metavar says, completed so."""
+    """Complete a parameter as a file or a folder if its metavar names one."""
     kind = _KINDS.get(parameter.metavar or "")
     if kind and parameter.type is click.STRING:
         parameter.type = _Path(kind)
 
 
 class _Bash(BashComplete):
-    """Completion for bash, which takes a word with = or : in it for several."""
+    """Completion for bash, which splits a word at = and :."""
 
     _breaks = frozenset("=:")
     _prefix = ""
 
-    # Another key may need a value: no blank after =.
+    # The user types a value next, so bash must add no blank after =.
     source_template = BashComplete.source_template.replace(
         "COMPREPLY+=($value)",
         'COMPREPLY+=("$value")\n            [[ $value != *= ]] || compopt -o nospace',
     )
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the one that is typed, and that one, each in one piece."""
+        """Return the complete words, and the word being typed, without bash's splits."""
         words = shell_completion.split_arg_string(os.environ["COMP_WORDS"])
         at = int(os.environ["COMP_CWORD"])
         whole: list[str] = []
@@ -204,12 +204,12 @@ class _Bash(BashComplete):
         return args, typed
 
     def format_completion(self, item: CompletionItem) -> str:
-        """Return what bash puts into the place of what follows the last = or :."""
+        """Return the replacement for the text after the last = or :."""
         return f"{item.type},{item.value.removeprefix(self._prefix)}"
 
 
 class _Fish(FishComplete):
-    """Completion for fish, where a word or its help may have a comma in it."""
+    """Completion for fish, whose words and help texts may contain a comma."""
 
     source_template = FishComplete.source_template.replace(
         'string split "," ', 'string split --max 1 "," '
@@ -217,6 +217,6 @@ class _Fish(FishComplete):
 
 
 def register() -> None:
-    """Have click use what is here."""
+    """Register these completions with click."""
     shell_completion.add_completion_class(_Bash)
     shell_completion.add_completion_class(_Fish)

@@ -1,4 +1,4 @@
-"""What the commands call running containers."""
+"""Names of running containers in the commands' output."""
 
 import os
 from collections.abc import Iterable
@@ -12,8 +12,8 @@ from gpuhook.tools.running.holders import WITHOUT_ROOT, Container
 from gpuhook.tools.running.names import Names
 
 _SHORT = 12  # characters of a container's id, as Docker prints it
-_WHOLE = 64  # characters of an id as engines make them
-_PATIENCE = 0.5  # seconds for an engine's answer: who waits for a list is given ids instead
+_WHOLE = 64  # characters of a complete id
+_PATIENCE = 0.5  # seconds to wait for an engine's answer; without one, ids are shown
 
 pod_resources_option = click.option(
     "--pod-resources", default=SOCKET, show_default=True, metavar="SOCKET",
@@ -22,14 +22,14 @@ pod_resources_option = click.option(
 
 
 def names_of(containers: Iterable[Container]) -> Names:
-    """Return what the engines call these containers, as far as they say it in time."""
+    """Return the engines' names for these containers, as far as engines answer in time."""
     names = Names(patience=_PATIENCE)
     names.ask([(each.engine, each.name, each.bundle) for each in containers])
     return names
 
 
 def say_what_is_missing(problems: Iterable[str]) -> None:
-    """Say on standard error what a look at the containers didn't see."""
+    """Report on standard error what the search for containers could not see."""
     if os.geteuid() != 0:
         click.echo(WITHOUT_ROOT, err=True)
     for sentence in problems:
@@ -37,9 +37,9 @@ def say_what_is_missing(problems: Iterable[str]) -> None:
 
 
 def title(container: Container, called: str) -> str:
-    """Return what to call a container: Kubernetes' names, else its engine's, else its id.
+    """Return a container's display name: from Kubernetes, else from its engine, else its id.
 
-    ``called`` is the engine's name for it, "" where that isn't known.
+    ``called`` is the engine's name for it, "" if unknown.
     """
     if container.pod:
         words = (container.namespace, container.pod, container.container)
@@ -50,12 +50,12 @@ def title(container: Container, called: str) -> str:
 
 
 def nameless(engine: str, container: str) -> str:
-    """Return what to call a container by its id alone."""
-    if not engine or container.startswith(f"{engine}:"):  # as a job of Slurm's is called
+    """Return a container's display name made from its id."""
+    if not engine or container.startswith(f"{engine}:"):  # such as the name of a Slurm job
         return container
     return f"{engine}:{short(container)}"
 
 
 def short(container: str) -> str:
-    """Return an id as engines print it."""
+    """Return an id in the short form that engines print."""
     return container[:_SHORT] if len(container) == _WHOLE else container

@@ -1,4 +1,4 @@
-"""What install --cdi does for CDI documents, and uninstall takes back: folder, documents, units."""
+"""Managed CDI specs of install --cdi and uninstall: folder, specs, systemd units."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ _FORMAT = "yaml"
 
 @dataclass(frozen=True)
 class Site:
-    """A system: its state folder, and the folder that stands for its / ."""
+    """A system to set up: its state folder, and the prefix used as its /."""
 
     state: str
     prefix: str = ""
@@ -37,29 +37,29 @@ class Site:
 
     @property
     def made(self) -> MadeFolders:
-        """The folders that were made there."""
+        """The record of folders created there."""
         return MadeFolders(self.state, self.prefix)
 
     @property
     def own_state(self) -> str:
-        """The state folder as programs of the system see it."""
+        """The path of the state folder as programs of the system see it."""
         return self.state.removeprefix(self.prefix.rstrip("/"))
 
 
 def versions_of(engines: Iterable[str], prefix: str) -> dict[str, str | None]:
-    """Return the engines' versions, None where it isn't known: below a prefix nothing is run."""
+    """Return the engines' versions, None if unknown; below a prefix no program is run."""
     return {engine: installed.version(engine, prefix) for engine in engines}
 
 
 def check_folders(prefix: str) -> None:
-    """Raise UntrustedPathError if others than root decide what a folder of documents is."""
+    """Raise UntrustedPathError if a user other than root controls a folder of CDI specs."""
     for folder in versions.FOLDERS:
         host_files.check_way(below(prefix, folder))
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was done, or would be: whether anything changed, and whether no document failed."""
+    """The outcome: whether anything changed (or would), and whether every spec succeeded."""
 
     changed: bool = False
     is_whole: bool = True
@@ -68,10 +68,10 @@ class Result:
 def install(
     site: Site, programs: str, config: str | None, engines: Iterable[str], before: Kept | None
 ) -> Result:
-    """Have documents kept for engines, and write those that there can be now.
+    """Set up managed CDI specs for engines, and write those that are possible now.
 
-    ``programs`` is the folder of our programs, ``config`` the configuration file to make
-    documents with, ``before`` what has been kept.
+    ``programs`` is the folder of our programs, ``config`` the configuration file used to
+    generate specs, ``before`` the previous set-up.
     """
     every = tuple(dict.fromkeys([*(before.engines if before else ()), *engines]))
     found = versions_of(every, site.prefix)
@@ -101,7 +101,7 @@ def install(
 
 
 def _hook(site: Site, programs: str) -> str:
-    """Return the hook's path: beside gpu-py, or where gpu-py was named by a link, beside us."""
+    """Return the hook's path: next to gpu-py, or next to this program if that was a link."""
     path = os.path.join(programs, names.CDI_HOOK)
     if site.prefix or os.access(path, os.X_OK):
         return path
@@ -109,12 +109,12 @@ def _hook(site: Site, programs: str) -> str:
 
 
 def uninstall(site: Site, engines: Iterable[str], before: Kept) -> Result:
-    """Keep no documents for these engines; the last of them takes all documents with it."""
+    """Stop managing CDI specs for these engines; with the last engine remove all specs."""
     rest = tuple(engine for engine in before.engines if engine not in set(engines))
     if rest:
         if not site.dry_run:
             save(site.state, replace(before, engines=rest))
-        say(f"kept for {', '.join(rest)}: the CDI documents in {before.folder}")
+        say(f"kept for {', '.join(rest)}: the CDI specs in {before.folder}")
         return Result(rest != before.engines)
     files = units.removals(before.units, site.prefix)
     if site.dry_run:
@@ -138,7 +138,7 @@ def uninstall(site: Site, engines: Iterable[str], before: Kept) -> Result:
 
 
 def check_unused(site: Site, programs: str, before: Kept | None) -> None:
-    """Raise CdiError while documents name our hook that don't go with ``before``."""
+    """Raise CdiError while specs other than those of ``before`` name our hook."""
     hook = os.path.join(programs, names.CDI_HOOK)
     folders = [*versions.FOLDERS, *_configured_folders(before)]
     going = (
@@ -151,7 +151,7 @@ def check_unused(site: Site, programs: str, before: Kept | None) -> None:
     left = [path for path in paths if os.path.realpath(path) not in gone]
     if left:
         raise CdiError(
-            f"These CDI documents name {hook}, and engines start no container with their "
+            f"These CDI specs name {hook}, and engines start no container with their "
             f"devices without it: {', '.join(left)}",
             f"Run this first: {shlex.join(('rm', *left))}",
         )
@@ -169,8 +169,8 @@ def _without_cdi(found: dict[str, str | None]) -> Iterable[str]:
         if version is not None and versions.highest(engine, version) is None:
             first = versions.ENGINES[engine][0][0]
             yield (
-                f"{engine} {version} doesn't know CDI, which came with {first}: there, only gpu-py "
-                "gives GPUs; run this again after an upgrade"
+                f"{engine} {version} doesn't support CDI, which needs {first}: only gpu-py can "
+                "add GPUs there; run this again after an upgrade"
             )
 
 
@@ -180,13 +180,13 @@ def _too_new(found: dict[str, str | None], report: refreshing.Report) -> Iterabl
             top = versions.highest(engine, version) if version else None
             if top is not None and versions.is_below(top, needed):
                 yield (
-                    f"{engine} {version} takes documents up to version {top} and refuses {path}, "
-                    f"which needs {needed}"
+                    f"{engine} {version} supports CDI specs up to version {top} and refuses "
+                    f"{path}, which needs {needed}"
                 )
 
 
 def _outdated(site: Site, before: Kept | None, kept: Kept) -> list[Change]:
-    """Return the removal of what was written before and isn't to be there any more."""
+    """Return the removal of files that were written before and are no longer wanted."""
     if before is None:
         return []
     gone = tuple(path for path in before.units if path not in kept.units)
@@ -197,7 +197,7 @@ def _outdated(site: Site, before: Kept | None, kept: Kept) -> list[Change]:
 
 
 def _put(site: Site, kept: Kept, changes: list[Change]) -> None:
-    """Remember what is to be, and then make it so."""
+    """Record the wanted state, then apply it."""
     save(site.state, kept)
     done: list[Change] = []
     try:
@@ -220,8 +220,8 @@ def _make_folder(site: Site, path: str) -> None:
         site.made.make(path)
     except OSError as error:
         raise CdiError(
-            f"The folder {path} can't be made: {error.strerror}",
-            host_files.remedy(error, "Run this as root, and see that this disk can be written to"),
+            f"The folder {path} can't be created: {error.strerror}",
+            host_files.remedy(error, "Run this as root, and check that the disk is writable"),
         ) from None
 
 
@@ -242,7 +242,7 @@ def _tell_changes(changes: Iterable[Change]) -> None:
 
 
 def _enable(site: Site, paths: tuple[str, ...]) -> None:
-    """Have systemd use the units that we wrote, or say how to; the package's are enabled by it."""
+    """Enable the units that we wrote, or say how to; the package enables its own."""
     if not paths:
         return
     if site.prefix:
@@ -251,7 +251,7 @@ def _enable(site: Site, paths: tuple[str, ...]) -> None:
         site, "enable", "--now", *units.ENABLED
     ):
         say(
-            "cdi: Have systemd keep documents fresh: systemctl daemon-reload && systemctl enable "
+            "cdi: To keep the CDI specs up to date: systemctl daemon-reload && systemctl enable "
             f"--now {_joined()}; without systemd, run gpuhook watch"
         )
 
@@ -261,5 +261,5 @@ def _joined() -> str:
 
 
 def _systemctl(site: Site, *words: str) -> bool:
-    """Have a running systemd do something; tell whether it did."""
+    """Run systemctl where systemd is running; return whether it succeeded."""
     return not site.prefix and systemd.call(*words)

@@ -1,4 +1,4 @@
-"""What install, uninstall and configure share: where things are, and how results are told."""
+"""Helpers that install, uninstall and configure share: paths, checks and reports."""
 
 import contextlib
 import io
@@ -19,49 +19,49 @@ ALL = "all"
 
 
 def absolute(path: str | None) -> str | None:
-    """Return a path that was given by the user as an absolute one."""
+    """Return the absolute form of a path given by the user."""
     return os.path.abspath(path) if path else None
 
 
 def checked_program(path: str, prefix: str, *, later: bool = False) -> str:
-    """Return the path of a program that an engine is to start; EngineError if it can't be.
+    """Return the path of a program for an engine; EngineError if the engine can't run it.
 
-    ``later`` says that it may be missing: the caller puts it there.
+    ``later`` allows it to be missing, because the user installs it later.
     """
     if not os.path.isabs(path):
-        raise EngineError(f"{path} isn't an absolute path", "Give the whole path of the program")
+        raise EngineError(f"{path} isn't an absolute path", "Give the full path of the program")
     if later and not os.path.lexists(path):
-        warn(f"{path} isn't there yet: no container of this runtime starts before it is")
+        warn(f"{path} doesn't exist yet: no container of this runtime starts until it does")
     elif not prefix and not os.access(path, os.X_OK):
         raise EngineError(
-            f"{path} isn't a program that can be started", "Check the path, or reinstall gpuhook"
+            f"{path} isn't an executable program", "Check the path, or reinstall gpuhook"
         )
     return path
 
 
 def check_name(name: str) -> None:
-    """Raise EngineError for a runtime's name that not every engine understands."""
+    """Raise EngineError for a runtime name that some engine doesn't support."""
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name) is None:
         raise EngineError(
-            f"{shown(name)} can't be a runtime's name",
+            f"{shown(name)} isn't a valid runtime name",
             "Use letters, digits, dots, dashes and underscores, at most 63",
         )
 
 
 def reload(engine: str, config: str) -> bool:
-    """Have the engine's daemons read a file again and say so; False if they can't."""
+    """Make the engine's daemons reload a file and report it; return False if they can't."""
     pids = ENGINES[engine].reload(config)
     if pids is None:
         return False
     for pid in pids:
-        say(f"{engine}: process {pid} has read {config} again")
+        say(f"{engine}: process {pid} has reloaded {config}")
     if not pids:
-        say(f"{engine}: nothing runs that has read {config}")
+        say(f"{engine}: no running process uses {config}")
     return True
 
 
 def tell(outcomes: list[Outcome], *, dry_run: bool) -> None:
-    """Print what was done to the files, or as a diff what would be."""
+    """Print the changes made to the files, or as a diff those that would be made."""
     for outcome in outcomes:
         change = outcome.change
         if not change:
@@ -75,38 +75,38 @@ def tell(outcomes: list[Outcome], *, dry_run: bool) -> None:
             say(f"{outcome.engine}: {word} {change.path}")
         if change.aside:
             keeps = "would keep" if dry_run else "kept"
-            say(f"{outcome.engine}: {keeps} what was edited there in {change.aside}")
+            say(f"{outcome.engine}: {keeps} the edited file as {change.aside}")
 
 
 def changed(engine: str, outcomes: Iterable[Outcome]) -> list[str]:
-    """Return the paths of an engine's files that were changed."""
+    """Return the paths of an engine's changed files."""
     mine = [outcome.change for outcome in outcomes if outcome.engine == engine]
     return [change.path for change in mine if change]
 
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Print nothing to standard output in the block, because JSON comes after it."""
+    """Suppress standard output in the block, because JSON follows it."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield
 
 
 def runtimes_in(owned: Iterable[Path]) -> tuple[str, ...]:
-    """Return the runtimes' names: what we own in an engine's table of runtimes."""
+    """Return the names of our runtimes: our entries in an engine's table of runtimes."""
     return tuple(dict.fromkeys(path[-1] for path in owned if path[-2:-1] == ("runtimes",)))
 
 
 def take_links_back(record: LinkRecord, *, is_last: bool, dry_run: bool) -> list[str]:
-    """Remove NVIDIA's names with the last configuration; until then say that they stay.
+    """Remove NVIDIA's program names with the last configuration; until then report them kept.
 
-    Returns the paths that were removed, or would be.
+    Return the paths that were removed, or would be.
     """
     there = [link for link in record.links() if link.is_there]
     if not is_last:
         if there:
             paths = ", ".join(link.path for link in there)
             say(
-                f"kept for what else is installed: {paths}; "
+                f"kept for the engines still installed: {paths}; "
                 "gpuhook uninstall without --engine and --config removes them too"
             )
         return []

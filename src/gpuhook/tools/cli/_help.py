@@ -1,4 +1,4 @@
-"""How the commands help: whole sentences, examples, and what a misspelt word may have meant."""
+"""Help output of the commands: whole sentences, examples, and suggestions for misspelt words."""
 
 import math
 import re
@@ -15,7 +15,7 @@ _SENTENCE = re.compile(r".*?[.](?=\s|$)", re.DOTALL)
 
 
 class Seconds(click.types.FloatParamType):
-    """A number of seconds within limits, refused in words."""
+    """A number of seconds within limits, with a clear error."""
 
     name = "seconds"
 
@@ -25,7 +25,7 @@ class Seconds(click.types.FloatParamType):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the number; UsageError for what is none, or none within the limits."""
+        """Return the number; UsageError for no number, or one outside the limits."""
         try:
             seconds = float(value)
         except ValueError:
@@ -37,7 +37,7 @@ class Seconds(click.types.FloatParamType):
 
 
 class Command(click.Command):
-    """A command whose help ends with examples: command lines, and what each of them does."""
+    """A command whose help ends with examples: command lines with their meaning."""
 
     def __init__(
         self, *given: Any, examples: Mapping[str, str] | None = None, **settings: Any
@@ -49,12 +49,12 @@ class Command(click.Command):
             _completion.complete_files(parameter)
 
     def get_short_help_str(self, limit: int = 0) -> str:
-        """Return the first sentence of the help, whole: where it is too long, it is wrapped."""
+        """Return the whole first sentence of the help; a long one is wrapped, not cut."""
         del limit
         return self.short_help or first_sentence(self.help or "")
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples, each on a line of its own however long it is: to be copied."""
+        """Write the examples, each on one line of any length, so that it can be copied."""
         if self.examples:
             with formatter.section("Examples"):
                 for line, meaning in self.examples.items():
@@ -63,7 +63,7 @@ class Command(click.Command):
         super().format_epilog(ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse a command line; a wrong word is answered with the options that it may mean."""
+        """Parse a command line; for a wrong word suggest the options that it may mean."""
         try:
             ctx.allow_extra_args = True  # click would refuse them with no hint
             over = super().parse_args(ctx, args)
@@ -78,7 +78,7 @@ class Command(click.Command):
         return over
 
     def _options_taking(self, word: str, ctx: click.Context) -> list[str]:
-        """Return the options that have a word among their choices, each with the word."""
+        """Return the options that accept a word as a choice, each with the word."""
         return [
             f"{option.opts[0]} {word}"
             for option in self.get_params(ctx)
@@ -89,38 +89,38 @@ class Command(click.Command):
 
 
 class Group(Command, click.Group):
-    """A group of commands; a wrong one is answered with those like it."""
+    """A group of commands that suggests similar names for an unknown one."""
 
     command_class = Command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the first word names, as click does."""
+        """Find the command named by the first word, as click does."""
         known = self.get_command(ctx, args[0])
         if known is None and not ctx.resilient_parsing and not args[0].startswith("-"):
             raise no_such_command(self, ctx, args[0])
         return super().resolve_command(ctx, args)
 
 
-# Any group within a group is one of these, too.
+# Groups within a group use this class, too.
 Group.group_class = Group
 
 
 def command(
     name: str | None = None, *, examples: Mapping[str, str], **settings: Any
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a function a command, as click.command does; examples are line -> what it does."""
+    """Turn a function into a command, as click.command does; examples are line -> meaning."""
     return click.command(name, cls=Command, examples=examples, **settings)
 
 
 def group(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Any]], click.Group]:
-    """Make a function a group of commands, as click.group does."""
+    """Turn a function into a group of commands, as click.group does."""
     return click.group(name, cls=Group, **settings)
 
 
 def no_such_command(among: click.Group, ctx: click.Context, word: str) -> click.UsageError:
-    """Return the error for a word that is no command of a group."""
+    """Return the error for a word that names no command of a group."""
     question = did_you_mean(similar(word, among.list_commands(ctx)))
     return click.UsageError(f"No such command {shown(word)}.{question}", ctx)
 

@@ -18,16 +18,16 @@ _GLIBC = tuple(
     for folder in (*folders, folders[-1].removeprefix("/usr"))
 )
 MUSL = (
-    "The image has musl and no glibc, as Alpine's, and the driver's programs and libraries need "
-    'glibc: they end with "no such file or directory". Take an image with glibc'
+    "The image has musl and no glibc, like Alpine, and the driver's programs and libraries need "
+    'glibc: they fail with "no such file or directory". Use an image with glibc'
 )
-# Programs that images have, one of them at least; a layer may lack the link /bin.
+# Programs of which an image has at least one; a layer may lack the link /bin.
 _PROGRAMS = tuple(
     f"{folder}/{name}"
     for name in ("sh", "bash", "busybox", "env", "true", "ldconfig")
     for folder in ("/bin", "/usr/bin", "/sbin", "/usr/sbin")
 )
-# e_machine of an ELF header (elf.h), and what images call architectures (GOARCH): as uname -m.
+# e_machine of an ELF header (elf.h), and images' names of architectures (GOARCH), as uname -m.
 _MACHINES = {
     3: "i386", 21: "ppc64le", 22: "s390x", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64",
     258: "loongarch64",
@@ -35,14 +35,14 @@ _MACHINES = {
 _ARCHITECTURES = {
     "386": "i386", "amd64": "x86_64", "arm64": "aarch64", "loong64": "loongarch64",
 }  # fmt: skip
-# Programs of other machines that a machine runs; compat32 gives them libraries.
+# 32-bit architecture that a host can also run; compat32 provides the libraries.
 _ALSO_RUNS = {"x86_64": "i386", "aarch64": "arm"}
 
 
 def has_musl(folders: Sequence[str]) -> bool:
     """Tell whether an image has musl's loader and not glibc's; its layers may be several folders.
 
-    One that may not be looked into is passed over.
+    A folder that can't be read is skipped.
     """
     machine = machine_name()
     musl = glibc = False
@@ -57,23 +57,23 @@ def has_musl(folders: Sequence[str]) -> bool:
 
 
 def other_machine(folders: Sequence[str], told: str, program: str) -> str:
-    """Return the warning about an image that is for another machine than this one, "" for none.
+    """Return the warning about an image for another architecture, "" if it fits this host.
 
-    ``told`` is the architecture that its engine knows, which counts where its files don't say;
-    ``program`` is what its container is to run, "" where that isn't known.
+    ``told`` is the engine's architecture of the image, used if its files don't show one.
+    ``program`` is the program of the container, "" if unknown.
     """
     theirs = next(_machines(folders, program), _ARCHITECTURES.get(told, told))
     ours = machine_name()
     if theirs in ("", ours, _ALSO_RUNS.get(ours)):
         return ""
     return (
-        f"The image is for {theirs} and this machine is {ours}: the driver's programs and "
-        f"libraries, which are for {ours}, don't run in it. Take the image for this machine"
+        f"The image is for {theirs} and this host is {ours}: the driver's programs and "
+        f"libraries, which are for {ours}, don't run in it. Use the image for {ours}"
     )
 
 
 def _machines(folders: Sequence[str], program: str) -> Iterator[str]:
-    """Yield the machines that programs of an image are for."""
+    """Yield the architectures of an image's programs."""
     own = (program,) if program.startswith("/") else ()
     for folder in folders:
         try:
@@ -94,4 +94,4 @@ def _machine_of(root: Rootfs, path: str) -> Iterator[str]:
         return
     finally:
         os.close(fd)
-    yield _MACHINES.get(number, f"a machine of the number {number} in elf.h")
+    yield _MACHINES.get(number, f"architecture number {number} of elf.h")

@@ -1,4 +1,4 @@
-"""Keys and signals that a view on the whole terminal waits for between two looks."""
+"""Keys and signals that a full-screen view waits for between two updates."""
 
 import contextlib
 import os
@@ -14,10 +14,10 @@ _NUMBERS = (signal.SIGWINCH, signal.SIGTSTP)
 
 
 class Keys:
-    """Have keys come one by one, unseen, for a block; what ``wait`` returns is all that comes.
+    """Context that reads single keys without echo; ``wait`` returns each key or signal.
 
-    Signals that change the view are blocked but while it waits, so they interrupt nothing else.
-    Where standard input is no terminal, or another program's in the foreground, no key comes.
+    Signals that change the view are blocked except in ``wait``, so they interrupt nothing else.
+    No key arrives if standard input is no terminal, or this program isn't in its foreground.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Keys:
         os.close(self._wakes)
 
     def take(self) -> None:
-        """Have keys come one by one, if the terminal is ours."""
+        """Switch the terminal to single keys, if this program is in its foreground."""
         with contextlib.suppress(OSError, ValueError, termios.error):
             terminal = sys.stdin.fileno()
             if os.tcgetpgrp(terminal) == os.getpgrp():
@@ -55,14 +55,14 @@ class Keys:
                 self._terminal = terminal
 
     def give_back(self) -> None:
-        """Put the terminal in the order that it was in."""
+        """Restore the terminal's settings."""
         if self._terminal is not None and self._before is not None:
             with contextlib.suppress(termios.error):
                 termios.tcsetattr(self._terminal, termios.TCSANOW, self._before)
         self._terminal = None
 
     def wait(self, seconds: float) -> str | int | None:
-        """Return a key or a signal's number as soon as one comes, None after so many seconds."""
+        """Return the next key or signal number, None after a timeout in seconds."""
         readers = [self._woken, *([] if self._terminal is None else [self._terminal])]
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _NUMBERS)
         try:
@@ -81,7 +81,7 @@ class Keys:
             typed = os.read(terminal, 1)
         except OSError:
             typed = b""
-        if not typed:  # the terminal is gone, or at its end: it would always be ready
+        if not typed:  # the terminal is gone or at end of file: it would always be readable
             self.give_back()
             return None
         return typed.decode("ascii", "replace")

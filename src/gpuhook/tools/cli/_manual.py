@@ -1,8 +1,8 @@
-"""The manual pages gpuhook.1, gpuhook-COMMAND.1 and gpuhook.toml.5, made from what they describe.
+"""Generator of the manual pages gpuhook.1, gpuhook-COMMAND.1 and gpuhook.toml.5.
 
-Those of section 1 come from the command line's own help, the other from the commented config.toml,
-so that none can fall behind. All are in mdoc(7). The date is SOURCE_DATE_EPOCH's, or that of
-the installation, so that a page stays the same for as long as what it describes does.
+Section 1 is made from the commands' help, section 5 from the commented config.toml, so no page
+becomes outdated. All are in mdoc(7). The date comes from SOURCE_DATE_EPOCH, or from the
+installation, so a page changes only when its content does.
 """
 
 import os
@@ -24,7 +24,7 @@ _KEY = re.compile(r"#([a-z][a-z0-9-]*) = (.*)")
 
 
 def pages() -> dict[str, str]:
-    """Return all pages by the names of their files, but that of ``gpuhook simulate``."""
+    """Return all pages by file name, except the page of ``gpuhook simulate``."""
     found = {"gpuhook.1": overview(), "gpuhook.toml.5": config_page()}
     with click.Context(cli, info_name="gpuhook") as context:
         for name, command in _commands(context):
@@ -34,7 +34,7 @@ def pages() -> dict[str, str]:
 
 
 def page_of_simulate() -> str:
-    """Return gpuhook-simulate.1, which the package of that name has."""
+    """Return gpuhook-simulate.1, which belongs to the package of that name."""
     with click.Context(cli, info_name="gpuhook") as context:
         commands = dict(_commands(context))
         return "\n".join(command_page(commands[_SIMULATE], _SIMULATE, context)) + "\n"
@@ -64,7 +64,7 @@ def _head(name: str, section: int, description: str) -> list[str]:
 
 
 def text(words: str) -> Iterator[str]:
-    """Yield running text, each sentence on lines of its own, nothing in it taken for a macro."""
+    """Yield running text, each sentence on its own lines, with macro characters escaped."""
     plain = " ".join(words.replace("``", "").replace("\b", "").split())
     for sentence in _SENTENCE_END.split(plain) if plain else ():
         escaped = sentence.replace("\\", "\\e")
@@ -84,8 +84,8 @@ def overview() -> Iterator[str]:
     yield from (".Sh SYNOPSIS", ".Nm", ".Ar command", ".Op Ar arguments", ".Sh DESCRIPTION", ".Nm")
     yield from text(
         "is the command line of gpuhook, which puts GPUs and the driver's files into "
-        "containers that ask for them. It registers the runtime gpu-py with container engines, "
-        "shows what a container would get, and finds out why one doesn't."
+        "containers that request them. It registers the runtime gpu-py with container engines, "
+        "shows what a container would get, and diagnoses problems."
     )
     yield from text("Each command has a page of its own, such as gpuhook-explain(1).")
     yield from (".Sh COMMANDS", ".Bl -tag -width Ds")
@@ -98,7 +98,7 @@ def overview() -> Iterator[str]:
 
 
 def command_page(command: click.Command, name: str, parent: click.Context) -> Iterator[str]:
-    """Yield the page of a command, or of a group with all that are in it."""
+    """Yield the page of a command, or of a group with all its commands."""
     about = command.get_short_help_str().removesuffix(".")
     yield from _head(f"gpuhook-{name}", 1, about[:1].lower() + about[1:])
     yield ".Sh SYNOPSIS"
@@ -130,7 +130,7 @@ def _command(command: click.Command, name: str, parent: click.Context) -> Iterat
 
 
 def _body(command: click.Command, context: click.Context) -> Iterator[str]:
-    """Yield what a command's help says below its usage."""
+    """Yield the part of a command's help below its usage."""
     for number, paragraph in enumerate((command.help or "").split("\n\n")):
         if number:
             yield ".Pp"
@@ -162,13 +162,13 @@ def _examples(command: click.Command) -> Iterator[str]:
 
 def _tail() -> Iterator[str]:
     yield from (".Sh ENVIRONMENT", ".Bl -tag -width Ds", ".It Ev GPUHOOK_CONFIG")
-    yield "Another configuration file than the one below."
+    yield "Path of a configuration file to use instead of the one below."
     yield from (".El", ".Sh FILES", ".Bl -tag -width Ds", ".It Pa /etc/gpuhook/config.toml")
     yield from ("The configuration, see", ".Xr gpuhook.toml 5 .", ".It Pa /run/gpuhook")
-    yield from ("The saved inventory of the machine; it may be deleted at any time.",)
+    yield from ("The saved inventory of the host; it may be deleted at any time.",)
     yield from (
         ".It Pa /var/lib/gpuhook",
-        "What install has changed, and what it keeps up to date.",
+        "Records of the changes by install, and of the files it keeps up to date.",
     )
     yield ".El"
     yield from (".Sh EXIT STATUS", ".Nm")
@@ -208,7 +208,7 @@ def config_page() -> Iterator[str]:
 
 
 def _comment(lines: list[str]) -> Iterator[str]:
-    """Yield a comment's paragraphs; what is indented in it stays as it is."""
+    """Yield a comment's paragraphs; indented lines are kept unchanged."""
     running: list[str] = []
     for line in [*lines, ""]:
         if line.startswith("   "):

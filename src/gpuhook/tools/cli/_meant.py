@@ -1,4 +1,4 @@
-"""What the variables of a container may have been meant to say, where no vendor reads them."""
+"""Suggestions for environment variables that no vendor reads."""
 
 from collections.abc import Iterable, Mapping
 from types import ModuleType
@@ -6,13 +6,13 @@ from types import ModuleType
 from gpuhook.tools.config.misspelt import similar
 from gpuhook.tools.vendors import parts
 
-_LIKENESS = 0.75  # of two names, by difflib; those that mean something else have less
+_LIKENESS = 0.75  # difflib ratio of two names; names with another meaning have less
 
 
 def misspelt(env: Iterable[str], known: Mapping[str, ModuleType]) -> list[str]:
-    """Return a sentence for each variable whose name is nearly that of one that asks for devices.
+    """Return a sentence for each variable with a name similar to one that requests devices.
 
-    ``known`` are the vendors there are.
+    ``known`` are all vendors.
     """
     chosen_by = programs(known)
     return [
@@ -23,11 +23,11 @@ def misspelt(env: Iterable[str], known: Mapping[str, ModuleType]) -> list[str]:
 
 
 def for_programs(env: Iterable[str], known: Mapping[str, ModuleType]) -> list[str]:
-    """Return a sentence for each variable by which programs choose among what they were given."""
+    """Return a sentence for each variable that only selects among devices already present."""
     names, chosen_by = [*env], programs(known)
     near = _near(names, known, chosen_by)
     return [
-        f"{name} chooses among the {vendor.NOUN}s that a container was given, and gives none: "
+        f"{name} only selects among the {vendor.NOUN}s of a container, and adds none: "
         f"set {next(iter(vendor.VARIABLES))}"
         for name in names
         if (vendor := chosen_by.get(near.get(name, name))) is not None and vendor.VARIABLES
@@ -35,14 +35,14 @@ def for_programs(env: Iterable[str], known: Mapping[str, ModuleType]) -> list[st
 
 
 def programs(known: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
-    """Return the variables by which programs choose among devices, and whose devices these are."""
+    """Return the variables that programs use to select devices, each with its vendor."""
     return {name: vendor for vendor in known.values() for name in parts.programs(vendor)}
 
 
 def _near(
     env: Iterable[str], known: Mapping[str, ModuleType], chosen_by: Iterable[str]
 ) -> dict[str, str]:
-    """Return the variables that nobody reads, and which they are like."""
+    """Return the variables that no vendor reads, each with the one it resembles."""
     every = {*chosen_by, *(name for vendor in known.values() for name in vendor.VARIABLES)}
     found = {}
     for name in env:

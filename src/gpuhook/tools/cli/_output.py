@@ -1,4 +1,4 @@
-"""What the commands share: the --format and --config options, and what they print."""
+"""Options --format and --config, and printing, shared by the commands."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ def format_option(command: Command) -> Command:
         type=click.Choice(["text", "json"]),
         default="text",
         show_default=True,
-        help="How to print the answer.",
+        help="Output format.",
     )(command)
 
 
@@ -29,7 +29,7 @@ def config_option(command: Command) -> Command:
         "--config",
         "config_path",
         metavar="FILE",
-        help="Another configuration file than $GPUHOOK_CONFIG or /etc/gpuhook/config.toml.",
+        help="Configuration file.  [default: $GPUHOOK_CONFIG or /etc/gpuhook/config.toml]",
     )(command)
 
 
@@ -39,7 +39,7 @@ def print_json(value: object) -> None:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a line, whoever chose the names in it; ``err`` is for standard error."""
+    """Print a line with untrusted names escaped; ``err`` selects standard error."""
     click.echo(printable(text), err=err)  # protects: said-line
 
 
@@ -49,7 +49,7 @@ def warn(text: str) -> None:
 
 
 def raise_last(errors: Sequence[GpuhookError]) -> None:
-    """Say what went wrong beside an answer, if anything did: the command has failed then."""
+    """Print the errors of a command and raise the last one, if there are any."""
     for error in errors[:-1]:
         click.echo(f"gpuhook: {error}", err=True)
     if errors:

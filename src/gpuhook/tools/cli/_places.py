@@ -1,4 +1,4 @@
-"""Whose files a command changes, and where it is kept what was changed."""
+"""Locations for install and uninstall: system or user files, and the state folder."""
 
 import os
 
@@ -7,12 +7,12 @@ from gpuhook.tools.engines.prefix import check_state
 
 
 def is_rootless(prefix: str) -> bool:
-    """Tell whether the user's own files are meant and not the system's."""
+    """Tell whether to change the user's own files instead of the system's."""
     return os.geteuid() != 0 and not prefix
 
 
 def state_folder(given: str | None, prefix: str) -> str:
-    """Return where it is kept what was changed; EngineError where that leads out of a prefix."""
+    """Return the folder for the records of changes; EngineError if it is outside the prefix."""
     state = prefix.rstrip("/") + DEFAULT_STATE
     if given:
         state = os.path.abspath(given)

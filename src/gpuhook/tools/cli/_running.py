@@ -1,4 +1,4 @@
-"""What a running container was given, for `gpuhook explain`: its record, and what it has now."""
+"""Devices of a running container for `gpuhook explain`: its record, and its current state."""
 
 import os
 from collections.abc import Collection, Iterable, Iterator
@@ -19,7 +19,7 @@ from gpuhook.tools.running.find import Found, find
 from gpuhook.tools.running.holders import Container
 from gpuhook.tools.vendors import survey
 
-# Engines whose pods name a runtime by a RuntimeClass, and which engine is told of a default.
+# Engines whose pods select a runtime with a RuntimeClass, and the engine that has the default.
 _OF_PODS = ("kubernetes", "cri-o")
 _DEFAULTS = {
     "docker": "docker", "podman": "podman", "kubernetes": "containerd", "cri-o": "crio",
@@ -29,9 +29,9 @@ _PATHS = 8
 
 
 def read_running(word: str, explanation: Explanation, config_path: str | None) -> Spec | None:
-    """Put into an explanation what a running container was given; return what its engine wrote.
+    """Add a running container's devices to an explanation; return the spec of its engine.
 
-    None where that isn't found. Raises ContainerError for a word that means no container.
+    Return None if no spec is found. Raise ContainerError for a word that matches no container.
     """
     config = load(config_path)
     inventories = _inventories(config)
@@ -46,7 +46,7 @@ def read_running(word: str, explanation: Explanation, config_path: str | None) -
     if lost:
         rows.append(Row("Lost", lost, "bad"))
     if missing:
-        text = f"access to {listed(missing, _PATHS)}: gpuhook repair gives it back"
+        text = f"access to {listed(missing, _PATHS)}: gpuhook repair restores it"
         rows.append(Row("Lost", text, "bad"))
     spec = read_spec(f"{found.bundle}/config.json") if found.bundle else None
     strange = _is_strange(found)
@@ -59,14 +59,14 @@ def read_running(word: str, explanation: Explanation, config_path: str | None) -
         text = f"see below, from {found.bundle}/config.json"
         rows.append(Row(f"With {names.RUNTIME}", text))
     elif spec is None:
-        rows.append(Row("Devices now", "isn't known: its config.json isn't found", "poor"))
+        rows.append(Row("Devices now", "unknown: its config.json wasn't found", "poor"))
     else:
         rows.append(Row("Devices now", f"see below, from {found.bundle}/config.json"))
     return spec
 
 
 def _is_strange(found: Found) -> bool:
-    """Tell whether a container has nothing because it wasn't gpu-py that started it."""
+    """Tell whether a container has no devices because another runtime than gpu-py started it."""
     if found.holder is not None or not found.runtime:
         return False
     program = os.path.realpath(found.runtime)
@@ -74,7 +74,7 @@ def _is_strange(found: Found) -> bool:
 
 
 def _advice(found: Found, spec: Spec | None) -> str:
-    """Return how its engine is told to start such a container by gpu-py."""
+    """Return how to make its engine start such a container with gpu-py."""
     annotations = spec.data.get("annotations") if spec is not None else None
     written = annotations if isinstance(annotations, dict) else {}
     engine = records.engine_of(found.bundle, written) or found.engine
@@ -92,7 +92,7 @@ def _advice(found: Found, spec: Spec | None) -> str:
 
 
 def _inventories(config: Config) -> list[Inventory]:
-    """Return what the machine has, nothing where its drivers fail: a record says more."""
+    """Return the host's inventories, none if its drivers fail: the record is enough then."""
     try:
         found, _ = survey.present(config, lambda vendor: get_inventory(config, vendor))
     except DriverError:
@@ -114,10 +114,10 @@ def _plain(found: Found) -> str:
 
 
 def _given(holder: Container, inventories: Collection[Inventory]) -> Iterator[Row]:
-    """Yield what a container was given, by its record or by the nodes that it has."""
+    """Yield the devices of a container, from its record or its device nodes."""
     if holder.record is None:
         nodes = _paths(holder.nodes, inventories)
-        text = f"{listed(nodes, _PATHS)}, by its nodes: gpuhook has no record of it"
+        text = f"{listed(nodes, _PATHS)}, seen from its nodes: gpuhook has no record of it"
         yield Row("Was given", text)
         return
     labels = {
@@ -129,11 +129,11 @@ def _given(holder: Container, inventories: Collection[Inventory]) -> Iterator[Ro
             f"{labels[vendor, each]} ({each})" if labels.get((vendor, each), each) != each else each
             for each in given["selected"]
         ]
-        what = listed(devices, _NAMED) or "no device, the driver alone"
+        what = listed(devices, _NAMED) or "no device, only the driver"
         asked = listed(request["devices"], _NAMED) or "none"
         yield Row("Was given", f"{what} of {given['kind']}: its {request['source']} said {asked}")
     if holder.cdi_devices:
-        yield Row("Was given", f"{listed(holder.cdi_devices, _NAMED)}, from CDI documents")
+        yield Row("Was given", f"{listed(holder.cdi_devices, _NAMED)}, from CDI specs")
 
 
 def _paths(numbers: Iterable[tuple[int, int]], inventories: Iterable[Inventory]) -> list[str]:
@@ -143,7 +143,7 @@ def _paths(numbers: Iterable[tuple[int, int]], inventories: Iterable[Inventory])
 
 
 def _missing(holder: Container, inventories: Collection[Inventory]) -> list[str]:
-    """Return the nodes that its cgroup no longer lets it open; none where that can't be told."""
+    """Return the nodes that its cgroup no longer allows; none if that can't be determined."""
     try:
         return [node.path for node in repair.missing(holder, inventories)]
     except GpuhookError:
@@ -151,11 +151,11 @@ def _missing(holder: Container, inventories: Collection[Inventory]) -> list[str]
 
 
 def _lost(holder: Container, inventories: Collection[Inventory]) -> tuple[list[str], str]:
-    """Return the devices that were given and that the machine has no more, and a sentence."""
+    """Return its devices that the host no longer has, and a sentence."""
     gone = repair.moved(holder, inventories)
     if not gone:
         return [], ""
-    return gone, f"{listed(gone, _NAMED)}: no longer on this machine, or there under another number"
+    return gone, f"{listed(gone, _NAMED)}: no longer on this host, or under another number"
 
 
 def _to_json(found: Found, missing: list[str], gone: list[str]) -> dict[str, Any]:

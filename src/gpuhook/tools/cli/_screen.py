@@ -1,7 +1,7 @@
-"""What the commands draw with: rich, kept to what every terminal and every pipe can show.
+"""Terminal output of the commands with rich, limited to what terminals and pipes can show.
 
-Only these files of the command line import rich, and only when they draw. Text of others (a
-container's name, a driver's error) never steers the terminal, nor is it read as rich's markup.
+Only the drawing modules of the command line import rich, and only when they draw. Untrusted text
+(a container's name, a driver's error) never controls the terminal and is never parsed as markup.
 """
 
 import os
@@ -21,19 +21,19 @@ from gpuhook.ground.errors import printable
 
 GOOD, POOR, BAD, FAINT, TITLE = "green", "yellow", "red", "dim", "bold"
 TONES = {"": "", "good": GOOD, "poor": POOR, "bad": BAD}
-_GAP = 2  # columns of the terminal between two of a table
-_CUT = 12  # characters that are left of a text that is cut, at least
-_TITLE = 16  # characters for the title of a fact, with its colon, at least
-# Of lines that go to a file or a pipe: nothing is wrapped or cut there.
+_GAP = 2  # spaces between two columns of a table
+_CUT = 12  # least number of characters left of a truncated text
+_TITLE = 16  # least width of a fact's title, including its colon
+# Width of lines in a file or a pipe: nothing is wrapped or truncated there.
 _ENDLESS = 1 << 16
-_PAPER = 1 << 16  # what is drawn on, wider than any table
+_PAPER = 1 << 16  # width of the drawing area, wider than any table
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return what prints to the terminal as it is now.
+    """Return a console for the terminal in its current state.
 
-    With colours only where a terminal has them and neither NO_COLOR nor TERM=dumb forbids it
-    (https://no-color.org); as wide as the terminal, without an end where there is none.
+    Colours are used only where a terminal has them and neither NO_COLOR nor TERM=dumb forbids
+    them (https://no-color.org). The width is the terminal's, unlimited without a terminal.
     """
     stream = sys.stderr if stderr else sys.stdout
     return Console(
@@ -46,7 +46,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def facts(rows: Sequence[tuple[str, str, str]]) -> Table:
-    """Return texts, each after its title and in its tone; what is too long is wrapped."""
+    """Return a table of titles and texts, each text in its tone; long texts are wrapped."""
     body = [text(words, TONES[tone]) for _, words, tone in rows]
     heads = [text(f"{title}:", TITLE) for title, _, _ in rows]
     first = max([_TITLE, *(_longest_line(each) for each in heads)])
@@ -58,7 +58,7 @@ def facts(rows: Sequence[tuple[str, str, str]]) -> Table:
 
 
 def text(words: object, style: str = "") -> Text:
-    """Return words as they are to be shown, with whatever could steer a terminal escaped."""
+    """Return text to show, with terminal control characters escaped."""
     return Text(printable(str(words)), style=style)
 
 
@@ -70,12 +70,12 @@ def table(
     cut: str = "",
     width: int | None = None,
 ) -> Table:
-    """Return rows under a header, columns aligned; ``width`` is the terminal's where it is known.
+    """Return rows under a header, columns aligned; ``width`` is the terminal's if known.
 
-    A cell is a text of ``text``, a bar or any object. Where the terminal is too narrow, cells are
-    wrapped between words, then columns go that are in ``less``, one after the other, and then
-    lines are longer than the terminal: no word is broken. With ``cut`` each row stays one line,
-    and it is the column of that title whose cells are cut in the end.
+    A cell is a result of ``text``, a bar or any object. On a narrow terminal cells are first
+    wrapped between words. Then the columns in ``less`` are dropped, one after the other. Then
+    lines exceed the terminal's width: no word is broken. With ``cut`` each row stays one line,
+    and the cells of the column with that title are truncated last.
     """
     cells = [
         [cell if isinstance(cell, Text | ProgressBar) else text(cell) for cell in row]
@@ -88,10 +88,10 @@ def table(
         if sum(needs[place][0] + _GAP for place in shown) - _GAP <= width:
             break
         shown = [place for place in shown if header[place] != title]
-    # With the gap after the last column, too, whose width is another one in each rich without it.
+    # Includes the gap after the last column: without it the width differs between rich versions.
     made = Table(box=None, padding=(0, _GAP, 0, 0), header_style=TITLE)
     titles = [header[place] for place in shown]
-    # What is cut is redrawn in place, with blanks at the end of its lines.
+    # A table with ``cut`` is redrawn in place, with blanks at the end of its lines.
     room = width - _GAP * (len(shown) - (0 if cut else 1))
     _add_columns(made, titles, [needs[place] for place in shown], room)
     for row in cells:
@@ -100,11 +100,11 @@ def table(
     return made
 
 
-_Need = tuple[int, int]  # the least width of a column, and that of its longest line
+_Need = tuple[int, int]  # the minimum width of a column, and the width of its longest line
 
 
 def _need(title: str, cells: Sequence[Text | ProgressBar], cut: str = "") -> _Need:
-    """Return how wide a column has to be, and how wide it would be without wrapping."""
+    """Return a column's minimum width, and its width without wrapping."""
     most = max([len(title), *map(_longest_line, cells)])
     if cut:
         return (min(most, _CUT) if title == cut else most), most
@@ -126,10 +126,10 @@ def _room(taken: int) -> int:
 
 
 def _add_columns(made: Table, header: Sequence[str], needs: Sequence[_Need], room: int) -> None:
-    """Give a table its columns, so wide that words stay whole, and as wide as there is room."""
+    """Add the columns to a table, wide enough for whole words, then as wide as space allows."""
     spare = max(0, room - sum(least for least, _ in needs))
     widths = {}
-    # Who wants little gets it, the others share what is left.
+    # Columns that need little get it; the others share the rest.
     order = sorted(range(len(needs)), key=lambda place: needs[place][1] - needs[place][0])
     for left, place in zip(range(len(needs), 0, -1), order, strict=True):
         least, most = needs[place]
@@ -140,7 +140,7 @@ def _add_columns(made: Table, header: Sequence[str], needs: Sequence[_Need], roo
 
 
 def beside(head: Text, body: Text, width: int) -> Table:
-    """Return a text of several lines, where it is wrapped, to the right of a head of that width."""
+    """Return a wrapped text to the right of a head of the given width."""
     made = Table.grid()
     _add_columns(made, ["", ""], [(width, width), _need("", [body])], _room(width))
     made.add_row(head, body)
@@ -148,12 +148,12 @@ def beside(head: Text, body: Text, width: int) -> Table:
 
 
 def show(*drawn: RenderableType) -> None:
-    """Print what was drawn, no blanks at the end of its lines: so that it can be copied.
+    """Print drawn objects without trailing blanks, so that the text can be copied.
 
-    A word that is longer than the terminal goes beyond its edge.
+    A word longer than the terminal's width is not broken.
     """
     screen = console()
-    # Each column has its width, which rich would take some of where a table is too wide.
+    # Columns have fixed widths, which rich would reduce where a table is too wide.
     screen.width = _PAPER
     with screen.capture() as captured:
         for each in drawn:
@@ -170,12 +170,12 @@ def _wrapped(words: Text) -> Table:
 
 
 def bar(share: float, style: str, width: int = 12) -> ProgressBar:
-    """Return a bar of that many columns, of which a share, 0 to 1, is filled."""
+    """Return a bar of the given width, filled to a share from 0 to 1."""
     return ProgressBar(1.0, share, width=width, complete_style=style, finished_style=style)
 
 
 def one_line(cell: RenderableType) -> RenderableType:
-    """Return a text that is cut where there is no room for it, others as they are."""
+    """Return a text that is truncated to the available space; other objects unchanged."""
     if isinstance(cell, Text):
         cell.no_wrap, cell.overflow = True, _shortened()
     return cell
@@ -186,21 +186,21 @@ def _shortened() -> OverflowMethod:
 
 
 def has_blocks() -> bool:
-    """Tell whether what is printed can have the block characters of Unicode."""
+    """Tell whether the output can contain Unicode block characters."""
     return sys.stdout.encoding.lower().startswith("utf")
 
 
 def can_redraw() -> bool:
-    """Tell whether standard output is a terminal that can draw again what it shows."""
+    """Tell whether standard output is a terminal that can be redrawn."""
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
 
 
 @contextmanager
 def live() -> Iterator[Live]:
-    """Give what draws on the whole terminal (``update`` with refresh=True, ``refresh``).
+    """Provide a full-screen display (``update`` with refresh=True, ``refresh``).
 
-    Nothing else may be printed meanwhile; at the end the terminal is as it was before. There is
-    no thread, so the caller may fork.
+    Nothing else may be printed meanwhile. At the end the terminal's content is restored. There
+    is no thread, so the caller may fork.
     """
     with Live(
         console=console(),

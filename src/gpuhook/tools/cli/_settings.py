@@ -1,4 +1,4 @@
-"""What the commands share that print settings of systemd: options, and the plan behind them."""
+"""Options and plan of the commands that print settings for systemd."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -21,15 +21,15 @@ def request_options(function: Command) -> Command:
         click.option(
             "-e", "--env", "variables", metavar="NAME[=VALUE]", multiple=True,
             shell_complete=completing.variables,
-            help="A variable that asks, as a container's would; may be repeated.",
+            help="Environment variable that requests devices (repeatable).",
         ),
         click.option(
             "--device", "devices", metavar="KIND=NAME", multiple=True,
-            help="A device by its CDI name, such as nvidia.com/gpu=0; may be repeated.",
+            help="CDI name of a device, such as nvidia.com/gpu=0 (repeatable).",
         ),
         click.option(
             "--rootfs", metavar="DIR", default="",
-            help="The root folder: where its loader looks for libraries.",
+            help="Root folder, whose loader must find the libraries.",
         ),
     ):  # fmt: skip
         function = add(function)
@@ -39,7 +39,7 @@ def request_options(function: Command) -> Command:
 def plan(
     rootfs: str, variables: tuple[str, ...], devices: tuple[str, ...], config_path: str | None
 ) -> tuple[Plan, list[str]]:
-    """Return the plan for a request, and its variables; what is missing is said."""
+    """Return the plan for a request, and its variables; warn of missing parts."""
     asked = Asked(settings(variables), devices, privileged=True)
     done, made = machines.planned(rootfs or None, asked, load(config_path))
     for warning in (*done.warnings, *units.warnings(made)):

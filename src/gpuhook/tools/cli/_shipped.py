@@ -1,7 +1,7 @@
-"""The files that come with the programs: manual pages, completion, units, scripts, a policy module.
+"""Files shipped with the programs: manual pages, completion, units, scripts, a policy module.
 
-This is the list of them: the Debian package has all, and ``gpuhook files`` prints those that have a
-folder among the administrator's own. Sources of the folders: manpath(5),
+The Debian package installs all of them. ``gpuhook files`` prints those that an administrator can
+place in a folder of the local system. Sources of the folders: manpath(5),
 the README of bash-completion, zshmisc(1) and Debian's zsh, "Where to put completions" of fish,
 systemd.unit(5), udev(7).
 """
@@ -18,7 +18,7 @@ from gpuhook.tools.cli.completion import script
 UNIT = "unit"
 SLURM = "script for Slurm"
 SELINUX = "policy module"
-# The units that the package enables; others are for the administrator to enable.
+# The units that the package enables; the administrator enables others.
 ENABLED = ("gpuhook-watch.service", *cdi_units.ENABLED)
 _COMPLETIONS = {"bash": "gpuhook", "zsh": "_gpuhook", "fish": "gpuhook.fish"}
 
@@ -27,7 +27,7 @@ def _manuals(share: str) -> dict[str, str]:
     return {f"man{section}": f"{share}/man/man{section}" for section in (1, 5, 8)}
 
 
-# Kind of file -> its folder. The last two kinds are placed by ``install --cdi`` elsewhere.
+# Kind of file -> its folder. ``install --cdi`` places the last two kinds elsewhere.
 OF_PACKAGE: Mapping[str, str] = {
     **_manuals("/usr/share"),
     "bash": "/usr/share/bash-completion/completions",
@@ -52,7 +52,7 @@ OF_ADMINISTRATOR: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class File:
-    """A file that comes with the programs; ``kind`` is a key of the folders above."""
+    """A shipped file; ``kind`` is a key of the folders above."""
 
     kind: str
     name: str
@@ -60,11 +60,11 @@ class File:
 
     @property
     def mode(self) -> int:
-        """The file's mode: scripts for Slurm are programs."""
+        """The file's mode: scripts for Slurm are executable."""
         return 0o755 if self.kind == SLURM else 0o644
 
     def path(self, folders: Mapping[str, str]) -> str | None:
-        """Return where the file is to be, None where there is no folder for it."""
+        """Return the file's destination, None if its kind has no folder."""
         folder = folders.get(self.kind)
         return folder and f"{folder}/{self.name}"
 
@@ -87,7 +87,7 @@ def files(command: str) -> Iterator[File]:
 
 
 def _texts(folder: str) -> Iterator[tuple[str, str]]:
-    """Yield name and text of the files in a folder beside this module."""
+    """Yield name and text of the files in a folder next to this module."""
     entries = (resources.files("gpuhook") / "tools/cli" / folder).iterdir()
     for entry in sorted(entries, key=lambda each: each.name):
         yield entry.name, entry.read_text("utf-8")

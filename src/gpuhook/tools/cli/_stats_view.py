@@ -1,4 +1,4 @@
-"""A look at all devices and containers as gpuhook stats shows it: tables, or JSON."""
+"""Output of gpuhook stats: devices and containers as tables or JSON."""
 
 import os
 from collections import deque
@@ -15,20 +15,20 @@ from gpuhook.tools.cli._containers import nameless
 from gpuhook.tools.metrics.model import Container, Device, Process, Snapshot, Usage
 
 _GIB = 1 << 30
-_BUSY, _FULL = 0.7, 0.9  # from where on a bar is yellow, and red
+_BUSY, _FULL = 0.7, 0.9  # shares from which a bar is yellow, and red
 _ABSENT = "-"
-_FIXED = 3  # lines: the heading, the header of the first table, what doesn't fit
-_MORE = 2  # lines that each further table takes: an empty one and its header
-_LOOKS = 10  # that a device's history has
+_FIXED = 3  # lines: the heading, the header of the first table, the count of hidden rows
+_MORE = 2  # lines that each further table adds: an empty line and its header
+_LOOKS = 10  # samples in a device's history
 _STEPS = "▁▂▃▄▅▆▇█"
 
 
-_NOBODY = Container("")  # stands for processes that are in no container
+_NOBODY = Container("")  # represents processes outside all containers
 
 
 @dataclass(frozen=True)
 class _Use:
-    """What one container does on one device; None for each value that nobody knows."""
+    """Usage of one device by one container; None for each unknown value."""
 
     container: Container
     device: Device
@@ -37,11 +37,11 @@ class _Use:
     share: float | None = None
     processes: int | None = None
     limit: int | None = None
-    source: str = ""  # who says the memory
+    source: str = ""  # source of the memory value
 
 
 def as_json(look: Snapshot, seconds: float) -> dict[str, Any]:
-    """Return a look as docs/metrics.md describes it; ``seconds`` is when it was, since 1970."""
+    """Return a snapshot in the format of docs/metrics.md; ``seconds`` is its Unix time."""
     of: dict[Container, list[_Use]] = {}
     for use in _uses(look):
         of.setdefault(use.container, []).append(use)
@@ -105,13 +105,13 @@ def _use_json(use: _Use) -> dict[str, Any]:
 
 
 def _uses(look: Snapshot) -> list[_Use]:
-    """Return who was given or uses what, by the containers' titles; those in none come last."""
+    """Return the uses of devices, sorted by container title; processes in none come last."""
     used = {(each.container, each.device): each for each in look.usages}
     found = []
     for container in [*sorted(look.containers, key=_title), _NOBODY]:
         for device in look.devices:
             assigned = device.id in container.devices
-            # Without an id, processes are known of no container at all.
+            # A container without an id has no known processes.
             is_known = container.id or container is _NOBODY
             usage = used.get((container.id, device.id)) if is_known else None
             if assigned or (usage is not None and usage.processes):
@@ -127,7 +127,7 @@ def _use(container: Container, device: Device, usage: Usage | None, *, assigned:
 
 
 def _title(container: Container) -> str:
-    """Return what to call a container: Kubernetes' names, else its engine's, else its id."""
+    """Return a container's display name: from Kubernetes, else from its engine, else its id."""
     if container.pod:
         words = (container.namespace, container.pod, container.container)
         return "/".join(word for word in words if word)
@@ -140,19 +140,19 @@ def _title(container: Container) -> str:
 
 
 class History:
-    """How busy the devices were in the last looks, by their ids, the newest last."""
+    """Utilization of the devices in the last samples, by device id, the newest last."""
 
     def __init__(self) -> None:
         self._of: dict[str, deque[float | None]] = {}
 
     def add(self, look: Snapshot) -> None:
-        """Remember a look; devices that are gone are forgotten."""
+        """Add a sample, and drop devices that are gone."""
         self._of = {each.id: self._of.get(each.id, deque(maxlen=_LOOKS)) for each in look.devices}
         for each in look.devices:
             self._of[each.id].append(each.utilization)
 
     def line(self, device: str) -> str:
-        """Return a device's history as a line of blocks, a blank for what isn't known."""
+        """Return a device's history as a line of blocks, with blanks for unknown values."""
         last = len(_STEPS) - 1
         return "".join(
             " " if share is None else _STEPS[round(min(max(share, 0.0), 1.0) * last)]
@@ -161,13 +161,13 @@ class History:
 
 
 def tables(look: Snapshot, width: int, *, bars: bool) -> list[RenderableType]:
-    """Return all tables as a terminal of that width shows them, whole."""
+    """Return all tables in full, for a terminal of the given width."""
     return _drawn(_Rows.of(look), width, bars=bars)
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """What the tables have a row of: devices, what containers do, processes."""
+    """Rows of the tables: devices, uses by containers, processes."""
 
     look: Snapshot
     devices: Sequence[Device]
@@ -176,11 +176,11 @@ class _Rows:
 
     @classmethod
     def of(cls, look: Snapshot) -> "_Rows":
-        """Return all that a look has."""
+        """Return all rows of a snapshot."""
         return cls(look, look.devices, _uses(look), sorted(look.processes, key=_appetite))
 
     def fitting(self, lines: int) -> "_Rows":
-        """Return as many as there are lines for: of each a third at least, if it wants that."""
+        """Return the rows that fit; each table gets at least a third of the lines if needed."""
         every = (self.devices, self.uses, self.processes)
         further = sum(bool(each) for each in every[1:])
         room = max(len(every), lines - _FIXED - _MORE * further)
@@ -197,15 +197,15 @@ class _Rows:
 
 
 def _appetite(process: Process) -> tuple[float, int]:
-    """Return what sorts processes, those with the most memory first."""
+    """Return the sort key of processes, those with the most memory first."""
     return (-(process.memory_bytes or 0), process.pid)
 
 
 @dataclass(frozen=True)
 class View:
-    """A look on the whole terminal, whatever size that has when it is drawn.
+    """A full-screen view of a snapshot, adapted to the terminal's size at each drawing.
 
-    Each row is one line. What doesn't fit is counted below, and what is missing comes last.
+    Each row is one line. Rows that don't fit are counted below; problems come last.
     """
 
     look: Snapshot
@@ -250,8 +250,8 @@ def _drawn(
     return drawn
 
 
-# Titles of columns, then those that go where there is no room, the first first. Bars have titles
-# of blanks, so that each has another.
+# Titles of columns, then the columns to drop when space is short, in this order. Bars have
+# titles of blanks, each of another length, so that titles are unique.
 _Columns = tuple[tuple[str, ...], tuple[str, ...]]
 _DEVICES: _Columns = (
     ("GPU", "MODEL", "UTIL", " ", "HISTORY", "MEMORY", "  ", "TEMP", "CLOCK", "POWER", "XIDS"),
@@ -340,7 +340,7 @@ def _process_row(
 
 
 def _users() -> dict[int, str]:
-    """Return the names of this machine's own users: another source may let us wait for it."""
+    """Return the names of the host's local users; other sources could block."""
     try:
         lines = os.fsdecode(files.read("/etc/passwd")).split("\n")
     except (OSError, ValueError):
@@ -360,7 +360,7 @@ def _percent(share: float | None) -> Text:
 
 
 def _memory(used: int | None, total: int | None) -> Text:
-    """Return bytes for people, with two digits that count where there is little."""
+    """Return bytes in GiB with two decimals."""
     if used is None:
         return _screen.text(_ABSENT)
     whole = "" if total is None else f" / {total / _GIB:.0f}"

@@ -1,4 +1,4 @@
-"""What `gpuhook explain` says first: what a container gets and from where, on one screen."""
+"""Summary of `gpuhook explain` on one screen: a container's devices and their sources."""
 
 import os
 from collections import Counter
@@ -17,11 +17,11 @@ from gpuhook.start.request.reader import Request
 from gpuhook.tools.cli._explanation import ApplyDocument, Explanation, Row
 
 MOST = 30  # lines
-_NAMED = 4  # devices, folders and documents that are named
+_NAMED = 4  # most devices, folders and CDI specs to name
 _PATHS = 8
 _SENTENCES = 4
 _WAYS = {
-    "cdi": "gpu-py writes it into config.json, from CDI documents",
+    "cdi": "gpu-py writes it into config.json, from CDI specs",
     "folder": "gpuhook apply does it, before a program is started there",
     "hook": "a hook does it, before the container's own program starts",
     "spec": "gpu-py writes it into config.json (mode spec)",
@@ -34,11 +34,11 @@ _COUNTED = {
     "allow-device": "device rule",
 }
 _DRAWN_APART = ("bind", "device", "cdi-device", "ldcache")
-_EVERY_STEP = "-v shows every step, with its reason"
+_EVERY_STEP = "-v shows every step with its reason"
 
 
 def rows(explanation: Explanation) -> list[Row]:
-    """Return at most ``MOST`` facts: what is given, then what is wrong."""
+    """Return at most ``MOST`` facts: first the devices, then the problems."""
     facts = [*explanation.circumstances, *_requests(explanation), *_done(explanation)]
     wrong = [*_lost(explanation), *_wrong(explanation)]
     steps = [Row("", _EVERY_STEP)] if explanation.operations else []
@@ -46,7 +46,7 @@ def rows(explanation: Explanation) -> list[Row]:
     if over > 0:
         left_out = sorted(range(len(facts)), key=lambda at: (not facts[at].extra, -at))[: over + 1]
         facts = [row for at, row in enumerate(facts) if at not in left_out]
-        facts.append(Row("", f"and {len(left_out)} lines more, with -v"))
+        facts.append(Row("", f"{len(left_out)} more lines with -v"))
     return [*facts, *wrong, *steps]
 
 
@@ -56,14 +56,14 @@ def _requests(explanation: Explanation) -> Iterator[Row]:
     yield from _few("Ignored", ignored, "poor")
     asking = [request for request in requests if request.devices is not None]
     if requests and not asking:
-        yield Row("", "The container asks for no GPU: nothing is done to it.")
+        yield Row("", "The container requests no GPU: it stays unchanged.")
         if explanation.why_nothing:
             yield Row("Because", explanation.why_nothing)
     inventories = {each.vendor: each for each in explanation.progress.inventories}
     grants = explanation.resolved.grants if explanation.resolved is not None else []
     granted = {grant.request.vendor: grant for grant in grants}
     for request in asking:
-        yield Row("Asked for", _asked(request, explanation.known[request.vendor].TITLE))
+        yield Row("Requests", _asked(request, explanation.known[request.vendor].TITLE))
         facts = request.options.facts() if request.options is not None else []
         for title, text in facts:
             if text != "none":
@@ -71,20 +71,20 @@ def _requests(explanation: Explanation) -> Iterator[Row]:
         inventory = inventories.get(request.vendor)
         if inventory is not None:
             where = f"; its driver is at {inventory.root}" if inventory.root != "/" else ""
-            yield Row("This machine", f"{inventory.sentence()}{where}", extra=True)
+            yield Row("This host", f"{inventory.sentence()}{where}", extra=True)
         if request.vendor in granted:
             yield Row("Gets", _given(granted[request.vendor], explanation.operations), "good")
 
 
 def _asked(request: Request, title: str) -> str:
     names = listed(list(request.devices or ()), _PATHS) or "none"
-    return f"{names} of {title}, by its {request.source}"
+    return f"{title} {names}, from its {request.source}"
 
 
 def _given(grant: Grant, operations: list[Operation]) -> str:
     noun = grant.vendor.names.NOUN
     if not grant.devices:
-        return f"no {noun}{', but what comes with each' if operations else ''}"
+        return f"no {noun}{', only the driver' if operations else ''}"
     texts = [
         each.label if each.label == each.id else f"{each.label} ({each.id})"
         for each in grant.devices
@@ -94,7 +94,7 @@ def _given(grant: Grant, operations: list[Operation]) -> str:
 
 
 def _done(explanation: Explanation) -> Iterator[Row]:
-    """Yield what is done: nodes, files, and what else there is."""
+    """Yield the changes: nodes, files and others."""
     operations = explanation.operations
     for each in operations:
         if isinstance(each, ApplyDocument):
@@ -113,7 +113,7 @@ def _done(explanation: Explanation) -> Iterator[Row]:
 
 
 def _origins(files: list[BindFile | BindSocket]) -> str:
-    """Return from which folders files come, below which driver root."""
+    """Return the folders that files come from, and their driver root."""
     folders = Counter(os.path.dirname(op.path) for op in files)
     texts = [f"{folder} ({count})" for folder, count in folders.most_common()]
     roots = [root for root in dict.fromkeys(op.root for op in files) if root != "/"]
@@ -140,20 +140,20 @@ def _lost(explanation: Explanation) -> Iterator[Row]:
 
 
 def _wrong(explanation: Explanation) -> Iterator[Row]:
-    """Yield what there is in part, what isn't done, and what the container is refused for."""
+    """Yield warnings, hints, skipped operations, and the error that refuses the container."""
     said = explanation.lost
     warnings = [text for text in explanation.warnings if text not in said]
     yield from _few("Warning", warnings, "poor")
     yield from _few("Hint", explanation.hints, "poor")
     undone = [operation.describe() for operation in explanation.undone]
     if undone:
-        yield Row("Left undone", listed(undone, _NAMED), "poor")
+        yield Row("Skipped", listed(undone, _NAMED), "poor")
     if explanation.error is not None:
         yield Row("", f"Error ({explanation.error.code}): {explanation.error}", "bad")
 
 
 def _few(title: str, texts: list[str], tone: str) -> Iterator[Row]:
-    """Yield a line for each of a few texts, and how many there are besides."""
+    """Yield a line for each of the first texts, and the number of further ones."""
     yield from (Row(title, text, tone) for text in texts[:_SENTENCES])
     if len(texts) > _SENTENCES:
-        yield Row("", f"and {len(texts) - _SENTENCES} more, with -v", tone)
+        yield Row("", f"{len(texts) - _SENTENCES} more with -v", tone)

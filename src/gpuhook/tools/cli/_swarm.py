@@ -1,4 +1,4 @@
-"""``gpuhook install --swarm``: the devices that this node offers, and what is still to do."""
+"""``gpuhook install --swarm``: the devices that this node offers, and remaining steps."""
 
 from collections.abc import Iterable
 
@@ -13,9 +13,9 @@ from gpuhook.tools.vendors import survey
 
 
 def resources(config: Config) -> tuple[swarm.Resource, ...]:
-    """Return the devices of this machine that containers can have one by one.
+    """Return the devices of this host that containers can request one by one.
 
-    DriverError where it has none of any vendor. A device that doesn't work is left out.
+    DriverError if it has none of any vendor. A device that doesn't work is left out.
     """
     offers, failed = survey.present(config, lambda vendor: _offered(vendor, config))
     for error in failed:
@@ -29,21 +29,22 @@ def _offered(vendor: contract.Vendor, config: Config) -> list[swarm.Resource]:
         contract.Grant.of_document(vendor, inventory, config, inventory.devices)
     )
     for reason in reasons:
-        warn(f"not for the swarm: {reason}")
+        warn(f"not offered to the swarm: {reason}")
     company, _, sort = vendor.names.KIND.partition("/")
     company = company.partition(".")[0]
     found = []
     for device in devices:
         kind = f"{company}-{vendor.names.TYPES[1] if device.parent else sort}".upper()
         if device.id.isdecimal():  # KIND=0 would be a number of devices without names
-            warn(f"not for the swarm: {vendor.names.NOUN} {device.label} has no name but a number")
+            what = f"{vendor.names.NOUN} {device.label}"
+            warn(f"not offered to the swarm: {what} has only a number as its name")
         else:
             found.append(swarm.Resource(vendor.names.NAME, kind, device.id))
     return found
 
 
 def advice(target: Target, devices: Iterable[swarm.Resource], config: Config) -> list[str]:
-    """Return what is still to be done, a sentence each, once a node's daemon.json is written."""
+    """Return the remaining steps, a sentence each, after a node's daemon.json is written."""
     document = json_text.parse(target.text, target.path)
     node = swarm.Node(node_resources(document, target.path), devices)
     said = swarm_variables(config.swarm_resource)
@@ -51,9 +52,9 @@ def advice(target: Target, devices: Iterable[swarm.Resource], config: Config) ->
     wanted = {name: vendors for name, vendors in node.variables().items() if name not in known}
     if not wanted:
         return []
-    # A variable that several vendors' devices are in is for whom each name has the form of.
+    # Where several vendors share a variable, the form of each name tells its vendor.
     more = [
         name if len(vendors) > 1 else f"{vendors[0]}={name}" for name, vendors in wanted.items()
     ]
     setting = ",".join([*filter(None, [config.swarm_resource]), *more])
-    return [f"Have services' containers get them: gpuhook config set swarm-resource={setting}"]
+    return [f"To serve services' containers: gpuhook config set swarm-resource={setting}"]

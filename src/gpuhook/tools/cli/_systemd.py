@@ -1,4 +1,4 @@
-"""Ask the systemd of this machine, where there is one."""
+"""Calls to the host's systemd, where it is running."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ _PATIENCE = 60.0  # seconds
 
 
 def call(*words: str) -> bool:
-    """Run systemctl; tell whether it did what it was asked, False where systemd isn't running."""
+    """Run systemctl; return whether it succeeded, False if systemd isn't running."""
     program = shutil.which("systemctl")
     if program is None or not os.path.isdir(_RUNNING):
         return False

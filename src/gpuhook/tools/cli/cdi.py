@@ -1,4 +1,4 @@
-"""gpuhook cdi: the documents by which engines themselves give devices to containers."""
+"""gpuhook cdi: CDI specs, with which engines add devices to containers themselves."""
 
 from gpuhook.tools.cli._help import group
 from gpuhook.tools.cli.cdi_folders import list_, validate
@@ -8,7 +8,7 @@ from gpuhook.tools.cli.cdi_refresh import refresh
 
 @group()
 def cdi() -> None:
-    """Make CDI documents, and check those that are there."""
+    """Generate and check CDI specs for container engines."""
 
 
 for command in (generate, list_, refresh, transform, validate):

@@ -1,4 +1,4 @@
-"""gpuhook cdi list and validate: which devices CDI documents name, and what is wrong with them."""
+"""gpuhook cdi list and validate: devices in CDI specs, and errors in the specs."""
 
 import sys
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json
 from gpuhook.tools.cli._places import state_folder
 
-_SECOND = "a second document begins here, and engines read the first alone: give it its own file"
+_SECOND = "a second CDI spec starts here, and engines read only the first: give it its own file"
 
 
 def _folders_option(command: Callable[..., None]) -> Callable[..., None]:
@@ -25,24 +25,24 @@ def _folders_option(command: Callable[..., None]) -> Callable[..., None]:
         "spec_dirs",
         metavar="FOLDER",
         multiple=True,
-        help="A folder of documents instead of the configuration's; the last one counts most.",
+        help="Folder of CDI specs to use instead of the configured ones (repeatable; last wins).",
     )(command)
 
 
 @command(
     "list",
     examples={
-        "gpuhook cdi list": "Show the names that podman and docker run --device take",
-        "gpuhook cdi list --spec-dir /etc/cdi --format json": "The same of one folder, as JSON",
+        "gpuhook cdi list": "Show the names that podman and docker run --device accept",
+        "gpuhook cdi list --spec-dir /etc/cdi --format json": "The same for one folder, as JSON",
     },
 )
 @_folders_option
 @config_option
 @format_option
 def list_(spec_dirs: tuple[str, ...], config_path: str | None, output_format: str) -> None:
-    """Show the names that engines know, and the file that each one comes from.
+    """List the CDI device names that engines accept, each with its file.
 
-    Also says which names are in two files, and which files engines don't read, and why.
+    Also reports names that are in two files, and files that engines don't read, with the reason.
     """
     chosen = spec_dirs or load(config_path).cdi_spec_dirs
     found = folders.read_folders(chosen)
@@ -73,7 +73,7 @@ def list_(spec_dirs: tuple[str, ...], config_path: str | None, output_format: st
 
 
 def _report_refresh() -> None:
-    """Say why the last refresh failed: who misses a device should know."""
+    """Report why the last refresh failed, because devices may be missing."""
     try:
         found = kept.last_errors(state_folder(None, ""))
         failures = [f"{each.kind} {each.error}".strip() for each in found]
@@ -85,18 +85,18 @@ def _report_refresh() -> None:
 
 @command(
     examples={
-        "gpuhook cdi validate": "Check the documents in the folders that engines read",
-        "gpuhook cdi validate ./nvidia.yaml": "Check one file before it goes there",
+        "gpuhook cdi validate": "Check the CDI specs in the folders that engines read",
+        "gpuhook cdi validate ./nvidia.yaml": "Check one file before you install it",
     },
 )
 @click.argument("files", metavar="[FILE]...", nargs=-1)
 @_folders_option
 @config_option
 def validate(files: tuple[str, ...], spec_dirs: tuple[str, ...], config_path: str | None) -> None:
-    """Check CDI documents; exit with status 1 if engines refuse anything in them, or don't read it.
+    """Check CDI specs; exit with status 1 if engines would refuse or ignore any part.
 
-    Without FILE, all documents in the folders are checked, and that no two of them have the
-    same name.
+    Without FILE, all CDI specs in the folders are checked, and that no device name is in two of
+    them.
     """
     if files and spec_dirs:
         raise click.UsageError("Name files, or folders with --spec-dir, but not both.")
@@ -114,11 +114,11 @@ def validate(files: tuple[str, ...], spec_dirs: tuple[str, ...], config_path: st
     if errors:
         sys.exit(1)
     count = len(found.documents)
-    click.echo(f"{count} CDI document{'' if count == 1 else 's'} checked, nothing is wrong")
+    click.echo(f"{count} CDI spec{'' if count == 1 else 's'} checked, no errors")
 
 
 def _examine(file: str, found: Found) -> None:
-    """Check one file, and that engines read files of such a name."""
+    """Check one file, and that engines read files with such a name."""
     errors, document = folders.examine(file)
     if not file.endswith(folders.ENDINGS):
         errors.append(FileError(file, None, folders.OTHER_ENDING))
@@ -128,7 +128,7 @@ def _examine(file: str, found: Found) -> None:
 
 
 def _add_rests(found: Found) -> None:
-    """Add an error for each file with more than one document."""
+    """Add an error for each file with more than one CDI spec."""
     if not found.documents:
         return
     from gpuhook.tools.cdi import stream  # noqa: PLC0415 - slow to import
@@ -136,7 +136,7 @@ def _add_rests(found: Found) -> None:
     for path in found.documents:
         try:
             line = stream.rest(host_files.read_start(path, MOST_BYTES + 1))
-        except OSError:  # gone since it was read
+        except OSError:  # removed since it was read
             continue
         if line is not None:
             found.errors.append(FileError(path, line, _SECOND))
@@ -150,7 +150,7 @@ def _conflicts(found: Found) -> list[str]:
 
 
 def _report(errors: list[str], found: Found) -> None:
-    """Print errors, and what is ignored, beside the answer."""
+    """Print errors and ignored parts to standard error."""
     for error in errors:
         click.echo(f"error: {printable(error)}", err=True)
     for each in found.ignored:

@@ -1,4 +1,4 @@
-"""gpuhook cdi generate and cdi transform root: make CDI documents, and move the paths in them."""
+"""gpuhook cdi generate and cdi transform root: generate CDI specs, and change their paths."""
 
 import os
 import sys
@@ -34,7 +34,7 @@ _ENDINGS = tuple(f".{form}" for form in writing.FORMATS)
 
 
 class Place:
-    """Where documents go: to standard output, into a file, or into a folder under their kinds."""
+    """Destination of CDI specs: standard output, a file, or a folder with a file per kind."""
 
     def __init__(self, output: str, form: str | None) -> None:
         self.output = output
@@ -45,12 +45,12 @@ class Place:
             return
         if "." in name:
             raise CdiError(
-                f"{shown(output)} is a file that no engine reads: they take .yaml and .json alone",
-                "Give the file one of these endings, or name a folder",
+                f"{shown(output)} is a file that no engine reads: they read only .yaml and .json",
+                "Give the file one of these extensions, or name a folder",
             )
 
     def path_of(self, kind: str) -> str:
-        """Return the file of a document of that kind."""
+        """Return the file for a CDI spec of the given kind."""
         name = "" if self.is_file else writing.file_name(kind, self.form)
         return os.path.abspath(os.path.join(self.output, name) if name else self.output)
 
@@ -61,43 +61,43 @@ def _form_of(path: str) -> str | None:
 
 @command(
     examples={
-        "gpuhook cdi generate": "Print a document of the devices of this machine",
-        "gpuhook cdi generate --output /etc/cdi/": "Write one for each vendor there",
+        "gpuhook cdi generate": "Print a CDI spec of this host's devices",
+        "gpuhook cdi generate --output /etc/cdi/": "Write one file per vendor",
         "gpuhook cdi generate --kind nvidia.com/gpu --output gpus.yaml": "Write one kind to a file",
     },
 )
 @config_option
 @click.option(
     "--output", metavar="FILE", default=STDIO, show_default=True,
-    help="The file, ending in .yaml or .json, or a folder for vendor-class.yaml; - prints it.",
+    help="File ending in .yaml or .json, or folder for vendor-class.yaml (- for stdout).",
 )  # fmt: skip
 @click.option(
     "--format", "form", type=click.Choice(writing.FORMATS),
-    help="How to write it.  [default: as the file ends, else yaml]",
+    help="Output format.  [default: from the file's extension, else yaml]",
 )  # fmt: skip
 @click.option(
     "--device-name-strategy", "strategies", type=click.Choice([*STRATEGIES]), multiple=True,
     default=DEFAULT_STRATEGIES, show_default=True,
-    help="What devices are called: 0 and 1:0, GPU-..., or gpu0 and mig1:0; may be repeated.",
+    help="Form of device names: 0 and 1:0, GPU-..., or gpu0 and mig1:0 (repeatable).",
 )  # fmt: skip
 @click.option(
     "--device-id", "devices", metavar="ID", multiple=True,
-    help="These devices alone, as containers name them, with --kind; may be repeated.",
+    help="Include only this device, by the name containers use; with --kind (repeatable).",
 )  # fmt: skip
-@click.option("--no-all-device", is_flag=True, help="Leave out the device all.")
+@click.option("--no-all-device", is_flag=True, help="Omit the device named all.")
 @click.option(
     "--kind", "kinds", metavar="KIND", multiple=True, shell_complete=completing.kinds,
-    help="Devices of this kind alone, such as nvidia.com/gpu.  [default: all there are]",
+    help="Include only devices of this kind, such as nvidia.com/gpu.  [default: all kinds]",
 )  # fmt: skip
 @click.option(
     "--mode", type=click.Choice(["auto", "nvml"]), default="auto", show_default=True,
-    help="How devices are found: there is one way, and nvidia-ctk's users name it.",
+    help="Discovery mode; for compatibility with nvidia-ctk, all values mean the same.",
 )  # fmt: skip
 @click.option(
     "--for", "program", type=click.Choice([_CHARLIECLOUD]),
-    help="For a program that reads documents and runs no hook: links become mounts.",
+    help="Write no hooks, for programs that don't run them: links become mounts.",
 )  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Print the change as a diff and make none.")
+@click.option("--dry-run", is_flag=True, help="Print the change as a diff without making it.")
 def generate(
     config_path: str | None,
     output: str,
@@ -110,14 +110,14 @@ def generate(
     program: str | None,
     dry_run: bool,
 ) -> None:
-    """Write a CDI document of the devices of this machine.
+    """Generate a CDI spec for the devices of this host.
 
-    An engine that reads it gives them to containers without gpu-py: podman run --device
-    nvidia.com/gpu=0, docker run --device nvidia.com/gpu=all. Make it again whenever the driver,
-    the devices or their MIG devices change. A file that would stay the same isn't touched.
+    An engine that reads it adds the devices to containers without gpu-py: podman run --device
+    nvidia.com/gpu=0, docker run --device nvidia.com/gpu=all. Generate it again when the driver,
+    the devices or the MIG devices change. A file that would not change isn't rewritten.
 
-    Its version is the lowest that has words for what is in it. What the oldest engine here
-    doesn't know is left out, and said.
+    The CDI version is the lowest that supports the content. Content that the oldest engine on
+    this host doesn't support is omitted with a warning.
     """
     del mode
     config = load(config_path)
@@ -126,8 +126,8 @@ def generate(
     sources, failed = _sources(config, kinds, save=not dry_run, without_hook=bool(program))
     if devices and len(sources) > 1:
         raise CdiError(
-            "Devices are named, and this machine has several kinds of them",
-            "Say with --kind which one is meant",
+            "--device needs one kind of device, and this host has several",
+            "Select one with --kind",
         )
     how = {
         "strategies": strategies,
@@ -139,7 +139,7 @@ def generate(
         found = [each.document["kind"] for each in made]
         raise CdiError(
             f"One file can't describe the devices of several kinds ({listed(found)})",
-            "Name a folder with --output, or one of them with --kind",
+            "Name a folder with --output, or select one kind with --kind",
         )
     for each in made:
         for warning in each.warnings:
@@ -154,9 +154,9 @@ def generate(
 def _sources(
     config: Config, kinds: tuple[str, ...], *, save: bool, without_hook: bool
 ) -> tuple[list[Source], list[DriverError]]:
-    """Return what there is to make documents of, and which drivers fail beside it.
+    """Return the sources for CDI specs, and the errors of drivers that failed.
 
-    DriverError where there is nothing.
+    DriverError if there is no source.
     """
     hook = our_program(names.CDI_HOOK, "Reinstall gpuhook, so that its programs are in one folder")
 
@@ -170,7 +170,7 @@ def _sources(
     unknown = [kind for kind in kinds if kind not in known]
     if unknown:
         raise CdiError(
-            f"gpuhook doesn't know devices of the kind {shown(unknown[0])}",
+            f"gpuhook doesn't support devices of the kind {shown(unknown[0])}",
             f"Name one of {listed([*known])} with --kind",
         )
     if kinds:
@@ -179,7 +179,7 @@ def _sources(
 
 
 def _made(sources: list[Source], how: dict[str, Any], *, explicit: bool) -> list[Generated]:
-    """Return the documents; of kinds that nobody named, those that there are devices of."""
+    """Return the CDI specs; kinds that weren't requested are omitted if they have no devices."""
     made, errors = [], []
     for source in sources:
         try:
@@ -192,11 +192,11 @@ def _made(sources: list[Source], how: dict[str, Any], *, explicit: bool) -> list
 
 
 def _print(documents: list[dict[str, Any]], form: str) -> None:
-    """Print documents: several are a stream of YAML, or a list of JSON."""
+    """Print CDI specs; several are printed as a YAML stream or a JSON list."""
     if len(documents) > 1:
         warn(
-            "Engines read one document of a file: to write a file for each kind, name a folder "
-            "with --output"
+            "Engines read only one CDI spec per file: to write a file for each kind, name a "
+            "folder with --output"
         )
     if form == "json" and len(documents) > 1:
         print_json(documents)
@@ -221,7 +221,7 @@ def _deliver(made: Generated, place: Place, *, dry_run: bool) -> None:
 
 @group()
 def transform() -> None:
-    """Change a CDI document as nvidia-ctk cdi transform does."""
+    """Transform CDI specs as nvidia-ctk cdi transform does."""
 
 
 @transform.command(
@@ -229,11 +229,12 @@ def transform() -> None:
         "gpuhook cdi transform root --from /driver --to / --input in.yaml": "Move the driver root",
     },
 )
-@click.option("--from", "old", metavar="DIR", required=True, help="The root that is in its paths.")
-@click.option("--to", "new", metavar="DIR", required=True, help="The root to be there instead.")
+@click.option("--from", "old", metavar="DIR", required=True, help="Current root of its paths.")
+@click.option("--to", "new", metavar="DIR", required=True, help="New root of its paths.")
 @click.option(
     "--relative-to", type=click.Choice([transforming.HOST, transforming.CONTAINER]),
-    default=transforming.HOST, show_default=True, help="Whose paths are changed.",
+    default=transforming.HOST, show_default=True,
+    help="Paths to change: on the host or in the container.",
 )  # fmt: skip
 @click.option(
     "--input",
@@ -241,20 +242,20 @@ def transform() -> None:
     metavar="FILE",
     default=STDIO,
     show_default=True,
-    help="The document; - reads standard input.",
+    help="CDI spec to read (- for stdin).",
 )
 @click.option(
     "--output",
     metavar="FILE",
     default=STDIO,
     show_default=True,
-    help="The file to write; - prints it.",
+    help="File to write (- for stdout).",
 )
 def root(old: str, new: str, relative_to: str, source: str, output: str) -> None:
-    """Move a root in the paths of a CDI document.
+    """Replace the root in the paths of a CDI spec.
 
-    Where documents are made in a container that sees the host's driver in another folder,
-    that folder has to become the host's own, in paths of the host, and nothing else changes.
+    Use it if the spec was generated in a container that has the host's driver in another
+    folder: replace that folder by the host's in host paths. Nothing else changes.
     """
     document = _read(source)
     moved = transforming.root(document, old, new, relative_to)
@@ -271,16 +272,16 @@ def root(old: str, new: str, relative_to: str, source: str, output: str) -> None
 
 
 def _read(source: str) -> dict[str, Any]:
-    """Return the document in a file, or on standard input."""
-    name = "The document on standard input" if source == STDIO else source
+    """Return the CDI spec in a file, or on standard input."""
+    name = "The CDI spec on standard input" if source == STDIO else source
     try:
         if source == STDIO:
-            data = sys.stdin.buffer.read(MOST_BYTES + 1)  # its reader says that it is too large
+            data = sys.stdin.buffer.read(MOST_BYTES + 1)  # the parser reports one that is too large
         else:
             data = host_files.read_roots(source)  # protects: transformed-writers
     except OSError as error:
         raise CdiError(
-            f"{name} can't be read: {error.strerror}", "Give a file's name with --input"
+            f"{name} can't be read: {error.strerror}", "Name a file with --input"
         ) from None
     reading = reader.read(data)
     if reading.document is None:
@@ -293,7 +294,7 @@ def _read(source: str) -> dict[str, Any]:
     rest = stream.rest(data)
     if rest is not None:
         raise CdiError(
-            f"{name}, line {rest}: a second document begins here, which engines don't read",
-            "Give each document a file of its own",
+            f"{name}, line {rest}: a second CDI spec starts here, which engines don't read",
+            "Give each CDI spec a file of its own",
         )
     return reading.document

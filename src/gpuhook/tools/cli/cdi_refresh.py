@@ -1,4 +1,4 @@
-"""gpuhook cdi refresh: the documents that install --cdi keeps, as the machine is now."""
+"""gpuhook cdi refresh: regenerate the CDI specs that install --cdi manages."""
 
 import os
 import sys
@@ -12,24 +12,25 @@ from gpuhook.tools.cli._output import say, warn
 from gpuhook.tools.cli._places import state_folder
 
 _NOTHING = (
-    "gpuhook install --cdi keeps no documents here: there is nothing to refresh; "
+    "gpuhook install --cdi manages no CDI specs here: there is nothing to refresh; "
     "gpuhook cdi generate --output FOLDER writes them once"
 )
 
 
 @command(
     examples={
-        "gpuhook cdi refresh": "Write the documents again after MIG devices were made or removed",
+        "gpuhook cdi refresh": "Regenerate the CDI specs after MIG devices changed",
     },
 )
-@click.option("--prefix", metavar="DIR", default="", help="A folder to use as /.")
-@click.option("--state-dir", metavar="DIR", help="Where install has remembered what to keep.")
+@click.option("--prefix", metavar="DIR", default="", help="Folder to use as /.")
+@click.option("--state-dir", metavar="DIR", help="State folder of install.")
 def refresh(prefix: str, state_dir: str | None) -> None:
-    """Bring the documents that ``gpuhook install --cdi`` keeps up to date.
+    """Update the CDI specs that ``gpuhook install --cdi`` manages.
 
-    A document whose driver is gone is removed. Where a driver doesn't answer, the old one
-    stays, the status is 1, and ``gpuhook doctor`` says why until it succeeds. The units and
-    ``gpuhook watch`` run this; run it yourself after MIG devices were made or removed.
+    A spec is removed if its driver is gone. If a driver doesn't answer, the old spec stays, the
+    exit status is 1, and ``gpuhook doctor`` reports the reason until a refresh succeeds. The
+    units and ``gpuhook watch`` run this command; run it yourself after MIG devices were created
+    or removed.
     """
     prefix = prefix and os.path.abspath(prefix)
     report = refreshing.refresh(state_folder(state_dir, prefix), prefix)
@@ -42,12 +43,12 @@ def refresh(prefix: str, state_dir: str | None) -> None:
 
 
 def tell(report: refreshing.Report) -> None:
-    """Print what a refresh did."""
+    """Print the result of a refresh."""
     for warning in report.warnings:
         warn(warning)
     lines = [*report.done, *report.said]
     if report.absent and not lines and not report.failures:
-        lines = [f"{report.absent[0]}; documents come once there is a driver"]
+        lines = [f"{report.absent[0]}; CDI specs are written once there is a driver"]
     for line in lines:
         say(line)
     for failure in report.failures:
@@ -55,7 +56,7 @@ def tell(report: refreshing.Report) -> None:
 
 
 def sentence(failure: Failure) -> str:
-    """Return a failure in words."""
-    kept = " (the old document stays)" if failure.kind else ""
+    """Return a failure as a sentence."""
+    kept = " (the old CDI spec stays)" if failure.kind else ""
     of = f"{failure.kind}: " if failure.kind else ""
     return f"{of}{failure.error}{kept}. {failure.remedy}."

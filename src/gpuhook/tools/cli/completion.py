@@ -1,4 +1,4 @@
-"""gpuhook completion: the script by which a shell completes gpuhook's commands and options."""
+"""gpuhook completion: a shell's script to complete gpuhook's commands and options."""
 
 import click
 from click.shell_completion import get_completion_class
@@ -18,20 +18,20 @@ SHELLS = ("bash", "zsh", "fish")
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the script by which a shell completes commands, options and their values.
+    """Print a shell's script to complete commands, options and their values.
 
-    It also completes keys of config.toml, devices and containers. Begin a new shell, or read the
-    file with source, for it to count.
+    It also completes keys of config.toml, devices and containers. Start a new shell, or source
+    the file, to use it.
     """
     click.echo(script(shell, ctx.find_root().command))
 
 
 def script(shell: str, command: click.Command) -> str:
-    """Return the script that completes the words of gpuhook's command line in a shell."""
+    """Return a shell's script to complete gpuhook's command line."""
     register()
     kind = get_completion_class(shell)
     if kind is None:
         raise click.ClickException(f"This click has no completion for {shell}.")
     made = kind(command, {}, "gpuhook", "_GPUHOOK_COMPLETE")
-    # The template alone: source() would look for a bash to ask for its version.
+    # Only the template: source() would run bash to read its version.
     return made.source_template % made.source_vars()

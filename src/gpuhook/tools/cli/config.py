@@ -26,7 +26,7 @@ _FILE = click.option(
     "--config",
     "path",
     metavar="FILE",
-    help=f"The file to use.  [default: ${PATH_VARIABLE} or {DEFAULT_PATH}]",
+    help=f"Configuration file.  [default: ${PATH_VARIABLE} or {DEFAULT_PATH}]",
 )
 
 
@@ -36,7 +36,7 @@ def default_text() -> str:
 
 
 def chosen_file(path: str | None) -> str:
-    """Return the file to use where ``path`` may have been given."""
+    """Return the configuration file to use, ``path`` if it is given."""
     return path or os.environ.get(PATH_VARIABLE) or DEFAULT_PATH
 
 
@@ -47,12 +47,12 @@ def config() -> None:
 
 @config.command(
     examples={
-        "gpuhook config show": "Print every setting in force, and the file it comes from",
+        "gpuhook config show": "Print all settings in effect, and their file",
     },
 )
 @_FILE
 def show(path: str | None) -> None:
-    """Print the settings in force, as TOML."""
+    """Print the settings in effect, as TOML."""
     settings = load(path)
     say(f"# {settings.path or 'no configuration file: all defaults'}")
     click.echo(as_toml(settings), nl=False)
@@ -60,7 +60,7 @@ def show(path: str | None) -> None:
 
 @config.command(
     examples={
-        "gpuhook config default > /etc/gpuhook/config.toml": "Start with every default",
+        "gpuhook config default > /etc/gpuhook/config.toml": "Create a file with all defaults",
     },
 )
 def default() -> None:
@@ -70,8 +70,8 @@ def default() -> None:
 
 @config.command(
     examples={
-        "gpuhook config validate": "Check the file that is in force",
-        "gpuhook config validate ./config.toml": "Check a file before it goes there",
+        "gpuhook config validate": "Check the file in use",
+        "gpuhook config validate ./config.toml": "Check a file before you install it",
     },
 )
 @click.argument("file", required=False)
@@ -79,7 +79,7 @@ def default() -> None:
 def validate(file: str | None, path: str | None) -> None:
     """Check a configuration file; exit with status 1 if it has an error.
 
-    Keys that change nothing are listed as warnings.
+    Keys without effect are reported as warnings.
     """
     chosen = chosen_file(file or path)
     try:
@@ -95,7 +95,7 @@ def validate(file: str | None, path: str | None) -> None:
         place = f"{chosen}, line {line}" if line else chosen
         question = "" if key in WITHOUT_EFFECT else similar_keys(key)
         full_stop = "." if question else ""
-        say(f"warning: {place}: {key} changes nothing: {reason}{full_stop}{question}", err=True)
+        say(f"warning: {place}: {key} has no effect: {reason}{full_stop}{question}", err=True)
     for error in errors:
         click.echo(f"error: {error}", err=True)
     try:
@@ -124,18 +124,16 @@ def validate(file: str | None, path: str | None) -> None:
     shell_complete=completing.settings,
 )
 @_FILE
-@click.option(
-    "--list-separator", default=":", help="What separates a list's elements.  [default: :]"
-)
-@click.option("--dry-run", is_flag=True, help="Print the changed file and write nothing.")
+@click.option("--list-separator", default=":", help="Separator of list elements.  [default: :]")
+@click.option("--dry-run", is_flag=True, help="Print the changed file without writing it.")
 def set_(
     assignments: tuple[str, ...], path: str | None, list_separator: str, dry_run: bool
 ) -> None:
-    """Change settings in the configuration file; comments and order stay.
+    """Change settings in the configuration file; comments and order are kept.
 
-    A key is written with its section: nvidia-container-runtime.mode=spec. A key that is true
-    or false needs no value to become true; the features also take nil, which removes them. A
-    file that does not exist is made from the commented default.
+    Write a key with its section: nvidia-container-runtime.mode=spec. A boolean key without a
+    value becomes true; features also accept nil, which removes them. A file that does not
+    exist is created from the commented default.
     """
     if not list_separator:
         raise click.BadParameter("it can't be empty", param_hint="--list-separator")
@@ -148,7 +146,7 @@ def set_(
         for assignment in assignments:
             key, value = parse_assignment(assignment, list_separator)
             text = set_value(text, key, value)
-        registry.known(loads(text))  # what a setting says of vendors, only they know
+        registry.known(loads(text))  # vendors check their own settings
         if dry_run:
             click.echo(text, nl=False)
         else:
@@ -156,13 +154,13 @@ def set_(
 
 
 def changing(path: str) -> contextlib.AbstractContextManager[None]:
-    """Keep others from changing a configuration for a block, in which it is read and written."""
+    """Lock a configuration against other writers for a block that reads and writes it."""
     host_files.check_way(path)
     return _Changing(os.path.realpath(path)).held()
 
 
 class _Changing(Lock):
-    """The right to change a configuration, in a folder beside it."""
+    """The lock of a configuration file, in a folder next to it."""
 
     def __init__(self, path: str) -> None:
         parent, name = os.path.split(path)
@@ -174,9 +172,9 @@ class _Changing(Lock):
 
 
 def save(path: str, text: str, mode: int | None = None) -> None:
-    """Write a configuration, with its mode where none is given; ConfigError if that fails.
+    """Write a configuration, keeping its mode if none is given; ConfigError if that fails.
 
-    A byte order mark that the file has stays.
+    The file's byte order mark is kept.
     """
     host_files.check_way(path)
     try:
@@ -187,7 +185,7 @@ def save(path: str, text: str, mode: int | None = None) -> None:
 
 
 def _mark_of(path: str) -> bytes:
-    """Return the byte order mark of a file, b"" where it has none or isn't there."""
+    """Return the byte order mark of a file, b"" if it has none or doesn't exist."""
     try:
         start = host_files.read_start(path, len(UTF_8_MARK))
     except FileNotFoundError:

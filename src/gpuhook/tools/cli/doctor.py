@@ -1,4 +1,4 @@
-"""gpuhook doctor: what a support engineer would check, each line with its remedy."""
+"""gpuhook doctor: checks of the installation, each problem with its remedy."""
 
 import os
 import sys
@@ -16,26 +16,26 @@ from gpuhook.tools.doctor import Case, Examination, Finding, Status, examine, wo
 from gpuhook.tools.doctor.report import write_report
 from gpuhook.tools.engines.known import ENGINES
 
-_WIDTH = 9  # of the column with the statuses
+_WIDTH = 9  # width of the status column
 
 
 @command(
     examples={
-        "gpuhook doctor": "Check this machine",
-        "gpuhook doctor --report gpuhook-report.tar.gz": "Pack what a bug report needs",
+        "gpuhook doctor": "Check this host",
+        "gpuhook doctor --report gpuhook-report.tar.gz": "Also write a bug report",
     },
 )
 @click.option(
     "--engine",
     type=click.Choice([*ENGINES]),
-    help="Look at this engine alone, and at what every engine needs.",
+    help="Check only this engine, and what all engines need.",
 )
-@click.option("--quiet", "-q", is_flag=True, help="Print only what is wrong.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only problems.")
 @click.option(
     "--report",
     "report_path",
     metavar="FILE",
-    help="Also write a tar.gz for bug reports; it has no environment values.",
+    help="Also write a tar.gz for bug reports, without values of environment variables.",
 )
 @config_option
 @format_option
@@ -46,11 +46,11 @@ def doctor(
     config_path: str | None,
     output_format: str,
 ) -> None:
-    """Check the driver, gpuhook and the engines, and say what to do. Changes nothing.
+    """Check the driver, gpuhook and the engines, and suggest fixes. Changes nothing.
 
-    Checks that would only report the cause of a problem again are skipped. What is wrong comes
-    last, failures below warnings; a note is for those who want something else. The exit status is
-    0 if all is well, notes included, 1 with warnings and 2 with failures.
+    Checks that would only report the cause of a problem again are skipped. Problems are printed
+    last, failures after warnings. A note describes something optional. The exit status is 0 if
+    there are no problems, 1 with warnings and 2 with failures.
     """
     case = Case.of_this_machine(config_path, sys.argv[0])
     case.engine = engine or ""
@@ -68,7 +68,7 @@ def doctor(
     if report_path:
         write_report(report_path, case, examination.findings)
         if output_format == "text" and not quiet:
-            click.echo(f"The report is in {printable(report_path)}; read it before you send it.")
+            click.echo(f"Wrote the report to {printable(report_path)}; read it before you send it.")
     sys.exit(status.exit_status)
 
 
@@ -89,7 +89,7 @@ def _to_json(status: Status, examination: Examination, quiet: bool) -> dict[str,
 
 
 def _print_wrong(findings: Sequence[Finding]) -> None:
-    """Print what is wrong, the worst last, and of that the cause first."""
+    """Print the problems, the worst last, each cause before its effects."""
     for status in (Status.WARNING, Status.FAILURE):
         for finding in findings:
             if finding.status is status:
@@ -115,8 +115,8 @@ def _print_summary(examination: Examination) -> None:
     click.echo()
     if examination.skipped:
         checks = _number(len(examination.skipped), "check")
-        again = "run the doctor again when that is fixed"
-        show(text(f"{checks} skipped, which would find the same: {again}."))
+        again = "run gpuhook doctor again when it is fixed"
+        show(text(f"{checks} skipped because of the same problem: {again}."))
     ranks = (Status.NOTE, Status.WARNING, Status.FAILURE)
     rest = ", ".join(_number(counts[status], status.value) for status in ranks)
     click.echo(f"{counts[Status.OK]} ok, {rest}")

@@ -1,4 +1,4 @@
-"""gpuhook driver-folder: the driver in one folder, for runtimes without GPU support."""
+"""gpuhook driver-folder: a copy of the driver in one folder, for runtimes without GPU support."""
 
 import sys
 
@@ -17,34 +17,34 @@ from gpuhook.tools.vendors.parts import DriverContent
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.names import NAME
 
-_GONE = "; a driver folder that is there stays as it is"
+_GONE = "; an existing driver folder is kept unchanged"
 
 
 @command(
     "driver-folder",
     examples={
-        "gpuhook driver-folder /srv/nvidia": "Put the driver there, or bring it up to date",
-        "gpuhook driver-folder --remove /srv/nvidia": "Take it away",
+        "gpuhook driver-folder /srv/nvidia": "Create or update the folder",
+        "gpuhook driver-folder --remove /srv/nvidia": "Remove it",
     },
 )
 @click.argument("directory", metavar="DIR")
 @click.option(
     "--capabilities", metavar="LIST", default="all", show_default=True,
     shell_complete=completing.capabilities,
-    help="The driver's parts to put there, as in a container's request.",
+    help="Driver capabilities to include, as in a container's request.",
 )  # fmt: skip
-@click.option("--check", is_flag=True, help="Change nothing; exit with status 1 if a run would.")
-@click.option("--remove", "removing", is_flag=True, help="Take the folder away.")
+@click.option("--check", is_flag=True, help="Only check: exit with status 1 if DIR is out of date.")
+@click.option("--remove", "removing", is_flag=True, help="Remove the folder.")
 @config_option
 def driver_folder(
     directory: str, capabilities: str, check: bool, removing: bool, config_path: str | None
 ) -> None:
-    """Put NVIDIA's driver of this machine into DIR: bin, lib (32-bit) and lib64.
+    """Copy this host's NVIDIA driver into DIR: bin, lib (32-bit) and lib64.
 
-    Mounted read-only at /usr/local/nvidia it gives nvidia-smi, CUDA and the rest to a container
-    of a CUDA image, whatever its runtime. Run it again when the driver has changed: DIR is
-    replaced in one step, containers that run keep what they have, and the next ones get the new
-    one.
+    Mounted read-only at /usr/local/nvidia, it provides nvidia-smi, CUDA and the rest of the
+    driver to a container of a CUDA image with any runtime. Run it again when the driver has
+    changed. DIR is replaced atomically: running containers keep the old driver, new ones get
+    the new one.
     """
     if removing:
         _remove(directory)
@@ -67,7 +67,7 @@ def driver_folder(
 
 def _check(directory: str, wanted: DriverContent) -> None:
     if not keeping.is_current(directory, wanted):
-        say(f"{directory}: not as driver {wanted.version} has it")
+        say(f"{directory}: differs from driver {wanted.version}")
         sys.exit(1)
     say(f"{directory}: unchanged, driver {wanted.version}")
 
@@ -77,6 +77,6 @@ def _remove(directory: str) -> None:
     say(f"{directory}: removed")
     if stay:
         click.echo(
-            f"Running containers may still use its content ({stay} of that kind): run this again "
-            "when they have ended, on the machine itself, or after a reboot"
+            f"Running containers may still use its content ({stay} left): run this again on the "
+            "host when they have exited, or after a reboot"
         )

@@ -1,4 +1,4 @@
-"""``gpuhook files``: print a file that comes along with the programs."""
+"""``gpuhook files``: print a file that is shipped with gpuhook."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,7 @@ from gpuhook.tools.host.programs import our_program
 
 
 def _files() -> dict[str, shipped.File]:
-    """Return the files by where an administrator has them; install --cdi places the others."""
+    """Return the files by destination path; install --cdi places the others."""
     every = shipped.files(our_program("gpuhook"))
     placed = ((file.path(shipped.OF_ADMINISTRATOR), file) for file in every)
     return {path: file for path, file in placed if path}
@@ -26,16 +26,16 @@ def _paths(*_: object) -> Iterable[str]:
 
 @command(
     examples={
-        "gpuhook files": "Show where an administrator has each of them",
+        "gpuhook files": "List the paths of all files",
         "gpuhook files /etc/systemd/system/gpuhook-watch.service > watch.service": "Print one",
     },
 )
 @click.argument("path", required=False, metavar="[PATH]", shell_complete=_paths)
 def files(path: str | None) -> None:
-    """Print a manual page, a unit, or another file that comes with gpuhook.
+    """Print a manual page, a unit, or another file that is shipped with gpuhook.
 
-    PATH is where an administrator has it; without one, these paths are printed. The Debian package
-    has all of them in place.
+    PATH is the file's destination on the system; without PATH, all destinations are listed. The
+    Debian package installs all of these files.
     """
     known = _files()
     if path is None:
@@ -43,5 +43,5 @@ def files(path: str | None) -> None:
         return
     if path not in known:
         question = did_you_mean(similar(path, [*known]))
-        raise click.UsageError(f"{shown(path)} is no file of gpuhook's.{question}")
+        raise click.UsageError(f"{shown(path)} isn't a file of gpuhook.{question}")
     click.echo(known[path].text, nl=False)

@@ -1,4 +1,4 @@
-"""gpuhook help: the help of a command, for hands that write it before the command's name."""
+"""gpuhook help COMMAND: the same text as gpuhook COMMAND --help."""
 
 import click
 from click.shell_completion import CompletionItem
@@ -18,20 +18,20 @@ def _complete(ctx: click.Context, _: click.Parameter, typed: str) -> list[Comple
 @command(
     "help",
     examples={
-        "gpuhook help install": "Show what gpuhook install --help shows",
+        "gpuhook help install": "Show the same as gpuhook install --help",
         "gpuhook help cdi generate": "The same for a command within a group",
     },
 )
 @click.argument("words", metavar="[COMMAND]...", nargs=-1, shell_complete=_complete)
 @click.pass_context
 def help_(ctx: click.Context, words: tuple[str, ...]) -> None:
-    """Show what a COMMAND does, or without one, which commands there are."""
+    """Show the help of COMMAND, or without COMMAND the list of commands."""
     found, inner = _find(ctx.find_root(), words)
     click.echo(found.get_help(inner))
 
 
 def _find(root: click.Context, words: tuple[str, ...]) -> tuple[click.Command, click.Context]:
-    """Return the command that words name; UsageError if there is none."""
+    """Return the command named by words; UsageError if there is none."""
     found, inner = root.command, root
     for word in words:
         if not isinstance(found, click.Group):

@@ -1,4 +1,4 @@
-"""gpuhook info: each driver, its devices and what of the driver's files was found."""
+"""gpuhook info: each driver, its devices, and its files found on the host."""
 
 from collections import Counter
 from types import ModuleType
@@ -14,7 +14,7 @@ from gpuhook.tools.cli._output import config_option, format_option, print_json, 
 from gpuhook.tools.vendors import survey
 from gpuhook.vendors import registry
 
-# Columns that go where there is no room for all, the first first.
+# Columns to drop when space is short, in this order.
 _LESS = ("ARCH", "MINOR", "NAME", "BUS ID")
 
 
@@ -27,7 +27,7 @@ _LESS = ("ARCH", "MINOR", "NAME", "BUS ID")
 @config_option
 @format_option
 def info(config_path: str | None, output_format: str) -> None:
-    """Show the drivers and the devices of this machine, as they are found now."""
+    """Show the drivers and the devices of this host, detected now."""
     config = load(config_path)
     inventories, failed = survey.present(config, lambda vendor: vendor.discover(config))
     if output_format == "json":
@@ -41,7 +41,7 @@ def info(config_path: str | None, output_format: str) -> None:
 
 
 def _show(inventory: Inventory, vendor: ModuleType, config: Config, *, blank: bool) -> None:
-    """Print what there is of one vendor, after an empty line if ``blank``."""
+    """Print one vendor's driver and devices, after an empty line if ``blank``."""
     from gpuhook.tools.cli import _screen  # noqa: PLC0415 - costs a tenth of a second
     from gpuhook.tools.running import limitable  # noqa: PLC0415 - --help needs none of it
 
@@ -54,7 +54,7 @@ def _show(inventory: Inventory, vendor: ModuleType, config: Config, *, blank: bo
         ("Driver files", found or "none"),
         ("Device nodes", ", ".join(node.path for node in inventory.nodes) or "none"),
         *inventory.facts(),
-        ("Memory limits", "none can be set: " + lacking.cause if lacking else "can be set"),
+        ("Memory limits", "unavailable: " + lacking.cause if lacking else "available"),
     )
     header, rows = inventory.table()
     if blank:

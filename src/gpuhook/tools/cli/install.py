@@ -1,4 +1,4 @@
-"""``gpuhook install``: tell container engines about gpu-py."""
+"""``gpuhook install``: configure container engines to use gpu-py."""
 
 import contextlib
 import dataclasses
@@ -34,12 +34,12 @@ from gpuhook.vendors import registry
 
 _NO_HOOK = "none"
 _VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))
-_ROOTS = {"docker": "no Docker of yours was found; for the system's, "}
+_ROOTS = {"docker": "no rootless Docker of yours was found; for the system's Docker, "}
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the command was told, by the names of click's parameters; None is for what wasn't."""
+    """The command's options, named like click's parameters; None if not given."""
 
     engines: tuple[str, ...]
     set_default: bool | None
@@ -65,10 +65,10 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One installation: the engines, what each is told, and where that is remembered.
+    """One installation: the engines, their settings, and the folder of the records.
 
-    ``documents`` says whether CDI documents are to be kept for the engines. ``roots`` are
-    engines of this machine that only root can tell. ``as_json`` has the result printed as JSON.
+    ``documents`` requests managed CDI specs for the engines. ``roots`` are engines of this host
+    that only root can configure. ``as_json`` requests the result as JSON.
     """
 
     engines: tuple[str, ...]
@@ -83,9 +83,9 @@ class Job:
 
 
 def chosen_engines(engines: tuple[str, ...], ask: Ask) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the engines meant, and those of them that only root can tell.
+    """Return the engines to configure, and those that only root can configure.
 
-    ``all`` are those that are present. EngineError where nothing can be done.
+    ``all`` selects the engines that are present. EngineError if no engine can be configured.
     """
     every = shared.ALL in engines
     present = (name for name, engine in ENGINES.items() if engine.is_present(ask))
@@ -98,22 +98,22 @@ def chosen_engines(engines: tuple[str, ...], ask: Ask) -> tuple[tuple[str, ...],
     rest = tuple(name for name in chosen if name not in roots)
     if roots and not (rest and every):
         raise EngineError(
-            f"The files of {' and '.join(roots)} are root's",
-            f"Run this as root: gpuhook install --engine {roots[0]}; an ordinary user can install "
+            f"Only root can change the files of {' and '.join(roots)}",
+            f"Run this as root: gpuhook install --engine {roots[0]}; other users can install "
             "for rootless Docker and podman",
         )
     return rest, tuple(roots)
 
 
 def _may_be_told(name: str, ask: Ask, *, by_name: bool) -> bool:
-    """Tell whether we may write an engine's files; any Docker is a user's who names it."""
+    """Tell whether we may write an engine's files; a Docker given by name counts as the user's."""
     if not ask.rootless or ask.config or ask.drop_in:
         return True
     return ENGINES[name].is_users(ask) or (by_name and name == "docker")
 
 
 def carry_out(job: Job) -> None:
-    """Do an installation and print what was done, as text or as JSON."""
+    """Run an installation and print its result, as text or as JSON."""
     with shared.silent() if job.as_json else contextlib.nullcontext():
         is_whole, report = _carry_out(job)
     if job.as_json:
@@ -123,13 +123,13 @@ def carry_out(job: Job) -> None:
 
 
 def _carry_out(job: Job) -> tuple[bool, dict[str, Any]]:
-    """Do it; return whether all of it succeeded, and what is printed as JSON."""
+    """Run the installation; return whether all of it succeeded, and its report for JSON."""
     if job.links is not None:
         aliases.LinkRecord(job.state, job.ask.prefix).check(job.links)
     if job.documents:
         documents.check_folders(job.ask.prefix)
     store = Store(job.state, job.ask.prefix)
-    # Read under the lock too: what another installation writes meanwhile must not be lost.
+    # Read under the lock, too, so that no concurrent installation's changes are lost.
     with contextlib.nullcontext() if job.dry_run else store.locked():
         before = kept(job.state, job.ask.prefix)
         records = store.records()
@@ -153,7 +153,7 @@ def _carry_out(job: Job) -> tuple[bool, dict[str, Any]]:
 
 
 def _asks(job: Job, before: Kept | None, records: list[Record]) -> dict[str, Ask]:
-    """Return what each engine is asked: CDI as well where documents have been kept for it."""
+    """Return each engine's settings; CDI stays on for engines with managed CDI specs."""
     asks = {}
     for name in job.engines:
         owned = [path for record in records if record.engine == name for path in record.owned]
@@ -167,12 +167,12 @@ def _asks(job: Job, before: Kept | None, records: list[Record]) -> dict[str, Ask
 
 
 def _is_kept(name: str, job: Job, before: Kept | None) -> bool:
-    """Tell whether documents have been kept for an engine, and are to be from now on."""
+    """Tell whether an engine has managed CDI specs, and keeps them."""
     return before is not None and name in before.engines and options.CDI not in job.ask.without
 
 
 def _keep_documents(job: Job, before: Kept | None) -> documents.Result:
-    """Keep CDI documents for the engines that ask or have asked, or no longer."""
+    """Start, update or stop managing CDI specs for the engines."""
     site = documents.Site(job.state, job.ask.prefix, job.dry_run)
     if options.CDI in job.ask.without:
         ends = [each for each in job.engines if before and each in before.engines]
@@ -181,7 +181,7 @@ def _keep_documents(job: Job, before: Kept | None) -> documents.Result:
     if not engines:
         return documents.Result()
     if job.ask.rootless:
-        warn("CDI documents are for the whole machine: have root run gpuhook install --cdi")
+        warn("CDI specs are for the whole host: run gpuhook install --cdi as root")
         return documents.Result()
     programs = os.path.dirname(job.ask.runtimes[0][1])
     config = before.config if before and not job.documents else job.ask.gpuhook_config
@@ -189,9 +189,9 @@ def _keep_documents(job: Job, before: Kept | None) -> documents.Result:
 
 
 def _make_links(job: Job) -> list[str]:
-    """Make NVIDIA's names where they are asked for; return the paths of the new ones.
+    """Create links with NVIDIA's program names if requested; return the paths of new ones.
 
-    Those of an earlier installation are made again where they lead nowhere any more.
+    Links of an earlier installation are created again if they are dangling.
     """
     record = aliases.LinkRecord(job.state, job.ask.prefix)
     folder = job.links
@@ -215,7 +215,7 @@ def _make_links(job: Job) -> list[str]:
 
 
 def _take_links_back(job: Job, records: list[Record]) -> list[str]:
-    """Remove NVIDIA's names where they are to be taken back; return their paths."""
+    """Remove the links with NVIDIA's program names if requested; return their paths."""
     if options.ALIASES not in job.ask.without:
         return []
     others = {record.engine for record in records} - set(job.engines)
@@ -226,9 +226,9 @@ def _take_links_back(job: Job, records: list[Record]) -> list[str]:
 def _tell_answer(
     name: str, answer: Answer, ask: Ask, job: Job, changed: list[str], links: list[str]
 ) -> dict[str, Any]:
-    """Say what is still to be done for an engine; return that with what was done, for JSON.
+    """Print the remaining steps for an engine; return them with the changes, for JSON.
 
-    Nothing is to be done where nothing changed.
+    There are no remaining steps if nothing changed.
     """
     for warning in answer.warnings:
         warn(warning)
@@ -241,11 +241,11 @@ def _tell_answer(
     if name == "docker" and ask.swarm:
         advice += swarm.advice(answer.targets[0], ask.swarm, load())
     if name == "docker" and links and job.links is not None:
-        # One order: Docker also reads its file when it starts.
+        # One command is enough: a restarted Docker also reads its configuration file.
         advice = [line for line in advice if line not in answer.afterwards]
         advice.append(
             "For --gpus, restart Docker, which looks for nvidia-container-runtime-hook only at "
-            f"its start: {docker.restart_command()}"
+            f"start-up: {docker.restart_command()}"
         )
     for line in advice if not job.dry_run else ():
         say(f"{name}: {line}")
@@ -262,79 +262,79 @@ def _tell_answer(
 @command(
     examples={
         "gpuhook install --engine docker --dry-run": "Show what would change",
-        "gpuhook install --engine docker --nvidia-names": "Serve --gpus and compose, too",
-        "gpuhook install --engine podman --hook precreate": "Serve every runtime of podman",
-        f"gpuhook install --engine nspawn --machine box -e {_VARIABLE}=0": "Give a machine a GPU",
-        "gpuhook install --cdi": "Have engines give devices themselves, by CDI",
+        "gpuhook install --engine docker --nvidia-names": "Support --gpus and compose, too",
+        "gpuhook install --engine podman --hook precreate": "Support every runtime of podman",
+        f"gpuhook install --engine nspawn --machine box -e {_VARIABLE}=0": "Add a GPU to a machine",
+        "gpuhook install --cdi": "Let engines add devices themselves, with CDI",
     },
 )
 @click.option(
     "--engine", "engines", type=click.Choice([*ENGINES, shared.ALL]), multiple=True,
-    default=[shared.ALL], show_default=True, help="A container engine to set up; may be repeated.",
+    default=[shared.ALL], show_default=True, help="Container engine to set up (repeatable).",
 )  # fmt: skip
 @click.option(
     "--set-default/--no-set-default", default=None, help="Make gpu-py the default runtime."
 )
 @click.option(
     "--nvidia-names/--no-nvidia-names", default=None,
-    help="Serve NVIDIA's program names too, which --gpus of docker and ctr, and compose, need.",
+    help="Also install NVIDIA's program names, for docker and ctr --gpus, and for compose.",
 )  # fmt: skip
 @click.option(
-    "--cdi/--no-cdi", default=None, help="Keep CDI documents for the engine, and switch CDI on."
+    "--cdi/--no-cdi", default=None, help="Write CDI specs, keep them up to date, and enable CDI."
 )
 @click.option(
     "--swarm/--no-swarm", "for_swarm", default=None,
-    help="Have Docker offer the devices to a swarm.",
+    help="Offer the devices as resources of a Docker swarm node.",
 )  # fmt: skip
 @click.option(
     "--hook", type=click.Choice(["prestart", "precreate", _NO_HOOK]),
-    help="Have podman call the hook for all containers, whatever their runtime.",
+    help="Run the hook in all of podman's containers, with any runtime.",
 )  # fmt: skip
-@click.option("--machine", metavar="NAME", help="The machine of nspawn that gets devices.")
+@click.option("--machine", metavar="NAME", help="The nspawn machine to add devices to.")
 @click.option(
     "-e", "--env", "variables", metavar="NAME[=VALUE]", multiple=True,
-    help="With --machine, a variable that asks, as a container's would; may be repeated.",
+    help="With --machine: environment variable that requests devices (repeatable).",
 )  # fmt: skip
 @click.option(
     "--device", "devices", metavar="KIND=NAME", multiple=True,
-    help="With --machine, a device by its CDI name; may be repeated.",
+    help="With --machine: CDI name of a device (repeatable).",
 )  # fmt: skip
 @click.option(
     "--rootfs", metavar="DIR", default="",
-    help="With --machine, its root folder.  [default: /var/lib/machines/NAME]",
+    help="With --machine: its root folder.  [default: /var/lib/machines/NAME]",
 )  # fmt: skip
-@click.option("--config", metavar="FILE", help="The engine's configuration file.")
+@click.option("--config", metavar="FILE", help="Configuration file of the engine.")
 @click.option(
-    "--drop-in-config", metavar="FILE", help="The drop-in file of containerd, CRI-O, podman."
+    "--drop-in-config", metavar="FILE", help="Drop-in file of containerd, CRI-O or podman."
 )
 @click.option(
-    "--runtime-name", default=names.RUNTIME, show_default=True, help="What the engine calls gpu-py."
+    "--runtime-name", default=names.RUNTIME, show_default=True, help="Name of gpu-py in the engine."
 )
-@click.option("--runtime-path", metavar="PATH", help="Where gpu-py is.  [default: beside gpuhook]")
+@click.option("--runtime-path", metavar="PATH", help="Path of gpu-py.  [default: next to gpuhook]")
 @click.option(
-    "--bin-dir", metavar="DIR", help="The folder for NVIDIA's names.  [default: /usr/local/bin]"
+    "--bin-dir", metavar="DIR", help="Folder for NVIDIA's program names.  [default: /usr/local/bin]"
 )
-@click.option("--prefix", metavar="DIR", default="", help="A folder to use as /.")
+@click.option("--prefix", metavar="DIR", default="", help="Folder to use as /.")
 @click.option(
     "--state-dir",
     metavar="DIR",
-    help="Where to remember what was changed.  [default: /var/lib/gpuhook]",
+    help="Folder for the records of changes.  [default: /var/lib/gpuhook]",
 )
-@click.option("--reload", is_flag=True, help="Have the running Docker read its configuration.")
-@click.option("--dry-run", is_flag=True, help="Print the changes as a diff and make none.")
+@click.option("--reload", is_flag=True, help="Reload the running Docker's configuration.")
+@click.option("--dry-run", is_flag=True, help="Print the changes as a diff without making them.")
 @format_option
 def install(**given: Any) -> None:
     """Set up container engines to use gpu-py.
 
-    What was installed before stays: options add to it, and those that begin with --no- undo
-    one (--hook none the hook). With nothing new, nothing changes. ``gpuhook uninstall``
-    undoes everything.
+    Earlier installations are kept: options add to them, and options that start with --no- remove
+    a part (--hook none removes the hook). Without new options, nothing changes. ``gpuhook
+    uninstall`` removes everything.
 
-    With --nvidia-names also docker run --gpus, devices in a compose file, ctr run --gpus and
-    whatever else calls NVIDIA's programs are served. With --cdi documents are written and kept up
-    to date, by which engines give GPUs without gpu-py. With --swarm each device becomes a resource
-    of this node, for which services ask, and gpu-py becomes the default runtime, because a
-    service can't choose one.
+    --nvidia-names also supports docker run --gpus, devices in a compose file, ctr run --gpus and
+    other callers of NVIDIA's programs. --cdi writes CDI specs, with which engines add GPUs
+    without gpu-py, and keeps them up to date. --swarm makes each device a resource of this node,
+    which services can request. It also makes gpu-py the default runtime, because a service can't
+    select one.
     """
     told = Options(**given)
     _check(told)
@@ -344,7 +344,7 @@ def install(**given: Any) -> None:
     state = state_folder(told.state_dir, ask.prefix)
     chosen, roots = chosen_engines(told.engines, ask)
     if told.for_swarm and "docker" not in chosen:
-        raise click.UsageError("--swarm is Docker's: it needs --engine docker.")
+        raise click.UsageError("--swarm is only for Docker: it needs --engine docker.")
     as_json = told.output_format == "json"
     carry_out(
         Job(chosen, ask, state, links, told.reload, told.dry_run, bool(told.cdi), roots, as_json)
@@ -354,18 +354,18 @@ def install(**given: Any) -> None:
 
 
 def _check(told: Options) -> None:
-    """Raise UsageError for options that don't go together, and warn of one without effect."""
+    """Raise UsageError for conflicting options, and warn of one without effect."""
     if (told.config or told.drop_in_config) and (
         len(told.engines) != 1 or shared.ALL in told.engines
     ):
         raise click.UsageError("--config and --drop-in-config need one --engine.")
     if told.hook not in (None, _NO_HOOK) and not {shared.ALL, "podman"} & {*told.engines}:
-        warn("--hook is for podman alone, and changes nothing for other engines")
+        warn("--hook is only for podman, and has no effect on other engines")
     shared.check_name(told.runtime_name)
 
 
 def _asked(told: Options, spawned: Machine | None) -> Ask:
-    """Return what engines are asked; EngineError where gpu-py can't be started."""
+    """Return the settings for engines; EngineError if gpu-py can't be executed."""
     prefix = told.prefix and os.path.abspath(told.prefix)
 
     def path_of(option: str | None) -> str | None:
@@ -392,13 +392,13 @@ def _asked(told: Options, spawned: Machine | None) -> Ask:
 
 
 def _machine(told: Options) -> Machine | None:
-    """Return the machine of nspawn that is meant; UsageError where one is named in part alone."""
+    """Return the nspawn machine that is given; UsageError for incomplete options."""
     name, engines = told.machine, told.engines
     if (machines.ENGINE in engines) != bool(name) or (name and len(engines) != 1):
-        raise click.UsageError("--machine goes with --engine nspawn alone, which needs it.")
+        raise click.UsageError("--machine and --engine nspawn need each other.")
     if not name:
         if told.variables or told.devices or told.rootfs:
-            raise click.UsageError("-e, --device and --rootfs go with --engine nspawn --machine.")
+            raise click.UsageError("-e, --device and --rootfs need --engine nspawn --machine.")
         return None
     config = shared.absolute(os.environ.get(PATH_VARIABLE))
     place = os.path.abspath(told.rootfs) if told.rootfs else ""
@@ -406,7 +406,7 @@ def _machine(told: Options) -> Machine | None:
 
 
 def _units(machine: Machine | None) -> tuple[tuple[str, str], ...]:
-    """Return a machine's files, and say what doesn't work there."""
+    """Return an nspawn machine's files, and warn of features that don't work there."""
     if machine is None:
         return ()
     found = machines.files(machine)
@@ -416,7 +416,7 @@ def _units(machine: Machine | None) -> tuple[tuple[str, str], ...]:
 
 
 def _taken_back(told: Options) -> frozenset[str]:
-    """Return the options of earlier installations that are to be taken back."""
+    """Return the options of earlier installations to remove."""
     said = {
         options.SET_DEFAULT: told.set_default is False,
         options.ALIASES: told.nvidia_names is False,
@@ -428,6 +428,6 @@ def _taken_back(told: Options) -> frozenset[str]:
 
 
 def _links_folder(bin_dir: str | None, ask: Ask) -> str:
-    """Return the folder that NVIDIA's names go to."""
+    """Return the folder for NVIDIA's program names."""
     usual = os.path.expanduser("~/.local/bin") if ask.rootless else aliases.DEFAULT_FOLDER
     return checked(ask.prefix, os.path.abspath(bin_dir or ask.system(usual)))

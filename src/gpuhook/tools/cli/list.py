@@ -1,4 +1,4 @@
-"""gpuhook list: the machine's devices, and the running containers that have them."""
+"""gpuhook list: the host's devices, and the running containers that use them."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -23,15 +23,15 @@ from gpuhook.tools.vendors import survey
 from gpuhook.vendors import registry
 
 _LESS_SURE = {
-    "nodes": "Without a record, so recognised by their nodes",
-    "engine": "By what Docker says they were started with",
+    "nodes": "Without a record, recognised by their device nodes",
+    "engine": "From the options that Docker reports for them",
 }
 
 
 @command(
     "list",
     examples={
-        "gpuhook list": "Show the devices, and which container has which",
+        "gpuhook list": "Show the devices and the containers that use them",
         "gpuhook list --format json": "The same for programs",
     },
 )
@@ -40,10 +40,10 @@ _LESS_SURE = {
 @config_option
 @format_option
 def list_(files: bool, pod_resources: str, config_path: str | None, output_format: str) -> None:
-    """Show the machine's GPUs and other devices, and which running container has which.
+    """List this host's GPUs and other devices, and the running containers that use them.
 
-    Without root only your own containers are seen, and those of a Docker that you may ask: a
-    question mark stands where others may be.
+    Without root, only your own containers are listed, and those of a Docker that you have access
+    to. A question mark means that other containers may use the device.
     """
     config = load(config_path)
     inventories, failed = survey.present(config, lambda vendor: get_inventory(config, vendor))
@@ -74,7 +74,7 @@ def _show(
     containers: list[Container],
     names: Names,
 ) -> None:
-    """Print each vendor's devices, and what else is known of the containers."""
+    """Print each vendor's devices, and further facts on the containers."""
     titles = {id(each): _containers.title(each, names.of(each.name)[0]) for each in containers}
     nobody = "?" if os.geteuid() else "-"
     for number, inventory in enumerate(inventories):
@@ -110,7 +110,7 @@ def _show(
 def _show_memory(
     inventories: list[Inventory], containers: list[Container], names: Names, used: memory.Found
 ) -> None:
-    """Print the containers' limits of memory, and what they use by their cgroups."""
+    """Print the containers' memory limits, and the memory used according to their cgroups."""
     rows = []
     labels = {device.id: device.label for each in inventories for device in each.devices}
     for container in containers:
@@ -121,7 +121,7 @@ def _show_memory(
                 mib = f"{found.used >> 20}MiB"
                 rows.append((name, labels.get(device, device), mib, limit, found.source))
     if rows:
-        _table(("CONTAINER", "INDEX", "MEMORY USED", "LIMIT", "SAID BY"), rows)
+        _table(("CONTAINER", "INDEX", "MEMORY USED", "LIMIT", "SOURCE"), rows)
 
 
 def _table(
@@ -132,7 +132,7 @@ def _table(
     less: Sequence[str] = (),
     blank: bool = True,
 ) -> None:
-    """Print a table, or ``none`` where it has no rows, after an empty line if ``blank``."""
+    """Print a table, or ``none`` if it has no rows, after an empty line if ``blank``."""
     from gpuhook.tools.cli import _screen  # noqa: PLC0415 - costs a tenth of a second
 
     if blank:
@@ -144,7 +144,7 @@ def _table(
 
 
 def _users(inventory: Inventory, containers: list[Container]) -> dict[str, list[Container]]:
-    """Return by device the containers that have it as a whole, not just a part of it."""
+    """Return the containers that have each whole device, not only a part of it."""
     holders: dict[str, list[Container]] = {device.id: [] for device in inventory.devices}
     for name, wanted in whole_nodes(inventory).items():
         holders[name] = [each for each in containers if wanted <= each.nodes]
@@ -161,9 +161,9 @@ def _users(inventory: Inventory, containers: list[Container]) -> dict[str, list[
 def _as_json(
     inventories: list[Inventory], containers: list[Container], names: Names, used: memory.Found
 ) -> dict[str, Any]:
-    """Return what each vendor has, the ids of its devices' containers added, and all those.
+    """Return each vendor's devices with the ids of their containers, and all the containers.
 
-    ``lost`` are devices that have fallen off the bus.
+    ``lost`` lists devices that have fallen off the bus.
     """
     found: dict[str, Any] = {}
     for inventory in inventories:

@@ -1,4 +1,4 @@
-"""gpuhook nspawn-arguments: what a machine of systemd-nspawn that is started by hand is to have."""
+"""gpuhook nspawn-arguments: devices for a systemd-nspawn machine started by hand."""
 
 import click
 
@@ -14,7 +14,7 @@ _VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))
 @command(
     "nspawn-arguments",
     examples={
-        f"gpuhook nspawn-arguments --rootfs /srv/box -e {_VARIABLE}=0": "Print them, a line each",
+        f"gpuhook nspawn-arguments --rootfs /srv/box -e {_VARIABLE}=0": "One argument per line",
         f"gpuhook nspawn-arguments -e {_VARIABLE}=0": "For a root folder like Debian's",
     },
 )
@@ -23,9 +23,9 @@ _VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))
 def nspawn_arguments(
     rootfs: str, variables: tuple[str, ...], devices: tuple[str, ...], config_path: str | None
 ) -> None:
-    """Print the arguments for systemd-nspawn that give a machine devices, a line each.
+    """Print the systemd-nspawn arguments that add devices to a machine, one per line.
 
-    For a machine that machinectl starts, gpuhook install --engine nspawn writes its files.
+    For a machine that machinectl starts, use gpuhook install --engine nspawn.
     """
     plan, env = _settings.plan(rootfs, variables, devices, config_path)
     for word in units.arguments(plan, env):

@@ -1,4 +1,4 @@
-"""gpuhook refresh: look at the machine now, so that no container start has to."""
+"""gpuhook refresh: save the device inventory, so that no container start has to detect devices."""
 
 import click
 
@@ -15,19 +15,19 @@ from gpuhook.tools.vendors import survey
 
 @command(
     examples={
-        "gpuhook refresh": "Look at the machine again after a change",
-        "gpuhook refresh --if-stale": "Do so where what is saved is out of date, from a timer",
+        "gpuhook refresh": "Detect the devices again after a change",
+        "gpuhook refresh --if-stale": "Do so only if the saved inventory is out of date (timers)",
     },
 )
 @config_option
-@click.option("--if-stale", is_flag=True, help="Do nothing while what is saved is up to date.")
+@click.option("--if-stale", is_flag=True, help="Do nothing if the saved inventory is up to date.")
 def refresh(config_path: str | None, if_stale: bool) -> None:
-    """Save which devices this machine has, so that no container start has to ask a driver.
+    """Save this host's device inventory, so that no container start has to query a driver.
 
-    Also saves what gpu-py's launcher must know of the configuration, and makes the links in
-    /dev/char that systemd needs for a container to keep its GPUs across systemctl
-    daemon-reload. Needs root. Without this, the first container after a change
-    starts more slowly, because it asks the driver itself.
+    Also saves the settings that gpu-py's launcher needs, and creates the links in /dev/char
+    that systemd needs for containers to keep their GPUs across systemctl daemon-reload. Needs
+    root. Without this command, the first container after a change starts more slowly, because
+    it queries the driver itself.
     """
     config = load(config_path)
     launcher_files.save(config.path)
@@ -40,7 +40,7 @@ def refresh(config_path: str | None, if_stale: bool) -> None:
     for inventory in inventories:
         say(f"{inventory.sentence()}, {len(inventory.files)} files: saved in {config.state_dir}")
         for link in _dev_char_links(inventory):
-            say(f"Made the link {link}")
+            say(f"Created the link {link}")
     raise_last(failed)
 
 
@@ -49,6 +49,6 @@ def _dev_char_links(inventory: Inventory) -> list[str]:
         return dev_char.make_links(inventory.nodes, inventory.root)
     except OSError as error:
         raise DriverError(
-            f"{error.filename2 or error.filename} can't be made: {error.strerror}",
-            "Run this as root, where /dev can be written to",
+            f"{error.filename2 or error.filename} can't be created: {error.strerror}",
+            "Run this as root, where /dev is writable",
         ) from None

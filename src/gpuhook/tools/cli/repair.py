@@ -1,4 +1,4 @@
-"""gpuhook repair: give back GPUs to running containers that lost access to them."""
+"""gpuhook repair: restore the GPU access of running containers."""
 
 import click
 
@@ -16,21 +16,21 @@ from gpuhook.tools.running.holders import Container
 from gpuhook.tools.running.names import Names
 from gpuhook.tools.vendors import survey
 
-_SHOWN = 16  # nodes of a container that are named
+_SHOWN = 16  # most nodes of a container to name
 
-# Why a cgroup takes nothing away: the reasons of cgroup.access.allow.
+# Reasons of cgroup.access.allow why a cgroup removes no access.
 _NOTHING_TO_DO = {
-    "no-devices": ": it was given no device",
-    "no-cgroups": ": this machine has no device cgroups",
+    "no-devices": ": it has no device",
+    "no-cgroups": ": this host has no device cgroups",
     "shared": ": it has no cgroup of its own",
     "no-program": ": its cgroup restricts no devices",
-    "rootless": ": what a user's engine starts is restricted by permissions alone",
+    "rootless": ": containers of a rootless engine are restricted only by permissions",
 }
 
 
 @command(
     examples={
-        "gpuhook repair training": "Give the container called training its GPUs back",
+        "gpuhook repair training": "Restore the GPU access of the container named training",
         "gpuhook repair --all": "The same for all containers",
     },
 )
@@ -38,17 +38,17 @@ _NOTHING_TO_DO = {
 @click.option("--all", "everything", is_flag=True, help="Repair every container that has a GPU.")
 @config_option
 def repair(names: tuple[str, ...], everything: bool, config_path: str | None) -> None:
-    """Give back GPUs to running containers that lost access to them.
+    """Restore the GPU access of running containers that lost it.
 
-    For "Failed to initialize NVML: Unknown Error" in a container that worked before: systemctl
-    daemon-reload or docker update has taken its device rules away. The container goes on
-    running. It gets what was recorded when it was started, never more, and what was missing
-    is named. CONTAINER is an id (or its beginning) or the engine's name for it.
+    Use this for "Failed to initialize NVML: Unknown Error" in a container that worked before:
+    systemctl daemon-reload or docker update has removed its device rules. The container
+    continues to run. It gets the devices recorded at its start, never more, and the restored
+    ones are named. CONTAINER is an id, the start of an id, or the engine's name for it.
     """
     from gpuhook.start.inventory.cache import get_inventory  # noqa: PLC0415
 
     if bool(names) == everything:
-        raise click.UsageError("Name the containers, or give --all alone.")
+        raise click.UsageError("Name the containers, or use only --all.")
     config = load(config_path)
     inventories, _ = survey.present(config, lambda vendor: get_inventory(config, vendor))
     running, problems = holders.running(inventories, config.state_dir)
@@ -64,7 +64,7 @@ def repair(names: tuple[str, ...], everything: bool, config_path: str | None) ->
 def _repair_all(
     running: list[Container], inventories: list[Inventory], called: Names, config: Config
 ) -> None:
-    """Repair the containers that have a record; name those that haven't and can't be."""
+    """Repair the containers that have a record; name those that have none."""
     if not running:
         click.echo("No running container with a GPU was found.")
     failed = [each for each in running if not _repaired(each, inventories, called, config)]
@@ -93,22 +93,22 @@ def _title(container: Container, called: Names) -> str:
 
 
 def _line(name: str, done: repairs.Repaired) -> str:
-    """Return what was missing, and what is given back."""
+    """Return a line with the access that was missing and is restored."""
     found = []
     if done.nodes:
         paths = listed([node.path for node in done.nodes], _SHOWN)
         found.append(f"access to {paths} was missing and is given back")
     if done.links:
         links = listed([f"/dev/char/{link}" for link in done.links], _SHOWN)
-        found.append(f"without {links}, made now, systemd would take the access away again")
+        found.append(f"created {links}, without which systemd would remove the access again")
     if done.limits:
         devices = listed(done.limits, _SHOWN)
-        found.append(f"the limit of its memory of device {devices} was lost and is set again")
+        found.append(f"the memory limit on device {devices} was lost and is set again")
     if not done.lasts:
         found.append(
-            f"{'' if found else 'nothing was missing, but '}the next systemctl daemon-reload takes "
-            "it away, as a hook alone gave it: start the container with gpu-py, or podman's with a "
-            "hook at precreate"
+            f"{'' if found else 'nothing was missing, but '}the next systemctl daemon-reload "
+            "removes the access, because only a hook added it: start the container with gpu-py, "
+            "or in podman with a precreate hook"
         )
     why = _NOTHING_TO_DO.get(done.how.partition(":")[2], "")
     return f"{name}: {'; '.join(found) or f'nothing was missing{why}'}"

@@ -1,4 +1,4 @@
-"""``gpuhook runtime configure``: gpuhook install for hands that know nvidia-ctk."""
+"""``gpuhook runtime configure``: gpuhook install with the options of nvidia-ctk."""
 
 import dataclasses
 import os
@@ -28,7 +28,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def switch(*names: str, **settings: Any) -> Callable[[Function], Function]:
-    """Return a click option that is on or off as Go's are: --dry-run, or --dry-run=true."""
+    """Return a boolean click option as in Go: --dry-run, or --dry-run=true."""
     return click.option(
         *names, type=click.BOOL, is_flag=False, flag_value="true", default=False,
         metavar="[true|false]", **settings,
@@ -36,33 +36,33 @@ def switch(*names: str, **settings: Any) -> Callable[[Function], Function]:
 
 
 def options(runtime_name: str) -> Callable[[Function], Function]:
-    """Return what adds the options of nvidia-ctk runtime configure to a command."""
+    """Return a decorator that adds the options of nvidia-ctk runtime configure."""
     every: tuple[Callable[[Any], Any], ...] = (
         click.option(
             "--runtime", "engine", default="docker", show_default=True, metavar="NAME",
-            shell_complete=completing.engines, help="The engine to set up.",
+            shell_complete=completing.engines, help="Engine to set up.",
         ),
-        click.option("--config", metavar="FILE", help="The engine's configuration file."),
+        click.option("--config", metavar="FILE", help="Configuration file of the engine."),
         click.option(
             "--drop-in-config", metavar="FILE",
-            help="The drop-in file of containerd, CRI-O, podman.",
+            help="Drop-in file of containerd, CRI-O or podman.",
         ),
         click.option(
             "--config-mode", default="", metavar="WORD",
-            help="What to write: config-file, or oci-hook for a hook file.",
+            help="Kind of file to write: config-file, or oci-hook for a hook file.",
         ),
-        click.option("--oci-hook-path", metavar="FILE", help="The hook file to write."),
+        click.option("--oci-hook-path", metavar="FILE", help="Hook file to write."),
         click.option(
             "--nvidia-runtime-name", "runtime_name", default=runtime_name, show_default=True,
-            help="What the engine calls gpu-py.",
+            help="Name of gpu-py in the engine.",
         ),
         click.option(
             "--nvidia-runtime-path", "--runtime-path", "runtime_path", metavar="PATH",
-            help="Where gpu-py is.  [default: beside gpuhook]",
+            help="Path of gpu-py.  [default: next to gpuhook]",
         ),
         click.option(
             "--nvidia-runtime-hook-path", "hook_path", metavar="PATH",
-            help="Where gpuhook-prestart is, for oci-hook.  [default: beside gpuhook]",
+            help="Path of gpuhook-prestart, for oci-hook.  [default: next to gpuhook]",
         ),
         switch(
             "--nvidia-set-as-default", "--set-as-default", "set_default",
@@ -70,9 +70,9 @@ def options(runtime_name: str) -> Callable[[Function], Function]:
         ),
         switch(
             "--cdi.enabled", "--cdi.enable", "--enable-cdi", "cdi",
-            help="Switch CDI on in the engine.",
+            help="Enable CDI in the engine.",
         ),
-        click.option("--state-dir", metavar="DIR", help="Where to remember what was changed."),
+        click.option("--state-dir", metavar="DIR", help="Folder for the records of changes."),
     )  # fmt: skip
 
     def add(function: Function) -> Function:
@@ -85,13 +85,13 @@ def options(runtime_name: str) -> Callable[[Function], Function]:
 
 @group()
 def runtime() -> None:
-    """Do what install does, with the options of nvidia-ctk."""
+    """Configure an engine with the options of nvidia-ctk."""
 
 
 @command(
     examples={
         "gpuhook runtime configure --runtime docker --set-as-default": (
-            "Use gpu-py where nothing is said"
+            "Make gpu-py the default runtime"
         ),
         "gpuhook runtime configure --runtime containerd --dry-run": (
             "Show the change to containerd's files"
@@ -99,11 +99,11 @@ def runtime() -> None:
     },
 )
 @options(names.RUNTIME)
-@switch("--dry-run", help="Print the changes as a diff and make none.")
+@switch("--dry-run", help="Print the changes as a diff without making them.")
 def configure(**given: Any) -> None:
     """Set up one container engine to use gpu-py, with the options of nvidia-ctk.
 
-    ``gpuhook install`` does the same and more, and ``gpuhook uninstall`` undoes it.
+    ``gpuhook install`` does the same and more; ``gpuhook uninstall`` removes the changes.
     """
     dry_run = given.pop("dry_run")
     job = job_of(**given)
@@ -125,9 +125,9 @@ def job_of(
     state_dir: str | None,
     **_: Any,
 ) -> Job | None:
-    """Return the installation that the options ask for, None where it is a hook file.
+    """Return the installation requested by the options, None for a hook file.
 
-    EngineError for what can't be done.
+    EngineError if it isn't possible.
     """
     every = [name for name, each in ENGINES.items() if each.has_runtimes]
     if engine not in every:
@@ -153,7 +153,7 @@ def job_of(
 def write_hook(
     dry_run: bool, hook_path: str | None, oci_hook_path: str | None, state_dir: str | None, **_: Any
 ) -> None:
-    """Write a hook file for engines that read a hooks-dir; print it where no file is named."""
+    """Write a hook file for engines that read a hooks-dir; print it if no file is named."""
     hook = shared.checked_program(hook_path or our_program(names.HOOK), "")
     text = hook_document(hook, "prestart", os.environ.get(PATH_VARIABLE))
     if oci_hook_path is None:

@@ -1,4 +1,4 @@
-"""``gpuhook simulate``: the only part of gpuhook that knows the package gpuhook-simulate."""
+"""``gpuhook simulate``: the only module that imports the package gpuhook-simulate."""
 
 import click
 
@@ -16,17 +16,17 @@ except ModuleNotFoundError as missing:
 if _theirs == __version__:
     from gpuhook_simulate.command import simulate
 else:
-    # Both are of one release, which pip says and doesn't insist on.
+    # Both must be of one release; pip's requirement says so, but doesn't enforce it.
     _CAUSE = (
-        f"gpuhook-simulate is of version {_theirs}, and this is gpuhook {__version__}"
+        f"gpuhook-simulate has version {_theirs}, and gpuhook has version {__version__}"
         if _theirs
-        else "What simulates drivers is a package of its own, which isn't installed"
+        else "gpuhook simulate needs the package gpuhook-simulate, which isn't installed"
     )
 
     @command(
         examples={
-            "pip install 'gpuhook[simulate]'": "Install it beside a gpuhook that pip installed",
-            "apt-get install ./gpuhook-simulate_*_all.deb": "Install it beside the Debian package",
+            "pip install 'gpuhook[simulate]'": "Install it for a gpuhook installed with pip",
+            "apt-get install ./gpuhook-simulate_*_all.deb": "Install it for the Debian package",
         },
         context_settings={"ignore_unknown_options": True},
     )
@@ -34,8 +34,7 @@ else:
     def simulate(words: tuple[str, ...]) -> None:
         """Build a simulated driver root in DIR.
 
-        This is in a package of its own, gpuhook-simulate, which isn't installed here in this
-        version.
+        This command needs the package gpuhook-simulate, which isn't installed in this version.
         """
         del words
         raise SimulateError(

@@ -1,4 +1,4 @@
-"""``gpuhook uninstall``: take back what ``gpuhook install`` did to container engines."""
+"""``gpuhook uninstall``: remove the changes of ``gpuhook install`` to container engines."""
 
 import contextlib
 import os
@@ -23,14 +23,14 @@ from gpuhook.tools.engines.store import Record, Store
 from gpuhook.tools.host.programs import our_program
 from gpuhook.tools.vendors.nvidia import program_links as nvidia_names
 
-_NOTHING = "gpuhook install changed nothing here: there is nothing to undo"
+_NOTHING = "gpuhook install changed nothing here: there is nothing to remove"
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is to be taken back: whose, and of which configuration file if it isn't None.
+    """Selection of changes to remove: engines, and a configuration file if it isn't None.
 
-    ``state`` is where it was remembered; paths are below ``prefix``.
+    ``state`` is the folder of the records; paths are below ``prefix``.
     """
 
     engines: frozenset[str]
@@ -42,7 +42,7 @@ class Chosen:
     dry_run: bool
 
     def has(self, record: Record) -> bool:
-        """Tell whether a record's changes are among it."""
+        """Tell whether a record's changes are selected."""
         if record.engine not in self.engines or self.config is None:
             return record.engine in self.engines
         main = ENGINES[record.engine].main_file
@@ -51,28 +51,28 @@ class Chosen:
 
 @command(
     examples={
-        "gpuhook uninstall --dry-run": "Show what would be undone",
-        "gpuhook uninstall --engine docker --reload": "Have the running Docker forget gpu-py",
+        "gpuhook uninstall --dry-run": "Show what would be removed",
+        "gpuhook uninstall --engine docker --reload": "Also reload the running Docker",
     },
 )
 @click.option(
     "--engine", "engines", type=click.Choice([*ENGINES, shared.ALL]), multiple=True,
-    default=[shared.ALL], show_default=True, help="A container engine; may be repeated.",
+    default=[shared.ALL], show_default=True, help="Container engine (repeatable).",
 )  # fmt: skip
-@click.option("--config", metavar="FILE", help="Only what belongs to this configuration file.")
-@click.option("--prefix", metavar="DIR", default="", help="A folder to use as /.")
+@click.option("--config", metavar="FILE", help="Remove only changes to this configuration file.")
+@click.option("--prefix", metavar="DIR", default="", help="Folder to use as /.")
 @click.option(
     "--state-dir",
     metavar="DIR",
-    help="Where it was remembered what was changed.  [default: /var/lib/gpuhook]",
+    help="Folder of the records of changes.  [default: /var/lib/gpuhook]",
 )
-@click.option("--reload", is_flag=True, help="Have the running Docker forget the runtime.")
+@click.option("--reload", is_flag=True, help="Also remove the runtime from the running Docker.")
 @click.option(
     "--unless-in-use", is_flag=True,
-    help="As --reload, but change nothing while a container, an engine or a CDI document of "
-    "somebody else needs gpuhook.",
+    help="As --reload, but change nothing while a container, an engine or a foreign CDI spec "
+    "needs gpuhook.",
 )  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Print the changes as a diff and make none.")
+@click.option("--dry-run", is_flag=True, help="Print the changes as a diff without making them.")
 @format_option
 def uninstall(
     engines: tuple[str, ...],
@@ -84,11 +84,11 @@ def uninstall(
     dry_run: bool,
     output_format: str,
 ) -> None:
-    """Undo what ``gpuhook install`` did.
+    """Remove the changes of ``gpuhook install``.
 
-    A file that nobody else changed becomes what it was, byte for byte; from another one only
-    our settings are taken out. CDI documents that ``--cdi`` kept go with the last engine.
-    Containers that still need the runtime are listed.
+    A file without other changes is restored byte for byte; from other files only our settings
+    are removed. The CDI specs of ``--cdi`` are removed with the last engine. Containers that
+    still need the runtime are listed.
     """
     prefix = prefix and os.path.abspath(prefix)
     chosen = Chosen(
@@ -103,7 +103,7 @@ def uninstall(
 
 
 def _take_back(chosen: Chosen) -> dict[str, Any]:
-    """Do it; return what is printed as JSON."""
+    """Remove the changes; return the report for JSON."""
     state, dry_run = chosen.state, chosen.dry_run
     store = Store(state, chosen.prefix)
     links = nvidia_names.LinkRecord(state, chosen.prefix)
@@ -151,7 +151,7 @@ def _take_back(chosen: Chosen) -> dict[str, Any]:
 def _engines_that_end(
     before: Kept | None, chosen: Chosen, records: list[Record], known: list[Record]
 ) -> list[str]:
-    """Return the engines that CDI documents are kept for, and whose last file is taken back."""
+    """Return the engines with managed CDI specs whose last changed file is being restored."""
     stay = {record.engine for record in known if record not in records}
     all_files = chosen.config is None
     gone = chosen.engines if all_files else {record.engine for record in records}
@@ -159,7 +159,7 @@ def _engines_that_end(
 
 
 def _warn_of_bound(records: list[Record], prefix: str) -> None:
-    """List the containers that can't be started, or even stopped, without the runtime."""
+    """Warn of containers that can't be started, or even stopped, without the runtime."""
     for engine, config in dict.fromkeys((record.engine, record.config) for record in records):
         owned = [
             path
@@ -177,34 +177,34 @@ def _warn_of_bound(records: list[Record], prefix: str) -> None:
         bound = ENGINES[engine].bound(names, ask)
         if bound:
             warn(
-                f"these containers of {engine} were made for {' or '.join(names)} and can't be "
-                f"started without it; make them again with another runtime: {', '.join(bound)}"
+                f"these containers of {engine} were created for {' or '.join(names)} and can't be "
+                f"started without it; recreate them with another runtime: {', '.join(bound)}"
             )
 
 
 def _warn_of_unread(outcomes: list[Outcome], prefix: str) -> None:
-    """List the files of others that an engine reads only by what is taken back."""
+    """Warn of files of other software that an engine reads only because of our changes."""
     gone = {outcome.change.path for outcome in outcomes}
     for outcome in outcomes:
         change = outcome.change
         left = [path for path in ENGINES[outcome.engine].unread(change, prefix) if path not in gone]
         if change and left:
             warn(
-                f"{change.path} has imported {', '.join(left)} only because of what gpuhook "
-                "install wrote, and does so no more: add to its imports what is to be read"
+                f"{change.path} no longer imports {', '.join(left)}, which gpuhook install had "
+                "added: add to its imports the files that are still needed"
             )
 
 
 def _have_forgotten(records: list[Record], outcomes: list[Outcome]) -> None:
-    """Have running engines forget what is about to be taken out of their files."""
+    """Remove our settings from running engines before they are removed from their files."""
     for record, outcome in zip(records, outcomes, strict=True):
         names = shared.runtimes_in(record.owned)
         for pid in ENGINES[record.engine].forget(outcome.change, names):
-            say(f"{record.engine}: process {pid} has forgotten {' and '.join(names)}")
+            say(f"{record.engine}: process {pid} no longer has {' and '.join(names)}")
 
 
 def _advice(records: list[Record], reload: bool) -> dict[str, list[str]]:
-    """Return by engine what is still to be done."""
+    """Return the remaining steps by engine."""
     found: dict[str, list[str]] = {}
     for engine, config in dict.fromkeys((record.engine, record.config) for record in records):
         advice = ENGINES[engine].afterwards(config)

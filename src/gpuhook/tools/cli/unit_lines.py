@@ -1,4 +1,4 @@
-"""gpuhook unit-lines: settings by which a unit of systemd has devices."""
+"""gpuhook unit-lines: settings that add devices to a systemd unit."""
 
 import click
 
@@ -14,7 +14,7 @@ _VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))
 @command(
     "unit-lines",
     examples={
-        f"gpuhook unit-lines -e {_VARIABLE}=0": "For a service that runs on the host's root",
+        f"gpuhook unit-lines -e {_VARIABLE}=0": "For a service on the host's root",
         f"gpuhook unit-lines --rootfs /srv/app -e {_VARIABLE}=0": "For one with RootDirectory=",
     },
 )
@@ -23,10 +23,10 @@ _VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))
 def unit_lines(
     rootfs: str, variables: tuple[str, ...], devices: tuple[str, ...], config_path: str | None
 ) -> None:
-    """Print the lines by which a unit of systemd may open devices, for a drop-in of its own.
+    """Print settings for a drop-in that allow a systemd unit to open devices.
 
-    With --rootfs the unit has a root of its own, such as a portable service, and the driver's
-    files are mounted there, too.
+    Use --rootfs for a unit with its own root, such as a portable service: the driver's files
+    are mounted there, too.
     """
     plan, env = _settings.plan(rootfs, variables, devices, config_path)
     for line in units.service(plan, env, own_root=bool(rootfs)):
