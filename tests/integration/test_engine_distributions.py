@@ -138,7 +138,7 @@ def test_a_template_of_ours(machine: Machine) -> None:
     made.start()
     before = contents(made.folder)
     done = machine.gpuhook("install", made.read).failed()
-    assert "k3s's version isn't known" in done.stderr
+    assert "The version of k3s is unknown" in done.stderr
     assert contents(made.folder) == before
 
 
@@ -158,7 +158,7 @@ def test_a_folder_that_k3s_imports(machine: Machine, default: tuple[str, ...]) -
         goes_round(machine, made, made.read, made.template)
         return
     done = machine.gpuhook("install", made.read, *default).failed()
-    assert "takes no other one from its template" in done.stderr
+    assert "can't take another one from its template" in done.stderr
 
 
 @pytest.mark.parametrize("default", [(), ("--set-default",)])

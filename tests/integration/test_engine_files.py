@@ -164,7 +164,7 @@ def test_the_containerd_that_runs_is_the_one_that_is_meant(
 def test_of_several_that_run_one_has_to_be_named(installation: Installation, folder: Path) -> None:
     done = beside_containerds(installation, folder, ["a", "b"], "install", "--engine=containerd")
     assert done.status == 1
-    assert "Several containerds run here" in done.stderr
+    assert "Several containerds are running" in done.stderr
     for name in ("a", "b"):
         command = f"gpuhook install --engine containerd --config {folder}/{name}/config.toml"
         assert command in done.stderr
@@ -192,7 +192,7 @@ def test_a_distribution_beside_the_usual_containerd_is_named(
     Path("/etc/containerd/config.toml").touch()
     done = run([REPOSITORY / "scripts/lib/apart", "sh", "-c", script]).ok()
     assert "+++ /etc/containerd/conf.d/99-gpuhook.toml" in done.stdout
-    said = f"k3s has a containerd of its own, which reads {place}/config.toml"
+    said = f"k3s has its own containerd, which reads {place}/config.toml"
     assert said in done.stderr
 
 

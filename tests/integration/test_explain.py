@@ -241,7 +241,7 @@ def test_an_image_of_podman(
 def test_an_image_that_nobody_has(explain: Explain) -> None:
     done = explain("--image", "example.com/no/such:1")
     assert done.status == 1
-    assert "Neither Docker nor podman has the image" in done.stdout
+    assert "Neither Docker nor podman on this host has the image" in done.stdout
 
 
 def test_lost_gpus_and_a_missing_library(installation: Installation, tmp_path: Path) -> None:

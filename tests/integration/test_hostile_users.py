@@ -120,8 +120,8 @@ def test_who_means_roots_docker_is_told(site: Site, workspace: Path, reachable: 
         done = run(words).ok()
     assert f"wrote {home}/.config/docker/daemon.json" in done.stdout
     assert (
-        "The Docker that runs here is root's, and this was for a rootless one of yours: for "
-        "root's, run gpuhook install --engine docker as root"
+        "The running Docker is root's, and this changed only your rootless Docker: for "
+        "root's Docker, run gpuhook install --engine docker as root"
     ) in done.stderr
 
 
@@ -178,7 +178,7 @@ def test_a_stranger_on_the_socket_of_roots_docker(
         pretender(site.folder / "dockerd", *words, way=()),
     ):
         done = site.doctor(configs["runc"])
-    assert f"user {UID} listens there" in done.stdout
+    assert f"its socket belongs to user {UID}" in done.stdout
 
 
 # Locks --------------------------------------------------------------------------------------

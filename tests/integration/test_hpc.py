@@ -130,10 +130,10 @@ def test_what_sarus_would_refuse_is_refused(sarus: Site, prefix: Path) -> None:
         hooks.chmod(mode)
         os.chown(hooks, owner, 0)
         done = sarus.install().failed()
-        assert f"Others than root may change {hooks}" in done.stderr
+        assert f"Users other than root can change {hooks}" in done.stderr
         assert os.listdir(hooks) == []
     hooks.chmod(0o755)
     os.chown(hooks, 0, 0)
     settings = prefix / "opt/sarus/default/etc/sarus.json"
     settings.write_text("{}")
-    assert "names no folder of hooks (hooksDir)" in sarus.install().failed().stderr
+    assert "has no folder of hooks (hooksDir)" in sarus.install().failed().stderr

@@ -243,7 +243,7 @@ def test_reload_keeps_the_notes_on_what_needs_a_restart(system: Path) -> None:
     assert "docker: no running process uses " in done.stdout
     assert "docker: For --gpus, restart Docker" in done.stdout
     done = call(system, "install", "--engine=docker", "--cdi", "--reload")
-    assert "docker: Restart Docker, which reads features only at its start" in done.stdout
+    assert "docker: Restart Docker, which reads features only at start-up" in done.stdout
 
 
 def test_documents_go_with_the_last_file_of_the_last_engine(system: Path) -> None:
@@ -370,7 +370,7 @@ def test_a_file_of_somebody_else_is_not_replaced(
     path = system / "etc/theirs.conf"
     path.write_text(FOREIGN)
     before = tree(system)
-    with pytest.raises(EngineError, match=f"{path} exists and is not gpuhook's") as caught:
+    with pytest.raises(EngineError, match=f"{path} exists and is not a file of gpuhook") as caught:
         call(system, "install", f"--engine={engine}", f"--{option}={path}", *dry_run)
     assert f"such as {system / usual}," in str(caught.value)
     assert tree(system) == before
@@ -391,7 +391,7 @@ def test_at_the_usual_place_neither(system: Path, engine: str, path: str, text: 
     theirs.parent.mkdir(parents=True)
     theirs.write_text(text if path.endswith(".json") or not text.startswith("{") else "a = 1\n")
     before = tree(system)
-    with pytest.raises(EngineError, match=f"{theirs} exists and is not gpuhook's"):
+    with pytest.raises(EngineError, match=f"{theirs} exists and is not a file of gpuhook"):
         call(system, "install", f"--engine={engine}", "--hook=prestart")
     assert tree(system) == before
 

@@ -332,7 +332,7 @@ def test_files_that_were_not_imported_so_far_are_named(tmp_path: Path, config: P
     other.parent.mkdir()
     other.write_text("version = 2\n")
     first = answer(ask_for(config), (2, 1))
-    assert [f"imports {other} from now on, too" in each for each in first.warnings] == [True]
+    assert [f"now also imports {other}" in each for each in first.warnings] == [True]
     store = Store(str(tmp_path / "state"))
     with store.locked():
         installer.install(store, list(first.targets))

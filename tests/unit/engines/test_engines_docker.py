@@ -123,7 +123,7 @@ def test_a_docker_that_reads_another_file_is_named(
     [advice] = Docker().install(ask).afterwards
     assert advice.endswith("run gpuhook install --engine docker --config '/srv/my d.json'")
     [advice] = Docker().install(replace(ask, config=str(tmp_path / "daemon.json"))).afterwards
-    assert advice.startswith("No running Docker has this file")
+    assert advice.startswith("No running Docker reads this file")
 
 
 def test_another_s_runtime_nvidia_stays(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_restart_is_of_ones_own_docker(
     end = f": {command} restart docker"
     assert Docker().afterwards().endswith(end)
     [advice] = Docker().install(replace(ask, cdi=True, cdi_setting=True)).afterwards
-    assert advice == f"Restart Docker, which reads features only at its start{end}"
+    assert advice == f"Restart Docker, which reads features only at start-up{end}"
     path.write_text(
         '{"runtimes": {"gpu-py": {"path": "/opt/gpu-py"}}, "default-runtime": "gpu-py"}'
     )

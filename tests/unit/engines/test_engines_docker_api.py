@@ -83,8 +83,8 @@ def test_an_answer(listen: Callable[[Serve], str]) -> None:
     [
         (_endless(OK, b" " * 65536), "more than 4 MiB"),
         (_endless(b"HTTP/1.0 200 OK\r\n", b"X: " + b"y" * 60000 + b"\r\n"), "more than 4 MiB"),
-        (_says(OK + b"[" * 100_000), "something else than an object"),
-        (_says(OK + b"[]"), "something else than an object"),
+        (_says(OK + b"[" * 100_000), "its answer isn't an object"),
+        (_says(OK + b"[]"), "its answer isn't an object"),
         (_says(b"HTTP/1.0 403 Forbidden\r\n\r\n{}"), "403 Forbidden"),
         (_says(b"220 mail ESMTP\r\n"), "speak HTTP"),
         (_says(b""), "speak HTTP"),

@@ -185,7 +185,7 @@ def test_an_edit_that_would_be_lost_is_refused(tmp_path: Path, claim: str, versi
     assert tree(tmp_path) == before
     if version == 1:
         return
-    [wanted] = re.findall(r"Have that program write (imports = .*?\]),", str(caught.value))
+    [wanted] = re.findall(r"Make that program write (imports = .*?\]),", str(caught.value))
     config.write_text(f"{claim}\n{wanted}\nversion = 2\n")
     install("containerd", tmp_path, config)  # nothing is to be edited now
     assert config.read_text() == f"{claim}\n{wanted}\nversion = 2\n"

@@ -101,7 +101,7 @@ def test_docker_that_does_not_read_it(
     if version == "28.5.2" and "32" not in ENCODINGS[mark]:
         assert docker.Docker().install(ask).targets
         return
-    with pytest.raises(EngineError, match=f"{path} begins with a byte order mark of UTF-.*Docker"):
+    with pytest.raises(EngineError, match=f"{path} starts with a byte order mark of UTF-.*Docker"):
         docker.Docker().install(ask)
 
 
@@ -119,7 +119,7 @@ def test_containerd(
     ask = Ask(RUNTIMES, config=str(path))
     reads = mark == codecs.BOM_UTF8 and version < 3 and (program is None or program < (2, 0))
     if not reads:
-        with pytest.raises(EngineError, match=f"{path} begins with a byte order mark of UTF-"):
+        with pytest.raises(EngineError, match=f"{path} starts with a byte order mark of UTF-"):
             containerd.answer(ask, program)
         return
     store = Store(str(tmp_path / "state"))
@@ -153,7 +153,7 @@ def test_drop_ins_saved_with_a_mark(
     monkeypatch.setattr(installed, "version", lambda *_: version)
     first = {"podman": (4, 6), "crio": (1, 28)}[engine]
     if tuple(map(int, version.split(".")[:2])) < first:
-        with pytest.raises(EngineError, match=f"{drop_in} begins with a byte order mark of UTF-8"):
+        with pytest.raises(EngineError, match=f"{drop_in} starts with a byte order mark of UTF-8"):
             install()
         return
     install()

@@ -123,7 +123,7 @@ def test_no_link_leads_an_installation_out(
     path.unlink(missing_ok=True)
     kind(path, host)
     before = contents(host)
-    with pytest.raises(EngineError, match=r"leads by the link .* out of .*/image, which stands"):
+    with pytest.raises(EngineError, match=r"leads through the link .* out of .*/image, which is used"):
         call("install", image, f"--engine={engine}", *words)
     assert contents(host) == before
 
@@ -131,20 +131,20 @@ def test_no_link_leads_an_installation_out(
 def test_no_link_leads_a_machine_s_files_out(image: Path, host: Path) -> None:
     (image / "etc/systemd").symlink_to(host)
     ask = Ask((), prefix=str(image), units=(("/etc/systemd/nspawn/box.nspawn", "[Files]\n"),))
-    with pytest.raises(EngineError, match="leads by the link"):
+    with pytest.raises(EngineError, match="leads through the link"):
         ENGINES["nspawn"].install(ask)
 
 
 @pytest.mark.parametrize("option", ["config", "drop-in-config"])
 def test_no_link_leads_a_named_file_out(image: Path, host: Path, option: str) -> None:
     (image / "named").symlink_to(host / "file")
-    with pytest.raises(EngineError, match="leads by the link"):
+    with pytest.raises(EngineError, match="leads through the link"):
         call("install", image, "--engine=podman", f"--{option}={image}/named")
 
 
 def test_no_dots_lead_saruss_hook_out(image: Path, host: Path) -> None:
     (image / "etc/sarus/sarus.json").write_text('{"hooksDir": "/../host"}')
-    with pytest.raises(EngineError, match=r"/\.\./host/50-gpuhook\.json leads nobody"):
+    with pytest.raises(EngineError, match=r"/\.\./host/50-gpuhook\.json is ambiguous"):
         call("install", image, "--engine=sarus")
     assert contents(host) == {}
 
@@ -228,7 +228,7 @@ def test_what_came_with_an_image_as_remembered_changes_nothing_outside(
     remembered(image, host)
     before = contents(host)
     words = ("--engine=docker", "--nvidia-names") if command == "install" else ()
-    said = r"leads (by the link )?.*out of|isn't below|is no path from / on"
+    said = r"leads (through the link )?.*out of|isn't below|is ambiguous below|isn't an absolute path"
     with pytest.raises((CdiError, EngineError), match=said):
         call(command, image, *words)
     assert contents(host) == before
@@ -381,7 +381,7 @@ def test_no_remembered_name_of_nvidias_has_an_effect_outside(
 @pytest.mark.parametrize("path", ["etc", "x/../y", "", "/..", "/a/../b", "/a/..", "/\0"])
 def test_a_path_that_may_mean_several_places_is_none_below_a_prefix(image: Path, path: str) -> None:
     for function, way in ((below, path), (checked, path), (checked, f"{image}{path}/..")):
-        with pytest.raises(EngineError, match="leads nobody knows where below"):
+        with pytest.raises(EngineError, match="is ambiguous below"):
             function(str(image), way)
     assert checked("", path) == path
 
@@ -400,7 +400,7 @@ def test_what_is_outside_can_be_remembered_outside(image: Path, host: Path) -> N
 def test_nvidias_names_stay_inside(image: Path, host: Path) -> None:
     (image / "usr/local").mkdir(parents=True)
     (image / "usr/local/bin").symlink_to(host)
-    with pytest.raises(EngineError, match="leads by the link"):
+    with pytest.raises(EngineError, match="leads through the link"):
         call("install", image, "--engine=docker", "--nvidia-names")
     assert program_links.LINKS.keys() & {path.name for path in host.iterdir()} == set()
 

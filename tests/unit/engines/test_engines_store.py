@@ -95,7 +95,7 @@ def test_a_link_that_leads_nowhere_is_refused(store: Store, tmp_path: Path, ours
     """Its file would be made, and who takes that back couldn't tell whose the link is."""
     path = tmp_path / "daemon.json"
     path.symlink_to("gone.json")
-    with pytest.raises(EngineError, match=f"{path} is a link to gone.json, which isn't there"):
+    with pytest.raises(EngineError, match=f"{path} is a link to gone.json, which doesn't exist"):
         put(store, target(path, ours=ours))
     assert [*tmp_path.iterdir()] == [path]
     (tmp_path / "gone.json").write_text(OLD)
@@ -173,7 +173,7 @@ def test_a_file_that_somebody_removed_stays_removed(
 def test_a_file_that_is_to_be_ours_replaces_none_of_others(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "99-gpuhook.json"
     path.write_text(OLD)
-    with pytest.raises(EngineError, match="exists and is not gpuhook's"):
+    with pytest.raises(EngineError, match="exists and is not a file of gpuhook"):
         put(store, target(path, ours=True))
     assert path.read_text() == OLD
     assert store.records() == []
@@ -186,7 +186,7 @@ def test_a_hook_file_is_known_by_its_program(
     path = tmp_path / "gpuhook.json"
     path.write_text(json.dumps({"hook": {"path": path_of_hook}}))
     if path_of_hook == "/usr/bin/other":
-        with pytest.raises(EngineError, match="exists and is not gpuhook's"):
+        with pytest.raises(EngineError, match="exists and is not a file of gpuhook"):
             put(store, target(path, ours=True))
         return
     put(store, target(path, ours=True))

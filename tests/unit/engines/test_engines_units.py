@@ -144,7 +144,7 @@ def test_a_hook_is_a_program_and_anothers_is_never_replaced(tmp_path: Path) -> N
     assert (folder / "98-nvidia.sh").read_text() == "a newer package's\n"
     assert not hook.exists()
     hook.write_text("#!/bin/sh\n# my own\n")
-    with store.locked(), pytest.raises(EngineError, match="not gpuhook's"):
+    with store.locked(), pytest.raises(EngineError, match="not a file of gpuhook"):
         installer.install(store, list(ENGINES["enroot"].install(enroot(tmp_path)).targets))
 
 

@@ -1,1 +1,1 @@
-"""The container engines that can be told about gpu-py: one module each, and what they share."""
+"""Configuration of container engines to use gpu-py: a module per engine, and shared code."""

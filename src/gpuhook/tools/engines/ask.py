@@ -1,7 +1,7 @@
-"""What an installation is asked to do, and what an engine answers.
+"""Installation requests, engines' answers, and the base class of engines.
 
-An installation adds to what stands in an engine's files: each engine reads there what earlier
-ones have registered. What is to be taken back is named in ``Ask.without``.
+An installation adds to the existing settings: each engine reads from its files what earlier
+installations have registered. ``Ask.without`` names the options to remove.
 """
 
 import glob
@@ -16,26 +16,25 @@ from gpuhook.tools.engines.prefix import below, checked
 from gpuhook.tools.engines.store import Target
 from gpuhook.tools.engines.swarm import Resource
 
-# Options that can be taken back one by one.
+# Options that can be removed one by one.
 SET_DEFAULT, ALIASES, CDI, SWARM, HOOK = "set-default", "nvidia-names", "cdi", "swarm", "hook"
 NVIDIAS_NAME = "nvidia"  # the runtime that is registered with ALIASES
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What an engine is to be told.
+    """The settings requested for an engine.
 
     ``runtimes`` are (name, absolute path) pairs, of which the first may become the default
-    runtime; ``also`` are more of them, to be left out where the engine has a runtime of that
-    name already. ``config`` and ``drop_in`` are files to use instead of the engine's own,
-    ``prefix`` a folder that stands for / . ``cdi`` has the engine take devices by CDI,
-    ``cdi_setting`` says whether this version of it needs a setting for that. ``hook`` is the
-    stage (prestart, precreate) at which podman is to call ``hook_path``, None for not at all.
-    ``swarm`` are the devices that Docker is to offer to a swarm; none: nothing about it changes.
-    ``without`` are the options of earlier installations that are to be taken back, ``known``
-    the names of runtimes that are remembered as registered by them. ``default`` is found by
-    ``following``: which of our runtimes is the default one. ``units`` are the files of a machine
-    of nspawn, each with the lines of ours in it.
+    runtime; ``also`` are further ones, omitted if the engine has a runtime of that name.
+    ``config`` and ``drop_in`` are files to use instead of the engine's default files, ``prefix``
+    a folder to use as / . ``cdi`` enables CDI in the engine, ``cdi_setting`` says whether its
+    version needs a setting for that. ``hook`` is the stage (prestart, precreate) at which podman
+    calls ``hook_path``, None for no hook. ``swarm`` are the devices that Docker offers to a
+    swarm; if empty, its swarm settings don't change. ``without`` are options of earlier
+    installations to remove, ``known`` the names of runtimes recorded by them. ``default``, set by
+    ``following``, is our runtime that is the default. ``units`` are the files of an nspawn
+    machine, each with our lines in it.
     """
 
     runtimes: tuple[tuple[str, str], ...]
@@ -62,19 +61,19 @@ class Ask:
         return tuple(name for name, _ in self.runtimes)
 
     def beside(self, existing: Container[str]) -> "Ask":
-        """Return the same with those of ``also`` among the runtimes that don't exist."""
+        """Return a copy with the runtimes of ``also`` that don't exist yet."""
         more = tuple(pair for pair in self.also if pair[0] not in existing)
         return replace(self, runtimes=self.runtimes + more, also=())
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """The names of runtimes that are to be taken back."""
+        """The names of runtimes to remove."""
         return (NVIDIAS_NAME,) if ALIASES in self.without else ()
 
     def moved(self, earlier: Mapping[str, str]) -> dict[str, str]:
-        """Return the programs that our names led to before, each with the one it is now.
+        """Return our programs that have moved: old path -> new path.
 
-        ``earlier`` are the programs of registered runtimes by name.
+        ``earlier`` maps registered runtimes to their programs.
         """
         return {
             earlier[name]: program
@@ -83,11 +82,10 @@ class Ask:
         }
 
     def following(self, earlier: Mapping[str, str], default: str | None) -> "Ask":
-        """Return the same with what earlier installations have registered.
+        """Return a copy that includes the runtimes registered by earlier installations.
 
-        ``earlier`` are their runtimes' programs by name, ``default`` is the default runtime
-        that they have set. Runtimes that led to a program of ours that is elsewhere now move
-        with it.
+        ``earlier`` maps their runtimes to programs, ``default`` is the default runtime that they
+        set. Runtimes of a program of ours that has moved get its new path.
         """
         moved = self.moved(earlier)
         runtimes = {
@@ -103,19 +101,19 @@ class Ask:
         return replace(self, runtimes=tuple(runtimes.items()), default=default)
 
     def unheeded(self, later: Mapping[str, object]) -> list[str]:
-        """Say which file makes another runtime the default than this asks for.
+        """Return a warning about a file that overrides the requested default runtime.
 
-        ``later`` are the default runtimes in the files that are read after ours, in their order.
+        ``later`` are the default runtimes in the files read after ours, in this order.
         """
         found = [(path, default) for path, default in later.items() if isinstance(default, str)]
         path, default = found[-1] if found else ("", self.default)
         if self.default in (None, default):
             return []
         said = f"{path} is read after this and makes {shown(default)} the default runtime"
-        return [f"{said}: take that out, or name a file that is read later with --drop-in-config"]
+        return [f"{said}: remove that, or name a file that is read later with --drop-in-config"]
 
     def system(self, path: str) -> str:
-        """Return a path of the system below the prefix; EngineError where it leads out of it."""
+        """Return a system path below the prefix; EngineError if it leads out of it."""
         return below(self.prefix, path)
 
     def user(self, path: str) -> str:
@@ -124,15 +122,15 @@ class Ask:
         return below(self.prefix, os.path.join(base, path))
 
     def found(self, pattern: str) -> list[str]:
-        """Return the files of a pattern in their order; EngineError where one leads out."""
+        """Return the files of a pattern, sorted; EngineError if one leads out of the prefix."""
         return [checked(self.prefix, path) for path in sorted(glob.glob(pattern))]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The files an engine wants, what to do afterwards, and what the admin should know.
+    """An engine's target files, remaining steps, and warnings.
 
-    ``restart`` says that there is something new among it that no reload switches on.
+    ``restart`` means that some change takes effect only after a restart.
     """
 
     targets: tuple[Target, ...]
@@ -142,50 +140,50 @@ class Answer:
 
 
 class Engine(ABC):
-    """A container engine that can be told about gpu-py; by default root's, without a daemon."""
+    """A container engine that can use gpu-py; by default for root only, without a daemon."""
 
     name: str
-    has_runtimes = True  # OCI runtimes, of which gpu-py is to be one
+    has_runtimes = True  # supports OCI runtimes, such as gpu-py
 
     @abstractmethod
     def install(self, ask: Ask) -> Answer:
-        """Return what tells the engine about the runtimes; change nothing."""
+        """Return the changes that register the runtimes; change nothing."""
 
     @abstractmethod
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
-        """Return the containers that were made for one of these runtimes."""
+        """Return the containers created for one of these runtimes."""
 
     @abstractmethod
     def is_present(self, ask: Ask) -> bool:
-        """Tell whether the engine seems to be on this machine."""
+        """Tell whether the engine seems to be installed on this host."""
 
     def main_file(self, config: str) -> str:
-        """Return the file that the engine reads for one that was named as its configuration."""
+        """Return the file that the engine reads for a named configuration file."""
         return config
 
     def afterwards(self, config: str = "") -> str:  # noqa: ARG002
-        """Return what makes the engine that reads a file see that it no longer has the runtimes."""
+        """Return the step that makes the engine of a file drop the removed runtimes."""
         return ""
 
     def reload(self, config: str) -> list[int] | None:  # noqa: ARG002
-        """Have running daemons read ``config`` again; return their process ids.
+        """Make running daemons reload ``config``; return their process ids.
 
-        None: they only read it at their start, and nothing was done.
+        None if they read it only at start-up, and nothing was done.
         """
         return None
 
     def forget(self, change: Change, names: tuple[str, ...]) -> list[int]:  # noqa: ARG002
-        """Have running daemons forget the runtimes before a change takes them out of its file.
+        """Make running daemons drop the runtimes before a change removes them from the file.
 
-        Returns their process ids; none where no daemon runs, or where it only reads its file
-        at its start. EngineError, with everything as it was, if one doesn't forget.
+        Return their process ids; none if no daemon runs, or if it reads its file only at
+        start-up. EngineError, with everything unchanged, if a daemon keeps them.
         """
         return []
 
     def unread(self, change: Change, prefix: str) -> list[str]:  # noqa: ARG002
-        """Return the files that the engine reads no more with a change of its configuration."""
+        """Return the files that the engine no longer reads after a change."""
         return []
 
     def is_users(self, ask: Ask) -> bool:  # noqa: ARG002
-        """Tell whether a user who isn't root has, or can have, an engine of this kind."""
+        """Tell whether a non-root user has, or can have, an engine of this kind."""
         return False

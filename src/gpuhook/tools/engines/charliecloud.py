@@ -1,7 +1,7 @@
-"""Charliecloud: CDI documents for ``ch-run --cdi``, in a folder of their own, and where they are.
+"""Charliecloud: CDI specs for ``ch-run --cdi`` in a separate folder, and the variable for it.
 
-``ch-run`` runs no hook, so these have links as mounts. Two documents of the same devices in one
-folder count for neither engine, and others read /etc/cdi. Source: Charliecloud's ch-run(1).
+``ch-run`` runs no hook, so these specs have mounts instead of links. They are not in /etc/cdi,
+because engines refuse two specs of the same devices there. Source: Charliecloud's ch-run(1).
 """
 
 import json
@@ -27,14 +27,14 @@ _USERS = "charliecloud/cdi"
 _PROFILE = "/etc/profile.d/gpuhook-charliecloud.sh"
 _TEXT = f"""# {DROP_IN_HEADER}
 #
-# ch-run --cdi finds the documents that are made for it there.
+# ch-run --cdi reads its CDI specs from this folder.
 export {VARIABLE}="${{{VARIABLE}:-{_SYSTEM}}}"
 """
 
 
 @dataclass(frozen=True)
 class _Documents:
-    """What the machine has: texts by file name, what to say, and which drivers fail."""
+    """Generated CDI specs by file name, messages, and the errors of failed drivers."""
 
     texts: dict[str, str]
     said: list[str]
@@ -42,34 +42,34 @@ class _Documents:
 
 
 class Charliecloud(Engine):
-    """Charliecloud, which has no configuration: of the system, or a user's own documents."""
+    """Charliecloud, which has no configuration file: CDI specs of the system or of a user."""
 
     name = "charliecloud"
     has_runtimes = False
 
     def install(self, ask: Ask) -> Answer:
-        """Return a document of each vendor's devices, and the variable that names their folder."""
+        """Return a CDI spec per vendor, and the variable that names their folder."""
         made = _documents(ask.gpuhook_config)
         afterwards = (
             f"Log in again, or set {VARIABLE}={_folder(ask)}, so that ch-run --cdi looks there"
         )
         said = [*made.said, *map(str, made.failed)]
         if not made.texts and not made.failed:
-            said.append("There is no device to describe yet; gpuhook watch looks for some")
+            said.append("There are no devices yet; gpuhook watch adds them when they appear")
         return Answer(tuple(_targets(made, ask)), (afterwards,), tuple(said))
 
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
-        """Return nothing: a container of Charliecloud is made new each time."""
+        """Return nothing: Charliecloud creates a new container for each run."""
         del names, ask
         return []
 
     def is_present(self, ask: Ask) -> bool:
-        """Tell whether Charliecloud is here."""
+        """Tell whether Charliecloud is installed."""
         del ask
         return bool(shutil.which("ch-run"))
 
     def is_users(self, ask: Ask) -> bool:
-        """Return True: every user may have documents."""
+        """Return True: every user can have CDI specs."""
         del ask
         return True
 
@@ -79,7 +79,7 @@ def _folder(ask: Ask) -> str:
 
 
 def _targets(made: _Documents, ask: Ask) -> list[Target]:
-    """Return the files; a user sets the variable by himself."""
+    """Return the target files; users without root set the variable themselves."""
     folder, name = _folder(ask), Charliecloud.name
     targets = [
         Target(name, os.path.join(folder, file), "whole", text, folder)
@@ -92,7 +92,7 @@ def _targets(made: _Documents, ask: Ask) -> list[Target]:
 
 
 def _documents(path: str | None) -> _Documents:
-    """Return what this machine has, by the configuration in a file, None for the usual one."""
+    """Generate the CDI specs of this host; ``path`` is the configuration, None for the default."""
     config = load(path)
 
     def source_of(vendor: contract.Vendor) -> Source:
@@ -114,12 +114,12 @@ def _documents(path: str | None) -> _Documents:
 
 
 def refresh(state: str, path: str | None) -> tuple[list[str], list[DriverError]]:
-    """Write the documents again where they have been installed.
+    """Write the CDI specs again where they are installed.
 
-    Returns the files that changed, and which drivers fail.
+    Return the changed files, and the errors of failed drivers.
 
-    ``path`` is the configuration that they are made with, None for the usual one. A document goes
-    with the last of its devices, but stays while a driver fails to answer.
+    ``path`` is the configuration file, None for the default one. A spec is removed with the
+    last of its devices, but stays while its driver fails to answer.
     """
     store = Store(state)
     if not _records(store):

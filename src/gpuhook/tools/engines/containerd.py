@@ -1,6 +1,6 @@
-"""containerd: a runtime of its CRI plugin, in a drop-in file where the version knows them.
+"""containerd: a runtime of its CRI plugin, in a drop-in file if the version supports them.
 
-Where a distribution writes containerd's file, ``containerd_distributions`` says what is changed.
+``containerd_distributions`` handles distributions that write containerd's file themselves.
 """
 
 import copy
@@ -60,7 +60,7 @@ class Containerd(Engine):
     name = ENGINE
 
     def install(self, ask: Ask) -> Answer:
-        """Add the runtimes with the options that the present default has."""
+        """Add the runtimes with the options of the current default runtime."""
         path = containerd_files.chosen(ask)
         program = None if ask.prefix else containerd_files.version_for(path)
         made = answer(replace(ask, config=path), program)
@@ -71,13 +71,13 @@ class Containerd(Engine):
         return distributions.main_file(config, containerd_files.text_of)
 
     def afterwards(self, config: str = "") -> str:
-        """Return what makes containerd read its configuration."""
+        """Return the step that makes containerd read its configuration."""
         return containerd_files.restart(config or containerd_files.USUAL)
 
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
         """Return the running containers that use one of the runtimes.
 
-        A shim notes the runtime's binary in its container's folder.
+        A shim writes the runtime's path into its container's folder.
         """
         programs = {os.path.realpath(program) for _, program in ask.runtimes}
         path, document = _main(ask)
@@ -93,7 +93,7 @@ class Containerd(Engine):
         return found
 
     def unread(self, change: Change, prefix: str) -> list[str]:
-        """Return the files that the main one imports no more, as others' beside our drop-in."""
+        """Return files that the main file no longer imports, such as others next to our drop-in."""
         if os.path.basename(change.path) in distributions.TEMPLATES:
             return []
         ask = Ask(runtimes=(), prefix=prefix)
@@ -105,7 +105,7 @@ class Containerd(Engine):
         return [path for each in before for path in ask.found(each) if path not in kept]
 
     def is_present(self, ask: Ask) -> bool:
-        """Tell whether containerd is here, and not for Docker alone, which needs no CRI."""
+        """Tell whether containerd is installed, and not only for Docker, which needs no CRI."""
         path, document = _main(ask)
         return containerd_files.is_here(path) and not disables_cri(document)
 
@@ -116,7 +116,7 @@ def _main(ask: Ask) -> tuple[str, Document]:
 
 
 def answer(ask: Ask, program: Version) -> Answer:
-    """Return the files for a containerd of that version (None: not known)."""
+    """Return the target files for a containerd version (None if unknown)."""
     managed.check_system(ENGINE, ask.system, ask.config)
     path = containerd_files.chosen(ask)
     owner = containerd_files.distribution(path)
@@ -133,11 +133,11 @@ def answer(ask: Ask, program: Version) -> Answer:
     if isinstance(place, Answer):
         return place
     made = _with_drop_in(place.source, ask, place.path)
-    return replace(made, targets=made.targets[:1])  # the owner sees to the rest
+    return replace(made, targets=made.targets[:1])  # the distribution does the rest
 
 
 def _checked(source: Source, ask: Ask, made: Answer) -> Answer:
-    """Return an answer; EngineError where its edit of the main file would be lost, or no edit."""
+    """Return the answer; EngineError if its edit of the main file would be lost or impossible."""
     ours = {target.path for target in made.targets}
     for path in imported_files(source, ask):
         if path not in ours:
@@ -151,7 +151,7 @@ def _checked(source: Source, ask: Ask, made: Answer) -> Answer:
 
 
 def _with_drop_in(source: Source, ask: Ask, drop_in: str) -> Answer:
-    """Return the drop-in, and the main file that imports it; in version 1 only that one."""
+    """Return the drop-in, and the main file that imports it; in version 1 only the main file."""
     source = with_tables(source, ask, drop_in)
     effective = effective_cri(source, ask, drop_in)
     in_place = source.version == 1
@@ -183,12 +183,12 @@ def _warnings(source: Source, ask: Ask) -> list[str]:
         warnings.append(
             f"containerd {program[0]}.{program[1]} ignores the CRI settings in {source.path}, a "
             "file of version 1: Kubernetes can't use the runtime until the file has version = 2 "
-            f'and its table plugins.cri is called plugins."{CRI[2][1]}"; then run this again'
+            f'and its table plugins.cri is renamed plugins."{CRI[2][1]}"; then run this again'
         )
     if disables_cri(source.document):
         warnings.append(
             f"{source.path} disables the plugin cri: Kubernetes can't use this containerd "
-            "until disabled_plugins no longer names it"
+            "until it is removed from disabled_plugins"
         )
     if ask.cdi and ask.cdi_setting and source.version == 1:
         warnings.append("enable_cdi needs a configuration of version 2 and wasn't written")
@@ -196,7 +196,7 @@ def _warnings(source: Source, ask: Ask) -> list[str]:
 
 
 def _drop_in_settings(source: Source, ask: Ask, effective: Document) -> Document:
-    """Return the CRI settings that the drop-in has to hold."""
+    """Return the CRI settings for the drop-in."""
     settings = copy.deepcopy(effective)
     default = get(settings, ("containerd", "default_runtime_name"))
     if default in ask.names and not ask.default:
@@ -216,15 +216,15 @@ def _drop_in_settings(source: Source, ask: Ask, effective: Document) -> Document
 
 
 def _more_read(source: Source, changed: Source, ask: Ask, drop_in: str) -> list[str]:
-    """Say which files lie beside our drop-in and have been imported by nothing so far."""
+    """Return a warning about files next to our drop-in that weren't imported so far."""
     before = imported_files(source, ask)
     more = [path for path in imported_files(changed, ask) if path not in (*before, drop_in)]
-    said = f"{source.path} imports {', '.join(more)} from now on, too"
-    return [f"{said}: move away what containerd isn't to read"] if more else []
+    said = f"{source.path} now also imports {', '.join(more)}"
+    return [f"{said}: move away the files that containerd must not read"] if more else []
 
 
 def _overridden(source: Source, ask: Ask, drop_in: str) -> list[str]:
-    """Say which file takes back what our drop-in says, because containerd reads it later."""
+    """Return a warning about a file that overrides our drop-in, because it is read later."""
     files = imported_files(source, ask, drop_in)
     later = {path: get(files[path], source.cri) for path in files_after(files, drop_in)}
     if source.merges:
@@ -237,14 +237,15 @@ def _overridden(source: Source, ask: Ask, drop_in: str) -> list[str]:
     is_last = name in files_after(imported_files(source, ask, name), found[-1])
     way = f", or run this again with --drop-in-config {shlex.quote(name)}" if is_last else ""
     said = f"{found[-1]} is read after {drop_in}, and containerd before 2.1 takes the CRI settings"
-    unknown = f"from the last file alone: it won't know {ask.names[0]}"
-    return [f"{said} {unknown}. Take them out of there{way}"]
+    unknown = f"only from the last file: it ignores {ask.names[0]}"
+    return [f"{said} {unknown}. Remove them from that file{way}"]
 
 
 def _drop_in_target(source: Source, ask: Ask, path: str, settings: Document) -> Target:
     if not os.path.isabs(path):
         raise EngineError(
-            f"The drop-in file {path} isn't an absolute path", "Give --drop-in-config one"
+            f"The drop-in file {path} isn't an absolute path",
+            "Give --drop-in-config an absolute path",
         )
     head, plugin = source.cri
     document = {"version": source.version, head: {plugin: settings}}
@@ -254,7 +255,7 @@ def _drop_in_target(source: Source, ask: Ask, path: str, settings: Document) -> 
     copied = elsewhere or others not in ({}, BUILT_IN)
     header = DROP_IN_HEADER + ("\n" + _COPY_NOTE if copied else "")
     text = toml_text.render(document, header)
-    # Half of a copy would replace the whole of what it is a copy of.
+    # A partial copy would replace the complete original.
     owned = (*owned_paths(source, ask), *(((head,),) if elsewhere or others else ()))
     usual = _usual_drop_in(source)
     others_read = (each for each in imported_files(source, ask) if not is_same(each, path))
@@ -265,10 +266,10 @@ def _drop_in_target(source: Source, ask: Ask, path: str, settings: Document) -> 
 
 
 def _importing_target(source: Source, ask: Ask, drop_in: str) -> Target:
-    """Have the main file import the drop-in, where it doesn't do so already."""
+    """Make the main file import the drop-in, if it doesn't already."""
     wanted = dict(source.document)
     imports = source.document.get("imports", [])
-    # Before 1.6.29 and 1.7.16 a pattern without a / in front was one of containerd's own folder.
+    # Before 1.6.29 and 1.7.16 a pattern without a leading / was relative to containerd's folder.
     sure = [each for each in imports if each.startswith("/") or "*" not in each]
     known = replace(source, document={"imports": sure})
     if not any(is_same(each, drop_in) for each in imported_files(known, ask, drop_in)):

@@ -1,8 +1,8 @@
-"""Changes for containerd where a distribution writes the file that it reads.
+"""Changes for containerd where a distribution writes its configuration file.
 
-k3s and RKE2 import a folder, from March 2026 on; before that their template gets our runtimes. The
-template of MicroK8s is edited in its place, because only there are its placeholders replaced. k0s
-has a folder of its own, whose files it merges.
+k3s and RKE2 import a folder since March 2026; for older ones our runtimes go into their template.
+The template of MicroK8s is edited in place, because placeholders are replaced only there. k0s
+merges the files of its own folder.
 """
 
 import os
@@ -36,9 +36,10 @@ from gpuhook.tools.engines.prefix import checked
 from gpuhook.tools.engines.store import Target
 
 _NAME = "99-gpuhook.toml"
-_OLD_DROP_IN = "conf.d/99-gpuhook.toml"  # of earlier versions, which took a template for the file
+# Written by earlier versions, which treated a template as the file.
+_OLD_DROP_IN = "conf.d/99-gpuhook.toml"
 _BASE = '{{ template "base" . }}\n'
-# From which version of each line on a template of k3s or RKE2 may have that.
+# The first version of each release line whose templates support _BASE, in k3s or RKE2.
 _KNOW_BASE = {"1.24": "1.24.17", "1.25": "1.25.13", "1.26": "1.26.8", "1.27": "1.27.5"}
 _NO_BASE_BEFORE, _BASE_SINCE = "1.24", "1.28.1"
 _VERSION_3 = (2, 0)  # the containerd whose template is config-v3.toml.tmpl, if there is one
@@ -48,23 +49,23 @@ _TABLE = ".containerd.runtimes."
 
 @dataclass(frozen=True)
 class DropIn:
-    """A drop-in file that the distribution has its containerd read by itself."""
+    """A drop-in file that the distribution's containerd reads without an import of ours."""
 
     source: Source
     path: str
 
 
 def place(owner: Distribution, path: str, ask: Ask, program: Version) -> Answer | DropIn:
-    """Return what is changed where ``owner`` writes the file at ``path``.
+    """Return the changes where the distribution ``owner`` writes the file at ``path``.
 
-    EngineError where nothing can be, with what helps.
+    EngineError, with a remedy, if no change is possible.
     """
     if owner.name == distributions.MICROK8S:
         return _microk8s(owner, path, ask, program)
     if read(path) is None:
         raise EngineError(
-            f"{path} isn't there yet: {owner.name} writes it when it starts, and what gpuhook "
-            "adds depends on it",
+            f"{path} doesn't exist yet: {owner.name} writes it when it starts, and gpuhook's "
+            "changes depend on it",
             f"Start {owner.name} once, and run this again",
         )
     source = read_source(path, program)
@@ -78,7 +79,7 @@ def _drop_in(owner: Distribution, source: Source, folder: str, ask: Ask) -> Drop
     path = checked(ask.prefix, os.path.join(folder, _NAME))
     if ask.drop_in and os.path.dirname(os.path.abspath(ask.drop_in)) != folder:
         raise EngineError(
-            f"{owner.name} only reads drop-in files of {folder}",
+            f"{owner.name} reads drop-in files only from {folder}",
             f"Name a file there with --drop-in-config, such as {path}, or leave it out",
         )
     return DropIn(source, ask.drop_in or path)
@@ -88,11 +89,11 @@ def _drop_in(owner: Distribution, source: Source, folder: str, ask: Ask) -> Drop
 
 
 def _microk8s(owner: Distribution, path: str, ask: Ask, program: Version) -> Answer:
-    """Edit the template, whose placeholders stay what they are."""
+    """Edit the template, keeping its placeholders unchanged."""
     template = checked(ask.prefix, distributions.template_of(path))
     if ask.drop_in:
         raise EngineError(
-            f"{owner.name} only replaces placeholders in {template}: no other file is written",
+            f"{owner.name} replaces placeholders only in {template}: no other file can be used",
             "Leave --drop-in-config out",
         )
     source = with_tables(read_source(template, program), ask)
@@ -103,7 +104,7 @@ def _microk8s(owner: Distribution, path: str, ask: Ask, program: Version) -> Ans
         if isinstance(get(document, source.cri), dict) and not has_header(read(name))
     ]
     unmerged = f"{', '.join(later)} is imported by {template}, and containerd before 2.1 takes the"
-    unmerged += " CRI settings only from the last file: what is in the template doesn't count"
+    unmerged += " CRI settings only from the last file: those in the template are ignored"
     remedy = "Move those settings into the template"
     if later and program is not None and not source.merges:
         raise EngineError(unmerged, f"{remedy}, and run this again")
@@ -153,10 +154,10 @@ def _ranchers(owner: Distribution, source: Source, ask: Ask) -> Answer | DropIn:
 
 
 def _template(owner: Distribution, source: Source) -> str:
-    """Return the name of the template that counts at the next start.
+    """Return the name of the template in effect at the next start.
 
-    An older one is for containerd 1.7 and before; a newer one counts as well, where there is no
-    template of version 3.
+    The older one is for containerd 1.7 and before; newer containerds use it as well, if there is
+    no template of version 3.
     """
     newer, older = distributions.TEMPLATES
     folder = os.path.dirname(source.path)
@@ -167,8 +168,8 @@ def _template(owner: Distribution, source: Source) -> str:
         return older if has_older and not has_newer else newer
     if has_newer and program is None:
         raise EngineError(
-            f"Whether {owner.name} takes {newer} or {older} isn't known: {source.path} was "
-            "written before the newer one was there, or by a version that doesn't know it",
+            f"It is unknown whether {owner.name} uses {newer} or {older}: {source.path} was "
+            "written before the newer one existed, or by a version that doesn't support it",
             f"Restart {owner.name} ({owner.restart}), and run this again",
         )
     return older
@@ -185,7 +186,7 @@ def _imported_folder(source: Source, ask: Ask) -> str:
 
 
 def _check_base(owner: Distribution, template: str) -> None:
-    """Raise EngineError where a new template might not be able to include the built-in one."""
+    """Raise EngineError if a new template may be unable to include the built-in one."""
     name = owner.name.lower()
     if os.path.basename(template) == distributions.TEMPLATES[0]:
         return
@@ -195,13 +196,13 @@ def _check_base(owner: Distribution, template: str) -> None:
     known = (
         f"This is {owner.name} {version}, and"
         if version
-        else f"{owner.name}'s version isn't known:"
+        else f"The version of {owner.name} is unknown:"
     )
     raise EngineError(
         f"{known} a template that includes the built-in one needs "
         f"{', '.join(_KNOW_BASE.values())} or {_BASE_SINCE} and newer",
-        f"Upgrade {owner.name}; or, where it is new enough, make {template} with the line "
-        f"{_BASE.strip()} in it, and run this again",
+        f"Upgrade {owner.name}; or, if it is new enough, create {template} with the line "
+        f"{_BASE.strip()}, and run this again",
     )
 
 
@@ -213,17 +214,17 @@ def _knows_base(version: str) -> bool:
 def _block(
     owner: Distribution, source: Source, ask: Ask, template: str, others: Document
 ) -> Answer:
-    """Return the template with a block of ours at its end."""
+    """Return the template with our block at its end."""
     if ask.set_default:
         raise EngineError(
-            f"{owner.name} writes the table with the default runtime itself, and takes no other "
-            "one from its template",
+            f"{owner.name} writes the table with the default runtime itself, and can't take "
+            "another one from its template",
             f"Leave --set-default out, and name the RuntimeClass {ask.names[0]} in pods; a "
-            f"{owner.name} from March 2026 on, with containerd 2.1, can do it",
+            f"{owner.name} since March 2026, with containerd 2.1, supports it",
         )
     block = str(others.get(unit_text.OURS, ""))
     earlier = get(toml_text.parse(block, template), source.cri) or {}
-    # Both look for NVIDIA's programs by themselves, and add the runtime nvidia for them.
+    # Both search for NVIDIA's programs themselves, and add the runtime nvidia for them.
     ask = following(source, replace(ask, also=()), earlier, {})
     _check_literal(ask, owner)
     _check_unknown(ask, source, earlier, template, str(others.get(unit_text.OTHERS, "")))
@@ -232,15 +233,13 @@ def _block(
     owned = ((unit_text.OURS,), *owned_paths(source, ask))
     target = Target(ENGINE, template, _BLOCK, text, source.path, owned)
     warnings = []
-    if ask.cdi and ask.cdi_setting and source.version < 3:  # later ones have it on by themselves
-        warnings.append(
-            f"{owner.name} writes the table that enable_cdi has to be in: it wasn't set"
-        )
+    if ask.cdi and ask.cdi_setting and source.version < 3:  # later versions enable it by default
+        warnings.append(f"enable_cdi wasn't set, because {owner.name} writes its table")
     return Answer((target,), (restart(source.path),), tuple(warnings), restart=True)
 
 
 def _runtimes(source: Source, ask: Ask) -> str:
-    """Return our runtimes as TOML that opens no table which the distribution opens, too."""
+    """Return our runtimes as TOML without tables that the distribution also defines."""
     settings = effective_cri(source, ask, "")
     known = {*(get(settings, ("containerd", "runtimes")) or {})}
     add_runtimes(settings, source, replace(ask, default=None, cdi=False), old=False)
@@ -257,7 +256,7 @@ def _runtimes(source: Source, ask: Ask) -> str:
 
 
 def _check_unknown(ask: Ask, source: Source, earlier: Document, template: str, others: str) -> None:
-    """Raise EngineError where a runtime of our name is there already: two tables are an error."""
+    """Raise EngineError if a runtime of our name exists: a duplicate table is an error."""
     known = programs_of(get(source.document, source.cri) or {})
     ours = {program for _, program in ask.runtimes} | {*programs_of(earlier).values()}
     lines = [line for line in others.split("\n") if not line.lstrip().startswith("#")]
@@ -266,13 +265,13 @@ def _check_unknown(ask: Ask, source: Source, earlier: Document, template: str, o
         by_hand = any(f"{head}{end}" in line for line in lines for head in heads for end in "].")
         if by_hand or known.get(name, next(iter(ours))) not in ours:
             raise EngineError(
-                f"{template} or what makes {source.path} has a runtime {name} already",
-                "Take it out there and restart, or choose another --runtime-name",
+                f"{template} or the generator of {source.path} already has a runtime {name}",
+                "Remove it there and restart, or choose another --runtime-name",
             )
 
 
 def _check_literal(ask: Ask, owner: Distribution) -> None:
-    """Raise EngineError for a program whose path the distribution would take for a placeholder."""
+    """Raise EngineError for a program path that the distribution would treat as a placeholder."""
     for _, program in ask.runtimes:
         for _, found in placeholders.find(program):
             raise EngineError(

@@ -1,6 +1,6 @@
-"""The file of containerd that is meant, and the version of the containerd that reads it.
+"""Selection of containerd's configuration file, and the version of the containerd that reads it.
 
-Kubernetes distributions have a containerd of their own, with a file of its own.
+Kubernetes distributions have their own containerd with its own file.
 """
 
 import contextlib
@@ -20,30 +20,30 @@ from gpuhook.tools.engines.files import read_text
 from gpuhook.tools.host import processes as host_processes
 
 USUAL = "/etc/containerd/config.toml"
-DOCKERS = "/docker/containerd/"  # in the path of a file that dockerd makes for its own containerd
+DOCKERS = "/docker/containerd/"  # part of the path of a file that dockerd writes for containerd
 
 
 def text_of(path: str) -> str | None:
-    """Return a file's text, None where there is no such file."""
+    """Return a file's text, None if there is no such file."""
     return read_text(path)
 
 
 def distribution(path: str) -> Distribution | None:
-    """Return the distribution that writes a file, None where it is the administrator's."""
+    """Return the distribution that writes a file, None if the administrator does."""
     return distributions.of_file(path, text_of)
 
 
 def restart(path: str) -> str:
-    """Return what makes the containerd that reads a file do so again."""
+    """Return the step that makes a file's containerd read it again."""
     owner = distribution(distributions.main_file(path, text_of))
     command = "systemctl restart containerd" if owner is None else owner.restart
-    return f"Restart containerd, if it is running (containers go on): {command}"
+    return f"Restart containerd, if it is running (containers continue to run): {command}"
 
 
 def chosen(ask: Ask) -> str:
-    """Return the main file that is meant: the one that is named, or that a containerd here reads.
+    """Return the main file to change: the named one, or that of a running containerd.
 
-    EngineError where several run, and none reads the usual one.
+    EngineError if several containerds run, and none reads the default file.
     """
     if ask.config:
         return distributions.main_file(ask.config, text_of)
@@ -54,7 +54,7 @@ def chosen(ask: Ask) -> str:
     if len(found) > 1:
         commands = " or ".join(map(_command, found))
         raise EngineError(
-            f"Several containerds run here, and none of them reads {usual}",
+            f"Several containerds are running, and none of them reads {usual}",
             f"Name the file of one: {commands}",
         )
     if found:
@@ -65,7 +65,7 @@ def chosen(ask: Ask) -> str:
 
 
 def _distributions(ask: Ask) -> Iterator[str]:
-    """Yield the files of distributions that are here; below a prefix, no link leads out there."""
+    """Yield the files of installed distributions; links below a prefix don't lead out of it."""
     for each in distributions.ALL:
         with contextlib.suppress(EngineError):
             path = ask.system(each.read)
@@ -74,10 +74,10 @@ def _distributions(ask: Ask) -> Iterator[str]:
 
 
 def others(path: str, ask: Ask) -> list[str]:
-    """Say which distribution's containerd runs here as well, and reads another file."""
+    """Return messages about distributions whose own containerd reads another file."""
     found = {} if ask.config else {each: distribution(each) for each in _read(ask)}
     return [
-        f"{owner.name} has a containerd of its own, which reads {each}: for that one, run "
+        f"{owner.name} has its own containerd, which reads {each}: for that one, run "
         f"{_command(each)}"
         for each, owner in found.items()
         if owner is not None and each != path
@@ -89,7 +89,7 @@ def _command(path: str) -> str:
 
 
 def _read(ask: Ask) -> Iterator[str]:
-    """Yield the files that running containerds read, but for those that dockerd starts."""
+    """Yield the files of running containerds, except those started by dockerd."""
     for process in [] if ask.prefix else host_processes.running(ENGINE):
         path = (process.option("--config", "-c") or [USUAL])[-1]
         if DOCKERS not in path and os.path.isabs(path) and not process.root:
@@ -101,12 +101,12 @@ def _has_cri(path: str) -> bool:
 
 
 def is_here(path: str) -> bool:
-    """Tell whether containerd, or the file that it is to read, is on this machine."""
+    """Tell whether containerd or its configuration file is on this host."""
     return shutil.which(ENGINE) is not None or os.path.exists(path)
 
 
 def version_for(path: str) -> Version:
-    """Return the version of the containerd that reads a file, None if it can't be told."""
+    """Return the version of the containerd that reads a file, None if unknown."""
     owner = distribution(path)
     found = installed.version(ENGINE) if owner is None else _version_of(owner.program_for(path))
     match = re.match(r"(\d+)\.(\d+)\.", found or "")

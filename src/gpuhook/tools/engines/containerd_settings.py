@@ -1,4 +1,4 @@
-"""The settings of containerd's CRI plugin, in its main file and in what that imports.
+"""Settings of containerd's CRI plugin, in its main file and imported files.
 
 Source: containerd-config.toml(5), docs/cri/config.md; configuration versions 1 to 3.
 """
@@ -18,7 +18,7 @@ from gpuhook.tools.engines.merge import Document, Path, get
 from gpuhook.tools.engines.store import Target
 
 ENGINE = "containerd"
-# Where the CRI plugin's settings are, by configuration version.
+# Path of the CRI plugin's settings, by configuration version.
 CRI = {
     1: ("plugins", "cri"),
     2: ("plugins", "io.containerd.grpc.v1.cri"),
@@ -30,14 +30,14 @@ _PLAIN_RUNTIME: Document = {
     "runtime_engine": "",
     "privileged_without_host_devices": False,
 }
-# What containerd has built in. It forgets this as soon as a file names any runtime.
+# containerd's built-in runtime, which is dropped as soon as a file names any runtime.
 BUILT_IN: dict[str, Document] = {"runc": {"runtime_type": "io.containerd.runc.v2", "options": {}}}
-# What containerd calls for a container. runc's call the program in BinaryName, others none.
+# containerd's shims: those of runc call the program in BinaryName, others call none.
 _SHIMS = "io.containerd."
 _SHIMS_OF_RUNC = ("io.containerd.runc.", "io.containerd.runtime.v1.linux")
-# Until then a plugin's table in an imported file replaces the whole of the main file's.
+# Before this version a plugin's table in an imported file replaces that of the main file.
 MERGES_TABLES = (2, 1)
-# From then on settings of the CRI plugin in version 1 are not found (seen with 2.1.9).
+# Since this version, CRI settings of version 1 are ignored (seen with 2.1.9).
 IGNORES_VERSION_1 = _KNOWS_VERSION_3 = (2, 0)
 
 
@@ -46,11 +46,11 @@ Version = tuple[int, int] | None
 
 @dataclass(frozen=True)
 class Source:
-    """A main configuration file as it is; ``text`` is empty where there is none.
+    """The current main configuration file; ``text`` is empty if there is none.
 
-    ``program`` is the version of the containerd that reads it, None where it isn't known.
-    ``merged_by_owner`` is true where a distribution merges the tables of several files itself.
-    ``tables`` is the version whose tables count, where that is another one: ``with_tables``.
+    ``program`` is the version of the containerd that reads it, None if unknown.
+    ``merged_by_owner`` is true if a distribution merges the tables of several files itself.
+    ``tables`` is the version of the tables in effect, if it differs: see ``with_tables``.
     """
 
     path: str
@@ -63,21 +63,21 @@ class Source:
 
     @property
     def cri(self) -> Path:
-        """Where the CRI plugin's settings are."""
+        """The path of the CRI plugin's settings."""
         return CRI[min(self.tables or self.version, 3)]
 
     @property
     def merges(self) -> bool:
-        """Whether containerd merges a plugin's tables of several files, for all that is known."""
+        """Whether containerd is known to merge a plugin's tables of several files."""
         known = self.program is not None and self.program >= MERGES_TABLES
         return known or self.merged_by_owner
 
 
 def read_source(path: str, program: Version) -> Source:
-    """Read a main configuration file and tell its version; EngineError if that is unknown.
+    """Read a main configuration file and its version; EngineError for an unknown version.
 
-    A file without content gets the newest version that the program is known to read, and
-    one that only lacks the version has version 1.
+    An empty file gets the newest version that the program is known to read. A file with content
+    but without a version has version 1.
     """
     data = read(path)
     text = decode(data or b"", path)
@@ -86,19 +86,19 @@ def read_source(path: str, program: Version) -> Source:
     version = document.get("version", 1 if document else newest)
     if not isinstance(version, int) or version < 1:
         raise EngineError(
-            f"{path} has the configuration version {version!r}, which containerd doesn't know",
-            "Correct it and run this again; the file was left as it is",
+            f"{path} has the configuration version {version!r}, which doesn't exist",
+            "Correct it and run this again; the file was not changed",
         )
-    # No other containerd than that of its time reads version 3.
+    # Only containerd 2 reads version 3.
     reader = max(program or (0, 0), (2, 0)) if version > 2 else program
     marks.check(ENGINE, path, data, lambda: reader and f"{reader[0]}.{reader[1]}")
     return Source(path, text, document, version, program)
 
 
 def with_tables(source: Source, ask: Ask, drop_in: str = "") -> Source:
-    """Return a main file with the version of the tables that count in it and what it imports.
+    """Return a main file with the version of the tables in effect, in it and in its imports.
 
-    Where any file has tables of version 3, containerd 2 takes none of version 2 (seen with 2.1.9).
+    If any file has tables of version 3, containerd 2 ignores those of version 2 (seen with 2.1.9).
     """
     is_old = source.program is not None and source.program < _KNOWS_VERSION_3
     if is_old or source.version not in (2, 3):
@@ -110,7 +110,7 @@ def with_tables(source: Source, ask: Ask, drop_in: str = "") -> Source:
 
 
 def written_in(drop_in: str) -> Document:
-    """Return the CRI settings in a drop-in file, of whatever version; none where it isn't there."""
+    """Return the CRI settings in a drop-in file of any version; none if it doesn't exist."""
     document = toml_text.parse(read_text(drop_in) or "", drop_in)
     found = [get(document, path) for path in CRI.values()]
     return next((each for each in found if isinstance(each, dict)), {})
@@ -119,12 +119,12 @@ def written_in(drop_in: str) -> Document:
 def following(
     source: Source, ask: Ask, written: Document, effective: Document, *, in_place: bool = False
 ) -> Ask:
-    """Return what is asked, with what earlier installations have written.
+    """Return the request with the settings of earlier installations.
 
-    That is in the CRI settings ``written``, where there may be copies of others, too.
-    ``effective`` are the CRI settings without ours; ``in_place`` says that these are in one file.
+    They are in the CRI settings ``written``, which may contain copies of others, too.
+    ``effective`` are the CRI settings without ours; ``in_place`` says that both are in one file.
     """
-    merged = in_place or source.merged_by_owner  # and so ours are among the effective ones
+    merged = in_place or source.merged_by_owner  # then ours are among the effective ones
     others = {} if merged else get(effective, ("containerd", "runtimes")) or {}
     programs = programs_of(written)
     earlier = {
@@ -142,7 +142,7 @@ def following(
 
 
 def programs_of(cri: Document) -> dict[str, str]:
-    """Return the programs of CRI settings' runtimes by name, of those that name one."""
+    """Return the programs of the runtimes in CRI settings, by name, if they have one."""
     runtimes = get(cri, ("containerd", "runtimes"))
     table = runtimes if isinstance(runtimes, dict) else {}
     found = {name: get(entry, ("options", "BinaryName")) for name, entry in table.items()}
@@ -150,9 +150,9 @@ def programs_of(cri: Document) -> dict[str, str]:
 
 
 def _foreign(source: Source, ask: Ask, earlier: Document) -> set[str]:
-    """Return the names of the runtimes in the main file that don't lead to us.
+    """Return the names of the runtimes in the main file that aren't ours.
 
-    ``earlier`` are those that earlier installations have registered.
+    ``earlier`` are those registered by earlier installations.
     """
     ours = {program for _, program in ask.runtimes}
     table = get(source.document, (*source.cri, "containerd", "runtimes"))
@@ -162,15 +162,15 @@ def _foreign(source: Source, ask: Ask, earlier: Document) -> set[str]:
 
 
 def disables_cri(document: Document) -> bool:
-    """Tell whether a main file has containerd run without the CRI plugin."""
+    """Tell whether a main file disables containerd's CRI plugin."""
     disabled = document.get("disabled_plugins")
     return isinstance(disabled, list) and ("cri" in disabled or CRI[2][1] in disabled)
 
 
 def whole_file(source: Source, ask: Ask, *released_too: Path) -> Target:
-    """Edit the file itself, because it has no imports in version 1 or is a template.
+    """Edit the file itself, because version 1 has no imports, or because it is a template.
 
-    ``released_too`` are settings of earlier installations that are to be taken back.
+    ``released_too`` are settings of earlier installations to remove.
     """
     wanted = copy.deepcopy(source.document)
     cri = _table(wanted, source.cri)
@@ -190,12 +190,12 @@ def whole_file(source: Source, ask: Ask, *released_too: Path) -> Target:
 
 
 def sets_cdi(cri: Document, ask: Ask) -> bool:
-    """Tell whether enable_cdi is to be written; a false is overridden, as --cdi is said later."""
+    """Tell whether to write enable_cdi; the newer --cdi overrides an existing false."""
     return ask.cdi and (ask.cdi_setting or "enable_cdi" in cri)
 
 
 def effective_cri(source: Source, ask: Ask, drop_in: str) -> Document:
-    """Return the CRI settings of the main file and of what it imports, without our drop-in."""
+    """Return the CRI settings of the main file and its imports, without our drop-in."""
     settings: Document = copy.deepcopy(get(source.document, source.cri) or {})
     for path, document in imported_files(source, ask).items():
         table = get(document, source.cri)
@@ -205,7 +205,7 @@ def effective_cri(source: Source, ask: Ask, drop_in: str) -> Document:
 
 
 def files_after(files: Iterable[str], path: str) -> list[str]:
-    """Return the files that come after one."""
+    """Return the files after a given one."""
     order = [*files]
     at = next((at for at, each in enumerate(order) if is_same(each, path)), len(order))
     return order[at + 1 :]
@@ -226,16 +226,16 @@ def imports_of(path: str, document: Document, ask: Ask) -> list[str]:
     if not isinstance(imports, list) or not all(isinstance(item, str) for item in imports):
         raise EngineError(
             f"imports in {path} isn't a list of file names",
-            "Correct it and run this again; the file was left as it is",
+            "Correct it and run this again; the file was not changed",
         )
     folder = os.path.dirname(os.path.abspath(path))
     return [ask.system(item) if item[:1] == "/" else f"{folder}/{item}" for item in imports]
 
 
 def imported_files(source: Source, ask: Ask, drop_in: str = "") -> dict[str, Document]:
-    """Return the files that are imported, in containerd's order: theirs come after the main one's.
+    """Return the imported files in containerd's order, all after the main file.
 
-    ``drop_in`` is among them where a pattern covers it, even if it isn't there yet.
+    ``drop_in`` is among them if a pattern matches it, even if it doesn't exist yet.
     """
     files = {source.path: source.document}
     pending = [source.path]
@@ -272,10 +272,9 @@ def add_runtimes(cri: Document, source: Source, ask: Ask, *, old: bool) -> None:
 
 
 def _template(containerd: Document, ask: Ask) -> Document:
-    """Copy the options of the present default runtime, of runc or of crun.
+    """Copy the options of the current default runtime, of runc or of crun.
 
-    What matters most is SystemdCgroup: with another value than the kubelet's, pods don't
-    stay up.
+    SystemdCgroup matters most: pods don't stay up if it differs from the kubelet's setting.
     """
     default = containerd.get("default_runtime_name")
     candidates = ["runc", "crun"]
@@ -284,42 +283,42 @@ def _template(containerd: Document, ask: Ask) -> Document:
         candidates.insert(0, str(default))
     for name in candidates:
         entry = get(containerd, ("runtimes", name))
-        # What was written beside ours, and says nothing, gives the same as no entry.
+        # An empty entry next to ours counts as no entry.
         if isinstance(entry, dict) and entry != BUILT_IN.get(name) and _calls_a_program(entry):
             return copy.deepcopy(entry)
     return copy.deepcopy(_PLAIN_RUNTIME)
 
 
 def _calls_a_program(entry: Document) -> bool:
-    """Tell whether a runtime's shim is one that calls a program: kata's and gVisor's aren't."""
+    """Tell whether a runtime's shim calls a program; those of Kata and gVisor don't."""
     shim = str(entry.get("runtime_type"))
     return not shim.startswith(_SHIMS) or shim.startswith(_SHIMS_OF_RUNC)
 
 
 def _table(document: Document, path: Path) -> Document:
-    """Return the table at a path, made where it is missing."""
+    """Return the table at a path, created if missing."""
     for key in path:
         document = document.setdefault(key, {})
         if not isinstance(document, dict):
             raise EngineError(
                 f"{'.'.join(path)} in containerd's configuration isn't a table",
-                "Correct it and run this again; the file was left as it is",
+                "Correct it and run this again; the file was not changed",
             )
     return document
 
 
 def owned_paths(source: Source, ask: Ask) -> tuple[Path, ...]:
-    """Return where our runtimes are."""
+    """Return the paths of our runtimes."""
     return tuple((*source.cri, "containerd", "runtimes", name) for name in ask.names)
 
 
 def is_same(one: str, other: str) -> bool:
-    """Tell whether two paths are one."""
+    """Tell whether two paths are the same file."""
     return os.path.abspath(one) == os.path.abspath(other)
 
 
 def matches(path: str, pattern: str) -> bool:
-    """Tell whether a glob pattern covers a path, which needn't exist yet."""
+    """Tell whether a glob pattern matches a path, which may not exist yet."""
     path = os.path.abspath(path)
     folder, name = os.path.split(pattern)
     if os.path.dirname(path) != os.path.normpath(folder):

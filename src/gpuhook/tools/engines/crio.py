@@ -1,4 +1,4 @@
-"""CRI-O: a runtime handler in a drop-in file of its own; the main file is never touched.
+"""CRI-O: a runtime handler in a separate drop-in file; the main file is never changed.
 
 Source: crio.conf(5), "crio.runtime.runtimes", and crio.conf.d(5).
 """
@@ -19,9 +19,9 @@ _CONFIG = "/etc/crio/crio.conf"
 _DROP_IN = "crio.conf.d/99-gpuhook.conf"
 _CONTAINERS = "/var/lib/containers/storage/overlay-containers"
 _HANDLER = "io.kubernetes.cri-o.RuntimeHandler"
-# With what is said of these, a runtime of type oci is refused, or has another monitor than conmon.
+# Runtime types whose options CRI-O refuses for type oci, or that use another monitor than conmon.
 _OTHER_TYPES = ("vm", "pod")
-# By these CRI-O calls another program than runtime_path.
+# Options that make CRI-O call another program than runtime_path.
 _OTHER_PROGRAMS = ("platform_runtime_paths", "inherit_default_runtime")
 _RUNTIMES = ("crio", "runtime", "runtimes")
 _DEFAULT = ("crio", "runtime", "default_runtime")
@@ -33,9 +33,9 @@ class Crio(Engine):
     name = "crio"
 
     def install(self, ask: Ask) -> Answer:
-        """Write the drop-in with the options that the present default has.
+        """Write the drop-in with the options of the current default runtime.
 
-        Runtimes and the default of earlier installations stay in it.
+        Runtimes and the default of earlier installations are kept in it.
         """
         config = _config(ask)
         usual = os.path.join(os.path.dirname(config), _DROP_IN)
@@ -65,13 +65,13 @@ class Crio(Engine):
         return Answer((target,), (self.afterwards(config),), warnings, restart=True)
 
     def afterwards(self, config: str = "") -> str:  # noqa: ARG002
-        """Return what makes CRI-O read its configuration."""
+        """Return the step that makes CRI-O read its configuration."""
         return "Restart CRI-O, if it is running: systemctl restart crio"
 
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
-        """Return the containers made with one of the handlers.
+        """Return the containers created with one of the handlers.
 
-        CRI-O can't stop them once it has forgotten the handler.
+        CRI-O can't stop them once the handler is removed.
         """
         pattern = f"{glob.escape(ask.system(_CONTAINERS))}/*/userdata/config.json"
         found = []
@@ -82,7 +82,7 @@ class Crio(Engine):
         return found
 
     def is_present(self, ask: Ask) -> bool:
-        """Tell whether CRI-O or its configuration is here."""
+        """Tell whether CRI-O or its configuration is installed."""
         return bool(shutil.which("crio")) or os.path.isdir(os.path.dirname(_config(ask)))
 
 
@@ -91,13 +91,13 @@ def _config(ask: Ask) -> str:
 
 
 def _sources(config: str, drop_in: str, ask: Ask) -> tuple[str, ...]:
-    """Return the main file and the drop-ins beside ours, in CRI-O's order."""
+    """Return the main file and the other drop-ins, in CRI-O's order."""
     paths = ask.found(f"{glob.escape(os.path.dirname(drop_in))}/*")
     return config, *(path for path in paths if path != drop_in and os.path.isfile(path))
 
 
 def _known(sources: tuple[str, ...]) -> tuple[str | None, Document]:
-    """Return the default runtime's name and all runtimes that the files describe."""
+    """Return the default runtime's name and all runtimes in the files."""
     default = None
     runtimes: Document = {}
     for path in sources:
@@ -109,14 +109,14 @@ def _known(sources: tuple[str, ...]) -> tuple[str | None, Document]:
 
 
 def _registered(drop_in: str) -> tuple[dict[str, str], str | None]:
-    """Return our runtimes' programs by name, and the default runtime, as our file has them."""
+    """Return our runtimes' programs by name, and the default runtime, from our file."""
     default, runtimes = _known((drop_in,))
     programs = {name: get(entry, ("runtime_path",)) for name, entry in runtimes.items()}
     return {name: path for name, path in programs.items() if isinstance(path, str)}, default
 
 
 def _template(default: str | None, runtimes: Document, ask: Ask) -> Document:
-    """Copy the options of the present default runtime, of runc or of crun."""
+    """Copy the options of the current default runtime, of runc or of crun."""
     for name in (default, "runc", "crun"):
         entry = None if name in (None, *ask.names) else runtimes.get(str(name))
         if isinstance(entry, dict) and entry.get("runtime_type") not in _OTHER_TYPES:

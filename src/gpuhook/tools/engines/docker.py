@@ -34,16 +34,16 @@ from gpuhook.tools.host import processes as host_processes
 from gpuhook.tools.host.processes import Process
 
 _DATA = "/var/lib/docker"
-# What a reload doesn't change unless the file says it, and dockerd's own values for it.
+# Settings that a reload changes only if the file contains them, with dockerd's defaults.
 _BUILT_IN: Document = {"runtimes": {}, "default-runtime": "runc"}
 _KEEPS_DEFAULT = "Restart Docker, which keeps a default runtime that its file no longer names: "
-# What may be said by dockerd's options or in its file, and not in both: it doesn't start then.
+# Settings that dockerd accepts as an option or in its file; it doesn't start with both.
 _OPTIONS = {
     "default-runtime": "--default-runtime",
     "features": "--feature",
     swarm.KEY: "--node-generic-resource",
 }
-_RELOAD_S = 15.0  # for a dockerd to read its file again; it takes a fraction of a second
+_RELOAD_S = 15.0  # timeout for dockerd's reload, which takes a fraction of a second
 _POLL = 0.05
 _ROOT = 0
 
@@ -54,7 +54,7 @@ class Docker(Engine):
     name = "docker"
 
     def install(self, ask: Ask) -> Answer:
-        """Merge the runtimes into daemon.json; whatever else stands there stays."""
+        """Merge the runtimes into daemon.json, and keep all other settings."""
         managed.check_system(self.name, ask.system)
         path = self._config(ask)
         data = read(path)
@@ -74,7 +74,7 @@ class Docker(Engine):
         new = {key for key in ("features", swarm.KEY) if wanted.get(key) != document.get(key)}
         new |= {key for key, *_ in released if key in ("features", swarm.KEY)}
         if ask.cdi and ask.cdi_setting:
-            new.add("features")  # it may have been there, and dockerd be older than it
+            new.add("features")  # it may be in the file already, ignored by an older dockerd
         advice = [self._advice(path, sorted(new), ask)]
         if ("default-runtime",) in released:
             new.add("default-runtime")
@@ -89,43 +89,43 @@ class Docker(Engine):
     def _advice(self, path: str, at_start: list[str], ask: Ask) -> str:
         if at_start:
             what = " and ".join(at_start)
-            return f"Restart Docker, which reads {what} only at its start: {restart_command()}"
+            return f"Restart Docker, which reads {what} only at start-up: {restart_command()}"
         daemons = _daemons(path)
         if daemons:
             pids = " ".join(str(daemon.pid) for daemon in daemons)
-            return f"Have Docker read it: kill -HUP {pids} (or run this again with --reload)"
+            return f"Reload Docker: kill -HUP {pids} (or run this again with --reload)"
         others = [docker_api.config_of(daemon) for daemon in host_processes.running("dockerd")]
         if others and not (ask.config or ask.prefix):
             again = f"gpuhook install --engine docker --config {shlex.quote(others[0])}"
-            return f"The running Docker reads another file: to have it know gpu-py, run {again}"
-        return "No running Docker has this file: one that is started from now on reads it"
+            return f"The running Docker reads another file: to add gpu-py there, run {again}"
+        return "No running Docker reads this file: it takes effect when Docker starts"
 
     def afterwards(self, config: str = "") -> str:  # noqa: ARG002
-        """Return what makes dockerd see the old daemon.json, where it wasn't made to forget."""
+        """Return the step that makes dockerd read the restored daemon.json."""
         return (
-            f"Restart Docker, if it is running, so that it forgets the runtime: {restart_command()}"
+            f"Restart Docker, if it is running, so that it drops the runtime: {restart_command()}"
         )
 
     def reload(self, config: str) -> list[int]:
-        """Have every dockerd of ours that reads this daemon.json read it again: SIGHUP.
+        """Send SIGHUP to each of our dockerds that reads this daemon.json.
 
-        Returns once their runtimes are those of the file. EngineError where one keeps others.
+        Return when their runtimes are those of the file. EngineError if one keeps others.
         """
         said = json_text.parse(read_text(config) or "", config)
         sent = _have_read_again(config)
         if problem := _wait_until_none(config, partial(_still_missing, document=said)):
             raise EngineError(
                 problem,
-                "See what it says of the file: journalctl --unit docker; then restart Docker",
+                "See its log for the reason: journalctl --unit docker; then restart Docker",
             )
         return sent
 
     def forget(self, change: Change, names: tuple[str, ...]) -> list[int]:
-        """Have running daemons forget the runtimes before daemon.json is changed.
+        """Make running daemons drop the runtimes before daemon.json is changed.
 
-        When dockerd reads a file without "runtimes" again, it keeps those that it knows, and
-        likewise the default. So the file says both until dockerd has read it. EngineError,
-        with everything as it was, if a daemon doesn't forget.
+        When dockerd reloads a file without "runtimes", it keeps its current ones, and likewise
+        the default. So the file contains both until dockerd has reloaded it. EngineError, with
+        everything unchanged, if a daemon keeps them.
         """
         text = decode(change.new or b"", change.path)
         document = json_text.parse(text, change.path)
@@ -150,7 +150,7 @@ class Docker(Engine):
             raise EngineError(
                 problem,
                 "Run gpuhook uninstall --engine docker && systemctl restart docker, "
-                "which ends containers unless live-restore is on",
+                "which stops containers unless live-restore is on",
             )
         return [daemon.pid for daemon in daemons]
 
@@ -166,35 +166,35 @@ class Docker(Engine):
         ]
 
     def is_present(self, ask: Ask) -> bool:
-        """Tell whether dockerd or its configuration is here."""
+        """Tell whether dockerd or its configuration is installed."""
         return bool(shutil.which("dockerd")) or os.path.exists(self._config(ask))
 
     def is_users(self, ask: Ask) -> bool:
-        """Tell whether the user runs a Docker of his own, or has set one up.
+        """Tell whether the user runs a rootless Docker, or has set one up.
 
-        Source: dockerd-rootless-setuptool.sh, which writes a unit of the user's.
+        Source: dockerd-rootless-setuptool.sh, which writes a user unit.
         """
         signs = (self._config(ask), ask.user("systemd/user/docker.service"))
         return any(map(os.path.exists, signs)) or bool(host_processes.running("dockerd"))
 
 
 def _warnings(ask: Ask) -> tuple[str, ...]:
-    """Say where an ordinary user tells a Docker of his own, and the one that runs is root's."""
+    """Return a warning if a user configures a rootless Docker while root's Docker is running."""
     if not ask.rootless or ask.config or host_processes.running("dockerd"):
         return ()
     if not host_processes.running("dockerd", users=(_ROOT,), unseen=True):
         return ()
-    who = "The Docker that runs here is root's, and this was for a rootless one of yours"
-    return (f"{who}: for root's, run gpuhook install --engine docker as root",)
+    who = "The running Docker is root's, and this changed only your rootless Docker"
+    return (f"{who}: for root's Docker, run gpuhook install --engine docker as root",)
 
 
 def restart_command() -> str:
-    """Return what restarts the system's Docker, or an ordinary user's own."""
+    """Return the command that restarts the system's Docker, or the user's rootless Docker."""
     return f"systemctl {'--user ' if os.geteuid() else ''}restart docker"
 
 
 def wanted_document(document: Document, ask: Ask, path: str) -> Document:
-    """Return daemon.json as it is to be."""
+    """Return the wanted daemon.json."""
     runtimes = dict(_table(document, "runtimes", path))
     moved = ask.moved(_programs(runtimes))
     for name, program in _programs(runtimes).items():
@@ -203,7 +203,7 @@ def wanted_document(document: Document, ask: Ask, path: str) -> Document:
     for name, program in ask.runtimes:
         if name == "runc":
             raise EngineError(
-                "Docker keeps the runtime name runc for itself", "Choose another --runtime-name"
+                "Docker reserves the runtime name runc", "Choose another --runtime-name"
             )
         if program_of(runtimes.get(name)) != program:
             runtimes[name] = {"path": program}
@@ -214,7 +214,7 @@ def wanted_document(document: Document, ask: Ask, path: str) -> Document:
         wanted["default-runtime"] = ask.names[0]
     if ask.cdi:
         features = _table(document, "features", path)
-        if ask.cdi_setting or "cdi" in features:  # a false, too: --cdi is said later
+        if ask.cdi_setting or "cdi" in features:  # the newer --cdi overrides a false, too
             wanted["features"] = {**features, "cdi": True}
     return wanted
 
@@ -226,24 +226,24 @@ def _programs(runtimes: Document) -> dict[str, str]:
 
 
 def program_of(entry: object) -> str | None:
-    """Return the program of one of daemon.json's runtimes, None where it has none.
+    """Return the program of a runtime in daemon.json, None if it has none.
 
-    dockerd reads its fields by Go's encoding/json, in any case; it refuses the file's own keys in
-    another case, and names of runtimes and features are what they are.
+    dockerd reads a runtime's fields with Go's encoding/json, which ignores case. It refuses the
+    file's top-level keys in another case, and names of runtimes and features are case-sensitive.
     """
     path = jsontext.field(entry, "path") if isinstance(entry, dict) else None
     return path if isinstance(path, str) else None
 
 
 def _led(entry: Document, program: str) -> Document:
-    """Return a runtime that leads to another program, with all else that it has."""
+    """Return a copy of a runtime with another program."""
     return {
         key: program if jsontext.folded(key) == "path" else value for key, value in entry.items()
     }
 
 
 def _released(document: Document, ask: Ask) -> tuple[Path, ...]:
-    """Return the settings that are to be taken back: what they were before is remembered."""
+    """Return the settings to restore; their original values are recorded."""
     paths: list[Path] = [("runtimes", name) for name in ask.dropped]
     if SET_DEFAULT in ask.without and document.get("default-runtime") in _ours(document, ask):
         paths.append(("default-runtime",))
@@ -253,7 +253,7 @@ def _released(document: Document, ask: Ask) -> tuple[Path, ...]:
 
 
 def _ours(document: Document, ask: Ask) -> set[str]:
-    """Return the names of the runtimes that lead to us, or led there before we moved."""
+    """Return the names of our runtimes, including those with a former path of our program."""
     runtimes = document.get("runtimes", {})
     programs = _programs(runtimes if isinstance(runtimes, dict) else {})
     moved = ask.moved(programs)
@@ -267,15 +267,15 @@ def node_resources(document: Document, path: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
         raise EngineError(
             f'"{swarm.KEY}" in {path} isn\'t a list of strings',
-            "Correct it and run this again; the file was left as it is",
+            "Correct it and run this again; the file was not changed",
         )
     return value
 
 
 def _document(text: str, path: str) -> Document:
-    """Return what a daemon.json says; EngineError if it is a template, or no JSON.
+    """Return the content of a daemon.json; EngineError if it is a template, or no JSON.
 
-    What is in braces in options of logs is replaced by Docker itself.
+    Docker itself replaces text in braces in log options.
     """
     try:
         document = json_text.parse(text, path)
@@ -288,12 +288,12 @@ def _document(text: str, path: str) -> Document:
 
 
 def _foreign(document: Document, ask: Ask, path: str) -> set[str]:
-    """Return the names of the runtimes that don't lead to us."""
+    """Return the names of the runtimes that aren't ours."""
     return set(_table(document, "runtimes", path)) - _ours(document, ask)
 
 
 def _taken_by_others(document: Document, ask: Ask, path: str) -> tuple[Path, ...]:
-    """Return where NVIDIA's name leads to another program than ours, as its own toolkit does."""
+    """Return the path of NVIDIA's runtime if it has another program than ours."""
     program = _programs(_table(document, "runtimes", path)).get(NVIDIAS_NAME)
     if program is None or os.path.basename(program) == our_names.RUNTIME:
         return ()
@@ -305,30 +305,30 @@ def _table(document: Document, key: str, path: str) -> Document:
     if not isinstance(value, dict):
         raise EngineError(
             f'"{key}" in {path} isn\'t a JSON object',
-            "Correct it and run this again; the file was left as it is",
+            "Correct it and run this again; the file was not changed",
         )
     return value
 
 
 def _check_default(document: Document, names: tuple[str, ...], path: str) -> None:
-    """Refuse to take a runtime out of a daemon.json that somebody else made the default."""
+    """Refuse to remove a runtime that others have made the default in a daemon.json."""
     default = document.get("default-runtime")
     if default in names and default not in _table(document, "runtimes", path):
         raise EngineError(
-            f'"default-runtime" in {path} is {default}, and it wasn\'t gpuhook install that set it',
-            "Set it to runc there and run this again; the file was left as it is",
+            f'"default-runtime" in {path} is {default}, and gpuhook install didn\'t set it',
+            "Set it to runc there and run this again; the file was not changed",
         )
 
 
 def _check_options(new: Container[str], path: str) -> None:
-    """Refuse a setting that is new in a file and that a running dockerd has as an option."""
+    """Refuse a new setting in the file that a running dockerd also has as an option."""
     for daemon in _daemons(path):
         for key, option in _OPTIONS.items():
             if key in new and daemon.option(option):  # protects: dockers-options
                 raise EngineError(
                     f"The running dockerd {daemon.pid} has the option {option}, and wouldn't start "
                     f'with "{key}" in {path} too',
-                    "Take the option out of what starts Docker (systemctl cat docker), restart "
+                    "Remove the option from Docker's unit (systemctl cat docker), restart "
                     "Docker and run this again",
                 )
 
@@ -349,7 +349,7 @@ def _have_read_again(config: str) -> list[int]:
 
 
 def _wait_until_none(config: str, problem_of: Callable[[docker_api.DockerInfo], str]) -> str:
-    """Return "" once no running daemon's answer is a problem, else one that is left."""
+    """Return "" once no running daemon has a problem, else a remaining problem."""
     end = time.monotonic() + _RELOAD_S
     while True:
         answers = docker_api.asked(_daemons(config))
@@ -360,10 +360,10 @@ def _wait_until_none(config: str, problem_of: Callable[[docker_api.DockerInfo], 
 
 
 def _still_missing(answer: docker_api.DockerInfo, document: Document) -> str:
-    """Return what of its file a daemon doesn't know yet, "" where it can't be asked."""
+    """Return the setting that a daemon hasn't loaded yet, "" if it can't be asked."""
     if answer.info is None:
         return ""
-    who = f"The running dockerd {answer.process.pid} doesn't take"
+    who = f"The running dockerd {answer.process.pid} doesn't load"
     missing = {*_programs(document.get("runtimes", {})).items()} - {*answer.runtimes.items()}
     if missing:
         return f"{who} the runtime {shown(min(missing)[0])} from {answer.config_path}"
@@ -374,7 +374,7 @@ def _still_missing(answer: docker_api.DockerInfo, document: Document) -> str:
 def _still_known(answer: docker_api.DockerInfo, names: tuple[str, ...]) -> str:
     who = f"The running dockerd {answer.process.pid}"
     if answer.info is None:
-        return f"{who} couldn't be asked whether it has forgotten the runtime: {answer.problem}"
+        return f"{who} couldn't be asked whether it still has the runtime: {answer.problem}"
     if answer.default_runtime in names:
         return f"{who} keeps {answer.default_runtime} as its default runtime"
     known = [name for name in names if name in answer.runtimes]

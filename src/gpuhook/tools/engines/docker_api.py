@@ -1,8 +1,8 @@
-"""Ask running Docker daemons what they have loaded, and of their containers and images.
+"""Client of running Docker daemons: loaded settings, containers and images.
 
-That is GET /info, /containers/json, /containers/ID/json and /images/NAME/json on their sockets.
+It uses GET /info, /containers/json, /containers/ID/json and /images/NAME/json on their sockets.
 
-Whoever listens there is given a few seconds and some megabytes, and has to be root or us.
+The peer must be root or the current user. Its answer is limited to a few seconds and megabytes.
 """
 
 import json
@@ -20,10 +20,10 @@ from gpuhook.tools.host.processes import Process
 
 DEFAULT_CONFIG = "/etc/docker/daemon.json"
 _DEFAULT_SOCKET = "/var/run/docker.sock"
-_REQUEST = "GET {} HTTP/1.0\r\nHost: docker\r\n\r\n"  # 1.0: it ends where the answer does
+_REQUEST = "GET {} HTTP/1.0\r\nHost: docker\r\n\r\n"  # 1.0: the answer ends with the connection
 _OK = "200"
 _PATIENCE = 5.0  # seconds for the whole answer
-_LIMIT = 4 << 20  # bytes; a usual answer has 5,000
+_LIMIT = 4 << 20  # bytes; a typical answer has 5,000
 _PIECE = 1 << 16
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7): process, user, group
 _ROOT = 0
@@ -31,7 +31,7 @@ _ROOT = 0
 
 @dataclass(frozen=True)
 class DockerInfo:
-    """One running dockerd; ``info`` is None where it can't be asked, ``problem`` says why."""
+    """A running dockerd; ``info`` is None if it can't be asked, ``problem`` gives the reason."""
 
     process: Process
     config_path: str
@@ -46,20 +46,20 @@ class DockerInfo:
 
     @property
     def default_runtime(self) -> str:
-        """The default runtime's name, "" where it isn't known."""
+        """The default runtime's name, "" if unknown."""
         return str((self.info or {}).get("DefaultRuntime", ""))
 
 
 def ask(path: str, patience: float = _PATIENCE) -> dict[str, Any]:
-    """Return what GET /info answers on a socket; OSError or ValueError if nothing usable."""
+    """Return the answer to GET /info on a socket; OSError or ValueError if unusable."""
     answer = _get(path, "/info", patience)
     if not isinstance(answer, dict):
-        raise OSError("it answers something else than an object")
+        raise OSError("its answer isn't an object")
     return answer
 
 
 def runtimes_of(info: dict[str, Any]) -> dict[str, str]:
-    """Return the loaded runtimes, name -> path, of what ``ask`` returned."""
+    """Return the loaded runtimes, name -> path, from a result of ``ask``."""
     loaded = info.get("Runtimes")
     return {
         name: str(entry.get("path", ""))
@@ -69,23 +69,23 @@ def runtimes_of(info: dict[str, Any]) -> dict[str, str]:
 
 
 def sockets(processes: Iterable[Process]) -> list[str]:
-    """Return where dockerds listen."""
+    """Return the sockets of dockerds."""
     return [process.root + _socket_of(process, config_of(process)) for process in processes]
 
 
 def containers(path: str, patience: float) -> list[dict[str, Any]]:
-    """Return the running containers within so many seconds; OSError or ValueError as ``ask``."""
+    """Return the running containers within a time limit; OSError or ValueError as ``ask``."""
     answer = _get(path, "/containers/json", patience)
     return [each for each in answer if isinstance(each, dict)] if isinstance(answer, list) else []
 
 
 def container(path: str, name: str, patience: float) -> object:
-    """Return what describes a container; OSError or ValueError as ``ask``, and if it is gone."""
+    """Return a container's description; OSError or ValueError as ``ask``, and if it is gone."""
     return _get(path, f"/containers/{urllib.parse.quote(name, safe='')}/json", patience)
 
 
 def image(path: str, name: str, patience: float) -> object:
-    """Return what describes an image; OSError or ValueError as ``ask``, and without that image."""
+    """Return an image's description; OSError or ValueError as ``ask``, and if it is absent."""
     return _get(path, f"/images/{urllib.parse.quote(name, safe='/:@')}/json", patience)
 
 
@@ -104,7 +104,7 @@ def _get(path: str, what: str, patience: float) -> object:
 
 
 def _talk(path: str, request: bytes, limit: float) -> bytes:
-    """Return all that is answered, if that comes in time, isn't too much and is root's or ours."""
+    """Return the answer, if it is in time, within the limit, and from root or our user."""
     end = time.monotonic() + limit
     data = bytearray()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -127,11 +127,11 @@ def _check_peer(connection: socket.socket) -> None:
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     user = _CREDENTIALS.unpack(data)[1]
     if user not in (_ROOT, os.geteuid()):
-        raise OSError(f"user {user} listens there")
+        raise OSError(f"its socket belongs to user {user}")
 
 
 def asked(processes: Iterable[Process]) -> Iterator[DockerInfo]:
-    """Yield each dockerd with what it answers."""
+    """Yield each dockerd with its answer."""
     for process in processes:
         config = config_of(process)
         path = _socket_of(process, config)
@@ -143,7 +143,7 @@ def asked(processes: Iterable[Process]) -> Iterator[DockerInfo]:
 
 
 def config_of(process: Process) -> str:
-    """Return where a dockerd reads its settings: in the user's home where it is rootless."""
+    """Return the path of a dockerd's configuration; for a rootless one in the user's home."""
     given = process.option("--config-file")
     if given:
         return given[-1]

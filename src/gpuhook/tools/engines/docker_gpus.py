@@ -1,4 +1,4 @@
-"""What Docker makes of ``--gpus``: the variables that it sets in a container.
+"""Environment variables that Docker sets in a container for ``--gpus``.
 
 Source: GpuOpts of docker/cli (opts/gpus.go) and moby's daemon/nvidia_linux.go.
 """
@@ -11,19 +11,19 @@ from gpuhook.vendors.nvidia.names import NAME, VARIABLES
 from gpuhook.vendors.nvidia.variables import DRIVER_CAPABILITIES
 
 _CAPABILITIES = ("compute", "compat32", "graphics", "utility", "video", "display")
-_OF_ANY_GPU = ("gpu", NAME)  # which a driver has, and no variable says
+_OF_ANY_GPU = ("gpu", NAME)  # capabilities of Docker's driver without a variable
 _KEYS = ("driver", "count", "device", "capabilities", "options")
 _COUNT = "count"
 
 
 def variables(value: str) -> list[str]:
-    """Return the variables, NAME=VALUE; ValueError, with a sentence, for what Docker refuses."""
+    """Return the variables, NAME=VALUE; ValueError, with a sentence, for a refused value."""
     given = _fields(value)
     if given.get("driver", NAME) != NAME:
         raise ValueError(f"Docker has no driver {shown(given['driver'])} for --gpus")
     if _COUNT in given and "device" in given:
         raise ValueError(
-            "--gpus takes a number or names; several names need quotes of their own, as in "
+            "--gpus takes a number or names; several names need extra quotes, as in "
             "--gpus '\"device=0,1\"'"
         )
     name = next(iter(VARIABLES))
@@ -41,9 +41,9 @@ def variables(value: str) -> list[str]:
 
 
 def of_requests(requests: list[Any]) -> list[str]:
-    """Return the variable that Docker sets for these DeviceRequests of its API, [] for none.
+    """Return the variable that Docker sets for DeviceRequests of its API, [] for none.
 
-    One with names asks for these, one without for so many, a negative number for all.
+    A request with names is for these devices, one without for a count, a negative count for all.
     """
     found = []
     for each in requests:
@@ -56,13 +56,13 @@ def of_requests(requests: list[Any]) -> list[str]:
 
 
 def cdi_names(requests: list[Any]) -> list[str]:
-    """Return the CDI devices that stand in DeviceRequests."""
+    """Return the CDI devices in DeviceRequests."""
     ours = [each for each in requests if isinstance(each, dict) and each.get("Driver") == "cdi"]
     return [str(name) for each in ours for name in each.get("DeviceIDs") or ()]
 
 
 def _fields(value: str) -> dict[str, str]:
-    """Return the keys of a line of CSV; a word without a key is the count."""
+    """Return the keys and values of a CSV line; a word without a key is the count."""
     try:
         [fields] = csv.reader([value], strict=True)
     except (csv.Error, ValueError):
@@ -72,7 +72,7 @@ def _fields(value: str) -> dict[str, str]:
         key, equals, text = field.partition("=")
         key, text = (key, text) if equals else (_COUNT, key)
         if key not in _KEYS:
-            raise ValueError(f"--gpus knows no {shown(key)}: there are {', '.join(_KEYS)}")
+            raise ValueError(f"--gpus has no key {shown(key)}: there are {', '.join(_KEYS)}")
         if key in found:
             raise ValueError(f"--gpus has {key} twice in {shown(value)}")
         found[key] = text
@@ -82,7 +82,7 @@ def _fields(value: str) -> dict[str, str]:
 
 
 def _counted(count: str) -> str:
-    """Return the first so many devices, as Docker counts them; it asks for void where it's 0."""
+    """Return a list of the first devices, as Docker counts them; void for a count of 0."""
     if count == "all":
         return "all"
     try:

@@ -1,7 +1,8 @@
-"""enroot, and pyxis on it: a hook of ours in hooks.d, and NVIDIA's out of its way.
+"""enroot, and pyxis on top of it: our hook in hooks.d, with NVIDIA's hook disabled.
 
-enroot runs each executable script there, in the order of their names, as root of the container's
-user namespace, after the root is mounted and before it becomes /. Source: enroot's doc/hooks.md.
+enroot runs each executable script there in the order of their names. They run as root of the
+container's user namespace, after the root is mounted and before it becomes /. Source: enroot's
+doc/hooks.md.
 """
 
 import glob
@@ -25,17 +26,17 @@ _MODE = 0o755
 _SHELL = "#!/usr/bin/env bash\n"
 _IDLE = f"""{_SHELL}# {DROP_IN_HEADER}
 #
-# {HOOK} does this hook's work, for the devices of all makers.
+# {HOOK} replaces this hook, for the devices of all vendors.
 exit 0
 """
 
 _DEVICES = next(iter(VARIABLES))
-# What nobody sets is as in NVIDIA's hook for enroot: no device, and of the driver its utilities.
+# The defaults are those of NVIDIA's hook for enroot: no device, and the driver's utilities.
 _TEXT = f"""#
-# Gives a container of enroot its devices. What the caller's environment says of them counts more
-# than what the container's does. ENROOT_GPUHOOK_DEVICES, which a site may set in enroot.conf, has
-# them chosen otherwise: "slurm" are those that Slurm has given to the job, and NAME those in that
-# variable, such as CUDA_VISIBLE_DEVICES.
+# Adds devices to an enroot container. The caller's environment takes precedence over that of the
+# container. A site may set ENROOT_GPUHOOK_DEVICES in enroot.conf to select the devices otherwise:
+# "slurm" selects those that Slurm has allocated to the job, and NAME those in the variable of
+# that name, such as CUDA_VISIBLE_DEVICES.
 set -euo pipefail
 
 words=(--own-environment --privileged --no-undo
@@ -55,13 +56,13 @@ exec PROGRAM apply --rootfs "${{ENROOT_ROOTFS}}" --environ "${{ENROOT_ENVIRON}}"
 
 
 class Enroot(Engine):
-    """enroot, which has no daemon: of the system, or a user's own hooks."""
+    """enroot, which has no daemon: hooks of the system, or of a user."""
 
     name = "enroot"
     has_runtimes = False
 
     def install(self, ask: Ask) -> Answer:
-        """Return our hook, and NVIDIA's as one that does nothing, where it is."""
+        """Return our hook, and if NVIDIA's hook exists, one of its name that does nothing."""
         folder = _folder(ask)
         path = ask.config or ask.drop_in or os.path.join(folder, HOOK)
         program = os.path.join(os.path.dirname(ask.runtimes[0][1]), "gpuhook")
@@ -75,16 +76,16 @@ class Enroot(Engine):
         return Answer((ours, *others), warnings=tuple(_warnings(ask)))
 
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
-        """Return nothing: a container of enroot is started anew each time."""
+        """Return nothing: enroot keeps no running containers."""
         del names, ask
         return []
 
     def is_present(self, ask: Ask) -> bool:
-        """Tell whether enroot is here."""
+        """Tell whether enroot is installed."""
         return bool(shutil.which("enroot")) or os.path.isdir(ask.system("/etc/enroot"))
 
     def is_users(self, ask: Ask) -> bool:
-        """Return True: every user may have hooks."""
+        """Return True: every user can have hooks."""
         del ask
         return True
 
@@ -94,8 +95,8 @@ def _folder(ask: Ask) -> str:
 
 
 def _warnings(ask: Ask) -> list[str]:
-    """Say which hook of NVIDIA's runs all the same."""
+    """Return a warning about each hook of NVIDIA that still runs."""
     found = glob.glob(glob.escape(ask.system(_SYSTEM)) + f"/{_NVIDIAS}") if ask.rootless else []
     return [
-        f"{path} is run as well: have root run gpuhook install --engine enroot" for path in found
+        f"{path} still runs, too: run gpuhook install --engine enroot as root" for path in found
     ]

@@ -1,6 +1,6 @@
-"""Read engine configurations, and show and make a change to one as a whole.
+"""Reading of engine configurations, and atomic changes to them.
 
-Nothing but ``Change.commit`` writes to a file of an engine.
+Only ``Change.commit`` writes to an engine's file.
 """
 
 import contextlib
@@ -15,10 +15,10 @@ from gpuhook.ground.host import files as host_files
 from gpuhook.tools.engines import marks
 from gpuhook.tools.engines.merge import Document
 
-DEFAULT_STATE = "/var/lib/gpuhook"  # where it is kept what was changed
-# The first line of a file of its own, with which it is known as ours without a record too.
+DEFAULT_STATE = "/var/lib/gpuhook"  # folder for the records of changes
+# The first line of a file of ours, which identifies it even without a record.
 DROP_IN_HEADER = "Written by `gpuhook install`; `gpuhook uninstall` takes it back."
-_ASIDE = ".edited"  # no program reads such a name: enroot and shells want .sh, others .yaml, .json
+_ASIDE = ".edited"  # read by no program: enroot and shells read .sh, others .yaml, .json
 _ASIDE_MODE = 0o600
 _MOST_ASIDE = 100
 _PART = re.compile(r"[^\n\t]+")
@@ -29,25 +29,25 @@ _NOT_WRITABLE = (
 
 
 def users_folder(usual: str, variable: str) -> str:
-    """Return the usual folder in the user's home, or that which a variable of XDG's names.
+    """Return the folder named by an XDG variable, else the usual folder in the user's home.
 
-    A relative path doesn't count there. EngineError where he has no home.
+    A relative path in the variable is ignored. EngineError if the user has no home.
     """
     found = os.environ.get(variable, "")
     if not os.path.isabs(found):
         found = os.path.join(os.path.expanduser("~"), usual)
     if not os.path.isabs(found):
         raise EngineError(
-            "Your home folder isn't known: HOME names none, and you have no entry in passwd",
+            "Your home folder is unknown: HOME isn't set, and you have no entry in passwd",
             "Set HOME",
         )
     return found
 
 
 def read(path: str) -> bytes | None:
-    """Return a file's content, None where there is no such file.
+    """Return a file's content, None if there is no such file.
 
-    EngineError where it can't be read, UntrustedPathError where that is for a stranger's link.
+    EngineError if it can't be read, UntrustedPathError if the reason is another user's link.
     """
     try:
         return host_files.read(path)
@@ -57,12 +57,12 @@ def read(path: str) -> bytes | None:
         host_files.check_way(path)
         raise EngineError(
             f"{path} can't be read: {error.strerror}",
-            "Run this as root and check that it is an ordinary file",
+            "Run this as root and check that it is a regular file",
         ) from None
 
 
 def read_json(path: str) -> Document:
-    """Return the JSON object in a file of an engine's own, an empty one where there is none."""
+    """Return the JSON object in an engine's file, an empty one if there is no file."""
     try:
         document = json.loads(host_files.read(path))
     except (OSError, ValueError, RecursionError):
@@ -71,7 +71,7 @@ def read_json(path: str) -> Document:
 
 
 def read_text(path: str) -> str | None:
-    """Return a file's text without a byte order mark, None where there is no such file."""
+    """Return a file's text without a byte order mark, None if there is no such file."""
     data = read(path)
     return None if data is None else decode(data, path)
 
@@ -79,38 +79,38 @@ def read_text(path: str) -> str | None:
 def decode(data: bytes, path: str) -> str:
     """Return the text of a file without its byte order mark; EngineError if it isn't UTF-8.
 
-    With the mark of another encoding it is of that one; ``marks.check`` says which engine reads it.
+    The mark of another encoding selects that; ``marks.check`` knows which engines read it.
     """
     try:
         return marks.decoded(data)
     except UnicodeDecodeError:
         raise EngineError(
             f"{path} is not UTF-8 text",
-            "Correct it and run this again; the file was left as it is",
+            "Correct it and run this again; the file was not changed",
         ) from None
 
 
 def has_header(data: bytes | None) -> bool:
-    """Tell whether a file says in its first lines that we wrote it."""
+    """Tell whether a file has our header in its first lines."""
     text = (data or b"").removeprefix(marks.mark_of(data))
-    head = text.split(b"\n", 2)[:2]  # a script begins with its interpreter
+    head = text.split(b"\n", 2)[:2]  # a script starts with its interpreter
     return f"# {DROP_IN_HEADER}".encode() in head
 
 
 def aside(path: str, data: bytes) -> str:
-    """Return where a file's content is kept when it goes: beside it, and in nothing's place."""
+    """Return an unused path next to a file, to keep its content when it is removed."""
     names = (f"{path}{_ASIDE}{number}" for number in ("", *range(2, _MOST_ASIDE)))
     for name in names:
         if not os.path.lexists(name) or (not os.path.islink(name) and read(name) == data):
             return name
-    raise EngineError(f"Too many copies of {path} are beside it", f"Remove some: {path}{_ASIDE}*")
+    raise EngineError(f"There are too many copies of {path}", f"Remove some: {path}{_ASIDE}*")
 
 
 @dataclass(frozen=True)
 class Change:
-    """A file as it is and as it is to be; None stands for no file, as a mode for what it has.
+    """Current and wanted content of a file; None means no file, or for ``mode`` the current one.
 
-    ``aside`` is a file that keeps the old content, with what somebody wrote into it; "" for none.
+    ``aside`` is a file that keeps the old content with others' edits; "" for none.
     """
 
     path: str
@@ -123,7 +123,7 @@ class Change:
         return self.old != self.new
 
     def diff(self) -> str:
-        """Return the change as a unified diff; what could steer a terminal is escaped, but tabs."""
+        """Return the change as a unified diff, with control characters except tabs escaped."""
         before, after = (_lines(data) for data in (self.old, self.new))
         names = (
             "/dev/null" if self.old is None else printable(self.path),
@@ -133,7 +133,7 @@ class Change:
         return _PART.sub(lambda found: printable(found[0]), text)  # protects: diff-lines
 
     def commit(self) -> list[str]:
-        """Make the change, whole or not at all; return the folders made for it."""
+        """Make the change atomically; return the folders created for it."""
         host_files.check_way(self.path)
         made = []
         try:
@@ -162,7 +162,7 @@ def _lines(data: bytes | None) -> list[str]:
 
 
 def missing_folders(path: str) -> list[str]:
-    """Return a folder and those above it that aren't there, outermost first."""
+    """Return a folder and its parents that don't exist, outermost first."""
     missing: list[str] = []
     while path and not os.path.isdir(path):
         missing.insert(0, path)
@@ -171,17 +171,17 @@ def missing_folders(path: str) -> list[str]:
 
 
 def make_folders(path: str) -> list[str]:
-    """Make a folder and the missing ones above it; return those made, outermost first."""
+    """Create a folder and its missing parents; return those created, outermost first."""
     made = []
     for folder in missing_folders(path):
-        with contextlib.suppress(FileExistsError):  # somebody was faster, or it's a dead link
+        with contextlib.suppress(FileExistsError):  # created concurrently, or a dangling link
             os.mkdir(folder, 0o755)
             made.append(folder)
     return made
 
 
 def remove_folders(paths: list[str]) -> None:
-    """Remove folders that were made by us and are empty, innermost first."""
+    """Remove folders that we created and that are empty, innermost first."""
     for path in reversed(paths):
         with contextlib.suppress(OSError):
             os.rmdir(path)

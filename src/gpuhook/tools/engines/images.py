@@ -1,4 +1,4 @@
-"""What an image sets in its containers' environment, and its files: asked of engines."""
+"""An image's environment and files, as reported by the engines."""
 
 import json
 import subprocess
@@ -8,16 +8,16 @@ from gpuhook.ground.errors import EngineError, shown
 from gpuhook.tools.engines import docker_api
 from gpuhook.tools.host import processes
 
-_PATIENCE = 5.0  # seconds for Docker's answer
-_TIMEOUT = 20  # seconds for podman's, which opens its whole store
+_PATIENCE = 5.0  # timeout in seconds for Docker's answer
+_TIMEOUT = 20  # timeout in seconds for podman, which opens its whole store
 
 
 class Image(NamedTuple):
-    """What an engine says of an image.
+    """An engine's description of an image.
 
     ``environment`` are its variables, NAME=VALUE. ``layers`` are the folders with its files, the
-    upper ones first, where the engine's storage has them so (overlay2, podman's overlay).
-    ``architecture`` is what it is for, in Go's words, "" where that isn't said.
+    upper ones first, if the engine's storage has such folders (overlay2, podman's overlay).
+    ``architecture`` is its GOARCH, "" if unknown.
     """
 
     environment: list[str]
@@ -26,7 +26,7 @@ class Image(NamedTuple):
 
 
 def inspect(image: str) -> Image:
-    """Return what an image is made of; EngineError where no engine here has it."""
+    """Return an image's description; EngineError if no engine on this host has it."""
     for daemon in processes.running("dockerd"):
         for path in docker_api.sockets([daemon]):
             try:
@@ -41,8 +41,8 @@ def inspect(image: str) -> Image:
         return _image(answer, "")
     except (OSError, ValueError, RecursionError, subprocess.SubprocessError):
         raise EngineError(
-            f"Neither Docker nor podman has the image {shown(image)} here",
-            "Pull it first, or say what it sets with -e NAME=VALUE",
+            f"Neither Docker nor podman on this host has the image {shown(image)}",
+            "Pull it first, or give its variables with -e NAME=VALUE",
         ) from None
 
 
@@ -55,7 +55,7 @@ def _image(answer: object, root: str) -> Image:
 def _variables(answer: object) -> list[str]:
     config = answer.get("Config") if isinstance(answer, dict) else None
     if not isinstance(config, dict):
-        raise OSError("it describes no image")
+        raise OSError("its answer doesn't describe an image")
     found = config.get("Env") or []
     return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
 

@@ -1,8 +1,8 @@
-"""What stands in the way of removing gpu-py itself: who would call it when it is gone.
+"""Check for containers and daemons that still need gpu-py, before it is removed.
 
 A container's shim (containerd, Docker) or conmon (podman, CRI-O) keeps the path of the runtime
-that made the container, and calls it to start something in it, to stop it and to delete it.
-A daemon keeps the default runtime that it has read. Only root's processes are asked.
+that created the container, and calls it for exec, stop and delete. A daemon keeps the default
+runtime that it has loaded. Only root's processes are examined.
 """
 
 import os
@@ -22,7 +22,7 @@ from gpuhook.tools.host.processes import Process
 _PATH_LIMIT = 4096  # bytes, PATH_MAX
 _SCRIPT = 4096  # bytes of the script that Docker writes for a runtime with arguments
 _SHORT = 12  # characters of a container's id, as Docker prints it
-# Daemons that read their files only when they start: the usual file, the key of the default.
+# Daemons that read their files only at start-up: the default file, the key of the default runtime.
 _READ_AT_START = {
     "containerd": ("/etc/containerd/config.toml", "default_runtime_name"),
     "crio": ("/etc/crio/crio.conf", "default_runtime"),
@@ -31,16 +31,16 @@ _READ_AT_START = {
 
 @dataclass(frozen=True)
 class Needing:
-    """A container that was made by gpu-py and hasn't been deleted; ``end`` is a command."""
+    """A container created by gpu-py that isn't deleted yet; ``end`` is the command to remove it."""
 
     container: str
     end: tuple[str, ...]
 
 
 def check(program: str, store: Store, records: Iterable[Record]) -> None:
-    """Raise EngineError while a container or a daemon needs the program, gpu-py's path.
+    """Raise EngineError while a container or a daemon needs ``program``, gpu-py's path.
 
-    ``records`` are what is about to be taken back.
+    ``records`` are the changes about to be removed.
     """
     records = list(records)
     _check_containers(program)  # protects: containers-in-use
@@ -60,7 +60,7 @@ def _check_containers(program: str) -> None:
 
 
 def _commands(found: Iterable[Needing]) -> list[str]:
-    """Return the fewest commands that end the containers."""
+    """Return the fewest commands that remove the containers."""
     words: dict[tuple[str, ...], list[str]] = {}
     for each in found:
         words.setdefault(each.end, []).append(each.container)
@@ -69,7 +69,7 @@ def _commands(found: Iterable[Needing]) -> list[str]:
 
 
 def _of_shims(program: str) -> Iterator[Needing]:
-    """Yield the containers of containerd and Docker: a shim works in its container's folder."""
+    """Yield containers of containerd and Docker, from the working directories of their shims."""
     for process in host_processes.running("containerd-shim-runc-v2"):
         try:
             runtime = host_files.read(f"/proc/{process.pid}/cwd/runtime", _PATH_LIMIT)
@@ -87,7 +87,7 @@ def _of_shims(program: str) -> Iterator[Needing]:
 
 
 def _of_conmons(program: str) -> Iterator[Needing]:
-    """Yield the containers of podman and CRI-O."""
+    """Yield containers of podman and CRI-O."""
     for process in host_processes.running("conmon"):
         if _leads_to(process, of_conmon(process, "-r", "--runtime"), program):
             ends_with = os.path.basename(of_conmon(process, "--exit-command"))
@@ -97,15 +97,15 @@ def _of_conmons(program: str) -> Iterator[Needing]:
 
 
 def of_conmon(process: Process, *names: str) -> str:
-    """Return the value of an option of conmon(8), "" without it.
+    """Return the value of an option of conmon(8), "" if it isn't given.
 
-    Further words of podman's may follow as --exit-command-arg, so the first one counts.
+    podman's own arguments may follow as --exit-command-arg, so the first occurrence counts.
     """
     return (process.option(*names) or [""])[0]
 
 
 def _leads_to(process: Process, path: str, program: str) -> bool:
-    """Tell whether a path of a process is our program, or a script of Docker's that calls it."""
+    """Tell whether a path in a process is our program, or a Docker script that calls it."""
     path = shutil.which(path) or "" if path and not os.path.isabs(path) else path
     seen = process.root + path
     try:
@@ -118,7 +118,7 @@ def _leads_to(process: Process, path: str, program: str) -> bool:
 
 
 def _check_dockers(program: str, configs: list[str]) -> None:
-    """Refuse while a dockerd has our program as its default that isn't about to forget it."""
+    """Refuse while a dockerd has our program as its default, and no removal drops it."""
     for answer in docker_api.asked(host_processes.running("dockerd")):
         process, default = answer.process, answer.default_runtime
         if any(process.reads(answer.config_path, config) for config in configs):
@@ -126,14 +126,14 @@ def _check_dockers(program: str, configs: list[str]) -> None:
         if _leads_to(process, answer.runtimes.get(default, ""), program):
             raise EngineError(
                 f"The running dockerd {process.pid} has {default} ({program}) as its default "
-                f"runtime, and it isn't what gpuhook install wrote to {answer.config_path}",
-                "Take it out of that file and of dockerd's options, and run this first: "
+                f"runtime, which gpuhook install didn't write to {answer.config_path}",
+                "Remove it from that file and from dockerd's options, and run this first: "
                 "systemctl restart docker",
             )
 
 
 def _check_daemon(written: Document, record: Record) -> None:
-    """Refuse while a daemon has our default that only a restart makes it forget."""
+    """Refuse while a daemon has our default runtime, which it drops only at a restart."""
     if record.engine not in _READ_AT_START:
         return
     usual, key = _READ_AT_START[record.engine]
@@ -144,8 +144,8 @@ def _check_daemon(written: Document, record: Record) -> None:
         config = (process.option("--config", "-c") or [usual])[-1]
         if process.reads(config, record.config):
             raise EngineError(
-                f"The running {record.engine} {process.pid} makes containers with gpu-py that "
-                "name no other runtime, and reads its configuration only at its start",
+                f"The running {record.engine} {process.pid} has gpu-py as its default runtime, "
+                "and reads its configuration only at start-up",
                 f"Run this first: gpuhook uninstall --engine {record.engine} && {_restart(record)}",
             )
 
@@ -156,7 +156,7 @@ def _restart(record: Record) -> str:
 
 
 def _values(document: object, key: str) -> Iterator[str]:
-    """Yield the texts that a key has, wherever in the tables it stands."""
+    """Yield the string values of a key, at any depth of the tables."""
     if isinstance(document, dict):
         for name, value in document.items():
             if name == key and isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Change the engines' files together: all of what one command asks for, or none of it."""
+"""Changes to the files of engines as one transaction: all files of a command, or none."""
 
 from dataclasses import dataclass
 
@@ -8,19 +8,19 @@ from gpuhook.tools.engines.store import Record, Store, Target
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was done, or would be done, to one file of an engine."""
+    """A change made, or to be made, to an engine's file."""
 
     engine: str
     change: Change
 
 
 def preview(store: Store, targets: list[Target]) -> list[Outcome]:
-    """Return what ``install`` would do."""
+    """Return the changes that ``install`` would make."""
     return [Outcome(target.engine, store.plan(target)) for target in targets]
 
 
 def install(store: Store, targets: list[Target]) -> list[Outcome]:
-    """Write all files; where one can't be written, take back those that this call began."""
+    """Write all files; if one can't be written, roll back the changes of this call."""
     before = {record.path for record in store.records()}
     try:
         return [Outcome(target.engine, store.apply(target)) for target in targets]
@@ -32,15 +32,15 @@ def install(store: Store, targets: list[Target]) -> list[Outcome]:
 
 
 def preview_removal(store: Store, records: list[Record]) -> list[Outcome]:
-    """Return what ``uninstall`` would do."""
+    """Return the changes that ``uninstall`` would make."""
     return [Outcome(record.engine, store.plan_removal(record)) for record in records]
 
 
 def uninstall(store: Store, records: list[Record]) -> list[Outcome]:
-    """Take back everything that the records tell of.
+    """Remove all changes in the records.
 
-    Every file is looked at before the first one is changed, so that one that doesn't parse
-    any more stops the whole.
+    Every file is checked before the first one is changed, so a file that no longer parses stops
+    the whole removal.
     """
     preview_removal(store, records)
     return [Outcome(record.engine, store.take_back(record)) for record in records]

@@ -1,4 +1,4 @@
-"""Edit a JSON file that a person keeps: the order of its keys and its indentation stay."""
+"""Editor of hand-written JSON files that keeps the order of keys and the indentation."""
 
 import json
 import re
@@ -13,7 +13,7 @@ _END = re.compile(r"\s*\Z")
 
 
 def parse(text: str, path: str) -> Document:
-    """Return the document; an empty file is an empty object. EngineError if it is no object."""
+    """Return the parsed object, empty for an empty file; EngineError if it isn't an object."""
     if not text.strip():
         return {}
     try:
@@ -21,23 +21,23 @@ def parse(text: str, path: str) -> Document:
     except (ValueError, RecursionError) as error:
         raise EngineError(
             f"{path} is not valid JSON: {error}",
-            "Correct it and run this again; the file was left as it is",
+            "Correct it and run this again; the file was not changed",
         ) from None
     if not isinstance(document, dict):
         raise EngineError(
             f"{path} isn't a JSON object",
-            "Correct it and run this again; the file was left as it is",
+            "Correct it and run this again; the file was not changed",
         )
     return document
 
 
 def render(document: Document) -> str:
-    """Return a document as the text of a new file."""
+    """Return an object as the text of a new file."""
     return json.dumps(document, indent=_DEFAULT_INDENT, ensure_ascii=False) + "\n"
 
 
 def edited(text: str, wanted: Document, path: str) -> str:
-    """Return ``text`` changed so that it says ``wanted``; as it is where it does already."""
+    """Return ``text`` edited to contain ``wanted``; unchanged if it already does."""
     if not text.strip():
         return render(wanted)
     if not [*steps(parse(text, path), wanted)]:
@@ -57,13 +57,13 @@ def edited(text: str, wanted: Document, path: str) -> str:
     except ValueError as error:
         raise EngineError(
             f"{path} can't be edited without changing other parts: {error}",
-            "Correct that and run this again; the file was left as it is",
+            "Correct that and run this again; the file was not changed",
         ) from None
     return made.replace("\n", newline) + (end[0] if end else "")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the members of an object; ValueError for a key that stands there twice."""
+    """Return the members of an object; ValueError for a duplicate key."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]

@@ -1,4 +1,4 @@
-"""The container engines that can be told about gpu-py."""
+"""Registry of the supported container engines."""
 
 from gpuhook.tools.engines.ask import Engine
 from gpuhook.tools.engines.charliecloud import Charliecloud

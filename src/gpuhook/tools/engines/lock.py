@@ -1,6 +1,6 @@
-"""The right to change something that has one folder: one process at a time, and nobody waits long.
+"""Exclusive lock of a folder, held by one process at a time, with a bounded wait.
 
-Nobody else may look into that folder: who can open a file can lock it.
+Other users have no access to the folder, because a user who can open a file can lock it.
 """
 
 import contextlib
@@ -14,17 +14,17 @@ from gpuhook.ground.host import files as host_files
 from gpuhook.ground.host import lock
 from gpuhook.tools.engines.files import make_folders, remove_folders
 
-NAME = "lock"  # of the file in the folder
+NAME = "lock"  # the file in the folder
 _FOLDER_MODE = 0o700  # protects: state-folder
 _ATTEMPTS = 100
 _ID_DIGITS = 20
 
 
 class Lock:
-    """A lock in a folder, which is made for it and goes with it where it is empty then.
+    """A lock in a folder, which is created for it and removed with it if empty.
 
-    ``doing`` says what whoever holds it does, ``patience`` for how many seconds others wait,
-    ``error`` is what they raise then.
+    ``doing`` describes the holder's action for messages, ``patience`` is the timeout of other
+    processes in seconds, ``error`` is the exception that they raise then.
     """
 
     def __init__(self, folder: str, doing: str, patience: float, error: type[GpuhookError]) -> None:
@@ -36,7 +36,7 @@ class Lock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock; ``error`` if somebody else does so for too long, or it can't be made."""
+        """Hold the lock; ``error`` if another process holds it too long, or if it fails."""
         made = {os.path.dirname(self._folder), self._folder}
         fd = self._lock(made, time.monotonic() + self._patience)
         try:
@@ -47,10 +47,10 @@ class Lock:
             os.close(fd)
 
     def _lock(self, made: set[str], end: float) -> int:
-        """Lock the file; whoever held the lock before has removed it meanwhile.
+        """Lock the file, which the previous holder may have removed meanwhile.
 
-        The folders that had to be made for it are added to ``made``. The process that holds
-        the lock writes its id into the file.
+        The folders created for it are added to ``made``. The process that holds the lock writes
+        its id into the file.
         """
         while True:
             fd = self._open(made)
@@ -58,7 +58,9 @@ class Lock:
                 raise self._held_too_long(fd)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(fd), os.stat(self._file)):
-                    with contextlib.suppress(OSError):  # a full disk, and it only tells others
+                    with contextlib.suppress(
+                        OSError
+                    ):  # such as a full disk: it is only for messages
                         os.pwrite(fd, str(os.getpid()).encode(), 0)
                     return fd
             os.close(fd)
@@ -75,7 +77,7 @@ class Lock:
                 flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
                 return os.open(self._file, flags, 0o600)
             except OSError as error:
-                # Whoever held the lock removes the folders.
+                # The previous holder removes the folders.
                 if isinstance(error, FileNotFoundError) and attempts:
                     continue
                 raise self._unusable(error) from None
@@ -87,11 +89,11 @@ class Lock:
         )
 
     def _held_too_long(self, fd: int) -> GpuhookError:
-        """Return an error that names who holds the lock; closes the file."""
+        """Return an error that names the holder of the lock, and close the file."""
         holder = os.pread(fd, _ID_DIGITS, 0).decode("ascii", "replace")
         os.close(fd)
         return self._error(
             f"The process {holder or '(unknown)'} has been {self._doing} for more "
             f"than {self._patience:.0f} seconds: it has locked {self._file}",
-            "Wait until it has ended, or end it if it hangs, and run this again",
+            "Wait until it has exited, or kill it if it hangs, and run this again",
         )

@@ -1,7 +1,7 @@
-"""Folders that were made for files of gpuhook, and that go when they are empty again.
+"""Record of folders that gpuhook created, and that are removed when they are empty again.
 
-One list in the state folder for engines' files, links and CDI documents: a folder that was made for
-one file may hold another's by the time that the first is removed.
+One list in the state folder covers engines' files, links and CDI specs: a folder created for one
+file may contain another one when the first is removed.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ _MODE = 0o600
 
 
 class MadeFolders:
-    """The list in one state folder, of folders below ``prefix`` where that stands for / ."""
+    """The list in one state folder, of folders below ``prefix`` if that is used as / ."""
 
     def __init__(self, state: str, prefix: str = "") -> None:
         self._path = os.path.join(state, NAME)
         self._prefix = prefix
 
     def paths(self) -> list[str]:
-        """Return the folders, outermost first; EngineError for a list that is damaged."""
+        """Return the folders, outermost first; EngineError for a damaged list."""
         try:
             host_files.check_way(self._path)
             found = json.loads(host_files.read(self._path))
@@ -37,14 +37,14 @@ class MadeFolders:
         except (OSError, ValueError, RecursionError) as error:
             raise EngineError(
                 f"{self._path} is damaged: {error}",
-                "Remove it; folders that gpuhook made and that are empty stay then",
+                "Remove it; empty folders that gpuhook created will then stay",
             ) from None
         for path in found:
             check_kept(self._prefix, self._path, path)
         return sorted(found)
 
     def make(self, path: str) -> None:
-        """Make a folder and the missing ones above it; OSError, and then none of them is left."""
+        """Create a folder and its missing parents; OSError if it fails, with none of them left."""
         self.expect(path)
         try:
             make_folders(path)
@@ -53,28 +53,28 @@ class MadeFolders:
             raise
 
     def expect(self, path: str) -> None:
-        """Remember the missing folders on the way to one that is about to be made."""
+        """Record a folder that is about to be created, and its missing parents."""
         self.add(missing_folders(path))
 
     def add(self, paths: Iterable[str]) -> None:
-        """Remember folders that were made by us."""
+        """Record folders that we created."""
         known = self.paths()
         self._save(known, sorted({*known, *paths}))
 
     def tidy(self) -> None:
-        """Remove the folders in which nothing is left, and forget them."""
+        """Remove the empty folders from disk and from the list."""
         known = self.paths()
         remove_folders(known)
         self._save(known, [path for path in known if os.path.isdir(path)])
 
     def keep_above(self, state: str, paths: Iterable[str], *, is_used: bool) -> None:
-        """Remember the folders above the state folder while anything else is remembered in it."""
+        """Record the parents of the state folder while it contains any other record."""
         known = self.paths()
         others = [path for path in known if not state.startswith(f"{path}/")]
         self._save(known, sorted({*others, *paths}) if others or is_used else [])
 
     def forget(self) -> None:
-        """Forget the folders that others use by now: nothing of ours is left in any."""
+        """Drop the folders that others use now: none contains a file of ours."""
         self.tidy()
         self._save(self.paths(), [])
 

@@ -1,7 +1,7 @@
-"""Files of engines that another program writes again, or that can't be written at all.
+"""Detection of engines' files that another program regenerates, or that are read-only.
 
-An edit of the first would be lost. Who says so in the file's first comment, a folder such as
-NixOS' store, and the systems that write all of /etc are known here.
+An edit of a regenerated file would be lost. Such files are recognised by their first comment, by
+a folder such as the NixOS store, and by systems that write all of /etc.
 """
 
 import os
@@ -19,7 +19,7 @@ _SAID = re.compile(
     r"is (?:generated|managed)",
     re.IGNORECASE,
 )
-# Folders of files that a system makes of its configuration, and the setting for each engine.
+# Folders of files that a system generates from its configuration, and the setting per engine.
 STORES = {"/nix/store": "NixOS", "/gnu/store": "Guix"}
 _SETTINGS = {
     "docker": "virtualisation.docker.daemon.settings",
@@ -29,21 +29,21 @@ _SETTINGS = {
 }
 _OS_RELEASE = ("/etc/os-release", "/usr/lib/os-release")
 _TALOS_FILES = "/etc/cri/"
-# The programs that call runc on Bottlerocket, by which its file is known in a pod, too.
+# The programs that call runc on Bottlerocket; they identify its file in a pod, too.
 BOTTLEROCKETS = frozenset({"shimpei", "nvidia-oci"})
-# Systems on which nothing in /etc is a user's to write, and which have no shell for gpu-py.
+# Systems on which users can't change /etc, and which have no shell for gpu-py.
 _CLOSED = {"talos": "Talos", "bottlerocket": "Bottlerocket"}
 _MOUNTS = (
-    "Give pods devices without a runtime of gpuhook's: "
+    "Add devices to pods without gpuhook's runtime: "
     "kubectl apply -k packaging/kubernetes/overlays/mounts (docs/kubernetes/mounts.md)"
 )
 
 
 def check_system(engine: str, system: Callable[[str], str], config: str | None = None) -> None:
-    """Raise EngineError on a system that writes the engines' files from settings of its own.
+    """Raise EngineError on a system that writes the engines' files from its own settings.
 
-    ``system`` gives a path's place, below a prefix where there is one; ``config`` is the file that
-    was named.
+    ``system`` returns a path below the prefix, if there is one; ``config`` is the file named by
+    the user.
     """
     if config and os.path.isabs(talos := _place(system, _TALOS_FILES)) and config.startswith(talos):
         raise closed(engine, _CLOSED["talos"])
@@ -55,7 +55,7 @@ def check_system(engine: str, system: Callable[[str], str], config: str | None =
 
 
 def _place(system: Callable[[str], str], path: str) -> str:
-    """Return where a path of the system is, "" where a link leads out of a prefix."""
+    """Return a path of the system, "" if a link leads out of the prefix."""
     try:
         return system(path)
     except EngineError:
@@ -63,7 +63,7 @@ def _place(system: Callable[[str], str], path: str) -> str:
 
 
 def closed(engine: str, system: str) -> EngineError:
-    """Return the error for an engine on a system where nothing can be installed for it."""
+    """Return the error for an engine on a system where its files can't be changed."""
     return EngineError(
         f"{system} writes the files of {engine} itself, from its own settings, and has no shell "
         "for gpu-py",
@@ -72,7 +72,7 @@ def closed(engine: str, system: str) -> EngineError:
 
 
 def claim(text: str) -> tuple[int, str] | None:
-    """Return (line, text) of the comment at the start that says that a program writes the file."""
+    """Return (line, text) of a leading comment that says that a program writes the file."""
     if has_header(text.encode("utf-8", "replace")):
         return None
     for number, line in enumerate(text.split("\n"), 1):
@@ -87,7 +87,7 @@ def claim(text: str) -> tuple[int, str] | None:
 def check_edit(engine: str, path: str, text: str, instead: str) -> None:
     """Raise EngineError for a file that says that another program writes it.
 
-    ``instead`` is what that program has to write in the place of our edit.
+    ``instead`` is the content that the other program must write in place of our edit.
     """
     found = claim(text)
     if found is None:
@@ -96,19 +96,19 @@ def check_edit(engine: str, path: str, text: str, instead: str) -> None:
     raise EngineError(
         f"{path} is written by another program, as its line {line} says ({shown(said)}), and "
         f"an edit for {engine} would be lost",
-        f"Have that program write {instead}, and run this again; or remove that line if none does",
+        f"Make that program write {instead}, and run this again; or remove the line if it is wrong",
     )
 
 
 def check_store(engine: str, path: str) -> None:
-    """Raise EngineError for a file that is, or leads to, one of a read-only store."""
+    """Raise EngineError for a file in a read-only store, or a link to one."""
     real = os.path.realpath(path)
     for folder, system in STORES.items():
         if real.startswith(f"{folder}/"):
             leads = "is" if real == path else f"leads to {printable(real)},"
             setting = f" ({_SETTINGS[engine]})" if engine in _SETTINGS else ""
             raise EngineError(
-                f"{printable(path)} {leads} a file that {system} makes of the system's "
+                f"{printable(path)} {leads} a file that {system} generates from the system's "
                 "configuration",
                 f"Write it there{setting}, as {_PAGE} shows",
             )
@@ -122,6 +122,6 @@ def check_writable(path: str) -> None:
     if os.statvfs(folder).f_flag & os.ST_RDONLY:
         raise EngineError(
             f"{printable(path)} is on a filesystem that is mounted read-only",
-            "Copy it to where it can be written, have the engine's unit name that copy, and name "
-            f"it with --config, or a writable copy of the system with --prefix ({_PAGE})",
+            "Copy it to a writable place, name the copy in the engine's unit and with --config, "
+            f"or name a writable copy of the system with --prefix ({_PAGE})",
         )

@@ -12,7 +12,7 @@ from gpuhook.ground.errors import EngineError
 from gpuhook.start.cdi.versions import order
 
 UTF8, UTF16, UTF32 = "UTF-8", "UTF-16", "UTF-32"
-# The longer ones first: that of UTF-16 begins one of UTF-32's.
+# The longer ones first: the mark of UTF-16 is a prefix of one of UTF-32.
 _MARKS = {
     codecs.BOM_UTF32_LE: (UTF32, "utf-32-le"),
     codecs.BOM_UTF32_BE: (UTF32, "utf-32-be"),
@@ -21,7 +21,7 @@ _MARKS = {
     codecs.BOM_UTF16_BE: (UTF16, "utf-16-be"),
 }
 _NONE = ("", "utf-8")
-# Engine -> encoding -> (from which version, before which one) it reads a file with that mark.
+# Engine -> encoding -> (first version, version after the last) that reads a file with that mark.
 _ALWAYS, _FROM_THEN_ON = "0", "9999"
 _READS = {
     "docker": {UTF8: ("23.0", _FROM_THEN_ON), UTF16: ("23.0", _FROM_THEN_ON)},
@@ -33,26 +33,26 @@ _TITLES = {"docker": "Docker", "crio": "CRI-O"}
 
 
 def mark_of(data: bytes | None) -> bytes:
-    """Return the byte order mark that a file begins with, b"" where it has none."""
+    """Return a file's byte order mark, b"" if it has none."""
     return next((mark for mark in _MARKS if (data or b"").startswith(mark)), b"")
 
 
 def decoded(data: bytes) -> str:
-    """Return the text of a file without its mark; UnicodeDecodeError if it is none."""
+    """Return the text of a file without its mark; UnicodeDecodeError if it isn't text."""
     mark = mark_of(data)
     return data[len(mark) :].decode(_MARKS.get(mark, _NONE)[1])
 
 
 def encoded(text: str, like: bytes | None) -> bytes:
-    """Return a text in the encoding of an existing file, with the mark of that one."""
+    """Return a text in the encoding of an existing file, with that file's mark."""
     mark = mark_of(like)
     return mark + text.encode(_MARKS.get(mark, _NONE)[1])
 
 
 def problem(engine: str, data: bytes | None, version: Callable[[], str | None]) -> str:
-    """Return why an engine doesn't read a file because of its mark, "" where it may read it.
+    """Return the reason why an engine can't read a file with its mark, "" if it may read it.
 
-    ``version`` is asked for only if there is a mark; None is for one that isn't known.
+    ``version`` is called only if there is a mark; it returns None if the version is unknown.
     """
     name = _MARKS.get(mark_of(data), _NONE)[0]
     if not name:
@@ -60,21 +60,21 @@ def problem(engine: str, data: bytes | None, version: Callable[[], str | None]) 
     title = _TITLES.get(engine, engine)
     span = _READS[engine].get(name)
     if span is None:
-        return f"begins with a byte order mark of {name}, which {title} doesn't read"
+        return f"starts with a byte order mark of {name}, which {title} doesn't read"
     found = version()
     if found is None or order(span[0]) <= order(found) < order(span[1]):
         return ""
     when = f"from {span[0]} on" if span[0] != _ALWAYS else f"only before {span[1]}"
-    said = f"begins with a byte order mark of {name}, which {title} reads {when}"
+    said = f"starts with a byte order mark of {name}, which {title} reads {when}"
     return f"{said}, and this is {found}"
 
 
 def check(engine: str, path: str, data: bytes | None, version: Callable[[], str | None]) -> None:
-    """Raise EngineError for a file that an engine doesn't read because of its mark."""
+    """Raise EngineError for a file that an engine can't read because of its mark."""
     why = problem(engine, data, version)
     if why:
         raise EngineError(
             f"{path} {why}",
             "Save it as UTF-8 without a byte order mark, and run this again; "
-            "the file was left as it is",
+            "the file was not changed",
         )

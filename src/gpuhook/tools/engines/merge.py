@@ -1,7 +1,7 @@
-"""Compare configuration documents as plain values: what to edit, and what of it is ours.
+"""Comparison of parsed configurations: the edits to make, and the parts that are ours.
 
-A document is nested dicts with string keys, as JSON and TOML give them. A path is the tuple
-of keys that leads to a value.
+A document is a nested dict with string keys, as parsed from JSON or TOML. A path is the tuple of
+keys of a value.
 """
 
 import copy
@@ -15,7 +15,7 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Step:
-    """One edit: give ``path`` the ``value``, or take it out where ``remove`` is true."""
+    """One edit: set ``path`` to ``value``, or remove it if ``remove`` is true."""
 
     path: Path
     value: Any = None
@@ -36,12 +36,12 @@ def steps(current: Document, wanted: Document, prefix: Path = ()) -> Iterator[St
 
 
 def _same(one: object, other: object) -> bool:
-    """Compare as JSON and TOML do, where true isn't 1 and 1 isn't 1.0."""
+    """Compare values as in JSON and TOML, where true isn't 1 and 1 isn't 1.0."""
     return type(one) is type(other) and one == other
 
 
 def get(document: Document, path: Path) -> Any:
-    """Return the value at a path, None where there is none."""
+    """Return the value at a path, None if there is none."""
     node: Any = document
     for key in path:
         node = node.get(key) if isinstance(node, dict) else None
@@ -51,10 +51,10 @@ def get(document: Document, path: Path) -> Any:
 def without_ours(
     current: Document, original: Document, written: Document, owned: Iterable[Path]
 ) -> Document:
-    """Return ``current`` without what turned ``original`` into ``written``.
+    """Return ``current`` without the changes that turned ``original`` into ``written``.
 
-    What somebody changed since then stays as they made it, except below the paths in
-    ``owned``, where everything becomes as it was.
+    Later changes by others are kept, except below the paths in ``owned``, where the original
+    values are restored.
     """
     result = copy.deepcopy(current)
     _take_back(result, original, written)
@@ -62,7 +62,7 @@ def without_ours(
 
 
 def restored(document: Document, original: Document, paths: Iterable[Path]) -> Document:
-    """Return a document with everything at the paths as it was in ``original``."""
+    """Return a document with the values at the paths restored from ``original``."""
     result = copy.deepcopy(document)
     for path in paths:
         _restore(result, original, path)
@@ -70,7 +70,7 @@ def restored(document: Document, original: Document, paths: Iterable[Path]) -> D
 
 
 def beside(ours: Document, others: Document) -> Document:
-    """Return our document with what only others have; our values count, and lists are joined."""
+    """Return the union of both documents; our values take precedence, and lists are joined."""
     result = {**copy.deepcopy(others), **ours}
     for key in ours.keys() & others.keys():
         mine, theirs = ours[key], others[key]
@@ -108,7 +108,7 @@ def _put_back(node: Document, key: str, original: Document) -> None:
 
 
 def _restore(result: Document, original: Document, path: Path) -> None:
-    """Make everything at ``path`` as it was, and leave no empty parents that weren't there."""
+    """Restore the value at ``path``, and remove empty parents that didn't exist before."""
     parents = [result]
     for key in path[:-1]:
         child = parents[-1].get(key)

@@ -1,6 +1,6 @@
-"""systemd-nspawn: a machine's .nspawn file, and the devices that its unit may open.
+"""systemd-nspawn: a machine's .nspawn file, and the devices allowed for its unit.
 
-Which lines these are is made of a plan (``tools.apply.machines``), and comes with the Ask.
+``tools.apply.machines`` generates the lines from a plan; the Ask contains them.
 Sources: systemd.nspawn(5), systemd.resource-control(5).
 """
 
@@ -9,7 +9,7 @@ from gpuhook.tools.engines.ask import Answer, Ask, Engine
 from gpuhook.tools.engines.files import read_text
 from gpuhook.tools.engines.store import Target
 
-_AFTERWARDS = "Have systemd read the units, and start the machine again: systemctl daemon-reload"
+_AFTERWARDS = "Reload systemd's units, and restart the machine: systemctl daemon-reload"
 
 
 class Nspawn(Engine):
@@ -19,7 +19,7 @@ class Nspawn(Engine):
     has_runtimes = False
 
     def install(self, ask: Ask) -> Answer:
-        """Return the machine's files with our block at their end."""
+        """Return the machine's files with our block at the end."""
         paths = [ask.system(path) for path, _ in ask.units]
         targets = []
         for path, (_, block) in zip(paths, ask.units, strict=True):
@@ -30,7 +30,7 @@ class Nspawn(Engine):
         return Answer(tuple(targets), (_AFTERWARDS,) if targets else ())
 
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
-        """Return nothing: a machine starts without devices, too."""
+        """Return nothing: a machine can also start without devices."""
         del names, ask
         return []
 
@@ -39,5 +39,5 @@ class Nspawn(Engine):
         return bool(ask.units)
 
     def afterwards(self, config: str = "") -> str:  # noqa: ARG002
-        """Return what makes systemd see that the lines are gone."""
+        """Return the step that makes systemd drop the removed lines."""
         return "systemctl daemon-reload"

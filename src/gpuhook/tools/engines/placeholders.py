@@ -1,6 +1,7 @@
-"""Placeholders in an engine's file, of which another program makes the one that is read.
+"""Detection of placeholders in a file that is a template of an engine's configuration.
 
-What is copied from such a file into another one would keep them for ever. Comments don't count.
+Settings copied from a template into another file would keep their placeholders. Comments are
+ignored.
 """
 
 import re
@@ -21,7 +22,7 @@ _FORMS = re.compile(
     """,
     re.VERBOSE,
 )
-# What a # may be in without beginning a comment, and comments.
+# Strings, in which a # starts no comment, and comments.
 _PARTS = re.compile(
     r"\{\{[^\n]*?\}\}|'''.*?'''|\"\"\".*?\"\"\"|'[^'\n]*'|\"(?:\\.|[^\"\\\n])*\"|#[^\n]*",
     re.DOTALL,
@@ -29,19 +30,19 @@ _PARTS = re.compile(
 
 
 def find(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, placeholder) of each one in TOML or JSON."""
+    """Yield (line, placeholder) for each placeholder in TOML or JSON."""
     plain = _PARTS.sub(lambda found: "" if found[0][0] == "#" else found[0], text)
     for found in _FORMS.finditer(plain):
         yield plain.count("\n", 0, found.start()) + 1, found[0]
 
 
 def check(engine: str, path: str, text: str, own: Container[str] = ()) -> None:
-    """Raise EngineError for a file with placeholders; ``own`` are some that the engine replaces."""
+    """Raise EngineError for a file with placeholders, except ``own``, which the engine replaces."""
     for line, found in find(text):
         if found not in own:
             raise EngineError(
-                f"{path}, line {line}, has the placeholder {shown(found)}: another program makes "
-                f"of it the file that {engine} reads",
+                f"{path}, line {line}, has the placeholder {shown(found)}: it is the template of "
+                f"the file that {engine} reads",
                 f"Name that file with --config; or write {found[0]} as \\u{ord(found[0]):04x} "
-                "where this is no placeholder",
+                "if this isn't a placeholder",
             )

@@ -1,4 +1,4 @@
-"""podman: a runtime in containers.conf.d, or a hook in the hooks-dir and no runtime at all.
+"""podman: a runtime in containers.conf.d, or only a hook in the hooks-dir.
 
 Sources: containers.conf(5), "engine.runtimes"; oci-hooks(5), schema 1.0.0.
 """
@@ -38,20 +38,19 @@ _HOOK_FOLDERS = (
     ["/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"],
 )
 _LIST_S = 20
-_OWN_TEMPLATE = re.compile(r"\{\{ ?\.")  # podman's own, as for tags of logs
-# All of a hook file is ours: half of one would stop every container.
+_OWN_TEMPLATE = re.compile(r"\{\{ ?\.")  # podman's own placeholders, such as for log tags
 HOOK_KEYS = (("version",), ("hook",), ("when",), ("stages",))
 
 
 class Podman(Engine):
-    """podman, rootful or rootless; it has no daemon and reads its files every time."""
+    """podman, rootful or rootless; it has no daemon and reads its files at every command."""
 
     name = "podman"
 
     def install(self, ask: Ask) -> Answer:
-        """Register the runtimes, and where asked the hook for all containers.
+        """Register the runtimes, and if requested the hook for all containers.
 
-        What earlier installations have written stays: runtimes, the default, the hook.
+        The runtimes, the default and the hook of earlier installations are kept.
         """
         path = _drop_in(ask)
         marks.check(self.name, path, read(path), lambda: installed.version(self.name, ask.prefix))
@@ -87,7 +86,7 @@ class Podman(Engine):
         return []
 
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
-        """Return the containers that were made for one of the runtimes."""
+        """Return the containers created for one of the runtimes."""
         podman = shutil.which("podman")
         if podman is None or ask.prefix:
             return []
@@ -97,12 +96,12 @@ class Podman(Engine):
         return [item["Name"] for item in details if item.get("OCIRuntime") in names]
 
     def is_present(self, ask: Ask) -> bool:
-        """Tell whether podman is here."""
+        """Tell whether podman is installed."""
         del ask
         return bool(shutil.which("podman"))
 
     def is_users(self, ask: Ask) -> bool:
-        """Return True: every user may start podman."""
+        """Return True: every user can run podman."""
         del ask
         return True
 
@@ -126,7 +125,7 @@ def _drop_in(ask: Ask) -> str:
 
 
 def _registered(drop_in: str) -> tuple[dict[str, str], str | None]:
-    """Return our runtimes' programs by name, and the default runtime, as our file has them."""
+    """Return our runtimes' programs by name, and the default runtime, from our file."""
     engine = toml_text.parse(read_text(drop_in) or "", drop_in).get("engine")
     engine = engine if isinstance(engine, dict) else {}
     runtimes = engine.get("runtimes")
@@ -140,10 +139,10 @@ def _registered(drop_in: str) -> tuple[dict[str, str], str | None]:
 
 
 def _hook_targets(ask: Ask, config: str, moved: Mapping[str, str]) -> list[Target]:
-    """Return the hook file as asked, or as an earlier installation wrote it, if there is any.
+    """Return the requested hook file, or that of an earlier installation, if there is any.
 
-    One of ours that stands in another stage's place goes. ``moved`` are programs of ours and where
-    they are now: the hook beside one moved with it.
+    Our hook file of another stage is removed. ``moved`` maps old to new paths of our programs:
+    a hook next to a moved program has moved with it.
     """
     places = {stage: _configured(path, ask) for stage, path in _HOOKS.items()}
     there = {path: hook for path in places.values() if (hook := _read_hook(path))[1]}
@@ -164,9 +163,9 @@ def _hook_targets(ask: Ask, config: str, moved: Mapping[str, str]) -> list[Targe
 
 
 def _read_hook(path: str) -> tuple[str, str, str | None]:
-    """Return program, stage and configuration file of our hook file; no stage where there is none.
+    """Return program, stage and configuration file of our hook file; no stage if there is none.
 
-    It has the words that ``hook_document`` gives it.
+    Its format is that of ``hook_document``.
     """
     document = read_json(path)
     program = get(document, ("hook", "path"))
@@ -179,7 +178,7 @@ def _read_hook(path: str) -> tuple[str, str, str | None]:
 
 
 def _sources(drop_in: str, ask: Ask) -> dict[str, Document]:
-    """Return what each of the other files says about the engine, in podman's order."""
+    """Return the engine settings of the other files, in podman's order."""
     folders = [ask.system("/etc/containers/containers.conf.d")]
     if ask.rootless:
         folders.append(ask.user("containers/containers.conf.d"))
@@ -203,7 +202,7 @@ def _sources(drop_in: str, ask: Ask) -> dict[str, Document]:
 def _extended(
     sources: Iterable[Document], setting: tuple[str, list[str]], more: tuple[str, ...]
 ) -> list[str]:
-    """Return a list setting as it is in force without our file, and ``more``."""
+    """Return a list setting in effect without our file, extended by ``more``."""
     key, found = setting
     for engine in sources:
         if isinstance(engine.get(key), list):
@@ -212,9 +211,9 @@ def _extended(
 
 
 def hook_document(hook: str, stage: str, gpuhook_config: str | None) -> str:
-    """Return a hook file that has all containers call ``hook`` at a stage.
+    """Return a hook file that calls ``hook`` in all containers at a stage.
 
-    The hook does nothing to a container that asks for no GPU.
+    The hook doesn't change a container that requests no GPU.
     """
     options = ["--config", gpuhook_config] if gpuhook_config else []
     document: Document = {

@@ -1,19 +1,19 @@
-"""A folder that stands for / (``--prefix``): whoever made it decides nothing outside of it.
+"""Confinement of paths to a folder used as / (``--prefix``), whose content isn't trusted.
 
-That may be an unpacked image. Its links and ``..`` mean paths of the system that it is, while what
-reads and writes here follows them from this machine's / . So links are followed that mean the same
-for both, and all others are refused. "" and "/" stand for this machine, whose links are root's own.
+The folder may be an unpacked image. Its links and ``..`` are meant from its own / , while reads
+and writes here resolve them from the host's / . So only links that mean the same in both cases
+are followed, and all others are refused. "" and "/" mean the host, whose links root controls.
 """
 
 import os
 
 from gpuhook.ground.errors import EngineError, printable
 
-_LINKS = 40  # on the way to a file, as in the kernel (path_resolution(7))
+_LINKS = 40  # most links in a path, as in the kernel (path_resolution(7))
 
 
 def below(prefix: str, path: str) -> str:
-    """Return a path of the system below a prefix; EngineError where it leads out of there."""
+    """Return a system path below a prefix; EngineError if it leads out of the prefix."""
     root = prefix.rstrip("/")
     if root and not is_plain(path):  # protects: prefix-plain
         raise _not_plain(path, prefix)
@@ -21,9 +21,9 @@ def below(prefix: str, path: str) -> str:
 
 
 def checked(prefix: str, path: str) -> str:
-    """Return a path; EngineError where it is below a prefix and leads out of there.
+    """Return a path; EngineError if it is below a prefix and leads out of it.
 
-    With a prefix, no path has "..", or begins elsewhere than at /. What doesn't exist is no link.
+    With a prefix, a path must start at / and have no "..". A missing file is no link.
     """
     root = prefix.rstrip("/")
     if not root:
@@ -52,7 +52,7 @@ def checked(prefix: str, path: str) -> str:
 
 
 def is_plain(path: object) -> bool:
-    """Tell whether a value is a path from / on without "..", which means one place alone."""
+    """Tell whether a value is an absolute path without "..", which is unambiguous."""
     return (
         isinstance(path, str)
         and path.startswith("/")
@@ -62,30 +62,30 @@ def is_plain(path: object) -> bool:
 
 
 def came_with(prefix: str, state: str) -> bool:
-    """Tell whether a state folder is below a prefix, and may have come with what is there.
+    """Tell whether a state folder is below a prefix, so its content isn't trusted.
 
-    Nothing that it says then chooses what is run or believed on this machine.
+    Its content must not select programs to run or files to trust on this host.
     """
     root = os.path.realpath(prefix) if prefix.rstrip("/") else ""
     return bool(root) and os.path.realpath(state).startswith(f"{root}/")
 
 
 def check_kept(prefix: str, state: str, path: str) -> None:
-    """Raise EngineError where a state folder below a prefix names a path that isn't.
+    """Raise EngineError if a state folder below a prefix names a path outside of it.
 
-    It may have come with what is below the prefix, and root would write or remove that path.
+    The state folder may be part of an untrusted image, and root would write or remove that path.
     """
     root = prefix.rstrip("/")
     if came_with(prefix, state) and not path.startswith(f"{root}/"):  # protects: prefix-records
         raise EngineError(
-            f"{printable(path)} isn't below {prefix}, as all has to be that {state} remembers",
-            f"Remember it elsewhere with --state-dir, or remove {state} if it came with {prefix}",
+            f"{printable(path)}, recorded in {state}, isn't below {prefix}",
+            f"Name another folder with --state-dir, or remove {state} if it came with {prefix}",
         )
     checked(prefix, path)
 
 
 def check_state(prefix: str, state: str) -> None:
-    """Raise EngineError where a link in a state folder below a prefix leads out of there."""
+    """Raise EngineError if a link in a state folder below a prefix leads out of the prefix."""
     checked(prefix, state)
     for folder, folders, files in os.walk(state) if prefix.rstrip("/") else ():
         for name in (*folders, *files):
@@ -93,20 +93,20 @@ def check_state(prefix: str, state: str) -> None:
 
 
 def _names(path: str) -> list[str]:
-    """Return a path's names, the last one first."""
+    """Return a path's components, the last one first."""
     return [name for name in reversed(path.split("/")) if name not in ("", ".")]
 
 
 def _not_plain(path: str, prefix: str) -> EngineError:
     return EngineError(
-        f"{printable(path)} leads nobody knows where below {prefix}, which stands for /",
-        'Write it there as a path from / on, without ".."',
+        f"{printable(path)} is ambiguous below {prefix}, which is used as /",
+        'Write it as an absolute path without ".."',
     )
 
 
 def _leads_out(path: str, at: str, prefix: str) -> EngineError:
-    link = f"by the link {printable(at)} " if os.path.islink(at) else ""
+    link = f"through the link {printable(at)} " if os.path.islink(at) else ""
     return EngineError(
-        f"{printable(path)} leads {link}out of {prefix}, which stands for /",
-        "Make the link a relative one that stays in there, or name the file's own place",
+        f"{printable(path)} leads {link}out of {prefix}, which is used as /",
+        "Make the link relative and keep it inside the folder, or name the file itself",
     )

@@ -1,8 +1,8 @@
-"""Sarus: a hook file in the ``hooksDir`` of sarus.json, which Sarus puts into each bundle.
+"""Sarus: a hook file in the ``hooksDir`` of sarus.json, which Sarus adds to each bundle.
 
-Sarus takes no hook that others than root could change, nor one in a folder that they could: then no
-container starts at all, so it is refused here. Sources: Sarus' pages "Configuring Sarus for OCI
-hooks" and "Security related".
+Sarus refuses every container if a user other than root can change a hook or its folder, so such
+an installation is refused here. Sources: Sarus' pages "Configuring Sarus for OCI hooks" and
+"Security related".
 """
 
 import os
@@ -16,24 +16,24 @@ from gpuhook.tools.engines.podman import HOOK_KEYS, hook_document
 from gpuhook.tools.engines.store import Target
 
 HOOK = "50-gpuhook.json"
-_STAGE = "prestart"  # at which Sarus has NVIDIA's hook called, too
+_STAGE = "prestart"  # the stage of NVIDIA's hook in Sarus, too
 _PLACES = ("/opt/sarus/default/etc/sarus.json", "/etc/sarus/sarus.json")
 _KEY = "hooksDir"
 
 
 class Sarus(Engine):
-    """Sarus, root's alone; it has no daemon."""
+    """Sarus, configured only by root; it has no daemon."""
 
     name = "sarus"
     has_runtimes = False
 
     def install(self, ask: Ask) -> Answer:
-        """Return the hook file; EngineError where Sarus would take no container with it."""
+        """Return the hook file; EngineError if Sarus would refuse containers because of it."""
         config = ask.config or next(iter(_found(ask)), ask.system(_PLACES[0]))
         folder = read_json(config).get(_KEY)
         if not isinstance(folder, str) or not os.path.isabs(folder):
             raise EngineError(
-                f"{shown(config)} names no folder of hooks ({_KEY})",
+                f"{shown(config)} has no folder of hooks ({_KEY})",
                 f"Name Sarus' configuration with --config, and set {_KEY} in it",
             )
         path = ask.system(os.path.join(folder, HOOK))
@@ -45,12 +45,12 @@ class Sarus(Engine):
         return Answer((target,))
 
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
-        """Return nothing: a container of Sarus lives as long as its command."""
+        """Return nothing: a Sarus container ends with its command."""
         del names, ask
         return []
 
     def is_present(self, ask: Ask) -> bool:
-        """Tell whether Sarus is where its installation puts it."""
+        """Tell whether Sarus is in its installation folder."""
         return bool(_found(ask))
 
 
@@ -59,9 +59,9 @@ def _found(ask: Ask) -> list[str]:
 
 
 def _check(path: str, prefix: str) -> None:
-    """Raise EngineError for what others than root may change, on the way there too.
+    """Raise EngineError if a user other than root can change a path or a parent folder.
 
-    A sticky folder is no exception for Sarus. Below a prefix only what is there counts.
+    Sarus makes no exception for sticky folders. With a prefix only the part below it is checked.
     """
     if prefix and not path.startswith(f"{prefix}/"):
         return
@@ -71,13 +71,13 @@ def _check(path: str, prefix: str) -> None:
             found = os.stat(path)
         except OSError as error:
             raise EngineError(
-                f"{path} can't be looked at: {error.strerror}", "Make the folder of hooks first"
+                f"{path} can't be looked at: {error.strerror}", "Create the folder of hooks first"
             ) from None
         # protects: saruss-owners
         if found.st_uid != 0 or stat.S_IMODE(found.st_mode) & 0o022:
             raise EngineError(
-                f"Others than root may change {path}, and Sarus would refuse every container",
-                f"Have it be root's alone: chown root {path}; chmod go-w {path}",
+                f"Users other than root can change {path}, so Sarus would refuse every container",
+                f"Restrict it to root: chown root {path}; chmod go-w {path}",
             )
         if path in (end, "/"):
             return

@@ -1,16 +1,16 @@
-"""What gpuhook changed in the engines' files, kept so that it can be taken back exactly.
+"""Records of gpuhook's changes to engines' files, so that they can be removed exactly.
 
-For every file there is one folder below the state folder, named after the file's path:
+The state folder has one folder per changed file, named after the file's path:
 
-    record.json   whose file it is, and what we own in it
+    record.json   the file's engine, and the settings that are ours
     original      the file before the first change (absent: there was no file)
     written       the file as we last wrote it
-    replaced      the file as it was before that, while it is written
+    replaced      the previous content, during a write
 
-The record is written before the engine's file and goes after that is as it was, so that a crash
-loses nothing; record.json is the last of it to be written and the first to go, so a folder without
-one is what a crash let lie, and says nothing. Nobody else may look into that folder (``lock``): the
-files of engines may hold passwords.
+The record is written before the engine's file and removed after the file is restored, so a crash
+loses nothing. record.json is written last and removed first, so a folder without it is a crash's
+remains and is ignored. Other users have no access to the folder (``lock``): engines' files may
+contain passwords.
 """
 
 import contextlib
@@ -55,17 +55,17 @@ _VERSION = "version"
 _WHOLE = "whole"
 _PATIENCE = 20.0  # seconds; an installation takes less than one
 # protects: kept-mode
-_MODE = 0o600  # whatever the engine's file has: its owner reads that one
+_MODE = 0o600  # independent of the mode of the engine's file, which its owner can read
 
 
 class Syntax(Protocol):
-    """A way to write a configuration, with an editor that keeps what it doesn't change."""
+    """A configuration syntax, with an editor that keeps the rest of the text."""
 
     def parse(self, text: str, path: str, /) -> Document:
-        """Return the document that a text says."""
+        """Return the parsed document."""
 
     def edited(self, text: str, wanted: Document, path: str, /) -> str:
-        """Return the text changed so that it says another document."""
+        """Return the text edited to contain the wanted document."""
 
 
 _SYNTAXES: dict[str, Syntax] = {
@@ -78,17 +78,16 @@ _SYNTAXES: dict[str, Syntax] = {
 
 @dataclass(frozen=True)
 class Target:
-    """A file as an engine wants it.
+    """The wanted state of an engine's file.
 
     ``syntax`` is json or toml, unit for systemd, whole for a script. ``owned`` are the paths in
-    the document that are ours whatever stands there, ``released`` those that were and become what
-    they are without us. ``ours`` is true for a file that holds nothing but what we write and goes
-    with it; ``usual`` is where such a file of that engine usually is. ``config`` is the engine's
-    main configuration file. ``gone`` is true for a file that is to be as it is without us,
-    whatever its ``text``.
-    ``foreign`` are paths that are somebody else's now, even if they were ours before.
-    ``sources`` are files whose settings the text repeats: who may not read one of those may not
-    read this one. ``mode`` is what the file is to have, None for what it has.
+    the document that are always ours, ``released`` those that were ours and are restored.
+    ``ours`` is true for a file with only our content, which is removed with it; ``usual`` is the
+    usual path of that engine's file of this kind. ``config`` is the engine's main configuration
+    file. ``gone`` is true for a file to restore, whatever its ``text``. ``foreign`` are paths that
+    belong to others now, even if they were ours. ``sources`` are files whose settings the text
+    repeats: a user without access to one of them gets no access to this file. ``mode`` is the
+    file's mode, None to keep it.
     """
 
     engine: str
@@ -108,7 +107,7 @@ class Target:
 
 @dataclass
 class Record:
-    """What is remembered of one changed file; earlier versions noted ``folders`` made for it."""
+    """The record of a changed file; earlier versions stored the ``folders`` created for it."""
 
     engine: str
     path: str
@@ -119,7 +118,7 @@ class Record:
 
 
 class Store:
-    """The records below one state folder, of files below ``root`` where that stands for / ."""
+    """The records below one state folder, of files below ``root`` if that is used as / ."""
 
     def __init__(self, folder: str, root: str = "") -> None:
         self.folder = os.path.join(folder, "engines")
@@ -128,9 +127,9 @@ class Store:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep others from changing the engines' files meanwhile.
+        """Lock the engines' files against other gpuhook processes.
 
-        EngineError if somebody else does so for longer than a few seconds.
+        EngineError if another process holds the lock for longer than a few seconds.
         """
         state = os.path.dirname(self.folder)
         above = missing_folders(os.path.dirname(state))
@@ -147,7 +146,7 @@ class Store:
             remove_folders(above)
 
     def _clean(self) -> None:
-        """Remove what a crash left, and close what earlier versions left open."""
+        """Remove a crash's remains, and restrict access that earlier versions allowed."""
         for name in os.listdir(self.folder):
             place = os.path.join(self.folder, name)
             if os.path.isdir(place) and not _is_whole(place):
@@ -157,7 +156,7 @@ class Store:
                     os.chmod(f"{place}/{file}", _MODE)
 
     def records(self) -> list[Record]:
-        """Return all records, by path."""
+        """Return all records, sorted by path."""
         try:
             names = sorted(os.listdir(self.folder))
         except FileNotFoundError:
@@ -190,15 +189,15 @@ class Store:
         return os.path.join(self.folder, urllib.parse.quote(path, safe=""))
 
     def plan(self, target: Target) -> Change:
-        """Return what ``apply`` would change; EngineError if it would replace another's file."""
+        """Return the change of ``apply``; EngineError if it would replace a foreign file."""
         prefix.check_kept(self._prefix, self.folder, target.path)
         host_files.check_way(target.path)
         old = read(target.path)
         if old is None and os.path.islink(target.path):  # protects: dead-links
             leads = printable(os.readlink(target.path))
             raise EngineError(
-                f"{target.path} is a link to {leads}, which isn't there",
-                "Make that file, or remove the link, and run this again",
+                f"{target.path} is a link to {leads}, which doesn't exist",
+                "Create that file, or remove the link, and run this again",
             )
         if target.ours and old is not None and not _is_whole(self._place(target.path)):
             _check_ours(target, old)
@@ -210,7 +209,7 @@ class Store:
         return Change(target.path, old, new, mode, self._aside(target, old, new))
 
     def _wanted(self, target: Target, current: bytes | None) -> bytes | None:
-        """Return a file's wanted content; None where it is to go."""
+        """Return a file's wanted content, None to remove it."""
         is_known = _is_whole(self._place(target.path))
         if not (target.ours or (is_known and (target.gone or target.released))):
             return None if target.gone else marks.encoded(target.text, current)
@@ -220,33 +219,33 @@ class Store:
         text, syntax, path = target.text, _SYNTAXES[target.syntax], target.path
         original = syntax.parse(decode(before or b"", path), path)
         wanted = restored(syntax.parse(text, path), original, target.released)
-        if target.ours and before is not None:  # somebody has written more into it
+        if target.ours and before is not None:  # others have added to it
             text, wanted = decode(current or b"", path), beside(wanted, original)
         like = current if before is not None else None
         return marks.encoded(syntax.edited(text, wanted, path), like)
 
     def _others(self, target: Target, current: bytes | None) -> bytes | None:
-        """Return a file without what is ours, None where nothing else was in it.
+        """Return a file without our content, None if nothing else is in it.
 
-        One of ours that nothing is remembered of may hold what others wrote, too.
+        A file of ours without a record may also have content of others.
         """
         if _is_whole(self._place(target.path)):
             return self._rebased(self._record_of(target), current)
         if not target.ours:
             return None if target.syntax == _WHOLE and has_header(current) else current
-        if target.syntax == "json":  # a hook, of which nobody wants a part
+        if target.syntax == "json":  # a hook file, which is useless in part
             return None
         record = Record(target.engine, target.path, target.syntax, target.config, [*target.owned])
         return _separate(record, current, None, target.text.encode("utf-8"))
 
     def _record_of(self, target: Target) -> Record:
-        """Return what is remembered of a target's file, without what is somebody else's now."""
+        """Return the record of a target's file, without paths that belong to others now."""
         record = self._load(self._place(target.path))
         record.owned = [path for path in record.owned if path not in target.foreign]
         return record
 
     def apply(self, target: Target) -> Change:
-        """Bring a file into the wanted state and remember how it was."""
+        """Bring a file into the wanted state and record its original."""
         change = self.plan(target)
         place = self._place(target.path)
         known = _is_whole(place)
@@ -261,7 +260,7 @@ class Store:
             record = Record(target.engine, target.path, target.syntax, target.config)
         record.owned = list(dict.fromkeys([*record.owned, *target.owned]))
         try:
-            # What is put aside is nobody's but who edited it, also after a crash before that.
+            # The edited copy is not ours, also after a crash before this step.
             replaced = None if change.aside else change.old
             self._save(place, record, original, change.new, replaced)
             self.made.expect(os.path.dirname(change.path))
@@ -278,13 +277,13 @@ class Store:
         return change
 
     def _texts(self, path: str) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Return what is kept of a file, in the order of ``_TEXTS``."""
+        """Return the saved texts of a file, in the order of ``_TEXTS``."""
         place = self._place(path)
         original, replaced, written = (read(f"{place}/{name}") for name in _TEXTS)
         return original, replaced, written
 
     def _aside(self, what: Target | Record, current: bytes | None, new: bytes | None) -> str:
-        """Return where the text of a file that is ours as a whole goes if somebody edited it."""
+        """Return the path for a copy of a file of ours that others have edited, "" if unneeded."""
         if what.syntax != _WHOLE or current is None or current == new:
             return ""
         known = _is_whole(self._place(what.path))
@@ -294,13 +293,13 @@ class Store:
         return aside(what.path, current)
 
     def _rebased(self, record: Record, current: bytes | None) -> bytes | None:
-        """Return the original of a file as it is now: with what others changed, without ours."""
+        """Return the file's original updated with others' changes, without ours."""
         original, replaced, written = self._texts(record.path)
         if current is None or current in (original, replaced, written):
             return None if current is None else original
         if record.syntax == _WHOLE:
             return original if _is_edited(current, written) else current
-        if replaced is not None:  # a crash came before or after what was to be written
+        if replaced is not None:  # a crash happened before or after the write
             current = _separate(record, current, original, replaced)
         return _separate(record, current, original, written)
 
@@ -314,7 +313,7 @@ class Store:
     ) -> None:
         try:
             os.makedirs(place, exist_ok=True)
-            # In this order a crash between two of them leaves what fits together.
+            # In this order a crash between two writes leaves a consistent record.
             for name, data in zip(_TEXTS, (original, replaced, new), strict=True):
                 if data is not None:
                     host_files.replace(f"{place}/{name}", data, _MODE)
@@ -325,21 +324,21 @@ class Store:
             host_files.replace(f"{place}/{_RECORD}", data, _MODE)
         except OSError as error:
             raise EngineError(
-                f"What {record.path} was can't be saved in {place}: {error.strerror}",
+                f"The original of {record.path} can't be saved in {place}: {error.strerror}",
                 host_files.remedy(
                     error, "Run this as root, or name another folder with --state-dir"
                 ),
             ) from None
 
     def plan_removal(self, record: Record) -> Change:
-        """Return what ``take_back`` would change."""
+        """Return the change of ``take_back``."""
         host_files.check_way(record.path)
         current = read(record.path)
         new = self._rebased(record, current)
         return Change(record.path, current, new, aside=self._aside(record, current, new))
 
     def written(self, record: Record) -> Document:
-        """Return a file's document as we last wrote it."""
+        """Return the document that we last wrote to a file."""
         data = read(f"{self._place(record.path)}/written")
         return _SYNTAXES[record.syntax].parse(decode(data or b"", record.path), record.path)
 
@@ -351,7 +350,7 @@ class Store:
         return change
 
     def take_back(self, record: Record) -> Change:
-        """Undo everything that was done to a file, and forget it."""
+        """Remove all our changes to a file, and its record."""
         change = self.plan_removal(record)
         if change:
             change.commit()
@@ -364,40 +363,40 @@ class Store:
 
 
 def _check_types(record: Record) -> None:
-    """Raise TypeError for a record with a value that isn't of its field's type."""
+    """Raise TypeError for a record with a value of a wrong type."""
     texts: list[object] = [record.engine, record.path, record.syntax, record.config]
     if not isinstance(record.owned, list) or not isinstance(record.folders, list):
         raise TypeError("owned and folders have to be lists")
     for path in record.owned:
         texts += path if isinstance(path, list) else [None]
     if not all(isinstance(text, str) for text in [*texts, *record.folders]):
-        raise TypeError("it holds what is no text")
+        raise TypeError("it has a value that isn't a string")
     if record.syntax not in _SYNTAXES:
-        raise ValueError(f"{shown(record.syntax)} is no syntax of a file")
+        raise ValueError(f"{shown(record.syntax)} isn't a syntax of files")
 
 
 def _is_whole(place: str) -> bool:
-    """Tell whether a folder has a record, and not just parts of one."""
+    """Tell whether a folder has a complete record."""
     return os.path.lexists(f"{place}/{_RECORD}")
 
 
 def _check_ours(target: Target, old: bytes) -> None:
-    """Refuse to change a file that we don't remember and that doesn't look as if we wrote it."""
+    """Refuse to change a file that has no record and doesn't look like ours."""
     if old == target.text.encode("utf-8") or has_header(old):
         return
     if target.syntax == "json" and _is_our_hook(old):
         return
     elsewhere = f", such as {target.usual}," if target.usual not in ("", target.path) else ""
     raise EngineError(
-        f"{target.path} exists and is not gpuhook's",
-        f"Name a new file{elsewhere} or move it away; the file was left as it is",
+        f"{target.path} exists and is not a file of gpuhook",
+        f"Name a new file{elsewhere} or move it away; the file was not changed",
     )
 
 
 def _is_edited(current: bytes, written: bytes | None) -> bool:
-    """Tell whether a file is one of ours as a whole, and not what somebody put in its place.
+    """Tell whether a file of ours was edited, and not replaced by another file.
 
-    Ours say so in their first lines, where they can.
+    Our files have a header in their first lines, if the syntax allows it.
     """
     return has_header(current) or (written is not None and not has_header(written))
 
@@ -413,7 +412,7 @@ def _is_our_hook(data: bytes) -> bool:
 def _separate(
     record: Record, current: bytes | None, original: bytes | None, written: bytes | None
 ) -> bytes | None:
-    """Take only our own keys out of a file that somebody else has changed too."""
+    """Remove only our keys from a file that others have changed, too."""
     if current is None:
         return None
     syntax = _SYNTAXES[record.syntax]
@@ -424,7 +423,7 @@ def _separate(
     ours = parsed(written)
     wanted = without_ours(parsed(current), parsed(original), ours, record.owned)
     if wanted and _VERSION in ours and (_VERSION,) not in record.owned:
-        wanted.setdefault(_VERSION, ours[_VERSION])  # it says how to read the rest
+        wanted.setdefault(_VERSION, ours[_VERSION])  # needed to read the rest
     if not wanted and original is None:
         return None
     text = syntax.edited(decode(current, record.path), wanted, record.path)

@@ -1,8 +1,8 @@
-"""Docker Swarm: the devices of a node by name, in daemon.json's node-generic-resources.
+"""Docker Swarm: named devices of a node, in daemon.json's node-generic-resources.
 
-The scheduler gives a service whole names, no name to two tasks at once, and says which in the
-variable DOCKER_RESOURCE_<KIND> of the container. An entry is KIND=NAME, or KIND=NUMBER for what
-is only counted. Source: dockerd(8), "Node Generic Resources"; swarmkit, api/genericresource.
+The scheduler assigns names to a service, each name to one task at a time, and sets them in the
+container's variable DOCKER_RESOURCE_<KIND>. An entry is KIND=NAME, or KIND=NUMBER for counted
+resources. Source: dockerd(8), "Node Generic Resources"; swarmkit, api/genericresource.
 """
 
 from collections.abc import Iterable
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 KEY = "node-generic-resources"
 _VARIABLE = "DOCKER_RESOURCE_"
-_SHORTEST = 4  # characters that all names may have in common: GPU-
+_SHORTEST = 4  # length of the prefix that all names may share: GPU-
 
 
 @dataclass(frozen=True)
 class Resource:
-    """A device as a node is to offer it: its vendor's name here, and KIND=NAME."""
+    """A device that a node offers: its vendor's name in gpuhook, and KIND=NAME."""
 
     vendor: str
     kind: str
@@ -23,7 +23,7 @@ class Resource:
 
 
 class Node:
-    """What daemon.json says of a node (``entries``), held against the devices it has."""
+    """Comparison of a node's entries in daemon.json with its devices."""
 
     def __init__(self, entries: Iterable[str], devices: Iterable[Resource]) -> None:
         self.entries = list(dict.fromkeys(entries))
@@ -31,11 +31,11 @@ class Node:
         self._of = {entry: self._device(entry.partition("=")[2].strip()) for entry in self.entries}
 
     def merged(self) -> list[str]:
-        """Return the entries with one for each device.
+        """Return the entries, completed to one per device.
 
-        An entry of a device stays, whatever its kind: with two of them the scheduler would give
-        the device away twice. Entries of the devices' kinds that name something else, which isn't
-        here any more, go; all others stay.
+        An entry of a device is kept, whatever its kind: with two entries the scheduler would
+        assign the device twice. Entries of the devices' kinds for devices that no longer exist
+        are removed. All others are kept.
         """
         kinds = {device: self._kind(device) for device in self.devices}
         ours = set(kinds.values())
@@ -48,7 +48,7 @@ class Node:
         return found + [f"{kinds[device]}={device.name}" for device in missing]
 
     def variables(self) -> dict[str, list[str]]:
-        """Return the variables that say which devices a container has, and whose devices."""
+        """Return the variables that name a container's devices, with the devices' vendors."""
         found: dict[str, list[str]] = {}
         for entry, device in self._of.items():
             if device is not None:
@@ -57,7 +57,7 @@ class Node:
         return found
 
     def _device(self, name: str) -> Resource | None:
-        """Return the device that a name means: its own, or the beginning that it alone has."""
+        """Return the device with a name or a unique prefix."""
         begins = [each for each in self.devices if each.name.lower().startswith(name.lower())]
         exact = [each for each in begins if each.name == name]
         return (
@@ -65,7 +65,7 @@ class Node:
         )
 
     def _kind(self, device: Resource) -> str:
-        """Return the kind of a device without an entry: that of others of its sort, else ours."""
+        """Return the kind for a device without an entry: that of similar devices, else ours."""
         for entry, other in self._of.items():
             if other and (other.vendor, other.kind) == (device.vendor, device.kind):
                 return _kind(entry)

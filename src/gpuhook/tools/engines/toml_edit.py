@@ -1,4 +1,4 @@
-"""Changes of a TOML document's text that leave the rest of it as it is."""
+"""Edits of a TOML text that leave the rest unchanged."""
 
 import contextlib
 import re
@@ -12,7 +12,7 @@ from tomlkit.items import Array, InlineTable
 
 from gpuhook.tools.engines.merge import Document, Path, steps
 
-ERRORS = (TOMLKitError, TypeError, AttributeError)  # for what can't be changed alone
+ERRORS = (TOMLKitError, TypeError, AttributeError)  # raised for a part that can't be edited
 _VERSION_LINE = re.compile(r"^[ \t]*version[ \t]*=[^\n]*\n", re.MULTILINE)
 _TABLE_LINE = re.compile(r"^[ \t]*\[", re.MULTILINE)
 
@@ -27,7 +27,7 @@ def new(document: Document) -> str:
 
 
 def edited(text: str, before: Document, wanted: Document) -> str:
-    """Return ``text``, which says ``before``, changed step by step; one of ``ERRORS``."""
+    """Return ``text``, whose document is ``before``, edited step by step; one of ``ERRORS``."""
     for step in steps(before, wanted):
         text = _remove(text, step.path) if step.remove else _set(text, step.path, step.value)
     return text
@@ -45,7 +45,7 @@ def _set(text: str, path: Path, value: Any) -> str:
     old = node.get(path[-1])
     if isinstance(old, Array) and isinstance(value, list):
         _change_array(old, value)
-    if not isinstance(old, Array) or old.unwrap() != value:  # or the order is another
+    if not isinstance(old, Array) or old.unwrap() != value:  # or the order differs
         node[path[-1]] = value
     return tomlkit.dumps(document)
 
@@ -60,7 +60,7 @@ def _insert_line(text: str, key: str, value: Any) -> str:
 
 
 def _change_array(array: Array, wanted: list[Any]) -> None:
-    """Make an array say ``wanted``, keeping the comments and line breaks between the rest."""
+    """Set an array to ``wanted``, keeping comments and line breaks between the other elements."""
     for position in range(len(array) - 1, -1, -1):
         if array.unwrap()[position] not in wanted:
             del array[position]

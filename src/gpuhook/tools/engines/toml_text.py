@@ -1,7 +1,7 @@
-"""Edit a TOML file that a person keeps: comments, order and layout stay.
+"""Editor of hand-written TOML files that keeps comments, order and layout.
 
-The text is changed only where the document changes; it is parsed again afterwards and has
-to say exactly what was wanted.
+The text is changed only where the document changes. It is parsed again afterwards, and must
+contain exactly the wanted document.
 """
 
 import tomllib
@@ -11,13 +11,13 @@ from gpuhook.tools.engines.merge import Document
 
 
 def parse(text: str, path: str) -> Document:
-    """Return the document; EngineError if the text is no TOML."""
+    """Return the document; EngineError if the text isn't TOML."""
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise EngineError(
             f"{path} is not valid TOML: {error}",
-            "Correct it and run this again; the file was left as it is",
+            "Correct it and run this again; the file was not changed",
         ) from None
 
 
@@ -35,7 +35,7 @@ def plain(document: Document) -> str:
 
 
 def edited(text: str, wanted: Document, path: str) -> str:
-    """Return ``text`` changed so that it says ``wanted``."""
+    """Return ``text`` edited to contain ``wanted``."""
     before = parse(text, path)
     if before == wanted:
         return text
@@ -53,6 +53,5 @@ def edited(text: str, wanted: Document, path: str) -> str:
 def _refusal(path: str, why: str) -> EngineError:
     return EngineError(
         f"{path} can't be edited without changing other parts: {why}",
-        "Write each of its tables once, in one place, and run this again; "
-        "the file was left as it is",
+        "Write each of its tables once, in one place, and run this again; the file was not changed",
     )

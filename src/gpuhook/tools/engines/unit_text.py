@@ -1,6 +1,6 @@
-"""A block of ours at the end of a file of systemd's, all else of which is its owner's.
+"""Editor of our block at the end of a systemd file; the rest belongs to the file's owner.
 
-Sections may stand in such a file more than once, so ours brings its own.
+Sections may be repeated in such a file, so our block has its own.
 """
 
 from gpuhook.tools.engines.merge import Document
@@ -11,7 +11,7 @@ OTHERS, OURS = "others", "gpuhook"
 
 
 def parse(text: str, path: str) -> Document:
-    """Return the document: what is ours and what is others', each only where there is something."""
+    """Return the document: our part and the others' part, each omitted if empty."""
     del path
     before, begin, rest = text.partition(f"{_BEGIN}\n")
     block, end, after = rest.partition(f"{_END}\n")
@@ -22,7 +22,7 @@ def parse(text: str, path: str) -> Document:
 
 
 def edited(text: str, wanted: Document, path: str) -> str:
-    """Return the text that the document says."""
+    """Return the text of the document."""
     del text, path
     others, block = str(wanted.get(OTHERS, "")), str(wanted.get(OURS, ""))
     if not block:

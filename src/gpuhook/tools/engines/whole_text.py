@@ -1,4 +1,4 @@
-"""A file that is one person's or one program's as a whole, such as a script: nothing is merged."""
+"""Syntax of files that have a single owner, such as scripts: nothing is merged."""
 
 from gpuhook.tools.engines.merge import Document
 
@@ -6,12 +6,12 @@ KEY = "text"
 
 
 def parse(text: str, path: str) -> Document:
-    """Return the document, whose one member is the text; an empty file has none."""
+    """Return the document, whose only member is the text; none for an empty file."""
     del path
     return {KEY: text} if text else {}
 
 
 def edited(text: str, wanted: Document, path: str) -> str:
-    """Return the text that the document says."""
+    """Return the text of the document."""
     del text, path
     return str(wanted.get(KEY, ""))
