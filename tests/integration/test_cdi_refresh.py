@@ -294,7 +294,7 @@ def test_anothers_file_is_never_touched(site: Site) -> None:
     FOLDER.mkdir()
     DOCUMENT.write_bytes(theirs)
     done = site.install().failed()
-    assert f"{DOCUMENT} exists and isn't gpuhook's" in done.stderr
+    assert f"{DOCUMENT} exists and isn't a file of gpuhook" in done.stderr
     assert DOCUMENT.read_bytes() == theirs
     site.simulate("--fail=not-loaded")
     site.refresh().ok()
@@ -472,7 +472,7 @@ def test_a_document_for_an_old_engine(site: Site, programs: Programs) -> None:
     assert "additionalGids" in Path("/etc/cdi/nvidia.com-gpu.yaml").read_text()
     assert said == ""
     said = programs.install("podman", podman="podman version 4.9.3").ok().stderr
-    assert "podman 4.9.3 takes CDI documents up to version 0.6.0" in said
+    assert "podman 4.9.3 supports CDI specs up to version 0.6.0" in said
     assert "additionalGids" not in IN_RUN.read_text()
     assert 'cdiVersion: "0.5.0"' in IN_RUN.read_text()
     said = programs.install("podman", podman="podman version 4.1.1").ok().stderr

@@ -88,7 +88,7 @@ def test_a_gpu_that_is_gone_shifts_the_others(site: Site) -> None:
     found = site.findings()
     assert found["cdi-names"]["status"] == "failure"
     assert found["cdi-names"]["message"].endswith(f"'1' is GPU 0 ({uuids[1]})")
-    gone = f"this machine has no GPU '2', '{uuids[0]}' (any more)"
+    gone = f"this host doesn't have GPU '2', '{uuids[0]}' (any more)"
     assert found["cdi-gone-devices"]["message"].endswith(gone)
     assert "/dev/nvidia2 doesn't exist" in found["cdi-paths"]["message"]
 
@@ -99,7 +99,7 @@ def test_a_gpu_that_is_gone(site: Site) -> None:
     found = site.findings()
     assert "cdi-names" not in found
     assert found["cdi-gone-devices"]["status"] == "warning"
-    gone = f"this machine has no GPU '2', '{uuid}' (any more)"
+    gone = f"this host doesn't have GPU '2', '{uuid}' (any more)"
     assert found["cdi-gone-devices"]["message"].endswith(gone)
     assert "/dev/nvidia1 doesn't exist" in found["cdi-paths"]["message"]
 
@@ -108,7 +108,7 @@ def test_a_gpu_that_is_new(site: Site) -> None:
     site.install("--gpus=4", "--minors=2,0,1,3")
     found = site.findings()["cdi-new-devices"]
     assert found["status"] == "warning"
-    assert found["message"] == f"{site.document} is stale: GPU 3 of this machine isn't in it"
+    assert found["message"] == f"{site.document} is stale: GPU 3 of this host isn't in it"
 
 
 def test_a_driver_that_is_gone(site: Site) -> None:
@@ -133,7 +133,7 @@ def test_another_generators_numbers(site: Site) -> None:
     (site.document.parent / "nvidia.json").write_text(json.dumps(whole))
     found = site.findings()["cdi-numbers"]
     assert found["status"] == "warning"
-    assert f"{uvm} is {major + 1}:0, and is {major}:0 on this machine" in found["message"]
+    assert f"{uvm} is {major + 1}:0, and is {major}:0 on this host" in found["message"]
 
 
 def _second(site: Site) -> str:

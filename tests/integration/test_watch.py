@@ -200,7 +200,7 @@ def test_a_document_that_cannot_be_written_is_tried_again(watched: Watched) -> N
         document.mkdir()
         with watched.paused():
             watched.simulate("--gpus=2")
-        watched.wait_for("isn't gpuhook's")
+        watched.wait_for("isn't a file of gpuhook")
         with watched.paused():
             watched.simulate("--gpus=3")
         watched.wait_for("3 GPUs")
@@ -208,7 +208,7 @@ def test_a_document_that_cannot_be_written_is_tried_again(watched: Watched) -> N
         wait_until(lambda: watched.last_error() > now, "it was tried once more")
         document.rmdir()
         wait_until(lambda: names(document) == {"0", "1", "2", "all"}, "it is there")
-        assert watched.log.read_text().count("isn't gpuhook's") == 1
+        assert watched.log.read_text().count("isn't a file of gpuhook") == 1
     finally:
         run(["rm", "-rf", document.parent]).ok()
 

@@ -78,6 +78,6 @@ def test_an_administrators_own_file_stays(name: str, tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_text("# mine\n")
     changes, [warning] = units.wanted("/opt/bin/gpuhook", "/var/lib/gpuhook", str(tmp_path))
-    assert f"{path} exists and isn't gpuhook's" in warning
+    assert f"{path} exists and isn't a file of gpuhook" in warning
     assert str(path) not in [change.path for change in changes]
     assert units.removals((f"{units.FILES[name][0]}/{name}",), str(tmp_path)) == []

@@ -63,7 +63,7 @@ def test_paths_that_are_missing(tree: Tree, edits: dict[str, Any]) -> None:
     assert "/opt/x doesn't exist" in words
     tree.program("/opt/x")
     assert said(cdi.paths(tree.case))["cdi-paths"] == (
-        "ok", "Everything exists that is named by /etc/cdi/x.yaml (1 CDI device)"
+        "ok", "All files exist that are named in /etc/cdi/x.yaml (1 CDI device)"
     )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def test_a_document_that_refresh_keeps(tree: Tree) -> None:
     state = str(tree.root / "var/lib/gpuhook")
     kept.save(state, kept.Kept("/var/run/cdi", None, "yaml", ("podman",), "/bin/true"))
     [first, second] = cdi.paths(tree.case)
-    assert first.remedy.startswith("Make it again: gpuhook cdi generate")
+    assert first.remedy.startswith("Generate it again: gpuhook cdi generate")
     assert second.remedy == "Run gpuhook cdi refresh"
 
 
@@ -83,7 +83,7 @@ def test_a_hook_of_ours_that_was_removed(tree: Tree) -> None:
     tree.write("/etc/cdi/x.yaml", document(hooks=[{"hookName": "createContainer", "path": path}]))
     [found] = cdi.paths(tree.case)
     assert f"the hook {path} doesn't exist" in found.message
-    assert found.remedy.startswith("Where gpuhook was moved or removed")
+    assert found.remedy.startswith("If gpuhook was moved or removed")
     tree.write(path)
     assert said(cdi.paths(tree.case))["cdi-paths"][0] == "warning", "it can't be executed"
 
@@ -108,7 +108,7 @@ def test_numbers_that_are_the_hosts(tree: Tree) -> None:
     assert said(cdi.numbers(tree.case)) == {}
     tree.write("/etc/cdi/x.yaml", document(deviceNodes=[{**null, "minor": 7}]))
     assert said(cdi.numbers(tree.case))["cdi-numbers"] == (
-        "warning", "/etc/cdi/x.yaml is stale: in it /dev/null is 1:7, and is 1:3 on this machine"
+        "warning", "/etc/cdi/x.yaml is stale: in it /dev/null is 1:7, and is 1:3 on this host"
     )  # fmt: skip
     tree.write("/etc/cdi/x.yaml", document(deviceNodes=[{"path": "/dev/null"}]))
     assert said(cdi.numbers(tree.case)) == {}
@@ -198,7 +198,7 @@ def test_a_version_that_podman_refuses(
         assert found["cdi-version"].message.endswith(f"/etc/cdi/x.yaml has {cdi_version}")
         assert (
             found["cdi-version"].remedy
-            == "Set cdiVersion to 0.3.0, which is enough for what is in it"
+            == "Set cdiVersion to 0.3.0, which is enough for its content"
         )
 
 
@@ -287,9 +287,7 @@ def test_the_last_error_of_a_refresh(tree: Tree) -> None:
     kept.save_errors(str(state), [kept.Failure(1.0, "nvidia.com/gpu", "It broke", "Mend it")])
     [found] = cdi.refresh_errors(tree.case)
     assert (found.check, found.status) == ("cdi-refresh", "warning")
-    assert (
-        found.message == "The last refresh of the CDI document of nvidia.com/gpu failed: It broke"
-    )
+    assert found.message == "The last refresh of the CDI spec of nvidia.com/gpu failed: It broke"
     assert found.remedy == "Mend it; then run gpuhook cdi refresh"
     (state / "cdi-error.json").write_text("[")
     [found] = cdi.refresh_errors(tree.case)

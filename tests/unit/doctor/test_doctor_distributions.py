@@ -99,7 +99,7 @@ def test_what_would_be_lost(site: Site) -> None:
     made.read.write_text(made.read.read_text() + extra)
     status, text = site.found(started=FUTURE)["containerd-file"]
     assert status == "warning"
-    assert "again when it starts, and then without gpu-py" in text
+    assert "when it starts, and then containerd loses gpu-py" in text
     assert "gpuhook install --engine containerd --config" in text
 
 
@@ -122,7 +122,7 @@ def test_what_an_earlier_version_left_for_microk8s(tree: Tree) -> None:
     site.made.start()
     status, text = site.found(started=FUTURE)["containerd-file"]
     assert status == "warning"
-    assert "99-gpuhook.toml, line 4, has '${SNAPSHOTTER}', which containerd takes as it" in text
+    assert "99-gpuhook.toml, line 4, has '${SNAPSHOTTER}', which containerd reads literally" in text
     assert "gpuhook uninstall --engine containerd && gpuhook install" in text
 
 

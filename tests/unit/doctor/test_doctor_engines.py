@@ -77,7 +77,7 @@ def test_what_a_dockerd_has_loaded(
         "docker-registered": "ok", "docker-loaded": status, "docker-gpus-option": "note",
     }  # fmt: skip
     assert words in found["docker-loaded"][1]
-    assert "--gpus isn't served" in found["docker-gpus-option"][1]
+    assert "--gpus doesn't work" in found["docker-gpus-option"][1]
 
 
 @pytest.mark.parametrize(("path", "more"), [("", ""), ("/srv/my file", " --config '/srv/my file'")])
@@ -184,8 +184,8 @@ def test_a_dockerd_in_another_pid_namespace_is_not_ours(tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("#!/bin/sh\n", "served by NVIDIA's /opt/n/nvidia-container-runtime-hook"),
-        ("#!/bin/sh\nexec gpuhook-prestart\n", "served by gpuhook"),
+        ("#!/bin/sh\n", "uses NVIDIA's /opt/n/nvidia-container-runtime-hook"),
+        ("#!/bin/sh\nexec gpuhook-prestart\n", "uses gpuhook"),
     ],
 )
 def test_whose_hook_serves_gpus(tree: Tree, text: str, words: str) -> None:
@@ -198,7 +198,7 @@ def test_whose_hook_serves_gpus(tree: Tree, text: str, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("version", "words"),
-    [("28.5.2", "isn't served"), ("29.2.0", "is served from CDI documents by Docker 29.2.0")],
+    [("28.5.2", "doesn't work"), ("29.2.0", "uses CDI specs in Docker 29.2.0")],
 )
 def test_a_docker_that_serves_gpus_by_cdi(
     tree: Tree, docker: RunDocker, version: str, words: str
@@ -215,7 +215,7 @@ def test_an_environment_that_may_not_be_read(tree: Tree) -> None:
     tree.process(9, "dockerd", environ=None)
     status, message = _docker(tree)["docker-gpus-option"]
     assert status == "note"
-    assert "isn't known" in message
+    assert "is unknown whether" in message
 
 
 def test_docker_from_a_snap(tree: Tree) -> None:

@@ -271,7 +271,7 @@ def test_the_policy_module_is_loaded(installed: Tree, monkeypatch: pytest.Monkey
     installed.write("/sys/fs/selinux/booleans/container_use_dri", "0 0")
     installed.write("/sys/fs/selinux/booleans/gpuhook_containers_use_gpus", "1 1")
     [finding] = host.security_modules(installed.case)
-    assert finding.remedy.startswith(f"Give it that of runc: restorecon -F {GPU_PY}, or ")
+    assert finding.remedy.startswith(f"Give it runc's label: restorecon -F {GPU_PY}, or ")
     labels[GPU_PY] = b"system_u:object_r:container_engine_exec_t:s0"
     assert without_driver(installed.case) == []
     installed.write("/sys/fs/selinux/booleans/gpuhook_containers_use_gpus", "0 0")

@@ -75,7 +75,7 @@ def test_a_template_of_an_unknown_program_is_refused(
         install(engine, tmp_path, config)
     assert tree(tmp_path) == before
     # What the error says for what is meant as it stands.
-    escape = re.search(r"as (\\u[0-9a-f]{4}) where", str(caught.value))
+    escape = re.search(r"as (\\u[0-9a-f]{4}) if", str(caught.value))
     assert escape is not None
     config.write_text(TEXTS[engine].replace("VALUE", escape[1] + value[1:]))
     install(engine, tmp_path, config)

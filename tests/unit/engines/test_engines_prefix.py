@@ -123,7 +123,7 @@ def test_no_link_leads_an_installation_out(
     path.unlink(missing_ok=True)
     kind(path, host)
     before = contents(host)
-    with pytest.raises(EngineError, match=r"leads through the link .* out of .*/image, which is used"):
+    with pytest.raises(EngineError, match=r"leads through the link .* out of .*/image, which"):
         call("install", image, f"--engine={engine}", *words)
     assert contents(host) == before
 
@@ -228,7 +228,7 @@ def test_what_came_with_an_image_as_remembered_changes_nothing_outside(
     remembered(image, host)
     before = contents(host)
     words = ("--engine=docker", "--nvidia-names") if command == "install" else ()
-    said = r"leads (through the link )?.*out of|isn't below|is ambiguous below|isn't an absolute path"
+    said = r"leads .*out of|isn't below|is ambiguous below|isn't an absolute path"
     with pytest.raises((CdiError, EngineError), match=said):
         call(command, image, *words)
     assert contents(host) == before

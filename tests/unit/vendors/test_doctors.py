@@ -156,7 +156,7 @@ def test_nodes_for_root_alone(examine: Examine, vendor: str, path: str) -> None:
         node.mode = 0o600
     _, (status, message) = examine(vendor, made)
     assert status == "warning"
-    assert message.startswith(f"Not everybody may open {path}")
+    assert message.startswith(f"Not all users can open {path}")
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""CDI documents as commands make them and keep them up to date."""
+"""CDI specs: generation and updates by the commands."""

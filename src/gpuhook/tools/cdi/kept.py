@@ -1,14 +1,14 @@
-"""What is remembered of the CDI documents that ``gpuhook install --cdi`` keeps fresh.
+"""Records of the CDI specs that ``gpuhook install --cdi`` manages.
 
-In the state folder, readable for everybody:
+In the state folder, readable by all users:
 
-    cdi.json          where documents go, and what they are made with (Kept)
-    cdi-error.json    why the last refresh failed, an entry for each kind (Failure); no file
-                      where it succeeded
+    cdi.json          the folder of the specs, and the inputs of their generation (Kept)
+    cdi-error.json    the errors of the last refresh, an entry per kind (Failure); absent if it
+                      succeeded
 
-Root writes and removes what the first one names, so neither counts that others could have written.
-Below a folder that stands for / the first one may have come with an image: what it says has effects
-below there alone.
+Root writes and removes files named in the first one, so both are ignored if other users could have
+written them. Below a prefix used as / the first one may be part of an image: it then has effects
+only below the prefix.
 """
 
 import contextlib
@@ -36,15 +36,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Kept:
-    """What ``install --cdi`` has decided.
+    """The settings recorded by ``install --cdi``.
 
-    ``folder`` is where documents go, ``format`` yaml or json. ``config`` is the configuration
-    file that they are made with, None for the usual one; ``engines`` are those that asked for
-    documents, ``hook`` the path of gpuhook-cdi-hook, ``units`` the files of systemd and udev
-    that were written, and ``made`` the folders that earlier versions made for all this. Where an
-    installation has a prefix, no path but ``config`` has it.
+    ``folder`` is the destination of the specs, ``format`` yaml or json. ``config`` is the
+    configuration file for their generation, None for the default one. ``engines`` are those that
+    requested CDI, ``hook`` is the path of gpuhook-cdi-hook, ``units`` are the files written for
+    systemd and udev, and ``made`` the folders created for all this by earlier versions. In an
+    installation with a prefix, only ``config`` includes the prefix.
 
-    ValueError or TypeError for what none of these can be.
+    ValueError or TypeError for invalid values.
     """
 
     folder: str
@@ -59,15 +59,15 @@ class Kept:
         _check_types(self)
         for path in (self.folder, self.hook, *self.units, *self.made):
             if not prefixes.is_plain(path):  # protects: kept-paths
-                raise ValueError(f"{shown(path)} is no path from / on")
+                raise ValueError(f"{shown(path)} isn't an absolute path without ..")
         if self.format not in FORMATS:
-            raise ValueError(f"{shown(self.format)} is none of the formats {', '.join(FORMATS)}")
+            raise ValueError(f"{shown(self.format)} isn't one of the formats {', '.join(FORMATS)}")
 
     def below(self, prefix: str) -> "Kept":
-        """Return the same with the folder of documents below a folder that stands for / .
+        """Return a copy with the folder of specs below a prefix used as / .
 
-        Nothing is known of engines there, because none is run. EngineError where a path leads
-        out of there.
+        The engines' versions there are unknown, because no program is run. EngineError if a path
+        leads out of the prefix.
         """
         if not prefix:
             return self
@@ -78,9 +78,9 @@ class Kept:
 
 
 def below(prefix: str, path: str) -> str:
-    """Return a path of the system below a folder that stands for / .
+    """Return a system path below a prefix used as / .
 
-    /var/run is a link to /run nearly everywhere, which would lead out of that folder.
+    /var/run is a link to /run on nearly all systems, which would lead out of the prefix.
     """
     if prefix and path.startswith(_RUN) and os.path.islink(prefix.rstrip("/") + _RUN):
         path = path.removeprefix("/var")
@@ -89,7 +89,7 @@ def below(prefix: str, path: str) -> str:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a refresh failed: ``time`` is in seconds since 1970, ``kind`` "" where all are meant."""
+    """An error of a refresh: ``time`` is a Unix time, ``kind`` is "" for all kinds."""
 
     time: float
     kind: str
@@ -101,7 +101,7 @@ class Failure:
 
 
 def _check_types(record: Any) -> None:
-    """Raise TypeError for a record with a value that isn't of its field's type."""
+    """Raise TypeError for a record with a value of a wrong type."""
     for field in fields(record):
         value, kind = getattr(record, field.name), field.type
         if get_origin(kind) is tuple:
@@ -113,12 +113,11 @@ def _check_types(record: Any) -> None:
 
 
 def kept(state: str, prefix: str = "") -> Kept | None:
-    """Return what is remembered in a state folder, None where nothing is installed.
+    """Return the record in a state folder, None if nothing is installed.
 
-    Where the folder is below ``prefix``, it doesn't say with which configuration documents are
-    made, and so with which driver: that is this machine's, or what $GPUHOOK_CONFIG names.
-    CdiError for a file that is damaged or can't be read, UntrustedPathError for one that
-    others than root can have written.
+    If the folder is below ``prefix``, its configuration file, and so its driver, is ignored: the
+    host's is used, or the one named by $GPUHOOK_CONFIG. CdiError for a damaged or unreadable
+    file, UntrustedPathError for one that a user other than root can have written.
     """
     found = _read(os.path.join(state, _KEPT))
     if found is None:
@@ -132,19 +131,19 @@ def kept(state: str, prefix: str = "") -> Kept | None:
 
 
 def last_errors(state: str) -> list[Failure]:
-    """Return why the last refresh failed, nothing if it succeeded; raises as ``kept`` does."""
+    """Return the errors of the last refresh, none if it succeeded; raises as ``kept`` does."""
     found = _read(os.path.join(state, _FAILURES))
     entries = found if isinstance(found, list) else [] if found is None else [found]
     return [_made(Failure, entry, state, _FAILURES) for entry in entries]
 
 
 def save(state: str, value: Kept) -> None:
-    """Remember what ``install --cdi`` has decided; CdiError where that can't be written."""
+    """Save the settings of ``install --cdi``; CdiError if they can't be written."""
     _write(os.path.join(state, _KEPT), asdict(value))
 
 
 def save_errors(state: str, failures: Iterable[Failure]) -> None:
-    """Remember why a refresh failed, or that it succeeded; CdiError as for ``save``."""
+    """Save the errors of a refresh, or that it succeeded; CdiError as for ``save``."""
     entries = [asdict(failure) for failure in failures]
     if entries:
         _write(os.path.join(state, _FAILURES), entries)
@@ -153,7 +152,7 @@ def save_errors(state: str, failures: Iterable[Failure]) -> None:
 
 
 def forget(state: str) -> None:
-    """Remove what is remembered; CdiError where that can't be done."""
+    """Remove the records; CdiError if that fails."""
     for name in (_KEPT, _FAILURES):
         _remove(os.path.join(state, name))
 
@@ -170,7 +169,7 @@ def _made(record: type[T], values: object, state: str, name: str) -> T:
 
 
 def _read(path: str) -> Any:
-    """Return the JSON value in a file, None where there is no such file."""
+    """Return the JSON value in a file, None if there is no such file."""
     try:
         return json.loads(host_files.read_roots(path))  # protects: kept-writers
     except (FileNotFoundError, NotADirectoryError):

@@ -1,7 +1,7 @@
-"""Which engine of this machine reads the fewest of CDI's versions: documents are written for it.
+"""Detection of the engine with the oldest CDI support, for which specs are written.
 
-A reader refuses a whole file of a version that it doesn't know, so one old engine would lose all
-devices by a field that only newer ones know.
+An engine refuses a whole file of an unknown version. So a field that only newer engines support
+would take all devices from an old one.
 """
 
 import functools
@@ -13,9 +13,9 @@ from gpuhook.tools.engines import installed
 
 
 def oldest(engines: Iterable[str] = tuple(versions.ENGINES)) -> Callable[[], Reader | None]:
-    """Return what finds the engine that takes the lowest versions, as ``Source`` wants it.
+    """Return a function that finds the engine with the oldest CDI support, for ``Source``.
 
-    It asks each engine's program, which takes a twentieth of a second, and does so once.
+    It runs each engine's program once, which takes a twentieth of a second.
     """
     return functools.cache(functools.partial(_oldest, tuple(engines)))
 

@@ -1,7 +1,7 @@
-"""Bring the documents that ``install --cdi`` keeps in line with the machine, one for each kind.
+"""Update of the CDI specs that ``install --cdi`` manages, one per kind of device.
 
-A document goes with its driver, and with the last device, because engines refuse one without.
-Where a driver only fails to answer, the old document stays, and the reason is remembered.
+A spec is removed with its driver, and with the last device, because engines refuse a spec without
+devices. If a driver only fails to answer, the old spec stays, and the error is recorded.
 """
 
 import contextlib
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
     from types import ModuleType
 
-_PATIENCE = 60.0  # seconds; a driver that answers does so in fewer
+_PATIENCE = 60.0  # seconds; a working driver answers sooner
 
 
 @dataclass
 class Report:
-    """What a refresh did, a sentence each without a full stop.
+    """The result of a refresh as sentences without a full stop.
 
-    ``done`` are changes, ``said`` is what is as it should be, ``absent`` are drivers that this
-    machine hasn't, and so no documents.
+    ``done`` are changes, ``said`` are unchanged files, ``absent`` are drivers that the host
+    doesn't have, and so no specs.
     """
 
     done: list[str] = field(default_factory=list)
@@ -46,16 +46,16 @@ class Report:
     absent: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
-    documents: dict[str, str] = field(default_factory=dict)  # path -> version, of those there now
+    documents: dict[str, str] = field(default_factory=dict)  # path -> version of the existing specs
 
     def fail(self, kind: str, error: GpuhookError) -> None:
-        """Note an error that concerns a kind."""
+        """Add an error for a kind."""
         self.failures.append(Failure(time.time(), kind, error.cause, error.remedy))
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A file as it is to be: of a document, or none because of an error."""
+    """The wanted state of a file: a CDI spec, or none because of an error."""
 
     change: Change
     kind: str
@@ -63,11 +63,10 @@ class Wanted:
 
 
 def refresh(state: str, prefix: str = "") -> Report | None:
-    """Write, replace and remove documents as the state folder says; None if it says nothing.
+    """Update the specs recorded in the state folder; None if there is no record.
 
-    ``prefix`` is a folder that stands for / . What fails is in the report, and remembered until
-    it succeeds. CdiError where the state can't be read, or another process is doing this for
-    too long.
+    ``prefix`` is a folder used as / . Errors are in the report, and recorded until a refresh
+    succeeds. CdiError if the state can't be read, or if another process holds the lock too long.
     """
     if kept(state, prefix) is None:
         return None
@@ -77,7 +76,7 @@ def refresh(state: str, prefix: str = "") -> Report | None:
 
 
 def refresh_kept(found: Kept, state: str) -> Report:
-    """Do as ``refresh``, for somebody who holds the lock."""
+    """Do the work of ``refresh`` for a caller that holds the lock."""
     report = Report()
     for wanted in _all_wanted(found, report, save=True):
         try:
@@ -89,15 +88,15 @@ def refresh_kept(found: Kept, state: str) -> Report:
 
 
 def preview(found: Kept) -> tuple[list[Change], Report]:
-    """Return what ``refresh_kept`` would change, and what else it would say."""
+    """Return the changes that ``refresh_kept`` would make, and its report."""
     report = Report()
     return [each.change for each in _all_wanted(found, report, save=False)], report
 
 
 def locked(state: str) -> contextlib.AbstractContextManager[None]:
-    """Keep other processes from changing the documents of this state folder meanwhile."""
+    """Lock the specs of this state folder against other processes."""
     folder = os.path.join(state, "cdi")
-    return Lock(folder, "writing CDI documents", _PATIENCE, CdiError).held()
+    return Lock(folder, "writing CDI specs", _PATIENCE, CdiError).held()
 
 
 def source_of(
@@ -109,7 +108,7 @@ def source_of(
     save: bool,
     without_hook: bool = False,
 ) -> Source:
-    """Return what documents of a vendor's devices are made of; DriverError where it has none."""
+    """Return the source for the specs of a vendor's devices; DriverError if it has none."""
     inventory = cache.get_inventory(config, vendor, save=save)
     path = config.path and os.path.abspath(config.path)
     named = path if path != DEFAULT_PATH else None
@@ -117,19 +116,19 @@ def source_of(
 
 
 def others(path: str, kind: str) -> list[str]:
-    """Return warnings of files beside a document that name its devices: none counts then."""
+    """Return warnings of other files in a spec's folder with the same devices: engines use none."""
     conflicts = folders.read_folders([os.path.dirname(path)]).conflicts
     files = [each for name, each in conflicts.items() if name.startswith(f"{kind}=")]
     found = dict.fromkeys(file for each in files if path in each for file in each if file != path)
     return [
-        f"{other} names the same devices of {kind}, and engines take neither: remove one of "
+        f"{other} names the same devices of {kind}, so engines ignore both: remove one of "
         "the two files"
         for other in found
     ]
 
 
 def written(made: Generated, path: str) -> str:
-    """Return a sentence on a document that was written."""
+    """Return a sentence on a written spec."""
     document = made.document
     return f"wrote {path} (version {document['cdiVersion']}, {len(document['devices'])} names)"
 
@@ -138,12 +137,12 @@ def written(made: Generated, path: str) -> str:
 
 
 def removable(found: Kept) -> list[Change]:
-    """Return the removal of each document that is there and ours, of whatever kind."""
+    """Return the removal of each existing spec of ours, of any kind."""
     return [Change(path, writing.read_old(path), None) for path in _ours_in(found)]
 
 
 def _ours_in(found: Kept, but: "Container[str]" = ()) -> "dict[str, str]":
-    """Return our documents in the folder, and the kind of each: those that bear its name."""
+    """Return our specs in the folder with their kinds, if the file name fits the kind."""
     try:
         names = sorted(os.listdir(found.folder))
     except OSError:
@@ -159,7 +158,7 @@ def _ours_in(found: Kept, but: "Container[str]" = ()) -> "dict[str, str]":
 
 
 def remove(change: Change) -> None:
-    """Remove a document; CdiError where that can't be done."""
+    """Remove a spec; CdiError if that fails."""
     try:
         host_files.check_way(change.path)
         with contextlib.suppress(FileNotFoundError):
@@ -167,15 +166,15 @@ def remove(change: Change) -> None:
     except OSError as error:
         raise CdiError(
             f"{change.path} can't be removed: {error.strerror}",
-            host_files.remedy(error, "Run this as root, and see that this disk can be written to"),
+            host_files.remedy(error, "Run this as root, and check that the disk is writable"),
         ) from None
 
 
 def is_ours(document: dict[str, Any]) -> bool:
-    """Tell whether we made a document: our hook is in it.
+    """Tell whether a spec is ours, which contains our hook.
 
-    One whose devices are nodes alone has no hook. It has a variable by which nobody else does
-    anything to its containers, which no other generator writes into such a document.
+    A spec with only device nodes has no hook. It has a variable instead that prevents further
+    changes to its containers, and that no other generator writes into such a spec.
     """
     edits = document.get("containerEdits") or {}
     hooks = edits.get("hooks") or ()
@@ -185,13 +184,13 @@ def is_ours(document: dict[str, Any]) -> bool:
 
 
 def naming(hook: str, places: "Iterable[str]") -> list[str]:
-    """Return the documents in folders that name a hook's program, whoever wrote them."""
+    """Return the specs in folders that name a hook's program, from any generator."""
     documents = folders.read_folders(places).documents
     return [path for path, each in documents.items() if any(_is(hook, it) for it in _hooks(each))]
 
 
 def _hooks(document: dict[str, Any]) -> "Iterator[str]":
-    """Yield the programs of all hooks in a document."""
+    """Yield the programs of all hooks in a spec."""
     for table in (document, *(document.get("devices") or ())):
         for hook in (table.get("containerEdits") or {}).get("hooks") or ():
             yield hook["path"]
@@ -205,7 +204,7 @@ def _is(program: str, path: str) -> bool:
 
 
 def _change(path: str, text: str | None) -> Change:
-    """Return a change of a file of ours; CdiError if it would replace another's."""
+    """Return a change of a file of ours; CdiError if it would replace a foreign file."""
     old = writing.read_old(path)
     if not os.path.lexists(path):
         return Change(path, None, None if text is None else text.encode())
@@ -214,7 +213,7 @@ def _change(path: str, text: str | None) -> Change:
         if text is None:
             return Change(path, old, old)
         raise CdiError(
-            f"{path} exists and isn't gpuhook's",
+            f"{path} exists and isn't a file of gpuhook",
             "Remove it or move it away, and run gpuhook cdi refresh",
         )
     return Change(path, old, None if text is None else text.encode())
@@ -224,7 +223,7 @@ def _change(path: str, text: str | None) -> Change:
 
 
 def _all_wanted(found: Kept, report: Report, *, save: bool) -> list[Wanted]:
-    """Return what every known kind's file is to be; what can't be told is noted as failed."""
+    """Return the wanted file of every known kind; add the kinds that failed to the report."""
     try:
         config = load(found.config or (DEFAULT_PATH if os.path.exists(DEFAULT_PATH) else None))
         known = registry.known(config).values()
@@ -241,7 +240,7 @@ def _all_wanted(found: Kept, report: Report, *, save: bool) -> list[Wanted]:
         except GpuhookError as error:
             report.fail(names.KIND, error)
     for path, kind in _ours_in(found, but=paths).items():
-        unknown = NoDriverError(f"gpuhook doesn't know devices of the kind {kind} any more", "")
+        unknown = NoDriverError(f"gpuhook no longer supports devices of the kind {kind}", "")
         wanted.append(Wanted(_change(path, None), kind, unknown))
     return wanted
 
@@ -257,7 +256,7 @@ def _wanted(
 ) -> Wanted:
     try:
         source = source_of(contract.load(names), config, found.hook, reader, save=save)
-        if save:  # containers with CDI devices have no gpu-py that would
+        if save:  # containers with CDI devices have no gpu-py to save it
             dev_char.make_links(source.inventory.nodes, source.inventory.root)
         made = generate(source)
     except (NoDriverError, NoDeviceError) as error:
@@ -282,7 +281,7 @@ def _carry_out(wanted: Wanted, report: Report) -> None:
 
 
 def _do_without(change: Change, error: GpuhookError, report: Report) -> None:
-    """Remove a document that can't be any more, or say why there is none."""
+    """Remove a spec without a driver, or report why there is none."""
     if change:
         remove(change)
         report.done.append(f"removed {change.path}: {error.cause}")

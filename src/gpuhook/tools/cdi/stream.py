@@ -1,4 +1,4 @@
-"""Text after the first document of a CDI file, of which engines read nothing."""
+"""Detection of further YAML documents in a CDI file, which engines ignore."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from gpuhook.start.cdi import tree
 
 
 def rest(data: bytes) -> int | None:
-    """Return the line where that text begins, None where there is none.
+    """Return the line of the second document, None if there is none.
 
-    Comments and empty documents are none. The first document must be one that can be read.
+    Comments and empty documents don't count. The first document must be readable.
     """
     first_ended, line = False, 0
     try:
@@ -23,7 +23,7 @@ def rest(data: bytes) -> int | None:
                 return line
     except yaml.MarkedYAMLError as error:
         return _line(error.problem_mark or error.context_mark)
-    except (yaml.YAMLError, ValueError, OverflowError):  # a character that YAML hasn't got
+    except (yaml.YAMLError, ValueError, OverflowError):  # a character that YAML doesn't allow
         return line or None
     return None
 

@@ -1,7 +1,7 @@
-"""A CDI document for a driver root that is elsewhere: paths of host or container, moved.
+"""Transformation of a CDI spec for another driver root, in host or container paths.
 
-Whoever makes a document in a container sees the host's files below another folder than the
-engine that reads it.
+A generator in a container sees the host's files below another folder than the engine that reads
+the spec.
 """
 
 import copy
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 HOST, CONTAINER = "host", "container"
 
-# Hooks' stages whose program lies in the container, and those whose arguments are its paths.
+# Stages of hooks whose program is in the container, and those whose arguments are its paths.
 _RUNS_INSIDE = ("startContainer",)
 _SEES_INSIDE = ("createContainer", "startContainer")
 
 
 def mover(old: str, new: str) -> "Move":
-    """Return what moves paths in and below one folder to another; others stay.
+    """Return a function that moves paths from one folder to another, and keeps other paths.
 
-    Whole names count: /run/driver-2 isn't below /run/driver. CdiError for a relative folder.
+    Only whole names match: /run/driver-2 isn't below /run/driver. CdiError for a relative folder.
     """
     for folder in (old, new):
         if not folder.startswith("/"):
             raise CdiError(
-                f"{shown(folder)} isn't an absolute path", "Give --from and --to whole paths"
+                f"{shown(folder)} isn't an absolute path", "Give --from and --to absolute paths"
             )
     old, new = old.rstrip("/"), new.rstrip("/")
 
@@ -44,9 +44,9 @@ def mover(old: str, new: str) -> "Move":
 
 
 def root(document: "dict[str, Any]", old: str, new: str, relative_to: str) -> "dict[str, Any]":
-    """Return the document with a root moved: in paths of the host, or in those of the container.
+    """Return the spec with another root in its host paths or its container paths.
 
-    The version becomes that which the new document needs, where it has a lower one or none.
+    Its version is raised to the one that the new spec needs, if it is lower or missing.
     """
     move = mover(old, new)
     found = copy.deepcopy(document)
@@ -70,7 +70,7 @@ def _all_edits(document: "dict[str, Any]") -> "Iterator[dict[str, Any]]":
 def _move_host(edits: "dict[str, Any]", move: "Move") -> None:
     for node in edits.get("deviceNodes") or ():
         path = node.get("hostPath") or node["path"]
-        # Without a hostPath, the path is the host's as well.
+        # Without a hostPath, the path is also the path on the host.
         if "hostPath" in node or move(path) != path:
             node["hostPath"] = move(path)
     for mount in edits.get("mounts") or ():
@@ -98,6 +98,6 @@ def _move_container(edits: "dict[str, Any]", move: "Move") -> None:
 
 
 def _move_arguments(hook: "dict[str, Any]", move: "Move") -> None:
-    """Move each argument that is a path, and both sides of those such as target::link."""
+    """Move each argument that is a path, and both parts of an argument such as target::link."""
     if hook.get("args"):
         hook["args"] = ["::".join(move(part) for part in arg.split("::")) for arg in hook["args"]]

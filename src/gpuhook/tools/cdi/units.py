@@ -1,7 +1,7 @@
-"""The files by which systemd and udev have documents refreshed, at boot and when devices change.
+"""Files for systemd and udev that refresh CDI specs at boot and when devices change.
 
-The Debian package ships them as they are here. Elsewhere ``install --cdi`` writes them into /etc,
-with the paths of this installation.
+The Debian package ships them unchanged. Elsewhere ``install --cdi`` writes them into /etc, with
+the paths of the installation.
 """
 
 import re
@@ -10,7 +10,7 @@ from importlib import resources
 from gpuhook.tools.cdi.kept import below
 from gpuhook.tools.engines.files import DEFAULT_STATE, DROP_IN_HEADER, Change, read
 
-# File -> the folder of the administrator's files of that kind, the package's one.
+# File -> folder of the administrator's files of that kind, folder of the package's files.
 FILES = {
     "gpuhook-cdi-refresh.service": ("/etc/systemd/system", "/usr/lib/systemd/system"),
     "gpuhook-cdi-refresh.path": ("/etc/systemd/system", "/usr/lib/systemd/system"),
@@ -23,9 +23,9 @@ _HEADER = f"# {DROP_IN_HEADER}\n"
 
 
 def wanted(command: str, state: str, prefix: str) -> tuple[list[Change], list[str]]:
-    """Return the files to write for a gpuhook at ``command``, and warnings of what stands there.
+    """Return the files to write for a gpuhook at ``command``, and warnings of foreign files.
 
-    None where the package's do the same. ``state`` and ``command`` are paths of the system
+    No files if those of the package do the same. ``state`` and ``command`` are paths of the system
     whose / is the folder ``prefix``.
     """
     changes, warnings = [], []
@@ -36,14 +36,14 @@ def wanted(command: str, state: str, prefix: str) -> tuple[list[Change], list[st
         path = below(prefix, f"{folder}/{name}")
         change = Change(path, read(path), (_HEADER + text).encode())
         if change.old is not None and not _is_ours(change.old):
-            warnings.append(f"{path} exists and isn't gpuhook's: it is left alone")
+            warnings.append(f"{path} exists and isn't a file of gpuhook: it is not changed")
         else:
             changes.append(change)
     return changes, warnings
 
 
 def removals(paths: tuple[str, ...], prefix: str) -> list[Change]:
-    """Return the removal of those of the files that are there and ours."""
+    """Return the removal of the files that exist and are ours."""
     found = []
     for path in paths:
         place = below(prefix, path)
@@ -54,13 +54,13 @@ def removals(paths: tuple[str, ...], prefix: str) -> list[Change]:
 
 
 def shipped(name: str) -> str:
-    """Return the text of one of FILES as the Debian package has it."""
+    """Return the text of one of FILES in the Debian package."""
     text: str = (resources.files("gpuhook") / "tools/cdi/units" / name).read_text("utf-8")
     return text
 
 
 def for_command(text: str, command: str) -> str:
-    """Return a unit that runs the gpuhook at ``command`` in place of the Debian package's."""
+    """Return a unit that runs the gpuhook at ``command`` instead of the Debian package's."""
     return text.replace(f"{_COMMAND} ", f"{_word(command)} ")
 
 
@@ -79,12 +79,12 @@ def _is_ours(data: bytes) -> bool:
 
 
 def _escaped(path: str) -> str:
-    """Return a path as a setting of a unit has it, where % begins a specifier."""
+    """Return a path escaped for a unit's setting, where % starts a specifier."""
     return path.replace("%", "%%")
 
 
 def _word(path: str) -> str:
-    """Return a path as a word of a command line in a unit; systemd.service(5)."""
+    """Return a path escaped for a command line in a unit; systemd.service(5)."""
     if _PLAIN.fullmatch(path):
         return path
     quoted = path.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")

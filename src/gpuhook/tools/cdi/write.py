@@ -1,4 +1,4 @@
-"""CDI documents as text, YAML or JSON, and as files that engines read while they are replaced."""
+"""CDI specs as YAML or JSON text, and their atomic replacement while engines read them."""
 
 import json
 import os
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 FORMATS = ("yaml", "json")
-MODE = 0o644  # whoever runs a rootless engine reads it, too
+MODE = 0o644  # rootless engines read it, too
 
 
 def to_text(document: "dict[str, Any]", form: str) -> str:
-    """Return a document as text: ``form`` is yaml or json."""
+    """Return a spec as text; ``form`` is yaml or json."""
     if form == "json":
         return json.dumps(document, indent=4) + "\n"
     # PyYAML takes 10 ms and some memory, and most callers write no YAML.
@@ -26,17 +26,17 @@ def to_text(document: "dict[str, Any]", form: str) -> str:
 
 
 def file_name(kind: str, form: str) -> str:
-    """Return the name that a document of that kind has in a folder: vendor-class.yaml."""
+    """Return the file name of a spec of a kind: vendor-class.yaml."""
     return f"{file_stem(*split_kind(kind))}.{form}"
 
 
 def write(path: str, text: str, mode: int = MODE) -> bool:
-    """Write a document where engines look; tell whether that changed the file.
+    """Write a spec for engines; return whether the file changed.
 
-    A file that says the same stays as it is, so that no engine reads all folders again.
-    Otherwise it is replaced as a whole, by a temporary file in the same folder: engines watch
-    that, and don't notice a file moved there from another one. CdiError, and the old file as
-    it was, where that fails.
+    A file with the same content isn't rewritten, so that no engine reads all folders again.
+    Otherwise it is replaced atomically by a temporary file in the same folder: engines watch the
+    folder, and don't notice a file moved there from another one. CdiError, with the old file
+    unchanged, if that fails.
     """
     data = text.encode()
     try:
@@ -48,14 +48,14 @@ def write(path: str, text: str, mode: int = MODE) -> bool:
         host_files.replace(path, data, mode)  # protects: document-whole
     except OSError as error:
         raise CdiError(
-            f"{path} can't be written: {error.strerror}; what was there is unchanged",
-            host_files.remedy(error, "Run this as root, and see that this disk can be written to"),
+            f"{path} can't be written: {error.strerror}; its old content is unchanged",
+            host_files.remedy(error, "Run this as root, and check that the disk is writable"),
         ) from None
     return True
 
 
 def read_old(path: str) -> bytes | None:
-    """Return a file's content, None where there is none that could be kept."""
+    """Return a file's content, None if there is none to compare."""
     try:
         return host_files.read(path)
     except OSError:

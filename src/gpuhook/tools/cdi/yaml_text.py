@@ -1,21 +1,21 @@
-"""CDI documents as YAML that every reader takes for the same."""
+"""CDI specs as YAML that all parsers read in the same way."""
 
 import re
 from typing import Any
 
 import yaml
 
-# What every reader of YAML 1.1 takes for text as it stands. All else is quoted: Go's reader takes
-# 1e3 for a number, others 0:1 for one to the base 60.
+# Text that all YAML 1.1 parsers read as a string without quotes. All else is quoted: Go's parser
+# reads 1e3 as a number, others read 0:1 as a base-60 number.
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./=,+-]*")
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 
 
 class _Dumper(yaml.SafeDumper):
-    """PyYAML's, with strings quoted wherever it isn't plain that they are strings."""
+    """PyYAML's dumper, with strings quoted unless they are unambiguously strings."""
 
-    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - a list may stand there twice
-        """Write everything out: an alias saves a reader nothing."""
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - a list may occur twice
+        """Write no aliases, which don't help a reader."""
         return True
 
 
@@ -29,7 +29,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def to_yaml(document: dict[str, Any]) -> str:
-    """Return a document as the text of a YAML file."""
+    """Return a spec as the text of a YAML file."""
     width = 1 << 20  # no line is folded
     text: str = yaml.dump(
         document, Dumper=_Dumper, sort_keys=False, explicit_start=True, indent=4, width=width

@@ -1,6 +1,6 @@
-"""The doctor: what a support engineer would look at, one check per function.
+"""The doctor: read-only checks of an installation, one per function.
 
-``examine`` looks at a machine and finds causes first, each once; nothing here changes anything.
+``examine`` runs the checks and reports each problem once, causes first.
 """
 
 from gpuhook.tools.doctor.case import Case

@@ -1,4 +1,4 @@
-"""The case that every check is given: the machine, the configuration, our own programs."""
+"""Input of every check: the host, the configuration and our programs."""
 
 import copy
 import os
@@ -17,13 +17,12 @@ from gpuhook.vendors import registry
 
 
 class Case:
-    """One examination.
+    """The input of an examination.
 
-    ``machine`` is what is looked at, ``bin`` the folder of gpu-py on it, ``config_error``
-    what is wrong with the configuration (the defaults hold then). ``vendor`` is whose driver
-    is examined, "" where it is none's. ``engine`` is the only engine to be looked at, "" for all.
-    ``registered`` are the engines that know gpu-py, ``unseen`` the files that can't be read, as far
-    as engines have been looked at.
+    ``machine`` is the examined host, ``bin`` the folder of gpu-py on it, ``config_error`` an
+    error in the configuration (then the defaults are used). ``vendor`` is the vendor whose driver
+    is examined, "" for none. ``engine`` is the only engine to examine, "" for all. ``registered``
+    are the engines with gpu-py, ``unseen`` the unreadable files, among engines examined so far.
     """
 
     def __init__(
@@ -40,17 +39,17 @@ class Case:
 
     @classmethod
     def of_this_machine(cls, config_path: str | None, program: str) -> "Case":
-        """Return the case of the machine that we run on; ``program`` is our own path."""
+        """Return the case of this host; ``program`` is our own path."""
         error = ""
         try:
             config = load(config_path)
-            registry.known(config)  # what it says of vendors, only they know
+            registry.known(config)  # vendors check their own settings
         except ConfigError as problem:
             config, error = Config(config_path), str(problem)
         return cls(Machine(), config, bin_folder(program), error)
 
     def of_vendor(self, vendor: str) -> "Case":
-        """Return the same case for a check of that vendor: below its driver root."""
+        """Return a copy for a check of a vendor, below its driver root."""
         made = copy.copy(self)
         made.vendor = vendor
         made.__dict__.pop("driver", None)
@@ -58,26 +57,26 @@ class Case:
 
     @property
     def driver_root(self) -> str:
-        """The driver root as a path of the machine, / for its own."""
+        """The driver root as a path on the host, / for the host's root."""
         return self.config.driver_root_of(self.vendor)
 
     @cached_property
     def driver(self) -> Machine:
-        """The driver root as a machine of its own."""
+        """The driver root as a separate machine."""
         return Machine(self.machine.path(self.driver_root))
 
     @cached_property
     def dockers(self) -> list[DockerInfo]:
-        """Every dockerd of root's or ours that runs, with what it answered."""
+        """All running dockerds of root or the current user, with their answers."""
         return list(docker_api.asked(self.machine.processes("dockerd")))
 
     @cached_property
     def cdi(self) -> folders.Found:
-        """What the folders of CDI documents hold, as gpu-py finds it; see ``path_on``."""
+        """The CDI specs in the configured folders, as gpu-py finds them; see ``path_on``."""
         return folders.read_folders(map(self.machine.path, self.config.cdi_spec_dirs))
 
     def settings(self, path: str) -> list[str]:
-        """Return where an engine's settings are: in /etc, and an ordinary user's in ~/.config."""
+        """Return the paths of an engine's settings: in /etc, and for other users in ~/.config."""
         files = [f"/etc/{path}"]
         if os.geteuid() != 0:
             base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
@@ -85,25 +84,25 @@ class Case:
         return files
 
     def path_on(self, path: str) -> str:
-        """Return a path of ours as one of the machine."""
+        """Convert one of our paths to a path on the host."""
         return path.removeprefix(self.machine.root)
 
     def driver_text(self, path: str) -> str | None:
-        """Return a file of /proc or /sys: below the driver root, else the machine's own."""
+        """Return a file of /proc or /sys, below the driver root if it exists there, else /."""
         text = self.driver.text(path)
         return text if text is not None else self.machine.text(path)
 
     def driver_names(self, folder: str) -> list[str]:
-        """Return a folder's names, looked for like ``driver_text``."""
+        """Return a folder's names, found as by ``driver_text``."""
         return self.driver.names(folder) or self.machine.names(folder)
 
     def driver_glob(self, pattern: str) -> list[str]:
-        """Return the paths that fit a shell pattern, looked for like ``driver_text``."""
+        """Return the paths that match a shell pattern, found as by ``driver_text``."""
         return self.driver.glob(pattern) or self.machine.glob(pattern)
 
 
 def bin_folder(program: str) -> str:
-    """Return the folder that gpu-py lies in: beside our own program, or where pip put it."""
+    """Return the folder of gpu-py: next to our program, or where pip installed it."""
     beside = os.path.dirname(os.path.abspath(program))
     if os.path.exists(os.path.join(beside, names.RUNTIME)):
         return beside

@@ -1,6 +1,6 @@
-"""Checks of CDI documents: can they be read, is all there that they name, and do names mean that.
+"""Checks of CDI specs: readable, everything they name exists, and names match the devices.
 
-A document of another generator is looked at like our own: an engine fails by either.
+Specs of other generators are checked like ours, because engines fail with either.
 """
 
 import os
@@ -24,18 +24,18 @@ from gpuhook.vendors import registry
 
 ALL = "all"
 REMAKE = (
-    "Make it again: gpuhook cdi generate --output FOLDER, or the tool that wrote it; "
+    "Generate it again: gpuhook cdi generate --output FOLDER, or the tool that wrote it; "
     "or delete the file"
 )
-_MEANT = (".yaml", ".yml", ".json")  # what the name of a document ends in, whatever its case
+_MEANT = (".yaml", ".yml", ".json")  # file extensions of CDI specs, in any case
 _HOOK = "the hook"
-_SHOWN = 4  # of a kind in one sentence
+_SHOWN = 4  # most items to name in a sentence
 
 Edits = dict[str, Any]
 
 
 def remake(case: Case, document: str) -> str:
-    """Return what makes a document (its path on the machine) again."""
+    """Return the step that regenerates a spec, given by its path on the host."""
     try:
         found = kept.kept(state_folder(case))
     except GpuhookError:
@@ -45,7 +45,7 @@ def remake(case: Case, document: str) -> str:
 
 
 def is_used(case: Case) -> bool:
-    """Tell whether engines here get devices by documents of ours."""
+    """Tell whether engines on this host get devices from our specs."""
     try:
         if kept.kept(state_folder(case)) is not None:
             return True
@@ -56,26 +56,26 @@ def is_used(case: Case) -> bool:
 
 
 def state_folder(case: Case) -> str:
-    """Return where install --cdi and cdi refresh keep what they know."""
+    """Return the state folder of install --cdi and cdi refresh."""
     return case.machine.path(DEFAULT_STATE)
 
 
 def files(case: Case) -> Iterator[Finding]:
-    """Ask which files engines don't take, or can't read."""
+    """Find files that engines ignore or can't read."""
     broken: dict[str, folders.FileError] = {}
     for error in case.cdi.errors:
         broken.setdefault(error.file, error)
     for path, error in broken.items():
         place = case.path_on(path)
         if case.machine.is_closed(place):
-            text = f"You may not read {place}, nor can engines of users (rootless ones)"
+            text = f"You can't read {place}, and neither can rootless engines"
             yield _if(_has_rootless(case), "cdi-mode", text, f"Run chmod 644 {place} as root")
             continue
         line = f", line {error.line}" if error.line else ""
         yield warning(
             "cdi-broken",
-            f"No engine takes anything from {place}{line}: {error.message}",
-            f"Correct the file or delete it; gpuhook cdi validate {place} shows all that is wrong",
+            f"No engine uses {place}{line}: {error.message}",
+            f"Correct the file or delete it; gpuhook cdi validate {place} shows all errors",
         )
     for each in case.cdi.ignored:
         if each.file.lower().endswith(_MEANT):
@@ -89,33 +89,33 @@ def files(case: Case) -> Iterator[Finding]:
         if status is not None and not status.st_mode & stat.S_IROTH:
             place = case.path_on(path)
             mode = f"{stat.S_IMODE(status.st_mode):04o}"
-            text = f"{place} has the mode {mode}: engines of users (rootless ones) can't read it"
+            text = f"{place} has the mode {mode}: rootless engines can't read it"
             yield _if(_has_rootless(case), "cdi-mode", text, f"Run chmod 644 {place}")
 
 
 def _has_rootless(case: Case) -> bool:
-    """Tell whether an engine is here that users run by themselves."""
+    """Tell whether the host has an engine that users can run rootless."""
     if case.machine.which("podman", ours.SEARCH_PATH):
         return True
     return any(docker.process.uid != 0 for docker in case.dockers)
 
 
 def _if(matters: bool, check: str, text: str, remedy: str) -> Finding:
-    """Return a warning where it matters, else a remark."""
+    """Return a warning if it matters, else a note."""
     return warning(check, text, remedy) if matters else note(check, text, f"If needed: {remedy}")
 
 
-# What documents name of the host ----------------------------------------------------------
+# Host paths in CDI specs ------------------------------------------------------------------
 
 
 def every_edits(document: dict[str, Any]) -> list[Edits]:
-    """Return the edits of a document: those common to all, and each device's."""
+    """Return the edits of a spec: the common ones, and those of each device."""
     devices = (device["containerEdits"] for device in document["devices"])
     return [document.get("containerEdits") or {}, *devices]
 
 
 def _named(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (path of the host, what it is) of all that a document names, each once."""
+    """Yield (host path, kind of file) for each path that a spec names, once each."""
     found: dict[str, str] = {}
     for edits in every_edits(document):
         for mount in edits.get("mounts") or ():
@@ -129,13 +129,13 @@ def _named(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def host_paths(case: Case) -> dict[str, list[str]]:
-    """Return what each document names of the host, by the document's path on the machine."""
+    """Return the host paths in each spec, by the spec's path on the host."""
     documents = case.cdi.documents.items()
     return {case.path_on(path): [name for name, _ in _named(whole)] for path, whole in documents}
 
 
 def paths(case: Case) -> Iterator[Finding]:
-    """Look for what documents name: the driver's files, nodes, and the programs of hooks."""
+    """Check the files that specs name: driver files, device nodes and hook programs."""
     complete = []
     for path, document in case.cdi.documents.items():
         yield from _foreign_hooks(case, path, document)
@@ -147,12 +147,12 @@ def paths(case: Case) -> Iterator[Finding]:
             complete.append(case.path_on(path))
     if complete:
         number = len(case.cdi.devices)
-        text = f"Everything exists that is named by {listed(complete, _SHOWN)}"
+        text = f"All files exist that are named in {listed(complete, _SHOWN)}"
         yield ok("cdi-paths", f"{text} ({number} CDI device{'' if number == 1 else 's'})")
 
 
 def _foreign_hooks(case: Case, path: str, document: dict[str, Any]) -> Iterator[Finding]:
-    """Look for another toolkit's hook whose name leads to us, who refuse its words."""
+    """Find other toolkits' hooks that are linked to gpuhook, which refuses their arguments."""
     for name, what in _named(document):
         if (
             what == _HOOK
@@ -161,20 +161,20 @@ def _foreign_hooks(case: Case, path: str, document: dict[str, Any]) -> Iterator[
         ):
             yield warning(
                 "cdi-foreign-hook",
-                f"{case.path_on(path)} was made by another toolkit, and {name}, the hook that it "
-                "names, is gpuhook's, which refuses to work for it",
+                f"{case.path_on(path)} was generated by another toolkit, and its hook {name} is "
+                "gpuhook's, which doesn't support it",
                 REMAKE,
             )
 
 
 def _missing(case: Case, document: str, missing: list[tuple[str, str]]) -> Finding:
-    """Return what to say of a document and what it names in vain."""
+    """Return the finding for a spec that names missing files."""
     path, what = missing[0]
     more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-    text = f"{document} is stale: {what} {path} doesn't exist{more}, so its devices can't be given"
+    text = f"{document} is stale: {what} {path} doesn't exist{more}, so its devices can't be used"
     remedy = remake(case, document)
     if os.path.basename(path) == ours.CDI_HOOK:
-        remedy = f"Where gpuhook was moved or removed: {remedy}"
+        remedy = f"If gpuhook was moved or removed: {remedy}"
     return warning("cdi-paths", text, remedy)
 
 
@@ -185,7 +185,7 @@ def _is_there(case: Case, path: str, what: str) -> bool:
 
 
 def numbers(case: Case) -> Iterator[Finding]:
-    """Compare numbers of nodes in documents with the host's: engines take a document's."""
+    """Compare device numbers in specs with the host's: engines use those of the spec."""
     for path, document in case.cdi.documents.items():
         wrong: dict[str, str] = {}
         for edits in every_edits(document):
@@ -195,7 +195,7 @@ def numbers(case: Case) -> Iterator[Finding]:
                 given = node.get("major") or 0, node.get("minor") or 0
                 if given[0] and found and given != found:
                     pairs = "{}:{}, and is {}:{}".format(*given, *found)
-                    wrong[place] = f"{place} is {pairs} on this machine"
+                    wrong[place] = f"{place} is {pairs} on this host"
         if wrong:
             yield warning(
                 "cdi-numbers",
@@ -205,18 +205,18 @@ def numbers(case: Case) -> Iterator[Finding]:
 
 
 def _numbers(case: Case, path: str) -> tuple[int, int] | None:
-    """Return a node's numbers, None for what is no device node."""
+    """Return a node's device numbers, None if it isn't a device node."""
     status = case.machine.stat(path)
     if status is None or not (stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)):
         return None
     return os.major(status.st_rdev), os.minor(status.st_rdev)
 
 
-# What names mean ---------------------------------------------------------------------------
+# Device names ------------------------------------------------------------------------------
 
 
 def names(case: Case) -> Iterator[Finding]:
-    """Compare the names of the kinds that we know with the devices that this machine has."""
+    """Compare the names of supported kinds with the devices of this host."""
     kinds = {document["kind"] for document in case.cdi.documents.values()}
     for vendor_names in registry.known(case.config).values():
         if vendor_names.KIND not in kinds:
@@ -225,10 +225,10 @@ def names(case: Case) -> Iterator[Finding]:
         try:
             inventory = cache.get_inventory(case.config, vendor, save=False)
         except NoDriverError as error:
-            text = f"Documents name devices of {vendor_names.KIND}, and {error.cause}"
+            text = f"CDI specs name devices of {vendor_names.KIND}, and {error.cause}"
             yield warning("cdi-names", text, f"{error.remedy}; or delete {_files(case, vendor)}")
         except DriverError:
-            continue  # said by the vendor's own checks
+            continue  # reported by the vendor's own checks
         else:
             yield from _Comparison(case, vendor, inventory).findings()
 
@@ -240,7 +240,7 @@ def _files(case: Case, vendor: contract.Vendor) -> str:
 
 
 class _Comparison:
-    """The names of one kind that count, beside the devices of one vendor."""
+    """Comparison of the names of a kind in effect with the devices of a vendor."""
 
     def __init__(self, case: Case, vendor: contract.Vendor, inventory: Inventory) -> None:
         self.case = case
@@ -270,7 +270,7 @@ class _Comparison:
         }
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what differs, or that nothing does."""
+        """Yield the differences, or that there are none."""
         others = {name: self._other(name) for name in self.named}
         shifted = [f"{shown(name)} is {other}" for name, other in others.items() if other]
         gone = [name for name in self.named if name not in self.meant and name != ALL]
@@ -282,44 +282,44 @@ class _Comparison:
             text = f"{self._where(kept)} is stale: {self.kept[meant[kept[0]]]}"
             yield warning("cdi-kept-devices", text, self._remake(kept))
         if shifted:
-            text = f"CDI names mean other devices than here: {listed(shifted, _SHOWN)}"
+            text = f"CDI names mean other devices than on this host: {listed(shifted, _SHOWN)}"
             where = [name for name, other in others.items() if other]
-            remedy = f"{self._remake(where)}; who asks should name devices by their UUIDs"
+            remedy = f"{self._remake(where)}; request devices by UUID"
             yield failure("cdi-names", f"{self._where(where)}: {text}", remedy)
         if gone:
             quoted = [shown(name) for name in gone]
-            text = f"this machine has no {noun} {listed(quoted, _SHOWN)} (any more)"
+            text = f"this host doesn't have {noun} {listed(quoted, _SHOWN)} (any more)"
             text = f"{self._where(gone)} is stale: {text}"
             yield warning("cdi-gone-devices", text, self._remake(gone))
         if missing:
             labels = [device.label for device in missing]
-            text = f"{noun} {listed(labels, _SHOWN)} of this machine isn't in it"
+            text = f"{noun} {listed(labels, _SHOWN)} of this host isn't in it"
             text = f"{self._where([*self.named])} is stale: {text}"
             yield warning("cdi-new-devices", text, self._remake([*self.named]))
         if not (shifted or gone or missing or kept) and self.named:
-            text = f"The names of the kind {self.vendor.names.KIND} are those of this machine"
+            text = f"The names of the kind {self.vendor.names.KIND} match this host's devices"
             yield ok("cdi-names", text)
 
     def _files(self, found: list[str]) -> list[str]:
         return [*dict.fromkeys(self.case.path_on(self.named[name].file) for name in found)]
 
     def _where(self, found: list[str]) -> str:
-        """Return the files of some names."""
+        """Return the files of names, as text."""
         return listed(self._files(found), _SHOWN)
 
     def _remake(self, found: list[str]) -> str:
-        """Return what makes the files of some names again."""
+        """Return the step that regenerates the files of names."""
         return remake(self.case, self._files(found)[0])
 
     def _missing(self) -> list[Device]:
-        """Return the devices that have no name, unless documents name none by itself."""
+        """Return the devices without a name, unless specs name no single device."""
         if not {*self.named} - {ALL}:
             return []
         known = {self.meant[name].id for name in self.named if name in self.meant}
         return [device for device in self.offered if device.id not in known]
 
     def _other(self, name: str) -> str:
-        """Return the device that a name gives where it means another one here, else ""."""
+        """Return the device that a name selects if it means another one on this host, else ""."""
         device = self.meant.get(name)
         if device is None:
             return ""
@@ -335,11 +335,11 @@ class _Comparison:
         return ""
 
 
-# Several documents ---------------------------------------------------------------------------
+# Several CDI specs ---------------------------------------------------------------------------
 
 
 def conflicts(case: Case) -> Iterator[Finding]:
-    """Ask which names are in several files: with one folder none counts, with two the later."""
+    """Find names in several files: engines use none in one folder, the later of two folders."""
     by_files: dict[tuple[str, ...], list[str]] = {}
     for name, paths_ in case.cdi.conflicts.items():
         by_files.setdefault(tuple(map(case.path_on, paths_)), []).append(name)
@@ -347,18 +347,18 @@ def conflicts(case: Case) -> Iterator[Finding]:
         yield warning(
             "cdi-conflict",
             f"{listed(conflicting, _SHOWN)} can't be used: {' and '.join(found)} both have it",
-            "Keep the one that is made again with the driver, and delete the other",
+            "Keep the file that is updated with the driver, and delete the other",
         )
     for (lower, upper), hidden in _hidden(case).items():
         yield warning(
             "cdi-hidden",
             f"{listed(hidden, _SHOWN)} of {lower} isn't used: {upper} has it with other content",
-            f"Delete {lower} if {upper} is kept fresh, or the other way round",
+            f"Delete {lower} if {upper} is kept up to date, or vice versa",
         )
 
 
 def _hidden(case: Case) -> dict[tuple[str, str], list[str]]:
-    """Return (file, later file) with the names that both have, and that mean something else."""
+    """Return (file, later file) with the names that both have with different content."""
     found: dict[tuple[str, str], list[str]] = {}
     for folder in case.cdi.folders:
         for name, device in folders.read_folders([folder]).devices.items():
@@ -376,7 +376,7 @@ def _hidden(case: Case) -> dict[tuple[str, str], list[str]]:
 
 
 def refresh_errors(case: Case) -> Iterator[Finding]:
-    """Show why the last refresh of the documents failed: who starts a container doesn't see it."""
+    """Report why the last refresh of the specs failed, which isn't visible at container starts."""
     try:
         failures = kept.last_errors(state_folder(case))
     except GpuhookError as error:
@@ -386,6 +386,6 @@ def refresh_errors(case: Case) -> Iterator[Finding]:
         kind = f" of {each.kind}" if each.kind else ""
         yield warning(
             "cdi-refresh",
-            f"The last refresh of the CDI document{kind} failed: {each.error}",
+            f"The last refresh of the CDI spec{kind} failed: {each.error}",
             f"{each.remedy}; then run gpuhook cdi refresh",
         )

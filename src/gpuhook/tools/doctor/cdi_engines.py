@@ -1,4 +1,4 @@
-"""Checks of the engines here beside the CDI documents: do they look there, and take the version."""
+"""Checks of the engines' CDI support: the folders that they read, and the versions they accept."""
 
 import json
 import os
@@ -27,10 +27,10 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class Reader:
-    """An engine that knows CDI: its version, whether it is switched on, and where it looks.
+    """An engine with CDI support: its version, whether CDI is enabled, and its folders.
 
-    ``needed`` says whether somebody is likely to ask it for CDI devices: those that ``install
-    --cdi`` was called for, or by themselves.
+    ``needed`` says whether CDI devices are likely to be requested from it: ``install --cdi`` was
+    called for it, or its CDI support is always enabled.
     """
 
     engine: str
@@ -41,12 +41,12 @@ class Reader:
 
     @property
     def title(self) -> str:
-        """What to call it."""
+        """The engine's name and version."""
         return f"{self.engine} {self.version}"
 
 
 def readers(case: Case) -> Iterator[Finding]:
-    """Ask of each engine whether it gets to see the documents that there are."""
+    """Check of each engine whether it reads the existing specs."""
     if not case.cdi.documents:
         return
     asked_for = _asked_for(case)
@@ -62,18 +62,18 @@ def readers(case: Case) -> Iterator[Finding]:
 
 
 def _say(reader: Reader, check: str, text: str, remedy: str) -> Finding:
-    """Return a warning where the engine is asked for CDI devices, else a remark."""
+    """Return a warning if CDI devices are requested from the engine, else a note."""
     if reader.needed:
         return warning(check, text, remedy)
-    return note(check, text, f"If you want its containers to have CDI devices: {remedy}")
+    return note(check, text, f"To use CDI devices in its containers: {remedy}")
 
 
 def _switched_off(case: Case, reader: Reader) -> Finding:
-    text = f"{reader.title} reads no CDI documents: CDI is switched off in its configuration"
+    text = f"{reader.title} reads no CDI specs: CDI is disabled in its configuration"
     remedy = f"Run gpuhook install --cdi --engine {reader.engine}, and restart {reader.engine}"
     if reader.engine in _asked_for(case):
         return warning("cdi-engine", text, remedy)
-    return note("cdi-engine", text, f"If you want it: {remedy}")
+    return note("cdi-engine", text, f"To use CDI: {remedy}")
 
 
 def _asked_for(case: Case) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ def _asked_for(case: Case) -> tuple[str, ...]:
 
 
 def _unseen(case: Case, reader: Reader) -> Iterator[Finding]:
-    """Look for documents in an engines' folder that this engine doesn't look into."""
+    """Find specs in engines' folders that this engine doesn't read."""
     looked = [_plain(folder) for folder in reader.folders]
     there: set[str] = set()
     elsewhere: dict[str, set[str]] = {}
@@ -105,13 +105,13 @@ def _unseen(case: Case, reader: Reader) -> Iterator[Finding]:
         yield _say(
             reader,
             "cdi-folder",
-            f"{reader.title} looks into {where} alone, and so not at {listed(unseen, _SHOWN)}",
+            f"{reader.title} reads only {where}, and so not {listed(unseen, _SHOWN)}",
             f"Run gpuhook cdi generate --output {target}",
         )
 
 
 def _unreadable(case: Case, reader: Reader) -> Iterator[Finding]:
-    """Look for documents whose version the engine's library refuses."""
+    """Find specs with a version that the engine's library refuses."""
     highest = _highest(case, reader)
     if highest is None:
         return
@@ -123,27 +123,27 @@ def _unreadable(case: Case, reader: Reader) -> Iterator[Finding]:
         place = case.path_on(path)
         remedy = f"Update {reader.engine}"
         if versions.accepts(highest, lowest):
-            remedy = f"Set cdiVersion to {lowest}, which is enough for what is in it"
+            remedy = f"Set cdiVersion to {lowest}, which is enough for its content"
         elif any(each.get("additionalGids") for each in every_edits(document)):
             remedy += (
                 "; or set no-additional-gids-for-device-nodes in [features] of config.toml, and "
-                "make the document again with gpuhook cdi generate"
+                "generate the CDI spec again with gpuhook cdi generate"
             )
-        text = f"{reader.title} takes CDI documents up to version {highest}, and {place} has"
+        text = f"{reader.title} supports CDI specs up to version {highest}, and {place} has"
         yield _say(reader, "cdi-version", f"{text} {version}", remedy)
 
 
 def _plain(folder: str) -> str:
-    """Return a folder's path for comparing: /var/run is a link to /run."""
+    """Return a folder's path for comparison: /var/run is a link to /run."""
     path = os.path.normpath(folder)
     return path.removeprefix("/var") if path.startswith("/var/run/") else path
 
 
-# Which engines there are ---------------------------------------------------------------------
+# Installed engines ---------------------------------------------------------------------------
 
 
 def _readers(case: Case) -> Iterator[Reader]:
-    """Yield the engines here that know CDI."""
+    """Yield the engines on this host that support CDI."""
     yield from _podman(case)
     yield from _dockers(case)
     yield from _containerd(case)
@@ -155,7 +155,7 @@ def _known(engine: str, version: str) -> bool:
 
 
 def _highest(case: Case, reader: Reader) -> str | None:
-    """Return the highest version of documents that an engine takes, as it was built."""
+    """Return the highest spec version that an engine's build accepts."""
     package = f"/var/lib/dpkg/info/{_PACKAGES[reader.engine]}.list"
     if case.machine.exists(package) and "ID=debian" in (case.machine.text("/etc/os-release") or ""):
         lines = (case.machine.text("/etc/os-release") or "").split("\n")
@@ -182,7 +182,7 @@ def _podman(case: Case) -> Iterator[Reader]:
 
 
 def _dockers(case: Case) -> Iterator[Reader]:
-    """Yield the running dockerds, or the installed one as its file says."""
+    """Yield the running dockerds, or the installed one according to its file."""
     asked = [docker.info for docker in case.dockers if docker.info]
     for info in asked:
         version = str(info.get("ServerVersion", ""))
@@ -206,7 +206,7 @@ def _dockers(case: Case) -> Iterator[Reader]:
 def _json(case: Case, path: str) -> dict[str, Any]:
     try:
         found = json.loads(case.machine.text(path) or "{}")
-    except ValueError:  # said by the check of Docker
+    except ValueError:  # reported by the check of Docker
         found = {}
     return found if isinstance(found, dict) else {}
 
@@ -245,7 +245,7 @@ def _all_strings(lists: list[object]) -> list[str]:
 
 
 def _values(value: object, key: str) -> list[object]:
-    """Return all values of a key, however deep in tables."""
+    """Return all values of a key, at any depth of the tables."""
     if not isinstance(value, dict):
         return []
     found = [value[key]] if key in value else []

@@ -1,4 +1,4 @@
-"""All checks, in the order in which a person would look, and how they are made."""
+"""The list of all checks in their order, and their execution."""
 
 from collections.abc import Iterable, Iterator
 
@@ -18,10 +18,10 @@ from gpuhook.tools.doctor.finding import Finding, Status, failure
 from gpuhook.tools.doctor.step import DRIVER, Check, Step, step_of
 from gpuhook.tools.doctor.vendors import CONFIGURATION, doctors
 
-# Documents are compared with a driver that works, as the configuration says.
+# CDI specs are compared with a working driver, found from the configuration.
 _DOCUMENTS = (CONFIGURATION, DRIVER)
 
-# Those that are about no vendor's driver; the first one is made before the vendors'.
+# Checks that concern no vendor's driver; the first one runs before the vendors' checks.
 FIRST = Step(install.configuration)
 STEPS: tuple[Step, ...] = (
     Step(install.launchers),
@@ -58,7 +58,7 @@ STEPS: tuple[Step, ...] = (
 
 
 def every_step(config: Config) -> list[Step]:
-    """Return the configuration's check, the vendors' of drivers, ours, and the vendors' others."""
+    """Return all steps: configuration, the vendors' drivers, ours, the vendors' others."""
     vendors = list(doctors(config))
     drivers = [step for vendor in vendors for step in vendor.driver_checks]
     hosts = [step for vendor in vendors for step in vendor.host_checks]
@@ -66,10 +66,10 @@ def every_step(config: Config) -> list[Step]:
 
 
 class Examination:
-    """One round of checks, made while the findings are iterated over.
+    """A run of the checks, executed while the findings are iterated over.
 
-    ``findings`` are those so far, ``skipped`` the names of checks that weren't made, because what
-    they need was reported as a failure.
+    ``findings`` are those so far, ``skipped`` the names of checks that were skipped, because a
+    check that they need has failed.
     """
 
     def __init__(self, case: Case, steps: Iterable[Step]) -> None:
@@ -94,16 +94,16 @@ class Examination:
 
 
 def _made(step: Step, case: Case) -> Iterator[Finding]:
-    """Make one check; one that fails itself is a finding."""
+    """Run one check; an exception in it becomes a finding."""
     try:
         yield from step.check(case)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other checks are of use
+    except Exception as error:  # noqa: BLE001 - the other checks are useful in any case
         text = f"The check {step.name} itself failed: {type(error).__name__}: {error}"
         yield failure(step.name, text, "Report it, with gpuhook doctor --report FILE")
 
 
 def examine(case: Case, checks: Iterable[Check | Step] | None = None) -> Examination:
-    """Return an examination of all checks, or of these; one that fails itself stops no other."""
+    """Return an examination of all or the given checks; an exception in one stops no other."""
     return Examination(
         case, every_step(case.config) if checks is None else [step_of(check) for check in checks]
     )

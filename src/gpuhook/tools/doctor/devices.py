@@ -1,4 +1,4 @@
-"""What the vendors' own checks have in common: devices out of order, their nodes, the PCI bus."""
+"""Checks that vendors share: unusable devices, device nodes, and devices on the PCI bus."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,16 +7,16 @@ from gpuhook.start.inventory.model import EVERYBODY, Device, Inventory
 from gpuhook.tools.doctor.finding import Finding, failure, warning
 from gpuhook.tools.doctor.machine import Machine
 
-# Recognises a device on the PCI bus: it is given what returns a fact of it, such as its vendor, as
-# the kernel has it (0x10de), "" where there is no such fact.
+# Recognises a device on the PCI bus. The argument is a function that returns an attribute of the
+# device, such as its vendor, in the kernel's form (0x10de), "" if there is no such attribute.
 IsOurs = Callable[[Callable[[str], str]], bool]
 
-UDEV = "See that udev makes it, or load the driver again"
+UDEV = "Check that udev creates it, or reload the driver"
 _PCI = "/sys/bus/pci/devices"
 
 
 def unusable(check: str, noun: str, remedy: str, devices: tuple[Device, ...]) -> Iterator[Finding]:
-    """Warn of each device that can't be used, with the driver's reason."""
+    """Warn of each unusable device, with the driver's reason."""
     for device in devices:
         if device.state:
             identity = "" if device.id == device.label else f" ({device.id})"
@@ -27,21 +27,21 @@ def unusable(check: str, noun: str, remedy: str, devices: tuple[Device, ...]) ->
 def missing_nodes(
     check: str, title: str, missing: list[str], remedy: str = UDEV
 ) -> Iterator[Finding]:
-    """Report the nodes that should be there, by what the driver has, and aren't."""
+    """Report the missing nodes of the driver's devices."""
     if missing:
         yield failure(check, f"{title}'s driver has no node {listed(missing)}", remedy)
 
 
 def closed_nodes(check: str, inventory: Inventory, remedy: str) -> Iterator[Finding]:
-    """Warn of nodes that not everybody may open."""
+    """Warn of nodes that not all users can open."""
     closed = [node.path for node in inventory.nodes if node.mode & EVERYBODY != EVERYBODY]
     if closed:
-        text = f"Not everybody may open {listed(closed)}: programs of other users see no device"
+        text = f"Not all users can open {listed(closed)}: other users' programs see no device"
         yield warning(check, text, remedy)
 
 
 def is_on_bus(machine: Machine, is_ours: IsOurs) -> bool:
-    """Tell whether a device on the PCI bus is one of a vendor's."""
+    """Tell whether the PCI bus has a device of a vendor."""
 
     def facts(folder: str) -> Callable[[str], str]:
         return lambda name: (machine.text(f"{folder}/{name}") or "").strip()

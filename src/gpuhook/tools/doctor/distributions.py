@@ -1,4 +1,4 @@
-"""Checks of a containerd whose file a distribution writes: gpu-py is where that takes it from."""
+"""Checks of a containerd whose file a distribution writes: gpu-py must be in the file's source."""
 
 import os
 import re
@@ -18,27 +18,27 @@ _PROGRAM = re.compile(r"""^[^#\n]*\bBinaryName\s*=\s*["']([^"'\n]+)["']""", re.M
 
 
 def owner_of(machine: Machine, path: str) -> Distribution | None:
-    """Return the distribution that writes containerd's file, None for the administrator's."""
+    """Return the distribution that writes containerd's file, None if the administrator does."""
     return distributions.of_file(path, machine.text)
 
 
 def literal(machine: Machine, files: list[str], install: str) -> Iterator[Finding]:
-    """Look for placeholders in files that containerd reads as they are."""
+    """Find placeholders in files that containerd reads literally."""
     for path in files:
         for line, found in placeholders.find(machine.text(path) or ""):
             yield warning(
                 _CHECK,
-                f"{path}, line {line}, has {shown(found)}, which containerd takes as it stands",
-                "Put there what is meant; if gpuhook install wrote the file: gpuhook uninstall "
+                f"{path}, line {line}, has {shown(found)}, which containerd reads literally",
+                "Write the value there; if gpuhook install wrote the file: gpuhook uninstall "
                 f"--engine containerd && {install}",
             )
             break
 
 
 def pending(machine: Machine, owner: Distribution, path: str) -> Finding | None:
-    """Return what to say where gpu-py is written, and the distribution's file is older than that.
+    """Return a finding if gpu-py is registered, and the distribution's file is older.
 
-    None where that file knows gpu-py, or nothing does.
+    None if that file has gpu-py, or if gpu-py isn't registered.
     """
     place = _kept(machine, owner, path)
     files = [path, *imports(machine, path)]
@@ -46,24 +46,24 @@ def pending(machine: Machine, owner: Distribution, path: str) -> Finding | None:
         return None
     return failure(
         _CHECK,
-        f"{place} registers {names.RUNTIME}, and {owner.name} has not made {path} of it since",
+        f"{place} registers {names.RUNTIME}, and {owner.name} has not rewritten {path} since",
         f"Restart it: {owner.restart}",
     )
 
 
 def lost(machine: Machine, owner: Distribution, path: str, install: str) -> Iterator[Finding]:
-    """Say where gpu-py is known now, and won't be when the distribution has started again."""
+    """Warn of a registration that is lost when the distribution restarts."""
     if not _kept(machine, owner, path):
         yield warning(
             _CHECK,
-            f"{owner.name} writes {path} again when it starts, and then without {names.RUNTIME}, "
-            "which containerd knows now",
-            f"Run {install}, which writes where {owner.name} takes it from",
+            f"{owner.name} rewrites {path} when it starts, and then containerd loses "
+            f"{names.RUNTIME}",
+            f"Run {install}, which writes to the place that {owner.name} reads",
         )
 
 
 def _kept(machine: Machine, owner: Distribution, path: str) -> str:
-    """Return the file with gpu-py of which the distribution makes its own, "" for none."""
+    """Return the file with gpu-py that the distribution uses as its source, "" for none."""
     folder = os.path.dirname(path)
     if owner.name == distributions.K0S:
         found = machine.glob(f"{folder}/containerd.d/*.toml")
@@ -78,7 +78,7 @@ def _kept(machine: Machine, owner: Distribution, path: str) -> str:
 
 
 def _imported(machine: Machine, path: str, templates: list[str]) -> Iterator[str]:
-    """Yield the files with gpu-py that are imported because of a template, or by k3s itself."""
+    """Yield the files with gpu-py that a template or k3s itself imports."""
     texts = [machine.text(template) or "" for template in templates]
     for pattern in strings(toml(machine, path)[0].get("imports")):
         by_itself = os.path.dirname(pattern) in [

@@ -1,4 +1,4 @@
-"""Checks of Docker: the runtime registered and loaded, --gpus served, no snap."""
+"""Checks of Docker: the runtime is registered and loaded, --gpus works, Docker is no snap."""
 
 import errno
 import json
@@ -21,12 +21,12 @@ _GPUS_BY_CDI = "29.2.0"
 
 
 def docker(case: Case) -> Iterator[Finding]:
-    """Compare daemon.json with what each running dockerd has loaded."""
+    """Compare daemon.json with the settings loaded by each running dockerd."""
     yield from _snap(case)
     if not case.dockers and case.machine.which("dockerd", names.SEARCH_PATH):
         paths = [path for path in case.settings("docker/daemon.json") if case.machine.exists(path)]
         yield from _registered(case, case.machine, (paths or [DEFAULT_CONFIG])[-1], {})
-        yield ok("docker-loaded", "dockerd is installed and doesn't run")
+        yield ok("docker-loaded", "dockerd is installed and not running")
     for found in case.dockers:
         version = str((found.info or {}).get("ServerVersion", ""))
         machine = seen_by(found.process)
@@ -39,7 +39,7 @@ def _snap(case: Case) -> Iterator[Finding]:
     if case.machine.exists("/snap/bin/docker") or case.machine.exists("/var/snap/docker"):
         yield warning(
             "docker-snap",
-            "Docker is installed as a snap, which can't start programs outside of it",
+            "Docker is installed as a snap, which can't run programs outside of it",
             "Remove the snap and install Docker's or the distribution's package",
         )
 
@@ -70,7 +70,7 @@ def _registered(
         runtimes = _runtimes(machine, path)
     except ValueError as error:
         text = f"{path} isn't JSON, and dockerd won't start with it: {error}"
-        remedy = "Correct the file; from Docker 23 on, dockerd --validate checks it"
+        remedy = "Correct the file; since Docker 23, dockerd --validate checks it"
         yield failure("docker-registered", text, remedy)
         return
     ours = {name: program for name, program in runtimes.items() if is_gpu_py(machine, program)}
@@ -79,7 +79,7 @@ def _registered(
         case.registered.append("docker")
     else:
         text = f"{path} doesn't register the runtime {names.RUNTIME}"
-        yield note("docker-unused", text, f"If Docker is to use it: {install}")
+        yield note("docker-unused", text, f"To use it in Docker: {install}")
     for name, program in ours.items():
         if machine.is_program(program):
             yield ok("docker-registered", f"{path} registers the runtime {name}: {program}")
@@ -92,30 +92,30 @@ def _registered(
 
 
 def install_command(engine: str, path: str, usual: list[str]) -> str:
-    """Return what tells an engine about gpu-py that reads this file."""
+    """Return the command that configures the engine that reads a file."""
     more = "" if path in usual else f" --config {shlex.quote(path)}"
     return f"gpuhook install --engine {engine}{more}"
 
 
 def closed(engine: str, path: str) -> Finding:
-    """Return what to say of an engine's file that we may not read."""
-    text = f"You may not read {path}, so whether {engine} knows {names.RUNTIME} isn't known"
-    return note(f"{engine}-unseen", text, "To have it checked: run the doctor as root")
+    """Return the finding for an engine's file that we can't read."""
+    text = f"You can't read {path}, so it is unknown whether {engine} has {names.RUNTIME}"
+    return note(f"{engine}-unseen", text, "To check it: run gpuhook doctor as root")
 
 
 def is_gpu_py(machine: Machine, program: str) -> bool:
-    """Tell whether a configured program is our runtime, under its own name or another."""
+    """Tell whether a configured program is our runtime, under any name."""
     return os.path.basename(program) == names.RUNTIME or is_ours(machine, program)
 
 
 def _loaded(found: DockerInfo) -> Iterator[Finding]:
     who = f"The running dockerd ({found.socket_path})"
     if found.info is None:
-        text = f"{who} couldn't be asked what it has loaded: {found.problem}"
+        text = f"{who} couldn't be asked for its loaded settings: {found.problem}"
         if found.problem == os.strerror(errno.EACCES):
-            yield note("docker-loaded", text, "To have it asked: run the doctor as root")
+            yield note("docker-loaded", text, "To ask it: run gpuhook doctor as root")
         else:
-            remedy = "Look why in dockerd's log (journalctl -u docker)"
+            remedy = "See dockerd's log for the reason (journalctl -u docker)"
             yield warning("docker-loaded", text, remedy)
         return
     machine = seen_by(found.process)
@@ -139,14 +139,14 @@ def _loaded(found: DockerInfo) -> Iterator[Finding]:
 
 
 def _gpus_option(found: DockerInfo) -> Iterator[Finding]:
-    """Docker serves --gpus by the programs that dockerd finds in its own PATH at its start.
+    """Check --gpus, which depends on the programs that dockerd finds in its PATH at start-up.
 
-    From 29.2 on by CDI documents, if it finds the CDI hook there, and by the older hook if a name
-    is in no document; before that by the older hook alone.
+    Since 29.2 Docker uses CDI specs, if it finds the CDI hook there, and the older hook for names
+    in no spec. Before that it uses only the older hook.
     """
     if found.process.environment is None:
-        text = "Whether docker run --gpus is served isn't known: the PATH of dockerd can't be read"
-        yield note("docker-gpus-option", text, "To have it checked: run the doctor as root")
+        text = "It is unknown whether docker run --gpus works: the PATH of dockerd can't be read"
+        yield note("docker-gpus-option", text, "To check it: run gpuhook doctor as root")
         return
     folders = found.process.environment.get("PATH", names.SEARCH_PATH)
     path = seen_by(found.process).which(_HOOK, folders)
@@ -155,17 +155,17 @@ def _gpus_option(found: DockerInfo) -> Iterator[Finding]:
     if by_cdi and version and not versions.is_below(version, _GPUS_BY_CDI):
         yield note(
             "docker-gpus-option",
-            f"docker run --gpus is served from CDI documents by Docker {version} itself ({by_cdi})"
-            + (f", and else by {path}" if path else ""),
-            "For --gpus all, a document must have the device all: see gpuhook cdi list",
+            f"docker run --gpus uses CDI specs in Docker {version} ({by_cdi})"
+            + (f", or else {path}" if path else ""),
+            "For --gpus all, a CDI spec must have the device all: see gpuhook cdi list",
         )
     elif path is None:
         yield note(
             "docker-gpus-option",
-            f"docker run --gpus isn't served: {_HOOK} isn't on dockerd's PATH",
-            "If you want it: gpuhook install --engine docker --nvidia-names, and restart Docker",
+            f"docker run --gpus doesn't work: {_HOOK} isn't on dockerd's PATH",
+            "To use it: gpuhook install --engine docker --nvidia-names, and restart Docker",
         )
     elif is_ours(seen_by(found.process), path):
-        yield ok("docker-gpus-option", f"docker run --gpus is served by gpuhook: {path}")
+        yield ok("docker-gpus-option", f"docker run --gpus uses gpuhook: {path}")
     else:
-        yield ok("docker-gpus-option", f"docker run --gpus is served by NVIDIA's {path}")
+        yield ok("docker-gpus-option", f"docker run --gpus uses NVIDIA's {path}")

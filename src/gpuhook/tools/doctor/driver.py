@@ -1,4 +1,4 @@
-"""How a vendor's driver is looked at whose devices are nodes by what the kernel shows of them."""
+"""Check of drivers whose devices are found from kernel information and are device nodes."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -15,15 +15,14 @@ from gpuhook.tools.doctor.machine import Machine
 
 @dataclass(frozen=True)
 class Driver:
-    """A check of a vendor's driver: whether it is loaded, and whether its devices can be used.
+    """A check of a vendor's driver: whether it is loaded, and whether its devices are usable.
 
-    ``check`` is what its findings are called, ``owner`` whose driver it is, ``has`` the sentence
-    on what it has. ``is_ours`` recognises a device on the PCI bus: a machine with none needs no
-    driver, unless ``by_root`` counts and the configuration names a root for it. ``without`` is the
-    remedy for a driver without devices, "" where that is all right. ``udev`` is the remedy for
-    nodes that are missing, or closed where that ``is_for_everybody``. ``more`` are further
-    findings, of the machine below the driver root, which ``discover`` is given too, and its
-    inventory.
+    ``check`` is the name of its findings, ``owner`` the driver's vendor, ``has`` the sentence on
+    its devices. ``is_ours`` recognises a device on the PCI bus: a host with none needs no driver,
+    unless ``by_root`` is set and the configuration names a root for it. ``without`` is the remedy
+    for a driver without devices, "" if that is fine. ``udev`` is the remedy for missing nodes, or
+    inaccessible ones if the driver ``is_for_everybody``. ``more`` yields further findings from the
+    machine below the driver root, which ``discover`` gets, too, and its inventory.
     """
 
     check: str
@@ -43,7 +42,7 @@ class Driver:
         return self.check
 
     def __call__(self, case: Case) -> Iterator[Finding]:
-        """Nothing is said of a machine without any device."""
+        """Yield the findings, none for a host without devices of the vendor."""
         driver = Machine(case.machine.path(self.vendor.root(case.config)))
         try:
             self.vendor.try_files(case.config, driver.root, lambda: self.discover(case, driver))

@@ -1,4 +1,4 @@
-"""Engines' files as the doctor reads them, and what engines' programs say."""
+"""Readers of engines' files and of their programs' output for the doctor."""
 
 import os
 import re
@@ -16,7 +16,7 @@ _PROGRAM_KEYS = ("BinaryName", "runtime_path", "runtime_engine")
 
 
 def imports(machine: Machine, path: str) -> list[str]:
-    """Return the files that containerd's configuration imports, and those that they do."""
+    """Return the files that containerd's configuration imports, recursively."""
     found = [path]
     for each in found:
         for pattern in strings(toml(machine, each)[0].get("imports")):
@@ -26,7 +26,7 @@ def imports(machine: Machine, path: str) -> list[str]:
 
 
 def toml(machine: Machine, path: str) -> tuple[dict[str, Any], str]:
-    """Return a file's tables and what is wrong with it; no file is an empty one."""
+    """Return a file's tables and its error; a missing file counts as empty."""
     try:
         return tomllib.loads(machine.text(path) or ""), ""
     except tomllib.TOMLDecodeError as error:
@@ -34,18 +34,18 @@ def toml(machine: Machine, path: str) -> tuple[dict[str, Any], str]:
 
 
 def table(table: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return a table's table, an empty one where there is something else."""
+    """Return a subtable, empty if the value isn't a table."""
     value = table.get(key)
     return value if isinstance(value, dict) else {}
 
 
 def strings(value: object) -> list[str]:
-    """Return the strings in a list, none where there is something else."""
+    """Return the strings in a list, none if the value isn't a list."""
     return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 
 def programs_of(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (name of the runtime's table, program) wherever one is configured."""
+    """Yield (name of the runtime's table, program) for each configured program."""
     if not isinstance(value, dict):
         return
     for key, entry in value.items():
@@ -55,21 +55,21 @@ def programs_of(value: object, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def version_of(machine: Machine, program: str) -> str:
-    """Return what a program's --version says, "" if it isn't there or says nothing of use."""
+    """Return a program's version from --version, "" if it is missing or unknown."""
     path = machine.which(program, names.SEARCH_PATH) or ""
     return version_in(output(machine, path, "--version"))
 
 
 def version_in(said: bytes) -> str:
-    """Return the version in what a program says of itself, "" for none."""
+    """Return the version in a program's output, "" for none."""
     found = re.search(rb"\b\d{1,4}\.\d[\d.]*", said)
     return found[0].decode() if found else ""
 
 
 def output(machine: Machine, path: str, *words: str, name: str = "") -> bytes:
-    """Return what a program of the machine prints, b"" where it isn't there or doesn't answer.
+    """Return a program's output, b"" if it is missing or doesn't answer.
 
-    It is called by ``name`` where that is given: some programs are several by their name.
+    ``name`` is its argv[0], if given: some programs behave differently by name.
     """
     try:
         done = subprocess.run(
@@ -85,9 +85,9 @@ def output(machine: Machine, path: str, *words: str, name: str = "") -> bytes:
 
 
 def unread(machine: Machine, engine: str, path: str, version: str = "") -> str:
-    """Return why an engine doesn't read a file that begins with a byte order mark, "" if it may.
+    """Return why an engine can't read a file with a byte order mark, "" if it may read it.
 
-    ``version`` is the engine's, which is asked where it isn't given.
+    ``version`` is the engine's version, read from its program if not given.
     """
     program = {"docker": "dockerd"}.get(engine, engine)
     return marks.problem(

@@ -1,4 +1,4 @@
-"""What a check found: a status, a sentence, and where it helps a remedy."""
+"""Findings of checks: a status, a sentence, and a remedy if there is one."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """How bad it is, from best to worst; ``exit_status`` is what the command ends with for it."""
+    """Severity of a finding, from best to worst; ``exit_status`` is the command's status for it."""
 
     OK = "ok"
     NOTE = "note"
@@ -24,7 +24,7 @@ class Finding:
     """One line of the diagnosis.
 
     ``check`` is a stable name (device-nodes), ``message`` one sentence without a full stop,
-    ``remedy`` what to do, empty where there is nothing to do.
+    ``remedy`` the fix, empty if none is needed.
     """
 
     check: str
@@ -38,27 +38,27 @@ class Finding:
 
 
 def ok(check: str, message: str) -> Finding:
-    """Return a finding that nothing has to be done about."""
+    """Return a finding without a problem."""
     return Finding(check, Status.OK, message)
 
 
 def note(check: str, message: str, remedy: str) -> Finding:
-    """Return a finding that troubles nothing; ``remedy`` is for those who want it otherwise."""
+    """Return a harmless finding; ``remedy`` is an optional change."""
     return Finding(check, Status.NOTE, message, remedy)
 
 
 def warning(check: str, message: str, remedy: str) -> Finding:
-    """Return a finding that will trouble some containers."""
+    """Return a finding that affects some containers."""
     return Finding(check, Status.WARNING, message, remedy)
 
 
 def failure(check: str, message: str, remedy: str) -> Finding:
-    """Return a finding that keeps GPU containers from working."""
+    """Return a finding that prevents GPU containers from working."""
     return Finding(check, Status.FAILURE, message, remedy)
 
 
 def worst(findings: Iterable[Finding]) -> Status:
-    """Return the worst status among the findings, ok where no container has trouble."""
+    """Return the worst status among the findings, ok if no container is affected."""
     worst_status = max((each.status for each in findings), key=_ORDER.index, default=Status.OK)
     return worst_status if worst_status.exit_status else Status.OK
 

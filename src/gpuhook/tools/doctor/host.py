@@ -12,29 +12,29 @@ from gpuhook.tools.doctor.finding import Finding, ok, warning
 from gpuhook.tools.doctor.machine import Machine
 
 _SELINUX = "/sys/fs/selinux"
-# Booleans of SELinux's policies, each read as current and pending value. The first is that of our
-# module (packaging/selinux), the second Fedora's and Red Hat's; the third is in those that the
-# module is for, Debian's and others made of the reference policy.
+# Booleans of SELinux policies, each read as current and pending value. The first is that of our
+# module (packaging/selinux), the second that of Fedora and Red Hat. The third is in the policies
+# that the module supports: Debian's and others based on the reference policy.
 _OURS, _FEDORAS, _REFERENCE = (
     f"{_SELINUX}/booleans/{name}"
     for name in ("gpuhook_containers_use_gpus", "container_use_devices", "container_use_dri")
 )
-# Where the module is, by the package and by the page on security.
+# Paths of the module, from the package and from the page on security.
 _MODULES = tuple(
     f"{share}/selinux/packages/gpuhook.cil" for share in ("/usr/share", "/usr/local/share")
 )
-_RUNTIME_TYPE = b"container_engine_exec_t"  # of runc, too
+_RUNTIME_TYPE = b"container_engine_exec_t"  # runc's label, too
 _OPENAT2_SINCE = (5, 6)
 
 
 def kernel(case: Case) -> Iterator[Finding]:
-    """Ask whether the kernel has the calls that keep us inside a container's root."""
+    """Check for the system calls that confine path look-ups to a container's root."""
     release = (case.machine.text("/proc/sys/kernel/osrelease") or "").strip()
     found = re.match(r"(\d+)\.(\d+)", release)
     if found and (int(found[1]), int(found[2])) < _OPENAT2_SINCE:
         yield warning(
             "kernel",
-            f"Linux {release} has no openat2(), and paths in containers are walked step by step",
+            f"Linux {release} has no openat2(), so paths in containers are resolved step by step",
             "Run Linux 5.6 or newer",
         )
     elif found:
@@ -42,7 +42,7 @@ def kernel(case: Case) -> Iterator[Finding]:
 
 
 def cgroups(case: Case) -> Iterator[Finding]:
-    """Ask which cgroup version gives out devices."""
+    """Check the cgroup version that controls devices."""
     kinds = {}
     for mount in proc.Mounts(case.machine.data("/proc/self/mountinfo")):
         if mount.kind in (b"cgroup", b"cgroup2"):
@@ -67,7 +67,7 @@ def cgroups(case: Case) -> Iterator[Finding]:
 
 
 def security_modules(case: Case) -> Iterator[Finding]:
-    """Ask whether SELinux or AppArmor keeps engines from gpu-py, or containers from the nodes."""
+    """Check whether SELinux or AppArmor blocks gpu-py or containers' access to device nodes."""
     enforcing = (case.machine.text(f"{_SELINUX}/enforce") or "").strip()
     apparmor = (case.machine.text("/sys/module/apparmor/parameters/enabled") or "").strip()
     if enforcing == "1":
@@ -75,13 +75,13 @@ def security_modules(case: Case) -> Iterator[Finding]:
     elif enforcing == "0":
         yield ok("security-module", "SELinux is permissive")
     elif apparmor == "Y":
-        yield ok("security-module", "AppArmor is on; the engines' own profiles allow GPUs")
+        yield ok("security-module", "AppArmor is enabled; the engines' own profiles allow GPUs")
     else:
-        yield ok("security-module", "Neither SELinux nor AppArmor is on")
+        yield ok("security-module", "Neither SELinux nor AppArmor is enabled")
 
 
 def _enforced(case: Case) -> Finding:
-    """Return what is found where SELinux is enforcing."""
+    """Return the finding for an enforcing SELinux."""
     ours = case.machine.text(_OURS)
     fedoras = case.machine.text(_FEDORAS)
     launcher = f"{case.bin}/{names.RUNTIME}"
@@ -94,24 +94,25 @@ def _enforced(case: Case) -> Finding:
     if ours is not None and _RUNTIME_TYPE not in case.machine.label(launcher).split(b":"):
         return warning(
             "security-module",
-            f"SELinux is enforcing, and podman's conmon may not start {launcher} by its label",
-            f"Give it that of runc: restorecon -F {launcher}, or chcon -t "
-            f"{_RUNTIME_TYPE.decode()} {launcher} where the policy knows no such path",
+            f"SELinux is enforcing, and the label of {launcher} prevents podman's conmon from "
+            "running it",
+            f"Give it runc's label: restorecon -F {launcher}, or chcon -t "
+            f"{_RUNTIME_TYPE.decode()} {launcher} if the policy has no such path",
         )
     if (ours or fedoras or "").startswith("1"):
         return ok("security-module", "SELinux is enforcing, and containers may use device nodes")
     boolean = os.path.basename(_OURS if ours is not None else _FEDORAS)
-    known = ours is not None or fedoras is not None  # not every policy has one
+    known = ours is not None or fedoras is not None  # not every policy has a boolean
     allow = f"Run setsebool -P {boolean} on, or the" if known else "Run the"
     return warning(
         "security-module",
-        "SELinux is enforcing and keeps confined containers from device nodes",
+        "SELinux is enforcing and denies confined containers access to device nodes",
         f"{allow} containers with --security-opt label=disable",
     )
 
 
 def _load_module(case: Case, launcher: str) -> str:
-    """Return what to do so that the policy knows gpuhook."""
+    """Return the commands that load gpuhook's policy module."""
     for path in _MODULES:
         if case.machine.exists(path):
             return f"Run semodule -i {path} and restorecon -RF {launcher} {case.config.state_dir}"
@@ -123,7 +124,7 @@ def _load_module(case: Case, launcher: str) -> str:
 
 
 def rootless(case: Case) -> Iterator[Finding]:
-    """Tell of Docker daemons that run without root."""
+    """Report rootless Docker daemons."""
     for docker in case.dockers:
         options = (docker.info or {}).get("SecurityOptions") or []
         if docker.process.uid == 0 and "name=rootless" not in options:
@@ -131,12 +132,12 @@ def rootless(case: Case) -> Iterator[Finding]:
         yield ok(
             "rootless",
             f"The dockerd {docker.process.pid} runs as user {docker.process.uid}: its containers "
-            "get the device nodes that this user may open, and cgroups limit nothing",
+            "get the device nodes that this user can open, and cgroups restrict nothing",
         )
 
 
 def is_ours(machine: Machine, path: str) -> bool:
-    """Tell whether a program is one of gpuhook's, by what it links to or says of itself."""
+    """Tell whether a program is part of gpuhook, by its link target or its output."""
     name = os.path.basename(machine.target(path))
     if name.startswith((names.RUNTIME, "gpuhook")):
         return True

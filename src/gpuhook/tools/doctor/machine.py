@@ -1,4 +1,4 @@
-"""The machine that the doctor looks at, below a prefix that is / except in tests."""
+"""The examined host, below a prefix that is / except in tests."""
 
 import glob
 import os
@@ -14,9 +14,9 @@ _ROOT = 0
 
 
 class Machine:
-    """Files and processes below ``root``; every path given to it is one on that machine.
+    """Files and processes below ``root``; all paths are relative to that machine.
 
-    ``users`` are those whose processes count: root and ourselves, unless others are named.
+    ``users`` are the trusted owners of processes: root and the current user by default.
     """
 
     def __init__(self, root: str = "/", users: Container[int] | None = None) -> None:
@@ -24,11 +24,11 @@ class Machine:
         self._users = (_ROOT, os.geteuid()) if users is None else users
 
     def path(self, path: str) -> str:
-        """Return where a path of the machine is for us."""
+        """Return the path on this host for a path of the machine."""
         return self.root + path
 
     def text(self, path: str) -> str | None:
-        """Return a file's text without a byte order mark, None where it can't be read."""
+        """Return a file's text without a byte order mark, None if it can't be read."""
         try:
             data = host_files.read_start(self.path(path))
         except OSError:
@@ -39,14 +39,14 @@ class Machine:
             return data.decode("utf-8", "replace")
 
     def data(self, path: str) -> bytes:
-        """Return what is in a file, b"" where it isn't there or may not be read."""
+        """Return a file's content, b"" if it is missing or unreadable."""
         try:
             return host_files.read_start(self.path(path))
         except OSError:
             return b""
 
     def is_closed(self, path: str) -> bool:
-        """Tell whether a file is kept from us, so that nothing is known of it."""
+        """Tell whether a file is inaccessible, so its content is unknown."""
         try:
             host_files.read_start(self.path(path), 1)
         except PermissionError:
@@ -63,7 +63,7 @@ class Machine:
             return None
 
     def label(self, path: str) -> bytes:
-        """Return a file's SELinux label, empty where it has none."""
+        """Return a file's SELinux label, empty if it has none."""
         try:
             return os.getxattr(self.path(path), kernel.LABEL).rstrip(b"\0")
         except OSError:
@@ -74,41 +74,41 @@ class Machine:
         return self.stat(path) is not None
 
     def is_program(self, path: str) -> bool:
-        """Tell whether a path is a file that may be executed."""
+        """Tell whether a path is an executable file."""
         found = self.path(path)
         return os.path.isfile(found) and os.access(found, os.X_OK)
 
     def target(self, path: str) -> str:
-        """Return what a link says, the path itself where it is none."""
+        """Return a link's target, or the path itself if it isn't a link."""
         try:
             return os.readlink(self.path(path))
         except (OSError, ValueError):
             return path
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder, sorted; empty where there is none."""
+        """Return the names in a folder, sorted; empty if there is no folder."""
         try:
             return sorted(os.listdir(self.path(folder)))
         except (OSError, ValueError):
             return []
 
     def glob(self, pattern: str) -> list[str]:
-        """Return the machine's paths that fit a shell pattern, sorted."""
+        """Return the machine's paths that match a shell pattern, sorted."""
         found = glob.glob(glob.escape(self.root) + pattern)
         return sorted(path[len(self.root) :] for path in found)
 
     def which(self, name: str, folders: str) -> str | None:
-        """Return the program's path in the first of the folders (``a:b``) that has it."""
+        """Return a program's path in the first of the folders (``a:b``) that has it."""
         for folder in folders.split(":"):
             if folder.startswith("/") and self.is_program(f"{folder}/{name}"):
                 return f"{folder.rstrip('/')}/{name}"
         return None
 
     def processes(self, name: str) -> list[Process]:
-        """Return the processes of that name (15 characters count) that may be believed."""
+        """Return the trusted processes with a name, of which 15 characters are compared."""
         return host_processes.running(name, self.root, self._users)
 
 
 def seen_by(process: Process) -> Machine:
-    """Return the machine as a process sees it, in its mount namespace."""
+    """Return the machine in the mount namespace of a process."""
     return Machine(process.root)

@@ -1,4 +1,4 @@
-"""The archive for bug reports: findings, versions, lists of files; no environment values."""
+"""The archive for bug reports: findings, versions and lists of files, no environment values."""
 
 import io
 import json
@@ -20,10 +20,10 @@ from gpuhook.tools.vendors import survey
 _FOLDER = "gpuhook-report"
 _LOG_LINES = 200
 
-# Of the kernel; none of them holds a setting of a user's program. The vendors have more.
+# Kernel files without settings of users' programs. The vendors add more.
 _TEXTS = ("/etc/os-release", "/proc/version", "/proc/devices")
 
-# What of docker info is of use and can't hold a proxy's password.
+# Useful fields of docker info that can't contain a proxy's password.
 _DOCKER_KEYS = (
     "ServerVersion", "Runtimes", "DefaultRuntime", "CgroupDriver", "CgroupVersion",
     "SecurityOptions", "KernelVersion", "OperatingSystem", "Driver", "CDISpecDirs",
@@ -31,7 +31,7 @@ _DOCKER_KEYS = (
 
 
 def write_report(path: str, case: Case, findings: list[Finding]) -> None:
-    """Write the archive to ``path``, readable for its owner alone; ReportError if it can't be."""
+    """Write the archive to ``path``, readable only by its owner; ReportError if that fails."""
     try:
         fd = host_files.create_private(path)
         with os.fdopen(fd, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
@@ -40,7 +40,7 @@ def write_report(path: str, case: Case, findings: list[Finding]) -> None:
     except OSError as error:
         raise ReportError(
             f"The report {path} can't be written: {error.strerror}",
-            "Name a file in a folder that you may write to",
+            "Name a file in a writable folder",
         ) from None
 
 
@@ -101,7 +101,7 @@ def _inventory(case: Case) -> str:
         )
         errors = [{"error": str(error)} for error in failed]
         return _json([*(inventory.to_json() for inventory in found), *errors])
-    except Exception as error:  # noqa: BLE001 - whatever it is, the rest of the report is of use
+    except Exception as error:  # noqa: BLE001 - the rest of the report is useful in any case
         known = isinstance(error, GpuhookError)
         return _json({"error": str(error) if known else f"{type(error).__name__}: {error}"})
 

@@ -1,4 +1,4 @@
-"""One step of an examination: a check, and the findings after which it would say nothing new."""
+"""A step of an examination: a check, and the failures that make it redundant."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from gpuhook.tools.doctor.finding import Finding
 
 Check = Callable[[Case], Iterable[Finding]]
 
-# What a failure of any vendor's driver counts as, besides its own name.
+# A second name for a failure of any vendor's driver.
 DRIVER = "driver"
 
 
 @dataclass(frozen=True)
 class Step:
-    """A check, and when it is made.
+    """A check, and its conditions.
 
-    ``needs`` are names of findings: where one of them was a failure, the check is skipped, because
-    it would only report the same cause again. ``part`` is a second name of its own failures.
-    ``engine`` is the one engine that the check is about, "" where it is about none.
+    ``needs`` are names of findings: if one of them was a failure, the check is skipped, because
+    it would only report the same cause again. ``part`` is a second name for its own failures.
+    ``engine`` is the only engine that the check concerns, "" for none.
     """
 
     check: Check
@@ -28,10 +28,10 @@ class Step:
 
     @property
     def name(self) -> str:
-        """What the check is called where it has said nothing."""
+        """The check's name if it has no findings."""
         return getattr(self.check, "__name__", "unnamed").replace("_", "-")
 
 
 def step_of(check: "Check | Step") -> Step:
-    """Return a check as a step; one that needs nothing may be a function alone."""
+    """Return a check as a step; a check without needs may be a plain function."""
     return check if isinstance(check, Step) else Step(check)

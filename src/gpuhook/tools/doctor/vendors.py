@@ -1,9 +1,9 @@
-"""What the vendors' folders have for the doctor: checks, and what the report shows of a driver.
+"""The vendors' parts of the doctor: checks, and files of the driver for the report.
 
-A vendor's module ``doctor`` has four tuples. ``DRIVER_CHECKS`` are made before all others but the
-configuration's, and ``HOST_CHECKS`` after them; both hold functions, or steps where one check
-needs what another has found. ``REPORT_FILES`` are paths and shell patterns of texts in /proc and
-/sys that hold no setting of a user's program, ``REPORT_NODES`` patterns of nodes.
+A vendor's module ``doctor`` has four tuples. ``DRIVER_CHECKS`` run before all others except the
+configuration's, and ``HOST_CHECKS`` after them. Both contain functions, or steps if one check
+depends on another's findings. ``REPORT_FILES`` are paths and shell patterns of texts in /proc and
+/sys without settings of users' programs, ``REPORT_NODES`` are patterns of nodes.
 """
 
 import functools
@@ -18,12 +18,12 @@ from gpuhook.tools.doctor.step import DRIVER, Check, Step, step_of
 from gpuhook.tools.vendors import parts
 from gpuhook.vendors import registry
 
-# What says where drivers are, and so what every check of a vendor needs.
+# The check of driver locations, which every check of a vendor needs.
 CONFIGURATION = "configuration"
 
 
 class VendorDoctor(NamedTuple):
-    """What one vendor has for the doctor; ``name`` is the vendor's."""
+    """A vendor's part of the doctor; ``name`` is the vendor's."""
 
     name: str
     driver_checks: tuple[Step, ...]
@@ -33,7 +33,7 @@ class VendorDoctor(NamedTuple):
 
 
 def doctors(config: Config) -> Iterator[VendorDoctor]:
-    """Yield what each known vendor has; where that can't be used, one check that says so."""
+    """Yield each vendor's part; if it is unusable, a check that reports that."""
     for name, names in registry.known(config).items():
         try:
             module = parts.doctor(names)
@@ -46,20 +46,20 @@ def doctors(config: Config) -> Iterator[VendorDoctor]:
                 tuple(module.REPORT_FILES),
                 tuple(module.REPORT_NODES),
             )
-        except Exception as error:  # noqa: BLE001 - the other vendors are to be examined
+        except Exception as error:  # noqa: BLE001 - the other vendors must still be examined
             found = VendorDoctor(name, (Step(_unusable(name, error)),), (), (), ())
         yield found
 
 
 def _step(name: str, check: Check | Step, part: str = "") -> Step:
-    """Return a vendor's check as a step, which looks below that vendor's driver root."""
+    """Return a vendor's check as a step below that vendor's driver root."""
     step = step_of(check)
     needs = (CONFIGURATION, *step.needs)
     return replace(step, check=_below_its_root(name, step.check), needs=needs, part=part)
 
 
 def _below_its_root(name: str, check: Check) -> Check:
-    """Return a vendor's check, which looks below that vendor's driver root."""
+    """Return a vendor's check wrapped to run below that vendor's driver root."""
 
     @functools.wraps(check)
     def examine(case: Case) -> Iterable[Finding]:
