@@ -46,7 +46,7 @@ def test_a_folder_gets_what_a_container_gets_and_is_then_what_it_was(
     assert seen.splitlines() == lines_of_nvidia_smi(driver.chosen(1, 2))
     assert folder.inside("test", "-c", f"/dev/nvidia{driver.gpus[1].minor}").status == 0
     assert folder.inside("test", "-e", f"/dev/nvidia{driver.gpus[0].minor}").status != 0
-    assert "as it was before" in folder.call("--undo").ok().stdout
+    assert ": restored" in folder.call("--undo").ok().stdout
     assert folder.mounts() == []
     assert snapshot(folder) == before
     assert not folder.state.exists()
@@ -282,8 +282,8 @@ def test_an_image_that_may_not_ask(folder: Folder) -> None:
     ("words", "message"),
     [
         (("--device=nvidia.com/gpu=99",), "has no GPU or MIG device '99'"),
-        (("--device=example.com/x=1",), "has no devices called"),
-        (("--device=nonsense",), "has no devices called"),
+        (("--device=example.com/x=1",), "has no devices named"),
+        (("--device=nonsense",), "has no devices named"),
         (("-e", "=x"), "-e takes NAME=VALUE"),
     ],
 )

@@ -78,7 +78,7 @@ def test_nothing_is_undone_in_a_volume(folder: Folder, name: str, again: str) ->
         assert "a volume is there now" in done.failed().stderr
         assert len(folder.mounts()) == 1
         back_again(folder, name)
-        assert "as it was before" in folder.call("--undo").ok().stdout
+        assert ": restored" in folder.call("--undo").ok().stdout
         assert contents(there) == now
     (folder.root / "data").rmdir()
     assert snapshot(folder) == before
@@ -171,7 +171,7 @@ def test_what_is_hidden_is_said_and_not_forgotten(folder: Folder, place: str) ->
     if place != ".":
         assert "is hidden by another mount" in done.stderr
     else:
-        assert "isn't the folder that was given devices" in done.stderr
+        assert "isn't the folder to which devices were added" in done.stderr
     assert len(folder.everywhere()) > len(mounts) + 1
     assert len(folder.everywhere()) <= many + 1
     folder.namespace.run("umount", folder.root / place).ok()
@@ -205,9 +205,9 @@ def test_what_stays_in_the_first_mount_namespace_is_said(folder: Folder) -> None
     folder.namespace.run(*words, "-e", ASK, env=env).ok()
     for more in (("--undo",), ("-e", ASK)):
         done = folder.namespace.run("unshare", "--mount", *words, *more, env=env)
-        assert "has devices mounted still in the mount namespace of" in done.failed().stderr
+        assert "still has devices mounted in the mount namespace of" in done.failed().stderr
         assert folder.mounts() == [str(folder.root / "dev/nvidiactl")]
-    assert "as it was before" in folder.call("--undo").ok().stdout
+    assert ": restored" in folder.call("--undo").ok().stdout
     assert folder.everywhere() == mounts
     assert snapshot(folder) == before
 
@@ -234,7 +234,7 @@ def test_another_folder_in_its_place_gets_nothing_of_it(
     said = folder.call("--undo").ok().stdout
     assert snapshot(folder) == before
     done = folder.call("-e", ASK).ok()
-    assert "as it was before" in folder.call("--undo").ok().stdout
+    assert ": restored" in folder.call("--undo").ok().stdout
     assert snapshot(folder) == before
     assert "another folder" in said
     assert "another folder" in done.stderr
@@ -246,11 +246,11 @@ def test_a_folder_that_was_moved_is_known(folder: Folder) -> None:
     moved = folder.root.with_name(f"{folder.root.name}.moved")
     folder.root.rename(moved)
     folder.root.mkdir()
-    assert "isn't the folder that was given devices" in folder.call("--undo").failed().stderr
-    assert "isn't the folder that was given devices" in folder.call("-e", ASK).failed().stderr
+    assert "isn't the folder to which devices were added" in folder.call("--undo").failed().stderr
+    assert "isn't the folder to which devices were added" in folder.call("-e", ASK).failed().stderr
     folder.root.rmdir()
     words = (folder.command, "apply", f"--rootfs={moved}", f"--state-dir={folder.state}", "--undo")
-    assert "as it was before" in folder.namespace.run(*words).ok().stdout
+    assert ": restored" in folder.namespace.run(*words).ok().stdout
     moved.rename(folder.root)
     assert folder.everywhere() == mounts
     assert snapshot(folder) == before
@@ -274,7 +274,7 @@ def test_a_folder_of_a_lower_layer(folder: Folder, upper: str) -> None:
     before = inside.namespace.run("find", inside.root).ok().stdout
     for number in ("0", "1"):
         inside.call("-e", f"NVIDIA_VISIBLE_DEVICES={number}").ok()
-    assert "as it was before" in inside.call("--undo").ok().stdout
+    assert ": restored" in inside.call("--undo").ok().stdout
     assert folder.everywhere() == mounts
     assert inside.namespace.run("find", inside.root).ok().stdout == before
     folder.namespace.run("umount", place / "merged").ok()
@@ -305,7 +305,7 @@ def test_what_was_in_a_volume_before_stays_and_is_no_fault(folder: Folder) -> No
     now, before, mounts = contents(there), snapshot(folder), folder.everywhere()
     folder.namespace.run("mount", "--bind", "--make-private", there, folder.root / "etc").ok()
     folder.call("-e", ASK).ok()
-    assert "as it was before" in folder.call("--undo").ok().stdout
+    assert ": restored" in folder.call("--undo").ok().stdout
     assert contents(there) == now
     folder.namespace.run("umount", folder.root / "etc").ok()
     assert folder.everywhere() == mounts
@@ -453,6 +453,6 @@ def test_where_the_kernel_has_no_lasting_ids(
     finally:
         run(["umount", folder.root / "usr/bin"]).ok()
     (folder.root / "dev2").rename(folder.root / "dev")
-    assert work.undo(root, state) == "as it was before"
+    assert work.undo(root, state) == "restored"
     assert mounted.table(root) == mounts
     assert snapshot(folder) == before

@@ -214,7 +214,7 @@ def test_a_driver_that_has_gone(machine: Machine) -> None:
     said = machine.keep().failed()
     assert said.status == 1
     assert "There is no NVIDIA driver" in said.stderr
-    assert "stays as it is" in said.stderr
+    assert "is kept unchanged" in said.stderr
     assert [*machine.folder.rglob("*")] == before
 
 

@@ -381,8 +381,8 @@ def test_without_root_it_is_said_that_others_are_not_seen(
     command: list[str | Path] = [reachable / "gpuhook"]
     argv = [*command, *words, "--config", configs["runc"]]
     plain = (
-        "Without root only your own containers are seen, and those of a Docker that you may ask; "
-        "run this as root for all.\n"
+        "Without root, only your own containers are listed, and those of a Docker that you can "
+        "access; run this as root for all.\n"
     )
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     done = run([*nobody, *argv]).ok()

@@ -217,8 +217,8 @@ def test_without_root(
     words += ["--textfile", file, "--config", configs["runc"]]
     done = run(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *words], env).ok()
     plain = (
-        "Without root only your own containers are seen, and those of a Docker that you may ask; "
-        "run this as root for all"
+        "Without root, only your own containers are listed, and those of a Docker that you can "
+        "access; run this as root for all"
     )
     assert f"gpuhook: {plain}." in done.stderr.splitlines()
     text = file.read_text()

@@ -282,5 +282,5 @@ def test_an_ordinary_user_is_told_what_is_missing(
 ) -> None:
     command: list[str | Path] = [*AS_STRANGER, reachable / "gpuhook"]
     done = run([*command, "stats", "--no-stream", "--config", configs["runc"]]).ok()
-    assert "Without root only your own containers are seen, and those of a Docker" in done.stderr
+    assert "Without root, only your own containers are listed, and those of a Docker" in done.stderr
     assert done.stdout.count("NVIDIA H200") == len(driver.gpus)

@@ -145,7 +145,7 @@ def test_refused_assignments(assignment: str) -> None:
         ),
         ("swarm-resorce", "Did you mean swarm-resource?"),
         ("quux", "Take one from"),
-        ("nvidia-ctk.path", "nvidia-ctk.path would change nothing: "),
+        ("nvidia-ctk.path", "nvidia-ctk.path would have no effect: "),
     ],
 )
 def test_misspelt_keys_are_answered(key: str, answer: str) -> None:

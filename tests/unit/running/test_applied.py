@@ -37,5 +37,7 @@ def test_a_damaged_note_is_told(tmp_path: Path) -> None:
         for each in [*damaged.every(data, most=3), None, *damaged.without(data, *data)]:
             text = [*lines[:number], json.dumps(each), *lines[number + 1 :]]
             path.write_text("".join(f"{each}\n" for each in text))
-            with pytest.raises(FolderError, match="which says what the folder was, can't be read"):
+            with pytest.raises(
+                FolderError, match="the record of the folder's former state, can't be read"
+            ):
                 load(str(path))

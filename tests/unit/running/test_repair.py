@@ -93,12 +93,12 @@ def test_a_gpu_that_has_another_number_now(ourselves: tuple[int, int]) -> None:
 
 def test_a_process_with_the_number_of_the_container(ourselves: tuple[int, int]) -> None:
     process, started = ourselves
-    with pytest.raises(ContainerError, match="has ended"):
+    with pytest.raises(ContainerError, match="has exited"):
         repair.given_devices(recorded(os.getpid(), started - 1, MINE), process, inventory())
 
 
 def test_a_process_that_has_ended() -> None:
-    with pytest.raises(ContainerError, match="has ended"):
+    with pytest.raises(ContainerError, match="has exited"):
         repair.repair(recorded(2**22 + 1, 1, MINE), inventory())
 
 
@@ -141,7 +141,7 @@ def test_a_record_that_does_not_say_in_which_cgroup(
         container.record["cgroups"] = {}
         for text in ("0::/docker/victim\n", "5:devices:/docker/web\n0::/docker/victim\n"):
             (tmp_path / "cgroup").write_text(text)
-            with pytest.raises(ContainerError, match="Nothing says in which cgroup web was given"):
+            with pytest.raises(ContainerError, match="The cgroup in which web got its devices"):
                 repair._written(container, process)
     finally:
         os.close(process)

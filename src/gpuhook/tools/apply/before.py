@@ -1,9 +1,9 @@
-"""What a root folder was before devices were put into it, and how it becomes that again.
+"""Backup of a root folder's files before devices are added, and their restoration.
 
-All that a plan can touch is looked at before the first change. The folder's owner may change it
-meanwhile: whatever is undone is looked up again, below the root, and only what looks as we left it
-goes, by the descriptor of a folder that is the root's own. In a volume nothing is undone, because
-nothing is made there.
+Everything that a plan can change is recorded before the first change. The folder's owner may
+change it meanwhile, so each path is resolved again below the root before it is restored. Only
+files that look unchanged are removed, using the descriptor of a folder that belongs to the root.
+Nothing is restored in a volume, because nothing is created there.
 """
 
 import base64
@@ -25,15 +25,15 @@ _MOST_LINKS = 40  # include/linux/namei.h
 _ABSENT, _LINK, _FILE, _OTHER = "absent", "link", "file", "other"
 
 
-# Looking --------------------------------------------------------------------------------------
+# Backup ---------------------------------------------------------------------------------------
 
 
 def look(folder: Folder, operations: Iterable[Operation]) -> list[Place]:
-    """Return what there is at each place that the operations may change, in their order.
+    """Return the current state of each place that the operations may change, in their order.
 
-    A place has its ``path`` in the folder, links resolved, how the operations have ``named`` it,
-    whether it is ``written``, what it ``was``, and which folders above it would be ``made``; a
-    link's also what it is to lead to. Of one in a volume it is only said that it stays.
+    A place has its resolved ``path`` in the folder, the path ``named`` by the operations, whether
+    it is ``written``, what it ``was``, and the parent folders to be ``made``; a link also has its
+    new target. A place in a volume is only marked to stay.
     """
     found: dict[str, Place] = {}
     for op in operations:
@@ -51,7 +51,7 @@ def look(folder: Folder, operations: Iterable[Operation]) -> list[Place]:
 
 
 def _place(folder: Folder, path: str, *, link: bool, written: bool) -> Place:
-    """Return a place: where its path leads, unless it is to be a link or written; what is there."""
+    """Return a place: its path, resolved unless it becomes a link or is written, and its state."""
     made: list[str] = []
     named: list[str] = []
     for _ in range(_MOST_LINKS):
@@ -70,12 +70,12 @@ def _place(folder: Folder, path: str, *, link: bool, written: bool) -> Place:
             return {**place, "was": _content(parent, name, replaced)}
         path = target if target.startswith("/") else f"{above}/{target}"
     raise FolderError(
-        f"Links in the folder lead in a circle at {path}", "Remove them, and apply again"
+        f"The links in the folder form a loop at {path}", "Remove them, and apply again"
     )
 
 
 def _folder(folder: Folder, path: str, made: list[str]) -> str:
-    """Return where a folder's path leads; what is missing of it is added to ``made``."""
+    """Return a folder's resolved path; missing folders are added to ``made``."""
     waiting = [word for word in path.split("/") if word not in ("", ".")][::-1]
     here: list[str] = []
     links = 0
@@ -101,12 +101,12 @@ def _folder(folder: Folder, path: str, made: list[str]) -> str:
 
 
 def _content(parent: int, name: str, replaced: bool) -> dict[str, Any]:
-    """Return what a name in a folder is; of one that is replaced, all that puts it back.
+    """Return the state of a name in a folder; for a replaced one, everything to restore it.
 
-    OSError where it is neither a link nor a file then.
+    OSError if a replaced one is neither a link nor a file.
     """
     if replaced:
-        # Content and owner are of one file: its owner could have had ours put another's there.
+        # Content and owner must be of one file, or the folder's owner could exchange it meanwhile.
         old = entries.remember(parent, name)  # protects: one-file
         if old is None:
             return {"is": _ABSENT}
@@ -125,7 +125,7 @@ def _content(parent: int, name: str, replaced: bool) -> dict[str, Any]:
 
 
 def _is_empty(parent: int, name: str) -> bool:
-    """Tell whether a name is an empty file, which a link replaces; it covers others."""
+    """Tell whether a name is an empty file, which a link replaces; other files are masked."""
     try:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
@@ -137,23 +137,23 @@ def _owner(status: os.stat_result) -> dict[str, int]:
     return {"uid": status.st_uid, "gid": status.st_gid, "mode": stat.S_IMODE(status.st_mode)}
 
 
-# Undoing --------------------------------------------------------------------------------------
+# Restoration ----------------------------------------------------------------------------------
 
 
 def put_back(folder: Folder, places: list[Place]) -> list[str]:
-    """Make the folder what it was; return what couldn't be, a sentence each without a full stop."""
+    """Restore the folder; return the failures as sentences without a full stop."""
     problems = []
     for place in places[::-1]:
         try:
             _restore(folder, place)
         except OSError as error:
-            problems.append(f"{place['path']} can't become what it was: {error.strerror}")
+            problems.append(f"{place['path']} can't be restored: {error.strerror}")
     return problems
 
 
 def _restore(folder: Folder, place: Place) -> None:
     above, _, name = place["path"].rpartition("/")
-    # A run that was killed may have made some of the folders above, and not this one.
+    # A run that was killed may have created only some of the parent folders.
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         parent = folder.open(above or "/", os.O_PATH | os.O_DIRECTORY)
         try:
@@ -191,9 +191,9 @@ def _restore_name(folder: Folder, parent: int, name: str, place: Place) -> None:
 
 
 def _remove_left(parent: int, name: str) -> None:
-    """Remove what a run left that was killed meanwhile, if it did.
+    """Remove the temporary file of a run that was killed, if there is one.
 
-    It is looked for first: a read-only filesystem refuses to remove even what isn't there.
+    It is looked up first: a read-only filesystem refuses to remove even a missing file.
     """
     with contextlib.suppress(FileNotFoundError):
         os.stat(name, dir_fd=parent, follow_symlinks=False)
@@ -201,13 +201,13 @@ def _remove_left(parent: int, name: str) -> None:
 
 
 def _check_own(folder: Folder, parent: int) -> None:
-    """Raise OSError for an open folder that isn't the root's own."""
+    """Raise OSError for an open folder that doesn't belong to the root."""
     if not folder.is_own(parent):
         raise OSError(errno.EXDEV, "a volume is there now, in which nothing is changed")
 
 
 def _is_changed(place: Place) -> bool:
-    """Tell whether a name is made or replaced for a plan, and not mounted on alone."""
+    """Tell whether a name is created or replaced for a plan, and not only mounted on."""
     was = place["was"]["is"]
     return was == _ABSENT or (was in (_LINK, _FILE) and _is_replaced(place))
 
@@ -217,7 +217,7 @@ def _is_replaced(place: Place) -> bool:
 
 
 def _is_ours(parent: int, name: str, place: Place) -> bool:
-    """Tell whether a name is as we left it: our link or file, or an empty one to mount on."""
+    """Tell whether a name is unchanged since our run: our link or file, or an empty mount point."""
     try:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
@@ -229,7 +229,7 @@ def _is_ours(parent: int, name: str, place: Place) -> bool:
         return stat.S_ISDIR(status.st_mode) and not _is_replaced(place)
     if not place["written"]:
         return status.st_size == 0 and "link" not in place
-    # What wasn't noted was never written.
+    # A file without a recorded write was never written.
     old = entries.remember(parent, name) if "now" in place else None
     return old is not None and old.link is None and place["now"] == digest(old.data)
 
@@ -242,5 +242,5 @@ def _remove(parent: int, name: str) -> None:
 
 
 def _remove_folder(parent: int, name: str) -> None:
-    with contextlib.suppress(OSError):  # somebody else uses it, or it is gone
+    with contextlib.suppress(OSError):  # it is in use by others, or gone
         kernel.remove_folder(parent, name)

@@ -1,8 +1,8 @@
-"""Files that the caller names beside a root folder: the environment, and lines for fstab.
+"""Files named by the caller in addition to a root folder: the environment, and fstab lines.
 
-One in the folder is reached below its root, as all that is there: its owner could have a link lead
-to a file of the host's. One elsewhere is the caller's business, but no other user may lead root
-to where it writes.
+A file in the folder is opened below its root like all others there: the folder's owner could
+create a link to a file of the host. A file elsewhere is the caller's choice, but no other user
+may redirect root's writes.
 """
 
 import errno
@@ -21,7 +21,7 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def read(path: str, rootfs: str) -> bytes:
-    """Return a file's content, b"" where it isn't there; OSError where it can't be read."""
+    """Return a file's content, b"" if it doesn't exist; OSError if it can't be read."""
     path = os.path.abspath(path)
     inside = _inside(path, rootfs)
     if inside is not None:
@@ -31,10 +31,10 @@ def read(path: str, rootfs: str) -> bytes:
 
 
 def append(path: str, text: str, rootfs: str) -> None:
-    """Add text to a regular file, which may be new, and has no other name.
+    """Append text to a regular file with a single name, which may be new.
 
-    OSError where that can't be, and for a folder of the file's that is a volume of the root
-    folder's; UntrustedPathError where another user could lead root elsewhere.
+    OSError if that fails, and if the file is in a volume of the root folder; UntrustedPathError
+    if another user could redirect the path.
     """
     path = os.path.abspath(path)  # protects: lines-dots
     inside = _inside(path, rootfs)
@@ -43,7 +43,7 @@ def append(path: str, text: str, rootfs: str) -> None:
         parent = os.open(os.path.dirname(path), _FOLDER)
         _append(parent, path, text)
         return
-    from gpuhook.tools.apply.folder import Folder  # noqa: PLC0415 - who explains adds nothing
+    from gpuhook.tools.apply.folder import Folder  # noqa: PLC0415 - explain appends nothing
 
     with inject.open_folder(rootfs, Folder) as folder:
         parent = folder.open(os.path.dirname(inside), _FOLDER)
@@ -54,7 +54,7 @@ def append(path: str, text: str, rootfs: str) -> None:
 
 
 def _append(parent: int, path: str, text: str) -> None:
-    """Add text to a file of a folder, which is closed."""
+    """Append text to a file of an open folder, and close the folder."""
     try:
         fd = _opened(parent, os.path.basename(path))
         try:
@@ -66,7 +66,7 @@ def _append(parent: int, path: str, text: str) -> None:
 
 
 def _opened(parent: int, name: str) -> int:
-    """Return a descriptor to add to a file, made where it is missing."""
+    """Return a descriptor to append to a file, which is created if missing."""
     try:
         return os.open(name, _NEW, 0o644, dir_fd=parent)
     except FileExistsError:
@@ -81,9 +81,9 @@ def _opened(parent: int, name: str) -> int:
 
 
 def _inside(path: str, rootfs: str) -> str | None:
-    """Return a path in a root folder that another path leads through, None if it doesn't.
+    """Return the part of a path below a root folder, None if it isn't below.
 
-    The other one is absolute, and without "..", which behind a link of the owner's leads elsewhere.
+    The path is absolute and without "..", which after a link of the owner would lead elsewhere.
     """
     try:
         root = os.stat(rootfs)

@@ -1,4 +1,4 @@
-"""A root folder, in which all that is done is noted before."""
+"""A root folder whose changes are recorded in advance."""
 
 import contextlib
 
@@ -9,31 +9,31 @@ from gpuhook.tools.apply.record import Identity, Record
 
 
 class Folder(Container):
-    """A root folder; with a ``record``, what is mounted and written is noted there first."""
+    """A root folder; with a ``record``, mounts and writes are recorded there first."""
 
     record: Record | None = None
 
     def identity(self) -> Identity:
-        """Return which folder it is."""
+        """Return the folder's identity."""
         fd = self.folder("/")
         return Identity(*kernel.identity(fd), kernel.born(fd))
 
     def settle_identity(self) -> None:
-        """Have the first change to it made now: overlayfs gives it another time of birth then."""
-        with contextlib.suppress(OSError):  # where that can't be changed, nothing else can be
+        """Make the first change now, because overlayfs then changes the folder's birth time."""
+        with contextlib.suppress(OSError):  # if this can't be changed, nothing can be
             kernel.give(self.folder("/"), (-1, -1))
 
     def is_own(self, fd: int) -> bool:
-        """Tell whether an open folder is the root's own, and no volume's."""
+        """Tell whether an open folder belongs to the root, and not to a volume."""
         return self._verdict(fd).own
 
     def attaching(self, tree: int) -> None:
-        """Note what is about to be mounted."""
+        """Record a mount before it is attached."""
         if self.record is not None:
             self.record.note_mount(mounted.attached(tree))  # protects: mount-noted
 
     def replace_file(self, path: str, data: bytes, mode: int) -> None:
-        """Give a file a new content, as ``Container`` does, and note that first."""
+        """Replace a file's content as ``Container`` does, and record that first."""
         if self.record is not None:
             self.record.note_written(path, data)  # protects: write-noted
         super().replace_file(path, data, mode)

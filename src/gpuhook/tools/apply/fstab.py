@@ -1,7 +1,7 @@
-"""A plan as lines of fstab and KEY=VALUE lines, for a program that mounts by itself.
+"""A plan as fstab lines and KEY=VALUE lines, for programs that mount files themselves.
 
-Such a program makes no links and writes no files. Sources:
-fstab(5); the comments of util-linux on x-mount options, and enroot's, which has x-create=.
+Such a program creates no links and writes no files. Sources: fstab(5); the documentation of
+x-mount options in util-linux, and of x-create= in enroot.
 """
 
 import os
@@ -24,9 +24,9 @@ _ESCAPED = {" ": "\\040", "\t": "\\011", "\n": "\\012", "\\": "\\134"}
 
 
 class FstabWriter(MountWriter):
-    """A plan as ``lines`` of fstab: destinations are paths in the root folder.
+    """Writer of a plan as fstab ``lines``; destinations are paths in the root folder.
 
-    The process of whatever is started there is the caller's, with its rules, variables and groups.
+    The caller handles the process started there, with its device rules, variables and groups.
     """
 
     def __init__(self) -> None:
@@ -34,12 +34,12 @@ class FstabWriter(MountWriter):
         self.lines: list[str] = []
 
     def other(self, op: Operation) -> None:
-        """Leave out what isn't the process'."""
+        """Omit operations that don't concern the process."""
         if not op.by_runtime:
             self.unwritten.append(op)
 
     def rule(self, op: AllowDevice) -> None:
-        """Leave it to the caller."""
+        """Leave device rules to the caller."""
 
     def node(self, op: BindDevice) -> None:
         """Mount the node."""
@@ -70,13 +70,13 @@ def _escaped(path: str) -> str:
 
 
 def settings(operations: Iterable[Operation], env: dict[str, str]) -> list[str]:
-    """Return a line for each variable that is set, beside the environment there is."""
+    """Return a line for each variable that the plan sets in the given environment."""
     found = _Variables(env).write(operations).values
     return [f"{name}={value}" for name, value in found.items() if env.get(name) != value]
 
 
 class _Variables(PlanWriter):
-    """The ``values`` of the variables that a plan sets, in an environment."""
+    """Writer of the ``values`` of the variables that a plan sets in an environment."""
 
     def __init__(self, env: dict[str, str]) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class _Variables(PlanWriter):
 
 
 def _value(setting: Setting, earlier: str | None, env: dict[str, str]) -> str:
-    """Return a variable's new value; what goes in front may be there already."""
+    """Return a variable's new value; a prefix may already be present."""
     old = env.get(setting.name, "") if earlier is None else earlier
     if not setting.front or not old:
         return setting.value

@@ -1,8 +1,8 @@
-"""What we have mounted in a root folder, found again wherever its owner has moved it since.
+"""Tracking of our mounts in a root folder, even if its owner has moved them.
 
-Linux 6.8 and later have ids of mounts that no other one ever gets. Before that, and where the
-mounts are looked for in another mount namespace than they were made in, a mount is ours that is
-in the folder, wasn't there before, and shows a file that we have mounted.
+Linux 6.8 and later have unique mount ids. On older kernels, and in another mount namespace than
+that of the mounts, a mount counts as ours if it is in the folder, wasn't there before, and shows a
+file that we have mounted.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def attached(tree: int) -> Attached:
-    """Return what a mount that isn't mounted yet will be known by; OSError if the kernel is old."""
+    """Return the identity of a mount that isn't attached yet; OSError on an old kernel."""
     return Attached(kernel.unique_mount_id(tree), kernel.mount_id(tree), *kernel.identity(tree))
 
 
@@ -28,7 +28,7 @@ def namespace() -> int:
 
 
 def table(folder: str) -> list[list[str]]:
-    """Return what is mounted in a folder: where in it, which filesystem, and what of that."""
+    """Return the mounts in a folder: path in it, filesystem, and root in the filesystem."""
     return [_described(mount, point, folder) for mount, point in _below(folder)]
 
 
@@ -48,34 +48,34 @@ def _described(mount: proc.Mount, point: str, folder: str) -> list[str]:
 
 
 def take_off(record: Record, folder: str, on: str = "") -> list[str]:
-    """Take off what of ours is mounted still, ``on`` a path alone; return what is left, in words.
+    """Unmount our remaining mounts, or only those ``on`` a path; return failures as sentences.
 
-    ``folder`` is where the folder is now.
+    ``folder`` is the folder's current path.
     """
     if record.boot != boot():
         return []
     look = _by_id if _has_ids(record) else _by_file
     failed: dict[int, str] = {}
     while sum(_detached(*each, failed) for each in look(record, folder, on)):
-        pass  # what was below it can be seen now
+        pass  # mounts below it are visible now
     return [
-        f"what is mounted on {point} can't be taken off: {failed.get(number, 'it is out of reach')}"
+        f"the mount on {point} can't be unmounted: {failed.get(number, 'it is out of reach')}"
         for number, point in _left(record, failed)
     ]
 
 
 def left(record: Record) -> list[str]:
-    """Return where something of ours is mounted still, as far as the kernel knows."""
+    """Return the mount points of our remaining mounts, as far as the kernel shows them."""
     return [point for _, point in _left(record, {})] if record.boot == boot() else []
 
 
 def elsewhere(record: Record) -> str | None:
-    """Return a process in whose mount namespace, which isn't ours, something of ours is mounted."""
+    """Return a process in another mount namespace that still has a mount of ours."""
     if record.boot != boot() or record.namespace == namespace():
         return None
     ours = {mount.number for mount in record.mounts}
     for process in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it ended
+        with contextlib.suppress(OSError):  # it has exited
             if os.stat(f"/proc/{process}/ns/mnt").st_ino == record.namespace:
                 table = proc.Mounts(proc.read(f"/proc/{process}/mountinfo"))
                 return process if any(int(mount.id) in ours for mount in table) else None
@@ -91,7 +91,7 @@ Ours = Callable[[int], bool]
 
 
 def _by_id(record: Record, folder: str, on: str) -> Iterator[tuple[proc.Mount, str, Ours]]:
-    """Yield what may be ours, the newest first, and what tells whether a descriptor of it is."""
+    """Yield mounts that may be ours, the newest first, with a test for a descriptor of each."""
     del folder  # its owner may have moved them out of it
     ids = {mount.unique for mount in record.mounts}
     numbers = {mount.number for mount in record.mounts}
@@ -101,7 +101,7 @@ def _by_id(record: Record, folder: str, on: str) -> Iterator[tuple[proc.Mount, s
 
 
 def _by_file(record: Record, folder: str, on: str) -> Iterator[tuple[proc.Mount, str, Ours]]:
-    """Yield what may be ours, as above."""
+    """Yield mounts that may be ours, as above."""
     files = {(mount.device, mount.inode) for mount in record.mounts}
     for mount, point in [*_below(folder)][::-1]:
         if _described(mount, point, folder) not in record.there and on in ("", point):
@@ -109,9 +109,9 @@ def _by_file(record: Record, folder: str, on: str) -> Iterator[tuple[proc.Mount,
 
 
 def _detached(mount: proc.Mount, point: str, is_ours: Ours, failed: dict[int, str]) -> bool:
-    """Take a mount off, and tell whether it was; what is mounted on it goes with it.
+    """Unmount a mount and those on top of it; return whether it succeeded.
 
-    Why one that may be ours wasn't is in ``failed``, by its number.
+    The reason of a failure is in ``failed``, by the mount's number.
     """
     number = int(mount.id)
     failed.pop(number, None)
@@ -133,7 +133,7 @@ def _detached(mount: proc.Mount, point: str, is_ours: Ours, failed: dict[int, st
 
 
 def _left(record: Record, failed: dict[int, str]) -> list[tuple[int, str]]:
-    """Return the numbers of our mounts that are there still, and where."""
+    """Return the numbers and mount points of our remaining mounts."""
     if _has_ids(record):
         mounts = [each for each in record.mounts if each.unique and kernel.is_mounted(each.unique)]
         ours = {each.number for each in mounts}

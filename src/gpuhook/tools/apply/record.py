@@ -1,9 +1,9 @@
-"""What is noted of root folders to which devices were given, for root alone: a file for each.
+"""Records of root folders with added devices: a file per folder, accessible only to root.
 
-Its lines are JSON: which folder it is, what it was before the first change, and then what is
-about to be mounted or written there, a line each before that is done. So a run that is killed at
-any moment can be undone. What was noted of a folder counts for that very folder alone, wherever
-it is now, and for no other that has come to its place.
+Its lines are JSON: the folder's identity, its state before the first change, and then a line for
+each mount or write before it is done. So a run that is killed at any moment can be rolled back. A
+record is valid only for that very folder, even if it was moved, and not for another folder at its
+path.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _LIMIT = 256 << 20
 _FIRST_LINE = 64 << 10
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
-# What is noted, and of a place that is restored: of a link, and of a file that is written again.
+# Keys of a record, and of a place to restore: for a link, and for a rewritten file.
 _PLACE = {"path": str, "named": [str], "written": bool, "made": [str], "was": {"is": str}}
 _FORM = {"rootfs": str, "boot": str, "namespace": int, "there": [[str]], "places": [_PLACE]}
 _OWNER = {"uid": int, "gid": int, "mode": int}
@@ -38,10 +38,10 @@ _NOTES = ({"mount": _MOUNT}, {"place": int, "now": str})
 
 @dataclass(frozen=True)
 class Identity:
-    """Which folder it is: of which filesystem, its inode, and when it was made, in ns.
+    """A folder's identity: its filesystem, its inode, and its birth time in ns.
 
-    Some filesystems get another ``device`` when they are mounted anew, and some don't keep when a
-    file was made: ``born`` is None then.
+    Some filesystems get another ``device`` at each mount. Some don't store birth times: then
+    ``born`` is None.
     """
 
     device: int
@@ -61,10 +61,10 @@ class Attached:
 
 @dataclass
 class Record:
-    """What is noted of a folder, in the file ``path``.
+    """The record of a folder, in the file ``path``.
 
-    ``boot`` and ``namespace`` say when and where it was mounted in; ``there`` is what had been
-    mounted in it before, as ``mounted.table`` has it. ``places`` are of ``before.look``.
+    ``boot`` and ``namespace`` are the boot and the mount namespace of our mounts; ``there`` are
+    the earlier mounts in the folder, from ``mounted.table``. ``places`` are from ``before.look``.
     """
 
     path: str
@@ -77,14 +77,14 @@ class Record:
     mounts: list[Attached] = field(default_factory=list)
 
     def is_of(self, folder: Identity) -> bool:
-        """Tell whether this is noted of that folder."""
+        """Tell whether this is the record of a folder."""
         mine = self.folder
         if (mine.inode, mine.born) != (folder.inode, folder.born):  # protects: noted-folder
             return False
         return mine.device == folder.device or (mine.born is not None and self.boot != boot())
 
     def save(self) -> None:
-        """Write it down in the place of what was noted before; FolderError where that can't be."""
+        """Write the record, replacing an earlier one; FolderError if that fails."""
         head = {key: getattr(self, key) for key in ("rootfs", "boot", "namespace")}
         lines = [{**head, "folder": asdict(self.folder)}]
         lines.append({"there": self.there, "places": self.places})
@@ -95,17 +95,17 @@ class Record:
             host_files.replace(self.path, text.encode(), 0o600)
         except OSError as error:
             raise FolderError(
-                f"What {self.rootfs} was can't be written down in {self.path}: {error.strerror}",
-                "Name a folder that can be written to with --state-dir, or give --no-undo",
+                f"The state of {self.rootfs} can't be saved in {self.path}: {error.strerror}",
+                "Name a writable folder with --state-dir, or use --no-undo",
             ) from None
 
     def note_mount(self, mount: Attached) -> None:
-        """Note what is about to be mounted; OSError where that can't be."""
-        self._note({"mount": asdict(mount)}, lasting=False)  # a mount doesn't outlive the machine
+        """Record a mount before it is attached; OSError if that fails."""
+        self._note({"mount": asdict(mount)}, lasting=False)  # a mount doesn't outlive a reboot
         self.mounts.append(mount)
 
     def note_written(self, path: str, data: bytes) -> None:
-        """Note what is about to be written to a path of the folder; OSError as above."""
+        """Record a write to a path of the folder in advance; OSError as above."""
         for number, place in enumerate(self.places):
             if path in place["named"]:
                 place["now"] = digest(data)
@@ -121,7 +121,7 @@ class Record:
             os.close(fd)
 
     def forget(self) -> None:
-        """Remove what was noted."""
+        """Remove the record."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
         with contextlib.suppress(OSError):
@@ -129,24 +129,24 @@ class Record:
 
 
 def boot() -> str:
-    """Return what the kernel calls the time since it was started; proc_sys_kernel(5)."""
+    """Return the kernel's boot id; proc_sys_kernel(5)."""
     return os.fsdecode(proc.data_of(_BOOT_ID)).strip()
 
 
 def digest(data: bytes) -> str:
     """Return the SHA-256 of data."""
-    import hashlib  # noqa: PLC0415 - OpenSSL takes 5 ms, and many who import this apply nothing
+    import hashlib  # noqa: PLC0415 - OpenSSL takes 5 ms, and many importers apply nothing
 
     return hashlib.sha256(data).hexdigest()
 
 
 def file_of(state: str, rootfs: str) -> str:
-    """Return where it is noted what a folder was that is at this path."""
+    """Return the path of the record for a folder at a path."""
     return os.path.join(state, _FOLDER, f"{digest(os.fsencode(rootfs))[:32]}{_ENDING}")
 
 
 def load(path: str) -> Record | None:
-    """Return what is noted in a file, None without one; FolderError for a damaged one."""
+    """Return the record in a file, None if there is no file; FolderError for a damaged one."""
     try:
         host_files.check_writers(path)
         *lines, torn = host_files.read(path, _LIMIT).split(b"\n")  # of a run that was killed
@@ -154,10 +154,10 @@ def load(path: str) -> Record | None:
         head, was, *notes = map(json.loads, lines)
         found = Record(path, folder=Identity(**head.pop("folder")), **head, **was)
         if not _is_sound(found):
-            raise ValueError("it says something else")
+            raise ValueError("its first line isn't a record of a folder")
         for note in notes:
             if not any(has_form(note, form) for form in _NOTES):
-                raise ValueError("it notes something else")
+                raise ValueError("a line isn't a record of a change")
             if "mount" in note:
                 found.mounts.append(Attached(**note["mount"]))
             else:
@@ -168,14 +168,14 @@ def load(path: str) -> Record | None:
         OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError
     ) as error:  # fmt: skip
         raise FolderError(
-            f"{path}, which says what the folder was, can't be read: {error}",
+            f"{path}, the record of the folder's former state, can't be read: {error}",
             "Remove it; unmount what is mounted in the folder yourself",
         ) from None
     return found
 
 
 def _is_sound(record: Record) -> bool:
-    """Tell whether all that is noted has the form that ``save`` writes, with ``before.look``."""
+    """Tell whether a record has the form written by ``save``, with places of ``before.look``."""
     values = {key: getattr(record, key) for key in _FORM}
     identity = has_form(asdict(record.folder), {"device": int, "inode": int, "born": int | None})
     return identity and has_form(values, _FORM) and all(map(_is_place, record.places))
@@ -189,7 +189,7 @@ def _is_place(place: Place) -> bool:
 
 
 def search(state: str, folder: Identity) -> Record | None:
-    """Return what is noted of a folder that was at another path then, None where nothing is."""
+    """Return the record of a folder that has moved from another path, None if there is none."""
     parent = os.path.join(state, _FOLDER)
     try:
         host_files.check_way(parent)
@@ -204,7 +204,7 @@ def search(state: str, folder: Identity) -> Record | None:
 
 
 def _first_line(path: str) -> object:
-    """Return the identity in a file, None where it can't be read: it isn't ours to complain."""
+    """Return the identity in a file, None if it can't be read, which is no error here."""
     try:
         line = host_files.read_start(path, _FIRST_LINE).partition(b"\n")[0]
         return json.loads(line)["folder"]

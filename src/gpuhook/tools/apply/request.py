@@ -1,6 +1,6 @@
-"""What is asked for a root folder: by the caller's words, and by its own environment.
+"""Device requests for a root folder, from the caller's options and the folder's environment.
 
-The answer is a spec, as an engine's would be, so that whatever reads requests reads this one.
+The result is a spec like an engine's, so that the same request readers apply.
 """
 
 import os
@@ -16,19 +16,18 @@ from gpuhook.ground.oci.spec import Spec
 from gpuhook.tools.apply import callers
 
 STDOUT = "-"
-_VISIBLE = "_VISIBLE_"  # in the names of most variables that name devices
+_VISIBLE = "_VISIBLE_"  # part of the name of most variables that select devices
 
 Known = Mapping[str, ModuleType]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the caller says: variables (None: not set), CDI names, and who may ask for what.
+    """The caller's request: variables (None: not set), CDI names, and their precedence.
 
-    ``environ`` is a file with the folder's own environment, KEY=VALUE lines, "" for none; of
-    several lines for one key the last counts. ``own`` has the vendors' variables in our own
-    environment count more than that, ``defaults`` are of those that nobody sets. ``rootfs`` is the
-    root folder.
+    ``environ`` is a file with the folder's own environment, KEY=VALUE lines, "" for none; the last
+    of several lines for a key is used. ``own`` gives precedence to the vendors' variables in our
+    own environment, ``defaults`` are values of unset variables. ``rootfs`` is the root folder.
     """
 
     settings: tuple[tuple[str, str | None], ...] = ()
@@ -42,8 +41,8 @@ class Asked:
     def spec(self, config: Config, known: Known) -> Spec:
         """Return the request as a spec; RequestError for a device of an unknown kind.
 
-        Where config.toml lets no image ask, the file's environment doesn't count, because
-        the image wrote it. FolderError where it can't be read.
+        If config.toml allows no requests by images, the file's environment is ignored, because
+        it comes from the image. FolderError if it can't be read.
         """
         heard = config.accept_envvar_unprivileged
         # protects: folder-environment
@@ -70,7 +69,7 @@ class Asked:
 
 
 def _own(known: Known) -> list[tuple[str, str]]:
-    """Return the variables of vendors in our own environment, by what their names begin with."""
+    """Return the vendors' variables in our own environment, found by their prefixes."""
     every = (variable for names in known.values() for variable in names.VARIABLES)
     heads = {f"{variable.partition(_VISIBLE)[0]}_" for variable in every if _VISIBLE in variable}
     return [pair for pair in os.environ.items() if pair[0].startswith(tuple(heads))]
@@ -79,7 +78,7 @@ def _own(known: Known) -> list[tuple[str, str]]:
 def environment(path: str, rootfs: str) -> dict[str, str]:
     """Return the variables in a file of KEY=VALUE lines, the last of each.
 
-    FolderError where it can't be read.
+    FolderError if it can't be read.
     """
     if path == STDOUT:
         return {}
@@ -95,7 +94,7 @@ def environment(path: str, rootfs: str) -> dict[str, str]:
 
 
 def _variables(devices: Iterable[str], env: dict[str, str], known: Known) -> dict[str, str]:
-    """Return the variables that ask for these devices and for nothing else of their vendors."""
+    """Return the variables that request exactly these devices of their vendors."""
     by_kind = {names.KIND: names for names in known.values()}
     wanted: dict[str, list[str]] = {}
     for device in devices:
@@ -103,7 +102,7 @@ def _variables(devices: Iterable[str], env: dict[str, str], known: Known) -> dic
         kind, _, name = device.partition("=")
         if parts is None or kind not in by_kind:
             raise RequestError(
-                f"gpuhook has no devices called {shown(device)}",
+                f"gpuhook has no devices named {shown(device)}",
                 f"Give KIND=NAME, where KIND is one of {listed([*by_kind])}",
             )
         wanted.setdefault(kind, []).append(name)
@@ -119,7 +118,7 @@ def _variables(devices: Iterable[str], env: dict[str, str], known: Known) -> dic
 def settings(words: Iterable[str]) -> tuple[tuple[str, str | None], ...]:
     """Return the names and values of -e NAME=VALUE; RequestError for a word without a name.
 
-    NAME alone has the value of our own environment, None where it isn't set, as with docker.
+    NAME without a value has the value of our environment, None if unset, as with docker.
     """
     found: list[tuple[str, str | None]] = []
     for word in words:

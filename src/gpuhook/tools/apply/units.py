@@ -1,4 +1,4 @@
-"""A plan as settings of systemd: of a machine of nspawn, of its unit, and of any other unit.
+"""A plan as settings of systemd: for an nspawn machine, for its unit, and for any other unit.
 
 Sources: systemd.nspawn(5), systemd-nspawn(1), systemd.exec(5), systemd.resource-control(5).
 """
@@ -15,20 +15,20 @@ from gpuhook.start.plan.operations import (
 )
 from gpuhook.start.plan.writer import MountWriter
 
-_WRITABLE, _READ_ONLY = "Bind", "BindReadOnly"  # before Paths in a unit
+_WRITABLE, _READ_ONLY = "Bind", "BindReadOnly"  # followed by Paths in a unit
 
-# In paths: of nspawn's, and of a unit's, where white space parts words and quotes are taken off.
-# systemd 262 sees no backslash before white space, and 252 no colon within quotes.
+# Escapes in paths: for nspawn's files, and for units, where white space separates words and quotes
+# are removed. systemd 262 ignores a backslash before white space, and 252 a colon within quotes.
 _ESCAPED = {char: f"\\{char}" for char in "\\:"}
 _NSPAWNS = str.maketrans(_ESCAPED)
 _UNITS = str.maketrans({**_ESCAPED, " ": '" "', "\t": '"\t"', '"': "'\"'", "'": '"\'"'})
 
 
 class UnitWriter(MountWriter):
-    """What settings of systemd need of a plan.
+    """Writer of a plan's settings for systemd.
 
     ``binds`` are the settings for mounts, each with source and destination; ``rules`` are the
-    devices to allow, ``groups`` those of the process.
+    devices to allow, ``groups`` the process' groups.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class UnitWriter(MountWriter):
 
     @property
     def rules(self) -> list[str]:
-        """The devices to allow: by their paths, which stay if a driver gets another major."""
+        """The devices to allow, by path, because a driver's major number may change."""
         nodes = [op for op in self.nodes if op.source.startswith("/dev/")]
         paths = {(op.major, op.minor): op.source for op in nodes}
         return [
@@ -53,7 +53,7 @@ class UnitWriter(MountWriter):
         self._allowed.append(op)
 
     def variable(self, op: SetVariable) -> None:
-        """Leave it: ``fstab.settings`` has the variables."""
+        """Do nothing: ``fstab.settings`` handles variables."""
 
     def group(self, op: AddGroup) -> None:
         """Add a group."""
@@ -71,22 +71,22 @@ class UnitWriter(MountWriter):
 
 
 def machine(plan: Plan, env: Iterable[str]) -> list[str]:
-    """Return the lines for a machine's .nspawn file; ``env`` are NAME=VALUE, of one line each."""
+    """Return the lines for a machine's .nspawn file; ``env`` are single-line NAME=VALUE."""
     files = [f"{name}={value}" for name, value in _binds(_written(plan), _NSPAWNS)]
     variables = [f"Environment={_literal(each)}" for each in env]
     return ["[Files]", *files, *(["[Exec]", *variables] if variables else [])]
 
 
 def allowed(plan: Plan) -> list[str]:
-    """Return the lines for the unit of a machine: which devices it may open."""
+    """Return the lines for a machine's unit that allow its devices."""
     return ["[Service]", *(f"DeviceAllow={word}" for word in _written(plan).rules)]
 
 
 def arguments(plan: Plan, env: Iterable[str]) -> list[str]:
-    """Return the words for systemd-nspawn on a command line.
+    """Return the command-line arguments for systemd-nspawn.
 
-    For the unit that it makes it names every bound node by where that is, and systemd refuses those
-    that aren't in /dev: then it stays in its caller's unit.
+    It allows every bound node in the unit that it creates, by the node's path, and systemd refuses
+    paths outside of /dev: then it is kept in its caller's unit.
     """
     options = {_WRITABLE: "--bind", _READ_ONLY: "--bind-ro"}
     written = _written(plan)
@@ -98,7 +98,7 @@ def arguments(plan: Plan, env: Iterable[str]) -> list[str]:
 
 
 def service(plan: Plan, env: Iterable[str], *, own_root: bool) -> list[str]:
-    """Return the lines for a unit; one with a root of its own (RootDirectory=) gets files, too."""
+    """Return the lines for a unit; one with its own root (RootDirectory=) gets files, too."""
     written = _written(plan)
     paths = _binds(written, _UNITS) if own_root else ()
     binds = [f"{name}Paths={_unit(value)}" for name, value in paths]
@@ -109,10 +109,10 @@ def service(plan: Plan, env: Iterable[str], *, own_root: bool) -> list[str]:
 
 
 def warnings(plan: Plan) -> list[str]:
-    """Return what doesn't work in a machine with users of its own, a sentence each."""
+    """Return warnings about features that don't work in a machine with private users."""
     return [
-        f"{op.source} is for the host's group {op.node.group}, in which nobody is where a machine "
-        "has users of its own: set PrivateUsers=no in [Exec] there to use it"
+        f"{op.source} is for the host's group {op.node.group}, which has no members in a machine "
+        "with private users: set PrivateUsers=no in [Exec] there to use it"
         for op in _written(plan).nodes
         if op.node.group
     ]
@@ -128,7 +128,7 @@ def _binds(written: UnitWriter, escaped: dict[int, str]) -> Iterator[tuple[str, 
 
 
 def _literal(word: str) -> str:
-    """Return a word as a .nspawn file takes it: there a backslash stands for itself."""
+    """Return a word escaped for a .nspawn file, where a backslash is literal."""
     return word if _is_plain(word) else '"' + word.replace('"', '"\'"\'"') + '"'
 
 
@@ -137,7 +137,7 @@ def _is_plain(word: str) -> bool:
 
 
 def _quoted(word: str) -> str:
-    """Return a word as systemd.syntax(7) takes it."""
+    """Return a word quoted for systemd.syntax(7)."""
     if _is_plain(word):
         return word
     return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

@@ -1,4 +1,4 @@
-"""Give a root folder its devices, and take them back."""
+"""Addition of devices to a root folder, and their removal."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ _PATIENCE = 60.0  # seconds
 
 @dataclass
 class Done:
-    """What was done, what it is left to others to do, and what is missing, a sentence each."""
+    """The result: changes made, steps left to others, and missing parts, as sentences."""
 
     operations: list[Operation] = field(default_factory=list)
     undone: list[Operation] = field(default_factory=list)
@@ -36,10 +36,10 @@ class Done:
 
 
 def give(rootfs: str, resolved: Resolved, config: Config, spec: Spec, state: str) -> Done:
-    """Mount and write in a folder what was granted; GpuhookError, and no change, if that fails.
+    """Add the allocated devices to a folder; GpuhookError, and no change, if that fails.
 
-    What an earlier run gave is taken back before. ``spec`` is what was asked for. ``state`` is the
-    folder in which it is remembered what the folder was, "" for nowhere.
+    Devices of an earlier run are removed before. ``spec`` is the request. ``state`` is the folder
+    for the record of the former state, "" for no record.
     """
     apply.check(resolved, config, spec)
     with _locked(state):
@@ -52,7 +52,7 @@ def give(rootfs: str, resolved: Resolved, config: Config, spec: Spec, state: str
             try:
                 inject.inject(plan, folder, enter=False)
             except BaseException:
-                # The journal has taken all back, as a rule; what it couldn't is kept for --undo.
+                # The journal has usually rolled back everything; the record keeps the rest.
                 if folder.record is not None and not _put_back(folder, folder.record):
                     folder.record.forget()
                 raise
@@ -63,26 +63,26 @@ def give(rootfs: str, resolved: Resolved, config: Config, spec: Spec, state: str
 
 
 def take_back(rootfs: str, state: str) -> list[str]:
-    """Take back what a folder was given before, where nothing is asked for now.
+    """Remove a folder's devices of an earlier run if none are requested now.
 
-    Return what is forgotten, a sentence each.
+    Return sentences on dropped records.
     """
     if not os.path.isdir(_folder(state)):
-        return []  # nothing was noted, and who asks for nothing may have no right to note it
+        return []  # there is no record, and the caller may have no right to write one
     with _locked(state):
         return _make_room(rootfs, state)
 
 
 def _begun(rootfs: str, folder: Folder, plan: Plan, state: str) -> Record:
-    """Return what is noted of a folder before the first change, written down."""
+    """Return the saved record of a folder before the first change."""
     place = folder.real_place()
     folder.settle_identity()
     try:
         places = before.look(folder, plan.operations)
     except OSError as error:
         raise FolderError(
-            f"{rootfs} can't be looked at: {error.strerror} ({error.filename})",
-            "Mend or remove that path in the folder",
+            f"{rootfs} can't be examined: {error.strerror} ({error.filename})",
+            "Fix or remove that path in the folder",
         ) from None
     there = mounted.table(place)
     begun = Record(
@@ -94,18 +94,18 @@ def _begun(rootfs: str, folder: Folder, plan: Plan, state: str) -> Record:
 
 
 def _make_room(rootfs: str, state: str) -> list[str]:
-    """Take back what a folder was given before; return what is forgotten, a sentence each."""
+    """Remove a folder's devices of an earlier run; return sentences on dropped records."""
     known, stranger = _known(rootfs, state)
     if known is not None:
         _take_back(rootfs, known)
     if stranger is None:
         return []
     stranger.forget()
-    return [f"What another folder was that has been at {rootfs} is forgotten"]
+    return [f"The record of another folder that was at {rootfs} is dropped"]
 
 
 def lines(rootfs: str, resolved: Resolved, config: Config, spec: Spec) -> Done:
-    """Return as lines of fstab what was granted; nothing is changed."""
+    """Return the allocation as fstab lines; change nothing."""
     done, plan = planned(rootfs, resolved, config, spec)
     done.fstab = fstab.lines(plan)
     return done
@@ -114,9 +114,9 @@ def lines(rootfs: str, resolved: Resolved, config: Config, spec: Spec) -> Done:
 def planned(
     rootfs: str | None, resolved: Resolved, config: Config, spec: Spec
 ) -> tuple[Done, Plan]:
-    """Return the plan for a program that mounts by itself, and what is to be said of it.
+    """Return the plan for a program that mounts files itself, and messages on it.
 
-    Without a root folder the image is taken for one like Debian's.
+    Without a root folder the image is assumed to be similar to Debian.
     """
     apply.check(resolved, config, spec)
     if rootfs is None:
@@ -134,28 +134,28 @@ def planned(
 
 
 def undo(rootfs: str, state: str) -> str:
-    """Make a folder what it was before ``give``; return in words whether there was anything.
+    """Restore a folder's state before ``give``; return the result as text.
 
-    FolderError, and what is known is kept, where something can't be undone.
+    FolderError, with the record kept, if a change can't be rolled back.
     """
     with _locked(state):
         known, stranger = _known(rootfs, state)
         if known is not None:
             _take_back(rootfs, known)
-            return "as it was before"
+            return "restored"
         return "nothing to undo" + (": another folder was given devices here" if stranger else "")
 
 
 def _known(rootfs: str, state: str) -> tuple[Record | None, Record | None]:
-    """Return what is noted of a folder, and what is of another one that was in its place.
+    """Return the record of a folder, and that of another folder that was at its path.
 
-    FolderError where that one, wherever it is now, has what we have mounted.
+    FolderError if the other folder, at any path, still has mounts of ours.
     """
     with inject.open_folder(rootfs, Folder) as folder:
         place = folder.real_place()
     here = records.load(records.file_of(state, place))
     if here is not None:
-        # A run that is killed may leave the folder covered as a whole (Container._cover_by_data).
+        # A killed run may leave the whole folder masked (Container._cover_by_data).
         mounted.take_off(here, place, on=place)  # protects: uncovered
     with inject.open_folder(rootfs, Folder) as folder:
         identity = folder.identity()
@@ -163,29 +163,29 @@ def _known(rootfs: str, state: str) -> tuple[Record | None, Record | None]:
         return here, None
     if here is not None and (left := mounted.left(here)):
         raise FolderError(
-            f"{rootfs} isn't the folder that was given devices, which are mounted at {left[0]}",
-            "Run gpuhook apply --undo with --rootfs where that folder is now",
+            f"{rootfs} isn't the folder to which devices were added; they are mounted at {left[0]}",
+            "Run gpuhook apply --undo with the folder's current path as --rootfs",
         )
     return records.search(state, identity), here
 
 
 def _take_back(rootfs: str, record: Record) -> None:
-    """Make a folder what it was, and forget it; FolderError where something can't be undone."""
+    """Restore a folder and remove its record; FolderError if a change can't be rolled back."""
     with _opened(rootfs, record) as folder:
         problems = mounted.take_off(record, folder.real_place())
-    # Opened once more, because what is mounted tells what is the folder's own.
+    # Opened again, because the mounts determine which files belong to the folder itself.
     with _opened(rootfs, record) as folder:
         problems += before.put_back(folder, record.places)
     if problems:
         more = f" ({len(problems) - 1} more like that)" if len(problems) > 1 else ""
         raise FolderError(
-            f"{rootfs} couldn't be made what it was: {problems[0]}{more}",
-            "End the programs that use the folder, unmount what others have mounted there since, "
+            f"{rootfs} couldn't be restored: {problems[0]}{more}",
+            "Stop the programs that use the folder, unmount later mounts of others there, "
             "and run gpuhook apply --undo again",
         )
     if process := mounted.elsewhere(record):
         raise FolderError(
-            f"{rootfs} has devices mounted still in the mount namespace of process {process}",
+            f"{rootfs} still has devices mounted in the mount namespace of process {process}",
             f"Run gpuhook apply --undo there: nsenter --mount --target {process} gpuhook ...",
         )
     record.forget()
@@ -193,12 +193,12 @@ def _take_back(rootfs: str, record: Record) -> None:
 
 @contextlib.contextmanager
 def _opened(rootfs: str, record: Record) -> Iterator[Folder]:
-    """Open the folder of which that is noted; FolderError where another one is there."""
+    """Open the folder of a record; FolderError if another folder is at its path."""
     with inject.open_folder(rootfs, Folder) as folder:
         if not record.is_of(folder.identity()):  # protects: undone-folder
             raise FolderError(
-                f"{rootfs} has become another folder meanwhile",
-                "See who may change what is above it, and run this again",
+                f"{rootfs} was replaced by another folder meanwhile",
+                "Check which users can change its parent folders, and run this again",
             )
         yield folder
 

@@ -1,1 +1,1 @@
-"""The configuration as commands change it and show it."""
+"""Commands' changes to the configuration, and its display."""

@@ -1,4 +1,4 @@
-"""Change settings in the text of a config.toml without disturbing the rest of it."""
+"""Editor of settings in a config.toml that leaves the rest of the text unchanged."""
 
 import re
 import tomllib
@@ -15,17 +15,17 @@ from gpuhook.tools.config.misspelt import did_you_mean, similar
 
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 _FALSE = ("0", "f", "F", "FALSE", "false", "False")
-_DIGITS = 9  # of a whole number
-_REMOVE = "nil"  # NVIDIA's word for "unset this feature"
+_DIGITS = 9  # most digits of an integer
+_REMOVE = "nil"  # NVIDIA's value for "unset this feature"
 
 Value = bool | str | float | list[str] | None
 
 
 def parse_assignment(assignment: str, separator: str = ":") -> tuple[str, Value]:
-    """Return (key, value) of KEY=VALUE; a KEY alone switches a boolean on.
+    """Return (key, value) of KEY=VALUE; KEY without a value sets a boolean to true.
 
-    Lists are split at ``separator`` if the value has one, else at commas. A list or a text may
-    be written as in TOML, too, as `gpuhook config show` prints it. The value None removes an
+    Lists are split at ``separator`` if the value has one, else at commas. A list or a string may
+    also be written as in TOML, as `gpuhook config show` prints it. The value None removes an
     optional feature. Raises ConfigError for unknown keys and wrong types.
     """
     key, equals, text = assignment.partition("=")
@@ -49,7 +49,7 @@ def parse_assignment(assignment: str, separator: str = ":") -> tuple[str, Value]
 
 
 def _as_in_toml(text: str) -> str | list[str] | None:
-    """Return the text or the list of texts that stands there as in TOML, None for other words."""
+    """Return the string or list of strings written as in TOML, None for other values."""
     if text[:1] not in ("[", '"', "'"):
         return None
     try:
@@ -67,7 +67,7 @@ def _kind(key: str) -> str:
     if key.startswith(FEATURE_PREFIX) and key.removeprefix(FEATURE_PREFIX) in FEATURES:
         return BOOL
     if key in WITHOUT_EFFECT:
-        raise ConfigError(f"{key} would change nothing: {WITHOUT_EFFECT[key]}", "Leave it out")
+        raise ConfigError(f"{key} would have no effect: {WITHOUT_EFFECT[key]}", "Leave it out")
     question = similar_keys(key).lstrip()
     raise ConfigError(
         f"{shown(key)} is not a configuration key that gpuhook uses",
@@ -78,9 +78,9 @@ def _kind(key: str) -> str:
 
 
 def similar_keys(key: str) -> str:
-    """Return a question that names keys like one that nobody knows, "" if there are none.
+    """Return a question that names keys similar to an unknown one, "" if there are none.
 
-    The same name in another section, or without any, is the likeliest.
+    The same name in another section, or without a section, comes first.
     """
     known = [*KEYS, *(FEATURE_PREFIX + name for name in FEATURES)]
     names = {each: each.rpartition(".")[2] for each in known}
@@ -123,10 +123,10 @@ def _not_a_value(key: str, kind: str, text: str) -> ConfigError:
 
 
 def set_value(text: str, key: str, value: Value) -> str:
-    """Return the TOML text with one key set (None: removed), all else left as it was.
+    """Return the TOML text with one key set (None: removed), and the rest unchanged.
 
-    A default that stands there behind a # comes to life in its place. Raises ConfigError if
-    the text isn't a valid configuration before or after.
+    A commented default is replaced in its place. Raises ConfigError if the text isn't a valid
+    configuration before or after.
     """
     before = flatten(parse(text))
     if value is None and key not in before:
@@ -141,13 +141,13 @@ def set_value(text: str, key: str, value: Value) -> str:
             _check(text, changed)
             return changed
     raise ConfigError(
-        f"The file is written in a way in which {key} can't be changed safely",
+        f"{key} can't be changed safely in a file of this form",
         "Edit it by hand and run `gpuhook config validate`",
     )
 
 
 def _check(before: str, after: str) -> None:
-    """Raise ConfigError for what a change would make wrong, else for what was wrong already."""
+    """Raise ConfigError for an error that a change would introduce, else for an existing one."""
     errors = examine(after)[1]
     known = {_without_place(error) for error in examine(before)[1]}
     for error in errors:
@@ -158,7 +158,7 @@ def _check(before: str, after: str) -> None:
 
 
 def _without_place(error: ConfigError) -> str:
-    """Return what is wrong without the line: that of a text which isn't written is nobody's."""
+    """Return an error's text without the line, because the changed text isn't written."""
     return error.cause.partition(": ")[2]
 
 
@@ -175,7 +175,7 @@ def _split(key: str) -> tuple[list[str], str]:
 
 
 def _replace(text: str, key: str, value: Value) -> str | None:
-    """Change the key where it is set; tomlkit keeps the comment behind it."""
+    """Change the key where it is set; tomlkit keeps the comment after it."""
     tables, name = _split(key)
     try:
         document = tomlkit.parse(text)
@@ -211,7 +211,7 @@ def _uncomment(text: str, key: str, value: Value) -> str | None:
 
 
 def _below_header(text: str, key: str, value: Value) -> str | None:
-    """Write the key below its section's header; one without a section at the very top."""
+    """Write the key below its section's header, or at the top if it has no section."""
     tables, name = _split(key)
     line = _line(name, value)
     if not tables:

@@ -1,10 +1,10 @@
-"""The settings in force as TOML text, for people."""
+"""The settings in effect as TOML text for display."""
 
 from gpuhook.ground.config.model import FEATURE_PREFIX, KEYS, Config
 
 
 def as_toml(config: Config) -> str:
-    """Return every setting, in its section, as TOML that loads into the same settings."""
+    """Return all settings in their sections, as TOML that loads into the same settings."""
     sections: dict[str, list[str]] = {"": []}
     values = {key: getattr(config, attribute) for key, (attribute, _, _) in KEYS.items()}
     values |= {FEATURE_PREFIX + name: on for name, on in sorted(config.features.items())}
@@ -31,6 +31,6 @@ def _value(value: object) -> str:
 
 
 def _string(text: str) -> str:
-    """Return a TOML basic string; all that TOML would not take as it is, escaped."""
+    """Return a TOML basic string, escaped where needed."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'

@@ -1,9 +1,9 @@
-"""The driver's files in one folder, for containers whose runtime knows nothing of GPUs.
+"""The driver's files in one folder, for containers whose runtime has no GPU support.
 
-Mounted read-only where CUDA images look for programs and libraries, it gives a container the driver
-as nvidia-docker 1's driver volume did. The folder has one path, whatever the driver's version,
-because a cluster remembers that path for as long as a pod lives.
+Mounted read-only where CUDA images look for programs and libraries, it provides the driver, like
+the driver volume of nvidia-docker 1. The folder's path doesn't depend on the driver's version,
+because a cluster stores that path for the lifetime of a pod.
 
-What belongs in it a vendor says (``parts.DriverFolder``, today NVIDIA alone); ``keep`` makes it so,
-``place`` puts it there in one step.
+A vendor defines the content (``parts.DriverFolder``, currently only NVIDIA). ``keep`` creates the
+folder, and ``place`` installs it atomically.
 """

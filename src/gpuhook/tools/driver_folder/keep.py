@@ -1,8 +1,8 @@
-"""Make a driver folder, compare it with the driver, take it away.
+"""Creation of a driver folder, its comparison with the driver, and its removal.
 
-Files are hard links where the kernel allows it, so that they cost nothing, and else copies. What
-is left of the driver's own rights is what a container may have: root's files without set-user-ID,
-and nothing that others may write.
+Files are hard links where the kernel allows them, to save space, and copies elsewhere. Their
+permissions are safe for containers: owned by root, without set-user-ID, and not writable by other
+users.
 """
 
 import contextlib
@@ -27,27 +27,27 @@ from gpuhook.tools.vendors.parts import DriverContent
 _FICLONE = 0x40049409  # linux/fs.h
 _CHUNK = 1 << 20
 _FORBIDDEN = stat.S_ISUID | stat.S_ISGID | stat.S_IWGRP | stat.S_IWOTH
-_CAPABILITIES = "security.capability"  # an extended attribute that is as good as set-user-ID
-_LIKE = "/usr"  # of the driver root: the folders get its SELinux label
+_CAPABILITIES = "security.capability"  # an extended attribute equivalent to set-user-ID
+_LIKE = "/usr"  # in the driver root; the folders get its SELinux label
 
-Facts = dict[str, Any]  # of a folder, as its marker has them
+Facts = dict[str, Any]  # a folder's description, as in its marker
 
 
 def keep(config: Config, names: ModuleType, inventory: Inventory, folder: str) -> bool:
-    """Have ``folder`` hold the driver's files of a vendor's inventory; return whether it changed.
+    """Update ``folder`` with the driver files of a vendor's inventory; return whether it changed.
 
-    For the device plugin, at its start and whenever the driver may have changed: where nothing
-    has, it costs a look at each file. For a vendor without files that go there
-    (``parts.DriverFolder``) nothing is done. What ``folder`` holds is replaced as a whole or
-    not at all, and containers that have it mounted keep what they have. GpuhookError (mostly
-    DriverFolderError) where it can't be made, or something else is there; an old one stays then.
+    The device plugin calls this at start-up and whenever the driver may have changed. Without a
+    change, it only stats each file. For a vendor without such files (``parts.DriverFolder``)
+    nothing is done. The content of ``folder`` is replaced atomically, and containers that have
+    it mounted keep the old content. GpuhookError (mostly DriverFolderError) if that fails, or if
+    the path is something else; an old folder is kept then.
     """
     driver = parts.driver_folder(names)
     return driver is not None and update(folder, driver.content_of(config, inventory))
 
 
 def update(folder: str, wanted: DriverContent) -> bool:
-    """Have ``folder`` hold a content; return whether it changed, GpuhookError if it can't."""
+    """Update ``folder`` to the wanted content; return whether it changed, GpuhookError if not."""
     place = Place(folder)
     place.check()
     try:
@@ -71,7 +71,7 @@ def update(folder: str, wanted: DriverContent) -> bool:
 
 
 def is_current(folder: str, wanted: DriverContent) -> bool:
-    """Tell whether ``folder`` holds a content already; nothing is changed."""
+    """Tell whether ``folder`` already has the wanted content; change nothing."""
     place = Place(folder)
     place.check()
     with Rootfs(wanted.root) as root:
@@ -79,9 +79,9 @@ def is_current(folder: str, wanted: DriverContent) -> bool:
 
 
 def remove(folder: str) -> int:
-    """Take a driver folder away; return how many older ones stay, since containers may use them.
+    """Remove a driver folder; return the number of older ones kept for running containers.
 
-    DriverFolderError where there is none.
+    DriverFolderError if there is none.
     """
     place = Place(folder)
     place.check()
@@ -98,11 +98,11 @@ def remove(folder: str) -> int:
         raise failure(place.path, error) from None
 
 
-# What is to be there, and what is -------------------------------------------------------------
+# Wanted and current content -------------------------------------------------------------------
 
 
 def _facts(root: Rootfs, wanted: DriverContent) -> Facts:
-    """Return what is to be there, each file with its source's path, size and time."""
+    """Return the wanted content: each file with its source's path, size and time."""
     files = {}
     for name, path in sorted(wanted.files.items()):
         status = root.stat(path)
@@ -125,7 +125,7 @@ def _changed(root: Rootfs, path: str) -> DriverFolderError:
 
 
 def _holds(place: Place, facts: Facts) -> bool:
-    """Tell whether these facts are those of the folder, and its files are there."""
+    """Tell whether the folder has the given facts, and all its files exist."""
     if not place.is_whole() or place.marker() != _text(facts):
         return False
     found = dict(_tree(place.path))
@@ -142,7 +142,7 @@ def _holds(place: Place, facts: Facts) -> bool:
 
 
 def _tree(folder: str) -> list[tuple[str, os.stat_result]]:
-    """Return all in a folder that is no folder itself, by its path in it."""
+    """Return all files in a folder except folders, by their relative paths."""
     found = []
     for parent, folders, names in os.walk(folder):
         for name in (*names, *(each for each in folders if os.path.islink(f"{parent}/{each}"))):
@@ -162,22 +162,22 @@ def _text(facts: Facts) -> bytes:
     return json.dumps(facts, indent=1).encode() + b"\n"
 
 
-# Making ----------------------------------------------------------------------------------------
+# Creation --------------------------------------------------------------------------------------
 
 
 def _check_programs_run(folder: str) -> None:
-    """Raise DriverFolderError where no library can be used: containers get the mount's flags."""
+    """Raise DriverFolderError on a noexec filesystem, whose flags containers' mounts inherit."""
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         raise DriverFolderError(
-            f"{folder} is on a filesystem mounted with noexec, where nothing can be run from",
+            f"{folder} is on a filesystem mounted with noexec, which prevents running programs",
             "Choose a folder on another filesystem",
         )
 
 
 def _fill(made: str, root: Rootfs, facts: Facts, usual: tuple[str, ...], before: str) -> None:
-    """Fill an empty folder, its marker last: it says that all is there and on disk.
+    """Fill an empty folder; the marker comes last, when all files are complete and on disk.
 
-    ``before`` is the folder whose place it takes, "" where that isn't one of ours.
+    ``before`` is the folder that it replaces, "" if that isn't ours.
     """
     names = [*facts["files"], *facts["links"]]
     folders = {*usual, *(os.path.dirname(name) for name in names)}
@@ -208,7 +208,7 @@ def _fill(made: str, root: Rootfs, facts: Facts, usual: tuple[str, ...], before:
 
 
 def _bring(fd: int, status: os.stat_result, target: str, before: str) -> None:
-    """Make ``target`` the open file by another name, or a copy of it: that ``before``, if it is."""
+    """Create ``target`` as a hard link to the open file, or a copy, reusing that in ``before``."""
     if _is_for_containers(fd, status) and _link(fd, target):  # protects: file-rights
         return
     if before and _link_copy(fd, status, target, before):
@@ -227,14 +227,14 @@ def _bring(fd: int, status: os.stat_result, target: str, before: str) -> None:
 
 
 def _is_for_containers(fd: int, status: os.stat_result) -> bool:
-    """Tell whether a file may be had as it is: a link's owner and rights are the file's own."""
+    """Tell whether a file is safe to link, because a hard link has its owner and permissions."""
     if (status.st_uid, status.st_gid) != (0, 0) or status.st_mode & _FORBIDDEN:
         return False
     return _attribute(fd, _CAPABILITIES) is None
 
 
 def _link(fd: int, target: str) -> bool:
-    """Make a hard link to an open file; False where that can't be, as on another filesystem."""
+    """Create a hard link to an open file; False if impossible, as on another filesystem."""
     parent = os.open(os.path.dirname(target), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         # With a folder's descriptor Python calls linkat(2), which follows the link in /proc.
@@ -247,10 +247,10 @@ def _link(fd: int, target: str) -> bool:
 
 
 def _link_copy(fd: int, status: os.stat_result, target: str, before: str) -> bool:
-    """Make ``target`` the copy that was made before; False where there is none, or another.
+    """Link ``target`` to an earlier equal copy; False if there is none.
 
-    A driver's container installs the same files anew at each start, and an older folder may have to
-    stay until a reboot.
+    A driver container installs the same files again at each start, and an older folder may have
+    to stay until a reboot.
     """
     try:
         copy = os.open(before, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -270,7 +270,7 @@ def _link_copy(fd: int, status: os.stat_result, target: str, before: str) -> boo
 
 
 def _is_equal(one: int, other: int) -> bool:
-    """Tell whether two open files, of one size, have the same content."""
+    """Tell whether two open files of the same size have the same content."""
     at = 0
     while (data := os.pread(one, _CHUNK, at)) == os.pread(other, _CHUNK, at):
         if not data:
@@ -305,7 +305,7 @@ def _label_of(fd: int) -> bytes | None:
 
 
 def _set_label(file: int | str, label: bytes | None) -> None:
-    """Have containers read a file as they read the driver's: a new one has its folder's label."""
+    """Set a file's SELinux label to the driver's, because new files get their folder's label."""
     if label is not None:
         with contextlib.suppress(OSError):  # a filesystem without labels
             os.setxattr(file, LABEL, label)

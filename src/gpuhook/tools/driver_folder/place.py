@@ -1,8 +1,8 @@
-"""Where the driver folder is, and a folder of root's alone beside it, in which it is made.
+"""The driver folder's path, and a private work folder of root next to it.
 
-A new one changes places with the old one in one step, so that a whole one is there at every
-moment. Containers that have the old one keep it: what they have mounted is that folder,
-whatever it is called by now. It goes when no container has it any more.
+A new driver folder is exchanged atomically with the old one, so that a complete one exists at
+every moment. Containers with the old one keep it, because they have mounted that folder itself,
+whatever its name. It is removed when no container uses it.
 """
 
 import contextlib
@@ -20,17 +20,17 @@ from gpuhook.ground.host import lock
 from gpuhook.ground.host.proc import FIRST_PIDS, Mounts
 from gpuhook.tools.host.namespaces import Look
 
-MARKER = ".gpuhook-driver-folder"  # in every one that is whole
+MARKER = ".gpuhook-driver-folder"  # in every complete driver folder
 FOLDER_MODE = 0o755
-_SUPERSEDED = ".gpuhook-superseded"  # in one whose place another has: the boot when that was so
-_WORK = ".{}.gpuhook"  # the folder beside it
+_SUPERSEDED = ".gpuhook-superseded"  # in a replaced one: the boot id at its replacement
+_WORK = ".{}.gpuhook"  # the work folder
 
-_PATIENCE = 30.0  # seconds; files are linked in fewer, and copied too
+_PATIENCE = 30.0  # seconds; linking or copying takes less
 _MARKER_LIMIT = 1 << 20
-_LOOK = 10.0  # seconds for a look at what is mounted; nobody waits for it
-_INIT = "1"  # in no container, and not for every root to look at
+_LOOK = 10.0  # seconds to search the mounts; nothing waits for it
+_INIT = "1"  # in no container, and not accessible to every root user
 _REMEDIES = {
-    errno.EBUSY: "Something is mounted on it: mount the folder that it is in instead",
+    errno.EBUSY: "It is a mount point: mount its parent folder instead",
     errno.EINVAL: "Choose a folder on another filesystem, such as ext4, xfs or btrfs",
 }
 
@@ -39,14 +39,14 @@ class Place:
     """The path of a driver folder."""
 
     def __init__(self, folder: str) -> None:
-        """UntrustedPathError where another user could lead root elsewhere on the way there."""
+        """UntrustedPathError if another user could redirect the path."""
         host_files.check_way(folder)  # protects: folder-way
         self.path = os.path.realpath(folder)
         parent, name = os.path.split(self.path)
         self._work = os.path.join(parent, _WORK.format(name))
 
     def check(self) -> None:
-        """Raise DriverFolderError for what is there and isn't ours to replace."""
+        """Raise DriverFolderError if the path exists and isn't ours."""
         try:
             status = os.lstat(self.path)
         except FileNotFoundError:
@@ -54,20 +54,20 @@ class Place:
         if stat.S_ISDIR(status.st_mode) and (self.is_whole() or not os.listdir(self.path)):
             return
         raise DriverFolderError(
-            f"{self.path} exists and isn't a driver folder of gpuhook's",
-            "Choose a path where nothing is yet",
+            f"{self.path} exists and isn't a driver folder of gpuhook",
+            "Choose a path that doesn't exist",
         )
 
     def exists(self) -> bool:
-        """Tell whether there is one, or what remains of one."""
+        """Tell whether the folder or remains of one exist."""
         return self.is_whole() or os.path.lexists(self._work)
 
     def is_whole(self) -> bool:
-        """Tell whether a driver folder is there."""
+        """Tell whether there is a complete driver folder."""
         return _is_whole(self.path)
 
     def marker(self) -> bytes:
-        """Return what its maker wrote into it, b"" where there is none."""
+        """Return the content of its marker, b"" if there is none."""
         try:
             return host_files.read(os.path.join(self.path, MARKER), _MARKER_LIMIT)
         except OSError:
@@ -75,7 +75,7 @@ class Place:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from changing it meanwhile; DriverFolderError if one is too long."""
+        """Lock it against other processes; DriverFolderError if one holds the lock too long."""
         fd = self._lock(time.monotonic() + _PATIENCE)
         try:
             yield
@@ -90,15 +90,15 @@ class Place:
                 raise DriverFolderError(
                     f"Another process has been changing {self.path} for more than "
                     f"{_PATIENCE:.0f} seconds",
-                    "Wait until it has ended, or end it if it hangs, and run this again",
+                    "Wait until it has exited, or kill it if it hangs, and run this again",
                 )
-            with contextlib.suppress(FileNotFoundError):  # by whoever held the lock before
+            with contextlib.suppress(FileNotFoundError):  # removed by the previous holder
                 if os.path.samestat(os.fstat(fd), os.lstat(self._work)):
                     return fd
             os.close(fd)
 
     def _open(self) -> int:
-        """Open the folder beside, which nobody else may open: who could, could lock it."""
+        """Open the work folder, inaccessible to other users, who could otherwise lock it."""
         os.makedirs(os.path.dirname(self._work), exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._work, 0o700)
@@ -107,17 +107,17 @@ class Place:
         os.fchmod(fd, 0o700)
         return fd
 
-    # The rest is for who holds the lock ----------------------------------------------------------
+    # The rest needs the lock ----------------------------------------------------------------------
 
     def new_folder(self) -> str:
-        """Make a folder that can take its place, with a name that no other ever had."""
+        """Create a folder for the new content, with a unique name."""
         path = os.path.join(self._work, secrets.token_hex(8))
         os.mkdir(path)
         os.chmod(path, FOLDER_MODE)  # whatever the umask is
         return path
 
     def put(self, made: str) -> None:
-        """Have a folder take its place, which is whole; DriverFolderError if it can't."""
+        """Put a complete folder in its place; DriverFolderError if that fails."""
         try:
             if os.path.lexists(self.path):
                 host_files.exchange(made, self.path)
@@ -130,7 +130,7 @@ class Place:
             raise failure(self.path, error) from None
 
     def take_away(self) -> None:
-        """Take it out of its place."""
+        """Remove it from its place."""
         old = os.path.join(self._work, secrets.token_hex(8))
         try:
             os.rename(self.path, old)
@@ -139,7 +139,7 @@ class Place:
             raise failure(self.path, error) from None
 
     def clean(self) -> int:
-        """Delete older folders that no container has, and unfinished ones; return how many stay."""
+        """Delete unused older folders and unfinished ones; return the number of those kept."""
         stay = 0
         for name in os.listdir(self._work):
             old = os.path.join(self._work, name)
@@ -150,22 +150,22 @@ class Place:
         return stay
 
     def forget(self) -> None:
-        """Remove the folder beside, unless there are older ones in it."""
+        """Remove the work folder, unless it has older driver folders."""
         with contextlib.suppress(OSError):
             os.rmdir(self._work)
 
 
 def failure(path: str, error: OSError) -> DriverFolderError:
-    """Return the error for what the kernel refused."""
+    """Return the error for a failed system call."""
     remedy = _REMEDIES.get(error.errno or 0, "Run this as root, where that folder can be changed")
     remedy = host_files.remedy(error, remedy)
     return DriverFolderError(f"{path} can't be set up: {error.strerror}", remedy)
 
 
 def _is_whole(folder: str) -> bool:
-    """Tell whether a folder is whole, and root's or our own: then it can't become another user's.
+    """Tell whether a folder is complete and belongs to root or us, so no other user can change it.
 
-    In a folder such as /tmp a stranger may make one after ``check_way`` has found none.
+    In a folder such as /tmp another user could create one after ``check_way`` found none.
     """
     try:
         status, marker = os.lstat(folder), os.lstat(os.path.join(folder, MARKER))
@@ -181,11 +181,11 @@ def _is_whole(folder: str) -> bool:
 
 
 def _may_be_used(old: str) -> bool:
-    """Tell whether a container may have an older folder.
+    """Tell whether a container may use an older folder.
 
-    After a reboot none has. Before, that can be seen by who sees every process of the machine,
-    and not from within a pod. One of which nobody has noted yet when it was given up was given
-    up just now, by a process that was killed: a container that is being started may have it.
+    After a reboot none does. Before, only a process that sees all processes of the host can tell,
+    which isn't possible in a pod. A folder without a note of its replacement was replaced just
+    now by a process that was killed: a container that is starting may use it.
     """
     try:
         boot = host_files.read(os.path.join(old, _SUPERSEDED))
@@ -204,7 +204,7 @@ def _note_superseded(old: str) -> None:
 
 
 def _boot() -> bytes:
-    """Return what this boot of the machine has as its name, and no other."""
+    """Return the host's boot id."""
     return host_files.read("/proc/sys/kernel/random/boot_id")
 
 
@@ -216,12 +216,12 @@ def _sees_every_process() -> bool:
 
 
 def _is_mounted(name: str) -> bool:
-    """Tell whether a container has a folder of that name mounted, or that can't be told."""
+    """Tell whether a container has, or may have, a folder of a name mounted."""
     look = Look(_LOOK)
     for processes in look.namespaces().values():
         tables = (look.table(each) for each in processes if each != _INIT and look.goes_on())
         table = next((each for each in tables if each is not None), b"")
-        # proc_pid_mountinfo(5): the path within the filesystem, as it is called now.
+        # proc_pid_mountinfo(5): the current path within the filesystem.
         mounts = Mounts(table) if name.encode() in table else ()
         if any(name.encode() in mount.root.split(b"/") for mount in mounts):
             return True

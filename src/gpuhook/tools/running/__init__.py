@@ -1,1 +1,1 @@
-"""Containers that run already: which has what, records of them, repair."""
+"""Running containers: their devices, their records, and repair."""

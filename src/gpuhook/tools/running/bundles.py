@@ -1,8 +1,8 @@
-"""What root's own config.json allows a running container that has no record.
+"""Devices that config.json allows a running container without a record.
 
-Low-level runtimes keep a file about each container for root alone, which names its first
-process, when that began, and its bundle. Sources: runc's libcontainer/container_linux.go
-(state.json), crun's src/libcrun/status.c (status).
+Low-level runtimes keep a state file for each container, accessible only to root, with its first
+process, that process's start time, and the bundle. Sources: runc's
+libcontainer/container_linux.go (state.json), crun's src/libcrun/status.c (status).
 """
 
 import contextlib
@@ -27,16 +27,16 @@ _STATE_FILES = (
     "/run/crun/*/status",
 )
 _SHIM = "containerd-shim-runc-v2"
-_LIMIT = 16 << 20  # bytes of a state file, which holds all of a config.json
+_LIMIT = 16 << 20  # bytes of a state file, which includes the whole config.json
 _NAME = 4096  # bytes of a program's path
 
 
 def allowed_devices(
     pid: int, started: int, devices: Iterable[tuple[int, int]]
 ) -> list[tuple[int, int]] | None:
-    """Return which of the devices a container's config.json allows; None where it isn't found.
+    """Return the devices that a container's config.json allows; None if it isn't found.
 
-    ``pid`` and ``started`` (ticks since the machine did) are of its first process.
+    ``pid`` and ``started`` (in ticks since boot) identify its first process.
     """
     for bundle in _bundles(pid, started):
         try:
@@ -49,10 +49,10 @@ def allowed_devices(
 
 
 def find(container: str) -> str:
-    """Return the bundle of a running container by its id, "" where it isn't found.
+    """Return the bundle of a running container by its id, "" if not found.
 
-    containerd starts its shims in the bundle of the first container that they look after; those
-    of the others are beside it. A conmon is told the bundle.
+    containerd starts a shim in the bundle of its first container; those of its other containers
+    are in the same parent folder. A conmon gets the bundle as an argument.
     """
     for folder in _folders_of_shims():
         if _is_bundle(found := f"{folder}/{container}"):
@@ -66,7 +66,7 @@ def find(container: str) -> str:
 
 
 def beside_shims() -> dict[str, str]:
-    """Return the bundles of the containers that containerd's shims look after, by their ids."""
+    """Return the bundles of the containers of containerd's shims, by container id."""
     found: dict[str, str] = {}
     for folder in _folders_of_shims():
         with contextlib.suppress(OSError):
@@ -76,7 +76,7 @@ def beside_shims() -> dict[str, str]:
 
 
 def _folders_of_shims() -> list[str]:
-    """Return where the bundles are beside each other, a folder for each namespace of containerd."""
+    """Return the parent folders of bundles, one for each containerd namespace."""
     found: dict[str, None] = {}
     for process in processes.running(_SHIM):
         with contextlib.suppress(OSError):
@@ -86,14 +86,15 @@ def _folders_of_shims() -> list[str]:
 
 
 def runtime(container: str, bundle: str) -> str:
-    """Return the low-level runtime that an engine calls for a container, "" where nothing says it.
+    """Return the low-level runtime that an engine calls for a container, "" if unknown.
 
-    ``bundle`` is its bundle. containerd's shim writes it down there, Docker's too, and nothing for
-    runc, its own choice (cmd/containerd-shim-runc-v2/process, WriteRuntime); a conmon is told.
+    ``bundle`` is its bundle. The shims of containerd and Docker write the runtime there, but
+    nothing for runc, their default (cmd/containerd-shim-runc-v2/process, WriteRuntime). A conmon
+    gets it as an argument.
     """
     for process in processes.running("conmon"):
         if process.option("-c", "--cid")[-1:] == [container]:
-            return (process.option("-r", "--runtime") or [""])[0]  # then what it calls at the end
+            return (process.option("-r", "--runtime") or [""])[0]  # the first one is conmon's
     try:
         return host_files.read(f"{bundle}/runtime", _NAME).decode().strip() or "runc"
     except (OSError, ValueError):
@@ -105,7 +106,7 @@ def _is_bundle(path: str) -> bool:
 
 
 def _bundles(pid: int, started: int) -> Iterator[str]:
-    """Yield the bundles of the containers whose first process is this one."""
+    """Yield the bundles of the containers with the given first process."""
     for pattern in _STATE_FILES:
         for path in glob.glob(pattern):
             state = _load(path)
@@ -127,7 +128,7 @@ def _bundle_of(state: dict[str, Any]) -> Iterator[str]:
 
 
 def _load(path: str) -> dict[str, Any]:
-    """Return a state file that root (or this user) alone can have written, else nothing."""
+    """Return a state file that only root (or this user) can have written, else nothing."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:

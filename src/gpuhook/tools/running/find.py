@@ -1,4 +1,4 @@
-"""A running container by its id or its engine's name, whether or not it has a device."""
+"""Search for a running container by its id or its engine's name, with or without devices."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -15,10 +15,10 @@ _PATIENCE = 5.0  # seconds for Docker's answer
 
 
 class Found(NamedTuple):
-    """A running container; ``holder`` is None for one that has no device.
+    """A running container; ``holder`` is None if it has no device.
 
-    ``name`` is the engine's, "" where it isn't known, and so are ``bundle``, the folder with its
-    config.json, and ``runtime``, the low-level runtime that the engine calls for it.
+    ``name`` is its name in the engine, ``bundle`` the folder with its config.json, and ``runtime``
+    the low-level runtime that the engine calls for it; each is "" if unknown.
     """
 
     id: str
@@ -30,13 +30,13 @@ class Found(NamedTuple):
 
 
 def find(word: str, inventories: Iterable[Inventory], state_dir: str) -> Found:
-    """Return the container that a word means: an id, its beginning, or an engine's name.
+    """Return the container for an id, the start of an id, or an engine's name.
 
-    Raises ContainerError for one that means none, or several.
+    Raises ContainerError if no container or several containers match.
     """
     engines = {}
     called = {}
-    # Of root's containers a user would know no more than a name.
+    # A user could see only the names of root's containers.
     ours = docker_api.sockets(processes.running("dockerd"))
     of_docker = names.of_docker(_PATIENCE, ours)
     for engine, known in (("docker", of_docker), ("podman", names.of_podman())):
@@ -48,10 +48,10 @@ def find(word: str, inventories: Iterable[Inventory], state_dir: str) -> Found:
     called = {**dict.fromkeys([*of_containerd, *held], ""), **called}
     found = names.meant(word, called)
     if len(found) != 1:
-        what = "means several containers" if found else "isn't a running container"
+        what = "matches several containers" if found else "isn't a running container"
         raise ContainerError(
             f"{shown(word)} {what}",
-            "Use an id or a name as the engine shows it, as root unless the engine is your own",
+            "Use an id or a name as the engine shows it, as root unless it is your rootless engine",
         )
     [container] = found
     holder = held.get(container)

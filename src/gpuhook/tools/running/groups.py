@@ -1,9 +1,9 @@
-"""Which container a process is in, by its cgroups, as far as root has named them.
+"""Mapping of processes to containers by their cgroups, as far as root created them.
 
-Whoever a cgroup was handed to (systemd's Delegate=, a rootless engine) makes others below it and
-calls them what he likes: like another engine's container, and another one for each process.
-So a path counts up to the first folder that isn't root's: what a user's own engine runs is that
-user's, in the one cgroup that he was given.
+A user with a delegated cgroup (systemd's Delegate=, a rootless engine) can create cgroups below it
+with any name, such as that of another engine's container, and one for each process. So a path is
+used only up to the first folder that root doesn't own. All processes of a user's own engine count
+as that user's, in the cgroup that was delegated.
 """
 
 import os
@@ -21,28 +21,28 @@ _ENGINES = (
     ("cri-containerd", "kubernetes"),
     ("docker", "docker"),
 )
-# What Slurm makes for a job at the top, in v1 and v2 (its cgroup plugins); a container that makes
-# cgroups with these names has them below its own. From a cgroup namespace the way there leads up,
-# at most to the top.
+# Top-level cgroups that Slurm creates for a job, in v1 and v2 (its cgroup plugins). A container
+# that creates cgroups with these names has them below its own. In a cgroup namespace the path
+# starts with "..", at most up to the top.
 _JOB = re.compile(
     r"(?:/\.\.)*/(?:slurm[^/]*(?:/uid_[0-9]+)?|(?:system\.slice/)?(?:[^/]+_)?slurmstepd\.scope)"
     r"/job_([0-9]+)(?:/.*)?"
 )
-SLURM = "slurm"  # the engine of what is in a job, and in no container with a cgroup
-_USERS = "user.slice"  # of systemd, with a cgroup for each user (systemd.special(7))
+SLURM = "slurm"  # the engine of processes in a job, and in no container with a cgroup
+_USERS = "user.slice"  # systemd's slice with a cgroup for each user (systemd.special(7))
 
 Groups = Mapping[str, str]  # controllers of a hierarchy -> a path in it
 
 
 def groups_of(entry: str | int) -> dict[str, str]:
-    """Return a process' cgroups, none where they aren't for us to read."""
+    """Return a process' cgroups, none if we can't read them."""
     return proc.cgroups(proc.data_of(f"/proc/{entry}/cgroup"))
 
 
 def own_path(groups: Groups, ours: Groups) -> str:
-    """Return a process' cgroup, where it isn't our own: the devices', the unified one, or any.
+    """Return a process' cgroup that isn't ours: of the devices controller, v2, or any other.
 
-    "/" where it has none of its own.
+    "/" if it has no cgroup of its own.
     """
     own = {key: path for key, path in groups.items() if path != ours.get(key, "/")}
     preferred = sorted(own, key=lambda key: ("devices" not in key.split(","), key != ""))
@@ -50,22 +50,22 @@ def own_path(groups: Groups, ours: Groups) -> str:
 
 
 def group_of(entry: str | int) -> str:
-    """Return the cgroup that tells which container a process belongs to, "" if none does."""
+    """Return the cgroup that identifies a process' container, "" if there is none."""
     found = own_path(groups_of(entry), groups_of("self"))
     return "" if found == "/" else found
 
 
 def path_of(record: Mapping[int, str], groups: Groups, ours: Groups) -> str:
-    """Return the cgroup of a container that has a record, "/" where it has none of its own.
+    """Return the cgroup of a container with a record, "/" if it has none of its own.
 
-    ``record`` are the cgroups that it was given, by version, ``groups`` those in which its first
-    process is now. That may have moved below, as systemd does in a container.
+    ``record`` are its recorded cgroups by version, ``groups`` the current ones of its first
+    process. That may have moved to a child cgroup, as systemd does in a container.
     """
     path = own_path(groups, ours)
     for given in record.values():
         if given != "/" and f"{path}/".startswith(f"{given}/"):
             return given  # protects: given-path
-        # In a cgroup namespace paths begin elsewhere, with the same name at the end.
+        # In a cgroup namespace paths start elsewhere, and end with the same name.
         parts, name = path.split("/"), given.rpartition("/")[2]
         if ".." in parts and name in parts:
             return "/".join(parts[: parts.index(name) + 1])
@@ -73,18 +73,18 @@ def path_of(record: Mapping[int, str], groups: Groups, ours: Groups) -> str:
 
 
 def job_of(paths: Iterable[str]) -> str:
-    """Return the number of the Slurm job that a process' cgroups are of, "" for none."""
+    """Return the number of the Slurm job of a process' cgroups, "" for none."""
     # protects: own-job-name
     return next((match[1] for path in paths if (match := _JOB.fullmatch(path))), "")
 
 
 def name_of_job(job: str) -> str:
-    """Return what counts as a container's id for what is in a job, and in no container."""
+    """Return the container id used for processes in a job and in no container."""
     return f"{SLURM}:{job}"
 
 
 class Identity(NamedTuple):
-    """Which container it is: id, engine, and its cgroup where another's may be called so."""
+    """Identity of a container: id, engine, and its cgroup if the id may not be unique."""
 
     name: str
     engine: str
@@ -92,10 +92,10 @@ class Identity(NamedTuple):
 
 
 def identify(groups: Groups, ours: Groups) -> Identity:
-    """Return whose a process is, from its cgroups as root made them (``Made``).
+    """Return a process' container from its cgroups created by root (``Made``).
 
     ``ours`` are our own. The id is the 64 hex digits that engines use: the outermost ones,
-    because a container can call its own cgroups what it likes. Else it is that of a Slurm job, or
+    because a container can name its own cgroups freely. Otherwise it is that of a Slurm job, or
     the last part of the path.
     """
     path = own_path(groups, ours)
@@ -109,7 +109,7 @@ def identify(groups: Groups, ours: Groups) -> Identity:
 
 
 class Made:
-    """What root made of cgroups' paths, by the owners of their folders; for one look."""
+    """The parts of cgroup paths created by root, from the folders' owners; for one search."""
 
     def __init__(self) -> None:
         self._ours = {os.geteuid()}
@@ -122,7 +122,7 @@ class Made:
                 self._trees.append((named, *places))
 
     def of(self, groups: Groups) -> dict[str, str]:
-        """Return the cgroups of a process, each up to what root named last."""
+        """Return the cgroups of a process, each up to the last folder created by root."""
         return {key: self._part(key, path) for key, path in groups.items()}
 
     def _part(self, controllers: str, path: str) -> str:
@@ -132,12 +132,12 @@ class Made:
             prefix = "" if root == "/" else root
             if wanted <= named and path.startswith(f"{prefix}/") and ".." not in names:
                 return prefix + self._made_below(point, path[len(prefix) :].split("/")[1:])
-        # Not to be seen from here, as in a cgroup namespace: users have theirs below user.slice.
+        # Not visible, as in a cgroup namespace: users' cgroups are below user.slice.
         end = names.index(_USERS) + 2 if _USERS in names else len(names)
         return "/" + "/".join(names[:end])
 
     def _made_below(self, folder: str, names: list[str]) -> str:
-        """Return the beginning of a path of which every folder that holds a name is root's."""
+        """Return the start of a path in which root owns every parent folder."""
         made = ""
         for name in names:
             if not self._is_ours(folder + made):  # protects: given-group
@@ -152,6 +152,6 @@ class Made:
                 owner = os.lstat(folder).st_uid
                 found = owner in self._ours or files.is_roots(owner)
             except OSError:
-                found = False  # removed by now
+                found = False  # removed meanwhile
             self._owned[folder] = found
         return found

@@ -1,8 +1,8 @@
-"""Which running container has which device: from our records, else from its mounts and nodes.
+"""Devices of running containers, from our records, else from mounts and device nodes.
 
-A container that was injected has a record (``records``). Of another one, a set of processes
-with a root filesystem of their own, the kernel's list of its mounts says which nodes of the
-host are mounted in it (``nodes``), and its cgroup which container it is (``groups``).
+A container with injected devices has a record (``records``). Any other container is a set of
+processes with its own root filesystem. Its mount table shows the host's device nodes in it
+(``nodes``), and its cgroup identifies it (``groups``).
 """
 
 import os
@@ -19,21 +19,21 @@ from gpuhook.tools.running.groups import Identity, Made, groups_of, identify, ow
 from gpuhook.tools.running.nodes import HostNodes, Numbers, has_our_root, nodes_of
 
 WITHOUT_ROOT = (
-    "Without root only your own containers are seen, and those of a Docker that you may ask; "
+    "Without root, only your own containers are listed, and those of a Docker that you can access; "
     "run this as root for all."
 )
-LIMIT = 512  # containers without a record that are shown
+LIMIT = 512  # most containers without a record to show
 _LATE = (
-    "Containers without a record may be missing: the machine's processes have more mounted than "
-    f"can be looked at in {PATIENCE:.0f} seconds"
+    "Containers without a record may be missing: the host's processes have more mounts than "
+    f"can be examined in {PATIENCE:.0f} seconds"
 )
 _UNSEEN = (
-    "Containers outside of this pid namespace may have devices, and can't be seen from here; start "
-    "this in the machine's (--pid=host) for all"
+    "Containers outside of this pid namespace may have devices, and aren't visible here; run "
+    "this in the host's pid namespace (--pid=host) for all"
 )
 _UNCLEAR = (
-    "What these processes were given isn't known until they are started again, because their "
-    f"records are damaged or another version's, in the folder {records.FOLDER} of"
+    "The devices of these processes are unknown until they are restarted, because their records "
+    f"are damaged or of another version, in the folder {records.FOLDER} of"
 )
 _MANY = f"There are more than {LIMIT} containers without a record: the others are left out"
 
@@ -42,11 +42,10 @@ _MANY = f"There are more than {LIMIT} containers without a record: the others ar
 class Container:
     """A running container.
 
-    ``name`` is its id, ``engine`` who started it ("" unknown), ``pid`` its first process,
-    ``command`` that one's name, ``nodes`` the devices that it was given. ``pod``,
-    ``namespace`` and ``container`` are Kubernetes' names for it. ``record`` is what was
-    written down when it was injected, None for one that was only looked at. ``is_asked`` where
-    its engine alone says what it was started with (``of_docker``).
+    ``name`` is its id, ``engine`` its engine ("" if unknown), ``pid`` its first process,
+    ``command`` that process's name, ``nodes`` its devices. ``pod``, ``namespace`` and
+    ``container`` are Kubernetes' names for it. ``record`` is the record of its injection, None
+    without one. ``is_asked`` is true if only its engine reports its devices (``of_docker``).
     """
 
     name: str
@@ -62,28 +61,28 @@ class Container:
 
     @property
     def bundle(self) -> str:
-        """The folder with its config.json, "" where that isn't known."""
+        """The folder with its config.json, "" if unknown."""
         return str((self.record or {}).get("bundle", ""))
 
     @property
     def cgroups(self) -> dict[int, str]:
-        """The cgroups by version that it was given, as far as is known."""
+        """Its recorded cgroups by version, as far as known."""
         return records.cgroups_of(self.record or {})
 
     @property
     def cdi_devices(self) -> list[str]:
-        """The devices that it holds and that documents alone describe."""
+        """Its devices that only CDI specs describe."""
         return list((self.record or {}).get("documents", ()))
 
     @property
     def known_from(self) -> str:
-        """What says which devices it has: "record", "nodes" or "engine"."""
+        """The source of its list of devices: "record", "nodes" or "engine"."""
         if self.record is not None:
             return "record"
         return "engine" if self.is_asked else "nodes"
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as `gpuhook list --format json` shows it."""
+        """Return the JSON object of `gpuhook list --format json`."""
         return {
             "name": self.name,
             "engine": self.engine,
@@ -101,7 +100,7 @@ class Container:
 class Running(NamedTuple):
     """The running containers that have devices, by their ids.
 
-    ``problems`` are sentences on what is missing.
+    ``problems`` are sentences on missing information.
     """
 
     containers: list[Container]
@@ -109,9 +108,9 @@ class Running(NamedTuple):
 
 
 def running(inventories: Iterable[Inventory], state_dir: str) -> Running:
-    """Return the containers that have one of the machine's devices.
+    """Return the containers that have one of the host's devices.
 
-    Processes that may not be looked at (those of others, without root) are left out.
+    Inaccessible processes (those of other users, without root) are left out.
     """
     look = Look()
     unclear: list[str] = []
@@ -124,7 +123,7 @@ def running(inventories: Iterable[Inventory], state_dir: str) -> Running:
         try:
             nodes = {*nodes_of(entry, host, look)}
         except OSError:
-            continue  # it has ended, or it isn't for us to see
+            continue  # it has exited, or isn't accessible
         if nodes:
             made = Container(identity.name, identity.engine, int(entry), command_of(entry))
             found.setdefault(identity, made).nodes |= nodes  # protects: each-identity
@@ -140,11 +139,11 @@ def running(inventories: Iterable[Inventory], state_dir: str) -> Running:
     return Running(containers, tuple(each for each in problems if each))
 
 
-_Other = tuple[str, Identity]  # a process, and which container it is in
+_Other = tuple[str, Identity]  # a process and its container
 
 
 def _others(recorded: Collection[Container], look: Look) -> Iterator[_Other]:
-    """Yield a process of each mount namespace that is neither ours nor of a recorded container."""
+    """Yield a process of each mount namespace, except ours and those of recorded containers."""
     known = {mounts_of(each.pid) for each in recorded} | {mounts_of("self")}
     ours, made = groups_of("self"), Made()
     groups = {path_of(each.cgroups, groups_of(each.pid), ours) for each in recorded} - {"/"}
@@ -159,9 +158,9 @@ def _others(recorded: Collection[Container], look: Look) -> Iterator[_Other]:
 
 
 def _has_own_root(entry: str) -> bool:
-    """Tell whether a process has another root than we, as far as that may be seen.
+    """Tell whether a process has another root than ours, as far as that is visible.
 
-    One that waits for a container's program may be in its mounts, with the host's root.
+    A process that waits for a container's program may be in its mount namespace with our root.
     """
     try:
         return not has_our_root(entry)  # protects: own-root
@@ -170,9 +169,9 @@ def _has_own_root(entry: str) -> bool:
 
 
 def _by_turns(others: Iterable[_Other]) -> list[_Other]:
-    """Return them with one of each container first, then the next of each.
+    """Return the processes in turns, one of each container, then the next of each.
 
-    Where one has a thousand namespaces, there is time for the others.
+    So a container with a thousand namespaces leaves time for the others.
     """
     turns: dict[Identity, int] = {}
     found = []
@@ -184,21 +183,21 @@ def _by_turns(others: Iterable[_Other]) -> list[_Other]:
 
 
 def of_record(record: dict[str, Any]) -> Container:
-    """Return the container that a record is of."""
+    """Return the container of a record."""
     nodes = {(major, minor) for given in record["given"] for major, minor in given["devices"]}
     pid = record["pid"]
     names = (record["pod"], record["namespace"], record["container"])
     name, engine = record["id"], record["engine"]
-    if not name:  # written by nvidia-container-cli, which isn't told
+    if not name:  # written by nvidia-container-cli, which doesn't get it
         name, engine, _ = identify(Made().of(groups_of(pid)), groups_of("self"))
     command = command_of(pid)
     return Container(name, engine, pid, command, nodes, *names, record)
 
 
 def whole_nodes(inventory: Inventory) -> dict[str, set[Numbers]]:
-    """Return the numbers of each device's nodes, by its id, where all of them are there.
+    """Return the numbers of each device's nodes, by device id, if all of the nodes exist.
 
-    A container that has them all has the device, or one that it is a part of.
+    A container that has all of them has the device, or one that contains it.
     """
     there = {node.path: node.numbers for node in inventory.nodes}
     return {
@@ -216,19 +215,19 @@ def _is_below(group: str, groups: Collection[str]) -> bool:
 
 
 def command_of(entry: str | int) -> str:
-    """Return what a process calls itself, "" if it is gone."""
+    """Return a process' name, "" if it is gone."""
     return os.fsdecode(proc.data_of(f"/proc/{entry}/comm").removesuffix(b"\n"))
 
 
 def without_record(containers: Iterable[Container]) -> list[Container]:
-    """Return those of the containers that were only looked at."""
+    """Return the containers without a record."""
     return [each for each in containers if each.record is None]
 
 
 def believed(containers: Collection[Container]) -> list[Container]:
-    """Return the containers but those that were only looked at and are called like a recorded one.
+    """Return the containers, except those without a record that have a recorded one's name.
 
-    Any user who may make cgroups can call one like somebody else's container.
+    A user with a delegated cgroup can give a cgroup the name of another user's container.
     """
     recorded = {each.name for each in containers if each.record is not None}
     return [each for each in containers if each.record is not None or each.name not in recorded]

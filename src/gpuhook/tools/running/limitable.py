@@ -1,4 +1,4 @@
-"""Whether a machine can limit the memory of its devices."""
+"""Check whether the host supports memory limits on its devices."""
 
 import os
 
@@ -16,14 +16,14 @@ def what_it_takes(
     config: Config,
     devices: tuple[Device, ...] | None = None,
 ) -> GpuhookError | None:
-    """Return why no limit can be set for a vendor's devices here, None where one can.
+    """Return why memory limits can't be set for a vendor's devices, None if they can.
 
-    For those ``devices``, all of them for None.
+    ``devices`` selects some devices, None all of them.
     """
     if not os.path.exists(f"{dmem.TREE}/cgroup.controllers"):
         return LimitError(
-            f"Limits of memory need cgroup v2 at {dmem.TREE}",
-            "Boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1)",
+            f"Memory limits need cgroup v2 at {dmem.TREE}",
+            "Boot with only cgroup v2 (systemd.unified_cgroup_hierarchy=1)",
         )
     every = Grant(
         vendor,

@@ -1,7 +1,7 @@
-"""What containers use of their devices' memory by their cgroups, and their limits there.
+"""Device memory used by containers, and their limits, from their cgroups.
 
-The kernel's dmem controller says it of any container, NVIDIA's driver of those with a limit. It is
-all that a container has, whatever its processes are and whoever speaks to the driver for them.
+The kernel's dmem controller reports it for any container, NVIDIA's driver for those with a limit.
+The value covers the whole container, including memory that other processes allocate for it.
 """
 
 import copy
@@ -18,12 +18,12 @@ from gpuhook.start.records import records
 from gpuhook.tools.running.holders import Container
 from gpuhook.vendors import registry
 
-PATIENCE = 4.0  # seconds that a driver may take
+PATIENCE = 4.0  # timeout in seconds for a driver
 DMEM, NVML = "dmem", "nvml"
 
 
 class Memory(NamedTuple):
-    """What a container uses of a device, in bytes, its limit (None: none), and who says so."""
+    """Device memory of a container in bytes, its limit (None for no limit), and the source."""
 
     used: int
     limit: int | None
@@ -39,16 +39,16 @@ def look(
     config: Config,
     patience: float = PATIENCE,
 ) -> tuple[Found, str]:
-    """Return what cgroups say of containers with a record, and what is missing ("": nothing)."""
+    """Return the memory of containers with a record, and a sentence on missing values or ""."""
     found: Found = {}
-    asked: dict[str, str] = {}  # a container's folder -> its id, of those that the driver is asked
+    asked: dict[str, str] = {}  # a container's folder -> its id, for queries to the driver
     entries: dict[tuple[str, str], dict[str, Any]] = {}
     regions = {each.vendor: _regions(each) for each in inventories}
     counts = any(names for vendor in regions.values() for names in vendor.values())
     tree = ""
     for container in containers:
         if not counts and not (container.record or {}).get("limits"):
-            continue  # nobody counts it, and hundreds such cost as much as a look at all others
+            continue  # nothing counts it, and hundreds of them would cost as much as all others
         place = _place(container)
         if place is None:
             continue
@@ -69,7 +69,7 @@ def look(
         limits = recorded(entries.values(), inventories, registry.known(config), quick)
         said = limits.used(tree, asked) if limits is not None else {}
     except GpuhookError as error:
-        return found, f"What containers use by their limits isn't known: {error.cause}"
+        return found, f"The memory used by containers with limits is unknown: {error.cause}"
     for folder, uses in said.items():
         for device, (used, limit) in uses.items():
             found.setdefault((asked[folder], device), Memory(used, limit, NVML))
@@ -82,7 +82,7 @@ def _devices(container: Container) -> set[str]:
 
 
 def _place(container: Container) -> tuple[str, str] | None:
-    """Return where cgroup v2 is, and a recorded container's folder there."""
+    """Return the mount point of cgroup v2, and a recorded container's folder in it."""
     record = container.record
     if record is None:
         return None
@@ -101,7 +101,7 @@ def _place(container: Container) -> tuple[str, str] | None:
 
 
 def _regions(inventory: Inventory) -> dict[str, list[str]]:
-    """Return the regions of each device that has some for itself."""
+    """Return the memory regions of each device that has its own."""
     try:
         every = [*dmem.read(dmem.TREE, dmem.CAPACITY)]
     except OSError:

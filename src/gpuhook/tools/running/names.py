@@ -1,4 +1,4 @@
-"""What engines call their containers, asked of them with a short limit and remembered."""
+"""Cache of the engines' names for containers, queried with a short timeout."""
 
 import os
 import time
@@ -8,17 +8,17 @@ from gpuhook.start.records import engine_names
 from gpuhook.tools.engines import docker_api
 from gpuhook.tools.host import processes
 
-_PATIENCE = 1.0  # seconds for Docker's answer
-_PAUSE = 10.0  # seconds between two questions
-_KEPT = 60.0  # seconds after which all are asked for again: a container may be renamed
-_SHORTEST_ID = 4  # characters of an id that mean it
+_PATIENCE = 1.0  # timeout in seconds for Docker's answer
+_PAUSE = 10.0  # seconds between two queries
+_KEPT = 60.0  # seconds after which all names are queried again: a container may be renamed
+_SHORTEST_ID = 4  # least characters of an abbreviated id
 _ROOT = 0
 
 Called = dict[str, tuple[str, str]]  # a container's id -> its name and its image, "" if unknown
 
 
 class Names:
-    """Names and images of containers by their ids; ``patience`` is for one Docker's answer."""
+    """Names and images of containers by id; ``patience`` is the timeout for a Docker's answer."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, patience: float = _PATIENCE
@@ -30,7 +30,7 @@ class Names:
         self._all_again = 0.0
 
     def ask(self, wanted: Collection[tuple[str, str, str]]) -> None:
-        """Ask for those that aren't known, and now and then for all; forget the others.
+        """Query unknown names, and periodically all of them; drop those not wanted.
 
         ``wanted`` are (engine, id, bundle).
         """
@@ -51,18 +51,18 @@ class Names:
             self._known.update(_of_podman({*bundles, *more} - {""}))
 
     def of(self, container: str) -> tuple[str, str]:
-        """Return the name and the image, "" for each that isn't known."""
+        """Return the name and the image, each "" if unknown."""
         return self._known.get(container, ("", ""))
 
 
 def docker_sockets() -> list[str]:
-    """Return where root's Dockers and our own listen: a user may be let ask root's."""
+    """Return the sockets of root's and our own Dockers; a user may have access to root's."""
     users = (_ROOT, os.geteuid())
     return docker_api.sockets(processes.running("dockerd", users=users))
 
 
 def of_docker(patience: float, sockets: Iterable[str]) -> Called:
-    """Return the running containers of the Dockers that listen there and answer in time."""
+    """Return the running containers of the Dockers at the sockets that answer in time."""
     found = {}
     for path in sockets:
         try:
@@ -77,14 +77,14 @@ def of_docker(patience: float, sockets: Iterable[str]) -> Called:
 
 
 def of_podman() -> Called:
-    """Return the running containers of podman and of CRI-O, which start a conmon for each."""
+    """Return the running containers of podman and CRI-O, which start a conmon for each."""
     found = watched()
     named = _of_podman(found.values())
     return {container: named.get(container, ("", "")) for container in found}
 
 
 def watched() -> dict[str, str]:
-    """Return the bundles of the containers that a conmon watches, by their ids (conmon(8))."""
+    """Return the bundles of the containers with a conmon, by container id (conmon(8))."""
     found = {}
     for process in processes.running("conmon"):
         ids, bundles = process.option("-c", "--cid"), process.option("-b", "--bundle")
@@ -94,7 +94,7 @@ def watched() -> dict[str, str]:
 
 
 def _of_podman(bundles: Iterable[str]) -> Called:
-    """Return what stands in the lists of podman's stores, beside the containers' folders."""
+    """Return the names in the lists of podman's stores, next to the containers' folders."""
     found: Called = {}
     stores = {os.path.dirname(os.path.dirname(bundle)): bundle for bundle in bundles}
     for bundle in stores.values():
@@ -104,9 +104,9 @@ def _of_podman(bundles: Iterable[str]) -> Called:
 
 
 def meant(word: str, called: Mapping[str, str]) -> list[str]:
-    """Return the ids that a word means; ``called`` are the names by ids, "" for none.
+    """Return the ids that match a word; ``called`` maps ids to names, "" for none.
 
-    As Docker has it: an id, else a name, else the beginning of ids.
+    The order is Docker's: an id, else a name, else the start of ids.
     """
     if not word or word in called:
         return [word] if word else []

@@ -1,7 +1,7 @@
-"""Which of the host's device nodes a process has: mounted, or made in its /dev.
+"""Host device nodes of a process: mounted ones, and those created in its /dev.
 
-Its mount table says which are mounted; its /dev is looked at only where that can't wait for a
-filesystem that somebody else serves (FUSE).
+Its mount table shows the mounted ones. Its /dev is read only if that can't block on a filesystem
+served by another process (FUSE).
 """
 
 import contextlib
@@ -16,9 +16,9 @@ from gpuhook.ground.host import proc
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.host.namespaces import Look
 
-_NODES_LIMIT = 1 << 14  # entries of a container's /dev that are looked at
+_NODES_LIMIT = 1 << 14  # most entries of a container's /dev to read
 _RESOLVE_CACHED = 0x20  # linux/openat2.h, Linux 5.12: EAGAIN instead of asking a filesystem
-# Filesystems of the kernel's own, whose answers wait for nobody else.
+# Kernel filesystems, which never block on another process.
 _LOCAL = frozenset(
     {
         b"ext4",
@@ -33,11 +33,11 @@ _LOCAL = frozenset(
     }
 )
 
-Numbers = tuple[int, int]  # of a device: major, minor
+Numbers = tuple[int, int]  # a device's major and minor number
 
 
 class HostNodes:
-    """The nodes of the driver roots, and where they would be in a mount table."""
+    """The nodes of the driver roots, and their entries in a mount table."""
 
     def __init__(self, inventories: Iterable[Inventory]) -> None:
         self.numbers: set[Numbers] = set()
@@ -50,7 +50,7 @@ class HostNodes:
             self.by_place.update(self._places(inventory))
 
     def _places(self, inventory: Inventory) -> Iterator[tuple[tuple[bytes, str], Numbers]]:
-        """Yield ((filesystem, path in it), numbers) as proc_pid_mountinfo(5) has them."""
+        """Yield ((filesystem, path in it), numbers) in the form of proc_pid_mountinfo(5)."""
         table = proc.Mounts(proc.data_of("/proc/self/mountinfo"))
         with Rootfs(inventory.root) as root:
             for node in inventory.nodes:
@@ -70,7 +70,7 @@ class HostNodes:
 
 
 def nodes_of(entry: str, host: HostNodes, look: Look) -> Iterator[Numbers]:
-    """Yield the numbers of the host's nodes that a process has mounted, or in its /dev."""
+    """Yield the numbers of the host's nodes that are mounted for a process, or in its /dev."""
     data = look.table(entry)
     if data is None:
         return
@@ -79,7 +79,7 @@ def nodes_of(entry: str, host: HostNodes, look: Look) -> Iterator[Numbers]:
         numbers = host.by_place.get((mount.device, proc.unescaped(mount.root)))
         if numbers is not None:
             yield numbers
-    if _user_namespace(entry) == _user_namespace("self"):  # else nobody can have made nodes
+    if _user_namespace(entry) == _user_namespace("self"):  # else no nodes can be created there
         with contextlib.suppress(OSError):  # it has no /dev
             yield from host.numbers & set(_made_nodes(entry, table, host.folders, look))
 
@@ -91,11 +91,11 @@ def _user_namespace(entry: str) -> int:
 def _made_nodes(
     entry: str, table: proc.Mounts, folders: Iterable[str], look: Look
 ) -> Iterator[Numbers]:
-    """Yield the numbers of the nodes in ``folders`` of a process' /dev, by its mount table.
+    """Yield the numbers of the nodes in ``folders`` of a process' /dev, using its mount table.
 
-    No link is followed and no mount entered but /dev itself, and that only where it is a
-    filesystem of the kernel's own: the question would wait for whoever serves another, or what
-    lies below an overlay.
+    No link is followed and no mount entered except /dev itself, and that only if it is a
+    kernel filesystem: on another one, or on the layers of an overlay, the call could block on
+    the process that serves it.
     """
 
     def is_local(fd: int) -> bool:
@@ -125,7 +125,7 @@ def _nodes_in(dev: int, folder: str, look: Look) -> Iterator[Numbers]:
             try:
                 node = kernel.openat2(fd, entry.name, os.O_PATH, within)
             except OSError:
-                continue  # a link, or a mount, which was told by the mount table
+                continue  # a link, or a mount, which the mount table already shows
             with _held(node):
                 status = os.fstat(node)
             if stat.S_ISCHR(status.st_mode):
@@ -133,9 +133,9 @@ def _nodes_in(dev: int, folder: str, look: Look) -> Iterator[Numbers]:
 
 
 def has_our_root(entry: str) -> bool:
-    """Tell whether a process' root is the folder that ours is, as in a namespace for mounts alone.
+    """Tell whether a process has our root folder, as in a plain mount namespace.
 
-    Whoever serves it isn't asked.
+    The process that serves its filesystem isn't queried.
     """
     with _opened(f"/proc/{entry}/root") as theirs, _opened("/") as ours:
         return kernel.identity(theirs) == kernel.identity(ours)

@@ -1,11 +1,11 @@
-"""Give running containers back the devices that their cgroups no longer allow.
+"""Repair of running containers whose cgroups no longer allow their devices.
 
-``systemctl daemon-reload`` and ``docker update`` write a container's device rules again, and
-what only the cgroup knew is lost: "Failed to initialize NVML: Unknown Error".
+``systemctl daemon-reload`` and ``docker update`` rewrite a container's device rules, and rules
+that were only in the cgroup are lost: "Failed to initialize NVML: Unknown Error".
 
-What a container was given is what we wrote down when it was injected (``records``), or what
-root's own config.json says (``bundles``). Its /dev and its mounts are never asked: a
-container with CAP_MKNOD makes what nodes it likes, and mounts them in a user namespace.
+A container's devices come from the record of its injection (``records``), or from its config.json
+if root owns that (``bundles``). Its /dev and its mounts are never trusted: a container with
+CAP_MKNOD can create any node, and mount it in a user namespace.
 """
 
 import contextlib
@@ -28,16 +28,16 @@ from gpuhook.tools.running.names import Names, meant
 from gpuhook.tools.running.nodes import Numbers
 from gpuhook.vendors import registry
 
-_SCOPE = ".scope"  # what systemd calls a cgroup that it made for somebody else's processes
+_SCOPE = ".scope"  # suffix of systemd's cgroups for processes that others started
 
 
 class Repaired(NamedTuple):
-    """What was missing of a container's devices, and is given back.
+    """The restored access of a container.
 
-    ``how`` as ``access.allow`` returns it. ``nodes`` are those that its cgroup didn't let it
-    open, ``links`` the names in /dev/char that systemd didn't find them by. ``lasts`` is False
-    where systemd takes them away again, because it was never told of them: a hook alone gave them.
-    ``limits`` are the devices whose memory wasn't limited as recorded, and is again.
+    ``how`` is the result of ``access.allow``. ``nodes`` are those that its cgroup didn't allow,
+    ``links`` the missing names in /dev/char that systemd needs. ``lasts`` is False if systemd will
+    remove the access again, because only a hook added it and systemd has no rule for it.
+    ``limits`` are the devices whose recorded memory limit was lost and is set again.
     """
 
     how: str
@@ -50,10 +50,10 @@ class Repaired(NamedTuple):
 def repair(
     container: Container, inventories: Collection[Inventory], config: Config | None = None
 ) -> Repaired:
-    """Allow a container the devices that it was given; return what was missing.
+    """Restore a container's access to its devices; return what was missing.
 
-    With ``config``, the limits of their memory are set again as well. Raises CgroupError,
-    LimitError, and ContainerError where nothing says what it was given.
+    With ``config``, its memory limits are set again as well. Raises CgroupError, LimitError, and
+    ContainerError if its devices are unknown.
     """
     with _first_process(container) as process:
         given = given_devices(container, process, inventories)
@@ -74,7 +74,7 @@ def repair(
 def _limit(
     container: Container, process: int, inventories: Iterable[Inventory], config: Config
 ) -> tuple[str, ...]:
-    """Set a container's recorded limits where they don't hold; return for which devices."""
+    """Set a container's recorded limits that aren't in effect; return the devices."""
     entries = (container.record or {}).get("limits", ())
     if not entries:
         return ()
@@ -97,7 +97,7 @@ def _holds(entry: dict[str, Any], now: Mapping[str, tuple[int, int | None]]) -> 
 
 
 def _is_in_spec(container: Container, process: int, given: list[Numbers]) -> bool:
-    """Tell whether the container's config.json allows what it was given, or can't be found."""
+    """Tell whether the container's config.json allows its devices, or can't be found."""
     try:
         started = records.started(process)
     except OSError:
@@ -107,7 +107,7 @@ def _is_in_spec(container: Container, process: int, given: list[Numbers]) -> boo
 
 
 def missing(container: Container, inventories: Collection[Inventory]) -> tuple[Node, ...]:
-    """Return the nodes that ``repair`` would give back; it raises the same."""
+    """Return the nodes that ``repair`` would restore; raises the same errors."""
     with _first_process(container) as process:
         given = given_devices(container, process, inventories)
         written = _written(container, process)
@@ -115,11 +115,11 @@ def missing(container: Container, inventories: Collection[Inventory]) -> tuple[N
 
 
 def _written(container: Container, process: int) -> dict[int, str]:
-    """Return the cgroups by version that a container got its devices in; none for the one it is in.
+    """Return a container's recorded cgroups by version; empty means its current cgroup.
 
-    A container may move its processes to cgroups that it can write to, and call those what it
-    likes. Where a record doesn't say (one of an earlier version, or written in a cgroup
-    namespace), the cgroup that it is in counts if that is called after it. Raises ContainerError.
+    A container can move its processes to cgroups that it can write to, with any name. If the
+    record has no cgroups (from an earlier version, or written in a cgroup namespace), the current
+    cgroup is used if its name contains the container's. Raises ContainerError otherwise.
     """
     if container.record is None:
         return {}
@@ -133,8 +133,8 @@ def _written(container: Container, process: int) -> dict[int, str]:
     if all(any(container.name in part for part in path.split("/")) for path in now.values()):
         return {}
     raise ContainerError(
-        f"Nothing says in which cgroup {container.name} was given its devices, and the one that "
-        "its first process is in isn't called after it",
+        f"The cgroup in which {container.name} got its devices is unknown, and the cgroup of "
+        "its first process isn't named after it",
         "Stop the container and start it again",
     )
 
@@ -161,7 +161,7 @@ def _nodes(wanted: Iterable[Numbers], inventories: Iterable[Inventory]) -> tuple
 def given_devices(
     container: Container, process: int, inventories: Collection[Inventory]
 ) -> list[Numbers]:
-    """Return the devices that a container was given, of those that this machine has now.
+    """Return a container's devices, limited to those that this host has now.
 
     ``process`` is a descriptor of /proc/PID of its first process.
     """
@@ -174,10 +174,10 @@ def given_devices(
         allowed = bundles.allowed_devices(container.pid, started, present)
         if not allowed:
             raise ContainerError(
-                f"{container.name} has no record of what it was given, and no config.json that "
+                f"{container.name} has no record of its devices, and no config.json that "
                 "allows it a device",
-                "Start it again: its GPUs were given by something else than gpuhook, or by a "
-                "version before records were kept",
+                "Start it again: its GPUs were added by other software, or by a version of "
+                "gpuhook without records",
             )
         return allowed
     if started != container.record["started"]:  # protects: another-process
@@ -187,18 +187,18 @@ def given_devices(
 
 
 def _check_devices(container: Container, inventories: Iterable[Inventory]) -> None:
-    """Refuse where a device has other numbers than when the container got it."""
+    """Refuse if a device has other numbers than when the container got it."""
     found = moved(container, inventories)
     if found:
         raise ContainerError(
-            f"{container.name} was given {', '.join(found)}, which this machine no longer has, or "
+            f"{container.name} has {', '.join(found)}, which this host no longer has, or "
             "has under another number",
             "Start it again",
         )
 
 
 def moved(container: Container, inventories: Iterable[Inventory]) -> list[str]:
-    """Return the devices in a container's record that have other numbers now, or are gone."""
+    """Return the devices in a container's record that have changed numbers, or are gone."""
     now: dict[tuple[str, str], list[list[int]]] = {}  # by vendor and id
     for inventory in inventories:
         numbers = {node.path: list(node.numbers) for node in inventory.nodes}
@@ -215,14 +215,14 @@ def moved(container: Container, inventories: Iterable[Inventory]) -> list[str]:
 
 def _ended(container: Container) -> ContainerError:
     return ContainerError(
-        f"The first process of {container.name} has ended", "Start the container again"
+        f"The first process of {container.name} has exited", "Start the container again"
     )
 
 
 def select(words: Iterable[str], running: Collection[Container], names: Names) -> list[Container]:
-    """Return the containers that the words (ids, their beginnings, engines' names) mean.
+    """Return the containers for words: ids, starts of ids, or engines' names.
 
-    Raises ContainerError for a word that means none of them, or several.
+    Raises ContainerError for a word that matches none of them, or several.
     """
     chosen = []
     running = believed(running)
@@ -230,7 +230,7 @@ def select(words: Iterable[str], running: Collection[Container], names: Names) -
     for name in words:
         found = [each for each in running if each.name in meant(name, called)]
         if len(found) != 1:
-            what = "means several containers" if found else "isn't a running container with a GPU"
+            what = "matches several containers" if found else "isn't a running container with a GPU"
             raise ContainerError(
                 f"{name} {what}",
                 "Use an id or name as `gpuhook list` or the engine shows it, or --all",

@@ -1,7 +1,7 @@
-"""Whether a cgroup allows a device now: nothing is changed, and no process is moved to try it.
+"""Check whether a cgroup allows a device, without changes or test processes.
 
-A v2 cgroup asks its device programs, so one is carried out here as the kernel would. Those of
-runc, crun and systemd need a dozen kinds of instructions. Sources:
+A v2 cgroup uses device programs, so a program is interpreted here as in the kernel. The programs
+of runc, crun and systemd need a dozen kinds of instructions. Sources:
 Documentation/bpf/standardization/instruction-set.rst, include/uapi/linux/bpf.h.
 """
 
@@ -13,7 +13,7 @@ from gpuhook.ground.cgroup import access, v2
 from gpuhook.ground.cgroup import device_program as code
 from gpuhook.ground.errors import CgroupError
 
-_STEPS = 1 << 16  # instructions; the kernel's verifier lets no program without maps run longer
+_STEPS = 1 << 16  # instructions; the kernel's verifier allows no longer program without maps
 _WIDE = (1 << 64) - 1
 _HALF = (1 << 32) - 1
 _ALU_32, _JUMP, _JUMP_32, _ALU_64 = 0x04, 0x05, 0x06, 0x07  # BPF_CLASS
@@ -22,7 +22,7 @@ _BY_REGISTER = 0x08  # BPF_X
 _OPERATION = 0xF0
 _ASKED = (code.BPF_DEVCG_ACC_READ | code.BPF_DEVCG_ACC_WRITE) << 16 | code.BPF_DEVCG_DEV_CHAR
 
-# What is computed of the destination and the source; a shift counts by its lowest bits.
+# Operations on destination and source; only the lowest bits of a shift count.
 _COMPUTE: dict[int, Callable[[int, int], int]] = {
     0x00: lambda a, b: a + b,
     0x10: lambda a, b: a - b,
@@ -53,10 +53,10 @@ def missing(
     proc: str = "/proc",
     written: Mapping[int, str] | None = None,
 ) -> list[tuple[int, int]]:
-    """Return which devices (major, minor) the cgroup of a process doesn't let it read and write.
+    """Return the devices (major, minor) that a process' cgroup doesn't allow to read and write.
 
-    Arguments as for ``access.allow``; where that has nothing to do, none is missing. A device of
-    which a program doesn't show what it decides is. Raises CgroupError.
+    The arguments are those of ``access.allow``; if that has nothing to do, none is missing. A
+    device counts as missing if a program's decision is unknown. Raises CgroupError.
     """
     version, folder = access.cgroup_of(process, proc, written)
     try:
@@ -69,18 +69,18 @@ def missing(
         if error.errno in access.DENIED and not access.in_first_user_namespace(proc):
             return []
         raise CgroupError(
-            f"the container's cgroup can't be looked at: {error}", "Run this as root"
+            f"the container's cgroup can't be examined: {error}", "Run this as root"
         ) from error
     return [pair for pair in devices if not all(program_allows(each, *pair) for each in programs)]
 
 
 def program_allows(instructions: bytes, major: int, minor: int) -> bool | None:
-    """Tell whether a device program lets a character device be read and written.
+    """Tell whether a device program allows reading and writing a character device.
 
-    None where it has instructions that aren't known here, or doesn't end.
+    None if it has unknown instructions, or doesn't terminate.
     """
     context = struct.pack("=III", _ASKED, major, minor)
-    registers = {code.R1: 0}  # a pointer, from which is loaded and nothing else
+    registers = {code.R1: 0}  # a pointer, used only for loads
     at = 0
     for _ in range(_STEPS):
         try:
@@ -115,7 +115,7 @@ def _registers(both: int) -> tuple[int, int]:
 
 
 def list_allows(listed: Iterable[str], major: int, minor: int) -> bool:
-    """Tell whether the lines of a v1 cgroup's devices.list let a device be read and written.
+    """Tell whether the lines of a v1 cgroup's devices.list allow reading and writing a device.
 
     Source: Documentation/admin-guide/cgroup-v1/devices.rst.
     """
