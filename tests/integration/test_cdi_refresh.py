@@ -487,7 +487,7 @@ def test_documents_stay_for_the_other_engine(site: Site) -> None:
     document = Path(f"{system}{IN_RUN}")
     assert document.exists()
     done = site.gpuhook("uninstall", "--engine=crio", *options).ok()
-    assert "kept for podman: the CDI documents" in done.stdout
+    assert "kept for podman: the CDI specs" in done.stdout
     assert document.exists()
     site.gpuhook("uninstall", "--engine=podman", *options).ok()
     assert not document.exists()

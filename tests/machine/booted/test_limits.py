@@ -108,7 +108,7 @@ def test_a_limit_stays(kind: tuple[str, str, tuple[str, ...]], limited: Containe
             # limit, which repair would name.
             said = call("gpuhook", "repair", limited.name)
             assert "is given back" in said
-            assert "the limit of its memory" not in said
+            assert "the memory limit" not in said
         assert allocates(limited) == EIGHT, name
         assert has_no_room(limited), name
 

@@ -87,7 +87,7 @@ def test_a_gpu_that_has_another_number_now(ourselves: tuple[int, int]) -> None:
     one = recorded(os.getpid(), started, MINE)
     moved = Gpu(0, 4, "GPU-1", "00000000:1B:00.0", "H100", "9.0", "Nvidia", False, ())
     for now in (inventory(moved), [Inventory("/", "535.1", "12.2", (), (), ())]):
-        with pytest.raises(ContainerError, match="given GPU-1, which this machine no longer has"):
+        with pytest.raises(ContainerError, match="uses GPU-1, which this host no longer has"):
             repair.given_devices(one, process, now)
 
 

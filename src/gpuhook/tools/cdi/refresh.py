@@ -133,7 +133,7 @@ def written(made: Generated, path: str) -> str:
     return f"wrote {path} (version {document['cdiVersion']}, {len(document['devices'])} names)"
 
 
-# What is ours -------------------------------------------------------------------------------
+# Our specs ----------------------------------------------------------------------------------
 
 
 def removable(found: Kept) -> list[Change]:
@@ -219,7 +219,7 @@ def _change(path: str, text: str | None) -> Change:
     return Change(path, old, None if text is None else text.encode())
 
 
-# What is to be ------------------------------------------------------------------------------
+# Wanted specs -------------------------------------------------------------------------------
 
 
 def _all_wanted(found: Kept, report: Report, *, save: bool) -> list[Wanted]:

@@ -34,7 +34,7 @@ _COMMANDS = {
     ),
     "explain": ("gpuhook.tools.cli.explain", "Show what a container would get, and why."),
     "files": ("gpuhook.tools.cli.files", "Print a shipped file, such as a unit or man page."),
-    "help": ("gpuhook.tools.cli.help", "Show what a command does."),
+    "help": ("gpuhook.tools.cli.help", "Show the help of a command."),
     "install": ("gpuhook.tools.cli.install", "Set up container engines to use gpu-py."),
     "info": ("gpuhook.tools.cli.info", "Show the driver and the GPUs of this host."),
     "labels": ("gpuhook.tools.cli.labels", "Print the node labels that the vendors' tools set."),
@@ -54,7 +54,7 @@ _COMMANDS = {
         "gpuhook.tools.cli.refresh",
         "Save the host's device inventory before containers start.",
     ),
-    "uninstall": ("gpuhook.tools.cli.uninstall", "Undo what install did."),
+    "uninstall": ("gpuhook.tools.cli.uninstall", "Remove the changes of install."),
     "runtime": (
         "gpuhook.tools.cli.runtime",
         "Configure an engine with the options of nvidia-ctk.",

@@ -49,7 +49,7 @@ from gpuhook.tools.engines.store import Target
 _DROP_IN = "conf.d/99-gpuhook.toml"
 _STATE = "/run/containerd"
 _COPY_NOTE = (
-    "This containerd takes the CRI settings from one file alone: they are copied from the\n"
+    "This containerd reads the CRI settings from only one file: they are copied from the\n"
     "others. After changing them there, run the installation again."
 )
 

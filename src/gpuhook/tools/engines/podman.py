@@ -21,16 +21,15 @@ from gpuhook.tools.engines.prefix import checked
 from gpuhook.tools.engines.store import Target
 
 _DROP_IN = "containers/containers.conf.d/99-gpuhook.conf"
-# By stage: builds (podman's and buildah's) look into the usual folder, too, and fail at a file of
-# the stage precreate, which podman alone knows.
+# Hook files by stage. Builds (podman's and buildah's) also read the usual folder, and fail at a
+# file of the stage precreate, which only podman supports.
 _HOOKS = {
     "prestart": "containers/oci/hooks.d/gpuhook.json",
     "precreate": "containers/oci/precreate.d/gpuhook.json",
 }
-# Lists with podman's default, which a setting replaces: the runtimes that are asked for
-# errors as JSON, those that may have --cgroups=disabled (the manual has another name for the
-# key, which no podman from 4.3 to 5.8 reads), and where hooks are looked for (the second folder
-# from 5.0 on).
+# List settings with podman's default, which a setting replaces: runtimes that report errors as
+# JSON, runtimes that support --cgroups=disabled (the manual has another name for the key, which
+# no podman from 4.3 to 5.8 reads), and folders of hooks (the second one since 5.0).
 _JSON_RUNTIMES = ("runtime_supports_json", ["crun", "runc", "kata", "runsc", "youki", "krun"])
 _NO_CGROUPS = ("runtime_supports_nocgroup", ["crun", "krun"])
 _HOOK_FOLDERS = (

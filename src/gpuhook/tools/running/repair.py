@@ -191,7 +191,7 @@ def _check_devices(container: Container, inventories: Iterable[Inventory]) -> No
     found = moved(container, inventories)
     if found:
         raise ContainerError(
-            f"{container.name} has {', '.join(found)}, which this host no longer has, or "
+            f"{container.name} uses {', '.join(found)}, which this host no longer has, or "
             "has under another number",
             "Start it again",
         )
