@@ -173,7 +173,7 @@ def test_variables(value: str, expected: list[str]) -> None:
         ("many", "takes all or a number, not 'many'"),
         ("device=0,1", "'\"device=0,1\"'"),
         ("1,2", "count twice"),
-        ("gpu=1", "knows no 'gpu'"),
+        ("gpu=1", "has no key 'gpu'"),
         ("driver=amd", "no driver 'amd'"),
         ("capabilities=tpu", "no driver with the capability 'tpu'"),
         ('"device=0', "takes all, a number or names"),
