@@ -109,7 +109,7 @@ def test_a_driver_without_events_is_told_of_once_and_not_kept_open(node: Node) -
     node.start()
     node.healthy(2, 2)
     why = "; ".join(f"{gpu.uuid}: Not Supported" for gpu in driver.gpus)
-    said = f"These aren't watched for errors: {why}"
+    said = f"These devices aren't watched for errors: {why}"
     node.until(lambda: node.said(said), "it is told")
     child = node.child("gpuhook-events")
     open_files = [os.readlink(each) for each in Path(f"/proc/{child}/fd").iterdir()]

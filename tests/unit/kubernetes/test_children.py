@@ -111,7 +111,7 @@ def test_what_is_heard(listener: Listener, events: Events, said: list[str]) -> N
     )
     listener.tend("devices")
     assert heard(listener, 2) == [{"xid": 79, "gpu": "a"}, {"lost": "a", "why": "x"}]
-    assert said == ["ACME: These aren't watched for errors: b: Not Supported"]
+    assert said == ["ACME: These devices aren't watched for errors: b: Not Supported"]
 
 
 JSON = st.recursive(
@@ -176,7 +176,7 @@ def test_one_that_ends_is_started_again_ever_later(
     [
         (RuntimeError("no"), 0, "RuntimeError: no"),
         (OSError(2, "No such file"), 0, "FileNotFoundError: [Errno 2] No such file"),
-        (None, signal.SIGSEGV, "what listens to the driver's errors ended with signal 11"),
+        (None, signal.SIGSEGV, "the listener for the driver's errors ended with signal 11"),
     ],
 )
 def test_why_one_has_ended_is_told_once_and_nothing_it_said_is_lost(
@@ -217,7 +217,7 @@ def test_a_device_that_it_hangs_in_is_left_alone(
     assert listener.pid == first
     clock.now = limit
     listener.tend("devices")
-    assert said == ["ACME: the driver hangs in asking b; its events are asked for again"]
+    assert said == ["ACME: the driver hangs while querying b; listening is started again"]
     assert listener.silent == {"b"}
     assert listener.again is not None
     clock.now = listener.again

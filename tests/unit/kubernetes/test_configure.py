@@ -74,7 +74,7 @@ def test_shares_of_memory_need_what_a_pod_cannot_undo(tmp_path: Path, strategy: 
     path = tmp_path / "f"
     path.write_text("sharing: {memory: {resources: [{name: gpu, replicas: 2}]}}")
     flags = {"config-file": str(path)}
-    with pytest.raises(ConfigError, match="needs the strategy volume-mounts alone"):
+    with pytest.raises(ConfigError, match="needs volume-mounts as the only strategy"):
         read({**flags, "device-list-strategy": strategy}, {})
     found, _ = read({**flags, "device-list-strategy": "volume-mounts"}, {})
     assert found.sharing["nvidia.com/gpu"].memory == ("50%", "50%")
@@ -130,7 +130,10 @@ def test_what_has_no_effect_is_said() -> None:
     [
         ({"device-list-strategy": "cdi-cri,cdi-annotations"}, "every name twice"),
         ({"device-list-strategy": "cdi-cri,volume-mounts"}, "devices twice"),
-        ({"device-list-strategy": "cdi-cri", "pass-device-specs": "true"}, "no effect with CDI"),
+        (
+            {"device-list-strategy": "cdi-cri", "pass-device-specs": "true"},
+            "no effect with only CDI",
+        ),
         ({"device-list-strategy": "cdi-cri", "gds-enabled": "true"}, "nvidia.com/gds"),
     ],
 )

@@ -1,11 +1,11 @@
-"""The device plugin: hands this machine's accelerators to a Kubernetes cluster.
+"""The device plugin: offers this host's accelerators to a Kubernetes cluster.
 
-Two processes of one service. The *supervisor* (``service``) looks at the machine, asks drivers in
-children of its own, and writes what there is as a ``state.State`` into a pipe whenever it changes;
-it has no threads and imports no gRPC, so it may fork. The *server* (``server``), its child,
-speaks with the kubelet over gRPC and answers from the last state that it read.
+The service consists of two processes. The *supervisor* (``service``) monitors the host, queries
+drivers in child processes, and writes the devices as a ``state.State`` into a pipe whenever they
+change. It has no threads and doesn't import gRPC, so it may fork. The *server* (``server``), its
+child, talks to the kubelet over gRPC and answers from the last state that it read.
 
-Nothing here is imported by the runtime or the hook. It needs ``gpuhook[kubernetes]``.
+The runtime and the hook import nothing from here. The package needs ``gpuhook[kubernetes]``.
 """
 
 INSTALL = (

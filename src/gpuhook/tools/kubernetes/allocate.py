@@ -1,6 +1,6 @@
-"""What a container gets for the devices that the kubelet has chosen for it: the answer to Allocate.
+"""The response to Allocate: what a container gets for the devices that the kubelet chose.
 
-Pure, but for the number of an allocation.
+Pure, except for the generated allocation id.
 """
 
 import uuid
@@ -22,14 +22,14 @@ from gpuhook.tools.kubernetes.settings import (
 from gpuhook.tools.kubernetes.state import Node, Resource, Unit
 from gpuhook.vendors.nvidia.variables import MPS_LIMITS
 
-_PLUGIN = "nvidia-device-plugin"  # in the annotation's key, for whom engines know it by
+_PLUGIN = "nvidia-device-plugin"  # in the annotation's key: the name that engines know
 _WHOLE = 100  # percent
 _MEBI = 1 << 20
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A path of the host that is seen in the container."""
+    """A host path that is mounted in the container."""
 
     container: str
     host: str
@@ -38,9 +38,9 @@ class Mount:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the kubelet adds to a container; the fields are those of its API.
+    """What the kubelet adds to a container; the fields have the names of its API.
 
-    Nodes are for reading and writing. ``cdi_devices`` are qualified names.
+    Device nodes are readable and writable. ``cdi_devices`` are qualified names.
     """
 
     envs: dict[str, str] = field(default_factory=dict)
@@ -55,9 +55,9 @@ def allocate(
 ) -> Answer:
     """Return what a container with these devices gets; RequestError if it can't have them.
 
-    ``ids`` are the kubelet's, in its order, which the answer keeps; replicas of one device are
-    that device once. Several strategies add up. ``allocation_id`` is a number that no other
-    allocation has ("": a new one).
+    ``ids`` are the kubelet's, and the answer keeps their order; several replicas of a device count
+    as that device once. Several strategies are combined. ``allocation_id`` is unique to this
+    allocation ("": generate one).
     """
     units = chosen(resource, ids)
     strategies = settings.device_list_strategy
@@ -82,25 +82,25 @@ def allocate(
 
 
 def chosen(resource: Resource, ids: Sequence[str]) -> list[Unit]:
-    """Return the devices with these ids, each once; RequestError where one can't be given."""
+    """Return the devices with these ids, each once; RequestError if one can't be allocated."""
     offers = resource.offers()
     unknown = [each for each in ids if each not in offers]
     if unknown:
         raise UnknownDeviceError(
             f"{resource.name} has no device {listed([shown(each) for each in unknown], 4)}",
-            "Start the pod again; the kubelet may have an old list of this machine's devices",
+            "Start the pod again; the kubelet may have an old list of this host's devices",
         )
     if resource.single and len(ids) > 1:
         raise RequestError(
             f"A container may have one {resource.name}, and this one asks for {len(ids)}: its "
-            "devices are shared, so that having more of them gives no more of a device",
+            "devices are shared, and requesting more of them gives no larger part of a device",
             f"Ask for {resource.name}: 1, or set failRequestsGreaterThanOne to false",
         )
     units = {offers[each].id: offers[each] for each in ids}
     for unit in units.values():
         if unit.reason:
             raise RequestError(
-                f"The device {unit.id} of {resource.name} can't be handed out: {unit.reason}",
+                f"The device {unit.id} of {resource.name} can't be allocated: {unit.reason}",
                 "Start the pod again; it will get another one if there is one",
             )
     return [*units.values()]
@@ -109,10 +109,10 @@ def chosen(resource: Resource, ids: Sequence[str]) -> list[Unit]:
 def _variables(
     resource: Resource, units: list[Unit], by_variable: bool, by_mounts: bool, by_nodes: bool
 ) -> dict[str, str]:
-    """Return the variables; the place of the mounts wins, as in NVIDIA's plugin.
+    """Return the variables; volume mounts have precedence, as in NVIDIA's plugin.
 
-    Who is given nodes alone is asked for nothing: gpu-py, and programs like it, add nothing then,
-    whatever the image says.
+    A container that gets only nodes has the variable set to "no device". Then gpu-py and similar
+    runtimes add nothing, whatever the image requests.
     """
     if not resource.variable:
         return {}
@@ -125,7 +125,7 @@ def _variables(
 
 
 def _of_devices(units: list[Unit]) -> dict[str, str]:
-    """Return the variables that gpu-py would set: those that all devices have, values joined."""
+    """Return the variables that gpu-py would set: those common to all devices, values joined."""
     found: dict[str, list[str]] = {}
     for unit in units:
         for name, value in unit.variables.items():
@@ -134,9 +134,9 @@ def _of_devices(units: list[Unit]) -> dict[str, str]:
 
 
 def _limits(resource: Resource, ids: Sequence[str], units: list[Unit]) -> dict[str, str]:
-    """Return what MPS is to limit, by its own variables: several shares of a device add up.
+    """Return the variables that limit an MPS client; several shares of one device add up.
 
-    The threads are those of the smallest; nothing is limited where one share has no limit.
+    The thread limit is that of the smallest share. If one share has no limit, nothing is limited.
     """
     offers = resource.offers()
     shares: dict[str, list[int]] = {}
@@ -174,7 +174,7 @@ def _mounts(
 
 
 def _limited(resource: Resource, ids: Sequence[str], units: list[Unit]) -> list[str]:
-    """Return where mounts ask for devices with a limit: several shares of a device add up."""
+    """Return the mounts that request devices with a limit; shares of one device add up."""
     offers = resource.offers()
     shares: dict[str, list[Size]] = {}
     for each in dict.fromkeys(ids):
@@ -194,7 +194,7 @@ def _limited(resource: Resource, ids: Sequence[str], units: list[Unit]) -> list[
 
 
 def _nodes(units: list[Unit]) -> tuple[Node, ...]:
-    """Return the nodes of all devices, those that several have once."""
+    """Return the nodes of all devices without duplicates."""
     return tuple({node.container: node for unit in units for node in unit.nodes}.values())
 
 

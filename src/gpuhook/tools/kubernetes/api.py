@@ -1,7 +1,7 @@
-"""The kubelet's interfaces, as messages: device plugins (v1beta1) and PodResources (v1).
+"""Messages of the kubelet's interfaces: device plugins (v1beta1) and PodResources (v1).
 
 From k8s.io/kubelet, pkg/apis/deviceplugin/v1beta1/api.proto and pkg/apis/podresources/v1/api.proto,
-as tables: what can't be said in a table isn't used there.
+written as tables. Those files use nothing that these tables can't express.
 """
 
 from collections.abc import Mapping
@@ -17,8 +17,7 @@ try:
     from google.protobuf.message import DecodeError
 except ImportError as error:
     raise PluginError(
-        "The Python package protobuf isn't installed, and without it nothing can be said "
-        "to a kubelet",
+        "The Python package protobuf isn't installed, and gpuhook needs it to talk to a kubelet",
         INSTALL,
     ) from error
 
@@ -31,8 +30,8 @@ DEVICE_PLUGIN = "v1beta1.DevicePlugin"
 LIST_POD_RESOURCES = "/v1.PodResourcesLister/List"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 
-# Message -> field -> its number and type. "*" is a list, "?" says whether it is there, "map" is
-# one of strings to strings, "map:NAME" one of strings to messages.
+# Message -> field -> its number and type. "*" is a repeated field, "?" an optional one, "map" a map
+# of strings to strings, "map:NAME" a map of strings to messages.
 Table = Mapping[str, Mapping[str, tuple[int, str]]]
 
 _DEVICE_PLUGIN: Table = {
@@ -145,7 +144,7 @@ _SCALARS = {
 def _add_map(
     message: descriptor_pb2.DescriptorProto, package: str, name: str, number: int, value: str
 ) -> None:
-    """Add a map: what it is on the wire is a list of messages {key, value}."""
+    """Add a map field; on the wire it is a list of messages {key, value}."""
     words = name.split("_")
     entry = "".join(word.capitalize() for word in words) + "Entry"
     pair = message.nested_type.add(name=entry)
@@ -172,7 +171,7 @@ def _set_type(field: descriptor_pb2.FieldDescriptorProto, package: str, kind: st
 def classes(package: str, table: Table) -> SimpleNamespace:
     """Return the classes of a table's messages, by name.
 
-    They have a pool of their own, so that another library may define the same package.
+    They are in a separate descriptor pool, so that another library may define the same package.
     """
     file = descriptor_pb2.FileDescriptorProto(
         name=f"{package}.proto", package=package, syntax="proto3"
@@ -193,7 +192,7 @@ def classes(package: str, table: Table) -> SimpleNamespace:
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     made: dict[str, Any] = {}
-    # As protoc's own code does: message_factory has other functions in older versions.
+    # As protoc's generated code does: older versions of message_factory have other functions.
     builder.BuildTopDescriptorsAndMessages(pool.FindFileByName(file.name), __name__, made)
     return SimpleNamespace(**{name: made[name] for name in table})
 

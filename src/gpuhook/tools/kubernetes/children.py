@@ -1,7 +1,6 @@
-"""The supervisor's children: the server, and one for each vendor's events.
+"""The supervisor's children: the server, and one listener for each vendor's events.
 
-What is written to one never waits for it, and one that takes or says nothing for too long is
-killed.
+Writing to a child never blocks. A child that reads or sends nothing for too long is killed.
 """
 
 from typing import Any
@@ -13,16 +12,16 @@ from gpuhook.tools.host.fed import Fed
 from gpuhook.tools.kubernetes.settings import Settings
 
 _READING = 30.0  # seconds that the server may leave a state unread
-_ENDING = 3.0  # seconds to end in when asked to
+_ENDING = 3.0  # seconds to exit in when asked to
 _LONGEST_LINE = 1 << 16
 
 
 class Server(Fed):
-    """The process that speaks with the kubelet; it reads states from a pipe."""
+    """The process that talks to the kubelet; it reads states from a pipe."""
 
     def __init__(self, settings: Settings, tell: Tell, clock: Clock) -> None:
         def serve(reader: int) -> int:
-            # Only here is gRPC imported: it has threads, and doesn't bear forks.
+            # gRPC is imported only here: it has threads, and a process with them can't fork.
             from gpuhook.tools.kubernetes import server  # noqa: PLC0415
 
             return server.serve(settings, reader, tell)
@@ -31,10 +30,10 @@ class Server(Fed):
 
 
 class Listener(Talking):
-    """The process that hears of a vendor's errors; ``module`` is the vendor's ``events``.
+    """The process that receives a vendor's errors; ``module`` is the vendor's ``events``.
 
-    ``silent`` are the devices that it hung in: it leaves them alone until ``forgive``.
-    While it is ``away``, it has let go of the driver.
+    ``silent`` are the devices in which it hung; it skips them until they are healthy again.
+    Until ``away`` it keeps the driver closed.
     """
 
     def __init__(self, module: Any, title: str, config: Config, tell: Tell, clock: Clock) -> None:
@@ -52,19 +51,19 @@ class Listener(Talking):
         self.silent: set[str] = set()
 
     def deadline(self) -> float | None:
-        """Return when something is to be done."""
+        """Return when ``tend`` is due next."""
         return self._limit() if self.pid else self.again
 
     def _limit(self) -> float:
-        """Return until when it has to say something: at first, the driver may take long."""
+        """Return when its next message is overdue; the driver may be slow at first."""
         patience = 3.0 * float(self.module.BEAT)
         return self._heard + patience + (0.0 if self._listens else self._config.nvml_timeout)
 
     def tend(self, inventory: Any) -> list[dict[str, Any]]:
-        """Start it where there is none and something to listen to, and end it where it hangs.
+        """Start it if needed and there are devices to listen to; kill it if it hangs.
 
-        A device that it was asking when it hung is left alone from then on. Return what one that
-        has ended had said, as ``read`` does.
+        A device that it was querying when it hung is skipped from then on. Return the last events
+        of a process that has exited, as ``read`` does.
         """
         last = []
         status = self.reap()
@@ -72,7 +71,7 @@ class Listener(Talking):
             while self._has_spoken():
                 last += self.read()
             if not self._failed:
-                self._report(f"what listens to the driver's errors ended {how_ended(status)}")
+                self._report(f"the listener for the driver's errors ended {how_ended(status)}")
             self._close()
             self._note_end()
         now = self._clock()
@@ -96,32 +95,32 @@ class Listener(Talking):
         self._asking, self._listens, self._failed, self._heard = "", False, False, now
 
     def _give_up(self) -> None:
-        what = f"asking {self._asking}" if self._asking else "waiting"
-        self._tell(f"{self._title}: the driver hangs in {what}; its events are asked for again")
+        what = f"querying {self._asking}" if self._asking else "waiting"
+        self._tell(f"{self._title}: the driver hangs while {what}; listening is started again")
         if self._asking:
             self.silent.add(self._asking)
         super()._give_up()
 
     def restart(self) -> None:
-        """Listen from the start, as devices have changed."""
+        """Start to listen again, because devices have changed."""
         self.stop()
         self.again = max(self._clock(), self._away)
         self._back_off.reset()
         self._said = ""
 
     def stop(self) -> None:
-        """Let go of the driver."""
+        """Close the driver."""
         self._end()
         self.again = None
 
     def let_go(self, seconds: float) -> None:
-        """Let go of the driver for so long."""
+        """Close the driver for ``seconds``."""
         self.silent.clear()
         self._away = self._clock() + seconds
         self.restart()
 
     def read(self) -> list[dict[str, Any]]:
-        """Return what it says: the events, and which devices are lost."""
+        """Return the events that it sends, including those for lost devices."""
         found = []
         for line in self._lines():
             self._heard = self._clock()
@@ -140,7 +139,7 @@ class Listener(Talking):
         return found
 
     def _is_event(self, line: dict[str, Any]) -> bool:
-        """Tell whether a line is an event as it should be."""
+        """Tell whether a line is a valid event."""
         if "lost" in line:
             return isinstance(line["lost"], str) and isinstance(line.get("why"), str)
         return bool(self.module.is_error(line))
@@ -148,10 +147,10 @@ class Listener(Talking):
     def _say_unwatched(self, unwatched: object) -> None:
         if isinstance(unwatched, dict) and unwatched:
             why = "; ".join(f"{device}: {reason}" for device, reason in unwatched.items())
-            self._report(f"These aren't watched for errors: {why}")
+            self._report(f"These devices aren't watched for errors: {why}")
 
     def _report(self, problem: str) -> None:
-        """Say what is wrong, once."""
+        """Log a problem, once until it changes."""
         if problem != self._said:
             self._tell(f"{self._title}: {problem}")
         self._said = problem

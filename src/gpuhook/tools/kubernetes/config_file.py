@@ -1,6 +1,7 @@
 """The device plugin's file (--config-file): NVIDIA's layout ``version: v1``, in YAML or JSON.
 
-What has no effect here is said, with its line; what would change what pods get is refused.
+Settings without effect here are logged with their line. Invalid ones that would change what pods
+get are refused.
 """
 
 import re
@@ -20,14 +21,14 @@ from gpuhook.tools.kubernetes.settings import Sharing
 from gpuhook.tools.vendors.plugin_option import Option
 
 VERSION = "v1"
-# Those of options, and what else there is.
+# The sections of options, and all sections.
 _OPTIONS = tuple(dict.fromkeys(each.place[0] for each in options.OPTIONS if each.place))
 _SECTIONS = ("version", "resources", "sharing", *_OPTIONS)
 _SLICING, _MPS, _MEMORY = "timeSlicing", "mps", "memory"
-_OURS = ("sizes", "overcommit", "unlimited")  # of sharing.mps; sharing.memory has the first two
+_OURS = ("sizes", "overcommit", "unlimited")  # in sharing.mps; sharing.memory has the first two
 _WHOLE = 100
 _SHARED = ".shared"
-_MOST_REPLICAS = 1024  # of a device; the kubelet has a limit for what one list may hold
+_MOST_REPLICAS = 1024  # of a device; the kubelet limits the size of a list
 _UUID = "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _REFERENCES = {
     "gpuIndex": re.compile(r"[0-9]+", re.ASCII),
@@ -37,7 +38,7 @@ _REFERENCES = {
 
 
 class Replicated(NamedTuple):
-    """One resource to be shared, as the file has it; ``devices`` are all, a number or names."""
+    """One shared resource, as the file defines it; ``devices`` are all, a number or names."""
 
     name: str
     replicas: int
@@ -46,7 +47,7 @@ class Replicated(NamedTuple):
 
 
 def read(path: str) -> Content:
-    """Return what a file says; ConfigError where it can't be read or is wrong."""
+    """Return a file's content; ConfigError if it can't be read or is invalid."""
     try:
         data = files.read(path)
     except OSError as error:
@@ -65,7 +66,7 @@ def read(path: str) -> Content:
 
 
 class Reader:
-    """Goes through a file's values and fills in ``content``."""
+    """A reader of a file's values, which fills in ``content``."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -149,7 +150,7 @@ class Reader:
                 self._shared_by(way, value)
 
     def _shared_by(self, way: str, node: tree.Node) -> None:
-        """Read what is shared in one way: sharing.timeSlicing, sharing.mps or sharing.memory."""
+        """Read one kind of sharing: sharing.timeSlicing, sharing.mps or sharing.memory."""
         place = ("sharing", way)
         one = "failRequestsGreaterThanOne"
         found = self.table(node, place, ("renameByDefault", one, "resources"))
@@ -159,7 +160,7 @@ class Reader:
         if way == _SLICING:
             self.content.single_requests = single
         elif said is None or _is_null(said):
-            single = True  # as NVIDIA's plugin has it for MPS; sharing.memory is ours
+            single = True  # as in NVIDIA's plugin for MPS; sharing.memory is ours
         listed = found.get("resources")
         if listed is None or _is_null(listed):
             return
@@ -214,8 +215,8 @@ class Reader:
     def _of_mps(self, node: tree.Node) -> tuple[Replicated, tuple[int, ...]]:
         """Return one entry of sharing.mps, with the share of each replica in percent.
 
-        ``sizes``, ``overcommit`` and ``unlimited`` are ours: shares of different size, more than
-        the device has, and one more replica without limits.
+        ``sizes``, ``overcommit`` and ``unlimited`` are gpuhook's: shares of different sizes, shares
+        of more than the whole device, and one additional replica without limits.
         """
         every = ("name", "rename", "devices", "replicas", *_OURS)
         found = self.table(node, ("sharing", _MPS, "resources"), every)
@@ -261,7 +262,7 @@ class Reader:
         return one, texts or (f"{_WHOLE // one.replicas}%",) * one.replicas, overcommits
 
     def _amounts(self, node: tree.Node) -> "list[Size]":
-        """Return sizes of memory: numbers are percent, as in sharing.mps."""
+        """Return memory sizes; plain numbers are percent, as in sharing.mps."""
         values = [self._scalar(each) for each in node.items] if node.is_list else []
         texts = [f"{each}%" if isinstance(each, int) else str(each) for each in values]
         sizes = [size for text in texts if (size := parse_size(text))]
@@ -281,10 +282,10 @@ class Reader:
         return found
 
     def replicated(self, node: tree.Node, known: int = 0, ours: tuple[str, ...] = ()) -> Replicated:
-        """Return one entry of the resources to be shared; ConfigError where it is wrong.
+        """Return one entry of the shared resources; ConfigError if it is invalid.
 
-        ``known`` is the number of replicas where something else says it, else 0. ``ours`` are
-        names that were read before.
+        ``known`` is the number of replicas if another key determines it, else 0. ``ours`` are
+        keys that were read before.
         """
         place = ("sharing", _SLICING, "resources")
         every = ("name", "rename", "devices", "replicas", *ours)
@@ -318,7 +319,7 @@ class Reader:
             raise self.wrong(node.line, str(error)) from None
 
     def devices(self, node: tree.Node) -> str | int | list[str]:
-        """Return which devices are to be shared: "all", how many, or their names."""
+        """Return the devices to share: "all", their number, or their names."""
         if node.is_list:
             return [self._reference(each) for each in node.items]
         value = self._scalar(node)
@@ -340,10 +341,10 @@ class Reader:
     def table(
         self, node: tree.Node, place: tuple[str, ...], known: Collection[str]
     ) -> dict[str, tree.Node]:
-        """Return the values of a table by name; those of unknown names are passed over.
+        """Return the values of a table by name; unknown names are skipped with a warning.
 
-        Go's encoding/json, which reads NVIDIA's, takes names in any case; not so the readers of
-        their own that NVIDIA's plugin has below sharing.timeSlicing and sharing.mps.
+        NVIDIA's plugin reads its file with Go's encoding/json, which accepts names in any case. Its
+        own readers below sharing.timeSlicing and sharing.mps are case-sensitive.
         """
         where = ".".join(place) or "the file"
         if _is_null(node):
@@ -365,7 +366,7 @@ class Reader:
         return found
 
     def _plain(self, node: tree.Node) -> Any:
-        """Return what an option's value means: a single value, a list or a table of such."""
+        """Return an option's value: a scalar, or a list or table of scalars."""
         if node.is_list:
             return [self._scalar(each) for each in node.items]
         if node.is_table:
@@ -387,7 +388,7 @@ class Reader:
 
 
 def reference_kind(text: str) -> str | None:
-    """Return how a text names a device (gpuIndex, migIndex, uuid), None where it doesn't."""
+    """Return the kind of a device reference (gpuIndex, migIndex, uuid), None if it is none."""
     return next((kind for kind, form in _REFERENCES.items() if form.fullmatch(text)), None)
 
 

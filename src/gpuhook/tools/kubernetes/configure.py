@@ -16,10 +16,9 @@ FILE = "config-file"
 
 
 def read(flags: Mapping[str, str], environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
-    """Return the settings, and what a person should know of them, a sentence each.
+    """Return the settings, and warnings about them, a sentence each.
 
-    ``flags`` are those of the command line that were given, by name. ConfigError for what is
-    wrong.
+    ``flags`` are those given on the command line, by name. ConfigError for invalid settings.
     """
     path = flags.get(FILE) or environ.get(_variable(FILE), "")
     content = _content(path) if path else Content()
@@ -40,19 +39,19 @@ def read(flags: Mapping[str, str], environ: Mapping[str, str]) -> tuple[Settings
 
 
 def _check_memory(settings: Settings) -> None:
-    """Refuse limits of memory where a pod could be without them; ConfigError."""
+    """Raise ConfigError for memory limits that a pod could evade."""
     limited = [each.name for each in settings.sharing.values() if each.memory]
     # protects: plugin-memory-strategy
     if limited and settings.device_list_strategy != (VOLUME_MOUNTS,):
         raise ConfigError(
-            f"sharing.memory of {limited[0]} needs the strategy volume-mounts alone, because only "
-            "its mounts keep a pod from having the device without the limit",
+            f"sharing.memory of {limited[0]} needs volume-mounts as the only strategy: its mounts "
+            "keep a pod from getting the device without the limit",
             "Set deviceListStrategy to volume-mounts, or share by timeSlicing",
         )
 
 
 def _settings(values: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
-    """Return the settings of values by the options' flags, each vendor's among them."""
+    """Return the settings, including each vendor's, from values by the options' flags."""
     own = _by_field(OWN, values)
     if own.get("kubelet_folder") == "":
         own = {**own, "kubelet_folder": Settings.kubelet_folder, "register": False}
@@ -68,17 +67,17 @@ def _by_field(known: tuple[Option, ...], values: Mapping[str, Any]) -> dict[str,
 
 
 def apply(settings: Settings, config: Config) -> Settings:
-    """Have the configuration look where the settings say; return them with the host's root in.
+    """Set the configuration's root from the settings; return them with the host's driver root.
 
-    In a pod the driver root has another path than on the host: it is looked at by the one, and
-    the kubelet is given the other. Outside of one there is no such folder.
+    In a pod the driver root has another path than on the host: gpuhook reads it at the pod's path
+    and gives the kubelet the host's. Outside a pod the folder of the pod's path doesn't exist.
     """
     root = look_at(settings.driver_root, settings.driver_root_ctr_path, config)
     return replace(settings, driver_root=root, state_dir=config.state_dir)
 
 
 def look_at(driver_root: str, seen_as: str, config: Config) -> str:
-    """Have the configuration look at a driver root as this process sees it; return the host's."""
+    """Set the configuration's root to this process's path of a driver root; return the host's."""
     on_host = driver_root or config.root or config.driver_root or "/"
     if os.path.isdir(seen_as):
         config.root = seen_as
@@ -89,7 +88,7 @@ def look_at(driver_root: str, seen_as: str, config: Config) -> str:
 
 
 def _content(path: str) -> Content:
-    from gpuhook.tools.kubernetes import config_file  # noqa: PLC0415 - YAML's memory is for who has a file
+    from gpuhook.tools.kubernetes import config_file  # noqa: PLC0415 - YAML takes memory, and few have a file
 
     return config_file.read(path)
 
@@ -101,9 +100,9 @@ def _variable(flag: str) -> str:
 def _texts(
     option: Option, flags: Mapping[str, str], environ: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield where an option is set and to what: the one place that counts, or none.
+    """Yield the place that sets an option, and its value: the one that counts, or none.
 
-    An empty text sets nothing, but for the socket, which isn't used then.
+    An empty text sets nothing, except for the socket: then nothing is registered.
     """
     places = [(f"--{each}", flags.get(each)) for each in (option.flag, *option.old)]
     places += [(f"${each}", environ.get(each)) for each in option.variables]
@@ -123,24 +122,22 @@ def _ineffective(flags: Mapping[str, str], environ: Mapping[str, str]) -> Iterat
 
 
 def _together(settings: Settings) -> list[str]:
-    """Return what to know of settings that don't go well together."""
+    """Return warnings about settings that conflict with each other."""
     chosen = {*settings.device_list_strategy}
     named = {CDI_CRI, CDI_ANNOTATIONS} & chosen
     others = chosen - named
     found = []
     if len(named) > 1:
         found.append(
-            "With cdi-cri and cdi-annotations engines get every name twice: one of them is enough"
+            "With cdi-cri and cdi-annotations, engines get every name twice: one of them is enough"
         )
     if named and VOLUME_MOUNTS in others:
         found.append(
-            "With volume-mounts and CDI a container gets its devices twice where gpu-py heeds the "
-            "mounts: CDI documents silence the variable alone"
+            "With volume-mounts and CDI, a container gets its devices twice where gpu-py reads the "
+            "mounts: CDI specs disable only the variable"
         )
     if named and not others and settings.pass_device_specs:
-        found.append(
-            "pass-device-specs has no effect with CDI alone, whose documents have the nodes"
-        )
+        found.append("pass-device-specs has no effect with only CDI, whose specs contain the nodes")
     for name, plugin in VENDORS.items():
         found += plugin.advice(settings.vendors[name], by_cdi=bool(named))
     return found

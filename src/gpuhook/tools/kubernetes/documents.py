@@ -1,7 +1,7 @@
-"""The CDI documents that a cluster's answers name, kept in line with the machine.
+"""The CDI specs that the device plugin's responses name, updated to match the host.
 
-That is done in a child, which ends when it is done: what makes documents takes memory that a
-supervisor shouldn't have for the rest of its life.
+A short-lived child writes them, because generating specs takes memory that the supervisor would
+otherwise keep for the rest of its life.
 """
 
 import os
@@ -24,7 +24,7 @@ _FORMAT = "yaml"
 
 
 class Places(Protocol):
-    """What ``settings.Settings`` has of where the driver is; the fields mean the same."""
+    """The driver's locations, as in ``settings.Settings``; the fields mean the same."""
 
     @property
     def driver_root(self) -> str:
@@ -46,14 +46,14 @@ def bring(
     failing: Container[str],
     tell: Callable[[str], None],
 ) -> bool:
-    """Write a document of each vendor's devices, and remove those of vendors that are gone.
+    """Write a CDI spec of each vendor's devices, and remove those of vendors that are gone.
 
-    Those of ``failing`` vendors stay as they are. Only documents of ours are replaced. Where
-    ``gpuhook install --cdi`` keeps documents, those are brought in line instead. ``tell`` gets a
-    sentence for each change; return whether all went well.
+    Specs of ``failing`` vendors stay unchanged. Only gpuhook's specs are replaced. If
+    ``gpuhook install --cdi`` manages specs, those are updated instead. ``tell`` gets a
+    sentence for each change. Return whether everything succeeded.
     """
     return child.do(
-        lambda: _bring(settings, config, found, failing, tell), _PATIENCE, tell, "CDI documents"
+        lambda: _bring(settings, config, found, failing, tell), _PATIENCE, tell, "CDI specs"
     )
 
 
@@ -64,7 +64,7 @@ def _bring(
     failing: Container[str],
     tell: Callable[[str], None],
 ) -> bool:
-    from gpuhook.tools.cdi import refresh as refreshing  # noqa: PLC0415 - in the child alone
+    from gpuhook.tools.cdi import refresh as refreshing  # noqa: PLC0415 - only in the child
     from gpuhook.tools.cdi import write as writing  # noqa: PLC0415
     from gpuhook.tools.engines.files import DEFAULT_STATE  # noqa: PLC0415
 
@@ -73,7 +73,7 @@ def _bring(
         for line in (*report.done, *report.warnings):
             tell(line)
         for failure in report.failures:
-            tell(f"CDI documents: {failure.error}")
+            tell(f"CDI specs: {failure.error}")
         return not report.failures
     here = {vendor.names.NAME: (vendor, inventory) for vendor, inventory in found}
     well = True
@@ -84,7 +84,7 @@ def _bring(
         try:
             _bring_one(path, settings, config, here.get(names.NAME), tell)
         except GpuhookError as error:
-            tell(f"CDI documents: {error}")
+            tell(f"CDI specs: {error}")
             well = False
     return well
 
@@ -104,7 +104,7 @@ def _bring_one(
     try:
         made = None if found is None else _made(settings, config, found)
     except NoDeviceError as error:
-        tell(f"CDI documents: {error.cause}")
+        tell(f"CDI specs: {error.cause}")
         made = None
     is_there = os.path.lexists(path)
     document = folders.examine(path)[1] if is_there else None
@@ -123,7 +123,7 @@ def _bring_one(
 
 
 def _made(settings: Settings, config: Config, found: Found) -> "Generated":
-    """Return the document of a vendor's devices, with the paths that they have on the host."""
+    """Return the CDI spec of a vendor's devices, with the paths that they have on the host."""
     from gpuhook.start.cdi.generate import Generated, Source, generate  # noqa: PLC0415
     from gpuhook.tools.host.programs import our_program  # noqa: PLC0415
 
@@ -135,7 +135,7 @@ def _made(settings: Settings, config: Config, found: Found) -> "Generated":
 
 
 def on_host(document: dict[str, Any], settings: Places, root: str) -> dict[str, Any]:
-    """Return a document with the host's paths, where this process sees another driver root."""
+    """Return a CDI spec with the host's paths, if this process sees another driver root."""
     from gpuhook.tools.cdi import transform  # noqa: PLC0415 - as above
 
     root = root.rstrip("/")

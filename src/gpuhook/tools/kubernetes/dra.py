@@ -1,7 +1,7 @@
-"""What this machine publishes for Dynamic Resource Allocation, as objects of resource.k8s.io/v1.
+"""The resource.k8s.io/v1 objects that this host publishes for Dynamic Resource Allocation.
 
-Pure but for what vendors read. The limits are those of the API server, which refuses a slice whole
-that has one device too many.
+Pure, except for what vendors read. The limits are the API server's; it rejects a whole slice that
+has one device too many.
 """
 
 import re
@@ -19,30 +19,30 @@ from gpuhook.tools.vendors import pci, slices
 from gpuhook.tools.vendors.slices import DeviceClass, Published, Value, Version
 
 API = "resource.k8s.io/v1"
-# The first version of Kubernetes whose slices have either devices or counters, not both.
+# The first version of Kubernetes whose slices hold either devices or counters, not both.
 COUNTERS_APART = (1, 35)
 OLDEST = (1, 34)  # the first with this version of the API
 _STANDARD = "resource.kubernetes.io"
-_MOST, _MOST_COUNTED = 128, 64  # devices of a slice; where any has taints or uses counters
-_MOST_SETS = 8  # sets of counters of a slice
-_MOST_COUNTERS = 32  # counters of all sets of a slice, where devices are in it, too
-_MOST_USED = 1024  # of all devices of a slice together
+_MOST, _MOST_COUNTED = 128, 64  # devices of a slice; if any has taints or uses counters
+_MOST_SETS = 8  # counter sets of a slice
+_MOST_COUNTERS = 32  # counters of all sets of a slice that also has devices
+_MOST_USED = 1024  # counters that all devices of a slice consume together
 _MOST_FACTS = 32  # attributes and capacities of a device
 _LONGEST_VALUE = 64  # bytes
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-MEMORY = "memory"  # the capacity that shares are of
+MEMORY = "memory"  # the capacity that is shared
 _MEBI = 1 << 20
 _UNITS = ("", "Ki", "Mi", "Gi", "Ti", "Pi")
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What an administrator chose: names, and which Kubernetes reads this.
+    """The administrator's choices: names, and the version of Kubernetes.
 
-    ``drivers`` are by vendor; ``pool`` is the node where it is "". ``shares`` are by vendor what
-    ``Published`` has of its devices.
+    ``drivers`` are by vendor; an empty ``pool`` means the node's name. ``shares`` has each vendor's
+    value for ``Published.shares``.
     """
 
     node: str
@@ -55,9 +55,9 @@ class Choices:
 
 @dataclass
 class Driver:
-    """What one driver publishes: of one vendor, or of several that have one name.
+    """The devices that one driver publishes, of one vendor or of several with the same driver name.
 
-    ``vendors`` has whose each device is, by the device's name.
+    ``vendors`` has each device's vendor, by the device's name.
     """
 
     name: str
@@ -70,9 +70,9 @@ class Driver:
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why a device is unwell, in words.
+    """The reason why a device is unhealthy, with its taint.
 
-    The taint's key (without its domain), its value, and its effect.
+    The taint has a key (here without its domain), a value and an effect.
     """
 
     reason: str
@@ -88,9 +88,9 @@ Drivers = Mapping[str, "Driver"]
 def objects(
     found: Sequence[tuple[Vendor, Inventory]], choices: Choices, config: Config
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return DeviceClasses and ResourceSlices, and what a person should know, a sentence each.
+    """Return DeviceClasses and ResourceSlices, and warnings, a sentence each.
 
-    RequestError for names that can't be; one vendor with something wrong never stops the others.
+    RequestError for invalid names. A problem with one vendor never affects the others.
     """
     drivers, warnings = described(found, choices, config)
     return rendered(drivers, choices), warnings
@@ -99,9 +99,9 @@ def objects(
 def described(
     found: Sequence[tuple[Vendor, Inventory]], choices: Choices, config: Config
 ) -> tuple[dict[str, "Driver"], list[str]]:
-    """Return what each driver publishes, by its name, and sentences; raises as ``objects``.
+    """Return what each driver publishes, by its name, and warnings; raises as ``objects``.
 
-    May ask drivers, in children that have a time limit.
+    May query drivers, in children with a time limit.
     """
     _check(choices)
     drivers: dict[str, Driver] = {}
@@ -119,7 +119,7 @@ def described(
 
 
 def troubled(drivers: Drivers, troubles: Mapping[str, Trouble]) -> dict[str, "Driver"]:
-    """Return the drivers with taints on devices that are unwell, by the inventory's ids."""
+    """Return the drivers with taints on unhealthy devices; ``troubles`` are by inventory id."""
     found = {}
     for name, driver in drivers.items():
         devices = {
@@ -184,16 +184,16 @@ def _check(choices: Choices) -> None:
         if len(name) > most or not all(_DOMAIN.fullmatch(part) for part in parts):
             raise RequestError(
                 f"{shown(name)} can't be the name of a {what}",
-                f"Use small letters, digits, - and . alone, at most {most} characters",
+                f"Use only lower-case letters, digits, - and ., at most {most} characters",
             )
     if choices.kubernetes < OLDEST:
         raise RequestError(
-            "Kubernetes before 1.34 has another version of these objects", "Use 1.34 or newer"
+            "Kubernetes before 1.34 uses another version of these objects", "Use 1.34 or newer"
         )
 
 
 def driver_of(vendor: Vendor, choices: Choices) -> str:
-    """Return the name of a vendor's driver: chosen, its maker's own, or the kind's vendor."""
+    """Return a vendor's driver name: the chosen one, the vendor's own, or the CDI kind's vendor."""
     names = vendor.names
     kind: str = names.KIND
     return choices.drivers.get(names.NAME) or slices.of(names).driver or kind.partition("/")[0]
@@ -207,7 +207,7 @@ def _collect(
     choices: Choices,
     config: Config,
 ) -> list[str]:
-    """Add what a vendor publishes; return what a person should know."""
+    """Add what a vendor publishes; return warnings."""
     name = driver_of(vendor, choices)
     answers = slices.of(vendor.names)
     offer = answers.offer(config, inventory, root, dynamic=choices.dynamic)
@@ -234,15 +234,15 @@ def _collect(
 def _shared(
     given: Published, vendor: Vendor, inventory: Inventory, choices: Choices, config: Config
 ) -> tuple[Published, list[str]]:
-    """Return a device as several claims may have it, and why not, where it isn't shared.
+    """Return a device as several claims may share it, and the reason if it isn't shared.
 
-    A share is a limit of memory, so the device must have one that holds. Parts aren't shared.
+    A share is a memory limit, so the device must enforce one. Partitions aren't shared.
     """
     device = next((each for each in inventory.devices if each.id == given.id), None)
     if given.reason or given.counters or device is None:
         return given, []
     if not given.capacity.get(MEMORY):
-        return given, [f"{given.name} isn't shared: how much memory it has isn't known"]
+        return given, [f"{given.name} isn't shared: its memory size is unknown"]
     problem = limitable.what_it_takes(vendor, inventory, config, (device,))
     if problem is not None:  # protects: dra-shared-limits
         return given, [f"{given.name} isn't shared: {problem.cause}"]
@@ -250,7 +250,7 @@ def _shared(
 
 
 def _place(root: Rootfs, bus_id: str) -> dict[str, Value]:
-    """Return the attributes that all vendors' devices have in common, of those that are known."""
+    """Return the known ones of the attributes that all vendors' devices have in common."""
     if not _PCI.fullmatch(bus_id.lower()):
         return {}
     found: dict[str, Value] = {f"{_STANDARD}/pciBusID": bus_id.lower()}
@@ -267,7 +267,7 @@ def _place(root: Rootfs, bus_id: str) -> dict[str, Value]:
 
 
 def _class(given: DeviceClass, served: set[str]) -> dict[str, Any]:
-    """Return a DeviceClass; a resource that another class has already isn't named twice."""
+    """Return a DeviceClass, without an extended resource that another class already has."""
     spec: dict[str, Any] = {"selectors": [{"cel": {"expression": given.expression}}]}
     if given.resource and given.resource not in served:
         spec["extendedResourceName"] = given.resource
@@ -299,7 +299,7 @@ def _slices(driver: Driver, choices: Choices) -> Iterator[dict[str, Any]]:
 
 
 def _apart(driver: Driver, devices: list[Published]) -> Iterator[dict[str, Any]]:
-    """Yield what slices hold from 1.35 on: counters, or devices."""
+    """Yield the contents of slices for 1.35 and later: either counters or devices."""
     used = {device.counters for device in devices}
     names = [name for name in driver.counters if name in used]
     for at in range(0, len(names), _MOST_SETS):
@@ -309,7 +309,7 @@ def _apart(driver: Driver, devices: list[Published]) -> Iterator[dict[str, Any]]
 
 
 def _together(driver: Driver, devices: list[Published]) -> Iterator[dict[str, Any]]:
-    """Yield what slices hold in 1.34: counters, and beside them all devices that use them."""
+    """Yield the contents of slices for 1.34: counters together with all devices that use them."""
     alone = [[device] for device in devices if not device.counters]
     users = [[each for each in devices if each.counters == name] for name in driver.counters]
     for group in [*_groups(users, driver.counters), *_groups(alone, {})]:
@@ -321,7 +321,7 @@ def _together(driver: Driver, devices: list[Published]) -> Iterator[dict[str, An
 def _groups(
     together: Iterable[list[Published]], counters: Mapping[str, Mapping[str, int]]
 ) -> Iterator[list[Published]]:
-    """Yield the devices of each slice, in their order; what is in one list stays in one slice."""
+    """Yield the devices of each slice in order; the devices of one list stay in one slice."""
     group: list[Published] = []
     for devices in together:
         if group and not _fits([*group, *devices], counters):
@@ -368,9 +368,9 @@ def _device(driver: Driver, given: Published) -> dict[str, Any]:
 
 
 def _policy(memory: int, shares: int) -> dict[str, Any]:
-    """Return what claims may ask for of a memory of so many bytes: one share, or any size.
+    """Return the request policy for ``memory`` bytes: one share, or any size.
 
-    Who says nothing gets a share, or all of it. Sizes are whole MiB.
+    A claim without a size gets one share, or all the memory. Sizes are whole MiB.
     """
     most = memory // max(shares, 1) // _MEBI * _MEBI
     if shares:
@@ -381,7 +381,7 @@ def _policy(memory: int, shares: int) -> dict[str, Any]:
 
 
 def _value(value: Value) -> dict[str, Any]:
-    """Return an attribute's value under the name of its type; a text is cut at 64 bytes."""
+    """Return an attribute's value under its type's name; a text is truncated to 64 bytes."""
     if isinstance(value, bool):
         return {"bool": value}
     if isinstance(value, int):
@@ -395,7 +395,7 @@ def _counts(counts: Mapping[str, int]) -> dict[str, Any]:
 
 
 def quantity(count: int) -> str:
-    """Return a count as Kubernetes writes one: 141Gi, where it is so many times 1024."""
+    """Return a count in Kubernetes' notation, such as 141Gi if 1024 divides it evenly."""
     unit = 0
     while count and count % 1024 == 0 and unit < len(_UNITS) - 1:
         count, unit = count // 1024, unit + 1

@@ -1,6 +1,6 @@
-"""The driver folder that answers by the strategy ``mounts`` name, kept in line with the machine.
+"""The driver folder that responses of the strategy ``mounts`` use, updated to match the host.
 
-In a child, as CDI documents are: it may have to copy some hundred megabytes.
+A child does the work, as for CDI specs: it may have to copy some hundred megabytes.
 """
 
 from collections.abc import Callable, Container, Iterable
@@ -20,15 +20,15 @@ def keep(
     failing: Container[str],
     tell: Callable[[str], None],
 ) -> bool:
-    """Have the folder hold the files of the driver that is there; return whether that went well.
+    """Fill the folder with the files of the installed driver; return whether that succeeded.
 
-    It stays as it is where the driver is gone, or is one of the ``failing`` ones. ``tell`` gets a
-    sentence for each change, and for what is wrong.
+    The folder stays unchanged if the driver is gone, or is one of the ``failing`` ones. ``tell``
+    gets a sentence for each change and each problem.
     """
     present = [each for each in found if each[0].names.NAME not in failing]
 
     def work() -> bool:
-        from gpuhook.tools.driver_folder.keep import keep as keep_one  # noqa: PLC0415 - here alone
+        from gpuhook.tools.driver_folder.keep import keep as keep_one  # noqa: PLC0415 - only here
 
         folder = settings.driver_folder
         for vendor, inventory in present:

@@ -1,8 +1,8 @@
-"""The kubelet's folder for device plugins: whose sockets are in it, and when they change.
+"""The kubelet's folder for device plugins: its sockets, and their changes.
 
-A kubelet that starts removes all sockets in it and then makes its own, so both are watched: by
-inotify(7) on the folder, and by looking again where that says nothing. A socket is known by
-its identity, because a new one has the name of the old one.
+A kubelet that starts removes all sockets in the folder and then creates its own. The folder is
+watched with inotify(7), and polled where inotify reports nothing. A socket is recognized by its
+identity, because a new one has the name of the old one.
 """
 
 import os
@@ -18,7 +18,7 @@ _LONGEST = 107  # bytes of a socket's path, without the NUL: sun_path of unix(7)
 _RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-\w.]*[A-Za-z0-9])?", re.ASCII)
 _OURS = re.compile(r"gpuhook-.+\.sock")
 
-# sys/inotify.h: entries that come or go, by another name or not, and the folder itself.
+# sys/inotify.h: entries that are renamed, created or deleted, and the folder itself.
 _MOVED, _CREATED, _DELETED, _SELF = 0xC0, 0x100, 0x200, 0x400 | 0x800
 _ONLY_A_FOLDER = 0x1000000
 _MASK = _MOVED | _CREATED | _DELETED | _SELF | _ONLY_A_FOLDER
@@ -30,9 +30,9 @@ _libc = Library()
 
 
 def check_there(path: str) -> None:
-    """Raise PluginError where the folder that has this path was deleted.
+    """Raise PluginError if the folder at this path was deleted.
 
-    A pod has the folder itself mounted, so it doesn't see the one that was made in its place.
+    A pod has the old folder mounted, so it doesn't see the one that replaced it.
     """
     try:
         deleted = os.stat(path).st_nlink == 0
@@ -42,22 +42,22 @@ def check_there(path: str) -> None:
         raise PluginError(
             f"The kubelet's folder {path} was deleted on the node, and this container has the "
             "deleted one mounted: nothing in it reaches the kubelet",
-            "Start this container again, as the kubelet does by itself: it gets the new folder",
+            "Restart this container, as the kubelet does on its own: it gets the new folder",
         )
 
 
 class Folder:
-    """The folder, which may not be there, or be removed and made again."""
+    """The folder, which may be missing, or be removed and created again."""
 
     def __init__(self, path: str) -> None:
-        """Begin to watch. ``events`` is readable after a change; -1 where the kernel has none."""
+        """Start to watch. ``events`` is readable after a change; -1 without inotify."""
         self.path = path
         self.events: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         self._watched = -1
         self.watch()
 
     def watch(self) -> None:
-        """Forget the events so far, and watch the folder that has this path now."""
+        """Discard the events so far, and watch the folder that is now at this path."""
         if self.events < 0:
             return
         try:
@@ -65,30 +65,30 @@ class Folder:
                 pass
         except BlockingIOError:
             pass
-        # The kernel knows a folder that is watched already, and gives the same number.
+        # For a folder that is already watched, the kernel returns the same number.
         watched = _libc.inotify_add_watch(self.events, os.fsencode(self.path), _MASK)
         if self._watched not in (-1, watched):
             _libc.inotify_rm_watch(self.events, self._watched)  # fails if that one was removed
         self._watched = watched
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         if self.events >= 0:
             os.close(self.events)
             self.events = -1
 
     def identity(self, name: str) -> Identity | None:
-        """Return what a socket in the folder is known by, None where there is none."""
+        """Return the identity of a socket in the folder, None if there is none."""
         try:
             found = os.lstat(f"{self.path}/{name}")
         except OSError:
             return None
-        # Small filesystems use a number again at once, so the time counts as well.
+        # Small filesystems reuse an inode number at once, so the time is part of the identity.
         is_socket = stat.S_ISSOCK(found.st_mode)
         return (found.st_dev, found.st_ino, found.st_ctime_ns) if is_socket else None
 
     def sweep(self, ours: re.Pattern[str] = _OURS) -> None:
-        """Remove what processes of ours that were killed have left: sockets that nobody serves."""
+        """Remove sockets left by killed processes of gpuhook: those that no process serves."""
         try:
             names = os.listdir(self.path)
         except OSError:
@@ -98,7 +98,7 @@ class Folder:
                 self.remove(name)
 
     def prepare(self, resource: str) -> str:
-        """Return the name for a resource's socket, which isn't there; PluginError as ``free``."""
+        """Return the free name for a resource's socket; PluginError as ``free``."""
         if not _RESOURCE.fullmatch(resource):
             raise PluginError(
                 f"{shown(resource)} isn't a resource name",
@@ -108,20 +108,20 @@ class Folder:
         return self.free(f"gpuhook-{resource.replace('/', '_')}.sock")
 
     def free(self, name: str) -> str:
-        """Return the name of a socket that isn't there; PluginError if none can be so.
+        """Return ``name`` once no socket has it; PluginError if it can't be used.
 
-        One that nobody serves is removed.
+        A socket that no process serves is removed.
         """
         path = f"{self.path}/{name}"
         if len(os.fsencode(path)) > _LONGEST:
             raise PluginError(
-                f"The path {path} is too long for a socket, which may have {_LONGEST} bytes",
+                f"The path {path} is too long for a socket: at most {_LONGEST} bytes are allowed",
                 "Use a shorter folder, or a shorter name",
             )
         if not os.path.isdir(self.path):
             raise PluginError(
                 f"The kubelet's folder {self.path} isn't there",
-                "The kubelet makes it when it starts; where it has another one, name that one",
+                "The kubelet creates it when it starts; if it uses another one, name that one",
             )
         try:
             files.check_way(path)
@@ -147,14 +147,14 @@ class Folder:
             probe.setblocking(False)
             try:
                 probe.connect(f"{self.path}/{name}")
-            except BlockingIOError:  # so many wait already
+            except BlockingIOError:  # the queue of connections is full
                 return True
             except OSError:
                 return False
         return True
 
     def remove(self, name: str) -> None:
-        """Remove a socket of ours, if it is still there; PluginError if that fails."""
+        """Remove a gpuhook socket if it still exists; PluginError if that fails."""
         try:
             os.unlink(f"{self.path}/{name}")
         except FileNotFoundError:

@@ -1,18 +1,18 @@
-"""Which devices can be given away: when one that was unwell counts as well again.
+"""The health of devices, and the rules by which an unhealthy one recovers.
 
-Pure: the time is passed in, and nothing is looked at.
+Pure: the time is passed in, and no device is queried.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-_MEMORY = 3600.0  # seconds after which an old trouble makes a new one no worse
+_MEMORY = 3600.0  # seconds after which an old failure no longer lengthens the next wait
 _MOST_DOUBLINGS = 4
 
 
 @dataclass
 class _Trouble:
-    """Why a device is unwell, when that was last heard, and for how long it must be quiet."""
+    """A device's failure: the reason, when it was last reported, and the quiet time it needs."""
 
     reason: str
     heard: float
@@ -20,26 +20,26 @@ class _Trouble:
 
 
 class Health:
-    """Which devices are unwell, each with the reason; all others are well.
+    """The unhealthy devices, each with the reason; all others are healthy.
 
-    A device gets well when it has been quiet for ``recovery`` seconds and answers then, or at
-    once when it was reset. One that falls ill again within an hour has to be quiet twice as long
-    each time, up to 16 times, and a reset doesn't shorten that. With ``recovery`` 0 only a reset
-    helps. ``clock`` returns seconds.
+    A device becomes healthy again when it has been quiet for ``recovery`` seconds and then answers,
+    or immediately after a reset. Each further failure within an hour doubles the quiet time, up to
+    16 times, and a reset doesn't shorten it. With ``recovery`` 0 only a reset helps. ``clock``
+    returns seconds.
     """
 
     def __init__(self, recovery: float, clock: Callable[[], float]) -> None:
         self._recovery = recovery
         self._clock = clock
         self._troubles: dict[str, _Trouble] = {}
-        self._falls: dict[str, list[float]] = {}  # when each device fell ill, the last hour's
+        self._falls: dict[str, list[float]] = {}  # times of each device's failures in the last hour
 
     def reasons(self) -> dict[str, str]:
-        """Return why devices are unwell, by their ids."""
+        """Return the reasons why devices are unhealthy, by their ids."""
         return {device: trouble.reason for device, trouble in self._troubles.items()}
 
     def ill(self, device: str, reason: str) -> bool:
-        """Note a device's trouble; tell whether that is news."""
+        """Record a device's failure; tell whether it was healthy before."""
         now = self._clock()
         known = self._troubles.get(device)
         if known is not None:
@@ -52,14 +52,14 @@ class Health:
         return True
 
     def due(self) -> float | None:
-        """Return when the next device has been quiet for long enough, None if none is waiting."""
+        """Return when the next device's quiet time is over, None if none is waiting."""
         times = [each.heard + each.quiet for each in self._troubles.values() if each.quiet > 0]
         return min(times, default=None)
 
     def asked(self, answering: Iterable[str]) -> list[str]:
-        """Note which devices answered just now; return those that are well again by that.
+        """Record the devices that answered just now; return those that are healthy again.
 
-        Of the others those that were due wait once more.
+        Devices that were due and didn't answer wait once more.
         """
         now, answering = self._clock(), set(answering)
         well = []
@@ -74,9 +74,9 @@ class Health:
         return well
 
     def reset(self, devices: Iterable[str]) -> list[str]:
-        """Note that devices were reset or their driver loaded again; return those now well.
+        """Record that devices were reset or their driver reloaded; return those now healthy.
 
-        One that falls ill again and again has to wait all the same.
+        A device that fails repeatedly still has to wait.
         """
         well = []
         for device in devices:

@@ -1,8 +1,8 @@
-"""What this machine has of all vendors, looked at again and again at little cost.
+"""The devices of all vendors on this host, polled at little cost.
 
-A look costs a few stat calls while nothing has changed: then the driver isn't asked. A vendor that
-isn't here, or whose driver fails, is asked again when something around it has changed, after a
-pause that grows, or when somebody says so.
+While nothing has changed, a poll costs a few stat calls and doesn't query the driver. A vendor
+that is absent, or whose driver fails, is queried again after a change in its fingerprint, after a
+growing pause, or on request.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -21,20 +21,20 @@ from gpuhook.vendors import registry
 Found = tuple[contract.Vendor, Inventory]
 Links = dict[str, Mapping[str, int]]
 
-_PAUSES = (30.0, 600.0)  # seconds until a driver that fails is asked again: the first, the longest
+_PAUSES = (30.0, 600.0)  # seconds until a failing driver is queried again: the first, the longest
 
 
 class NotYet(Exception):  # noqa: N818 - no error: what was found before stays
-    """Raised by what follows a vendor's inventory for us, where nobody can say just now."""
+    """Raised by a ``follow`` function that has no current inventory of the vendor yet."""
 
 
 @dataclass
 class _Seen:
-    """What the last look at one vendor found, and when the next one is worth it.
+    """The result of the last poll of one vendor, and the time of the next one.
 
-    ``around`` is what the driver failed in. ``inventory`` is the last one, with lost devices as
-    they were known before, whose ids are ``lost``; ``failure`` says why it may not be true any
-    more. ``linked`` is what ``links`` were asked for.
+    ``around`` is the fingerprint with which the driver failed. ``inventory`` is the last one and
+    still contains lost devices, whose ids are in ``lost``. ``failure`` says why it may be outdated.
+    ``linked`` identifies the devices and driver for which ``links`` were queried.
     """
 
     vendor: contract.Vendor
@@ -49,15 +49,15 @@ class _Seen:
     linked: object = None
 
     def wait(self, now: float) -> None:
-        """Ask again after a longer pause than the last time."""
+        """Schedule the next query after a longer pause than the last one."""
         self.again = now + self.back_off.grow()
 
 
 class HostDevices:
-    """The vendors that this machine has something of; ``tell`` gets a sentence for what changes.
+    """The vendors with devices on this host; ``tell`` gets a sentence for each change.
 
-    ``follow`` does what ``inventory.cache.follow`` does, and may raise NotYet. Without ``linked``
-    nobody is asked how near devices are.
+    ``follow`` works as ``inventory.cache.follow``, and may raise NotYet. Without ``linked``, the
+    proximity of devices isn't queried.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class HostDevices:
 
     @property
     def found(self) -> list[Found]:
-        """Each vendor with its inventory, in their order."""
+        """Each vendor with its inventory, in the vendors' order."""
         return [
             (seen.vendor, seen.inventory)
             for seen in self._seen.values()
@@ -89,7 +89,7 @@ class HostDevices:
 
     @property
     def present(self) -> list[Found]:
-        """Each vendor with its inventory as the driver said it, without what was remembered."""
+        """Each vendor with its inventory as the driver reported it, without remembered devices."""
         return [
             (seen.vendor, seen.loaded.inventory)
             for seen in self._seen.values()
@@ -97,16 +97,16 @@ class HostDevices:
         ]
 
     def lost(self) -> list[str]:
-        """Return the ids of whole devices that were there and are lost."""
+        """Return the ids of lost whole devices."""
         return [device for seen in self._seen.values() for device in seen.lost]
 
     @property
     def links(self) -> Links:
-        """How near devices are, of all vendors."""
+        """The proximity of devices, of all vendors."""
         return {device: near for seen in self._seen.values() for device, near in seen.links.items()}
 
     def failures(self) -> dict[str, DriverError]:
-        """Return what is wrong with drivers that are here, by vendor."""
+        """Return the failures of installed drivers, by vendor."""
         return {
             name: seen.failure
             for name, seen in self._seen.items()
@@ -114,21 +114,21 @@ class HostDevices:
         }
 
     def why_nothing(self) -> DriverError | None:
-        """Return why nothing was found: the first driver that fails, or that isn't there."""
+        """Return why nothing was found: the first driver that fails or isn't installed."""
         if self.found:
             return None
         every = [seen.failure for seen in self._seen.values() if seen.failure is not None]
         return (list(self.failures().values()) or every)[0]
 
     def refresh(self, *, eager: bool = False) -> bool:
-        """Look at all vendors; tell whether anything is different. ``eager`` waits for no pause."""
+        """Poll all vendors; tell whether anything changed. ``eager`` ignores pauses."""
         news = [self._look(seen, eager=eager) for seen in self._seen.values()]
         return any(news)
 
     def ask(self, devices: Collection[str]) -> set[str]:
-        """Ask the drivers of these devices; return which devices answer, of all of those vendors.
+        """Query the drivers of these devices; return all of those vendors' devices that answer.
 
-        What they say besides counts at the next look.
+        Other changes that the drivers report take effect at the next poll.
         """
         answering: set[str] = set()
         for seen in self._seen.values():
@@ -188,7 +188,7 @@ class HostDevices:
         return True
 
     def _fail(self, seen: _Seen, error: DriverError) -> None:
-        """Note that a driver isn't there, or fails; the last inventory is of use then no more."""
+        """Record that a driver is absent or fails; the last loaded inventory is dropped."""
         absent = isinstance(error, NoDriverError)
         gone = absent and seen.inventory is not None
         if gone or (not absent and str(error) != str(seen.failure)):
@@ -201,7 +201,7 @@ class HostDevices:
         seen.wait(self._clock())
 
     def _ask_links(self, seen: _Seen) -> None:
-        """Ask how near devices are, once for each set of devices and driver."""
+        """Query the proximity of devices, once for each set of devices and driver."""
         inventory = seen.inventory
         module = parts.links(seen.vendor.names)
         whole = sorted(device.id for device in inventory.devices if not device.parent)
@@ -212,4 +212,4 @@ class HostDevices:
             seen.links = dict(module.links(self._config, inventory))
         except GpuhookError as error:
             seen.links = {}
-            self._tell(f"{seen.vendor.names.TITLE}: how devices are linked isn't known: {error}")
+            self._tell(f"{seen.vendor.names.TITLE}: the links between devices are unknown: {error}")

@@ -1,4 +1,4 @@
-"""What resources may be called, by the rules of the kubelet and of NVIDIA's device plugin."""
+"""Valid names of resources, by the rules of the kubelet and of NVIDIA's device plugin."""
 
 import re
 
@@ -13,7 +13,7 @@ _USUAL_DOMAIN = "nvidia.com"
 
 
 def wrong_name(name: str) -> str:
-    """Return why the kubelet takes no resource of that name, "" where it does."""
+    """Return why the kubelet rejects a resource of that name, "" if it accepts it."""
     domain, slash, rest = name.partition("/")
     if not slash:
         return "it has no domain before a slash"
@@ -24,15 +24,15 @@ def wrong_name(name: str) -> str:
     if len(rest) > _LONGEST:
         return f"it has more than {_LONGEST} characters after the slash"
     if not _NAME.fullmatch(rest):
-        return "after the slash are letters, digits and -_. alone, a letter or digit first and last"
+        return "after the slash only letters, digits and -_. are allowed, no -_. first or last"
     return ""
 
 
 def full_name(text: str) -> str:
-    """Return the resource that a file calls so: NVIDIA's, where it names no domain.
+    """Return the full name of a resource in a file: NVIDIA's, if it names no domain.
 
-    ValueError, with a sentence, for what can't be one. Of NVIDIA's names the whole has at most
-    63 characters, in small letters.
+    ValueError, with a sentence, for an invalid name. An NVIDIA resource has at most 63 characters
+    in all, in lower case.
     """
     name = text if "/" in text else f"{_USUAL_DOMAIN}/{text}"
     domain, _, rest = name.partition("/")
@@ -40,7 +40,7 @@ def full_name(text: str) -> str:
     if not wrong and domain == _USUAL_DOMAIN and len(name) > _LONGEST:
         wrong = f"it has more than {_LONGEST} characters"
     if not wrong and domain == _USUAL_DOMAIN and not _DOMAIN.fullmatch(rest):
-        wrong = "after the slash are small letters, digits and -. alone"
+        wrong = "after the slash only lower-case letters, digits and -. are allowed"
     if wrong:
         raise ValueError(f"{shown(text)} can't be a resource: {wrong}")
     return name

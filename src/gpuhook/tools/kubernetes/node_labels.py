@@ -1,4 +1,4 @@
-"""A node's labels: what the makers' own programs say, put together, and written to the cluster."""
+"""A node's labels: those of the vendors' own programs, combined and written to the cluster."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from gpuhook.tools.kubernetes.settings import Settings
 from gpuhook.tools.vendors import parts
 from gpuhook.vendors import registry
 
-# On the node, which labels are ours: those that a later look doesn't find are removed.
+# The node's annotation that lists gpuhook's labels: those that no longer apply are removed.
 OURS = "gpuhook.labels"
 _WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _KEY = re.compile(rf"[a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/{_WORD}")
@@ -24,7 +24,7 @@ _MERGE = "application/merge-patch+json"
 def labels(
     found: Sequence[tuple[Vendor, Inventory]], settings: Settings, config: Config
 ) -> tuple[dict[str, str], list[str], list[DriverError]]:
-    """Return the labels in the order of their names, what a person should know, and what failed."""
+    """Return the labels sorted by name, the warnings, and the drivers' errors."""
     made: dict[str, str] = {}
     failed = []
     shares = {
@@ -51,7 +51,7 @@ def _fits(key: str, value: str) -> bool:
 
 
 def _is_makers(key: str) -> bool:
-    """Tell whether a label is in the domain of a maker whose labels we write, or below it."""
+    """Tell whether a label is in the domain of a vendor whose labels we write, or below it."""
     domain, _, name = key.partition("/")
     known = [names for names in registry.KNOWN.values() if parts.labels(names) is not None]
     domains = [names.KIND.partition("/")[0] for names in known]
@@ -59,7 +59,7 @@ def _is_makers(key: str) -> bool:
 
 
 def text(made: Mapping[str, str]) -> str:
-    """Return labels as node-feature-discovery reads them from a file: a line for each."""
+    """Return labels in node-feature-discovery's file format: a line for each."""
     return "".join(f"{key}={value}\n" for key, value in made.items())
 
 
@@ -67,16 +67,16 @@ def text(made: Mapping[str, str]) -> str:
 
 
 class Asks(Protocol):
-    """What asks the API server (``dra.api_client.Client``)."""
+    """A client of the API server (``dra.api_client.Client``)."""
 
     def ask(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, kind: str = ""
     ) -> dict[str, Any]:
-        """Return the object that is answered; PluginError, with a sentence, if there is none."""
+        """Return the object in the response; PluginError, with a sentence, if there is none."""
 
 
 class Node:
-    """A node in the cluster whose API server ``client`` asks."""
+    """A node of the cluster whose API server ``client`` uses."""
 
     def __init__(self, name: str, client: Asks) -> None:
         self.name = name
@@ -84,11 +84,11 @@ class Node:
         self._client = client
 
     def keep(self, made: Mapping[str, str]) -> bool:
-        """Have the node bear these labels, and no other of ours; tell whether that changed any."""
+        """Set these labels on the node, and remove gpuhook's others; tell whether any changed."""
         metadata = self._client.ask("GET", self._path).get("metadata", {})
         there = metadata.get("labels") or {}
         noted = (metadata.get("annotations") or {}).get(OURS, "")
-        # Whoever may annotate a node chooses these words, and may not remove every label.
+        # Any user who may annotate the node controls this text, and must not remove other labels.
         before = {key for key in noted.split(",") if _is_makers(key)}  # protects: labels-makers
         gone = dict.fromkeys((before - {*made}) & {*there})
         changed = {key: value for key, value in made.items() if there.get(key) != value}

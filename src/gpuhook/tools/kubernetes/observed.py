@@ -1,7 +1,7 @@
-"""What this machine has and how it is, observed by a process that has one loop and no threads.
+"""The devices and their health on this host, watched by a process with one loop and no threads.
 
-Drivers are asked, and listened to, in children: one that hangs costs its time limit, and its
-devices are unwell then.
+Children query the drivers and listen to them. A driver that hangs costs its time limit, and its
+devices become unhealthy.
 """
 
 import time
@@ -19,15 +19,15 @@ from gpuhook.tools.vendors.uevents import concerns_us
 
 _SETTLE = 0.5  # seconds of quiet after a kernel event: a driver is loaded in many steps
 _AWAY = 60.0  # seconds without NVML after SIGHUP, in which a driver can be unloaded
-_SAY_AGAIN = 60.0  # seconds until the same application's error is said again
+_SAY_AGAIN = 60.0  # seconds until the same application error is logged again
 
 
 class Observed:
     """All vendors' devices, and the listeners to their drivers.
 
     ``recovery`` and ``interval`` are as in ``settings.Settings``, and ``chosen`` is its
-    ``vendors``. ``changed`` is set whenever something is different, ``arranged`` when that is the
-    devices themselves; who reads them sets them back.
+    ``vendors``. ``changed`` is set at every change, ``arranged`` if the set of devices changed. The
+    reader of these flags clears them.
     """
 
     def __init__(
@@ -48,26 +48,26 @@ class Observed:
         self.machine = HostDevices(config, tell, self._clock, linked=linked)
         self._health = Health(recovery, self._clock)
         self._listeners: dict[str, Listener] = {}  # by vendor
-        self._watched: dict[str, object] = {}  # by vendor: what its listener was started for
+        self._watched: dict[str, object] = {}  # by vendor: the devices of its listener
         self._kernel = self._kernel_events()
         self._present: set[str] = set()  # ids of all devices
-        self._said: dict[tuple[str, str], float] = {}  # when errors of applications were said
-        self._events: dict[str, Mapping[str, Any]] = {}  # by device: what made it unwell
+        self._said: dict[tuple[str, str], float] = {}  # when application errors were logged
+        self._events: dict[str, Mapping[str, Any]] = {}  # by device: its last error
         self._look_at = 0.0
-        self._is_eager = False  # whether the next look waits for no pause
+        self._is_eager = False  # whether the next poll ignores pauses
         self.changed = self.arranged = True
 
     def _kernel_events(self) -> KernelEvents | None:
-        """Return what listens to the kernel; None where this process may not, and says so."""
+        """Return the listener for kernel events; None, with a message, if that isn't permitted."""
         try:
-            return KernelEvents(listen())  # pyroute2 takes more memory than all the rest here
+            return KernelEvents(listen())  # pyroute2 would take more memory than all the rest here
         except OSError as error:
             why = f"The kernel's events can't be received ({error.strerror})"
-            self._tell(f"{why}: changes are seen later")
+            self._tell(f"{why}: changes are noticed later")
             return None
 
     def end(self) -> None:
-        """End all listeners."""
+        """Stop all listeners."""
         for listener in self._listeners.values():
             listener.stop()
         if self._kernel is not None:
@@ -76,21 +76,21 @@ class Observed:
     # For the loop ---------------------------------------------------------------------------
 
     def is_due(self) -> bool:
-        """Tell whether ``tend`` is going to look at the machine."""
+        """Tell whether ``tend`` is going to poll the host."""
         return self._clock() >= self._look_at
 
     def deadlines(self) -> list[float | None]:
-        """Return when something is to be done, None for never."""
+        """Return the times at which work is due, None for never."""
         limits = [listener.deadline() for listener in self._listeners.values()]
         return [self._look_at, self._health.due(), *limits]
 
     def readers(self) -> list[Any]:
-        """Return what ``read`` is to be called with when it is readable."""
+        """Return the readers to wait for; ``read`` takes those that are readable."""
         listening: list[Any] = [each for each in self._listeners.values() if each.fileno() >= 0]
         return listening if self._kernel is None else [*listening, self._kernel]
 
     def read(self, ready: Sequence[Any]) -> None:
-        """Take in what is said."""
+        """Process the incoming events."""
         if self._kernel in ready:
             self._hear_kernel()
         for name, listener in self._listeners.items():
@@ -98,7 +98,7 @@ class Observed:
                 self._hear(name, listener.read())
 
     def tend(self) -> None:
-        """Do all that is due."""
+        """Do all due work."""
         if self.is_due():
             self.look(eager=self._is_eager)
         due = self._health.due()
@@ -107,11 +107,11 @@ class Observed:
         for name, listener in self._listeners.items():
             self._hear(name, listener.tend(self._inventory(name)))
             for device in listener.silent & self._present:
-                self._fall_ill(device, "the driver hangs when it is asked")
+                self._fall_ill(device, "the driver hangs when it is queried")
 
     def hang_up(self) -> None:
-        """Let go of NVML for a while, so that a driver can be unloaded, and look again."""
-        self._tell("SIGHUP: looking again; no driver is kept open for a minute")
+        """Close NVML for a while, so that a driver can be unloaded, and poll again."""
+        self._tell("SIGHUP: looking for devices again; no driver is kept open for a minute")
         for listener in self._listeners.values():
             listener.let_go(_AWAY)
         self.look(eager=True)
@@ -123,7 +123,7 @@ class Observed:
     # The machine ------------------------------------------------------------------------------
 
     def look(self, *, eager: bool = False) -> None:
-        """Look at all vendors, and do what follows from what is different."""
+        """Poll all vendors, and handle the changes."""
         self._is_eager = False
         changed = self.machine.refresh(eager=eager)
         self._look_at = self._clock() + self._interval
@@ -131,7 +131,7 @@ class Observed:
             return
         self.changed = self.arranged = True
         here = {device.id for _, inventory in self.machine.found for device in inventory.devices}
-        # What has gone and comes back was reset, or its driver was loaded again.
+        # A device that disappears and comes back was reset, or its driver was reloaded.
         self._note_well(self._health.reset(self._present - here))
         self._present = here
         for device in self.machine.lost():
@@ -143,11 +143,11 @@ class Observed:
             self._watch(vendor.names, inventory)
 
     def look_soon(self) -> None:
-        """Look at the machine in a moment, once what happens there has settled."""
+        """Schedule a poll soon, after the current changes have settled."""
         self._look_at = min(self._look_at, self._clock() + _SETTLE)
 
     def _hear_kernel(self) -> None:
-        """Look at the machine when the kernel has been quiet for a moment, if it is about us."""
+        """Schedule a poll for kernel events that concern our devices."""
         if self._kernel is None:
             return
         for event in [*self._kernel.read()]:
@@ -156,7 +156,7 @@ class Observed:
                 self._is_eager = True
 
     def _watch(self, names: Any, inventory: Any) -> None:
-        """See that somebody listens to a vendor's errors, of the devices that there are now."""
+        """Ensure that a listener for a vendor's errors runs for its current devices."""
         module = parts.events(names) if self.cluster(names).listens else None
         if module is None:
             return
@@ -171,22 +171,22 @@ class Observed:
             listener.restart()
 
     def _inventory(self, name: str) -> Any:
-        """Return a vendor's inventory, None where it has none; nobody listens then."""
+        """Return a vendor's inventory, None if it has none; then no listener runs."""
         for vendor, inventory in self.machine.found:
             if name == vendor.names.NAME:
                 return inventory
         return None
 
     def cluster(self, names: Any) -> Cluster:
-        """Return a vendor's answers for clusters, by what was chosen of it."""
+        """Return a vendor's functions for clusters, with its settings."""
         return cluster.of(names, self._chosen.get(names.NAME))
 
     # How devices are ----------------------------------------------------------------------------
 
     def reasons(self) -> dict[str, str]:
-        """Return why devices can't be given, by their ids: their own trouble, else their whole's.
+        """Return why devices are unhealthy, by id: their own failure, else their whole device's.
 
-        Or the driver's, which concerns all its devices.
+        Otherwise the driver's failure, which affects all its devices.
         """
         troubles = self._health.reasons()
         failures = self.machine.failures()
@@ -201,11 +201,11 @@ class Observed:
         return found
 
     def event(self, device: str) -> Mapping[str, Any]:
-        """Return the error that made a device unwell, as its driver reported it; {} for none."""
+        """Return the error that made a device unhealthy, as its driver reported it; {} for none."""
         return self._events.get(device, {}) if device in self._health.reasons() else {}
 
     def _hear(self, name: str, events: Sequence[Mapping[str, Any]]) -> None:
-        """Take in what a listener has heard."""
+        """Process a listener's events."""
         module, inventory = self._listeners[name].module, self._inventory(name)
         if inventory is None:
             return
@@ -227,11 +227,11 @@ class Observed:
         if what == parts.FATAL:
             if not devices:
                 gpu = event.get("gpu") or "unknown"
-                self._tell(f"{words} on a device that isn't there ({gpu})")
+                self._tell(f"{words} on a device that isn't present ({gpu})")
             self.look_soon()
 
     def _say_application(self, device: str, words: str) -> None:
-        """Say that an application failed, but not each time: one may do nothing else."""
+        """Log an application's failure, with a rate limit: one may fail all the time."""
         now = self._clock()
         said = {key: at for key, at in self._said.items() if now - at < _SAY_AGAIN}
         if (device, words) not in said:
@@ -246,10 +246,10 @@ class Observed:
             self.changed = True
 
     def _ask_again(self) -> None:
-        """Ask the driver of devices that have been quiet for long enough how they are."""
+        """Query the drivers of devices whose quiet time is over."""
         answering = self.machine.ask(self._health.reasons())
         self._note_well(self._health.asked(answering))
-        self._look_at = self._clock()  # what the driver said besides
+        self._look_at = self._clock()  # for other changes that the driver reported
 
     def _note_well(self, devices: Sequence[str]) -> None:
         for device in devices:
@@ -259,4 +259,4 @@ class Observed:
         if devices:
             for listener in self._listeners.values():
                 listener.silent.difference_update(devices)
-                listener.restart()  # what was lost isn't listened to any more
+                listener.restart()  # a lost device was no longer listened to

@@ -1,7 +1,7 @@
 """The device plugin's options: their names as flags, as variables and in a file, and their values.
 
-Names and meanings are those of NVIDIA's plugin, as far as it has them. A variable is called as
-the flag is, in capitals and with _ for each -; our own begin with GPUHOOK_.
+Names and meanings are those of NVIDIA's plugin, as far as it has them. A variable has the flag's
+name, in capitals and with _ for each -; gpuhook's own begin with GPUHOOK_.
 """
 
 from collections.abc import Iterator
@@ -39,21 +39,21 @@ _PLUGIN = ("flags", "plugin")
 OWN = (
     Option(
         "device-list-strategy", "device_list_strategy", WORDS,
-        "How a container is given its devices; several may be named.",
+        "How a container gets its devices; several may be named.",
         (*_PLUGIN, "deviceListStrategy"), choices.STRATEGIES,
     ),
     Option(
-        "device-id-strategy", "device_id_strategy", CHOICE, "What devices are called.",
+        "device-id-strategy", "device_id_strategy", CHOICE, "How devices are named.",
         (*_PLUGIN, "deviceIDStrategy"), choices.ID_STRATEGIES,
     ),
     Option(
         "pass-device-specs", "pass_device_specs", FLAG,
-        "Also give the device nodes themselves, with envvar and volume-mounts.",
+        "With envvar and volume-mounts: also add the device nodes.",
         (*_PLUGIN, "passDeviceSpecs"),
     ),
     Option(
         "fail-on-init-error", "fail_on_init_error", FLAG,
-        "End with status 1 if no device can be found at the start, instead of waiting for one.",
+        "Exit with status 1 if no device is found at the start, instead of waiting for one.",
         ("flags", "failOnInitError"),
     ),
     Option(
@@ -63,7 +63,7 @@ OWN = (
     ),
     Option(
         "cdi-annotation-prefix", "cdi_annotation_prefix", TEXT,
-        "What the keys of cdi-annotations begin with.", (*_PLUGIN, "cdiAnnotationPrefix"),
+        "Prefix of the keys of cdi-annotations.", (*_PLUGIN, "cdiAnnotationPrefix"),
     ),
     Option(
         "driver-root", "driver_root", PATH,
@@ -82,8 +82,7 @@ OWN = (
     ),
     Option(
         "kubelet-socket", "kubelet_folder", Kind("a text", _socket),
-        f"The kubelet's socket, whose name is {_SOCKET}; with an empty text nothing is "
-        "registered.",
+        f"The kubelet's socket, whose name is {_SOCKET}; an empty text registers nothing.",
     ),
     Option(
         "driver-folder", "driver_folder", PATH,
@@ -92,16 +91,18 @@ OWN = (
     ),
     Option(
         "cdi-folder", "cdi_folder", PATH,
-        "With cdi-cri and cdi-annotations: where CDI documents are kept, unless gpuhook install "
-        "--cdi keeps them.", ("gpuhook", "cdiFolder"), is_ours=True,
+        "With cdi-cri and cdi-annotations: the folder of the CDI specs, unless gpuhook install "
+        "--cdi manages them.", ("gpuhook", "cdiFolder"), is_ours=True,
     ),
     Option(
         "cdi-hook-path", "cdi_hook_path", PATH,
-        "Where the host has the program gpuhook-cdi-hook that those documents name.  [default: "
-        "beside this program]", ("gpuhook", "cdiHookPath"), is_ours=True,
+        "Host path of the program gpuhook-cdi-hook for those CDI specs.  [default: in this "
+        "program's folder]", ("gpuhook", "cdiHookPath"), is_ours=True,
     ),
     Option(
-        "interval", "interval", seconds(0.1), "Seconds between two looks where no event comes.",
+        "interval", "interval", seconds(0.1),
+        "Polling interval in seconds when the kernel sends no events.",
+
         ("gpuhook", "interval"), is_ours=True,
     ),
     Option(
@@ -111,7 +112,7 @@ OWN = (
     ),
 )  # fmt: skip
 
-# What vendors have options of their own, by name.
+# The plugins of vendors with options of their own, by the vendor's name.
 VENDORS: dict[str, parts.Plugin] = {
     name: plugin
     for name, names in registry.KNOWN.items()
@@ -133,7 +134,7 @@ OPTIONS = (*_all(),)
 
 @dataclass(frozen=True)
 class Ineffective:
-    """An option of NVIDIA's that changes nothing here: why, and the values that need no word."""
+    """An option of NVIDIA's plugin without effect here: why, and the values without a warning."""
 
     flag: str
     why: str
@@ -142,7 +143,7 @@ class Ineffective:
     old: tuple[str, ...] = ()
 
 
-_DOCUMENTS = "gpuhook makes CDI documents with its own hook, which cdi-hook-path names"
+_DOCUMENTS = "gpuhook generates CDI specs with its own hook, which cdi-hook-path sets"
 
 INEFFECTIVE = (
     Ineffective("nvidia-cdi-hook-path", _DOCUMENTS, (*_PLUGIN, "nvidiaCDIHookPath")),
@@ -150,28 +151,28 @@ INEFFECTIVE = (
     Ineffective("cdi-feature-flags", _DOCUMENTS),
     Ineffective("cdi-disable-hooks", _DOCUMENTS),
     Ineffective(
-        "mps-root", "gpuhook mps keeps the daemon and its folders on the node", ("flags", "mpsRoot")
+        "mps-root", "gpuhook mps runs the daemon and owns its folders", ("flags", "mpsRoot")
     ),
     Ineffective(
         "device-discovery-strategy",
-        "gpuhook finds out by itself which platform it is on",
+        "gpuhook detects the platform itself",
         ("flags", "deviceDiscoveryStrategy"),
         ("auto",),
     ),
 )
-# All variables of the environment that say something, or could.
+# All environment variables that set an option, or could.
 VARIABLES = (
     *(name for option in OPTIONS for name in option.variables),
     *(each.flag.upper().replace("-", "_") for each in INEFFECTIVE),
     *(name for plugin in VENDORS.values() for name in plugin.VARIABLES),
 )
-# Of NVIDIA's other program that reads the same file.
+# Options of NVIDIA's other program that reads the same file.
 OF_OTHERS = (("flags", "gfd"), ("flags", "useNodeFeatureAPI"))
 
 
 @dataclass
 class Content:
-    """What a file says: ``values`` by the options' flags; ``sharing`` by resource."""
+    """A file's content: ``values`` by the options' flags; ``sharing`` by resource."""
 
     values: dict[str, Any] = field(default_factory=dict)
     sharing: dict[str, Sharing] = field(default_factory=dict)
@@ -180,11 +181,11 @@ class Content:
 
 
 def wrong(where: str, value: object, why: ValueError) -> str:
-    """Return the sentence about a value that an option can't have."""
+    """Return the sentence about an option's invalid value."""
     return f"{where} is {shown(value)} and must be {why}"
 
 
 def default(option: Option) -> Any:
-    """Return what holds where nothing sets an option, None where that can't be said in a word."""
+    """Return an option's default, None if it has no fixed one."""
     owners = [plugin.SETTINGS for plugin in VENDORS.values() if option in plugin.OPTIONS]
     return getattr((owners or [Settings])[0], option.field, None)

@@ -1,8 +1,7 @@
-"""Which of the free devices suit a container best: the answer to GetPreferredAllocation.
+"""The response to GetPreferredAllocation: the free devices that suit a container best.
 
-Whole devices are chosen by how near they are to each other. Of replicas and of parts, which
-container is on which device matters: they are spread over the devices, or packed onto few.
-Pure, and equal questions have equal answers.
+Whole devices are chosen by their proximity to each other. Replicas and partitions are either
+spread over the devices or packed onto few. Pure and deterministic.
 """
 
 from collections import Counter
@@ -14,8 +13,8 @@ from gpuhook.ground.errors import RequestError
 from gpuhook.tools.kubernetes.settings import Settings
 from gpuhook.tools.kubernetes.state import Resource, Unit
 
-_MOST_SETS = 20_000  # that are compared, one by one: 12,870 are 8 of 16 devices
-_LINK = 1 << 20  # what a link counts for: more than any number of devices near the same memory
+_MOST_SETS = 20_000  # combinations to compare one by one; choosing 8 of 16 devices has 12,870
+_LINK = 1 << 20  # the weight of a link: more than any number of devices on the same NUMA node
 _PACKED = "packed"
 
 
@@ -28,8 +27,8 @@ def prefer(
 ) -> list[str]:
     """Return the best ``size`` of the ids ``available``, with all of ``must_include`` among them.
 
-    Those come first. Ids that the resource doesn't have are passed over. RequestError where there
-    are too few.
+    Those come first. Ids that the resource doesn't have are skipped. RequestError if there are too
+    few.
     """
     offers = resource.offers()
     must = [each for each in dict.fromkeys(must_include) if each in offers][: max(size, 0)]
@@ -38,11 +37,11 @@ def prefer(
     needed = size - len(must)
     usable = [each for each in free if not offers[each].reason]
     if len(usable) < needed:
-        # The kubelet's list may be older than ours: its own answer says best what is wrong.
+        # The kubelet's list may be older than ours: Allocate then reports the precise error.
         usable = free
     if len(usable) < needed:
         raise RequestError(
-            f"{size} of {resource.name} are wanted, and {len(must) + len(usable)} are free",
+            f"{size} of {resource.name} are requested, and {len(must) + len(usable)} are free",
             "Ask for fewer, or wait until other pods have ended",
         )
     if needed <= 0:
@@ -58,9 +57,9 @@ def prefer(
 
 
 class _Nearness:
-    """How near devices are to each other: by their links, then by the memory that they are near to.
+    """The proximity of devices to each other: by their links, then by their NUMA node.
 
-    A device's place in the list decides between equals.
+    A device's position in the list decides between equals.
     """
 
     def __init__(self, resource: Resource) -> None:
@@ -68,7 +67,7 @@ class _Nearness:
         self._links = resource.links
 
     def best(self, must: list[str], free: list[str], needed: int) -> list[str]:
-        """Return the ones to take beside those in ``must``."""
+        """Return the devices to take in addition to those in ``must``."""
         if needed == len(free):
             return free
         scores = {
@@ -85,7 +84,7 @@ class _Nearness:
             pairs = sum(map(scores.__getitem__, combinations(devices, 2)))
             return pairs + sum(map(alone.__getitem__, devices))
 
-        # Of equal ones, max takes the first, and combinations come in the list's order.
+        # Of equals, max takes the first, and combinations come in the list's order.
         return [*max(combinations(free, needed), key=worth)]
 
     def _score(self, one: Unit, other: Unit) -> int:
@@ -98,9 +97,9 @@ class _Nearness:
 def _grown(
     free: list[str], needed: int, scores: dict[tuple[str, str], int], alone: dict[str, int]
 ) -> list[str]:
-    """Return a good set where there are too many to compare: the best of those grown from each.
+    """Return a good set if there are too many to compare: the best of those grown from each device.
 
-    A set grows by the device that is nearest to what it has.
+    A set grows by the device that is nearest to its current devices.
     """
     best: list[str] = []
     most = -1
@@ -121,9 +120,9 @@ def _grown(
 
 
 def _one_by_one(resource: Resource, free: list[str], needed: int, packed: bool) -> list[str]:
-    """Return ids, each from the device that has most in use (packed), or fewest.
+    """Return ids, each from the device with the most ids in use (packed), or the fewest.
 
-    Equal ones take turns. First the device itself counts, then that which it is a part of.
+    Equal devices take turns. The device itself counts first, then the whole device of a partition.
     """
     offers = resource.offers()
     rest: dict[str, list[str]] = {}  # a device -> its ids that are free
@@ -154,5 +153,5 @@ def _one_by_one(resource: Resource, free: list[str], needed: int, packed: bool) 
 
 
 def _keys(unit: Unit) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Return what a device, and that which it is a part of, are counted by."""
+    """Return the counter keys of a device and of the whole device that it is a part of."""
     return ("device", unit.id), ("whole", unit.whole)

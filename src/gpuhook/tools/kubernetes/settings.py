@@ -21,14 +21,14 @@ POLICIES = ("distributed", "packed")
 
 @dataclass(frozen=True)
 class Sharing:
-    """How one resource is shared: ``replicas`` containers per device (2 or more).
+    """The sharing of one resource: ``replicas`` containers per device (2 or more).
 
-    ``rename`` is the name under which it is offered then, its own where it keeps that. ``shares``
-    are those of MPS in percent of a device, by the replica's number, 0 for one without limits;
-    () where MPS doesn't share it. ``memory`` are the limits of memory by the replica's number, as
-    ``ground.sizes`` has them, all in percent or none; () is no limit. With ``overcommits`` they may
-    be more together than the device has. With ``single`` a container may ask for one only (None:
-    as ``single_requests`` says).
+    ``rename`` is the name under which it is offered, which may be its own. ``shares`` are MPS
+    shares in percent of a device, by the replica's number, 0 for one without limits; () if MPS
+    doesn't share it. ``memory`` are memory limits by the replica's number, in the format of
+    ``ground.sizes``, all in percent or none; () is no limit. With ``overcommits`` their sum may
+    exceed the device's memory. With ``single`` a container may request only one (None: as
+    ``single_requests`` says).
     """
 
     name: str
@@ -42,19 +42,18 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the flags, the environment and the file together say; the fields are the flags' names.
+    """The settings from flags, environment and file; the fields have the flags' names.
 
     ``sharing`` is by resource name. ``single_requests`` is the file's failRequestsGreaterThanOne.
-    ``driver_root`` is the host's path of what this process sees as ``driver_root_ctr_path``, as a
-    pod does; ``dev_root`` is the folder on the host above the nodes' /dev ("": the driver root).
-    ``register`` is False where nothing is registered with the kubelet, as for tests.
-    ``recovery`` is after how many seconds without trouble a device that answers counts as healthy
-    again (0: never).
-    ``interval`` is the time between two looks at the machine, in seconds. ``cdi_folder`` is where
-    CDI documents are kept for the strategies that name devices to the engine, and
-    ``cdi_hook_path`` the host's path of the hook in them ("": the hook beside this program).
-    ``vendors`` has what the options of vendors say, by their names (``parts.Plugin.settings``).
-    ``state_dir`` is where it is written down what was given away ("": nowhere).
+    ``driver_root`` is the host's path of the folder that this process, as in a pod, sees as
+    ``driver_root_ctr_path``; ``dev_root`` is the folder on the host above the nodes' /dev ("": the
+    driver root). ``register`` is False to register nothing with the kubelet, as for tests.
+    ``recovery`` is the number of seconds without errors after which a device that answers is
+    healthy again (0: never). ``interval`` is the polling interval in seconds. ``cdi_folder`` holds
+    the CDI specs for the strategies that name devices to the engine, and ``cdi_hook_path`` is the
+    host's path of the hook in them ("": the hook in this program's folder). ``vendors`` has the
+    settings of each vendor's options, by its name (``parts.Plugin.settings``). ``state_dir`` is the
+    folder for records of allocated devices ("": none are written).
     """
 
     fail_on_init_error: bool = True

@@ -1,6 +1,6 @@
-"""What the supervisor reports to the server: resources, their devices, and how those are.
+"""The supervisor's reports to the server: resources, their devices, and the devices' health.
 
-Plain data that goes to JSON and back without loss, one line per state.
+Plain data that converts to JSON and back without loss, one line per state.
 """
 
 import json
@@ -21,17 +21,16 @@ class Node:
 
 @dataclass(frozen=True)
 class Unit:
-    """One device that a container can be given: a whole accelerator or a part of one.
+    """One device that a container can get: a whole accelerator or a partition of one.
 
-    ``id`` is the kubelet's, without a replica's number: the same after a reboot, where there is
-    such. ``selector`` is what the vendor's variable calls it and ``cdi`` its qualified CDI name, by
-    UUID or index as device-id-strategy has it (``cdi`` is "" for what no document names). ``whole``
-    is the id of the accelerator that it is a part of, its own where it is none.
-    ``nodes`` are all that a container with it alone gets, those of every device of the vendor
-    among them. ``numa`` is the node of memory that it is near to, if one is known, and
-    ``variables`` what its programs need where gpu-py doesn't set it. ``reason``
-    says why it can't be given, in a sentence; "" where it can. ``memory`` is what it has in bytes,
-    where that is shared.
+    ``id`` is the kubelet's, without a replica's number, and stable over reboots if the device has
+    such an id. ``selector`` is its name in the vendor's variable and ``cdi`` its qualified CDI
+    name, by UUID or index as device-id-strategy says (``cdi`` is "" if no CDI spec names it).
+    ``whole`` is the id of the accelerator that it is a part of, or its own.
+    ``nodes`` are all nodes that a container with only this device gets, including those common to
+    the vendor's devices. ``numa`` is its NUMA node, if known. ``variables`` are those that its
+    programs need if gpu-py doesn't set them. ``reason`` says in a sentence why it can't be
+    allocated; "" if it can. ``memory`` is its size in bytes, if it is shared by memory.
     """
 
     id: str
@@ -53,20 +52,20 @@ class Unit:
 
 @dataclass(frozen=True)
 class Resource:
-    """What a pod asks for by one name, and the devices that serve it.
+    """A resource that pods request by name, and its devices.
 
-    ``name`` is the cluster's (nvidia.com/gpu), ``vendor`` ours. ``variable`` is the one that asks
-    gpuhook for devices of this vendor, ``mounts`` the folder below which mounts ask for them ("":
-    the vendor has none). With ``replicas`` of 2 and more, each device is offered that many times,
-    as ID::0, ID::1, ...; with ``single`` a container may ask for one only. ``environment`` goes
-    into every container with a device, and so do the CDI devices ``cdi`` where engines are given
-    names, and mounts at the ``places`` below ``mounts`` where mounts ask. ``nothing`` is the
-    variable's word for no device. ``driver_folder`` is where a container's programs look for the
-    driver's files where no runtime of ours puts them in ("": it needs none, or there is no such
-    place). ``links`` says how near two accelerators are: for the ``whole`` of each, that of the
-    others with a score, more is nearer, 0 is not said. ``shares`` are those of MPS in percent of a
+    ``name`` is the cluster's (nvidia.com/gpu), ``vendor`` gpuhook's. ``variable`` is the one that
+    requests devices of this vendor from gpuhook, ``mounts`` the folder below which mounts request
+    them ("": the vendor has none). With ``replicas`` of 2 and more, each device is offered that
+    many times, as ID::0, ID::1, ...; with ``single`` a container may request only one.
+    ``environment`` is added to every container with a device. So are the CDI devices ``cdi``, if
+    engines get names, and mounts at the ``places`` below ``mounts``, if mounts request devices.
+    ``nothing`` is the variable's value for no device. ``driver_folder`` is where a container's
+    programs look for the driver's files if none of gpuhook's runtimes adds them ("": not needed, or
+    no such folder exists). ``links`` is the proximity of accelerators: for each ``whole`` the
+    others with a score; higher is nearer, 0 is omitted. ``shares`` are MPS shares in percent of a
     device, by the replica's number, 0 for one without limits. ``memory`` are limits by the
-    replica's number, all in percent or none, as ``ground.sizes`` has them.
+    replica's number, all in percent or none, in the format of ``ground.sizes``.
     """
 
     name: str
@@ -93,18 +92,18 @@ class Resource:
         return cls(**{**data, "units": units, **names})
 
     def offers(self) -> dict[str, Unit]:
-        """Return what the kubelet may give away: its ids, each with its device."""
+        """Return the ids that the kubelet may allocate, each with its device."""
         if self.replicas < 2:
             return {unit.id: unit for unit in self.units}
         numbers = range(self.replicas)  # what ``_replica`` reads
         return {f"{unit.id}{REPLICA}{n}": unit for unit in self.units for n in numbers}
 
     def share_of(self, identity: str) -> int:
-        """Return the share of one of the kubelet's ids, in percent; 0 has no limit."""
+        """Return the share of one of the kubelet's ids, in percent; 0 means no limit."""
         return self.shares[_replica(identity)]
 
     def memory_of(self, identity: str) -> str:
-        """Return the limit of memory of one of the kubelet's ids."""
+        """Return the memory limit of one of the kubelet's ids."""
         return self.memory[_replica(identity)]
 
 
@@ -114,7 +113,7 @@ def _replica(identity: str) -> int:
 
 @dataclass(frozen=True)
 class State:
-    """All resources of this machine, in the order in which they are registered."""
+    """All resources of this host, in the order in which they are registered."""
 
     resources: tuple[Resource, ...] = ()
 
