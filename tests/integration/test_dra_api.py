@@ -117,7 +117,7 @@ def test_dry_run_asks_for_the_version(
     assert asked == slices(call("dra", *words, "--kubernetes", "1.34"))
     assert asked != slices(call("dra", *words))
     refused = call("dra", *words, "--kubeconfig", kubeconfig, "--api-server", "http://a").failed()
-    assert "a token is sent over nothing else" in refused.stderr
+    assert "a token is sent only over https" in refused.stderr
     api.fail(403)
     assert (
         "refuses GET of /version" in call("dra", *words, "--kubeconfig", kubeconfig).failed().stderr

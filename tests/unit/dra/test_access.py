@@ -102,8 +102,8 @@ REFUSED = {
     "groups": ({"token": "t", "as-groups": ["a"]}, None, "rights of other groups"),
     "unchecked": ({}, {"server": SERVER, "insecure-skip-tls-verify": True}, "insecure-skip"),
     "proxy": ({}, {"server": SERVER, "proxy-url": "http://p"}, "proxy-url"),
-    "key alone": ({"client-key": "k"}, None, "its key alone"),
-    "no base 64": ({}, {"server": SERVER, "certificate-authority-data": "?"}, "base 64"),
+    "key alone": ({"client-key": "k"}, None, "or only its key"),
+    "no base 64": ({}, {"server": SERVER, "certificate-authority-data": "?"}, "isn't base64"),
     "no text": ({"token": 5}, None, "token in the kubeconfig"),
     "no server": ({}, {}, "address can't be"),
     "plain": ({}, {"server": "http://a"}, "address can't be"),
@@ -132,7 +132,7 @@ def test_files_that_can_t_be_read(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match="No such file"):
         find(f"{tmp_path}/none")
     (tmp_path / "bad").write_text("a: [")
-    with pytest.raises(PluginError, match="no YAML"):
+    with pytest.raises(PluginError, match="isn't valid YAML"):
         find(f"{tmp_path}/bad")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(PluginError, match="regular file"):
@@ -177,7 +177,7 @@ def test_a_locked_key_asks_nobody(tmp_path: Path) -> None:
     words = ["openssl", "ec", "-aes256", "-passout", "pass:x", "-in", "client.key"]
     subprocess.run([*words, "-out", "locked"], check=True, capture_output=True, cwd=tmp_path)
     user = {"client-certificate": "client.crt", "client-key": "locked"}
-    with pytest.raises(PluginError, match="locked with a password"):
+    with pytest.raises(PluginError, match="encrypted with a password"):
         find(written(tmp_path, config(user))).context()
 
 

@@ -73,10 +73,10 @@ def test_a_server_that_isn_t_the_one(api: ApiServer, tmp_path: Path) -> None:
     other.mkdir()
     certify(other)
     asking = Client(Access(api.url, f"{other}/ca.crt", token=f"{api.folder}/token"))
-    with pytest.raises(ApiError, match="its certificate isn't good"):
+    with pytest.raises(ApiError, match="its certificate isn't valid"):
         asking.ask("GET", NODE)
     named = Access(api.url, f"{api.folder}/ca.crt", token=TOKEN.encode(), server_name="elsewhere")
-    with pytest.raises(ApiError, match="its certificate isn't good"):
+    with pytest.raises(ApiError, match="its certificate isn't valid"):
         Client(named).ask("GET", NODE)
     assert not api.asked
 
@@ -219,7 +219,7 @@ def test_a_watch_that_is_none(api: ApiServer, begun: Begun) -> None:
     asking = client(api)
     watch = begun(asking, {})
     api.cut_watches(b"<html>\n")
-    with pytest.raises(ApiError, match="no watch"):
+    with pytest.raises(ApiError, match="watch is invalid"):
         events(watch, 1)
     api.fail(GARBAGE)
     watch = begun(asking, {})

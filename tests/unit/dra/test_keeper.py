@@ -128,8 +128,8 @@ def test_a_failed_write_is_made_again(settled: Node) -> None:
     assert 3 <= settled.now - began <= 8  # 0.5 to 1 s, 1 to 2, 2 to 4
     assert settled.api.count("PUT") == 4
     assert len(settled.said) == 2
-    assert "may not be true: The API server refuses PUT of" in settled.said[0]
-    assert settled.said[1] == "What is published is as it should be again"
+    assert "may be outdated: The API server refuses PUT of" in settled.said[0]
+    assert settled.said[1] == "The published slices are correct again"
 
 
 def test_a_server_that_is_overloaded(settled: Node) -> None:
@@ -387,7 +387,7 @@ def test_a_cluster_that_drops_taints(api: ApiServer, node: Node) -> None:
     node.want(slices([device("a", "xid=79"), B]))
     node.run(lambda: node.names() == ["b"], 5)
     [sentence] = node.said
-    assert "DRADeviceTaints is off: devices that are unwell are left out instead" in sentence
+    assert "DRADeviceTaints is off: unhealthy devices are left out instead" in sentence
     node.want(slices([A, B]))
     node.run(lambda: node.names() == ["a", "b"], 61)
     node.want(slices([A, device("b", "xid=79")]))

@@ -80,7 +80,7 @@ def test_a_socket_that_nobody_serves(plugin: Plugin, tmp_path: Path) -> None:
     with pytest.raises(PluginError, match="NodePrepareResources: UNAVAILABLE"):
         probe(str(tmp_path), "pod-1", 20)
     plugin.endpoint = "elsewhere"
-    with pytest.raises(PluginError, match="doesn't say where"):
+    with pytest.raises(PluginError, match="reports no endpoint"):
         probe(str(tmp_path), "pod-1", 20)
 
 

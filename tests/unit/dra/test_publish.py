@@ -139,7 +139,7 @@ def test_one_that_fails(start: Callable[..., Started], monkeypatch: pytest.Monke
     monkeypatch.setattr(publish, "_PAUSES", (0.01, 0.02))
     started = start([device("a")])
     started.until(lambda: started.names() == ["a"])
-    assert started.said == ["What publishes devices failed: RuntimeError: of a test"]
+    assert started.said == ["The publisher failed: RuntimeError: of a test"]
 
 
 def test_two_at_an_update(start: Callable[..., Started], tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Where the API server is and how to be let in: as a pod's account, or by a kubeconfig's user.
+"""The API server's address and credentials: from a pod's service account or a kubeconfig's user.
 
 Tokens, certificates and keys are read again when their files have changed: the kubelet renews a
-pod's token every hour, and its own certificate from time to time. Nothing here is ever printed but
-the names of files and servers.
+pod's token every hour, and its own certificate from time to time. Only names of files and servers
+are ever printed.
 """
 
 import base64
@@ -19,10 +19,10 @@ from gpuhook.ground.host import files as host_files
 SECRETS = "/var/run/secrets/kubernetes.io/serviceaccount"
 _MOST = 1 << 20  # bytes of a kubeconfig, of a certificate
 _LONGEST_TOKEN = 64 << 10
-# What else a user of a kubeconfig may have, and why it isn't done.
+# Other fields of a kubeconfig's user, and why they aren't supported.
 _REFUSED = {
-    "exec": "a program that would have to be run as root",
-    "auth-provider": "a program that would have to be run as root",
+    "exec": "a program that would have to run as root",
+    "auth-provider": "a program that would have to run as root",
     "username": "a password",
     "password": "a password",
     "as": "the rights of another user",
@@ -33,10 +33,10 @@ _REFUSED = {
 
 
 class Access:
-    """How one API server is asked.
+    """The address and credentials for one API server.
 
-    ``ca``, ``token``, ``certificate`` and ``key`` are paths, or bytes as they are; None for what
-    there isn't: without ``ca`` the system's authorities count.
+    ``ca``, ``token``, ``certificate`` and ``key`` are paths, or the content as bytes, or None.
+    Without ``ca`` the system's certificate authorities are trusted.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Access:
         return f"Access({self.server!r})"
 
     def token(self) -> str:
-        """Return the token as it is now, "" for none; PluginError where it can't be read."""
+        """Return the current token, "" for none; PluginError if it can't be read."""
         if self._token is None:
             return ""
         if isinstance(self._token, bytes):
@@ -71,7 +71,7 @@ class Access:
         return _as_token(_read(self._token, _LONGEST_TOKEN), self._token)
 
     def context(self) -> ssl.SSLContext:
-        """Return how connections are sealed, by the certificates as they are now."""
+        """Return the TLS context for connections, with the current certificates."""
         stamps = [
             _stamp(each)
             for each in (self._ca, self._certificate, self._key)
@@ -90,8 +90,8 @@ class Access:
                 raw = self._ca if isinstance(self._ca, bytes) else _read(self._ca)
                 context = ssl.create_default_context(cadata=raw.decode("ascii", "replace"))
         except ssl.SSLError as error:
-            _fail(f"The authority's certificate {_named(self._ca)} is none: {error.reason}")
-        # Python 3.13 on refuses authorities without key usage, which Kubernetes' own clients take.
+            _fail(f"The authority's certificate {_named(self._ca)} is invalid: {error.reason}")
+        # Python 3.13 and later reject authorities without key usage, which kubectl accepts.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if self._certificate is not None and self._key is not None:
             _load(context, self._certificate, self._key)
@@ -104,17 +104,17 @@ def find(
     environ: Mapping[str, str] = os.environ,
     secrets: str = SECRETS,
 ) -> Access:
-    """Return how the API server is asked: by a kubeconfig, else as the pod's service account.
+    """Return the access to the API server: by a kubeconfig, else as the pod's service account.
 
     ``server`` is the address (https://...) in place of the kubeconfig's or the pod's. PluginError,
-    with a sentence, where there is no way.
+    with a sentence, if neither is available.
     """
     if kubeconfig:
         return from_kubeconfig(kubeconfig, server)
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT")
     if not server and not host:
         raise PluginError(
-            "There is no API server to ask: this isn't a pod, and no kubeconfig is named",
+            "There is no API server to ask: this isn't a pod, and no kubeconfig is given",
             "Run it in a pod with a service account, or name a file with --kubeconfig",
         )
     address = f"[{host}]" if ":" in host else host
@@ -129,20 +129,20 @@ def find(
 
 
 def from_kubeconfig(path: str, server: str | None = None) -> Access:
-    """Return the way in that the current context of a kubeconfig has; PluginError if it has none.
+    """Return the access of a kubeconfig's current context; PluginError if it has none.
 
-    Programs (exec) aren't run, and a server whose certificate isn't checked isn't asked. Where we
-    are root, nobody else may have a hand in the file, or in one that it names.
+    Programs (exec) aren't run, and servers without a certificate check aren't used. If this process
+    is root, other users must not be able to write the file, or the files that it names.
     """
-    import yaml  # noqa: PLC0415 - a pod has no kubeconfig, and its memory for nothing
+    import yaml  # noqa: PLC0415 - a pod needs no kubeconfig, so it saves the memory
 
     try:
         text = _read(path, by=host_files.read_roots)  # protects: kubeconfig-way
         document = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
-        _fail(f"The kubeconfig {path} is no YAML", "Give one that kubectl takes")
+        _fail(f"The kubeconfig {path} isn't valid YAML", "Give one that kubectl accepts")
     if not isinstance(document, dict):
-        _fail(f"The kubeconfig {path} is no table", "Give one that kubectl takes")
+        _fail(f"The kubeconfig {path} isn't a table", "Give one that kubectl accepts")
     current = document.get("current-context")
     context = _entry(path, document, "context", current)
     cluster = _entry(path, document, "cluster", context.get("cluster"))
@@ -155,8 +155,8 @@ def from_kubeconfig(path: str, server: str | None = None) -> Access:
             )
     if cluster.get("insecure-skip-tls-verify"):  # protects: api-server-checked
         _fail(
-            f"The kubeconfig {path} has insecure-skip-tls-verify: anybody could be the server",
-            "Name the authority by certificate-authority instead",
+            f"The kubeconfig {path} has insecure-skip-tls-verify: anyone could pose as the server",
+            "Set certificate-authority instead",
         )
     if cluster.get("proxy-url"):
         _fail(f"The kubeconfig {path} has proxy-url, which gpuhook doesn't use", "Remove it")
@@ -164,8 +164,8 @@ def from_kubeconfig(path: str, server: str | None = None) -> Access:
     certificate = _either(path, base, user, "client-certificate")
     key = _either(path, base, user, "client-key")
     if (certificate is None) != (key is None):
-        _fail(f"The kubeconfig {path} has a client certificate or its key alone", "Give it both")
-    token_file = _text(path, user, "tokenFile")  # counts before the token, as in kubectl
+        _fail(f"The kubeconfig {path} has only a client certificate or only its key", "Set both")
+    token_file = _text(path, user, "tokenFile")  # has precedence over the token, as in kubectl
     words = _text(path, user, "token").encode()
     token = _believed(base, token_file) if token_file else words or None
     return Access(
@@ -179,7 +179,7 @@ def from_kubeconfig(path: str, server: str | None = None) -> Access:
 
 
 def _entry(path: str, document: dict[str, Any], kind: str, name: object) -> dict[str, Any]:
-    """Return what a kubeconfig's list has under a name."""
+    """Return the entry of a name in a kubeconfig's list."""
     several = document.get(f"{kind}s")
     named: list[dict[str, Any]] = [
         each[kind]
@@ -189,19 +189,19 @@ def _entry(path: str, document: dict[str, Any], kind: str, name: object) -> dict
     if not named or not name:
         _fail(
             f"The kubeconfig {path} has no {kind} {shown(name or '')}",
-            "Look at it with `kubectl config view --minify`",
+            "Check it with `kubectl config view --minify`",
         )
     return named[0]
 
 
 def _either(path: str, base: str, table: dict[str, Any], name: str) -> str | bytes | None:
-    """Return what is there as data, or else the path that is there, as kubectl prefers it."""
+    """Return the inline data of a field, or else its path, in kubectl's order of preference."""
     data = _text(path, table, f"{name}-data")
     if data:
         try:
             return base64.b64decode(data, validate=True)
         except (binascii.Error, ValueError):
-            _fail(f"{name}-data in the kubeconfig {path} isn't in base 64", "Write it again")
+            _fail(f"{name}-data in the kubeconfig {path} isn't base64", "Encode it again")
     named = _text(path, table, name)
     return _believed(base, named) if named else None
 
@@ -216,7 +216,7 @@ def _believed(base: str, named: str) -> str:
 def _text(path: str, table: dict[str, Any], name: str) -> str:
     value = table.get(name) or ""
     if not isinstance(value, str):
-        _fail(f"{name} in the kubeconfig {path} is no text", "Put it in quotes")
+        _fail(f"{name} in the kubeconfig {path} isn't a string", "Put it in quotes")
     return value
 
 
@@ -224,7 +224,7 @@ def _text(path: str, table: dict[str, Any], name: str) -> str:
 
 
 def _parts(server: str) -> tuple[str, int, str]:
-    """Return host, port and path of a server's address; PluginError for one that can't be."""
+    """Return host, port and path of a server's address; PluginError if it is invalid."""
     try:
         found = urlsplit(server)
         port = found.port or 443
@@ -235,7 +235,7 @@ def _parts(server: str) -> tuple[str, int, str]:
     if not good or found.username is not None or not server.isprintable() or " " in server:
         _fail(
             f"The API server's address can't be {shown(server)}",
-            "Write https://HOST:PORT: a token is sent over nothing else",
+            "Write https://HOST:PORT: a token is sent only over https",
         )
     return found.hostname or "", port, found.path.rstrip("/")
 
@@ -246,7 +246,7 @@ def _as_token(raw: bytes, where: str) -> str:
     except UnicodeDecodeError:
         text = ""
     if not text or not text.isprintable() or " " in text:
-        _fail(f"There is no token in {where}", "Look at how it gets there")
+        _fail(f"There is no token in {where}", "Check the program that writes it")
     return text
 
 
@@ -268,7 +268,7 @@ def _stamp(path: str) -> tuple[int, int, int]:
 
 
 def _load(context: ssl.SSLContext, certificate: str | bytes, key: str | bytes) -> None:
-    """Have connections show a certificate; what is no file lies in memory for as long."""
+    """Load a client certificate into the context; inline data is put into memory files for that."""
     opened: list[int] = []
     try:
         shown_to_all, secret = _as_path(certificate, opened), _as_path(key, opened)
@@ -291,13 +291,13 @@ def _as_path(given: str | bytes, opened: list[int]) -> str:
 
 
 def _refuse_password() -> NoReturn:
-    """Keep OpenSSL from asking at a terminal for what a locked key is locked with."""
-    raise ValueError("its key is locked with a password")
+    """Prevent OpenSSL from asking for the password of an encrypted key at a terminal."""
+    raise ValueError("its key is encrypted with a password")
 
 
 def _named(given: str | bytes | None) -> str:
     return given if isinstance(given, str) else "in the kubeconfig"
 
 
-def _fail(cause: str, remedy: str = "Give one that kubectl takes") -> NoReturn:
+def _fail(cause: str, remedy: str = "Give one that kubectl accepts") -> NoReturn:
     raise PluginError(cause, remedy)

@@ -1,8 +1,8 @@
-"""The kubelet's interfaces for DRA, as messages: registration, claims (v1, v1beta1), health.
+"""Messages of the kubelet's interfaces for DRA: registration, claims (v1, v1beta1), health.
 
 From k8s.io/kubelet: pkg/apis/pluginregistration/v1/api.proto, pkg/apis/dra/v1/api.proto,
-pkg/apis/dra-health/v1/api.proto. What a service is called in a registration isn't what it is called
-on the wire.
+pkg/apis/dra-health/v1/api.proto. A service has one name in a registration and another one on the
+wire.
 """
 
 from gpuhook.tools.kubernetes.api import DecodeError, Table, classes
@@ -12,7 +12,7 @@ __all__ = ["DecodeError", "claims", "health", "registration"]
 REGISTRATION = "pluginregistration.Registration"
 PLUGIN_TYPE = "DRAPlugin"
 
-# By their names in a registration, the first that a kubelet knows is the one it calls.
+# Services by their names in a registration; a kubelet calls the first one that it knows.
 PLUGINS = {
     "v1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin",
     "v1beta1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin",
@@ -22,7 +22,7 @@ HEALTH = {
     "v1alpha1.DRAResourceHealth": "v1alpha1.DRAResourceHealth",
 }
 UNKNOWN, HEALTHY, UNHEALTHY = 0, 1, 2
-LONGEST_MESSAGE = 1024  # characters of what is said of a device's health
+LONGEST_MESSAGE = 1024  # characters of the message about a device's health
 
 _REGISTRATION: Table = {
     "InfoRequest": {},
@@ -45,7 +45,7 @@ _CLAIMS: Table = {
         "pool_name": (2, "string"),
         "device_name": (3, "string"),
         "cdi_device_ids": (4, "*string"),
-        "share_id": (5, "?string"),  # not in v1beta1, whose readers pass over it
+        "share_id": (5, "?string"),  # not in v1beta1, whose readers ignore it
     },
     "NodeUnprepareResourcesRequest": {"claims": (1, "*Claim")},
     "NodeUnprepareResourcesResponse": {"claims": (1, "map:NodeUnprepareResourceResponse")},

@@ -1,12 +1,12 @@
-"""A client of Kubernetes' API server: plain HTTPS by Python's own library, a request a connection.
+"""A client of Kubernetes' API server: HTTPS with Python's standard library, a connection a request.
 
-Not the package ``kubernetes``, which has a class for every object of every API: its import takes
-25 MiB more than this module with all that it imports, of 60 that all processes may have together
-(44 against 19 MiB resident, with its version 37 and Python 3.11; 50 against 22 with a client made).
-Four kinds of objects, as they are in JSON, need none of it.
+The package ``kubernetes`` isn't used. It has a class for every object of every API, and its import
+takes 25 MiB more than this module with its imports; all processes together may have 60 (44 against
+19 MiB resident, with its version 37 and Python 3.11; 50 against 22 with a client created). gpuhook
+needs only four kinds of objects, and uses their JSON.
 
-Each request has a deadline for all of it, whatever the server does meanwhile. No redirect is
-followed and no proxy is used, so that a token goes to nobody else, and no error has one in it.
+Each request has one deadline for its whole exchange. The client follows no redirects and uses no
+proxies, so that a token goes only to the API server. No error message contains a token.
 """
 
 import http.client
@@ -28,27 +28,27 @@ from gpuhook.tools.dra.access import Access
 Clock = Callable[[], float]
 Object = dict[str, Any]
 
-APPLY = "application/apply-patch+yaml"  # of which JSON is a part
+APPLY = "application/apply-patch+yaml"  # JSON is valid YAML
 MERGE = "application/merge-patch+json"
 _JSON = "application/json"
-_PATIENCE = 10.0  # seconds for a request, unless told otherwise
-_MOST = 16 << 20  # bytes of an answer
-_LONGEST_LINE = 4 << 20  # bytes of an event; etcd keeps no object of more than 1.5 MiB
+_PATIENCE = 10.0  # seconds for a request, by default
+_MOST = 16 << 20  # bytes of a response
+_LONGEST_LINE = 4 << 20  # bytes of an event; etcd stores no object of more than 1.5 MiB
 _PIECE = 64 << 10
-_LONGEST_REASON = 400  # characters of what a server says of an error
-_PAUSES = (0.2, 5.0)  # seconds until a request is made again: the first pause, the longest
-_LONGEST_PAUSE = 300.0  # seconds; a server that asks for more is asked after this all the same
+_LONGEST_REASON = 400  # characters of a server's error message
+_PAUSES = (0.2, 5.0)  # seconds until a request is repeated: the first pause, the longest
+_LONGEST_PAUSE = 300.0  # seconds; a longer pause that a server requests is cut to this
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3))
-_AGAIN = (0, 408, 429, 500, 502, 503, 504)  # 0: it wasn't reached, or its answer was cut off
+_AGAIN = (0, 408, 429, 500, 502, 503, 504)  # 0: no connection, or a truncated response
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_REMEDY = "Look at the rights of gpuhook's account, and at the API server's address"
+_REMEDY = "Check the rights of gpuhook's account, and the API server's address"
 
 
 class ApiError(PluginError):
-    """A request came to nothing.
+    """A failed request.
 
-    ``status`` is HTTP's, 0 where there was no answer; ``reason`` Kubernetes' own word for it;
-    ``pause`` how many seconds the server wants to be left alone, 0 if it doesn't say.
+    ``status`` is HTTP's, 0 without a response; ``reason`` is Kubernetes' reason code; ``pause`` is
+    the number of seconds that the server asks to wait before a retry, 0 if it doesn't say.
     """
 
     def __init__(self, cause: str, status: int = 0, reason: str = "", pause: float = 0.0) -> None:
@@ -59,14 +59,14 @@ class ApiError(PluginError):
 
     @property
     def may_pass(self) -> bool:
-        """Whether the same request may go well in a while."""
+        """True if the same request may succeed later."""
         return self.status in _AGAIN
 
 
 class Client:
-    """Asks one API server. May be used by several threads at once.
+    """A client of one API server. Several threads may use it at once.
 
-    ``asked`` counts requests, those that came to nothing among them.
+    ``asked`` counts requests, including failed ones.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Client:
         kind: str = _JSON,
         patience: float = _PATIENCE,
     ) -> Object:
-        """Return the object that is answered; ApiError if none is within ``patience`` seconds.
+        """Return the object in the response; ApiError if there is none within ``patience`` seconds.
 
         ``kind`` is the body's content type: JSON, APPLY or MERGE.
         """
@@ -102,9 +102,9 @@ class Client:
             exchange.close()
 
     def insist(self, method: str, path: str, patience: float) -> Object:
-        """Return what is answered, asking again while what is wrong may pass.
+        """Return the object in the response, repeating the request after temporary errors.
 
-        ApiError at the latest after ``patience`` seconds, for all of it.
+        ApiError after ``patience`` seconds in all, at the latest.
         """
         end, pause = self._clock() + patience, _PAUSES[0]
         while True:
@@ -118,13 +118,13 @@ class Client:
             pause = min(2 * pause, _PAUSES[1])
 
     def watch(self, path: str, query: Mapping[str, str], patience: float = _PATIENCE) -> "Watch":
-        """Return a watch that has begun; ApiError if it doesn't within ``patience`` seconds."""
+        """Return a started watch; ApiError if it doesn't start within ``patience`` seconds."""
         exchange = _Exchange(self, self._clock() + patience, piecewise=True)
         try:
             response = exchange.send("GET", path, None, {**query, "watch": "true"}, _JSON)
             if response.status != 200:
                 exchange.object_of("GET", path, response)
-                raise ApiError(f"The API server answers a watch by {response.status}")
+                raise ApiError(f"The API server answers a watch with status {response.status}")
             return Watch(exchange.keep(), chunked=bool(response.chunked))
         except BaseException:
             exchange.close()
@@ -132,12 +132,12 @@ class Client:
 
 
 class _Exchange:
-    """One request and its answer over a connection of their own, by one deadline."""
+    """One request and its response over a separate connection, with one deadline."""
 
     def __init__(self, client: Client, end: float, *, piecewise: bool = False) -> None:
         self._client = client
         self._access = client.access
-        self._clock = client._clock  # noqa: SLF001 - it is the client's hand
+        self._clock = client._clock  # noqa: SLF001 - a part of the client
         self._end = end
         self._piecewise = piecewise
         self._sockets: list[ssl.SSLSocket] = []  # one at most
@@ -151,7 +151,7 @@ class _Exchange:
         query: Mapping[str, str] | None,
         kind: str,
     ) -> http.client.HTTPResponse:
-        """Return the answer's beginning; ApiError if there is none in time."""
+        """Return the start of the response; ApiError if there is none in time."""
         access = self._access
         self._client.asked += 1
         self._token = access.token()
@@ -167,47 +167,48 @@ class _Exchange:
             timed = _Timed(self._sockets[0], self._end, self._clock, piecewise=self._piecewise)
             connection = http.client.HTTPConnection(access.host, access.port)
             connection.auto_open = 0
-            connection.sock = timed  # all that it asks of a socket
+            connection.sock = timed  # it has all methods of a socket that http.client uses
             text = None if body is None else json.dumps(body, separators=(",", ":")).encode()
             connection.request(method, where, text, headers)
             return connection.getresponse()
-        # ValueError: of a name that is none, by whoever looks it up.
+        # ValueError: name resolution got an invalid host name.
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise self._unreachable(error) from None
 
     def object_of(self, method: str, path: str, response: http.client.HTTPResponse) -> Object:
-        """Return the object in an answer; ApiError for one that says no, or isn't JSON."""
+        """Return the object in a response; ApiError for an error status or invalid JSON."""
         status = response.status
         try:
             raw = response.read(_MOST + 1)
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from None
-        # A read of so many bytes at most takes a body that was cut off for a whole one.
+        # A read with a maximum size doesn't report that the body was truncated.
         if response.length or len(raw) > _MOST:
-            raise self._unreachable(ValueError("its answer was cut off, or is too long"))
+            raise self._unreachable(ValueError("its response was truncated, or is too long"))
         found: Any = None
         try:
             found = json.loads(raw) if raw else {}
         except (ValueError, RecursionError):
             if 200 <= status < 300:
-                raise self._unreachable(ValueError("its answer isn't JSON")) from None
+                raise self._unreachable(ValueError("its response isn't JSON")) from None
         if 200 <= status < 300 and isinstance(found, dict):
             return found
         raise self._refused(method, path, response, found)
 
     def keep(self) -> ssl.SSLSocket:
-        """Return the connection, which then is the caller's to close."""
+        """Return the connection, which the caller must close."""
         return self._sockets.pop()
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         for each in self._sockets:
             each.close()
 
     def _connect(self, context: ssl.SSLContext) -> ssl.SSLSocket:
-        """Return a connection to the first of the server's addresses that takes one.
+        """Return a connection to the first of the server's addresses that accepts one.
 
-        Each has an equal part of the time that is left, so that a silent one doesn't take it all.
+        Each address gets an equal part of the remaining time, so that a silent one doesn't use it
+        all.
         """
         failure: OSError = TimeoutError("timed out")
         host, port = self._access.host, self._access.port
@@ -232,7 +233,7 @@ class _Exchange:
     def _unreachable(self, error: Exception) -> ApiError:
         why = "it doesn't answer in time" if isinstance(error, TimeoutError) else str(error)
         verify = getattr(error, "verify_message", "")
-        why = f"its certificate isn't good ({verify})" if verify else why
+        why = f"its certificate isn't valid ({verify})" if verify else why
         return ApiError(
             self._hidden(f"The API server at {self._access.server} can't be asked: {why}")
         )
@@ -251,14 +252,14 @@ class _Exchange:
         )
 
     def _hidden(self, text: str) -> str:
-        """Return a sentence without the token, which a server could send back, cut short."""
+        """Return a truncated sentence without the token, which a server could send back."""
         if self._token:
             text = text.replace(self._token, "[token]")  # protects: no-token-said
         return printable(text)[:_LONGEST_REASON].rstrip(". ")
 
 
 class _Timed(io.RawIOBase):
-    """A connection whose every wait ends at one deadline, as http.client wants its sockets."""
+    """A connection with one deadline for all its operations, with http.client's socket methods."""
 
     def __init__(self, inner: ssl.SSLSocket, end: float, clock: Clock, *, piecewise: bool) -> None:
         super().__init__()
@@ -268,7 +269,7 @@ class _Timed(io.RawIOBase):
         self._piecewise = piecewise
 
     def makefile(self, mode: str) -> Any:  # noqa: ARG002 - http.client's "rb"
-        """Return what is read from; ``piecewise`` reads no byte more than it is asked for."""
+        """Return the reader; with ``piecewise`` it reads no more bytes than requested."""
         return self if self._piecewise else io.BufferedReader(self)
 
     def readable(self) -> bool:
@@ -279,18 +280,18 @@ class _Timed(io.RawIOBase):
         return self._inner.recv_into(buffer)
 
     def sendall(self, data: bytes) -> None:
-        """Send all of it."""
+        """Send all the data."""
         rest = memoryview(data)
         while rest:
             self._inner.settimeout(_left(self._end, self._clock))
             rest = rest[self._inner.send(rest) :]
 
     def close(self) -> None:
-        """Leave the connection open: it is the exchange's."""
+        """Leave the connection open: the exchange owns it."""
 
 
 class Watch:
-    """Events as they come: nothing here waits. ``fileno`` is readable when there may be some."""
+    """A non-blocking stream of events. ``fileno`` is readable when there may be some."""
 
     def __init__(self, connection: ssl.SSLSocket, *, chunked: bool) -> None:
         self._socket = connection
@@ -300,21 +301,21 @@ class Watch:
         self.is_over = False
 
     def fileno(self) -> int:
-        """Return its descriptor."""
+        """Return the file descriptor."""
         return self._socket.fileno()
 
     def read(self) -> list[Object]:
-        """Return the events that have come; ``is_over`` is set when there will be no more.
+        """Return the received events; ``is_over`` is set when no more will come.
 
-        What isn't a whole line when the connection ends was cut off, and is dropped: who watches
-        goes on from the last version that came whole. ApiError where what comes is no watch.
+        An incomplete line at the end of the connection is dropped: the caller resumes from the last
+        complete version. ApiError for data that isn't a watch.
         """
         try:
             data = self._received()
         except (OSError, ValueError) as error:
             self.is_over, data = True, b""
             if isinstance(error, ValueError):
-                raise ApiError(f"What the API server sends is no watch: {error}") from None
+                raise ApiError(f"The API server's watch is invalid: {error}") from None
         self._rest += data
         *lines, self._rest = self._rest.split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
@@ -340,18 +341,18 @@ class Watch:
         return found
 
     def wait(self, seconds: float) -> bool:
-        """Tell whether something came within so many seconds."""
+        """Tell whether data arrived within ``seconds``."""
         poll = select.poll()
         poll.register(self, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         self._socket.close()
 
 
 class _Chunks:
-    """Takes apart a body in chunks (RFC 9112, 7.1), however it comes in pieces."""
+    """An incremental decoder of a chunked body (RFC 9112, 7.1)."""
 
     def __init__(self) -> None:
         self.is_over = False
@@ -360,7 +361,7 @@ class _Chunks:
         self._in_chunk = False
 
     def feed(self, data: bytes) -> bytes:
-        """Return what is in the chunks; ValueError where there are none."""
+        """Return the decoded data; ValueError for invalid chunks."""
         self._held += data
         found = b""
         while self._held and not self.is_over:
@@ -396,7 +397,7 @@ def _event(line: bytes) -> Object:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("object"), dict):
-        raise ApiError("What the API server sends is no watch: a line is no event")
+        raise ApiError("The API server's watch is invalid: a line is no event")
     return found
 
 
@@ -408,7 +409,7 @@ def _left(end: float, clock: Clock) -> float:
 
 
 def _pause(header: str | None, status: int) -> float:
-    """Return how long a server wants to be left alone; a date, which none sends, is a second."""
+    """Return the pause that a server requests; a date, which none sends, counts as one second."""
     if header is None:
         return 1.0 if status == 429 else 0.0
     text = header.strip()
@@ -416,9 +417,9 @@ def _pause(header: str | None, status: int) -> float:
 
 
 def segment(name: str) -> str:
-    """Return a name of Kubernetes' as a part of a path; PluginError for what can't be one."""
+    """Return a Kubernetes name as a segment of a path; PluginError for an invalid one."""
     if not _NAME.fullmatch(name) or ".." in name:  # protects: names-in-paths
         raise PluginError(
-            f"{name!a:.80} can't be the name of an object", "Use small letters, digits, - and ."
+            f"{name!a:.80} can't be the name of an object", "Use letters, digits, - and ."
         )
     return quote(name, safe="")

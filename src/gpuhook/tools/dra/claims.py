@@ -1,7 +1,7 @@
-"""What handing out devices needs of the cluster: a claim as the API server has it, and a report.
+"""The cluster interface for preparing claims: reading a claim, and reporting its status.
 
-``cluster.Cluster`` is what does so over HTTPS. Called in children that have one thread and a time
-limit; an object must bear being used after a fork.
+``cluster.Cluster`` implements it over HTTPS. It is called in single-threaded children with a time
+limit, so an object must stay usable after a fork.
 """
 
 from typing import Any, Protocol
@@ -10,18 +10,18 @@ from gpuhook.ground.errors import PluginError
 
 
 class ClaimGoneError(PluginError):
-    """A claim isn't there any more, or another has its name now: nobody needs its devices."""
+    """A claim that was deleted, or replaced by another one: nothing needs its devices any more."""
 
 
 class Claims(Protocol):
     """The claims of a cluster."""
 
     def claim(self, namespace: str, name: str, uid: str) -> dict[str, Any]:
-        """Return a ResourceClaim as the API server has it, of a version that it serves.
+        """Return the API server's ResourceClaim, in a version that it serves.
 
-        PluginError, with one sentence, where it can't be had in time: ClaimGoneError where the
-        server says that it is gone, or is another one that has its name by now (``uid``).
+        PluginError, with one sentence, if that fails in time: ClaimGoneError if the server reports
+        that the claim is gone, or that another one now has its name (``uid``).
         """
 
     def report(self, namespace: str, name: str, uid: str, devices: list[dict[str, Any]]) -> None:
-        """Write a claim's ``status.devices`` of our drivers; a failure is logged, and no more."""
+        """Write a claim's ``status.devices`` of gpuhook's drivers; a failure is only logged."""

@@ -1,4 +1,4 @@
-"""Claims, as the API server has them: read, and reported on."""
+"""The claims of the API server: reading them, and writing their status."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from gpuhook.tools.dra.claims import ClaimGoneError
 
 Object = dict[str, Any]
 
-# Seconds, together 20 for a claim: the kubelet waits 45 for all that prepare does.
+# Seconds, together 20 for a claim: the kubelet waits 45 for the whole prepare call.
 _PATIENCE = 15.0
 _VERSION_PATIENCE = 5.0
 _REPORT_PATIENCE = 5.0
@@ -19,9 +19,9 @@ _LONGEST_MANAGER = 128
 
 
 class Cluster:
-    """Claims of one cluster, for the plugin of ``node``. For one thread at a time; bears a fork.
+    """The claims of one cluster, for the plugin of ``node``.
 
-    ``tell`` gets a sentence for what goes wrong with reports.
+    For one thread at a time; usable after a fork. ``tell`` gets a sentence for each failed report.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class Cluster:
         self._said = ""
 
     def claim(self, namespace: str, name: str, uid: str) -> Object:
-        """Return a ResourceClaim in the words of v1, whatever version is served.
+        """Return a ResourceClaim in the form of v1, whatever version is served.
 
-        PluginError within the patience (20 s) where it can't be had: ClaimGoneError where it isn't
-        there, or is another of that name.
+        PluginError within the time limit (20 s) if that fails: ClaimGoneError if the claim doesn't
+        exist, or is another of that name.
         """
         where = f"{namespace}/{name}"
         try:
@@ -52,7 +52,7 @@ class Cluster:
             if (error.status, error.reason) != (404, "NotFound"):  # protects: claim-not-found
                 raise
             raise ClaimGoneError(
-                f"There is no claim {where}", "It was deleted, or its name is another"
+                f"There is no claim {where}", "It was deleted, or has another name"
             ) from None
         metadata = found.get("metadata")
         has = metadata.get("uid") if isinstance(metadata, dict) else None
@@ -64,13 +64,13 @@ class Cluster:
         return versions.claim_of(found)
 
     def report(self, namespace: str, name: str, uid: str, devices: list[Object]) -> None:
-        """Say in a claim's status what has become of devices; [] takes back what was said.
+        """Write the state of devices into a claim's status; [] removes gpuhook's entries.
 
-        By server-side apply, so that other drivers' entries stay. Takes at most 5 s and never
-        raises: what fails is told, the same failure once.
+        Uses server-side apply, so that other drivers' entries stay. Takes at most 5 s and never
+        raises: a failure is logged, the same one once.
         """
         try:
-            # With the uid a claim that has taken the other's place isn't written to.
+            # The uid prevents writing to a claim that has replaced this one.
             body = {
                 "kind": "ResourceClaim",
                 "metadata": {"name": name, "namespace": namespace, "uid": uid},
@@ -88,12 +88,12 @@ class Cluster:
             self._say(
                 ""
                 if kept or not devices
-                else "The cluster drops what is said in claims' status: the feature gate "
+                else "The cluster drops devices from claims' status: the feature gate "
                 "DRAResourceClaimDeviceStatus is off"
             )
 
     def _send(self, method: str, path: str, body: Object | None = None) -> Object:
-        """Return what is answered in the version that is served; ApiError if nothing is."""
+        """Return the response in the version that is served; ApiError if there is none."""
         try:
             return self._send_in(self._version, method, path, body)
         except ApiError as error:
@@ -120,7 +120,7 @@ class Cluster:
         )
 
     def _say(self, sentence: str) -> None:
-        """Tell what is wrong, once until it is something else; "" for nothing."""
+        """Log a problem, once until it changes; "" for none."""
         if sentence and sentence != self._said:
             self._said = sentence
             self._tell(sentence)

@@ -1,13 +1,13 @@
-"""What a claim's opaque configurations ask for each of its devices.
+"""Opaque configurations of a claim, which set options of its devices.
 
-There are a vendor's own (``parts.claim_config``) and ours:
+There are the vendors' own (``parts.claim_config``) and gpuhook's:
 
     apiVersion: gpuhook.io/v1
     kind: DeviceConfig
     memory: 8Gi          # or 50%
 
-Of several for a device the claim's beat the class', and later ones earlier ones: NVIDIA's group and
-ours apart. What isn't known is refused, never passed over.
+If several apply to a device, the claim's override the class's, and later ones earlier ones;
+NVIDIA's and gpuhook's are merged separately. Unknown settings are refused, never ignored.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,12 +22,12 @@ from gpuhook.tools.vendors.quantities import bytes_of
 
 API, KIND = "gpuhook.io/v1", "DeviceConfig"
 _FIELDS = ("apiVersion", "kind", "memory")
-_SOURCES = ("FromClass", "FromClaim")  # the later beats the earlier
+_SOURCES = ("FromClass", "FromClaim")  # the later overrides the earlier
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What is asked for one device: at most so much memory, and what its vendor understands."""
+    """The configuration of one device: its memory limit, and its vendor's own settings."""
 
     memory: Size | None = None
     plan: Mapping[str, Any] = field(default_factory=dict)
@@ -41,20 +41,20 @@ def wish(
     *,
     is_part: bool,
 ) -> Wish:
-    """Return what ``configs`` of an allocation ask for a device of one of its requests.
+    """Return the configuration in an allocation's ``configs`` for a device of one request.
 
-    ``request`` is as a result has it, with its subrequest. RequestError for what can't be.
+    ``request`` has the form of a result, with its subrequest. RequestError for an invalid one.
     """
     memory: Size | None = None
     plan: Mapping[str, Any] = {}
-    ordered = sorted(configs, key=_rank)  # stable: later ones stay later
+    ordered = sorted(configs, key=_rank)  # a stable sort keeps later ones later
     for each in ordered:
         opaque = each.get("opaque") or {}
         if opaque.get("driver") != driver or not _concerns(each.get("requests") or (), request):
             continue
         parameters = opaque.get("parameters")
         if not isinstance(parameters, Mapping):
-            raise RequestError("A claim's configuration has no parameters", "Correct it")
+            raise RequestError("A claim's configuration has no parameters", "Add parameters to it")
         if parameters.get("apiVersion") == API:
             memory = _ours(parameters)
             continue
@@ -72,7 +72,7 @@ def wish(
         elif each.get("requests"):
             raise RequestError(
                 f"The configuration {parameters.get('kind')} is for the request {request}, which "
-                "was given another kind of device",
+                "got another kind of device",
                 "Correct the claim's configuration",
             )
     return Wish(memory, plan)
@@ -84,7 +84,10 @@ def _rank(config: Mapping[str, Any]) -> int:
 
 
 def _concerns(requests: Iterable[str], request: str) -> bool:
-    """Tell whether a configuration's requests mean one: all for none, a name its subrequests."""
+    """Tell whether a configuration applies to a request.
+
+    No requests mean all. The name of a request includes its subrequests.
+    """
     named = [*requests]
     return not named or request in named or request.partition("/")[0] in named
 
@@ -95,10 +98,10 @@ def _ours(parameters: Mapping[str, Any]) -> Size | None:
         what = listed(unknown) or f"kind {shown(str(parameters.get('kind')))}"
         raise RequestError(
             f"gpuhook knows no {what} in a configuration of {API}",
-            f"Use kind {KIND} with memory alone",
+            f"Use kind {KIND} with only memory",
         )
     text = parameters.get("memory")
-    if text is None:  # null is as if it weren't there
+    if text is None:  # null counts as missing
         return None
     number = bytes_of(text)
     size = Size(str(text), number) if number is not None else parse_size(str(text))

@@ -1,7 +1,7 @@
-"""The devices of this node as claims name them, each with what is wrong with it at the moment.
+"""The devices of this node as claims name them, each with its current failure.
 
-By the same code as ``gpuhook dra --dry-run``. Whoever publishes devices and whoever hands them out
-read these verdicts, so both say the same.
+The code is the same as for ``gpuhook dra --dry-run``. Publishing and preparing devices both use
+these results, so that they agree.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,14 +23,14 @@ from gpuhook.tools.vendors import slices
 class Known:
     """A device that claims may name.
 
-    ``name`` is the slice's, ``driver`` the driver's; ``vendor`` is the vendor's name and ``kind``
-    its CDI kind (nvidia.com/gpu). ``id`` is the inventory's id, such as the UUID, and ``device``
-    that device: "" and None for one that could be made, or is lost. ``cdi`` is its qualified name
-    in the vendor's own CDI documents ("": none). ``parent`` is the id of the device that it is
-    a part of. ``memory`` is what it has, in bytes, 0 where that isn't known. ``reason`` says why
-    it shouldn't be given now ("": it can be), ``taint`` and ``value`` are the taint's key, without
-    the driver's domain, and its value; ``is_lost`` is whether it can't be reached. ``is_withheld``
-    is whether MPS shares it on this node, so that no claim may have it.
+    ``name`` is the name in the slice and ``driver`` the driver's; ``vendor`` is the vendor's name
+    and ``kind`` its CDI kind (nvidia.com/gpu). ``id`` is the inventory's id, such as the UUID, and
+    ``device`` that device: "" and None for one that could be created, or is lost. ``cdi`` is its
+    qualified name in the vendor's own CDI specs ("": none). ``parent`` is the id of the device that
+    it is a part of. ``memory`` is its size in bytes, 0 if unknown. ``reason`` says why it shouldn't
+    be allocated now ("": it can be). ``taint`` and ``value`` are the taint's key, without the
+    driver's domain, and its value. ``is_lost`` means that it can't be reached.
+    ``is_withheld`` means that MPS shares it on this node, so that claims can't get it.
     """
 
     name: str
@@ -50,10 +50,10 @@ class Known:
 
 
 class Devices:
-    """All devices of all vendors, kept true by the supervisor's loop, which calls ``tend``.
+    """All devices of all vendors, updated by the supervisor's loop, which calls ``tend``.
 
-    ``look``, ``drivers`` and ``slices`` never ask a driver or wait: they return what is known. The
-    supervisor forks, so nobody who reads this may have threads in its process.
+    ``look``, ``drivers`` and ``objects`` never query a driver or wait: they return known data. The
+    supervisor forks, so callers must not have threads in its process.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Devices:
         self._shared: set[tuple[str, str]] = set()  # by MPS: vendors and the inventory's ids
 
     def tend(self) -> bool:
-        """Do what is due; tell whether anything is different: a device, or how one is."""
+        """Do all due work; tell whether the devices or their health changed."""
         observed = self.observed
         observed.tend()
         if observed.arranged:
@@ -99,11 +99,11 @@ class Devices:
         return True
 
     def look(self) -> list[Known]:
-        """Return all devices, as far as known now."""
+        """Return all currently known devices."""
         return self._known
 
     def drivers(self) -> Sequence[str]:
-        """Return the names of all drivers that this node has, or had before theirs failed."""
+        """Return the names of all drivers of this node, including those that failed since."""
         return [*self._names]
 
     def objects(self, kubernetes: tuple[int, int]) -> list[dict[str, Any]]:
@@ -114,16 +114,16 @@ class Devices:
         return dra.rendered(self._troubled, replace(self.choices, kubernetes=kubernetes))
 
     def found(self, known: Known) -> tuple[Vendor, Inventory]:
-        """Return a device's vendor, and the inventory that has it."""
+        """Return a device's vendor, and the inventory that contains it."""
         return self._troubled[known.driver].vendors[known.name]
 
     def failure(self, known: Known) -> str:
-        """Return what is wrong with a device's driver as a whole, "" where it answers."""
+        """Return the failure of a device's driver as a whole, "" if it answers."""
         failure = self.observed.machine.failures().get(known.vendor)
         return "" if failure is None else failure.cause
 
     def _arrange(self) -> None:
-        """Describe the devices again; asks drivers in children."""
+        """Describe the devices again; queries drivers in children."""
         found = self.observed.machine.found
         self._drivers, warnings = dra.described(found, self.choices, self.config)
         self._names.update(dict.fromkeys(self._drivers))

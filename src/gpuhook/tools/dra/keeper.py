@@ -1,8 +1,8 @@
-"""Keeps a node's ResourceSlices in the cluster as they should be: one thread, nothing periodic.
+"""A controller that reconciles a node's ResourceSlices in the cluster, in one thread.
 
-It lists the node's slices, watches them, and writes when they aren't what is wanted: when that
-has changed, or when somebody deleted or changed some (a kubelet that starts deletes those of all
-drivers). At rest it writes nothing, and asks to go on watching about every 45 minutes.
+It lists the node's slices, watches them, and writes if they differ from the desired ones: when
+those change, or when another client deletes or changes slices (a kubelet that starts deletes those
+of all drivers). When idle it writes nothing, and renews its watch about every 45 minutes.
 """
 
 import random
@@ -21,26 +21,25 @@ from gpuhook.tools.kubernetes.dra import COUNTERS_APART
 Object = dict[str, Any]
 
 # Seconds ------------------------------------------------------------------------------------------
-_APART = 60.0  # between writes of what can wait: a device that is well again, another attribute
-_WHILE_BAD = (1.0, 60.0)  # until a failed request is made again: at first, at most
-_RESTORE = (0.5, 60.0)  # until what others undid is done again: at first, and if they keep at it
-_QUIET = 600.0  # without others' changes, after which the next one is the first
-_WATCH = (2400, 3000)  # that a watch is asked to last, at random: not all nodes' at once
-_SILENCE = 300.0  # without a word, after which a watch is begun again: a server says one a minute
-_SHORT = 30.0  # that a watch must have lasted to be begun again at once
+_APART = 60.0  # between writes that can wait: a device that recovered, another attribute
+_WHILE_BAD = (1.0, 60.0)  # until a failed request is repeated: the first pause, the longest
+_RESTORE = (0.5, 60.0)  # until others' changes are reverted: the first pause, the longest
+_QUIET = 600.0  # without others' changes, after which the pause is the first again
+_WATCH = (2400, 3000)  # duration of a watch, random so that not all nodes renew at once
+_SILENCE = 300.0  # without an event, after which a watch is restarted: servers send one a minute
+_SHORT = 30.0  # minimum duration of a watch that is restarted without a pause
 
-_OWN = 512  # versions of our own writes, of which the watch tells us later
-_ROUNDS = 4  # of writes at once, where a cluster turns out to drop fields
-APART, TOGETHER = "apart", "together"  # counters in slices of their own, or with the devices
-_GONE = 410  # HTTP: the version to go on from isn't known any more
-_STALE = (0, 404, 409, 410)  # and from 500 on: what is there may be otherwise than we think
+_OWN = 512  # versions of our own writes, which the watch reports later
+_ROUNDS = 4  # of consecutive writes, if a cluster turns out to drop fields
+APART, TOGETHER = "apart", "together"  # counters in separate slices, or with the devices
+_GONE = 410  # HTTP: the version to resume from isn't available any more
+_STALE = (0, 404, 409, 410)  # and from 500 on: our copy of the slices may be wrong
 
 
 class Keeper:
-    """What one node publishes; ``tend`` does what is due, and ``deadline`` says when that is.
+    """The controller of one node's slices; ``tend`` does due work, ``deadline`` says when.
 
-    ``tell`` gets a sentence for what goes wrong and for what a person should know. ``clock``
-    returns seconds.
+    ``tell`` gets a sentence for each problem and notice. ``clock`` returns seconds.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Keeper:
         self._node = node
         self._tell = tell
         self._clock = clock
-        self._random = rng or random.Random()  # noqa: S311 - spreads requests, and no secret
+        self._random = rng or random.Random()  # noqa: S311 - spreads requests; no secret
         self._wanted: dict[str, list[Object]] = {}  # the slices, by the form of counters
         self._drivers: set[str] = set()  # whose slices on this node are ours
         self._version = ""
@@ -63,12 +62,12 @@ class Keeper:
         self._owner: Object = {}
         self._there: dict[str, Object] = {}  # our slices as the cluster has them, by uid
         self._known: dict[tuple[str, str], int] = {}  # the last generation of each pool
-        self._written: dict[str, tuple[str, Object]] = {}  # by uid: version, and what was wanted
+        self._written: dict[str, tuple[str, Object]] = {}  # by uid: version, and desired slice
         self._own: deque[str] = deque(maxlen=_OWN)  # versions that we have written
         self._release = (0, 0)
         self._lacking: set[str] = set()  # fields that the cluster drops
         self._watch: Watch | None = None
-        self._resumes = ""  # the version that a watch goes on from, "" where all is listed again
+        self._resumes = ""  # the version that a watch resumes from, "" to list again
         self._began = self._heard = 0.0
         self._due: float | None = None
         self._last = -_APART
@@ -81,11 +80,11 @@ class Keeper:
     # What is asked of it --------------------------------------------------------------------------
 
     def want(self, wanted: dict[str, list[Object]], drivers: Sequence[str]) -> None:
-        """Have the cluster say this from now on.
+        """Set the desired slices.
 
         ``wanted`` has the slices as --dry-run prints them, by the form of counters (APART,
-        TOGETHER). ``drivers`` are the names of all drivers whose slices here are ours. What makes
-        a device worse, and one that is gone, is written at once; all else at most once a minute.
+        TOGETHER). ``drivers`` are the names of all drivers whose slices on this node are ours. New
+        taints and removed devices are written at once, other changes at most once a minute.
         """
         if wanted == self._wanted and self._drivers.issuperset(drivers):
             return
@@ -96,7 +95,7 @@ class Keeper:
         self._be_due(now if is_worse else max(now, self._last + _APART))
 
     def tend(self) -> None:
-        """Do what is due; whatever goes wrong is told, and tried again later."""
+        """Do all due work; failures are logged and retried later."""
         if not self._wanted or self._clock() < self._again:
             return
         try:
@@ -106,7 +105,7 @@ class Keeper:
             if self._watch is not None and self._due is not None and self._clock() >= self._due:
                 self._put_right()
         except ApiError as error:
-            if error.status == _GONE:  # too much has happened since: all is listed again
+            if error.status == _GONE:  # too many changes since: list again
                 self._end_watch(resumes="")
                 return
             self._fail(error, error.pause)
@@ -117,7 +116,7 @@ class Keeper:
             self._let_go(resumes="")
 
     def deadline(self) -> float | None:
-        """Return when to tend even if nobody says anything, None for never."""
+        """Return when ``tend`` is due without any event, None for never."""
         if not self._wanted:
             return None
         if self._watch is None:
@@ -126,17 +125,17 @@ class Keeper:
         return max(self._again, quiet if self._due is None else min(quiet, self._due))
 
     def watch(self) -> Watch | None:
-        """Return what to tend at when it is readable, None for nothing or not yet."""
+        """Return the watch; when it is readable, ``tend`` is due. None if there is none yet."""
         return self._watch if self._clock() >= self._again else None
 
     def close(self) -> None:
-        """Let go of the cluster; what was written stays."""
+        """Close the connection; the written slices stay."""
         self._let_go(resumes="")
 
     # The cluster as it is -------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """See what is there, and have changes said from then on."""
+        """List the slices, and start to watch their changes."""
         if not self._resumes:
             self._list()
         query = {
@@ -161,7 +160,7 @@ class Keeper:
         items, metadata = found.get("items") or [], found.get("metadata")
         resumes = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
         if not isinstance(items, list) or not isinstance(resumes, str) or not resumes:
-            raise ApiError("The API server's list of slices is none")
+            raise ApiError("The API server's list of slices is invalid")
         self._there = {}
         for each in items:
             self._note(each)
@@ -169,7 +168,7 @@ class Keeper:
         self._be_due(self._clock())
 
     def _hear(self) -> None:
-        """Take in what is said; a watch that has ended, or says nothing, is begun again later."""
+        """Process events; a watch that has ended, or is silent, is restarted later."""
         watch, now = self._watch, self._clock()
         if watch is None:
             return
@@ -198,16 +197,16 @@ class Keeper:
         if kind == "DELETED":
             was_there = self._there.pop(uid, None) is not None
             self._written.pop(uid, None)
-            self._owner = {}  # with a node that was made again it is another
+            self._owner = {}  # a node that was created again has another uid
             if was_there:  # protects: slices-come-back
                 self._note_undone()
         elif not is_ours and self._note(given):
             self._note_undone()
 
     def _note(self, given: Any) -> bool:
-        """Remember a slice if it is one of our drivers' on this node; tell whether it is.
+        """Save a slice if it belongs to one of our drivers on this node; tell whether it does.
 
-        Whatever a server is asked for, others' slices are theirs.
+        Slices of others are never touched, even if the server returns them.
         """
         spec = given["spec"] if _is_slice(given) else {}
         # protects: slices-of-this-node
@@ -217,7 +216,7 @@ class Keeper:
         return is_its
 
     def _note_undone(self) -> None:
-        """See to it that what others did is undone: soon, but not in a race with them."""
+        """Schedule the reversal of others' changes: soon, but not in a race with them."""
         now = self._clock()
         if now - self._undone_at >= _QUIET:
             self._undone.reset()
@@ -229,7 +228,7 @@ class Keeper:
     # The cluster as it should be ------------------------------------------------------------------
 
     def _put_right(self) -> None:
-        """Write what isn't as it should be."""
+        """Write all slices that differ from the desired ones."""
         for _ in range(_ROUNDS):
             if self._write_all():
                 break
@@ -237,10 +236,10 @@ class Keeper:
         self._bad.reset()
         if self._said:
             self._said = ""
-            self._tell("What is published is as it should be again")
+            self._tell("The published slices are correct again")
 
     def _write_all(self) -> bool:
-        """Write all that differs; tell whether it was kept, so that no more is to be done."""
+        """Write all differences; tell whether the cluster kept them, so that nothing is left."""
         wanted = pools.without(pools.pools(self._wanted[self._form]), self._lacking)
         theirs: dict[tuple[str, str], list[Object]] = {(one.driver, one.name): [] for one in wanted}
         writes = []
@@ -266,9 +265,9 @@ class Keeper:
         return True
 
     def _is_right(self, want: Object, there: Object) -> bool:
-        """Tell whether a slice is as it should be.
+        """Tell whether a slice is as desired.
 
-        One that nobody touched since we wrote it is what the server makes of what we want.
+        A slice unchanged since our write counts as desired, however the server normalized it.
         """
         metadata = there["metadata"]
         version, written = self._written.get(metadata["uid"], ("", {}))
@@ -277,7 +276,7 @@ class Keeper:
         return pools.is_same(want, there)
 
     def _node_owner(self) -> Object:
-        """Return the owner reference that has the slices deleted together with the node."""
+        """Return the owner reference that makes the cluster delete the slices with the node."""
         if not self._owner:
             node = self._client.ask("GET", f"/api/v1/nodes/{segment(self._node)}")
             metadata = node.get("metadata")
@@ -305,7 +304,7 @@ class Keeper:
         method = "POST" if write.what == CREATE else "PUT"
         came = self._client.ask(method, path, versions.slice_in(self._version, sent))
         if not _is_slice(came):
-            raise ApiError("What the API server answers is no slice")
+            raise ApiError("The API server's response isn't a slice")
         self._note(came)
         uid, version = came["metadata"]["uid"], came["metadata"].get("resourceVersion", "")
         self._own.append(version)
@@ -322,7 +321,7 @@ class Keeper:
         try:
             self._client.ask("DELETE", path, condition)
         except ApiError as error:
-            if error.status != 404:  # somebody else was faster
+            if error.status != 404:  # another client was faster
                 raise
         self._there.pop(uid, None)
         self._written.pop(uid, None)
@@ -336,7 +335,7 @@ class Keeper:
         self._due = at if self._due is None else min(self._due, at)
 
     def _end_watch(self, resumes: str) -> None:
-        """Watch again, at once unless this watch was short: a server may end each of them."""
+        """Watch again, without a pause unless this watch was short: a server may end every one."""
         now = self._clock()
         self._let_go(resumes)
         if now - self._began < _SHORT:
@@ -350,17 +349,17 @@ class Keeper:
         self._watch, self._resumes = None, resumes
 
     def _fail(self, error: GpuhookError, pause: float) -> None:
-        """Wait before the next request, longer each time, and not all nodes equally long."""
+        """Wait before the next request, longer each time, with jitter between nodes."""
         grown = self._bad.grow() * self._random.uniform(0.5, 1.0)
         self._again = self._clock() + max(pause, grown)
         sentence = f"{error}"
         if sentence != self._said:
             self._said = sentence
-            self._tell(f"What is published may not be true: {sentence} It is tried again")
+            self._tell(f"The published slices may be outdated: {sentence} It is tried again")
 
 
 def _is_slice(given: Any) -> bool:
-    """Tell whether an object has what is needed of a slice."""
+    """Tell whether an object has the required fields of a slice."""
     metadata, spec = (
         (given.get("metadata"), given.get("spec")) if isinstance(given, dict) else (None, None)
     )

@@ -1,4 +1,4 @@
-"""What can be chosen of ``gpuhook dra`` as it serves a kubelet."""
+"""Options of ``gpuhook dra`` as a service for the kubelet."""
 
 from dataclasses import dataclass
 from hashlib import sha256
@@ -11,18 +11,18 @@ REGISTRY = "/var/lib/kubelet/plugins_registry"
 
 
 def short(instance: str) -> str:
-    """Return what tells an instance's sockets from another's: few characters, "" for one alone."""
+    """Return a short suffix for an instance's sockets, "" if it is the only instance."""
     return instance and sha256(instance.encode()).hexdigest()[:10]
 
 
 @dataclass(frozen=True)
 class Options:
-    """Folders, and how often to look.
+    """Folders, and intervals.
 
-    ``plugins`` and ``registry`` are the kubelet's folders. ``instance`` tells this process from
-    another one that an update has started beside it, such as the pod's uid ("": there is one).
-    ``pod_resources`` is the socket at which the kubelet says what pods have.
-    The others are those of the device plugin (``settings.Settings``).
+    ``plugins`` and ``registry`` are the kubelet's folders. ``instance`` distinguishes this process
+    from another one that runs at the same time during an update, such as by the pod's uid ("":
+    there is only one). ``pod_resources`` is the kubelet's PodResources socket. The others are
+    those of the device plugin (``settings.Settings``).
     """
 
     plugins: str = PLUGINS

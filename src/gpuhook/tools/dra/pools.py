@@ -1,9 +1,9 @@
-"""What is to be written so that a node's ResourceSlices are as they should be. Pure.
+"""The difference between a node's desired and actual ResourceSlices, as writes. Pure.
 
 A pool is one driver's devices on one node, in several slices. The rules are those of the API
-(resource/v1, ResourcePool): the slices of a pool have one generation and say how many they are;
-of several generations only the newest counts, once it is whole. So what takes more than one write
-gets a new generation, and what takes one keeps it.
+(resource/v1, ResourcePool). All slices of a pool have the same generation and its number of slices.
+Of several generations only the newest complete one counts. So a change of more than one write gets
+a new generation, and a change of one write keeps it.
 """
 
 import re
@@ -23,23 +23,26 @@ _UNITS = {
     "P": Decimal(10**15), "E": Decimal(10**18), "Ki": Decimal(2**10), "Mi": Decimal(2**20),
     "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50), "Ei": Decimal(2**60),
 }  # fmt: skip
-# What a cluster drops without a word where a feature gate is off -> the gate, and what is done.
+# Fields that a cluster silently drops if a feature gate is off -> the gate, and the consequence.
 _UNCOUNTED = (
     "DRAPartitionableDevices",
-    "of the devices that share a GPU those are published that can be used together",
+    "of the devices that share a GPU only those are published that can be used together",
 )
 GATES = {
-    "taints": ("DRADeviceTaints", "devices that are unwell are left out instead"),
+    "taints": ("DRADeviceTaints", "unhealthy devices are left out instead"),
     "consumesCounters": _UNCOUNTED,
     "sharedCounters": _UNCOUNTED,
-    "allowMultipleAllocations": ("DRAConsumableCapacity", "no device goes to several claims"),
+    "allowMultipleAllocations": (
+        "DRAConsumableCapacity",
+        "no device goes to several claims",
+    ),
 }
-_OURS = ("name", "attributes", "capacity", *GATES)  # of a device, what may not be otherwise
+_OURS = ("name", "attributes", "capacity", *GATES)  # fields of a device that must match
 
 
 @dataclass(frozen=True)
 class Write:
-    """One request: what is done to which slice ("there": as the cluster has it) to be ``want``."""
+    """One request: an operation that makes the cluster's slice ``there`` equal to ``want``."""
 
     what: str
     there: Object
@@ -48,7 +51,7 @@ class Write:
 
 @dataclass(frozen=True)
 class Pool:
-    """All slices of one pool: which driver's, and what each holds but pool and owner."""
+    """All slices of one pool: its driver, and each slice's content without pool and owner."""
 
     driver: str
     name: str
@@ -73,10 +76,10 @@ def plan(
     known: int,
     is_right: Callable[[Object, Object], bool],
 ) -> tuple[list[Write], int]:
-    """Return the requests that make a pool's slices of what is there, in order, and its generation.
+    """Return the ordered requests that update a pool's slices, and the pool's generation.
 
-    ``owner`` is the owner reference to the node, ``known`` the last generation that is known, and
-    ``is_right(wanted, there)`` says whether a slice may stay.
+    ``owner`` is the owner reference to the node, ``known`` the last known generation, and
+    ``is_right(wanted, there)`` tells whether a slice may stay.
     """
     newest = max([known, *(_generation(each) for each in there)])
     kept: dict[int, Object] = {}
@@ -128,9 +131,9 @@ def _writes(
 
 
 def updated(write: Write) -> Object:
-    """Return what is sent for an update: names and versions as they are there, taints' times too.
+    """Return the body of an update, with the current name, version and times of taints.
 
-    Whoever else has written into the metadata keeps what he wrote.
+    Metadata that others have written stays.
     """
     there, want = write.there, write.want
     metadata = {**there["metadata"], "ownerReferences": want["metadata"]["ownerReferences"]}
@@ -143,7 +146,7 @@ def updated(write: Write) -> Object:
 
 
 def _with_times(device: Object, before: Object | None) -> Object:
-    """Return a device whose taints that were there before have the time at which they came."""
+    """Return a device whose existing taints keep the time at which they were added."""
     if not device.get("taints") or before is None:
         return device
     times = {
@@ -166,7 +169,7 @@ def _taint(given: Object) -> tuple[Any, Any, Any]:
 
 
 def is_same(want: Object, there: Object) -> bool:
-    """Tell whether a slice says what it should; what a server adds of its own is no matter."""
+    """Tell whether a slice has the desired content; additions by the server are ignored."""
     owners = there["metadata"].get("ownerReferences") or []
     right = any(_holds(each, owners) for each in want["metadata"]["ownerReferences"])
     return right and _spec(want["spec"]) == _spec(there["spec"])
@@ -177,7 +180,7 @@ def _holds(owner: Object, owners: Sequence[Object]) -> bool:
 
 
 def _spec(given: Object) -> Object:
-    """Return what counts of a slice, in one spelling."""
+    """Return the relevant fields of a slice in a normalized form."""
     pool = given.get("pool") or {}
     names = ("driver", "nodeName", "nodeSelector", "allNodes", "perDeviceNodeSelection")
     return {
@@ -199,7 +202,7 @@ def _device(given: Object) -> Object:
 
 
 def _numbers(given: Any) -> Any:
-    """Return quantities as numbers, wherever they are: a server writes 1000 as 1k."""
+    """Return nested quantities as numbers: a server writes 1000 as 1k."""
     if isinstance(given, list):
         return [_numbers(each) for each in given]
     if not isinstance(given, dict):
@@ -210,7 +213,7 @@ def _numbers(given: Any) -> Any:
 
 
 def quantity(text: Any) -> Any:
-    """Return a quantity of Kubernetes' as a number, and what is none as it is."""
+    """Return a Kubernetes quantity as a number, and other values unchanged."""
     match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
     if match is None or match[2] not in _UNITS:
         return text
@@ -220,11 +223,11 @@ def quantity(text: Any) -> Any:
         return text
 
 
-# What a cluster doesn't keep ----------------------------------------------------------------------
+# Fields that a cluster drops ----------------------------------------------------------------------
 
 
 def dropped(want: Object, came: Object) -> set[str]:
-    """Return the fields that a server took and didn't keep, by their names in ``GATES``."""
+    """Return the fields that a server accepted but dropped, by their names in ``GATES``."""
     found = set()
     spec, back = want["spec"], came.get("spec") or {}
     if spec.get("sharedCounters") and not back.get("sharedCounters"):
@@ -237,10 +240,11 @@ def dropped(want: Object, came: Object) -> set[str]:
 
 
 def without(given: Sequence[Pool], lacking: Collection[str]) -> list[Pool]:
-    """Return what can be published to a cluster that keeps no such fields, and still be true.
+    """Return pools that stay correct in a cluster that drops these fields.
 
-    Without taints a device that is unwell isn't there. Without counters, of the devices that have
-    something in common, those that come first are there and go together: nothing is given twice.
+    Without taints, unhealthy devices are left out. Without counters, of devices that share
+    something, only the first ones that fit together are published, so that nothing is allocated
+    twice.
     """
     if not lacking:
         return [*given]
@@ -266,7 +270,7 @@ def _pool_without(pool: Pool, lacking: set[str]) -> Pool:
             devices = [each for each in devices if _takes(each, left)]
         leave = {*lacking, *(("consumesCounters",) if is_uncounted else ())}
         kept = [{key: each[key] for key in each if key not in leave} for each in devices]
-        # Devices first: a slice of 1.34 has both.
+        # Devices come first: a slice of 1.34 has both.
         rest = {key: content[key] for key in content if key not in {"devices", *leave}}
         if is_uncounted:
             rest.pop("sharedCounters", None)
@@ -279,7 +283,7 @@ def _keeps_away(device: Object) -> bool:
 
 
 def _takes(device: Object, left: dict[tuple[str, str], Any]) -> bool:
-    """Tell whether a device's part of the counters is left, and take it."""
+    """Tell whether the counters that a device uses are left, and subtract them."""
     uses = {
         (one["counterSet"], name): quantity(each["value"])
         for one in device.get("consumesCounters") or []
@@ -293,7 +297,7 @@ def _takes(device: Object, left: dict[tuple[str, str], Any]) -> bool:
 
 
 def taints(slices: Iterable[Object]) -> set[tuple[Any, ...]]:
-    """Return which device has which taint, by driver and name."""
+    """Return all taints, each with its driver and device."""
     return {
         (each["spec"]["driver"], device["name"], *_taint(taint))
         for each in slices
@@ -311,7 +315,7 @@ def names(slices: Iterable[Object]) -> set[tuple[str, str]]:
     }
 
 
-# As a server sends them ---------------------------------------------------------------------------
+# Fields of a server's slice ----------------------------------------------------------------------
 
 
 def _generation(given: Object) -> int:
@@ -324,6 +328,6 @@ def _name(given: Object) -> str:
 
 
 def _index(given: Object) -> int:
-    """Return which slice of its pool one is; a number that no pool has where its name has none."""
+    """Return a slice's index in its pool; an impossible one if its name has none."""
     match = _INDEX.match(_name(given))
     return int(match[1], 16) if match else 1 << 32

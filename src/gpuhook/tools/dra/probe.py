@@ -1,6 +1,6 @@
-"""Whether the plugin of this pod answers as the kubelet asks it: by both sockets of each driver.
+"""A liveness probe of this pod's plugin, by both sockets of each driver, as the kubelet calls it.
 
-For the pod's liveness probe. Asks what costs nothing: who it is, and to prepare no claim at all.
+The calls are cheap: GetInfo, and a NodePrepareResources without claims.
 """
 
 import os
@@ -16,14 +16,14 @@ _ENDPOINT = 3  # the field of PluginInfo that has the path of the other socket
 
 
 def probe(registry: str, instance: str, seconds: float) -> list[str]:
-    """Return the sockets of this instance in the folder of registrations, which all answer.
+    """Return this instance's sockets in the registration folder, after checking that all answer.
 
-    [] where a node has no device, and so no driver. PluginError for one that doesn't answer within
-    ``seconds``, each call.
+    [] if the node has no device, and so no driver. PluginError if a call isn't answered within
+    ``seconds``.
     """
     if not instance:
         raise PluginError(
-            "A probe needs to know whose sockets to ask", "Set POD_UID to the pod's uid"
+            "The probe doesn't know which instance to check", "Set POD_UID to the pod's uid"
         )
     own = f"-{short(instance)}-reg.sock"
     try:
@@ -31,7 +31,7 @@ def probe(registry: str, instance: str, seconds: float) -> list[str]:
     except OSError as error:
         raise PluginError(
             f"The folder of registrations {registry} can't be read: {error.strerror}",
-            "Mount the kubelet's into the pod",
+            "Mount the kubelet's plugins_registry into the pod",
         ) from None
     for name in names:
         info = _asked(f"{registry}/{name}", _INFO, seconds)
@@ -40,7 +40,7 @@ def probe(registry: str, instance: str, seconds: float) -> list[str]:
 
 
 def _asked(path: str, method: str, seconds: float) -> bytes:
-    """Return what is answered to a request that says nothing."""
+    """Return the response to an empty request."""
     try:
         import grpc  # noqa: PLC0415 - of an extra
     except ImportError:
@@ -62,13 +62,13 @@ def _endpoint(name: str, info: bytes) -> str:
     found = [value for field, value in _strings(info) if field == _ENDPOINT]
     if len(found) != 1 or not found[0].startswith("/"):
         raise PluginError(
-            f"The plugin at {shown(name)} doesn't say where it serves", "The pod is started again"
+            f"The plugin at {shown(name)} reports no endpoint", "The pod is started again"
         )
     return found[0]
 
 
 def _strings(message: bytes) -> Iterator[tuple[int, str]]:
-    """Yield field and text of a message of short texts, and end at anything else."""
+    """Yield field and text of a message of short strings; stop at anything else."""
     while len(message) >= 2 and message[0] & 7 == 2 and message[1] < 128:
         size = message[1]
         yield message[0] >> 3, message[2 : 2 + size].decode(errors="replace")

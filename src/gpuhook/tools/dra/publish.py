@@ -1,9 +1,9 @@
-"""What publishes this node's devices.
+"""The publisher of this node's devices.
 
-A thread of the server's, because requests wait for the API server and nothing else must; a process
-of its own would take 5 MiB more. It is told what is wanted whenever that changes; ``keeper`` does
-the rest. What was written stays when it ends: a new instance takes it over as it is, and the
-kubelet removes it where none comes within 30 s.
+It is a thread of the server, because its requests wait for the API server and must not block
+anything else; a separate process would take 5 MiB more. It receives the desired slices whenever
+they change; ``keeper`` does the rest. Written slices stay when it exits: a new instance takes them
+over unchanged, and the kubelet removes them if none starts within 30 s.
 """
 
 import fcntl
@@ -25,23 +25,23 @@ from gpuhook.tools.kubernetes.dra import COUNTERS_APART, OLDEST
 Object = dict[str, Any]
 
 _PIECE = 1 << 12
-_TURN = 2.0  # seconds until we look again whether another instance has ended
-_PAUSES = (1.0, 30.0)  # seconds until it is begun again after a failure: at first, at most
+_TURN = 2.0  # seconds between checks whether another instance has exited
+_PAUSES = (1.0, 30.0)  # seconds until a restart after a failure: the first pause, the longest
 _LIVED = 60.0  # seconds after which a failure counts as the first one
 
 
 class Described(Protocol):
-    """What the node's devices are, with the taints of those that are unwell. Waits for nobody."""
+    """The node's devices, with the taints of unhealthy ones. Its methods never block."""
 
     def objects(self, kubernetes: tuple[int, int]) -> Sequence[Object]:
-        """Return what ``gpuhook dra --dry-run --kubernetes`` prints."""
+        """Return the objects that ``gpuhook dra --dry-run --kubernetes`` prints."""
 
     def drivers(self) -> Sequence[str]:
         """Return the names of all drivers that this node has, or had."""
 
 
 def wanted(devices: Described) -> dict[str, Any]:
-    """Return what a publisher is told: JSON values."""
+    """Return the input of a publisher, as JSON values."""
     slices = {
         form: [each for each in devices.objects(release) if each["kind"] == "ResourceSlice"]
         for form, release in ((APART, COUNTERS_APART), (TOGETHER, OLDEST))
@@ -50,11 +50,11 @@ def wanted(devices: Described) -> dict[str, Any]:
 
 
 class Publisher:
-    """Keeps this node's ResourceSlices as it is told, in a thread that ``start`` begins.
+    """A thread that keeps this node's ResourceSlices as desired.
 
-    Made in the supervisor, which has no threads, and started in the server. ``lock`` is the path of
-    a file, in a folder of root's that all instances of this node share: while two run, at an
-    update, only the older one writes. ``tell`` gets a sentence for what a person should know.
+    It is created in the supervisor, which has no threads, and started in the server. ``lock`` is
+    the path of a file, in a root-owned folder that all instances of this node share: while two run,
+    during an update, only the older one writes. ``tell`` gets a sentence for each notice.
     """
 
     def __init__(
@@ -74,26 +74,26 @@ class Publisher:
         self._reader = self._writer = -1
 
     def start(self) -> None:
-        """Begin to publish."""
+        """Start to publish."""
         self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        # It may wait for a server when all else has ended, and nothing waits for it.
+        # It may still wait for a server when everything else has ended, and nothing waits for it.
         threading.Thread(target=self._run, name="gpuhook-publish", daemon=True).start()
 
     def stop(self) -> None:
-        """Publish no more, once what is being written is; leave the slices as they are."""
-        writer, self._writer = self._writer, -1  # its number is soon somebody else's
+        """Stop after the current write; leave the slices unchanged."""
+        writer, self._writer = self._writer, -1  # its number may soon be reused
         if writer >= 0:
             os.close(writer)
 
     def want(self, told: Mapping[str, Any]) -> None:
-        """Publish what ``wanted`` returned; never waits."""
+        """Publish the value that ``wanted`` returned; never blocks."""
         self._told = told
         if self._writer >= 0:
-            with suppress(BlockingIOError):  # it is going to be woken
+            with suppress(BlockingIOError):  # a wake-up is already pending
                 os.write(self._writer, b"\0")
 
     def _run(self) -> None:
-        """Publish until stopped, again and again where that fails."""
+        """Publish until stopped, with retries after failures."""
         back_off, said = BackOff(*_PAUSES), ""
         while True:
             began = self._clock()
@@ -101,8 +101,8 @@ class Publisher:
                 self._publish()
             except GpuhookError as error:
                 why = str(error)
-            except Exception as error:  # noqa: BLE001 - in a thread nobody else would say it
-                why = f"What publishes devices failed: {type(error).__name__}: {error}"
+            except Exception as error:  # noqa: BLE001 - nothing else logs a thread's errors
+                why = f"The publisher failed: {type(error).__name__}: {error}"
             else:
                 return
             if why != said:
@@ -132,7 +132,7 @@ class Publisher:
 
 
 class _Turn:
-    """Whether it is our turn to write: the file is locked until the instance before us ends."""
+    """The lock for writing: the file is locked until the previous instance exits."""
 
     def __init__(self, path: str) -> None:
         self._fd = -1
@@ -143,7 +143,8 @@ class _Turn:
                 self._fd = os.open(path, flags, 0o600)
             except OSError as error:
                 raise PluginError(
-                    f"{path} can't be opened: {error.strerror}", "Is its folder there, and root's?"
+                    f"{path} can't be opened: {error.strerror}",
+                    "Check that its folder exists and belongs to root",
                 ) from None
 
     def __enter__(self) -> Self:
@@ -154,7 +155,7 @@ class _Turn:
             os.close(self._fd)
 
     def take(self) -> bool:
-        """Tell whether it is ours, from now on or before."""
+        """Tell whether we hold the lock, from now on or already."""
         if self._has:
             return True
         try:

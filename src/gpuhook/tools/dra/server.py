@@ -1,9 +1,9 @@
 """The server: registers drivers with the kubelet, and answers its calls about claims.
 
-A child of the supervisor, which does the work: calls go to it as lines, and so come the answers
-and what there is (``work``). Each driver has two sockets, as a kubelet wants it: its own, and the
-one in the folder of registrations that says where that is. Whatever becomes of them, they are made
-again. One thread and one loop, beside gRPC's threads and the publisher's.
+It is a child of the supervisor, which does the work: calls, responses and the node's state are
+exchanged as lines (``work``). Each driver has two sockets, as a kubelet requires: its own, and one
+in the registration folder that reports the path of the first. A lost socket is created again. The
+server has one thread and one loop, in addition to the threads of gRPC and the publisher.
 """
 
 import asyncio
@@ -27,25 +27,25 @@ from gpuhook.tools.host.pages import give_back
 from gpuhook.tools.kubernetes import INSTALL
 from gpuhook.tools.kubernetes.folder import Folder, Identity
 
-# Before gRPC is loaded: no child is forked here, and what it logs is no operator's business.
+# Set before gRPC is loaded: no child is forked here, and its log doesn't help an operator.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 try:
     import grpc
 except ImportError as missing:
     raise PluginError(
-        "The Python package grpcio isn't installed, and speaking to a kubelet needs it",
+        "The Python package grpcio isn't installed, and gpuhook needs it to talk to a kubelet",
         INSTALL,
     ) from missing
 
-_ANSWER = 41.0  # seconds for an answer of the supervisor's; the kubelet waits for 45
-_LOOK = 10.0  # seconds between two looks at the folders; inotify says most changes at once
-_STARTED = 5.0  # seconds after which what only a start needs isn't needed any more
+_ANSWER = 41.0  # seconds for a response of the supervisor; the kubelet waits for 45
+_LOOK = 10.0  # seconds between polls of the folders; inotify reports most changes at once
+_STARTED = 5.0  # seconds after which memory that only the start needs can be released
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds between two attempts
-_END = 0.5  # seconds for calls to end by themselves
-_STOP = 1.5  # seconds for everything, when we are stopped
-_HEALTH_AGAIN = 30.0  # seconds after which the same health is said again
-_HEALTH_COUNTS = 100  # seconds after which a kubelet forgets what was said
+_END = 0.5  # seconds for calls to finish on their own
+_STOP = 1.5  # seconds for the whole shutdown
+_HEALTH_AGAIN = 30.0  # seconds after which unchanged health is sent again
+_HEALTH_COUNTS = 100  # seconds after which a kubelet discards the reported health
 _MOST = 107  # bytes of a socket's path
 _LINE = 16 << 20  # bytes of a line, at most
 
@@ -53,18 +53,18 @@ Method = Callable[[Any, Any], Awaitable[Any]]
 
 
 def serve(options: Options, publisher: Publisher | None, fd: int, tell: Tell) -> int:
-    """Serve until the supervisor, at the descriptor's other end, has ended; return the exit status.
+    """Serve until the supervisor, at the descriptor's other end, has exited; return the status.
 
-    ``publisher`` publishes meanwhile. ``tell`` gets a sentence for what an operator wants to know.
-    Changes this process: its mask for new files.
+    ``publisher`` publishes meanwhile. ``tell`` gets a sentence for each message to the operator.
+    Changes the umask of this process.
     """
-    os.umask(0o077)  # the sockets are root's alone
+    os.umask(0o077)  # only root may use the sockets
     asyncio.run(_Server(options, publisher, fd, tell).run())
     return 0
 
 
 class _Supervisor:
-    """What does the work: asked by lines, and it answers in any order."""
+    """The connection to the supervisor: calls as lines, and responses in any order."""
 
     def __init__(self, writer: asyncio.StreamWriter, say: Tell) -> None:
         self.say = say
@@ -73,7 +73,7 @@ class _Supervisor:
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
 
     async def ask(self, do: str, driver: str, claim: Mapping[str, str]) -> dict[str, Any]:
-        """Return the answer for a claim; its ``error`` says where there is none in time."""
+        """Return the response for a claim; ``error`` is set if there is none in time."""
         self._number += 1
         number = self._number
         future = asyncio.get_running_loop().create_future()
@@ -90,32 +90,32 @@ class _Supervisor:
             del self._waiting[number]
 
     def answer(self, number: int, answer: dict[str, Any]) -> None:
-        """Take in an answer; nobody may be waiting for it any more."""
+        """Process a response; its call may have timed out already."""
         future = self._waiting.get(number)
         if future is not None and not future.done():
             future.set_result(answer)
 
 
 class _Health:
-    """How the devices of one driver are; streams wait for what is new."""
+    """The health of one driver's devices; streams wait for changes."""
 
     def __init__(self) -> None:
         self.devices: Sequence[Mapping[str, Any]] = ()
-        self.news = asyncio.Event()  # set when there is something newer, and replaced
+        self.news = asyncio.Event()  # set at a change, and then replaced
 
     def update(self, devices: Sequence[Mapping[str, Any]]) -> None:
-        """Take in a newer state."""
+        """Store a newer state."""
         if devices != self.devices:
             self.devices = devices
             self.wake()
 
     def wake(self) -> None:
-        """Have streams look whether there is something to say."""
+        """Wake the streams, which then check for changes."""
         self.news.set()
         self.news = asyncio.Event()
 
     def message(self) -> Any:
-        """Return all of it as the kubelet reads it."""
+        """Return the health of all devices as the kubelet's message."""
         answer = api.health.NodeWatchResourcesResponse()
         now = int(time.time())
         for each in self.devices:
@@ -131,7 +131,7 @@ class _Health:
 
 
 class _Driver:
-    """One driver, whose sockets are kept by ``run``."""
+    """One driver, whose sockets ``run`` maintains."""
 
     def __init__(self, name: str, options: Options, supervisor: _Supervisor) -> None:
         self.name = name
@@ -153,24 +153,24 @@ class _Driver:
 
     @property
     def folders(self) -> tuple[Folder, Folder]:
-        """The folders that are watched."""
+        """The watched folders."""
         return self._registry, self._own
 
     def notice(self) -> None:
-        """Look at the folders: something changed."""
+        """Check the folders after a change."""
         for folder in self.folders:
             folder.watch()
         self._moved.set()
 
     async def run(self) -> None:
-        """Serve, again and again; end when cancelled, with all taken back."""
+        """Serve, with restarts; when cancelled, remove all sockets and return."""
         try:
             while True:
                 try:
                     await self._serve()
                     await self._until_moved()
                     self._pause = _FIRST_PAUSE
-                    self._say("its sockets were removed; they are made again")
+                    self._say("its sockets were removed; they are created again")
                 except PluginError as error:
                     self._say(str(error))
                     await asyncio.sleep(self._pause)
@@ -186,13 +186,13 @@ class _Driver:
                 folder.close()
 
     def _say(self, sentence: str) -> None:
-        """Report what is wrong, once."""
+        """Log a problem, once until it changes."""
         if sentence != self._said:
             self._supervisor.say(f"{self.name}: {sentence}")
             self._said = sentence
 
     async def _serve(self) -> None:
-        """Make both sockets, the driver's own first: who registers is called at once."""
+        """Create both sockets, the driver's own first: calls follow a registration immediately."""
         registry, own = self.folders
         with suppress(OSError):
             os.mkdir(own.path, 0o750)
@@ -210,7 +210,7 @@ class _Driver:
                 server.add_insecure_port(f"unix:{quote(path)}")
             except RuntimeError:
                 raise PluginError(
-                    f"The socket {path} can't be made",
+                    f"The socket {path} can't be created",
                     "Run gpuhook dra as root, with this folder writable",
                 ) from None
             await server.start()
@@ -220,13 +220,13 @@ class _Driver:
         return self._registry.identity(self._names[0]), self._own.identity(self._names[1])
 
     async def _until_moved(self) -> None:
-        """Wait until one of the sockets isn't there any more."""
+        """Wait until one of the sockets was removed or replaced."""
         while self._now() == self._identities:
             self._moved.clear()
             await self._moved.wait()
 
     async def _close(self) -> None:
-        """Take both sockets back, the registration first: that is how a plugin takes its leave."""
+        """Remove both sockets, the registration first: that is how a plugin unregisters."""
         while self._servers:
             await self._servers[-1].stop(_END)
             self._servers.pop()
@@ -259,7 +259,7 @@ class _Driver:
         )
 
     def _reporting(self, method: Method) -> Method:
-        """Return a method whose faults an operator hears of: gRPC says little."""
+        """Return a method whose exceptions are logged: gRPC reports little."""
 
         async def reported(request: Any, context: Any) -> Any:
             try:
@@ -308,9 +308,9 @@ class _Driver:
         return answer
 
     async def _ask_all(self, do: str, request: Any) -> dict[str, dict[str, Any]]:
-        """Return the answer for each claim of a request, by uid: those, and no other.
+        """Return the response for each claim of a request, by uid: for exactly those claims.
 
-        One without a claim is a probe's: whether the supervisor answers.
+        A request without claims is a probe, which checks whether the supervisor answers.
         """
         if not request.claims:
             await self._supervisor.ask(do, self.name, {})  # protects: dra-probe
@@ -328,7 +328,7 @@ class _Driver:
         return answers
 
     async def _watch(self, _request: bytes, context: Any) -> None:
-        """NodeWatchResources: say how all devices are, when that changes and now and then."""
+        """Serve NodeWatchResources: send the health of all devices, at changes and periodically."""
         while not self._ending:
             news = self.health.news
             await context.write(self.health.message())
@@ -348,7 +348,7 @@ def _unary(method: Method, request: Any) -> Any:
 
 
 class _Server:
-    """All drivers of the newest state."""
+    """The servers of all drivers in the newest state."""
 
     def __init__(self, options: Options, publisher: Publisher | None, fd: int, tell: Tell) -> None:
         self._options = options
@@ -359,7 +359,7 @@ class _Server:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Serve until the supervisor says no more."""
+        """Serve until the supervisor closes the connection."""
         line = socket.socket(fileno=self._fd)
         reader, writer = await asyncio.open_connection(sock=line, limit=_LINE)
         self._supervisor = _Supervisor(writer, self._tell)
@@ -393,7 +393,7 @@ class _Server:
 
     def _begin(self, name: str) -> None:
         driver = _Driver(name, self._options, self._supervisor)
-        if name in self._drivers:  # it failed; the supervisor says only what is new
+        if name in self._drivers:  # it failed; the supervisor sends only changes
             driver.health.update(self._drivers[name].health.devices)
         self._drivers[name] = driver
         for folder in driver.folders:
@@ -404,7 +404,7 @@ class _Server:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Start a driver again that failed."""
+        """Restart a driver that failed."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:

@@ -1,7 +1,7 @@
-"""Which version of resource.k8s.io a cluster serves, and objects in the words of each.
+"""Versions of resource.k8s.io that a cluster serves, and conversion of objects between them.
 
-Ours are those of v1 (Kubernetes 1.34). v1beta2 (1.33) has the same fields; v1beta1 (1.32) has a
-device's below ``basic``, and a request's without ``exactly``.
+gpuhook uses v1 (Kubernetes 1.34). v1beta2 (1.33) has the same fields. v1beta1 (1.32) has a device's
+fields below ``basic``, and a request's without ``exactly``.
 """
 
 from typing import Any
@@ -30,25 +30,25 @@ def served(client: Client, patience: float = _PATIENCE) -> str:
     if not found:
         raise PluginError(
             f"The cluster serves no version of {GROUP} that gpuhook knows ({', '.join(KNOWN)})",
-            "Use Kubernetes 1.34 or newer, or switch DynamicResourceAllocation on",
+            "Use Kubernetes 1.34 or newer, or enable DynamicResourceAllocation",
         )
     return found
 
 
 def release(client: Client, patience: float = _PATIENCE) -> tuple[int, int]:
-    """Return the API server's version, (1, 35); PluginError where it says none."""
+    """Return the API server's version, (1, 35); PluginError if it reports none."""
     said = client.insist("GET", "/version", patience)
     try:
         # Some clouds write 35+ for a minor number.
         return int(str(said["major"])), int(str(said["minor"]).rstrip("+"))
     except (KeyError, ValueError):
         raise PluginError(
-            "The API server doesn't say its version", "Ask it by `kubectl version`"
+            "The API server doesn't report its version", "Check it with `kubectl version`"
         ) from None
 
 
 def slice_in(version: str, given: Object) -> Object:
-    """Return a slice of v1 as ``version`` has it."""
+    """Return a v1 slice in the form of ``version``."""
     found = {**given, "apiVersion": f"{GROUP}/{version}"}
     devices = given["spec"].get("devices")
     if version == "v1beta1" and devices:
@@ -61,7 +61,7 @@ def slice_in(version: str, given: Object) -> Object:
 
 
 def slice_of(given: Object) -> Object:
-    """Return a slice of any version as v1 has it."""
+    """Return a slice of any version in the form of v1."""
     spec = given.get("spec")
     devices = spec.get("devices") if isinstance(spec, dict) else None
     if not isinstance(devices, list):
@@ -75,7 +75,7 @@ def slice_of(given: Object) -> Object:
 
 
 def claim_of(given: Object) -> Object:
-    """Return a claim of any version as v1 has it."""
+    """Return a claim of any version in the form of v1."""
     spec = given.get("spec")
     devices = spec.get("devices") if isinstance(spec, dict) else None
     requests = devices.get("requests") if isinstance(devices, dict) else None

@@ -1,12 +1,12 @@
-"""The children of ``gpuhook dra``: the server, and one for each claim that something is done for.
+"""The children of ``gpuhook dra``: the server, and a worker for each claim that is being processed.
 
-What is done for a claim may wait for the API server or a driver, so each has a child and a time
-limit: one that hangs is an error in that claim's answer, before the kubelet gives up. They say
-lines of JSON:
+Work for a claim may wait for the API server or a driver, so each has a child and a time limit. A
+hung child becomes an error in that claim's response before the kubelet gives up. The children
+send lines of JSON:
 
-    {"call": 7, "do": "prepare", "driver": name, "claim": {...}}   the server asks
-    {"answer": {...}}                            a claim's child has done it
-    {"say": text}                                and has a sentence for the log
+    {"call": 7, "do": "prepare", "driver": name, "claim": {...}}   a call of the server
+    {"answer": {...}}                            the result of a claim's child
+    {"say": text}                                a sentence for the log
 """
 
 import json
@@ -24,13 +24,13 @@ from gpuhook.tools.host.fed import Fed
 
 LIMIT = 38.0  # seconds for a claim's work; the kubelet waits for 45
 _LONGEST_LINE = 16 << 20
-_LATE = "Its work took longer than {:g} seconds and was ended; what it had begun is undone later"
+_LATE = "It took longer than {:g} seconds and was stopped; unfinished steps are rolled back later"
 
 
 class Job(Talking):
-    """One piece of work, in a child of its own; ``call`` is the server's number, 0 for none.
+    """One job, in a separate child; ``call`` is the server's number of the call, 0 for none.
 
-    ``about`` are the driver and the uid of its claim, "" for all.
+    ``about`` is the driver and the uid of its claim, "" for all.
     """
 
     def __init__(self, clock: Clock, call: int, about: tuple[str, str], what: str) -> None:
@@ -48,7 +48,7 @@ class Job(Talking):
         self._begin(lambda talk: _work(talk, handing, do, driver, claim))
 
     def read(self) -> None:
-        """Take in what it says; ``answer`` is there when it ``has_ended``, or before."""
+        """Process its lines; ``answer`` is set once it ``has_ended``, or before."""
         for line in self._lines():
             if "say" in line:
                 self.sentences.append(str(line["say"]))
@@ -60,7 +60,7 @@ class Job(Talking):
             self._finish(f"The process that worked on {self.what} ended early; see the log")
 
     def tend(self) -> None:
-        """End it where it takes too long."""
+        """Stop it if it takes too long."""
         late = self._fd >= 0 and self._clock() >= self.limit  # protects: dra-deadline
         if late and not self._has_spoken():
             self._finish(_LATE.format(LIMIT))
@@ -72,18 +72,18 @@ class Job(Talking):
             self.sentences.append(f"{self.what}: {otherwise}")
 
     def leave(self) -> None:
-        """Let it end, which it may be late in: it has answered, or never will."""
+        """Kill it without waiting: it has answered, or never will."""
         self._kill()
         self._close()
         self.pid = 0
 
     def is_gone(self) -> bool:
-        """Tell whether nothing of it is left to collect."""
+        """Tell whether all its processes have been reaped."""
         self.reap()
         return not self._zombies
 
     def stop(self) -> None:
-        """End it."""
+        """Stop it."""
         self._end()
 
 
@@ -103,23 +103,23 @@ def _work(talk: Talk, handing: Handing, do: str, driver: str, claim: Mapping[str
         talk.say({"answer": answer})
     except GpuhookError as error:
         talk.say({"answer": {"error": str(error)}})
-    except Exception as error:  # noqa: BLE001 - a process of its own: nobody else would say it
+    except Exception as error:  # noqa: BLE001 - nothing else logs this process's errors
         talk.say({"answer": {"error": f"It failed: {type(error).__name__}: {error}"}})
     if claim:
-        handing.report(claim)  # the kubelet has its answer already
+        handing.report(claim)  # the kubelet has its response already
 
 
 class Server(Fed):
-    """The process that speaks with the kubelet: it reads what there is, asks, and is answered.
+    """The process that talks to the kubelet: it receives the state, sends calls, gets responses.
 
-    ``publisher`` works there, too.
+    ``publisher`` runs in it, too.
     """
 
     def __init__(
         self, options: Options, publisher: Publisher | None, tell: Tell, clock: Clock
     ) -> None:
         def serve(fd: int) -> int:
-            # Only here is gRPC imported: it has threads, and doesn't bear forks.
+            # gRPC is imported only here: it has threads, and a process with them can't fork.
             from gpuhook.tools.dra import server  # noqa: PLC0415
 
             return server.serve(options, publisher, fd, tell)
@@ -127,9 +127,9 @@ class Server(Fed):
         super().__init__(serve, "The server", "gpuhook-server", tell, clock)
 
     def know(self, state: Mapping[str, Any], slices: Mapping[str, Any]) -> None:
-        """Have the server know what there is, now and whenever it is started again.
+        """Send the state to the server, now and after each restart of it.
 
-        ``slices`` is what its publisher is told.
+        ``slices`` is the input of its publisher.
         """
         line = {"state": state, "slices": slices}
         self.give(json.dumps(line, separators=(",", ":")).encode() + b"\n")
@@ -139,5 +139,5 @@ class Server(Fed):
         self.answer(json.dumps({"call": call, "answer": answer}).encode() + b"\n")
 
     def calls(self) -> list[dict[str, Any]]:
-        """Return what it asks for."""
+        """Return its calls."""
         return [line for line in self._lines() if "call" in line]
