@@ -101,7 +101,7 @@ def test_devices_and_pods(kept: Node, driver: Driver, host: dict[str, str]) -> N
         assert 'pod="alone"' in line
         said = kept.podman.call("logs", container).ok().stderr.splitlines()
         # Nothing is missing but that the tests' node is no machine of its own.
-        known = ("Listening at", "NVIDIA: Driver", "This runs in a pid namespace of its own")
+        known = ("Listening at", "NVIDIA: Driver", "This runs in a separate pid namespace")
         assert [
             each for each in said if not each.startswith(tuple(map("gpuhook: {}".format, known)))
         ] == []

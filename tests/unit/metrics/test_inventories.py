@@ -124,7 +124,7 @@ def test_a_driver_that_hangs_keeps_nobody_waiting(made: Made) -> None:
     [pid] = {*children()} - {*before}
     made.late += 2 * PATIENCE_S  # longer than nvml-timeout and what others may take
     assert made.look(0.01) == ["a0"]
-    assert "didn't end well" in str(made.machine.failures()["hanging"])
+    assert "didn't end in time" in str(made.machine.failures()["hanging"])
     assert pid not in children()
     made.drive(devices=["a0", "a1"], around=2)
     assert made.look() == ["a0", "a1"]
@@ -150,7 +150,7 @@ def test_drivers_that_fail(made: Made) -> None:
     assert str(made.machine.failures()["hanging"]) == "It is broken. Mend it."
     made.drive(ends=True, around=2)
     made.look()
-    assert "didn't end well" in str(made.machine.failures()["hanging"])
+    assert "didn't end in time" in str(made.machine.failures()["hanging"])
 
 
 def test_letting_go_ends_the_child_and_starts_none_for_a_while(made: Made) -> None:

@@ -125,8 +125,8 @@ def test_one_child_answers_every_question(made: Any) -> None:
         (fail_at_once, "failed", "Acme: ValueError: not so"),
         (fail_later, "failed", "Acme: OSError: [Errno 5] Input/output error"),
         (end, "failed", "Acme: NVML failed: no"),
-        (crash, "ended", "Acme: the process that asks the driver has ended with signal 6"),
-        (close, "ended", "Acme: the process that asks the driver has ended with signal 9"),
+        (crash, "ended", "Acme: the process that queries the driver has ended with signal 6"),
+        (close, "ended", "Acme: the process that queries the driver has ended with signal 9"),
     ],
 )
 @pytest.mark.parametrize("late", [False, True])

@@ -1,1 +1,1 @@
-"""Who uses which accelerator how much: what `gpuhook metrics` and `gpuhook stats` show."""
+"""Usage of accelerators by containers, for `gpuhook metrics` and `gpuhook stats`."""

@@ -1,4 +1,4 @@
-"""Which containers were given which devices: by our records, else by the nodes that they have."""
+"""Devices of each container: by gpuhook's records, else by the container's device nodes."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from gpuhook.tools.metrics.processes import started
 from gpuhook.tools.running import groups, holders, of_docker
 from gpuhook.tools.running.nodes import Numbers
 
-_PAUSE = 15.0  # seconds between two looks at containers without a record, at least
-_SHARE = 100  # of the time, that such looks may take: one part in so many
+_PAUSE = 15.0  # minimum seconds between two scans for containers without a record
+_SHARE = 100  # such scans may take one part in this many of the time
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A container, its first process' cgroup ("" for none of its own) and its engine's folder."""
+    """A container, its first process's own cgroup ("" for none) and its engine's folder."""
 
     container: holders.Container
     group: str
@@ -36,13 +36,13 @@ class Holders:
         self._config = config
         self._state_dir = config.state_dir
         self._clock = clock
-        self._others: list[tuple[holders.Container, str]] = []  # with when its process began
-        self.problems: tuple[str, ...] = ()  # sentences on what the last look around missed
+        self._others: list[tuple[holders.Container, str]] = []  # with its process's start time
+        self.problems: tuple[str, ...] = ()  # sentences about gaps of the last scan
         self._again = 0.0
         self._places: dict[tuple[int, str], tuple[str, str, str]] = {}
 
     def look_around(self, inventories: Iterable[Inventory]) -> None:
-        """Look for containers without a record, unless that was just done: it takes a while."""
+        """Scan for containers without a record, unless that was just done: it takes a while."""
         before = self._clock()
         if before < self._again:
             return
@@ -56,13 +56,13 @@ class Holders:
         self._again = before + max(_PAUSE, _SHARE * took)
 
     def forget(self) -> None:
-        """Look around again the next time."""
+        """Force a scan the next time."""
         self._again = 0.0
 
     def find(self, inventories: Iterable[Inventory], *, around: bool) -> list[Holder]:
-        """Return the containers: those with a record as they are now, others as of a while ago.
+        """Return the containers: current ones with a record, and others as of the last scan.
 
-        With ``around`` it looks for those first, where it is time; it does so the first time.
+        With ``around``, and the first time, a due scan for the others is done before.
         """
         inventories = list(inventories)
         if around or not self._again:
@@ -75,7 +75,7 @@ class Holders:
         others = [
             (each, began)
             for each, began in self._others
-            if began == started(each.pid) != "" and each.name not in names  # or an impostor
+            if began == started(each.pid) != "" and each.name not in names  # else it is an impostor
         ]
         places, self._places = self._places, {}
         given = Given(inventories)
@@ -94,7 +94,7 @@ class Holders:
         if place is None:
             mine, ours = groups.groups_of(container.pid), groups.groups_of("self")
             made = groups.Made().of(mine)
-            # Of a user who has a cgroup of his own, all below it is one.
+            # For a user with a delegated cgroup, everything below it counts as one.
             path = (
                 groups.path_of(container.cgroups, mine, ours)
                 if container.record
@@ -115,7 +115,7 @@ class Holders:
 
 
 class Given:
-    """Which devices containers were given, as a whole and not just in part."""
+    """The devices of containers, counting only devices that a container has completely."""
 
     def __init__(self, inventories: Iterable[Inventory]) -> None:
         self._inventories = [(each, holders.whole_nodes(each)) for each in inventories]

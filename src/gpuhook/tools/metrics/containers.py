@@ -1,7 +1,7 @@
-"""From texts to names: a process' cgroup to its container, a kubelet's device id to a GPU.
+"""Parsers of names: of a process's cgroup to its container, of a kubelet's device id to a GPU.
 
-Pure. A cgroup may hold several containers, one in another (Docker in a pod): the outer one is who
-was given the device, because what is in a container can call its own cgroups what it likes.
+Pure. Containers may be nested in a cgroup path (Docker in a pod). Then the outer one counts as the
+device's user, because programs in a container can give their own cgroups any name.
 """
 
 import re
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from gpuhook.tools.running.groups import SLURM, job_of, name_of_job
 
 _ID = r"[0-9a-f]{64}"
-# One part of a path -> its engine. First what belongs to a container and isn't it: what podman
-# and CRI-O call conmon watches it from outside.
+# A component of a path -> its engine. First conmon of podman and CRI-O: it watches a container from
+# outside and isn't part of it.
 _WATCHER = re.compile(rf"(?:libpod|crio)-conmon-{_ID}(?:\.scope)?")
 _PARTS = (
     (re.compile(rf"libpod-({_ID})(?:\.scope)?"), "podman"),
@@ -21,17 +21,17 @@ _PARTS = (
     (re.compile(rf"(?:.*:)?cri-containerd[-:]({_ID})(?:\.scope)?"), "kubernetes"),
     (re.compile(rf"(?:nerdctl|containerd)-({_ID})(?:\.scope)?"), "containerd"),
 )
-_BARE = re.compile(_ID)  # the part that cgroupfs has, whose engine the parts before it tell
+_BARE = re.compile(_ID)  # cgroupfs's component, whose engine follows from those before it
 _POD = re.compile(r"pod([0-9a-f][0-9a-f_-]{31,})")
 _KUBERNETES = "kubepods"
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose a cgroup is: "" for each that it doesn't tell, all for no container's.
+    """The owner of a cgroup: unknown fields are "", all of them if it belongs to no container.
 
-    ``job`` is Slurm's number of a job. One that is in no container counts like a container, with an
-    ``id`` that no engine gives.
+    ``job`` is Slurm's job number. A job outside of containers counts as a container, with an
+    ``id`` that no engine uses.
     """
 
     engine: str = ""
@@ -41,7 +41,7 @@ class Owner:
 
 
 def owner(path: str) -> Owner:
-    """Return whose a cgroup is, by its path in the host's hierarchy."""
+    """Return a cgroup's owner, by its path in the host's hierarchy."""
     pod, before = "", ""
     for part in path.split("/"):
         if _WATCHER.fullmatch(part):
@@ -55,7 +55,7 @@ def owner(path: str) -> Owner:
 
 
 def _container(part: str, before: str) -> tuple[str, str]:
-    """Return the engine and id of a part of a path, "" where it is no container's."""
+    """Return the engine and id of a path component, "" if it isn't a container's."""
     for pattern, engine in _PARTS:
         if match := pattern.fullmatch(part):
             return engine, match[1]
@@ -68,9 +68,10 @@ def _container(part: str, before: str) -> tuple[str, str]:
 
 
 def _pod(part: str) -> str:
-    """Return the UID of the pod that a part of a path is called after, "" if none is.
+    """Return the pod UID in the name of a path component, "" if there is none.
 
-    That of a static pod is a digest. systemd's names have _ for -, which separates there.
+    A static pod's UID is a digest. systemd's unit names have _ in place of -, which is a separator
+    there.
     """
     name = part.partition(":")[0].removesuffix(".slice")
     places = [match.start() for match in re.finditer("pod", name)]
@@ -79,17 +80,17 @@ def _pod(part: str) -> str:
 
 
 def pod_uid(path: str) -> str:
-    """Return the UID of the outermost pod that a cgroup is in, "" where it is in none."""
+    """Return the UID of a cgroup's outermost pod, "" if there is none."""
     return next((uid for part in path.split("/") if (uid := _pod(part))), "")
 
 
 def pod_of(v1: Mapping[str, str], v2: str) -> str:
-    """Return the pod of a process' cgroups: ``v1`` by controller, ``v2`` the unified one."""
+    """Return the pod of a process's cgroups: ``v1`` by controller, ``v2`` the unified one."""
     return next((uid for path in (*v1.values(), v2) if (uid := pod_uid(path))), "")
 
 
 def owner_of(cgroups: Mapping[str, str]) -> Owner:
-    """Return whose a process is, by its cgroups (``proc.cgroups``)."""
+    """Return a process's owner, by its cgroups (``proc.cgroups``)."""
     paths = dict(cgroups)
     unified = paths.pop("", "")
     owners = [owner(path) for path in dict.fromkeys((*paths.values(), unified))]
@@ -104,9 +105,9 @@ def owner_of(cgroups: Mapping[str, str]) -> Owner:
 
 @dataclass(frozen=True)
 class Assigned:
-    """What a device id means: a GPU or MIG device by its name or ``index``.
+    """The meaning of a device id: a GPU or MIG device by its name or ``index``.
 
-    ``gi`` and ``ci`` are instances of that GPU, ``replica`` which share of it; None for none.
+    ``gi`` and ``ci`` are instances of that GPU, ``replica`` is the share's number; None for none.
     """
 
     gpu: str = ""
@@ -121,7 +122,7 @@ _OLD_MIG = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/([0-9]+)/([0-9]+)")
 
 
 def assigned(device_id: str) -> Assigned:
-    """Return what a device id of NVIDIA's or GKE's plugin means, or of ours."""
+    """Parse a device id of NVIDIA's, GKE's or gpuhook's plugin."""
     name, replicated, number = device_id.partition("::")
     replica = number if replicated else None
     if match := _GKE.fullmatch(name):

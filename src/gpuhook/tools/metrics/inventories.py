@@ -1,7 +1,7 @@
-"""Look at what a machine has without waiting for a driver: where one has to be asked, a child does.
+"""Inventories of the host without blocking on drivers: a child queries them where necessary.
 
-To ask may take as long as nvml-timeout says, half a minute, and nothing else happens meanwhile: a
-look waits for a moment, and then goes on with what was there before.
+A query may take up to nvml-timeout, half a minute. A poll waits for a moment, and then continues
+with the previous inventory.
 """
 
 import select
@@ -15,12 +15,12 @@ from gpuhook.start.inventory.cache import Loaded
 from gpuhook.tools.host.child import Clock, Talk, Talking
 from gpuhook.tools.kubernetes.machine import NotYet
 
-_SPARE = 15.0  # seconds beyond the driver's own limit: others may be asking, too
-_LIMIT = 64 << 20  # bytes of an answer
+_SPARE = 15.0  # seconds beyond the driver's own limit: other processes may be querying, too
+_LIMIT = 64 << 20  # bytes of a response
 
 
 class Inventories:
-    """Does what ``inventory.cache.follow`` does, with a child for each vendor that is asked."""
+    """A non-blocking ``inventory.cache.follow``, with a child for each vendor to query."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -30,13 +30,13 @@ class Inventories:
         self._titles: dict[str, str] = {}
 
     def wait_for(self, seconds: float) -> None:
-        """Let the calls from now on wait until so many seconds from now, all together."""
+        """Limit the waiting of all following calls together to ``seconds`` from now."""
         self._deadline = self._clock() + seconds
 
     def follow(self, config: Config, vendor: Any, before: Loaded | None = None) -> Loaded:
-        """Return what this machine has of a vendor now.
+        """Return the current inventory of a vendor.
 
-        Raises NotYet where that isn't known in time, and DriverError as ``cache.follow`` does.
+        Raises NotYet if that isn't known in time, and DriverError as ``cache.follow`` does.
         """
         name = vendor.names.NAME
         child = self._children.get(name)
@@ -56,21 +56,21 @@ class Inventories:
         return _loaded(vendor, answer or {})
 
     def problems(self) -> list[str]:
-        """Return a sentence on each vendor whose devices are being looked for."""
+        """Return a sentence for each vendor whose driver is being queried."""
         return [
-            f"{self._titles[name]}: the driver is being asked for its devices, which takes long"
+            f"{self._titles[name]}: the driver is being queried for its devices, which takes long"
             for name in self._children
         ]
 
     def let_go(self, seconds: float) -> None:
-        """End the children, and start none for so long."""
+        """Stop the children, and start none for ``seconds``."""
         self._away = self._clock() + seconds
         while self._children:
             self._children.popitem()[1].stop()
 
 
 class _Child(Talking):
-    """A process that looks once; ``end`` is when it has to be done."""
+    """A process that queries a driver once; ``end`` is its deadline."""
 
     def __init__(self, config: Config, vendor: Any, clock: Clock) -> None:
         super().__init__(clock, _LIMIT)
@@ -78,7 +78,7 @@ class _Child(Talking):
         self._begin(lambda talk: _look(config, vendor, talk))
 
     def read(self, deadline: float) -> dict[str, Any] | None:
-        """Return what it has found, {} where it ended without; None while it looks."""
+        """Return its result, {} if it ended without one, None while it is running."""
         while True:
             for line in self._lines():
                 return line
@@ -90,12 +90,12 @@ class _Child(Talking):
             select.select([self._fd], [], [], patience)
 
     def stop(self) -> None:
-        """End it, and wait a moment for that."""
+        """Stop it, and wait a moment for its end."""
         self._end()
 
 
 def _look(config: Config, vendor: Any, talk: Talk) -> None:
-    """Be the child."""
+    """Run as the child."""
     kernel.set_name("gpuhook-look")
     talk.say(_answer(config, vendor))
 
@@ -113,13 +113,13 @@ def _answer(config: Config, vendor: Any) -> dict[str, Any]:
 def _loaded(vendor: Any, answer: dict[str, Any]) -> Loaded:
     if not answer:
         raise DriverError(
-            "The process that looks for devices didn't end well, or not in time",
-            "See what gpuhook info says",
+            "The process that looks for devices failed, or didn't end in time",
+            "Check the output of gpuhook info",
         )
     if isinstance(answer.get("error"), str):
         raise DriverError(
             f"The process that looks for devices failed: {answer['error']}",
-            "See what gpuhook info says",
+            "Check the output of gpuhook info",
         )
     if "error" in answer:
         raise (NoDriverError if answer["absent"] else DriverError)(*answer["error"])

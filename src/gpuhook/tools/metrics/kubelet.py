@@ -1,12 +1,12 @@
-"""Ask the kubelet which devices pods have (PodResources), in a child: gRPC has threads.
+"""A query of the kubelet for pods' devices (PodResources), in a child, because gRPC has threads.
 
-It is asked as a driver is, by ``telemetry.Telemetry``, and says
+``telemetry.Telemetry`` runs the child as for a driver. It sends
 
     {"ready": 1}
     {"answer": 7, "pods": [[namespace, pod, container, [[resource, id], ...]], ...]}
-    {"error": text}         it can't be asked at all; the child ends
+    {"error": text}         the kubelet can't be queried at all; the child exits
 
-A CDI device of a claim (DRA) stands there as [its kind, its name].
+A CDI device of a claim (DRA) is listed as [its kind, its name].
 """
 
 import os
@@ -22,12 +22,12 @@ from gpuhook.tools.host.child import Talk, Work
 
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 _DEADLINE = 0.5  # seconds that the child waits for the kubelet
-_LIMIT = 16 << 20  # bytes of an answer, as many as the kubelet's own clients take
+_LIMIT = 16 << 20  # bytes of a response, as many as the kubelet's own clients accept
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a kubelet is asked, with what ``Telemetry`` wants to know of an inventory."""
+    """A kubelet's socket, with the fields of an inventory that ``Telemetry`` needs."""
 
     root: str = SOCKET
     version: str = ""
@@ -37,8 +37,8 @@ class Place:
 class Used(NamedTuple):
     """The ids of all devices that containers have, and the namespaces of all pods.
 
-    The kubelet says nothing of init containers that end, and before Kubernetes 1.34 nothing of
-    claims' devices, so that a pod without any may have some.
+    The kubelet doesn't report init containers that end, nor, before Kubernetes 1.34, devices of
+    claims. So a pod without any reported devices may have some.
     """
 
     ids: set[str]
@@ -46,23 +46,23 @@ class Used(NamedTuple):
 
 
 def can_ask(place: Place) -> bool:
-    """Tell whether there is a kubelet that we may ask."""
+    """Tell whether there is a kubelet that we may query."""
     return os.access(place.root, os.R_OK | os.W_OK)
 
 
 def begin(config: Config, place: Place, but: Collection[str]) -> Work:  # noqa: ARG001 - as every vendor's
-    """Return what a child does that answers on ``place``."""
+    """Return the function of a child that answers questions about ``place``."""
     return lambda talk: _answer_all(place.root, talk)
 
 
 def _answer_all(path: str, talk: Talk) -> None:
     kernel.set_name("gpuhook-kubelet")
     try:
-        import grpc  # noqa: PLC0415, F401 - in this process alone
+        import grpc  # noqa: PLC0415, F401 - only in this process
 
         from gpuhook.tools.kubernetes import api  # noqa: PLC0415, F401
     except (ImportError, GpuhookError):
-        why = "the kubelet can't be asked without the Python packages grpcio and protobuf"
+        why = "the kubelet can't be queried without the Python packages grpcio and protobuf"
         talk.say({"error": why})
         return
     talk.say({"ready": 1})
@@ -74,15 +74,15 @@ def _answer_all(path: str, talk: Talk) -> None:
 
 
 def pods(path: str, seconds: float) -> list[list[Any]]:
-    """Return the pods with devices, as this module's first lines have them; raises as ``used``."""
+    """Return the pods with devices in this module's format; raises as ``used``."""
     return [*_pods(_listed(path, seconds))]
 
 
 def used(path: str, seconds: float) -> Used:
-    """Return which devices pods have, and where there are pods.
+    """Return the devices of pods, and the namespaces with pods.
 
-    PluginError where the kubelet doesn't say within ``seconds``. Loads gRPC: for a process that
-    forks no more.
+    PluginError if the kubelet doesn't answer within ``seconds``. Loads gRPC, so the process must
+    not fork afterwards.
     """
     found = _listed(path, seconds)
     ids = {name for *_, ids in _pods(found) for _, name in ids}
@@ -90,7 +90,7 @@ def used(path: str, seconds: float) -> Used:
 
 
 def _listed(path: str, seconds: float) -> Any:
-    import grpc  # noqa: PLC0415 - as said
+    import grpc  # noqa: PLC0415 - as above
 
     from gpuhook.tools.kubernetes import api  # noqa: PLC0415
 
@@ -110,8 +110,8 @@ def _listed(path: str, seconds: float) -> Any:
             return call(messages.ListPodResourcesRequest(), timeout=seconds)
         except grpc.RpcError as error:
             raise PluginError(
-                f"the kubelet doesn't say which pods have devices: {error.details()}",
-                f"See that it serves {path}",
+                f"the kubelet doesn't report the devices of pods: {error.details()}",
+                f"Check that it serves {path}",
             ) from None
 
 

@@ -1,4 +1,4 @@
-"""Running containers with the names of their pods, which the kubelet knows where we don't."""
+"""Running containers with the names of their pods, from the kubelet where no record has them."""
 
 import time
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from gpuhook.tools.metrics.telemetry import Telemetry
 from gpuhook.tools.running import holders
 from gpuhook.vendors import registry
 
-_PATIENCE = 4.0  # seconds for what asks the kubelet to start, and for its answer
+_PATIENCE = 4.0  # seconds for the start of the kubelet's query process, and for its response
 
 
 def with_pods(
@@ -22,10 +22,10 @@ def with_pods(
     config: Config,
     pod_resources: str,
 ) -> tuple[list[holders.Container], str]:
-    """Return the containers, named by the kubelet where nothing else names them.
+    """Return the containers, with names from the kubelet if nothing else names them.
 
-    ``pod_resources`` is its socket. Also returns a sentence where it isn't heard, else "". Pods
-    that share a device can't be told apart, so they have no names here.
+    ``pod_resources`` is its socket. Also returns a sentence if it doesn't answer, else "". Pods
+    that share a device can't be distinguished, so they have no names here.
     """
     place = kubelet.Place(pod_resources)
     inventories = list(inventories)

@@ -1,4 +1,4 @@
-"""Look at all devices and containers: what the drivers say, and whose the processes are."""
+"""Snapshots of all devices and containers: the drivers' values, and the owners of processes."""
 
 import os
 import time
@@ -25,30 +25,30 @@ from gpuhook.tools.running.names import Names
 from gpuhook.tools.vendors import parts
 
 _OTHER_NAMESPACE = (
-    "This runs in a pid namespace of its own, where the processes of containers can't be told "
-    "apart; start it in the machine's (--pid host, hostPID: true)"
+    "This runs in a separate pid namespace, where the processes of containers can't be told "
+    "apart; start it in the host's (--pid host, hostPID: true)"
 )
 
 _NO_MPS = "The control daemon of MPS isn't running: containers with shared GPUs fail"
 _MANY = (
     f"Processes of more than {LIMIT} containers without a record use devices: those of the others "
-    "are counted with the processes that are in none"
+    "are counted as processes outside of containers"
 )
 
-_LEAST = 0.5  # seconds that a driver is asked for limits, whatever it took before
+_LEAST = 0.5  # minimum seconds for querying a driver's limits, whatever the earlier steps took
 
 Values = Mapping[str, Mapping[str, Any]]
 Clock = Callable[[], float]
 
 
 class Observer:
-    """Takes looks, one after the other; it must be the only thread, because it forks.
+    """A producer of snapshots; its process must have only one thread, because it forks.
 
-    ``readings`` asks drivers for further values, ``each`` has every process in a look. With
-    ``prepared`` somebody calls ``prepare`` between two looks. ``patience`` is how many seconds a
-    driver may take to answer, and half as many to say what there is; a kubelet has a quarter.
-    ``pod_resources`` is the kubelet's socket. ``tell`` gets a sentence for what changes.
-    Between two looks a child may hold a driver open, until ``let_go``.
+    ``readings`` queries further values from drivers, ``each`` includes every process. With
+    ``prepared`` the caller calls ``prepare`` between snapshots. ``patience`` is how many seconds a
+    driver may take to answer; its inventory gets half of that, the kubelet a quarter.
+    ``pod_resources`` is the kubelet's socket. ``tell`` gets a sentence for each change.
+    Between snapshots a child may hold a driver open, until ``let_go``.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class Observer:
         self._holders = Holders(config, clock)
         self._processes = Processes()
         self._names = Names(clock)
-        self._room, self._left_out = LIMIT, False  # for containers that are known by use alone
+        self._room, self._left_out = LIMIT, False  # for containers known only by use
         self._errors: Counter[str] = Counter()
         self._durations: dict[str, float] = {}
 
     def take(self) -> Snapshot:
-        """Return what there is now; what can't be had in time is absent, and counted as error."""
+        """Return a snapshot; values that aren't available in time are absent, counted as errors."""
         problems = [] if sees_all_processes() else [_OTHER_NAMESPACE]
         problems += [WITHOUT_ROOT.rstrip(".")] if os.geteuid() else []
         with self._timed("inventory"):
@@ -127,7 +127,7 @@ class Observer:
         )
 
     def _is_mps_up(self) -> bool | None:
-        """Tell whether MPS' control daemon is there; None where nothing is shared by it."""
+        """Tell whether the MPS control daemon runs; None if no device is shared by MPS."""
         if not self._config.mps_devices:
             return None
         from gpuhook.vendors.nvidia import mps  # noqa: PLC0415 - few share devices by MPS
@@ -136,10 +136,10 @@ class Observer:
         return state is not None and mps.lives(state)
 
     def prepare(self, patience: float = 0.0) -> None:
-        """Do what a look would wait for, if it is due; with ``prepared`` the caller's to call."""
+        """Do the slow work of a snapshot, if due; with ``prepared`` the caller must call it."""
         self._look(patience)
         if patience:
-            self._kubelet.ask(self._place)  # to have started what asks it
+            self._kubelet.ask(self._place)  # starts its query process
         if self._machine.found:
             self._holders.look_around(inventory for _, inventory in self._machine.found)
 
@@ -149,7 +149,7 @@ class Observer:
             self._holders.forget()  # others may have devices now
 
     def let_go(self, seconds: float = 0.0) -> None:
-        """Let go of all drivers, for so long at least; a later look opens them again."""
+        """Close all drivers for at least ``seconds``; a later snapshot opens them again."""
         self._inventories.let_go(seconds)
         self._kubelet.let_go()
         for each in self._telemetry.values():
@@ -163,7 +163,7 @@ class Observer:
         self._durations[step] = self._clock() - before
 
     def _all_errors(self) -> dict[str, int]:
-        """Return how often what failed; the kinds that there are, also those that didn't."""
+        """Return the number of errors of each kind, including kinds without errors."""
         found = Counter({"inventory": 0, "starting": 0, "timeout": 0, "ended": 0, "failed": 0})
         found.update({"device": 0, **self._errors})
         for each in self._telemetry.values():
@@ -176,7 +176,7 @@ class Observer:
     # Devices --------------------------------------------------------------------------------
 
     def _ask(self, vendor: Any, inventory: Any, problems: list[str]) -> dict[str, Any]:
-        """Return what a vendor's driver says of each device now."""
+        """Return the current values of each device from a vendor's driver."""
         names = vendor.names
         if names.NAME not in self._telemetry:
             self._telemetry[names.NAME] = self._asking(names)
@@ -192,7 +192,7 @@ class Observer:
         return found
 
     def _asking(self, names: Any) -> Telemetry | None:
-        """Return who asks a vendor's driver, None where it says nothing; files are read sooner."""
+        """Return the telemetry of a vendor's driver, None if it has none; files have less time."""
         module: Any = parts.telemetry(names)
         if module is None:
             return None
@@ -223,7 +223,7 @@ class Observer:
     def _assemble(
         self, holders: list[Holder], values: Values, problems: list[str]
     ) -> tuple[list[Container], list[Usage]]:
-        """Return the containers, and what their processes do on each device."""
+        """Return the containers, and their usage of each device."""
         self._room, self._left_out = LIMIT, False
         if self._each is not None:
             self._each = []
@@ -232,7 +232,7 @@ class Observer:
         for holder in holders:
             made = self._container(holder)
             before = known.setdefault(made.id, made)
-            # Those that one id means, such as runc's in several roots, count as one.
+            # Containers with the same id, such as runc's in several roots, count as one.
             devices = tuple(dict.fromkeys([*before.devices, *made.devices]))
             known[made.id] = replace(before, devices=devices)  # protects: same-id
         used: dict[tuple[str, str], Usage] = {}
@@ -256,7 +256,7 @@ class Observer:
     def _limit(
         self, holders: list[Holder], used: dict[tuple[str, str], Usage], problems: list[str]
     ) -> None:
-        """Put what cgroups say of containers in the place of what their processes do."""
+        """Replace the memory usage of containers' processes by that of their cgroups."""
         inventories = [inventory for _, inventory in self._machine.found]
         containers = [each.container for each in holders]
         # A driver that hangs has used most of it up.
@@ -279,7 +279,7 @@ class Observer:
         groups: Mapping[str, str],
         known: dict[str, Container],
     ) -> Iterator[Usage]:
-        """Yield what each container does on a device; one that wasn't known becomes known."""
+        """Yield each container's usage of a device; adds unknown containers to ``known``."""
         bytes_of: dict[str, int | None] = {}
         share: dict[str, float] = {}
         count: Counter[str] = Counter()
@@ -295,7 +295,7 @@ class Observer:
         for pid, part_of in said.get("sm", {}).items():
             container = self._container_of(int(pid), groups, known)
             share[container] = share.get(container, 0.0) + part_of
-        none = 0 if "processes" in said else None  # else nobody knows of any
+        none = 0 if "processes" in said else None  # else the number of processes is unknown
         for container in {**bytes_of, **share}:
             sm = share.get(container, 0.0) if "sm" in said else None
             processes = count.get(container, none)
@@ -306,7 +306,7 @@ class Observer:
     ) -> str:
         group, owner = self._processes.place(pid)
         found = find(group, groups)
-        is_job = owner.engine == SLURM  # whose name stands in no cgroup's
+        is_job = owner.engine == SLURM  # its name isn't in a cgroup's name
         if not found and owner.id and (is_job or not poses(group, owner.id, groups)):
             found = owner.id
             if found not in known and not self._room:
@@ -339,7 +339,7 @@ class Observer:
         values: Values,
         problems: list[str],
     ) -> list[Container]:
-        """Return the containers with the names of pods that the kubelet has and we haven't."""
+        """Return the containers, with names of pods from the kubelet where they are missing."""
         answer = self._kubelet.ask(self._place)
         if self._kubelet.problem and any(each.pod_uid and not each.pod for each in containers):
             problems.append(self._kubelet.problem)

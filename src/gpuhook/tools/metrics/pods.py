@@ -1,7 +1,7 @@
-"""Which pods' containers are which, by the devices that the kubelet gave them. Pure.
+"""Matching of pods to containers, by the devices that the kubelet gave them. Pure.
 
-The kubelet says no container ids, and our records don't have every pod: one whose devices came
-without our runtime was only looked at, and has an id and no name.
+The kubelet doesn't report container ids, and gpuhook's records don't have every pod. A container
+whose devices came without gpuhook's runtime was found by a scan, and has an id but no name.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ Facts = Mapping[str, Mapping[str, Any]]  # by the ids of devices
 
 @dataclass(frozen=True)
 class Pod:
-    """A container of a pod, and the ids of the devices that it was given."""
+    """A container of a pod, and the ids of its devices."""
 
     namespace: str
     name: str
@@ -26,10 +26,10 @@ class Pod:
 
 
 def read(answer: Iterable[Any], found: Iterable[tuple[str, Inventory, Facts]]) -> list[Pod]:
-    """Return the containers of a kubelet's answer that have devices of this machine.
+    """Return the containers of a kubelet's response that have devices of this host.
 
-    ``answer`` is as ``kubelet`` has it; ``found`` are the vendors by their CDI kind, with what is
-    known of their devices beside the inventory.
+    ``answer`` has the format of ``kubelet``; ``found`` are the vendors by their CDI kind, with
+    facts about their devices in addition to the inventory.
     """
     found = list(found)
     pods = []
@@ -47,11 +47,11 @@ def read(answer: Iterable[Any], found: Iterable[tuple[str, Inventory, Facts]]) -
 
 
 def name(containers: Iterable[Container], pods: Iterable[Pod]) -> list[Container]:
-    """Return the containers, with those of pods named that have no name yet.
+    """Return the containers, with names added to containers of pods that have none yet.
 
-    One that is the only one with its devices is the one that they were given to. Where several
-    share them, or none was found, the pods' containers stand there by their names alone, and
-    those that were found have their processes alone.
+    A container that is the only one with its devices gets the name of the only pod with them. If
+    several share devices, or none was found, the pods' containers are listed with only their names
+    and devices, and the found containers with only their processes.
     """
     containers = list(containers)
     named = {(each.namespace, each.pod, each.container) for each in containers if each.pod}
@@ -77,7 +77,7 @@ def name(containers: Iterable[Container], pods: Iterable[Pod]) -> list[Container
 
 
 def may_be_a_pods(container: Container) -> bool:
-    """Tell whether a container is one of a pod that has no name yet."""
+    """Tell whether a container belongs to a pod and has no name yet."""
     is_pods = bool(container.pod_uid) or container.engine in ("kubernetes", "cri-o")
     return is_pods and not container.pod
 
@@ -87,13 +87,13 @@ def _called(container: Container, pod: Pod) -> Container:
 
 
 def _is_of(resource: str, kind: str) -> bool:
-    """Tell whether a resource is of a vendor: its domain is, or is one below it."""
+    """Tell whether a resource is in a vendor's domain, or in a subdomain."""
     domain, ours = resource.partition("/")[0], kind.partition("/")[0]
     return domain == ours or domain.endswith(f".{ours}")
 
 
 def _devices(what: Assigned, inventory: Inventory, facts: Facts) -> list[str]:
-    """Return the device that an id means, as a list: none where it means none or several."""
+    """Return the device of an id as a list, empty if the id matches none or several."""
     found = [each.id for each in inventory.devices if _is_meant(each, what, inventory, facts)]
     return found if len(found) == 1 else []
 

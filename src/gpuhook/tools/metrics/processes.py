@@ -1,4 +1,4 @@
-"""Which container a process is in, read once for each process."""
+"""The containers of processes, read once for each process."""
 
 import os
 from collections.abc import Mapping
@@ -11,42 +11,43 @@ _START = 19  # field 22 of proc_pid_stat(5), counted from the one after the name
 
 
 def sees_all_processes() -> bool:
-    """Tell whether process ids are the machine's here, as a driver says them."""
+    """Tell whether process ids here are the host's, as a driver reports them."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino == proc.FIRST_PIDS
     except OSError:
-        return True  # nobody says that it isn't so
+        return True  # there is no evidence against it
 
 
 def started(pid: int) -> str:
-    """Return when a process began, in ticks since the machine did; "" if it is gone."""
+    """Return a process's start time, in ticks since boot; "" if it is gone."""
     fields = proc.stat_fields(proc.data_of(f"/proc/{pid}/stat"))
     return fields[_START].decode() if len(fields) > _START else ""
 
 
 def user_of(pid: int) -> int | None:
-    """Return the user whose process it is, None where that isn't known."""
+    """Return a process's user, None if unknown."""
     ids = proc.status(proc.data_of(f"/proc/{pid}/status")).get("Uid", ())
     return int(ids[0]) if ids else None
 
 
 class Processes:
-    """Whose the processes are that were asked for; what isn't asked again is forgotten."""
+    """A cache of the owners of processes; entries that aren't requested again are dropped."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[str, str, Owner]] = {}
         self._asked: dict[int, tuple[str, str, Owner]] = {}
-        self._made: Made | None = None  # what root made of their cgroups, for this look
+        self._made: Made | None = None  # root's cgroups, for this snapshot
 
     def place(self, pid: int) -> tuple[str, Owner]:
-        """Return a process' cgroup ("" for none of its own) and whose that is.
+        """Return a process's own cgroup ("" for none) and its owner.
 
-        Of one that has just ended it is what was known before: its use of a moment ago counts.
+        For a process that has just ended, the cached value is returned, because its recent usage
+        still counts.
         """
         before = self._asked.get(pid) or self._known.get(pid)
         began = started(pid)
         if before is not None and not began:
-            return before[1:]  # and not kept: the next look knows it no more
+            return before[1:]  # not cached again: the next snapshot doesn't have it
         if before is None or before[0] != began:
             self._made = self._made or Made()
             groups = groups_of(pid)
@@ -56,12 +57,12 @@ class Processes:
         return before[1:]
 
     def forget(self) -> None:
-        """Forget those that weren't asked for since the last time."""
+        """Drop processes that weren't requested since the last call."""
         self._known, self._asked, self._made = self._asked, {}, None
 
 
 def find(group: str, groups: Mapping[str, str]) -> str:
-    """Return the container whose cgroup this one is or is below, "" if none is."""
+    """Return the container whose cgroup contains this one, "" if there is none."""
     while group:
         if group in groups:
             return groups[group]
@@ -70,9 +71,9 @@ def find(group: str, groups: Mapping[str, str]) -> str:
 
 
 def poses(group: str, container: str, groups: Mapping[str, str]) -> bool:
-    """Tell whether a cgroup is called like a container that is known to be in another place.
+    """Tell whether a cgroup has the name of a container that is known to be in another cgroup.
 
-    A user may make cgroups below one of his own, and call them what he likes.
+    A user may create cgroups of any name below a delegated one.
     """
     places = {each.partition(container)[0] for each, name in groups.items() if name == container}
     return bool(places) and (container not in group or group.partition(container)[0] not in places)

@@ -1,4 +1,4 @@
-"""Ask a vendor's driver by way of its child, which may hang: no question waits for long."""
+"""Queries of a vendor's driver through a child that may hang, with time limits."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from gpuhook.ground.errors import GpuhookError, listed
 from gpuhook.tools.host.child import Clock, Talk, Talking, Work, how_ended
 
 PATIENCE = 4.0  # seconds; Prometheus waits for ten
-_SILENCE = 300.0  # seconds that a device is left alone in which the driver hung
+_SILENCE = 300.0  # seconds for which a device is skipped after the driver hung in it
 _LIMIT = 16 << 20  # bytes of one line
 _PAIR = 2  # a process id, and what that process uses
 _DIGITS = 10  # of a process id
@@ -23,11 +23,12 @@ _MOST = 1 << 64  # of any value
 class Telemetry(Talking):
     """The child of one vendor; ``module`` is the vendor's ``telemetry``.
 
-    A question waits for ``patience`` seconds. ``who`` is asked, in the sentences on it.
+    A question waits for ``patience`` seconds. ``who`` is the word for the queried program in
+    messages.
 
-    ``errors`` counts what went wrong, by kind; ``problem`` is the last one, "" if all is well.
+    ``errors`` counts failures by kind; ``problem`` is the last one, "" if there is none.
     ``xids`` counts errors of devices: (GPU, number) -> how many, the latest number last.
-    ``unheard`` says of devices why nobody hears of their errors; ``note`` is a sentence on that.
+    ``unheard`` says for devices why their errors aren't received; ``note`` is a sentence about it.
     """
 
     def __init__(
@@ -60,24 +61,24 @@ class Telemetry(Talking):
     def ask(
         self, inventory: Any, *, more: bool = False, patience: float | None = None
     ) -> dict[str, Any] | None:
-        """Return the child's answer, None where there is none in time: ``patience``, if given."""
+        """Return the child's response, None if there is none in time (``patience``, if given)."""
         if not self._module.can_ask(inventory):
             return None
         self.problem = ""
         self._tend(inventory)
         if not self.pid:
-            self.problem = self.problem or f"{self._title}: the {self._who} isn't asked just now"
+            self.problem = self.problem or f"{self._title}: the {self._who} isn't queried just now"
             return None
         self._number += 1
         self._asking = ""  # protects: innocent-device
         question = json.dumps({"ask": self._number, "more": more}).encode() + b"\n"
         try:
-            os.write(self._fd, question)  # whole, as it is short
+            os.write(self._fd, question)  # never partial, as it is short
         except BlockingIOError:
             self._hangs()  # it has read nothing for a long time
             return None
         except OSError:
-            pass  # it has ended, which is seen below
+            pass  # it has ended, which is handled below
         answer = self._wait(self._clock() + (self._patience if patience is None else patience))
         self.problem = self.problem or self._left_alone(inventory)
         self.note = self._note_on_unheard(inventory)
@@ -92,7 +93,7 @@ class Telemetry(Talking):
         return f"{self._title}: errors (XIDs) aren't counted of {listed(said)}" if said else ""
 
     def _left_alone(self, inventory: Any) -> str:
-        """Return which devices aren't asked because the driver hung in them, "" if none."""
+        """Return a sentence about devices skipped because the driver hung in them, "" if none."""
         silent = [each.label for each in inventory.devices if each.id in self._silent]
         if not silent:
             return ""
@@ -104,24 +105,24 @@ class Telemetry(Talking):
         )
 
     def facts(self, inventory: Any) -> dict[str, dict[str, Any]]:
-        """Return what only the vendor knows of each device, by fields of ``Device``."""
+        """Return the vendor's own facts about each device, by fields of ``Device``."""
         found: dict[str, dict[str, Any]] = self._module.facts(inventory)
         return found
 
     def worded(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the child says of a device with words for what is a number there."""
+        """Return the child's values of a device, with numeric codes replaced by words."""
         return dict(self._module.worded(values))
 
     def xids_of(self, device: str) -> dict[int, int] | None:
-        """Return how often each error was heard of a device, None where nobody hears of any."""
+        """Return the count of each error of a device, None if its errors aren't received."""
         found = {xid: count for (each, xid), count in self.xids.items() if each == device}
         return None if device in self.unheard and not found else found
 
     def _tend(self, inventory: Any) -> None:
-        """Start the child where there is none, or others devices than those that it knows."""
+        """Start the child if there is none; restart it if the devices have changed."""
         status = self.reap()
         if status is not None:
-            while self._has_spoken():  # why it has ended is the last that it has said
+            while self._has_spoken():  # its last message says why it has ended
                 for line in self._lines():
                     self._note(line)
             self._note_loss(how_ended(status))
@@ -150,7 +151,7 @@ class Telemetry(Talking):
                 if line.get("answer") == self._number:
                     if not _is_sound(line):
                         self._fail(
-                            "failed", f"{self._title}: the {self._who} says what has no meaning"
+                            "failed", f"{self._title}: the {self._who} sends an invalid response"
                         )
                         self._give_up()
                         return None
@@ -190,15 +191,15 @@ class Telemetry(Talking):
         self.problem = problem
 
     def _note_loss(self, how: str) -> None:
-        """Note that the child has ended by itself."""
+        """Record that the child has ended on its own."""
         if not self.problem:
-            what = f"the process that asks the {self._who} has ended"
+            what = f"the process that queries the {self._who} has ended"
             self._fail("ended", f"{self._title}: {what} {how}".rstrip())
         self._close()
         self._note_end()
 
     def _hangs(self) -> None:
-        """Give up a child that hangs, and leave the device alone that it hangs in."""
+        """Kill a hung child, and skip the device that it hangs in."""
         where = f" in {self._asking}" if self._asking else ""
         self._fail("timeout", f"{self._title}: the {self._who} hangs{where}")
         if self._asking:
@@ -210,16 +211,16 @@ class Telemetry(Talking):
         self.again = 0.0
 
     def let_go(self, seconds: float = 0.0) -> None:
-        """Let go of the driver, for so long at least."""
+        """Close the driver for at least ``seconds``."""
         self._silent.clear()
         self._away = self._clock() + seconds
         self._stop()
 
 
 class Files:
-    """A vendor's ``telemetry`` that reads files, as ``Telemetry`` asks one: a file may hang, too.
+    """An adapter for a vendor's ``telemetry`` that reads files: reading a file may hang, too.
 
-    That is what a GPU's do while it is reset or woken, or doesn't answer its driver any more.
+    That happens while a GPU is reset or woken, or no longer answers its driver.
     """
 
     def __init__(self, module: Any) -> None:
@@ -230,15 +231,15 @@ class Files:
         return bool(inventory.devices)
 
     def facts(self, inventory: Any) -> dict[str, dict[str, Any]]:  # noqa: ARG002 - as every vendor's
-        """Return what only the vendor knows of each device: nothing."""
+        """Return the vendor's own facts about each device: none."""
         return {}
 
     def worded(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the values of a device as they are."""
+        """Return the values of a device unchanged."""
         return values
 
     def begin(self, config: Config, inventory: Any, but: Collection[str]) -> Work:  # noqa: ARG002
-        """Return what a child does that answers on all devices ``but`` some."""
+        """Return the function of a child that answers for all devices ``but`` some."""
         return lambda talk: self._answer_all(inventory, but, talk)
 
     def _answer_all(self, inventory: Any, but: Collection[str], talk: Talk) -> None:
@@ -256,14 +257,14 @@ class Files:
 
 
 def _is_sound(answer: dict[str, Any]) -> bool:
-    """Tell whether an answer has its form: a driver's code runs in the child."""
+    """Tell whether a response is valid: a driver's code runs in the child."""
     devices, failed = answer.get("devices", {}), answer.get("failed", {})
     is_whole = isinstance(devices, dict) and isinstance(failed, dict)
     return is_whole and all(isinstance(each, dict) and _is_said(each) for each in devices.values())
 
 
 def _is_said(values: dict[str, Any]) -> bool:
-    """Tell whether the values of one device are numbers, as ``vendors.nvidia.telemetry`` has it."""
+    """Tell whether the values of one device have the types of ``vendors.nvidia.telemetry``."""
     rest = dict(values)
     processes, sm = rest.pop("processes", []), rest.pop("sm", {})
     readings = rest.pop("readings", {})

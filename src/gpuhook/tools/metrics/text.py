@@ -1,9 +1,9 @@
-"""Prometheus' two text formats, of prometheus_client's families.
+"""Prometheus' two text formats for prometheus_client's families.
 
-To the byte what prometheus_client writes itself, but for what isn't printable in the value of a
-label, and for counters whose name doesn't end in _total. That looks at each label of each sample
-again to see whether its name is a legal one, and with hundreds of containers takes longer for the
-text than everything before it took. And its choice of a format fails for some Accept headers.
+The output equals prometheus_client's own to the byte, except for unprintable characters in label
+values, and for counters whose name doesn't end in _total. prometheus_client validates each label
+name of each sample again, and with hundreds of containers that takes longer than all other steps.
+Its choice of a format also fails for some Accept headers.
 """
 
 import re
@@ -15,8 +15,8 @@ from prometheus_client.utils import floatToGoString
 
 from gpuhook.ground.errors import printable
 
-Family = Any  # of prometheus_client, which has no types for it
-_number: Callable[[float], str] = floatToGoString  # which has no types, either
+Family = Any  # prometheus_client's, which is untyped
+_number: Callable[[float], str] = floatToGoString  # untyped, too
 # The content types, by whether they are OpenMetrics.
 TYPES = {
     False: "text/plain; version=0.0.4; charset=utf-8",
@@ -26,9 +26,9 @@ _WEIGHT = re.compile(r"0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?")  # RFC 9110, 12.4.2
 
 
 def is_openmetrics(accept: str) -> bool:
-    """Tell whether an Accept header would rather have OpenMetrics 1.0.0 than text format 0.0.4.
+    """Tell whether an Accept header prefers OpenMetrics 1.0.0 to text format 0.0.4.
 
-    What isn't as RFC 9110, 12.5.1, has it says nothing: 0.0.4 is what everybody reads.
+    Parts that violate RFC 9110, 12.5.1, are ignored: all clients read 0.0.4.
     """
     weights = {True: 0.0, False: 0.0}
     for each in accept.split(","):
@@ -48,8 +48,8 @@ def encode(families: Iterable[Family], *, openmetrics: bool) -> bytes:
     """Return gauges and counters as OpenMetrics 1.0.0, or as text format 0.0.4.
 
     A counter that is no CounterMetricFamily has samples of its own name, without _total. Names are
-    taken as they are: they must be of letters, digits, _ and :. Of samples with the same labels the
-    first counts: a series that is there twice is an error to who reads it.
+    not checked: they must consist of letters, digits, _ and :. Of samples with the same labels only
+    the first is written, because clients reject duplicate series.
     """
     known: dict[str, str] = {}  # label values, escaped
     lines: list[str] = []
@@ -85,7 +85,7 @@ def _labels(labels: dict[str, str], known: dict[str, str]) -> str:
 
 
 def _escaped(value: str, known: dict[str, str]) -> str:
-    # A tenant may have chosen it, and it may be no text: what isn't printable becomes escapes.
+    # A tenant may have chosen it, and it may not be text: unprintable characters are escaped.
     text = "\n".join(map(printable, value.split("\n")))  # protects: label-text
     found = text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
     known[value] = found

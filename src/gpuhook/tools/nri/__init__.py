@@ -1,12 +1,12 @@
-"""A plugin of the engine's (NRI, the Node Resource Interface): pods' devices without a runtime.
+"""A plugin for the engine's NRI (Node Resource Interface): pods' devices without a runtime.
 
-The engine asks it about each container that a pod gets, and adds what it answers: no runtime and
-no RuntimeClass of ours is needed, and no file of the engine's is changed. Root's process has no
-thread; a child without privileges parses what the engine sends (``parser``), and with a gate
-another asks the kubelet. ``transport`` is the wire, ``service`` the conversation, ``answer`` what a
-container gets.
+The engine asks it about each container of a pod, and adds the devices in its response. gpuhook's
+runtime and RuntimeClass aren't needed, and no engine file is changed. Root's process has no
+threads; a child without privileges parses the engine's messages (``parser``), and with a gate
+another child queries the kubelet. ``transport`` is the wire format, ``service`` the protocol,
+``answer`` the devices of a container.
 """
 
-SOCKET = "/var/run/nri/nri.sock"  # the engines' usual one
-PROCESS = "gpuhook-nri"  # what the process calls itself
-UNIT = "/etc/systemd/system/gpuhook-nri.service"  # as the page and the installer have it
+SOCKET = "/var/run/nri/nri.sock"  # the engines' default
+PROCESS = "gpuhook-nri"  # the process name
+UNIT = "/etc/systemd/system/gpuhook-nri.service"  # as in the page and the installer
