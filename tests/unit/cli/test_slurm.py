@@ -126,4 +126,4 @@ def test_links_of_a_vendor_that_knows_them(
     module.links = fails
     done = call("gres", "--node", "n1")
     assert done.exit_code == 0
-    assert "linked isn't known: it hangs" in done.stderr
+    assert "are unknown: it hangs" in done.stderr

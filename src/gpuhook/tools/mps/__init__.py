@@ -1,1 +1,1 @@
-"""NVIDIA's MPS: the control daemon, kept without a cluster."""
+"""NVIDIA MPS: management of the control daemon without a cluster."""

@@ -1,4 +1,4 @@
-"""What MPS does now: the daemon, its devices, and which containers are its clients."""
+"""The status of MPS: the daemon, its devices, and the containers that are its clients."""
 
 import os
 from typing import Any
@@ -14,10 +14,10 @@ from gpuhook.vendors.nvidia import mps, mps_mounts
 
 
 def status(config: Config) -> dict[str, Any] | None:
-    """Return what there is, as JSON values; None where MPS isn't kept.
+    """Return the status as JSON values; None if gpuhook doesn't manage MPS.
 
-    ``problem`` says why the daemon can't be used, "" where it can. Each container has its
-    ``clients``, the process ids of its programs that use MPS; ``others`` are those of no container.
+    ``problem`` says why the daemon can't be used, "" if it can. Each container has its
+    ``clients``, the process ids of its programs that use MPS; ``others`` are in no container.
     """
     state = mps.read(config.state_dir)
     if state is None:
@@ -47,7 +47,7 @@ def status(config: Config) -> dict[str, Any] | None:
 
 
 def check(config: Config) -> None:
-    """Raise MpsError or DriverError where MPS, which config.toml asks for, can't be used."""
+    """Raise MpsError or DriverError if MPS, which config.toml enables, can't be used."""
     state = mps.read(config.state_dir)
     if state is None:
         raise MpsError("MPS' control daemon isn't running", mps.START)
@@ -55,7 +55,7 @@ def check(config: Config) -> None:
 
 
 def _containers(config: Config) -> list[dict[str, Any]]:
-    """Return the containers that have a place, by their records."""
+    """Return the containers that hold an MPS slot, by their records."""
     folder = open_folder(f"{config.state_dir}/{mps.FOLDER}/{mps.CLAIMS}")
     if folder is None:
         return []
@@ -84,7 +84,7 @@ def _containers(config: Config) -> list[dict[str, Any]]:
 
 
 def _of(cgroups: dict[str, str], clients: list[int], container: dict[str, Any]) -> list[int]:
-    """Note and return the clients that are in a container's cgroup, or below it."""
+    """Record and return the clients in a container's cgroup, or below it."""
     for pid in clients:
         theirs = proc.cgroups(proc.data_of(f"/proc/{pid}/cgroup"))
         if any(_is_in(path, own) for own in cgroups.values() for path in theirs.values()):

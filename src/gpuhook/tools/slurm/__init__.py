@@ -1,4 +1,4 @@
-"""Slurm: what it is to know of this machine's devices, and which of them a job was given.
+"""Slurm: its configuration for this host's devices, and the devices of a job.
 
 Nothing here is imported by the runtime or the hook.
 """

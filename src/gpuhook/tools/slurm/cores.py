@@ -1,7 +1,7 @@
-"""Which of Slurm's cores are near a device.
+"""The cores near a device, by Slurm's numbers.
 
-Slurm counts cores as hwloc does, socket by socket ("Core L#" of ``lstopo -l``), and the kernel
-counts hardware threads in an order of the firmware's. Sources: gres.conf(5), and the kernel's
+Slurm numbers cores as hwloc does, socket by socket ("Core L#" of ``lstopo -l``), and the kernel
+numbers hardware threads in the firmware's order. Sources: gres.conf(5), and the kernel's
 Documentation/ABI/stable/sysfs-devices-system-cpu.
 """
 
@@ -12,21 +12,21 @@ from gpuhook.tools.slurm.gres import ranges
 
 SYS = "/sys"
 _SMALL = 1 << 16  # bytes
-_MOST = 1 << 16  # CPUs of a machine
+_MOST = 1 << 16  # CPUs of a host
 
 
 class Cores:
-    """The cores of a machine, below its /sys."""
+    """The cores of a host, from its /sys."""
 
     def __init__(self, sys: str = SYS) -> None:
         self._sys = sys
         self._numbers = self._numbered()
 
     def near(self, bus_id: str, roots: tuple[str, ...] = ()) -> str:
-        """Return the cores near a PCI device as Slurm writes them.
+        """Return the cores near a PCI device in Slurm's format.
 
-        "" where all are near, or which are isn't known. ``roots`` are other folders with a /sys
-        that may have the device.
+        "" if all are near, or if that is unknown. ``roots`` are other folders with a /sys that may
+        have the device.
         """
         cpus = self._local_cpus(bus_id, roots) if bus_id else set()
         cores = {self._numbers[cpu] for cpu in cpus if cpu in self._numbers}
@@ -44,7 +44,7 @@ class Cores:
         return set()
 
     def _numbered(self) -> dict[int, int]:
-        """Return the core of each CPU: by socket, memory node and cache, each by its first CPU."""
+        """Return each CPU's core, numbered by socket, NUMA node and cache, by their first CPUs."""
         online = parse(_read(f"{self._sys}/devices/system/cpu/online"))
         nodes = [
             parse(_read(f"{self._sys}/devices/system/node/node{node}/cpulist"))
@@ -65,7 +65,7 @@ class Cores:
 
 
 def parse(text: str) -> set[int]:
-    """Return the numbers of a list such as 0-3,8; none of what is no list, or one too long."""
+    """Return the numbers of a list such as 0-3,8; none for an invalid or too long one."""
     found: set[int] = set()
     for part in text.split(",") if text else ():
         first, dash, last = part.partition("-")

@@ -1,4 +1,4 @@
-"""The devices that Slurm can hand out here, in the order in which it numbers them."""
+"""The devices that Slurm can allocate on this host, in the order of Slurm's numbers."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -15,7 +15,7 @@ Links = dict[str, dict[str, int]]  # a device's id -> the others' -> the number 
 
 
 class Owned(NamedTuple):
-    """A device, whose it is, and what has it."""
+    """A device with its vendor and inventory."""
 
     vendor: contract.Vendor
     inventory: Inventory
@@ -23,16 +23,16 @@ class Owned(NamedTuple):
 
     @property
     def model(self) -> str:
-        """The product's name; of a part, the name of the whole stands in it, too."""
+        """The product's name; for a partition, it includes the name of the whole device."""
         own = self.device.model
         wholes = [each for each in self.inventory.devices if each.id == self.device.parent]
         return " ".join([*(each.model for each in wholes if each.model not in own), own])
 
     @property
     def files(self) -> list[str]:
-        """The paths on the host of the nodes that a job must be able to open to use it.
+        """The host paths of the nodes that a job must be able to open to use the device.
 
-        A part needs the node of its whole, too.
+        A partition needs the node of its whole device, too.
         """
         wholes = [each for each in self.inventory.devices if each.id == self.device.parent]
         paths = [path for each in (*wholes, self.device) for path in each.nodes]
@@ -40,7 +40,7 @@ class Owned(NamedTuple):
 
     @property
     def own_files(self) -> list[str]:
-        """The paths on the host of the device's own nodes, without those of its whole."""
+        """The host paths of the device's own nodes, without those of its whole device."""
         return self._on_host(self.device.nodes)
 
     def _on_host(self, paths: Iterable[str]) -> list[str]:
@@ -48,7 +48,7 @@ class Owned(NamedTuple):
 
 
 class SlurmDevices(NamedTuple):
-    """What there is: devices to hand out, why others aren't, and drivers that fail."""
+    """Devices to allocate, warnings about others, and errors of drivers."""
 
     devices: list[Owned]
     warnings: list[str]
@@ -56,10 +56,10 @@ class SlurmDevices(NamedTuple):
 
 
 def devices_here(config: Config, *, whole: bool = True) -> SlurmDevices:
-    """Return the machine's devices; DriverError where no vendor's driver works here.
+    """Return the host's devices; DriverError if no vendor's driver works here.
 
-    ``whole`` says that all of them are needed: in a job a driver knows the job's devices alone, and
-    is one that fails then.
+    ``whole`` requires all of the host's devices. In a job a driver knows only the job's devices,
+    and then counts as failing.
     """
 
     def ask(vendor: contract.Vendor) -> tuple[list[Owned], list[str]]:
@@ -80,7 +80,7 @@ def devices_here(config: Config, *, whole: bool = True) -> SlurmDevices:
 def _of(
     vendor: contract.Vendor, inventory: Inventory, config: Config
 ) -> tuple[list[Owned], list[str]]:
-    """Return a vendor's devices by their places on the bus, and why others are left out."""
+    """Return a vendor's devices sorted by bus address, and the reasons why others are left out."""
     offered, warnings = vendor.offered(
         contract.Grant.of_document(vendor, inventory, config, inventory.devices)
     )
@@ -95,14 +95,14 @@ def _of(
             warnings.append(f"{what}: there is no device node {listed(absent)}")
         elif device.nodes:
             found.append(Owned(vendor, inventory, device))
-    # The order of discovery is that of parts of one device, and of what has no place on a bus.
+    # Partitions of one device, and devices without a bus address, stay in the order of discovery.
     return sorted(found, key=lambda each: _place(each.device.bus_id)), warnings
 
 
 def links(devices: list[Owned], config: Config) -> tuple[Links, list[str]]:
-    """Return how many links join each whole device with others, by their ids, and what failed.
+    """Return the number of links between whole devices, by their ids, and failures.
 
-    Vendors that know of links have a module for that, whose scores count PER_LINK for each.
+    Vendors with links have a module ``links``, whose scores count PER_LINK for each link.
     """
     found: Links = {}
     failures = []
@@ -114,7 +114,7 @@ def links(devices: list[Owned], config: Config) -> tuple[Links, list[str]]:
         try:
             scores = module.links(config, first.inventory)
         except DriverError as error:
-            failures.append(f"how {first.vendor.names.NOUN}s are linked isn't known: {error.cause}")
+            failures.append(f"links between {first.vendor.names.NOUN}s are unknown: {error.cause}")
             continue
         for one, others in scores.items():
             counts = {other: score // module.PER_LINK for other, score in others.items()}
@@ -123,7 +123,7 @@ def links(devices: list[Owned], config: Config) -> tuple[Links, list[str]]:
 
 
 def _place(bus_id: str) -> tuple[int, ...]:
-    """Return a PCI address as numbers to sort by; those without one come last."""
+    """Return a PCI address as a sort key; devices without one come last."""
     parts = bus_id.replace(".", ":").split(":")
     try:
         return 0, *(int(part, 16) for part in parts)

@@ -1,6 +1,6 @@
-"""The lines of Slurm's gres.conf: what each device is called there, its files, the cores near it.
+"""Lines of Slurm's gres.conf: each device's type, its files, and the cores near it. Pure.
 
-Source: gres.conf(5) of Slurm 22.05, and how its gres/gpu plugin numbers devices. Pure.
+Source: gres.conf(5) of Slurm 22.05, and the numbering of devices in its gres/gpu plugin.
 """
 
 import re
@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 from gpuhook.ground.errors import ConfigError, shown
 
-NAME = "gpu"  # for all accelerators: Slurm holds jobs back from files of this plugin's devices
+NAME = "gpu"  # for all accelerators: Slurm restricts jobs' access to this plugin's files
 _MOST = 64  # characters of a type
 _NO_WORD = re.compile(r"[^a-z0-9_.-]+")
 _PATH = re.compile(r"/[A-Za-z0-9_./:+@-]*")
 _NODES = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,\[\]-]*")
-_KEYWORDS = ("no_consume", "mig", "none", "null")  # words that mean something to Slurm, or nothing
-# Whose application reads which variable for the devices that it may use; others read none that
-# Slurm knows.
+_KEYWORDS = ("no_consume", "mig", "none", "null")  # words with a meaning for Slurm, or placeholders
+# Flags for the variables with which applications of a vendor select devices; other vendors'
+# applications read no variable that Slurm knows.
 _FLAGS = {"nvidia": "nvidia_gpu_env", "amd": "amd_gpu_env", "intel_gpu": "intel_gpu_env"}
 _NO_FLAG = "no_gpu_env"
 
@@ -25,7 +25,7 @@ _NO_FLAG = "no_gpu_env"
 class Entry(NamedTuple):
     """One device: its vendor's name, its type, files, and the cores near it ("": any).
 
-    ``links`` says how many links join the device called ``id`` with others, by their ids.
+    ``links`` has the number of links from the device ``id`` to others, by their ids.
     """
 
     vendor: str
@@ -37,10 +37,10 @@ class Entry(NamedTuple):
 
 
 def word(model: str, vendor: str) -> str:
-    """Return a product's name as a type: small letters, digits and ``_.-``, a letter first.
+    """Return a product's name as a type: lower-case letters, digits and ``_.-``, a letter first.
 
-    What Slurm itself finds by NVML contains it, so that either way of writing gres.conf goes with
-    the same jobs. A number first would be taken for a count.
+    Slurm's own names from NVML contain it, so that jobs work with both ways of writing gres.conf. A
+    leading number would be read as a count.
     """
     text = _NO_WORD.sub("_", model.lower().replace(" mig ", " ")).strip("_.-")
     text = text.removeprefix(f"{vendor}_").strip("_.-")[:_MOST].rstrip("_.-")
@@ -50,14 +50,14 @@ def word(model: str, vendor: str) -> str:
 
 
 def text(entries: Iterable[Entry], node: str) -> str:
-    """Return the lines of gres.conf for a node, and as comments what slurm.conf needs.
+    """Return the lines of gres.conf for a node, with the lines for slurm.conf as comments.
 
     Slurm numbers devices by their types in slurm.conf's order, and within a type in the order of
-    these lines; so they are kept together. ConfigError for what no line can hold.
+    these lines; so each type's lines are adjacent. ConfigError for values that a line can't hold.
     """
     if not _NODES.fullmatch(node):
         raise ConfigError(
-            f"{shown(node)} can't be a NodeName of Slurm's",
+            f"{shown(node)} can't be a NodeName of Slurm",
             "Give the name of this node in slurm.conf with --node",
         )
     ordered = _by_type(entries)
@@ -111,7 +111,7 @@ def _line(entry: Entry, node: str, links: str) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Return numbers in rising order as Slurm writes them: 0-3,8."""
+    """Return numbers in ascending order in Slurm's format: 0-3,8."""
     found: list[list[int]] = []
     for number in sorted(set(numbers)):
         if found and found[-1][1] == number - 1:

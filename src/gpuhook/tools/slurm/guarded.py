@@ -1,7 +1,8 @@
-"""From which devices Slurm keeps jobs that weren't given them, by its configuration.
+"""The devices to which Slurm restricts access, by its configuration.
 
-What Slurm doesn't guard the kernel lets every job open, so that its answer says nothing of whose a
-device is. Sources: cgroup.conf(5), slurm.conf(5) and gres.conf(5), and Slurm's parse_config.c.
+The kernel lets every job open devices that Slurm doesn't guard. For those, a successful open says
+nothing about the job that owns them. Sources: cgroup.conf(5), slurm.conf(5) and gres.conf(5), and
+Slurm's parse_config.c.
 """
 
 import os
@@ -15,18 +16,18 @@ from gpuhook.tools.slurm.gres import NAME
 from gpuhook.tools.slurm.node import Line, Node
 
 _SLURM_CONF, _GRES_CONF = "slurm.conf", "gres.conf"
-_PLUGIN = "cgroup"  # of those that make a task ready, the one that guards devices
+_PLUGIN = "cgroup"  # the task plugin that guards devices
 _MOST = 1 << 12  # files that one line names
 _INCLUDE = re.compile(r"^\s*Include\s", re.IGNORECASE | re.MULTILINE)
 _OFF = "off"
-# Keys of gres.conf: of files that are a device each, and of those that are one together.
+# Keys of gres.conf: for files that are a device each, and for files that together are one device.
 _ONE, _SEVERAL = "file", "multiplefiles"
 
 
 class Guarded:
-    """The devices that gres.conf names, by their numbers; None where Slurm finds them itself.
+    """The devices that gres.conf names, by their numbers; None if Slurm detects them itself.
 
-    ``has_any`` says whether Slurm has devices of this node at all.
+    ``has_any`` is true if Slurm has any devices of this node.
     """
 
     def __init__(self, numbers: frozenset[int] | None, *, has_any: bool) -> None:
@@ -34,17 +35,17 @@ class Guarded:
         self.has_any = has_any
 
     def has(self, paths: list[str]) -> bool:
-        """Tell whether Slurm guards a device with these nodes, one of them at least."""
+        """Tell whether Slurm guards at least one of a device's nodes."""
         numbers = self._numbers
         return numbers is None or any(_number(path) in numbers for path in paths)
 
 
 def guarded(cgroup_conf: str) -> Guarded:
-    """Return which devices Slurm guards, by its files beside cgroup.conf.
+    """Return the devices that Slurm guards, by the files in cgroup.conf's folder.
 
-    ConfigError where it guards none: by cgroup.conf it keeps jobs from devices, a plugin named in
-    slurm.conf does that, and gres.conf names them, for this node and the plugin whose files Slurm
-    guards. ConfigError, too, where slurm.conf gives the node fewer: Slurm leaves the rest open.
+    ConfigError if it guards none. That needs a setting in cgroup.conf, a plugin in slurm.conf, and
+    lines in gres.conf for this node and for the plugin whose files Slurm guards. ConfigError also
+    if slurm.conf gives the node fewer devices: Slurm leaves the rest open.
     """
     folder = os.path.dirname(cgroup_conf)
     constrain = _values(_whole(cgroup_conf), "ConstrainDevices")
@@ -53,7 +54,7 @@ def guarded(cgroup_conf: str) -> Guarded:
     path = os.path.join(folder, _SLURM_CONF)
     said = _said(path)
     words = ",".join(_values(said, "TaskPlugin")[-1:]).split(",")
-    # Slurm takes the last value, and where slurm.conf has none, it may be in a file it includes.
+    # Slurm uses the last value; if slurm.conf has none, it may be in an included file.
     includes = _INCLUDE.search(said) is not None
     unknown = words == [""] and includes
     # protects: slurm-plugin
@@ -66,7 +67,7 @@ def guarded(cgroup_conf: str) -> Guarded:
 
 
 def _by_lines(path: str, here: Node) -> Guarded:
-    """Return which devices the lines of gres.conf have Slurm guard on this node."""
+    """Return the devices that Slurm guards on this node, by the lines of gres.conf."""
     every = nodes.lines(_whole(path))
     own = [line for line in every if here.has(line)]  # protects: slurm-own-lines
     named = [line for line in own if "nodename" in line]
@@ -76,7 +77,7 @@ def _by_lines(path: str, here: Node) -> Guarded:
             f"{_SLURM_CONF} beside it doesn't say",
             "Write the node's line into slurm.conf itself, with NodeHostname if its name differs",
         )
-    # What is said for a node counts more than what is said for all.
+    # Lines for a node override lines for all nodes.
     if (_detect(named) or _detect(own)) - {_OFF}:
         none = here.gpus == 0
         return Guarded(frozenset() if none else None, has_any=not none)
@@ -97,7 +98,7 @@ def _detect(found: list[Line]) -> set[str]:
 
 
 def _is_guarded(line: Line) -> bool:
-    """Tell whether Slurm keeps jobs from a line's files: not where a site made up the name."""
+    """Tell whether Slurm guards a line's files: it doesn't for a site's own Gres names."""
     return line.get("name", "").lower() == NAME  # protects: slurm-plugins-lines
 
 
@@ -115,7 +116,7 @@ def _numbers(paths: list[str]) -> set[int]:
 
 
 def _number(path: str) -> int | None:
-    """Return the number of a device node, None where there is none."""
+    """Return the number of a device node, None if there is none."""
     try:
         status = os.stat(path)
     except OSError:
@@ -124,32 +125,32 @@ def _number(path: str) -> int | None:
 
 
 def _values(said: str, key: str) -> list[str]:
-    """Return a key's values in small letters, in their order: of several the last counts."""
+    """Return a key's values in lower case, in order: the last one counts."""
     found = re.findall(rf"\b{key}\s*=\s*\"?([\w/,]+)", said, re.IGNORECASE)
     return [value.lower() for value in found]
 
 
 def _whole(path: str) -> str:
-    """Return what a file says; ConfigError where another file may say otherwise."""
+    """Return a file's text; ConfigError if it includes a file that may override it."""
     said = _said(path)
     if _INCLUDE.search(said):
         raise ConfigError(
-            f"{path} includes another file, which may say otherwise of what Slurm guards",
-            "Write all of it into that file, or name a folder's cgroup.conf with --cgroup-conf "
-            "where the files are whole",
+            f"{path} includes another file, which may change what Slurm guards",
+            "Write everything into that file, or use --cgroup-conf to name the cgroup.conf of a "
+            "folder with complete files",
         )
     return said
 
 
 def _said(path: str) -> str:
-    """Return the text of a file of Slurm's without comments; ConfigError if it can't be read."""
+    """Return the text of a Slurm file without comments; ConfigError if it can't be read."""
     try:
         text = files.read(path).decode("utf-8", "replace")
     except OSError as error:
         raise ConfigError(
             f"{path} can't be read: {error.strerror}",
-            "Name Slurm's cgroup.conf with --cgroup-conf, and have slurm.conf and gres.conf beside "
-            "it, for all users to read",
+            "Name Slurm's cgroup.conf with --cgroup-conf; slurm.conf and gres.conf must be in its "
+            "folder, readable by all users",
         ) from None
     return "\n".join(line.partition("#")[0] for line in text.replace("\\\n", "").split("\n"))
 
@@ -158,7 +159,7 @@ def _unguarded(what: str, remedy: str = "") -> ConfigError:
     return ConfigError(
         what
         if remedy
-        else f"{what}, so every job may open every device, and nothing that can be trusted says "
+        else f"{what}, so every job may open every device, and no trusted source says "
         "which are this one's",
         remedy
         or "Set ConstrainDevices=yes in cgroup.conf and TaskPlugin=task/cgroup in slurm.conf, and "

@@ -1,4 +1,4 @@
-"""Which node of Slurm's this machine is, and how many devices slurm.conf gives it. Pure.
+"""The Slurm node of this host, and the number of its devices in slurm.conf. Pure.
 
 Sources: slurm.conf(5), gres.conf(5), and Slurm's parse_config.c.
 """
@@ -12,24 +12,24 @@ from typing import NamedTuple
 from gpuhook.tools.slurm.gres import NAME
 
 _MOST = 1 << 16  # names of one list; Slurm has fewer nodes
-_DEFAULT = "DEFAULT"  # a line for the nodes of those after it
+_DEFAULT = "DEFAULT"  # a line with defaults for the nodes of the lines after it
 _SETTINGS = re.compile(r"(\w+)\s*=\s*(\"[^\"\n]*|\S+)")
-_NAMES = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")  # in a list; commas in brackets part no names
+_NAMES = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")  # in a list; commas in brackets don't separate names
 _RANGES = re.compile(r"\[([0-9,-]+)\]")
 _GRES = re.compile(r"(?:[^,(]|\([^)]*\))+")
 _COUNT = re.compile(r"([0-9]{1,9})([kmgtp]?)")
 
-Line = Mapping[str, str]  # of a file of Slurm's: its keys in small letters, and their values
+Line = Mapping[str, str]  # of a Slurm file: its keys in lower case, and their values
 
 
 class Node(NamedTuple):
-    """What this machine is called, by slurm.conf if ``gpus`` says how many it has there."""
+    """The node names of this host; from slurm.conf if ``gpus`` has its number of devices there."""
 
     names: frozenset[str]
     gpus: int | None = None
 
     def has(self, line: Line) -> bool:
-        """Tell whether a line of gres.conf is this node's: one without a name is every node's."""
+        """Tell whether a line of gres.conf applies to this node; without a name, it always does."""
         return "nodename" not in line or not self.names.isdisjoint(_nodes(line["nodename"]))
 
 
@@ -39,13 +39,13 @@ def _nodes(text: str) -> frozenset[str]:
 
 
 def lines(text: str) -> list[Line]:
-    """Return what the lines of a file say, which is without comments."""
+    """Return the settings of each line of a text without comments."""
     found = (_SETTINGS.findall(line) for line in text.split("\n"))
     return [{key.lower(): value.lstrip('"') for key, value in each} for each in found if each]
 
 
 def node_here(slurm_conf: Iterable[Line], hostname: str) -> Node:
-    """Return the node that a machine is, by the lines of slurm.conf and the machine's name."""
+    """Return a host's node, by the lines of slurm.conf and the host's name."""
     hosts = frozenset((hostname, hostname.partition(".")[0]))
     default = ""
     names, gpus = set[str](), 0
@@ -62,7 +62,7 @@ def node_here(slurm_conf: Iterable[Line], hostname: str) -> Node:
 
 
 def count(gres: str) -> int:
-    """Return how many of the plugin's devices a node's Gres has: gpu:h100:4(S:0-1),nic:2."""
+    """Return the number of the plugin's devices in a node's Gres: gpu:h100:4(S:0-1),nic:2."""
     found = 0
     for each in _GRES.findall(gres):
         name, *rest = each.partition("(")[0].strip().lower().split(":")
@@ -74,7 +74,7 @@ def count(gres: str) -> int:
 
 
 def expanded(text: str, most: int = _MOST) -> list[str]:
-    """Return the names in a list of Slurm's: /dev/x[0,2-3],/dev/y7."""
+    """Return the names in a Slurm list: /dev/x[0,2-3],/dev/y7."""
     return [name for each in _NAMES.findall(text) for name in _expanded(each, most)]
 
 
@@ -88,7 +88,7 @@ def _expanded(name: str, most: int) -> list[str]:
 
 
 def _range(text: str, most: int) -> list[str]:
-    """Return the numbers of a range, with as many digits as its first one."""
+    """Return the numbers of a range, padded to the digits of its first number."""
     first, dash, last = text.partition("-")
     if not (first.isdecimal() and (last.isdecimal() or not dash)):
         return []
