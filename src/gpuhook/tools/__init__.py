@@ -1,1 +1,1 @@
-"""What commands and services use, and no start of a container does."""
+"""Code for commands and services, which a container start never imports."""

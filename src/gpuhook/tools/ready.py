@@ -1,11 +1,11 @@
-"""Report to systemd, which started a service, that it is ready; sd_notify(3)."""
+"""Readiness notification of a service to systemd; sd_notify(3)."""
 
 import os
 import socket
 
 
 def report_ready() -> None:
-    """Tell systemd, where it has asked for that, that the first look is over; sd_notify(3)."""
+    """Report to systemd that the service is ready, if it has asked for that; sd_notify(3)."""
     address = os.environ.pop("NOTIFY_SOCKET", "")
     if address:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:

@@ -1,1 +1,1 @@
-"""Processes, programs and namespaces of the host, as commands look at them."""
+"""Processes, programs and namespaces of the host, for commands."""

@@ -1,7 +1,7 @@
-"""Programs of the driver's, run where its root may be another system than this process' own.
+"""Programs of the driver, run where the driver root may be another system than this process's.
 
-In a pod the image has no C library for programs that aren't its own, and the driver root is the
-node's system, or that of a driver's container: there they run with that as their root.
+A pod's image has no C library for the node's programs. The driver root is then the node's system,
+or that of a driver container, and the programs run with it as their root.
 """
 
 import os
@@ -19,23 +19,23 @@ _LINE = 256  # bytes that the kernel reads of a script's first line (execve(2))
 
 
 def find(inventory: Inventory, name: str) -> str | None:
-    """Return the path on this host of a program of a driver, None where there is none.
+    """Return the host path of a driver's program, None if there is none.
 
-    UntrustedPathError where another user than root could have put it there.
+    UntrustedPathError if another user than root could have put it there.
     """
     for file in inventory.files:
         if file.kind == "binary" and file.target.rpartition("/")[2] == name:
             found = inventory.root.rstrip("/") + file.path
-            if os.path.isfile(found):  # an inventory may be of before a package was removed
+            if os.path.isfile(found):  # an inventory may be older than a package's removal
                 files.check_way(found)
                 return found
     return None
 
 
 def starter(program: str) -> str:
-    """Return what a program is started by, a loader or a script's interpreter; "" for none.
+    """Return a program's loader or a script's interpreter; "" for none.
 
-    DriverError where it can't be read.
+    DriverError if the program can't be read.
     """
     try:
         with open(program, "rb") as file:
@@ -50,12 +50,12 @@ def starter(program: str) -> str:
 
 
 def runs_here(program: str) -> bool:
-    """Tell whether this system has what a program is started by."""
+    """Tell whether this system has a program's loader or interpreter."""
     return os.path.exists(starter(program) or "/")
 
 
 def root_of(root: str, program: str) -> str:
-    """Return the root with which a program of a driver root runs; DriverError for none."""
+    """Return the root with which a driver root's program can run; DriverError if there is none."""
     if runs_here(program):
         return "/"
     with Rootfs(root) as driver:
@@ -72,9 +72,9 @@ def run(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a program of a driver root to its end.
 
-    ``libraries`` is the folder of the driver's libraries on this host, "" where the loader finds
-    them; a root that is a system of its own does. DriverError where it can't be run,
-    subprocess.TimeoutExpired where it takes longer.
+    ``libraries`` is the folder of the driver's libraries on this host, "" if the loader finds them,
+    as it does in a root that is a separate system. DriverError if it can't be run,
+    subprocess.TimeoutExpired if it takes longer than ``seconds``.
     """
     with_root = root_of(root, program)
     environment = {"PATH": names.SYSTEM_PATH, "LC_ALL": "C.UTF-8"}

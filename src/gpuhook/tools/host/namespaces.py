@@ -1,7 +1,7 @@
-"""One look at the mount namespaces of the machine's processes, which ends after a while.
+"""A scan of the mount namespaces of the host's processes, with a time limit.
 
-Any user may have namespaces, processes in them and mounts by the thousand. So a namespace is
-looked at once, whoever is in it, and what isn't looked at in time is said to be missing.
+Any user may create thousands of namespaces, processes and mounts. So each namespace is scanned only
+once, whatever processes are in it, and an incomplete scan is reported as such.
 """
 
 import errno
@@ -11,17 +11,17 @@ from collections.abc import Callable
 
 from gpuhook.ground.host import proc
 
-PATIENCE = 2.0  # seconds for a look
+PATIENCE = 2.0  # seconds for a scan
 _INIT = "1"
-_ENDED = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # what /proc says of a process that has
+_ENDED = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # /proc's errors for a process that has ended
 _TABLE_LIMIT = 1 << 24  # bytes of a mount table; with thousands of mounts it has one MiB
 
 
 class Look:
-    """A look that is over after so many ``seconds``.
+    """A scan with a limit of ``seconds``.
 
-    ``is_whole`` tells whether the time was enough for all, ``is_hidden`` whether there are
-    processes that aren't for us to look at (but the first one, which is in no container).
+    ``is_whole`` is true if the time was sufficient, ``is_hidden`` if there are processes that we
+    may not read (except the first one, which is in no container).
     """
 
     def __init__(
@@ -32,15 +32,15 @@ class Look:
         self._end = clock() + seconds
 
     def goes_on(self) -> bool:
-        """Tell whether there is time left; if not, the look isn't whole."""
+        """Tell whether there is time left; if not, the scan is incomplete."""
         if self._clock() >= self._end:
             self.is_whole = False
         return self._clock() < self._end
 
     def namespaces(self) -> dict[str, list[str]]:
-        """Return each mount namespace with its processes' ids, in their order.
+        """Return each mount namespace with its processes' ids, in ascending order.
 
-        Those that aren't for us to know are left out, and so is what there is no time for.
+        Processes that we may not read are left out, and so are those beyond the time limit.
         """
         found: dict[str, list[str]] = {}
         for entry in sorted((name for name in os.listdir("/proc") if name.isdecimal()), key=int):
@@ -53,7 +53,7 @@ class Look:
         return found
 
     def table(self, entry: str) -> bytes | None:
-        """Return the mount table of a process: b"" for one that is too long, None if it ended."""
+        """Return the mount table of a process: b"" if it is too long, None if the process ended."""
         try:
             return proc.read(f"/proc/{entry}/mountinfo", most=_TABLE_LIMIT)
         except OSError as error:
@@ -64,7 +64,7 @@ class Look:
 
 
 def mounts_of(entry: str | int) -> str:
-    """Return the name of a process' mount namespace, "" where it isn't for us to know."""
+    """Return the name of a process's mount namespace, "" if we may not read it."""
     try:
         return os.readlink(f"/proc/{entry}/ns/mnt")
     except OSError:

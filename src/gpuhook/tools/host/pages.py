@@ -1,4 +1,4 @@
-"""Memory that a process needed for its start alone."""
+"""Release of memory that a process needed only for its start."""
 
 from gpuhook.ground.container import clib
 from gpuhook.ground.host import proc
@@ -8,11 +8,11 @@ _PAGEOUT = 21  # MADV_PAGEOUT: linux/mman.h, since Linux 5.4; an older one refus
 
 
 def give_back() -> None:
-    """Let the kernel have the pages of programs and libraries that no other process has mapped.
+    """Release pages of programs and libraries that no other process has mapped.
 
-    What is used again is read again, and nothing that was written is lost. At its start 10 MiB of
-    gRPC's library are mapped, for hundreds of constructors that run once. OSError without /proc.
-    Sources: madvise(2), proc_pid_maps(5).
+    Pages that are used again are read again, and no written data is lost. When gRPC's library is
+    loaded, 10 MiB of it are mapped for hundreds of constructors that run once. OSError without
+    /proc. Sources: madvise(2), proc_pid_maps(5).
     """
     libc = clib.Library()
     for line in proc.lines(proc.read(_MAPS)):

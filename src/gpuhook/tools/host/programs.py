@@ -1,4 +1,4 @@
-"""Where gpuhook's own programs are."""
+"""Paths of gpuhook's own programs."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from gpuhook.ground.errors import EngineError
 def our_program(
     name: str, remedy: str = "Reinstall gpuhook, or give its place with --runtime-path"
 ) -> str:
-    """Return the absolute path of one of our programs: beside gpuhook, else on PATH."""
+    """Return the absolute path of a gpuhook program: in gpuhook's folder, else on PATH."""
     beside = [os.path.dirname(os.path.abspath(word)) for word in (sys.argv[0], sys.executable)]
     for folder in beside:
         path = os.path.join(folder, name)
@@ -19,7 +19,7 @@ def our_program(
     found = shutil.which(name)
     if found is None:
         raise EngineError(
-            f"The program {name} was not found beside gpuhook nor on PATH",
+            f"The program {name} was found neither in gpuhook's folder nor on PATH",
             remedy,
         )
     return os.path.abspath(found)

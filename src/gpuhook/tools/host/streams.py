@@ -1,4 +1,4 @@
-"""How our commands end; their standard output and error may be closed, or full."""
+"""Exit of gpuhook's commands, with handling of a closed or full standard output and error."""
 
 import atexit
 import codecs
@@ -12,13 +12,13 @@ from typing import NoReturn
 
 from gpuhook.ground.errors import printable
 
-# What write(2) says of where standard output leads. Of other files, our own errors name them.
+# Errors of write(2) for standard output. Errors of other files have their names.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 _ODD = "gpuhook.odd"
 
 
 def _odd(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Have the bytes of a file's name be written as they are, other characters as escapes."""
+    """Write the bytes of a file's name unchanged, and other unencodable characters as escapes."""
     try:
         return codecs.lookup_error("surrogateescape")(error)
     except UnicodeError:
@@ -29,10 +29,10 @@ codecs.register_error(_ODD, _odd)
 
 
 def run(program: str, command: Callable[[], object]) -> NoReturn:
-    """Carry out a program's command, and end this process with the status that it exits with.
+    """Run a program's command, and exit with its status.
 
-    A file that the command can't use, and has no better words for, is named with status 1.
-    Python isn't taken apart, which takes a sixth of a short command's time. Threads end with it.
+    An unhandled error of a file prints a sentence with its name and exits with status 1. Python's
+    own finalization is skipped, as it takes a sixth of a short command's time. Threads are ended.
     """
     try:
         with written(program), _named(program):
@@ -42,22 +42,22 @@ def run(program: str, command: Callable[[], object]) -> NoReturn:
         status = 0 if error.code is None else error.code
         if not isinstance(status, int):
             raise  # Python prints it
-    atexit._run_exitfuncs()  # noqa: SLF001 - what others have left for the end
+    atexit._run_exitfuncs()  # noqa: SLF001 - handlers that other modules registered
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # there is nowhere left to say so
+        with contextlib.suppress(OSError):  # there is nowhere left to report it
             stream.flush()
     os._exit(status & 0xFF)
 
 
 @contextlib.contextmanager
 def written(program: str) -> Iterator[None]:
-    """Have both be there for a block, and what it prints be written at its end.
+    """Ensure that both streams exist in a block, and flush standard output at its end.
 
-    What standard output's encoding doesn't have fails nothing. Where it can't be written at all it
-    says so in one sentence, unless its reader has ended before (head), and exits with status 1.
+    Characters outside of standard output's encoding cause no error. If standard output can't be
+    written, print one sentence, unless its reader has ended before (head), and exit with status 1.
     """
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed: a file that is opened next had its number
+        if getattr(sys, name) is None:  # closed: the next opened file would get its number
             setattr(sys, name, _nowhere())
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors=_ODD)
@@ -73,7 +73,7 @@ def written(program: str) -> Iterator[None]:
         if error.errno != errno.EPIPE:
             sys.stderr.write(
                 f"{program}: Standard output can't be written: {error.strerror}. "
-                "See where it leads.\n"
+                "Check where it leads.\n"
             )
         raise SystemExit(1) from error
 
@@ -87,8 +87,8 @@ def _named(program: str) -> Iterator[None]:
             raise
         path = printable(os.fsdecode(error.filename))
         sys.stderr.write(
-            f"{program}: {path} can't be used: {error.strerror}. See what is there, and who may "
-            "use it.\n"
+            f"{program}: {path} can't be used: {error.strerror}. Check that it exists, and its "
+            "permissions.\n"
         )
         raise SystemExit(1) from error
 

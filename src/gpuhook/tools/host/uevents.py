@@ -9,12 +9,12 @@ Parse = Callable[[bytes], Iterable[Event]]
 
 GROUP = 1  # the kernel's, not udev's, whose messages have a binary head
 _KOBJECT_UEVENT = 15  # include/uapi/linux/netlink.h
-_KERNEL = 0  # as a sender: its port
+_KERNEL = 0  # the kernel's port as a sender
 _MOST = 1 << 16  # bytes of an event; the kernel has 2 KiB for its variables
 
 
 def listen() -> socket.socket:
-    """Return a socket that hears events; OSError where this process may not."""
+    """Return a socket that receives events; OSError if this process isn't permitted to."""
     made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _KOBJECT_UEVENT)
     try:
         made.bind((0, GROUP))
@@ -25,13 +25,13 @@ def listen() -> socket.socket:
 
 
 def parse(data: bytes) -> Iterator[Event]:
-    """Yield an event's variables; it is ACTION@PATH, and then NAME=VALUE, each with a zero."""
+    """Yield an event's variables; its form is ACTION@PATH, then NAME=VALUE, each NUL-terminated."""
     lines = data.decode("utf-8", "replace").split("\0")
     yield dict(line.split("=", 1) for line in lines[1:] if "=" in line)
 
 
 class KernelEvents:
-    """What the kernel says of devices, as it comes to a socket that has joined its group."""
+    """A reader of the kernel's device events from a socket of its multicast group."""
 
     def __init__(self, source: socket.socket, parse: Parse = parse) -> None:
         self._socket = source
@@ -43,11 +43,11 @@ class KernelEvents:
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the socket."""
         self._socket.close()
 
     def read(self) -> Iterator[Event]:
-        """Yield the events that have come, an empty one for those that were lost."""
+        """Yield the received events, and an empty one for lost events."""
         while True:
             try:
                 data, (sender, _) = self._socket.recvfrom(_MOST)
