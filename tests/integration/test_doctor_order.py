@@ -212,7 +212,7 @@ def test_a_module_and_libraries_of_two_versions(
     said = machine.doctor()
     assert said.verdict == (2, ["driver-versions"])
     remedy = said.found["driver-versions"]["remedy"]
-    assert remedy.startswith("Reboot, or end what uses the GPUs and reload the module")
+    assert remedy.startswith("Reboot, or stop all users of the GPUs and reload the module")
     assert "libcuda1" not in remedy
 
 

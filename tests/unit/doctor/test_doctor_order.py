@@ -171,7 +171,7 @@ def test_no_driver_is_one_finding(installed: Tree) -> None:
 @pytest.mark.parametrize(
     ("libraries", "words"),
     [
-        (NEWER, "Reboot, or end what uses the GPUs and reload the module"),
+        (NEWER, "Reboot, or stop all users of the GPUs and reload the module"),
         (OLDER, f"Install the driver's libraries {VERSION}; if {OLDER} is the whole"),
     ],
 )

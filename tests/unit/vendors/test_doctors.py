@@ -116,7 +116,7 @@ def test_where_a_root_is_configured_a_driver_is_expected(
          "Gaudi 1 (0000:1a:00.0) can't be used: its status is In reset"),
         ("gaudi", {"no_node": 1}, "failure",
          "Intel Gaudi's driver has no node /dev/accel/accel1, "),
-        ("gaudi", {"no_module": "0,2"}, "warning", "The module id of Gaudi 0, 2 isn't known"),
+        ("gaudi", {"no_module": "0,2"}, "warning", "The module id of Gaudi 0, 2 is unknown"),
         ("gaudi", {"net": "0,1"}, "note",
          "The network ports of Gaudi 0, 1 are moved into no container"),
         ("intel_gpu", {"no_node": 0}, "failure",

@@ -1,1 +1,1 @@
-"""What commands know of each vendor beyond what a start does."""
+"""Vendor code for commands and services, which a container start doesn't need."""

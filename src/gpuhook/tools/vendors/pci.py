@@ -1,4 +1,4 @@
-"""Where a PCI device is in the machine, as /sys says it: its memory's node, the root of its bus."""
+"""The location of a PCI device in the host, from /sys: its NUMA node and its bus's root."""
 
 import re
 
@@ -10,13 +10,13 @@ _ROOT = re.compile(r"/sys/devices/(pci[0-9a-f]{4,}:[0-9a-f]{2})/")
 
 
 def numa(root: Rootfs, bus_id: str) -> int | None:
-    """Return the node of memory that a PCI device is near to, None where the kernel says none."""
+    """Return the NUMA node of a PCI device, None if the kernel reports none."""
     text = attribute(root, bus_id, "numa_node")
     return int(text) if text.isascii() and text.isdecimal() else None
 
 
 def complex_of(root: Rootfs, bus_id: str) -> str:
-    """Return the root complex that a device is below (pci0000:00), "" where that isn't known."""
+    """Return the root complex above a device (pci0000:00), "" if unknown."""
     if not bound.is_address(bus_id):
         return ""
     path = f"{_DEVICES}/{bus_id}"
@@ -33,9 +33,9 @@ def complex_of(root: Rootfs, bus_id: str) -> str:
 
 
 def attribute(root: Rootfs, bus_id: str, name: str) -> str:
-    """Return what a small file of a PCI device says, "" where there is none.
+    """Return the content of a small file of a PCI device, "" if there is none.
 
-    A driver container's root may have no /sys; then ours is the machine's as well.
+    If a driver container's root has no /sys, this process's own /sys is read.
     """
     if not bound.is_address(bus_id):
         return ""

@@ -1,6 +1,6 @@
-"""What one option of the device plugin is: its name, where else it stands, and its values.
+"""An option of the device plugin: its name, its places in the file, and its values.
 
-Vendors have options of their own, in a module ``plugin`` of their folder (``parts.Plugin``).
+Vendors define their own options in a module ``plugin`` of their folder (``parts.Plugin``).
 """
 
 from collections.abc import Callable
@@ -13,11 +13,11 @@ _FALSE = ("0", "f", "F", "FALSE", "false", "False")
 
 @dataclass(frozen=True)
 class Kind:
-    """What values an option has.
+    """The type of an option's values.
 
-    ``words`` say what is expected. ``parse`` returns the value that a text stands for, and raises
-    ValueError, with what is expected, where it stands for none. ``metavar`` is for the help, and
-    ``types`` are what a file may have; one of ``several`` words may be repeated as a flag.
+    ``words`` describe the expected value. ``parse`` returns the value of a text, and raises
+    ValueError, with the expected value, for an invalid one. ``metavar`` is for the help, and
+    ``types`` are allowed in a file; an option of ``several`` words may be repeated as a flag.
     """
 
     words: str
@@ -31,7 +31,7 @@ class Kind:
 class Option:
     """One option: ``field`` of its settings, ``place`` in the file, ``old`` names of the flag.
 
-    One of a vendor stands in the help ``before`` the flag of that name, or at the end.
+    A vendor's option is listed in the help ``before`` the flag of that name, or at the end.
     """
 
     flag: str
@@ -46,21 +46,21 @@ class Option:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The variables of the environment that set it, the first that is set counts."""
+        """The environment variables that set it; the first one that is set counts."""
         prefix = "gpuhook_" if self.is_ours else ""
         return tuple(f"{prefix}{each}".upper().replace("-", "_") for each in (self.flag, *self.old))
 
     @property
     def expected(self) -> str:
-        """What its value has to be."""
+        """The description of a valid value."""
         return f"{self.kind.words} {', '.join(self.choices)}".strip()
 
     def parse(self, text: str) -> Any:
-        """Return the value that a text stands for; ValueError, with what is expected, else."""
+        """Return the value of a text; ValueError, with the expected value, if it is invalid."""
         return self.kind.parse(self, text.strip())
 
     def check(self, value: object) -> Any:
-        """Return the value as settings have it, of one that a file has; ValueError as ``parse``."""
+        """Convert a file's value to the setting's value; ValueError as ``parse``."""
         types = self.kind.types
         if not isinstance(value, types) or isinstance(value, bool) != (types == (bool,)):
             raise ValueError(self.expected)
@@ -70,12 +70,12 @@ class Option:
 
 
 def number(text: str) -> int | None:
-    """Return a number of at most 18 digits, None where a text is none."""
+    """Return a number of at most 18 digits, None if the text isn't one."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
 
 
 def words(text: str) -> list[str]:
-    """Return what commas separate, without blanks around."""
+    """Split a text at commas, and strip blanks."""
     return [word.strip() for word in text.split(",")]
 
 
@@ -105,7 +105,7 @@ def _path(option: Option, text: str) -> str:
 
 
 def seconds(least: float) -> Kind:
-    """Return the kind of a time in seconds, ``least`` or more."""
+    """Return the kind for a time in seconds, ``least`` or more."""
 
     def parse(option: Option, text: str) -> float:
         try:
@@ -120,7 +120,7 @@ def seconds(least: float) -> Kind:
 
 
 def numbers(below: int) -> Kind:
-    """Return the kind of a list of numbers, each less than ``below``."""
+    """Return the kind for a list of numbers, each less than ``below``."""
 
     def parse(_: Option, text: str) -> tuple[int, ...]:
         found = [number(word) for word in words(text)] if text else []

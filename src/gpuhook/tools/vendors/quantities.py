@@ -12,9 +12,9 @@ _MOST = 1 << 60
 
 
 def bytes_of(text: object) -> int | None:
-    """Return a quantity of whole bytes (or pieces), more than 0; None for anything else.
+    """Return a quantity of whole bytes (or units), more than 0; None for anything else.
 
-    Source: apimachinery's pkg/api/resource/quantity.go. A part of a byte counts as a whole one.
+    Source: apimachinery's pkg/api/resource/quantity.go. Fractions of a byte are rounded up.
     """
     match = _FORM.fullmatch(str(text)) if isinstance(text, (str, int)) else None
     if match is None or isinstance(text, bool):

@@ -1,8 +1,8 @@
-"""What the kernel says of how PCI devices are, below a driver root: temperature, power, energy.
+"""Sensors of PCI devices in sysfs, below a driver root: temperature, power, energy.
 
-Small files of sysfs, the same for every driver that has a hwmon device (Documentation/hwmon/
-sysfs-interface.rst): millidegrees Celsius, microwatts, hertz, microjoules. No driver's library is
-asked.
+They are small files, the same for every driver with a hwmon device (Documentation/hwmon/
+sysfs-interface.rst): millidegrees Celsius, microwatts, hertz, microjoules. No driver library is
+used.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ Asking = Callable[[str], bool]
 _MOST = 1 << 64
 _DIGITS = 20  # of a number of 64 bits
 _DEVICES = "/sys/bus/pci/devices"
-# Of each the first that there is: drivers say the power of a moment, or a mean.
+# The first existing file of each: drivers report either the current power or a mean.
 _SENSORS = (
     ("temperature_celsius", ("temp1_input", "temp2_input"), 1000),
     ("power_watts", ("power1_average", "power1_input"), 1_000_000),
@@ -34,9 +34,9 @@ def read(
 ) -> dict[str, Values]:
     """Return values of the devices, by their ids and by fields of the exporter's ``Device``.
 
-    ``asking`` is told of each before its files are read, and says whether to. ``more`` adds what a
-    driver alone has, of a folder. Where parts share a PCI device, there are none, because they are
-    those of the whole.
+    ``asking`` is called before the files of a device are read, and tells whether to read them.
+    ``more`` adds driver-specific values of a folder. Partitions of one PCI device have no values,
+    because the values are those of the whole device.
     """
     shared = Counter(device.bus_id for device in inventory.devices)
     found: dict[str, Values] = {}
@@ -48,12 +48,12 @@ def read(
                     folder = f"{_DEVICES}/{device.bus_id}"
                     found[device.id] = {**_sensors(root, folder), **more(root, folder)}
     except OSError:
-        pass  # the root is gone, which the inventory notices
+        pass  # the root is gone, which the inventory detects
     return found
 
 
 def integer(root: Rootfs, path: str) -> int | None:
-    """Return a small file's number, None where there is none."""
+    """Return the number in a small file, None if there is none."""
     text = bound.text(root, path)
     is_plain = len(text) <= _DIGITS and text.isascii() and text.removeprefix("-").isdecimal()
     number = int(text) if is_plain else _MOST

@@ -1,9 +1,9 @@
-"""What a vendor's devices are for Dynamic Resource Allocation (DRA), Kubernetes' newer way.
+"""A vendor's devices for Dynamic Resource Allocation (DRA) in Kubernetes.
 
-A driver describes its devices in objects (ResourceSlice), and claims choose by what these say. A
-vendor whose devices have a model and a driver, and no more, needs nothing here. Others have a
-module ``slices`` in their folder, with a subclass of this name. Names are those of the maker's own
-driver, so that people's claims stay as they are.
+A driver describes its devices in objects (ResourceSlice), from which claims select. A vendor whose
+devices have only a model and a driver needs no code of its own. Others have a module ``slices`` in
+their folder, with a subclass of ``Slices``. Names are those of the vendor's own driver, so that
+existing claims keep working.
 """
 
 import hashlib
@@ -19,34 +19,34 @@ from gpuhook.start.inventory.model import Device
 from gpuhook.tools.vendors import cluster
 from gpuhook.tools.vendors.parts import part
 
-UNHEALTHY = "unhealthy"  # the taint of a device of which no more is known
-KEEP_AWAY, SEND_AWAY = "NoSchedule", "NoExecute"  # a taint's effects, as the API has them
-_LONGEST = 63  # characters of a device's name, which is a label of DNS
+UNHEALTHY = "unhealthy"  # the taint of a device without a more specific reason
+KEEP_AWAY, SEND_AWAY = "NoSchedule", "NoExecute"  # a taint's effects, in the API's terms
+_LONGEST = 63  # characters of a device's name, which is a DNS label
 _STRANGE = re.compile(r"[^a-z0-9]+")
 _NUMBERS = re.compile(r"[0-9]+(?:\.[0-9]+)*")
 
 
 class Version(str):
-    """A version as semantic versioning has it, which claims compare as such."""
+    """A semantic version, which claims compare as such."""
 
     __slots__ = ()
 
 
-Value = str | int | bool  # of an attribute; a Version is one
+Value = str | int | bool  # of an attribute; a Version is a str
 
 
 @dataclass(frozen=True)
 class Published:
-    """One device that claims may be given, or a part that could be made of one.
+    """One device that claims may get, or a partition that could be created on one.
 
-    ``attributes`` and ``capacity`` (in bytes, or pieces) have the names of the vendor's driver.
-    Of the set of counters ``counters`` it uses ``uses``: what two devices use of one thing doesn't
-    go to both. ``reason`` says why nobody should be given it now, ``taint`` is a word for that and
-    ``value`` the taint's value; ``effect`` is what becomes of pods: KEEP_AWAY new ones, or
-    SEND_AWAY those that have it, too. ``id`` is the inventory's for the device, "" for what there
-    is not. ``shares`` is in how many equal parts of its memory several claims may have it, 0 for
-    parts of any size, None for a device that goes to one claim. ``withheld`` is whether no claim
-    may have it, because another program of this node shares it.
+    ``attributes`` and ``capacity`` (in bytes, or units) have the names of the vendor's driver.
+    ``uses`` is its consumption of the counter set ``counters``, which prevents that two devices get
+    the same part of a GPU. ``reason`` says why it shouldn't be allocated now, ``taint`` is a word
+    for that and ``value`` the taint's value. ``effect`` is KEEP_AWAY for new pods, or SEND_AWAY
+    also for those that have it. ``id`` is the inventory's id of the device, "" if it doesn't exist.
+    ``shares`` is the number of equal parts of its memory for several claims, 0 for parts of any
+    size, None for a device that only one claim gets. ``withheld`` means that no claim may get it,
+    because another program of this node shares it.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Offer:
-    """All that a driver offers here, with its sets of counters; ``warnings`` are for a person."""
+    """All devices that a driver offers here, with its counter sets and ``warnings``."""
 
     devices: tuple[Published, ...]
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -75,9 +75,9 @@ class Offer:
 
 @dataclass(frozen=True)
 class DeviceClass:
-    """Which devices of the driver a claim means by a name.
+    """A named class of a driver's devices.
 
-    ``expression`` is in CEL; ``resource`` is what pods without a claim may ask for instead.
+    ``expression`` is in CEL; ``resource`` is the name that pods without a claim may request.
     """
 
     name: str
@@ -86,9 +86,9 @@ class DeviceClass:
 
 
 class Slices:
-    """A vendor's answers; these are for devices of which nothing more is known."""
+    """A vendor's functions for DRA; these defaults are for devices without further facts."""
 
-    driver = ""  # the name of the maker's own driver; "" for none
+    driver = ""  # the name of the vendor's own driver; "" for none
     lost_taint = "lost"
 
     def __init__(self, names: ModuleType) -> None:
@@ -96,10 +96,9 @@ class Slices:
         self.cluster = cluster.of(names)
 
     def offer(self, config: Config, inventory: Any, root: Rootfs, *, dynamic: bool) -> Offer:
-        """Return what there is to claim: no whole device that has parts.
+        """Return the devices to claim, without whole devices that have partitions.
 
-        ``dynamic`` is whether parts that could be made are offered, too. ``root`` is the driver
-        root.
+        ``dynamic`` also offers partitions that could be created. ``root`` is the driver root.
         """
         whole = {device.parent for device in inventory.devices}
         found = [
@@ -111,7 +110,7 @@ class Slices:
         return Offer(tuple(found))
 
     def published(self, device: Device, inventory: Any, root: Rootfs) -> Published:
-        """Return a device as it is published."""
+        """Return a device in its published form."""
         return Published(
             self.name(device, root),
             device.bus_id,
@@ -122,26 +121,26 @@ class Slices:
         )
 
     def lost(self, device: Device, root: Rootfs) -> Published:
-        """Return a device that is there and can't be reached."""
+        """Return the published form of a device that exists but can't be reached."""
         about = {"type": self.names.TYPES[0]}
         return Published(
             self.name(device, root), "", about, reason=device.state, taint=self.lost_taint
         )
 
     def taint(self, event: Mapping[str, Any]) -> tuple[str, str]:
-        """Return a word and a value for what the vendor's ``events`` reported; {} for nothing."""
+        """Return the taint and its value for an event of the vendor's ``events``; {} for none."""
         return self.lost_taint if "lost" in event else UNHEALTHY, ""
 
     def effect(self, event: Mapping[str, Any]) -> str:
-        """Return the effect of the taint for what the vendor's ``events`` reported."""
+        """Return the taint's effect for an event of the vendor's ``events``."""
         return KEEP_AWAY
 
     def name(self, device: Device, root: Rootfs) -> str:
-        """Return the name by which a claim is told a device: the same after a reboot."""
+        """Return the name of a device in claims, which is stable over reboots."""
         return device_name(self.names.TYPES[bool(device.parent)], self.cluster.id(device))
 
     def attributes(self, device: Device, inventory: Any, root: Rootfs) -> dict[str, Value]:
-        """Return what claims may ask of a device, beside where it is in the machine."""
+        """Return attributes of a device for claims, in addition to its location in the host."""
         found: dict[str, Value] = {
             "type": self.names.TYPES[bool(device.parent)],
             "model": device.model,
@@ -149,25 +148,25 @@ class Slices:
         return {**found, **version("driverVersion", inventory.version)}
 
     def capacity(self, device: Device, inventory: Any, root: Rootfs) -> dict[str, int]:
-        """Return how much a device has of what can be counted."""
+        """Return the countable capacities of a device."""
         return {}
 
     def classes(self, driver: str, inventory: Any, root: Rootfs) -> list[DeviceClass]:
-        """Return the names for its devices, where the driver is called so."""
+        """Return the classes of its devices, for a driver of this name."""
         named = {self.cluster.resource(device, root) for device in inventory.devices}
         resource = named.pop() if len(named) == 1 else ""
         return [DeviceClass(driver, f'device.driver == "{driver}"', resource)]
 
 
 def of(names: ModuleType) -> Slices:
-    """Return the answers of the vendor with these names."""
+    """Return the DRA functions of the vendor with these names."""
     module = part(names, "slices")
     found: Slices = (module.SLICES if module else Slices)(names)
     return found
 
 
 def device_name(*words: str) -> str:
-    """Return words as a device's name: small letters, digits and dashes, at most 63 characters."""
+    """Return words as a device's name: lower case, digits and dashes, at most 63 characters."""
     text = _STRANGE.sub("-", "-".join(words).lower()).strip("-") or "device"
     if len(text) <= _LONGEST:
         return text
@@ -176,9 +175,9 @@ def device_name(*words: str) -> str:
 
 
 def semantic(text: str) -> str:
-    """Return the numbers that a version begins with as a semantic version, "" where there is none.
+    """Return the numbers at the start of a version as a semantic version, "" if there are none.
 
-    Always three, and none with a zero before it: 580.65.06 is 580.65.6. What follows is left out,
+    There are always three, without leading zeros: 580.65.06 is 580.65.6. A suffix is left out,
     because it would make a version older than the one without.
     """
     match = _NUMBERS.match(text)
@@ -189,13 +188,13 @@ def semantic(text: str) -> str:
 
 
 def version(name: str, text: str) -> dict[str, Value]:
-    """Return an attribute with a version, none where the text is no version."""
+    """Return an attribute with a version, none if the text isn't a version."""
     found = semantic(text)
     return {name: Version(found)} if found else {}
 
 
 def why_not(device: Device, inventory: Any) -> str:
-    """Return why a device can't be given to anybody now, "" if it can."""
+    """Return why a device can't be allocated now, "" if it can."""
     if device.state:
         return device.state
     whole = next((each for each in inventory.devices if each.id == device.parent), None)

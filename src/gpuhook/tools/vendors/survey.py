@@ -1,4 +1,4 @@
-"""Ask every vendor something, as far as this machine has it."""
+"""Queries of all vendors that this host has."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -14,7 +14,7 @@ T = TypeVar("T")
 def examine(
     config: Config, ask: Callable[[Vendor], T]
 ) -> tuple[dict[str, T], dict[str, NoDriverError], dict[str, DriverError]]:
-    """Return what ``ask`` says of each vendor, which ones aren't there, and which drivers fail."""
+    """Return the result of ``ask`` for each vendor, absent vendors, and failing drivers."""
     found, absent, failed = {}, {}, {}
     for name, names in known(config).items():
         try:
@@ -27,10 +27,10 @@ def examine(
 
 
 def present(config: Config, ask: Callable[[Vendor], T]) -> tuple[list[T], list[DriverError]]:
-    """Return what ``ask`` says of each vendor that this machine has, and which drivers fail.
+    """Return the result of ``ask`` for each vendor that this host has, and failing drivers.
 
-    Where there is nothing of any vendor, DriverError of the first driver that fails, or of the
-    first that isn't there.
+    Without any result, raise the DriverError of the first failing driver, or else of the first
+    absent one.
     """
     found, absent, failed = examine(config, ask)
     if not found:

@@ -1,4 +1,4 @@
-"""Which of the kernel's events about devices are about an accelerator or its driver."""
+"""Selection of kernel events about accelerators and their drivers."""
 
 from gpuhook.ground.config.model import Config
 from gpuhook.tools.host.uevents import Event

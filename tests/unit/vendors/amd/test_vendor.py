@@ -185,7 +185,7 @@ REFUSED = [
     (1, {"spelling": ""}, "spelling=''"),
     (1, {"ids": "mine"}, "ids='mine'"),
     (1, {"groups": ""}, "groups=''"),
-    (65, {}, "65 of AMD's GPUs can't be simulated.*Give 64 or fewer"),
+    (65, {}, "65 AMD GPUs can't be simulated.*Give 64 or fewer"),
     (9, {"split": "0"}, "Give 8 or fewer"),
 ]
 
@@ -250,7 +250,7 @@ def test_all_is_well(tmp_path: Path) -> None:
     amd_machine.simulated(tmp_path, 2)
     assert by_check(examined(tmp_path), Status.OK) == {
         "amd-driver": "AMD's driver 6.12.12 is loaded",
-        "amd-devices": "Containers can have 2 of AMD's GPUs and partitions",
+        "amd-devices": "Containers can have 2 AMD GPUs and partitions",
     }
     assert len(examined(tmp_path)) == 2
 
@@ -290,7 +290,7 @@ def test_groups_that_nobody_is_put_in(tmp_path: Path) -> None:
     amd_machine.simulated(tmp_path, 1)
     config = loads("[features]\nno-additional-gids-for-device-nodes = true\n")
     found = by_check(examined(tmp_path, config), Status.WARNING)
-    assert "for the groups 105, and no container's process" in found["amd-groups"]
+    assert "belong to the groups 105, and no container's process" in found["amd-groups"]
 
 
 def test_a_device_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,8 +91,8 @@ def test_lists_that_are_wrong(examine: Examine, place: Path) -> None:
     [
         ("910B", '{"version":"1.2"}', ""),
         ("910B", "{}", ""),
-        ("910B", '{"version":"2.0"}', "is of version 2.0, which is not for Ascend 910B"),
-        ("950", '{"version":"1.0"}', "is of version 1.0, which is not for Ascend 950"),
+        ("910B", '{"version":"2.0"}', "has version 2.0, which is not for Ascend 910B"),
+        ("950", '{"version":"1.0"}', "has version 1.0, which is not for Ascend 950"),
         ("950", '{"version":"2.0"}', ""),
         ("950", "no", "isn't JSON"),
     ],

@@ -1,1 +1,1 @@
-"""AMD's GPUs, for commands."""
+"""AMD GPUs, for commands."""

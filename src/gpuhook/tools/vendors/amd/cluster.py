@@ -1,4 +1,4 @@
-"""AMD's GPUs and partitions for a cluster."""
+"""AMD GPUs and partitions for a cluster."""
 
 from gpuhook.tools.vendors.cluster import Cluster
 
@@ -6,7 +6,7 @@ from gpuhook.tools.vendors.cluster import Cluster
 class AmdCluster(Cluster):
     """GPUs and partitions, each one of a resource."""
 
-    nothing = "none"  # AMD's own runtime takes void for the name of a GPU
+    nothing = "none"  # AMD's own runtime would read "void" as the name of a GPU
 
 
 CLUSTER = AmdCluster

@@ -1,4 +1,4 @@
-"""What the doctor looks at of AMD's driver; ``tools/doctor/vendors`` says how it is used."""
+"""Checks of AMD's driver for the doctor; ``tools/doctor/vendors`` says how they are used."""
 
 from collections.abc import Callable, Iterator
 
@@ -17,7 +17,7 @@ _GPU_CLASSES = ("0x03", "0x12")  # display controllers and processing accelerato
 
 
 def amd_devices(case: Case) -> Iterator[Finding]:
-    """Ask what the driver has; a machine without AMD's GPUs needs none."""
+    """Check the driver and its devices; a host without AMD GPUs needs no driver."""
     root = case.machine.path(VENDOR.root(case.config))
     try:
         VENDOR.try_files(case.config, root, lambda: discover(root))
@@ -38,10 +38,10 @@ def _is_gpu(fact: Callable[[str], str]) -> bool:
 
 
 def _devices(inventory: Inventory, root: str) -> Iterator[Finding]:
-    """Say how many devices there are, and which can't be used."""
+    """Report the number of devices, and which can't be used."""
     count = len(inventory.devices)
-    yield ok("amd-devices", f"Containers can have {count} of AMD's GPUs and partitions")
-    remedy = "Delete the node, and have udev make it again"
+    yield ok("amd-devices", f"Containers can have {count} AMD GPUs and partitions")
+    remedy = "Delete the node, and let udev create it again"
     yield from unusable("amd-devices", names.NOUN, remedy, inventory.devices)
     with Rootfs(root) as below:
         bound = [name for name in below.list_folder(GPUS) if ":" in name]
@@ -51,7 +51,7 @@ def _devices(inventory: Inventory, root: str) -> Iterator[Finding]:
             "amd-devices",
             f"KFD, the compute driver, doesn't know the GPU at {listed(unknown)}: no container "
             "can have it",
-            "Look for kfd in dmesg; some GPUs are for displays alone",
+            "Look for kfd in dmesg; some GPUs are only for displays",
         )
 
 
@@ -61,9 +61,9 @@ def _groups(case: Case, inventory: Inventory) -> Iterator[Finding]:
         numbers = " and ".join(map(str, groups))
         yield warning(
             "amd-groups",
-            f"The nodes of AMD's GPUs are for the groups {numbers}, and no container's process is "
-            "put in them: one that isn't root's finds no GPU, and no error",
-            "Delete no-additional-gids-for-device-nodes from [features], or use docker run "
+            f"The nodes of AMD GPUs belong to the groups {numbers}, and no container's process is "
+            "put in them: one that doesn't run as root finds no GPU, without an error",
+            "Remove no-additional-gids-for-device-nodes from [features], or use docker run "
             "--group-add",
         )
 

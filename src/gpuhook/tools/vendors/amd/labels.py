@@ -1,6 +1,6 @@
-"""Labels of a node as AMD's node labeller writes them, with all of its options.
+"""The node labels of AMD's node labeller, with all of its options.
 
-But for the GPUs' family and firmware, for which a device would have to be opened.
+Labels for the GPUs' family and firmware are missing, because they require opening a device.
 """
 
 from collections import Counter
@@ -54,7 +54,7 @@ def _facts(
     root: Rootfs,
     properties: Mapping[int, Mapping[str, int]],
 ) -> dict[str, str]:
-    """Return what is counted of a GPU or partition, without what the kernel doesn't say."""
+    """Return the counted facts of a GPU or partition that the kernel reports."""
     minors = [bound.number(path.rpartition("/")[2], "renderD") for path in device.nodes]
     minor = next((each for each in minors if each is not None), -1)
     said = properties.get(minor, {})
@@ -73,7 +73,7 @@ def _facts(
 
 
 def _counted(kind: str, counts: Counter[str]) -> dict[str, str]:
-    """Return the old (beta) and the new labels of a kind: a value where all have the same."""
+    """Return the old (beta) and new labels of a kind: counts, and a value common to all."""
     old, new = f"beta.{_DOMAIN}/gpu.{kind}", f"{_DOMAIN}/gpu.{kind}"
     found = {f"{old}.{value}": str(count) for value, count in counts.items()}
     if len(counts) == 1:

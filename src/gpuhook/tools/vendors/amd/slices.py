@@ -1,7 +1,7 @@
-"""GPUs and partitions under the names that AMD's own DRA driver publishes (gpu.amd.com).
+"""GPUs and partitions with the attributes that AMD's own DRA driver publishes (gpu.amd.com).
 
-But for what a device is called: the numbers of its nodes, of which AMD's makes a name, are
-others' after a GPU is lost.
+Device names differ: AMD's driver builds them from the numbers of the nodes, which another GPU may
+get after one is lost.
 """
 
 from typing import Any
@@ -19,12 +19,12 @@ _WHOLE = ("", "spx")
 
 
 class AmdSlices(Slices):
-    """AMD's GPUs."""
+    """AMD GPUs."""
 
     driver = "gpu.amd.com"
 
     def name(self, device: Device, root: Rootfs) -> str:
-        return device_name("gpu", device.id)  # a partition, too
+        return device_name("gpu", device.id)  # also for a partition
 
     def attributes(self, device: Device, inventory: Any, root: Rootfs) -> dict[str, Value]:
         profile = partition_type(root, f"{GPUS}/{device.bus_id}")
@@ -44,7 +44,7 @@ class AmdSlices(Slices):
         return {name: value for name, value in found.items() if value != ""}
 
     def capacity(self, device: Device, inventory: Any, root: Rootfs) -> dict[str, int]:
-        """Return a partition's share of its GPU's memory, and its own units."""
+        """Return a partition's share of its GPU's memory, and its own compute units."""
         sharing = sum(each.bus_id == device.bus_id for each in inventory.devices)
         total = integer(root, f"{GPUS}/{device.bus_id}/mem_info_vram_total")
         found = {"memory": (total or 0) // max(sharing, 1)}
@@ -58,7 +58,7 @@ class AmdSlices(Slices):
 
 
 def _render(device: Device) -> int:
-    """Return the minor of a device's render node, -1 where it has none."""
+    """Return the minor of a device's render node, -1 if it has none."""
     found = (number(path.rpartition("/")[2], "renderD") for path in device.nodes)
     return next((each for each in found if each is not None), -1)
 

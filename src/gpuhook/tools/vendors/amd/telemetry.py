@@ -1,4 +1,4 @@
-"""What amdgpu says in sysfs of how its GPUs are; Documentation/gpu/amdgpu of the kernel."""
+"""Telemetry of amdgpu's GPUs from sysfs; Documentation/gpu/amdgpu of the kernel."""
 
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.start.inventory.model import Inventory
@@ -11,7 +11,7 @@ def read(inventory: Inventory, asking: sensors.Asking) -> dict[str, sensors.Valu
 
 
 def _more(root: Rootfs, folder: str) -> sensors.Values:
-    """Return memory in bytes, and the share of the time in which the GPU was busy."""
+    """Return memory in bytes, and the fraction of time in which the GPU was busy."""
     busy = sensors.integer(root, f"{folder}/gpu_busy_percent")
     found = {
         "memory_total_bytes": sensors.integer(root, f"{folder}/mem_info_vram_total"),

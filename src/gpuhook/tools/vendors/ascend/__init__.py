@@ -1,1 +1,1 @@
-"""Huawei's Ascend NPUs, for commands."""
+"""Huawei Ascend NPUs, for commands."""

@@ -1,7 +1,7 @@
-"""NPUs under the names that Huawei's device plugin gives them.
+"""NPUs under the resource names of Huawei's device plugin.
 
-It has one name for a family of chips: Ascend910 for 910, 910B and 910C. Newer families, and chips
-that the driver doesn't name, are npu, as in its newer versions. A vNPU's size isn't known
+The plugin has one name for a family of chips: Ascend910 for 910, 910B and 910C. Newer families, and
+chips that the driver doesn't name, are npu, as in its newer versions. A vNPU's size is unknown
 here, so vNPUs have one name for all sizes.
 """
 
@@ -22,7 +22,7 @@ _VIRTUAL = "vNPU"
 
 
 class AscendCluster(Cluster):
-    """NPUs, and vNPUs by the chip that they are on."""
+    """NPUs, and vNPUs by their chip."""
 
     def resource(self, device: Device, root: Rootfs) -> str:
         del root

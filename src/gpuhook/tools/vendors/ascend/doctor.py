@@ -1,6 +1,6 @@
-"""What the doctor looks at of Ascend's driver; ``tools/doctor/vendors`` says how it is used.
+"""Checks of Ascend's driver for the doctor; ``tools/doctor/vendors`` says how they are used.
 
-A machine without any sign of an NPU is not examined: most have none.
+A host without any sign of an NPU is not checked: most have none.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ _SMALL = 1 << 16
 
 
 def ascend_devices(case: Case) -> Iterator[Finding]:
-    """Ask whether there is a driver, and which NPUs it can use."""
+    """Check that there is a driver, and which NPUs it can use."""
     if not _is_of_interest(case):
         return
     try:
@@ -42,7 +42,7 @@ def ascend_devices(case: Case) -> Iterator[Finding]:
 
 
 def ascend_lists(case: Case) -> Iterator[Finding]:
-    """Ask whether the lists of files say what containers can be given."""
+    """Check that the lists of files for containers are valid."""
     if not _is_of_interest(case):
         return
     inventory = VENDOR.discover(case.config)
@@ -58,27 +58,27 @@ def ascend_lists(case: Case) -> Iterator[Finding]:
 
 
 def _topology(inventory: Inventory) -> Iterator[Finding]:
-    """Compare the version of the file of the machine's wiring with the chip."""
+    """Compare the version of the topology file with the chip."""
     path = TOPOLOGY[0]
     try:
         with Rootfs(inventory.root) as root:
             data = jsontext.loads((root.read_file(path, _SMALL) or b"{}").decode())
     except (OSError, ValueError):
-        yield warning("ascend-topology", f"{path} isn't JSON", "Make it again with Huawei's tool")
+        yield warning("ascend-topology", f"{path} isn't JSON", "Create it again with Huawei's tool")
         return
     version = data.get("version") if isinstance(data, dict) else None
     chips = {device.model for device in inventory.devices}
     if version and chips and (version == "2.0") != (chips == {"Ascend 950"}):
         yield warning(
             "ascend-topology",
-            f"{path} is of version {version}, which is not for {', '.join(sorted(chips))}: jobs "
+            f"{path} has version {version}, which is not for {', '.join(sorted(chips))}: jobs "
             "on several NPUs fail with it",
-            "Make it again with Huawei's tool for this machine",
+            "Create it again with Huawei's tool for this host",
         )
 
 
 def _is_of_interest(case: Case) -> bool:
-    """Tell whether the machine has an NPU, or what a driver for one brings."""
+    """Tell whether the host has an NPU, or files of a driver for one."""
     driver = Machine(VENDOR.root(case.config))
     if any(map(driver.exists, (PCI_DRIVER, CLASS, MANAGER))) or is_on_bus(driver, _is_npu):
         return True

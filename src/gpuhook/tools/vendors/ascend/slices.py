@@ -1,4 +1,4 @@
-"""NPUs and vNPUs, by where they are: Huawei has no DRA driver whose names could be kept."""
+"""NPUs and vNPUs, named by address, because Huawei has no DRA driver with names to follow."""
 
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.start.inventory.model import Device
@@ -6,7 +6,7 @@ from gpuhook.tools.vendors.slices import Slices, device_name
 
 
 class AscendSlices(Slices):
-    """NPUs by address, because the driver may number them otherwise after a reboot."""
+    """NPUs by address, because the driver may number them differently after a reboot."""
 
     def name(self, device: Device, root: Rootfs) -> str:
         if not device.bus_id or device.parent:

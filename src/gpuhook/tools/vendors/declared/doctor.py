@@ -1,4 +1,4 @@
-"""What the doctor looks at of a declared vendor; ``tools/doctor/vendors`` says how it is used."""
+"""Checks of a declared vendor for the doctor; ``tools/doctor/vendors`` says how they are used."""
 
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -25,7 +25,7 @@ def _check_of(names: ModuleType) -> Callable[[Case], Iterator[Finding]]:
     check_name = f"{names.NAME}-devices"
 
     def check(case: Case) -> Iterator[Finding]:
-        """Ask whether there is what the table declares."""
+        """Check that the devices of the table exist."""
         vendor = contract.load(names)
         try:
             found = vendor.discover(case.config)
@@ -36,7 +36,7 @@ def _check_of(names: ModuleType) -> Callable[[Case], Iterator[Finding]]:
         yield ok(check_name, f"{names.TITLE}'s devices below {found.root}: {labels}")
         if missing := found.missing():
             text = f"{names.TITLE}'s driver has no node {', '.join(missing)}"
-            yield warning(check_name, text, "See that udev makes it, or load the driver again")
+            yield warning(check_name, text, "Check udev's rule for it, or load the driver again")
 
     check.__name__ = check_name.replace("-", "_")
     return check

@@ -1,4 +1,4 @@
-"""Gaudis for a cluster: by their address, with the seats that Habana's libraries look for."""
+"""Gaudis for a cluster, by address, with the module ids that Habana's libraries look for."""
 
 from gpuhook.start.inventory.model import Device
 from gpuhook.tools.vendors.cluster import Cluster
@@ -9,7 +9,7 @@ from gpuhook.vendors.gaudi.vendor import MODULES
 class GaudiCluster(Cluster):
     """Whole devices."""
 
-    nothing = "none"  # Habana's own hook takes void for all
+    nothing = "none"  # Habana's own hook reads "void" as all
 
     def variables(self, device: Device) -> dict[str, str]:
         numbers = seats(device)

@@ -1,4 +1,4 @@
-"""What the doctor looks at of Gaudi's driver; ``tools/doctor/vendors`` says how it is used."""
+"""Checks of Gaudi's driver for the doctor; ``tools/doctor/vendors`` says how they are used."""
 
 from collections.abc import Callable, Iterator
 
@@ -19,11 +19,11 @@ def _is_device(fact: Callable[[str], str]) -> bool:
 
 
 def _programs(_: Machine, inventory: Inventory) -> Iterator[Finding]:
-    """Say what programs in containers have to do without."""
+    """Report features that programs in containers lack."""
     unseated = [device.label for device in inventory.devices if not seats(device)]
     if unseated:
         text = (
-            f"The module id of Gaudi {listed(unseated)} isn't known, or another device has it, too"
+            f"The module id of Gaudi {listed(unseated)} is unknown, or another device has it, too"
         )
         remedy = "Ask for it by index; HABANA_VISIBLE_MODULES isn't set for it. Update the driver"
         yield warning(_CHECK, text, remedy)
@@ -32,7 +32,7 @@ def _programs(_: Machine, inventory: Inventory) -> Iterator[Finding]:
         yield note(
             _CHECK,
             f"The network ports of Gaudi {listed(labels)} are moved into no container by gpuhook",
-            "Where programs need them, run Habana's hook (habana-container-hook), too",
+            "If programs need them, run Habana's hook (habana-container-hook), too",
         )
 
 
@@ -44,7 +44,7 @@ gaudi_devices = Driver(
     lambda _, driver: discover(driver.path("/")),
     is_ours=_is_device,
     without="Look for habanalabs in dmesg",
-    udev="See that udev makes it for everybody, or load the driver again (modprobe habanalabs)",
+    udev="Check that udev's rule permits all users, or load the driver again (modprobe habanalabs)",
     is_for_everybody=True,
     more=_programs,
 )

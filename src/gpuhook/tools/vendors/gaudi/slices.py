@@ -1,4 +1,4 @@
-"""Gaudis under the names that Intel's own DRA driver publishes (gaudi.intel.com)."""
+"""Gaudis with the names and attributes of Intel's own DRA driver (gaudi.intel.com)."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from gpuhook.tools.vendors.slices import Slices, Value, device_name, why_not
 
 
 class GaudiSlices(Slices):
-    """Gaudis, each called as Intel's driver calls it: by address and product."""
+    """Gaudis, named as by Intel's driver: by address and product."""
 
     driver = "gaudi.intel.com"
 

@@ -1,1 +1,1 @@
-"""Intel's GPUs, for commands."""
+"""Intel GPUs, for commands."""

@@ -1,4 +1,4 @@
-"""GPUs under the names that Intel's device plugin gives them: those of their drivers."""
+"""GPUs under the resource names of Intel's device plugin: those of their drivers."""
 
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.start.inventory.model import Device
@@ -10,7 +10,7 @@ _DOMAIN = "gpu.intel.com"
 
 
 class IntelGpuCluster(Cluster):
-    """GPUs and virtual functions, by address: cards may have other numbers after a reboot."""
+    """GPUs and virtual functions, by address, because card numbers may change at a reboot."""
 
     def id(self, device: Device) -> str:
         return next(iter(device.names.get("uid", ())), device.id)

@@ -1,6 +1,6 @@
-"""What the doctor looks at of Intel's GPU driver; ``tools/doctor/vendors`` says how it is used.
+"""Checks of Intel's GPU driver for the doctor; ``tools/doctor/vendors`` says how they are used.
 
-A machine whose GPU nobody uses, as many servers have one, is not examined.
+A host with an unused GPU, as many servers have, is not checked.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from gpuhook.vendors.intel_gpu.vendor import VENDOR
 
 
 def _is_product(fact: Callable[[str], str]) -> bool:
-    """Tell whether it is a GPU that somebody has bought for computing."""
+    """Tell whether a device is a GPU product for computing."""
     return fact("vendor") == "0x8086" and fact("device").removeprefix("0x") in PRODUCTS
 
 

@@ -1,4 +1,4 @@
-"""By which variables programs choose among the devices that they were given."""
+"""Variables with which programs select among their devices."""
 
 VARIABLES = (
     "ZE_AFFINITY_MASK",

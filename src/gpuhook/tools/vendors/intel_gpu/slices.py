@@ -1,4 +1,4 @@
-"""GPUs and virtual functions under the names that Intel's own DRA driver publishes."""
+"""GPUs and virtual functions with the names and attributes of Intel's own DRA driver."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from gpuhook.tools.vendors.slices import Slices, Value, device_name, why_not
 from gpuhook.vendors.bound import driver_folder
 from gpuhook.vendors.intel_gpu.discover import DRIVERS, PRODUCTS
 
-_FAMILIES = ("Data Center GPU Flex", "Data Center GPU Max", "Arc")  # as products begin
+_FAMILIES = ("Data Center GPU Flex", "Data Center GPU Max", "Arc")  # prefixes of products
 _DEVICES = "/sys/bus/pci/devices"
 _LOCAL = "lmem_total_bytes"  # i915's; xe has no file for it
 _WHOLE = 1000  # thousandths of a GPU
 
 
 class IntelGpuSlices(Slices):
-    """Intel's GPUs; each is called as Intel's driver calls it, by address and product."""
+    """Intel GPUs, named as by Intel's driver: by address and product."""
 
     driver = "gpu.intel.com"
 
@@ -51,7 +51,7 @@ class IntelGpuSlices(Slices):
 
 
 def _family(product: str) -> tuple[str, str]:
-    """Return a product's family and model in Intel's words: Data Center Flex and Flex 170."""
+    """Return a product's family and model in Intel's terms: Data Center Flex and Flex 170."""
     beginning = next((each for each in _FAMILIES if product.startswith(each)), "")
     if not beginning:
         return "", product

@@ -1,4 +1,4 @@
-"""What i915 and xe say in sysfs of how their GPUs are: what hwmon has, and energy."""
+"""Telemetry of the GPUs of i915 and xe from sysfs: hwmon's sensors, and energy."""
 
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.vendors import sensors

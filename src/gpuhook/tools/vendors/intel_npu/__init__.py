@@ -1,1 +1,1 @@
-"""Intel's NPUs, for commands."""
+"""Intel NPUs, for commands."""

@@ -1,4 +1,4 @@
-"""NPUs under the name that Intel's device plugin gives them."""
+"""NPUs under the resource name of Intel's device plugin."""
 
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.start.inventory.model import Device
@@ -6,7 +6,7 @@ from gpuhook.tools.vendors.cluster import Cluster
 
 
 class IntelNpuCluster(Cluster):
-    """NPUs by address: nodes may have other numbers after a reboot."""
+    """NPUs by address, because node numbers may change at a reboot."""
 
     def id(self, device: Device) -> str:
         return device.bus_id or device.id

@@ -1,6 +1,6 @@
-"""What the doctor looks at of Intel's NPU driver; ``tools/doctor/vendors`` says how it is used.
+"""Checks of Intel's NPU driver for the doctor; ``tools/doctor/vendors`` says how they are used.
 
-A machine whose NPU nobody uses, as many notebooks have one, is not examined.
+A host with an unused NPU, as many notebooks have, is not checked.
 """
 
 from gpuhook.tools.doctor.driver import Driver

@@ -1,4 +1,4 @@
-"""Neuron's devices for a cluster: those with neighbouring numbers are near each other."""
+"""Neuron devices for a cluster: those with adjacent numbers are near each other."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from gpuhook.tools.vendors.cluster import Cluster
 
 
 class NeuronCluster(Cluster):
-    """Devices of which a container can have neighbours alone (``vendor.Neuron.check``)."""
+    """Devices of which a container can have only adjacent ones (``vendor.Neuron.check``)."""
 
     def links(self, inventory: Any) -> dict[str, dict[str, int]]:
         by_number = {int(device.label): device.id for device in inventory.devices}

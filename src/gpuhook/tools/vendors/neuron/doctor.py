@@ -1,4 +1,4 @@
-"""What the doctor looks at of Neuron's driver; ``tools/doctor/vendors`` says how it is used."""
+"""Checks of Neuron's driver for the doctor; ``tools/doctor/vendors`` says how they are used."""
 
 from collections.abc import Callable, Iterator
 
@@ -24,11 +24,11 @@ def _stray_nodes(driver: Machine, inventory: Inventory) -> Iterator[Finding]:
     stray = [f"/dev/neuron{n}" for n in device_numbers(names) if f"neuron{n}" not in known]
     if stray:
         text = f"The driver has no device of the node {listed(stray)}; no container gets it"
-        yield warning(_CHECK, text, "Remove what made the node")
+        yield warning(_CHECK, text, "Remove the rule or script that creates the node")
 
 
 def _gaps(driver: Machine, inventory: Inventory) -> Iterator[Finding]:
-    """Say which devices should be there by the numbers of the others and by their connections."""
+    """Report missing devices, by the numbers of the others and by their connections."""
     have = [int(device.label) for device in inventory.devices]
     gone = {*between(have)}
     for number in have:
@@ -52,7 +52,7 @@ neuron_devices = Driver(
     lambda _, driver: discover(driver.path("/")),
     is_ours=_is_device,
     without=_RELOAD,
-    udev="Install the package aws-neuronx-dkms, whose udev rule makes them for everybody",
+    udev="Install the package aws-neuronx-dkms, whose udev rule permits all users",
     is_for_everybody=True,
     more=_further,
 )

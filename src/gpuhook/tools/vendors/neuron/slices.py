@@ -1,7 +1,7 @@
-"""Neuron devices under the names that AWS' own DRA driver publishes (neuron.aws.com).
+"""Neuron devices with the names and attributes of AWS's own DRA driver (neuron.aws.com).
 
-Of its attributes those that this machine itself can say: no type of instance, and no place in a
-network.
+Only attributes that this host itself can report are published: no instance type, and no network
+location.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from gpuhook.tools.vendors.slices import Slices, Value
 
 
 class NeuronSlices(Slices):
-    """AWS' accelerators."""
+    """AWS accelerators."""
 
     driver = "neuron.aws.com"
 
@@ -21,7 +21,7 @@ class NeuronSlices(Slices):
         found: dict[str, Value] = {
             "deviceId": int(number) if number.isdecimal() else 0,
             "model": device.model,
-            "neuronDriverVersion": inventory.version,  # a text there: it has four numbers
+            "neuronDriverVersion": inventory.version,  # a string there: it has four numbers
         }
         return {name: value for name, value in found.items() if value != ""}
 

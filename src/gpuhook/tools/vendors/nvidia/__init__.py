@@ -1,1 +1,1 @@
-"""NVIDIA's GPUs, for commands: what they do, and their links."""
+"""NVIDIA GPUs, for commands: their activity, and their links."""

@@ -1,6 +1,6 @@
-"""What NVIDIA's generations of GPUs are called, by their compute capability."""
+"""Names of NVIDIA's GPU generations, by compute capability."""
 
-# From which compute capability on -> the name.
+# The lowest compute capability -> the name.
 _NAMES = (
     ((12, 0), "Blackwell"), ((10, 0), "Blackwell"), ((9, 0), "Hopper"), ((8, 9), "Ada Lovelace"),
     ((8, 0), "Ampere"), ((7, 5), "Turing"), ((7, 0), "Volta"), ((6, 0), "Pascal"),
@@ -9,7 +9,7 @@ _NAMES = (
 
 
 def parts(capability: str) -> tuple[int, int]:
-    """Return the two numbers of a compute capability (9.0), zeros where it is unknown."""
+    """Return the two numbers of a compute capability (9.0), zeros if it is unknown."""
     major, _, minor = capability.partition(".")
     if not major.isdecimal() or not minor.isdecimal():
         return 0, 0

@@ -1,18 +1,18 @@
-"""Ask NVML for what a GPU or a driver may not have."""
+"""Queries of NVML for values that a GPU or a driver may not support."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # by that
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # by valueType
 ALL_LINKS = 0xFFFFFFFF  # a scope of fields: the sum over all NVLinks
 
 
 def ask(pynvml: "Any", function: str, *words: "Any") -> "Any":
-    """Return what NVML answers, None where it hasn't got that here.
+    """Return NVML's result, None if it isn't supported here.
 
-    A GPU that is lost raises NVMLError.
+    Raises NVMLError for a lost GPU.
     """
     try:
         return getattr(pynvml, function)(*words)
@@ -27,9 +27,9 @@ def ask(pynvml: "Any", function: str, *words: "Any") -> "Any":
 def fields(
     pynvml: "Any", handle: "Any", asked: "Mapping[str, int | tuple[int, int]]"
 ) -> "dict[str, int | float]":
-    """Return values of a device by names that the caller gives them; absent: it hasn't got them.
+    """Return values of a device by the caller's names, without unsupported ones.
 
-    What is asked are NVML_FI_DEV_... of nvml.h, each with a scope where it needs one.
+    ``asked`` are NVML_FI_DEV_... of nvml.h, each with a scope if it needs one.
     """
     values = ask(pynvml, "nvmlDeviceGetFieldValues", handle, [*asked.values()])
     return {

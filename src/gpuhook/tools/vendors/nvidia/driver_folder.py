@@ -1,6 +1,6 @@
-"""What belongs in the driver folder: the plan of a container whose libraries go there.
+"""The contents of the driver folder, from the plan of a container with its libraries there.
 
-Changes nothing, and looks at nothing but whether a file may be given to containers.
+Nothing is changed. The only check of files is whether containers may get them.
 """
 
 from collections.abc import Iterable
@@ -25,16 +25,16 @@ _ALL = "all"
 
 
 def content_of(config: Config, inventory: Any, capabilities: Iterable[str] = ()) -> DriverContent:
-    """Return what belongs in the driver folder of a machine with this inventory of NVIDIA's.
+    """Return the contents of the driver folder for this NVIDIA inventory.
 
-    ``capabilities`` are the driver's parts to put there, none or "all" stand for all that the
+    ``capabilities`` are the driver's parts to include; none or "all" mean all that the
     configuration allows. RequestError for others; DriverFolderError for a platform whose driver
     can't be put in one folder.
     """
     if inventory.platform:
         raise DriverFolderError(
-            f"The driver's files of {inventory.platform} have places of their own, and can't be "
-            "used from one folder",
+            f"The driver's files of {inventory.platform} have fixed paths, and can't be used from "
+            "one folder",
             "Use the runtime gpu-py, or CDI",
         )
     vendor = contract.load(registry.KNOWN[NAME])
@@ -66,10 +66,10 @@ def _chosen(asked: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, ...]
 
 
 def _place(destination: str) -> str:
-    """Return where in the folder a file goes that would be there in a container, "" for nowhere.
+    """Return the path in the folder of a file with this path in a container, "" for none.
 
-    What is neither a library nor a program has a fixed place outside of the folder, where the
-    driver looks for it: firmware, sockets, configuration.
+    Files that are neither libraries nor programs have fixed paths outside of the folder, where the
+    driver looks for them: firmware, sockets, configuration.
     """
     if destination.startswith(f"{INSIDE}/"):
         return destination.removeprefix(f"{INSIDE}/")

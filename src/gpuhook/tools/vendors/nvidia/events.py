@@ -1,17 +1,17 @@
-"""Listen to NVML's events, in a child that says in lines of JSON what it hears.
+"""A listener for NVML's events, in a child that reports them in lines of JSON.
 
-The child lives as long as its parent wants and holds NVML open meanwhile: before the driver can
-be unloaded, it has to end. Like the one of ``nvml`` it is below the driver root, without
-privileges. NVML may hang in it. So it says which GPU it is asking before it asks, and that it
-still lives every few seconds:
+The child lives as long as its parent wants, and keeps NVML open: before the driver can be unloaded,
+it has to exit. Like the child of ``nvml`` it runs with the driver root as its root, without
+privileges. NVML may hang in it. So it reports which GPU it is about to query, and sends a heartbeat
+every few seconds:
 
-    {"asking": UUID}                          the next answer depends on this GPU
-    {"watched": 7, "unwatched": {UUID: why}}  it listens now; the others say nothing
-    {"xid": 79, "gpu": UUID, "gi": 1, "ci": 0}  an error; "gi" and "ci" where it is an instance's;
-                                              "recovery" is NVML's number for what helps the GPU
+    {"asking": UUID}                          the next response depends on this GPU
+    {"watched": 7, "unwatched": {UUID: why}}  it listens now; the others have no events
+    {"xid": 79, "gpu": UUID, "gi": 1, "ci": 0}  an error; "gi" and "ci" if it is an instance's;
+                                              "recovery" is NVML's recovery action for the GPU
     {"lost": UUID, "why": text}               this GPU can't be reached any more
     {"beat": 1}
-    {"error": text}                           it can't listen, and ends
+    {"error": text}                           it can't listen, and exits
 """
 
 import time
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
     Say = Callable[[dict[str, Any]], None]
 
-BEAT = 10.0  # seconds between two signs of life where nothing happens
+BEAT = 10.0  # seconds between two heartbeats when there are no events
 
-_NO_INSTANCE = 0xFFFFFFFF  # nvmlEventData_t in nvml.h: the whole GPU is meant
+_NO_INSTANCE = 0xFFFFFFFF  # nvmlEventData_t in nvml.h: the event is about the whole GPU
 _MOST = 1000  # events that are fetched at once
 _PAUSES = (1.0, 30.0)  # seconds; the first and the longest one after a wait that failed
 
 
 def begin(config: "Config", inventory: "Inventory", but: "Collection[str]") -> "Work":
-    """Return what a child does that listens; DriverError where there is no NVML.
+    """Return the function of a listening child; DriverError if there is no NVML.
 
-    ``but`` are UUIDs of GPUs to leave alone.
+    ``but`` are UUIDs of GPUs to skip.
     """
     uid, gid = nvml.ids(config.user)
     path = library(config)
@@ -55,15 +55,15 @@ def begin(config: "Config", inventory: "Inventory", but: "Collection[str]") -> "
 
 
 def can_listen(inventory: "Inventory") -> bool:
-    """Tell whether there is something to listen to: only NVIDIA's driver for Linux has events."""
+    """Tell whether there are events to receive: only NVIDIA's driver for Linux has them."""
     return bool(inventory.gpus) and not inventory.platform
 
 
 def concerned(inventory: "Inventory", event: "Mapping[str, Any]") -> "list[Device]":
     """Return the devices that an event is about: a GPU, or the instances that it names.
 
-    A GPU's instances are as well as the GPU is, and aren't named beside it. Nothing is guessed
-    of a GPU or an instance that isn't there any more.
+    A GPU's instances have the health of the GPU, and aren't returned in addition to it. For a GPU
+    or an instance that no longer exists, nothing is returned.
     """
     uuid, gi, ci = event["gpu"], event.get("gi"), event.get("ci")
     if gi is None:
@@ -74,13 +74,13 @@ def concerned(inventory: "Inventory", event: "Mapping[str, Any]") -> "list[Devic
 
 
 def is_error(line: "Mapping[str, Any]") -> bool:
-    """Tell whether a line is an error as it should be: the driver's own code runs in the child."""
+    """Tell whether a line is a valid error: the driver's own code runs in the child."""
     numbers = (line.get("xid"), line.get("gi", 0), line.get("ci", 0), line.get("recovery", 0))
     return isinstance(line.get("gpu"), str) and all(isinstance(each, int) for each in numbers)
 
 
 def judge(event: "Mapping[str, Any]", chosen: "PluginSettings | None") -> tuple[str, str]:
-    """Return what an XID does to its device, and what it is called."""
+    """Return an XID's effect on its device, and its description."""
     actions = chosen.xids if chosen else {}
     return xids.action(event["xid"], actions), xids.describe(event["xid"])
 
@@ -89,7 +89,7 @@ def judge(event: "Mapping[str, Any]", chosen: "PluginSettings | None") -> tuple[
 
 
 def _say_all(start: "Callable[[], Any]", uuids: list[str], say: "Say") -> None:
-    """Listen until the end."""
+    """Listen until the process ends."""
     kernel.set_name("gpuhook-events")
     try:
         pynvml = start()
@@ -104,20 +104,20 @@ def _say_all(start: "Callable[[], Any]", uuids: list[str], say: "Say") -> None:
 
 
 class Ears:
-    """A set of events and the GPUs in it."""
+    """An NVML event set and its GPUs."""
 
     def __init__(self, nvml: "Any", say: "Say") -> None:
         self._nvml = nvml
         self._say = say
         self._handles: dict[str, Any] = {}  # of GPUs in the set
-        self._seen: dict[str, Any] = {}  # and of those that were in one before
-        self._events: Any = None  # None where NVML has no sets of events, or no GPU has any
+        self._seen: dict[str, Any] = {}  # also of those that were in an earlier set
+        self._events: Any = None  # None if NVML has no event sets, or no GPU has events
         self._failed: list[str] = []  # GPUs to be registered again
         self._gone = (nvml.NVML_ERROR_GPU_IS_LOST, getattr(nvml, "NVML_ERROR_RESET_REQUIRED", 16))
         self._lacking = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
     def listen(self, uuids: list[str]) -> None:
-        """Say what happens to these GPUs, for ever."""
+        """Report the events of these GPUs, without end."""
         self._events = self._register(uuids)
         pause, longest = _PAUSES
         while self._events is not None:
@@ -132,20 +132,20 @@ class Ears:
                 continue
             pause = _PAUSES[0]
             self._tell(self._event(data))
-        self._nvml.nvmlShutdown()  # nothing will be heard, and the driver needn't stay open
+        self._nvml.nvmlShutdown()  # there will be no events, and the driver needn't stay open
         while True:
             time.sleep(BEAT)
             self._say({"beat": 1})
 
     def register(self, uuids: list[str]) -> None:
-        """Begin to hear of these GPUs, for ``poll``; where that fails, nothing is heard of them."""
+        """Register these GPUs for ``poll``; if that fails, they have no events."""
         try:
             self._events = self._register(uuids)
         except self._nvml.NVMLError as error:
             self._give_up(uuids, error)
 
     def poll(self) -> None:
-        """Say what has happened since the last time, without waiting."""
+        """Report the events since the last call, without waiting."""
         if self._failed:
             self.register(self._failed)
         for event in self._heard(self._events, self._renew_or_give_up):
@@ -161,7 +161,7 @@ class Ears:
     def _heard(
         self, events: "Any", fails: "Callable[[Any], object]" = lambda _: None
     ) -> "Iterator[dict[str, Any]]":
-        """Yield what a set has heard; ``fails`` is called where waiting for more fails."""
+        """Yield a set's pending events; ``fails`` is called if waiting for more fails."""
         for _ in range(_MOST if events is not None else 0):
             try:
                 data = self._nvml.nvmlEventSetWait_v2(events, 0)
@@ -173,10 +173,10 @@ class Ears:
                 yield event
 
     def _renew(self, error: "Any") -> bool:
-        """Have another set without the GPUs that are lost; tell whether any is.
+        """Replace the set by one without lost GPUs; tell whether any is lost.
 
-        One GPU that is lost fails the wait for all. The new set is there before the old one goes,
-        so that no other GPU's event is missed; what both have heard by then counts once.
+        One lost GPU makes the wait fail for all. The new set is created before the old one is
+        freed, so that no other GPU's event is missed; events in both count once.
         """
         if error.value in self._lacking:
             self._give_up([*self._handles], error)
@@ -197,7 +197,7 @@ class Ears:
         return bool(lost)
 
     def _register(self, uuids: list[str]) -> "Any":
-        """Return a new set of the events of these GPUs; None where there is none, or none in it."""
+        """Return a new event set with these GPUs; None if that fails, or it is empty."""
         self._handles, self._failed = {}, []
         try:
             events = self._nvml.nvmlEventSetCreate()
@@ -228,7 +228,7 @@ class Ears:
         return events
 
     def _give_up(self, uuids: list[str], error: Exception) -> None:
-        """Hear nothing of these GPUs from now on, and say why."""
+        """Stop listening to these GPUs, and report the reason."""
         self._handles, self._events = {}, None
         self._failed = [] if getattr(error, "value", 0) in self._lacking else uuids
         self._say({"watched": 0, "unwatched": dict.fromkeys(uuids, str(error))})
@@ -239,7 +239,7 @@ class Ears:
         return ecc | int(nvml.nvmlEventTypeXidCriticalError)
 
     def _find_lost(self) -> set[str]:
-        """Ask each GPU what its hardware has to answer; return those that are lost."""
+        """Query each GPU for a value that its hardware must provide; return the lost ones."""
         found = set()
         for uuid, handle in self._handles.items():
             self._say({"asking": uuid})
@@ -259,7 +259,7 @@ class Ears:
             self._say(event)
 
     def _event(self, data: "Any") -> "dict[str, Any] | None":
-        """Return what an event is; None for those that aren't errors with a number."""
+        """Return an event as a line; None for events other than XIDs."""
         if data.eventType != self._nvml.nvmlEventTypeXidCriticalError:
             return None
         uuid = self._uuid(data.device)
@@ -269,7 +269,7 @@ class Ears:
         return {**event, **given} if "gi" in given else event
 
     def _recovery(self, handle: "Any", uuid: str) -> dict[str, int]:
-        """Return what NVML says helps a GPU, {} where it or the driver doesn't know."""
+        """Return NVML's recovery action for a GPU, {} if NVML or the driver doesn't report it."""
         field = getattr(self._nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
         if field is None or not uuid:
             return {}
@@ -282,7 +282,7 @@ class Ears:
         return {"recovery": int(answer.value.uiVal)} if known else {}
 
     def _uuid(self, handle: "Any") -> str:
-        """Return whose handle it is; a GPU that is lost may not say so itself."""
+        """Return the UUID of a handle; a lost GPU may not report its own."""
         import ctypes  # noqa: PLC0415 - pynvml has it
 
         place = ctypes.cast(handle, ctypes.c_void_p).value

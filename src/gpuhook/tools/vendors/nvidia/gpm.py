@@ -1,7 +1,7 @@
-"""What NVML's GPU performance monitoring (GPM) says of a device between two looks.
+"""Metrics of NVML's GPU performance monitoring (GPM) between two samples of a device.
 
-Hopper and newer have it, from driver 520 on, for a GPU and for each of its GPU instances: the
-driver takes samples, and says what was done between two. Names are NVML's NVML_GPM_METRIC_...
+Hopper and newer have it, with driver 520 and later, for a GPU and for each of its GPU instances.
+The driver takes samples, and computes metrics between two. Names are NVML's NVML_GPM_METRIC_...
 """
 
 from gpuhook.tools.vendors.nvidia.asking import ask
@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-GRAPHICS, TENSOR, DRAM = 1, 5, 10  # percent of the time, of cycles, of the bandwidth
+GRAPHICS, TENSOR, DRAM = 1, 5, 10  # percent of time, of cycles, of bandwidth
 PCIE_SENT, PCIE_RECEIVED = 20, 21  # MiB/s
 _ALL = (GRAPHICS, TENSOR, DRAM, PCIE_SENT, PCIE_RECEIVED)
 
@@ -20,25 +20,25 @@ class Samples:
 
     def __init__(self, pynvml: "Any") -> None:
         self._nvml = pynvml
-        self._last: dict[str, tuple[Any, Any]] = {}  # with one to be taken
+        self._last: dict[str, tuple[Any, Any]] = {}  # with a buffer for the next one
         self._supports: dict[str, bool] = {}
 
     def has(self, uuid: str) -> bool:
-        """Tell whether there is a sample of a device since which something can be said."""
+        """Tell whether there is an earlier sample of a device."""
         return uuid in self._last
 
     def forget(self, uuid: str) -> None:
-        """Forget a device, whose next sample is the first one again."""
+        """Drop a device's samples; its next sample is the first one again."""
         for each in self._last.pop(uuid, ()):
             ask(self._nvml, "nvmlGpmSampleFree", each)
 
     def between(
         self, uuid: str, gpu: str, handle: "Any", instance: int | None
     ) -> "dict[int, float]":
-        """Take a sample, and return what was done since the one before; nothing the first time.
+        """Take a sample, and return the metrics since the previous one; none the first time.
 
-        ``gpu`` and ``handle`` are of the whole GPU, ``instance`` is the GPU instance meant, None
-        for all of it.
+        ``gpu`` and ``handle`` belong to the whole GPU; ``instance`` is the GPU instance, None for
+        the whole GPU.
         """
         if not self._can(gpu, handle):
             return {}

@@ -1,6 +1,6 @@
-"""What NVML says of GPUs' memory, and of how they can be and are divided into instances (MIG).
+"""GPUs' memory, and their possible and actual instances (MIG), from NVML.
 
-Asked once, in a child, for what describes GPUs to a cluster.
+A child queries them once, for the descriptions of GPUs in a cluster.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpuhook.vendors.nvidia.model import Gpu, Inventory
 
 MIB = 1 << 20
-# What an instance has, beside memory -> the field of nvmlGpuInstanceProfileInfo_t.
+# An instance's resources other than memory -> the field of nvmlGpuInstanceProfileInfo_t.
 _FIELDS = {
     "multiprocessors": "multiprocessorCount",
     "copyEngines": "copyEngineCount",
@@ -28,7 +28,7 @@ _FIELDS = {
     "ofaEngines": "ofaCount",
 }
 COUNTED = (*_FIELDS, "memory")
-# What a MIG device has, in the words of GPU feature discovery -> the field of
+# A MIG device's resources, with the names of GPU feature discovery -> the field of
 # nvmlDeviceAttributes_t; memory in MiB.
 _OF_DEVICE = {
     "memory": "memorySizeMB",
@@ -45,11 +45,11 @@ ATTRIBUTES = (*_OF_DEVICE,)
 
 
 class Profile(Record):
-    """A size of GPU instances; ``counts`` are how many they have of COUNTED, memory in bytes.
+    """A profile of GPU instances; ``counts`` are their amounts of COUNTED, memory in bytes.
 
-    ``id`` is what nvidia-smi calls it, ``slices`` how many of the GPU's seven it has,
-    ``places`` are the memory slices at which one may begin, and ``size`` how many it has;
-    no places where NVML says them only in MIG mode.
+    ``id`` is nvidia-smi's number of it, ``slices`` is its number of the GPU's seven slices,
+    ``places`` are the memory slices at which an instance may start, and ``size`` is its number of
+    memory slices. There are no places if NVML reports them only in MIG mode.
     """
 
     name: str
@@ -61,15 +61,15 @@ class Profile(Record):
 
     @property
     def counted(self) -> dict[str, int]:
-        """How many it has, by the names of COUNTED."""
+        """Its amounts, by the names of COUNTED."""
         return dict(zip(COUNTED, self.counts, strict=True))
 
 
 class Division(Record, profiles=Profile):
-    """A GPU's memory in bytes, its profiles, and the instances that there are.
+    """A GPU's memory in bytes, its profiles, and its instances.
 
-    ``instances`` are (number, profile's id, first memory slice, how many); ``attributes`` have,
-    for each of the MIG devices ``migs`` (UUIDs), what it has of ATTRIBUTES.
+    ``instances`` are (number, profile's id, first memory slice, number of slices); ``attributes``
+    are the values of ATTRIBUTES for each of the MIG devices ``migs`` (UUIDs).
     """
 
     memory: int = 0
@@ -83,14 +83,14 @@ class Division(Record, profiles=Profile):
         return next((each for each in self.profiles if each.id == number), None)
 
     def attributes_of(self, mig: str) -> tuple[int, ...]:
-        """Return what a MIG device has of ATTRIBUTES, () where NVML doesn't say."""
+        """Return a MIG device's values of ATTRIBUTES, () if NVML doesn't report them."""
         return next(
             (each for uuid, each in zip(self.migs, self.attributes, strict=True) if uuid == mig), ()
         )
 
 
 def divisions(config: "Config", inventory: "Inventory") -> dict[str, Division]:
-    """Return what NVML says of each GPU, by UUID; DriverError as ``nvml.ask``."""
+    """Return the division of each GPU, by UUID; DriverError as ``nvml.ask``."""
     if not inventory.gpus or inventory.platform:
         return {}
     found = nvml.query(
@@ -146,7 +146,7 @@ def _profile(it: "Any", handle: "Any", number: int) -> Profile | None:
 
 
 def _places(it: "Any", handle: "Any", identity: int) -> list[tuple[int, int]]:
-    """Return where instances of a profile may begin, each with how many memory slices it has."""
+    """Return the possible first memory slices of a profile's instances, each with their number."""
     count = ctypes.c_uint(0)
     ask = it.nvmlDeviceGetGpuInstancePossiblePlacements
     if _try(it, None, ask, handle, identity, None, ctypes.byref(count)) is None or not count.value:
@@ -167,7 +167,7 @@ def _instance(it: "Any", handle: "Any", number: int) -> tuple[int, int, int, int
 
 
 def _try(it: "Any", default: "Any", ask: "Callable[..., Any]", *arguments: "Any") -> "Any":
-    """Return what NVML says, ``default`` where it doesn't: one bad GPU spoils nothing."""
+    """Return NVML's result, ``default`` on an error: one faulty GPU doesn't affect the others."""
     try:
         return ask(*arguments)
     except it.NVMLError:

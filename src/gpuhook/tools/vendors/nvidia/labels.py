@@ -1,7 +1,7 @@
-"""Labels of a node as NVIDIA's GPU feature discovery (gpu-feature-discovery) writes them.
+"""The node labels of NVIDIA's GPU feature discovery (gpu-feature-discovery).
 
-Without its timestamp, which would change every time, and without labels of vGPUs and of the fabric,
-of which nothing is known here.
+The timestamp is left out, because it would change every time. So are labels of vGPUs and of the
+fabric, which are unknown here.
 """
 
 import re
@@ -23,7 +23,7 @@ _GPU = f"{DOMAIN}/gpu"
 _MACHINE = "/sys/class/dmi/id/product_name"
 _MODES = {"0x030000": "graphics", "0x030200": "compute"}
 _STRANGE = re.compile(r"[^A-Za-z0-9-_. ]")
-_UNSHARED = Share(0, renamed=False)  # of GPUs that are handed out in parts alone
+_UNSHARED = Share(0, renamed=False)  # of GPUs of which only partitions are allocated
 
 
 def labels(
@@ -33,7 +33,7 @@ def labels(
     chosen: PluginSettings | None,
     shares: Mapping[str, Share],
 ) -> dict[str, str]:
-    """Return the labels by name; DriverError where the driver doesn't answer."""
+    """Return the labels by name; DriverError if the driver doesn't answer."""
     if not inventory.gpus or inventory.platform:
         return {}
     strategy = (chosen or PluginSettings()).mig_strategy
@@ -88,14 +88,14 @@ def _mode(devices: tuple[Device, ...], root: Rootfs) -> str:
 
 
 def _clean(text: str) -> str:
-    """Return a text as their labels have it: - for blanks, and nothing strange."""
+    """Return a text in the form of NVIDIA's labels: - for blanks, without special characters."""
     return "-".join(word for word in _STRANGE.sub("", text).split(" ") if word)
 
 
 def _whole(
     inventory: Inventory, known: Mapping[str, Division], shares: Mapping[str, Share]
 ) -> dict[str, str]:
-    """Return the labels of GPUs; of several products the last, and rather of GPUs without MIG."""
+    """Return the labels of GPUs; of several products the last one, preferably without MIG."""
     found: dict[str, str] = {}
     for gpu in sorted(inventory.gpus, key=lambda each: not each.mig_enabled):
         share = _UNSHARED if gpu.mig_enabled else shares.get(_GPU, Share())
@@ -153,7 +153,7 @@ def _parts(
     found: dict[str, str] = {}
     for name, every in by_profile.items():
         if not name:
-            continue  # a MIG device that nobody could ask for
+            continue  # a MIG device that can't be requested
         gpu, mig = every[0]
         resource = _GPU if single else f"{DOMAIN}/mig-{name}"
         share = shares.get(resource, Share())

@@ -1,13 +1,13 @@
-"""How near GPUs are to each other: by NVLink, else by the way between them in the machine.
+"""Proximity of GPUs: by NVLink, else by their distance on the PCI bus.
 
 The score of two GPUs is the sum of both:
 
-- 100 for each NVLink between them. Where NVLinks lead to a switch (NVSwitch), and NVML says that
-  the two reach each other by NVLink, as many count as the GPU with fewer of them has.
-- how far apart they are on the PCI bus: 60 on one board, 50 behind one switch, 40 behind several,
-  30 at one host bridge, 20 at one processor, 10 across processors.
+- 100 for each NVLink between them. If NVLinks lead to a switch (NVSwitch), and NVML reports that
+  the two reach each other by NVLink, the count is that of the GPU with fewer links.
+- a value for their distance on the PCI bus: 60 on one board, 50 behind one switch, 40 behind
+  several, 30 at one host bridge, 20 at one processor, 10 across processors.
 
-So any NVLink is better than none, and what isn't known is 0.
+So any NVLink is better than none, and unknown proximity is 0.
 """
 
 from gpuhook.vendors.nvidia import nvml
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpuhook.vendors.nvidia.model import Inventory
 
 PER_LINK = 100
-# nvmlGpuTopologyLevel_t in nvml.h: the nearest thing that two GPUs have in common.
+# nvmlGpuTopologyLevel_t in nvml.h: the nearest common ancestor of two GPUs.
 LEVELS = {0: 60, 10: 50, 20: 40, 30: 30, 40: 20, 50: 10}
 _MOST_LINKS = 18  # NVML_NVLINK_MAX_LINKS
 
@@ -46,7 +46,7 @@ def links(config: "Config", inventory: "Inventory") -> dict[str, dict[str, int]]
 
 
 def _ask(it: "Any", uuids: list[str]) -> "dict[str, Any]":
-    """Return a list of two UUIDs, how many NVLinks join them, and their nearest common thing.
+    """Return pairs of UUIDs, each with its number of NVLinks and its nearest common ancestor.
 
     A GPU that doesn't answer has no pairs.
     """
@@ -68,7 +68,7 @@ def _ask(it: "Any", uuids: list[str]) -> "dict[str, Any]":
 
 
 def _count(it: "Any", one: "Any", other: "Any", known: set[str]) -> int:
-    """Return how many NVLinks join two GPUs, directly or by way of switches."""
+    """Return the number of NVLinks between two GPUs, directly or through switches."""
     direct: int = one[2].count(other[1])
     if direct:
         return direct
@@ -80,7 +80,7 @@ def _count(it: "Any", one: "Any", other: "Any", known: set[str]) -> int:
 
 
 def _remotes(it: "Any", handle: "Any") -> list[str]:
-    """Return the bus ids of what its NVLinks lead to that are up."""
+    """Return the bus ids of the remote ends of a GPU's active NVLinks."""
     found = []
     for link in range(_MOST_LINKS):
         state = _try(it, 0, it.nvmlDeviceGetNvLinkState, handle, link)
@@ -100,7 +100,7 @@ def _bus_id(info: "Any") -> str:
 
 
 def _try(it: "Any", default: "Any", ask: "Callable[..., Any]", *arguments: "Any") -> "Any":
-    """Return what NVML says, ``default`` where it doesn't: one bad GPU spoils nothing."""
+    """Return NVML's result, ``default`` on an error: one faulty GPU doesn't affect the others."""
     try:
         return ask(*arguments)
     except it.NVMLError:

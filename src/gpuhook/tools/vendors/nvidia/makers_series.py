@@ -1,6 +1,6 @@
-"""The series of NVIDIA's own exporter (DCGM's) that NVML knows, for dashboards that ask for them.
+"""The series of NVIDIA's own exporter (DCGM's) that NVML provides, for existing dashboards.
 
-Their names are kept to the letter: also those of counters, which end in no _total.
+The names are exactly the same, also those of counters, which don't end in _total.
 """
 
 import re
@@ -54,10 +54,10 @@ _LABELS = (
 
 
 def series(snapshot: Snapshot) -> Iterator[Series]:
-    """Yield the series, each for each pod that has the device and each job that uses it.
+    """Yield the series, with a sample for each pod that has the device and each job that uses it.
 
-    Where there is neither, each is there once. Values of MIG devices stand in place of their GPU's,
-    as in DCGM's exporter: a sum over both would count each twice.
+    Without either, a device has one sample. Values of MIG devices replace those of their GPU, as in
+    DCGM's exporter: a sum over both would count each twice.
     """
     jobs = _jobs(snapshot)
     rows = [
@@ -107,7 +107,7 @@ def _labels(device: Device, snapshot: Snapshot) -> list[str]:
     whole = parents.get(device.parent, device)
     driver = snapshot.drivers.get(device.vendor, "")
     words = [gpu, whole.id, bus_id, node, whole.model]
-    # Several compute instances (1c.3g.40gb) are one GPU instance, which DCGM's exporter has.
+    # Several compute instances (1c.3g.40gb) form one GPU instance, which DCGM's exporter reports.
     profile = _COMPUTE.sub("", device.mig_profile)
     return [*words, profile, instance, driver]
 
@@ -126,7 +126,7 @@ def _values(device: Device) -> dict[str, float | None]:
         "MEMORY_TEMP": device.memory_temperature_celsius,
         "ECC_SBE_VOL_TOTAL": device.ecc_corrected,
         "ECC_DBE_VOL_TOTAL": device.ecc_uncorrected,
-        # As DCGM has it, not of MIG devices.
+        # As in DCGM, not for MIG devices.
         "GPU_UTIL": None if share is None or device.parent else round(share * _PERCENT),
         "XID_ERRORS": last,
         "FB_FREE": None if free is None else free // _MIB,

@@ -1,4 +1,4 @@
-"""What the device plugin can be told of NVIDIA's GPUs, by the names of NVIDIA's own plugin."""
+"""Options of the device plugin for NVIDIA GPUs, with the names of NVIDIA's own plugin."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,10 +16,10 @@ _CHANNELS = 1 << 20  # the driver makes IMEX channels 0 to 1048575
 
 @dataclass(frozen=True)
 class PluginSettings:
-    """What the options say; the fields are the flags' names.
+    """The values of the options; the fields have the flags' names.
 
-    ``xids`` is what the administrator set of the table of XIDs: number -> fatal, application or
-    ignore. ``listens`` is False where all checks of health are switched off.
+    ``xids`` are the administrator's changes to the table of XIDs: number -> fatal, application or
+    ignore. ``listens`` is False if all health checks are disabled.
     """
 
     mig_strategy: str = NONE
@@ -33,7 +33,7 @@ class PluginSettings:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What every container with a GPU gets, by the words of NVIDIA's CDI kinds."""
+        """The features that every container with a GPU gets, named as in NVIDIA's CDI kinds."""
         switches = {
             "gds": self.gds_enabled,
             "mofed": self.mofed_enabled,
@@ -67,47 +67,47 @@ OPTIONS = (
         ("flags", "migStrategy"), (NONE, SINGLE, "mixed"), before="device-list-strategy",
     ),
     Option(
-        "gdrcopy-enabled", "gdrcopy_enabled", FLAG, "Give GDRCopy's node with every GPU.",
+        "gdrcopy-enabled", "gdrcopy_enabled", FLAG, "Add GDRCopy's node to every GPU.",
         ("flags", "gdrcopyEnabled"), before=_NEXT,
     ),
     Option(
-        "gds-enabled", "gds_enabled", FLAG, "Give GPUDirect Storage's nodes with every GPU.",
+        "gds-enabled", "gds_enabled", FLAG, "Add GPUDirect Storage's nodes to every GPU.",
         ("flags", "gdsEnabled"), before=_NEXT,
     ),
     Option(
-        "mofed-enabled", "mofed_enabled", FLAG, "Give InfiniBand's nodes with every GPU.",
+        "mofed-enabled", "mofed_enabled", FLAG, "Add InfiniBand's nodes to every GPU.",
         ("flags", "mofedEnabled"), before=_NEXT,
     ),
     Option(
         "imex-channel-ids", "imex_channel_ids", numbers(_CHANNELS),
-        "IMEX channels to give with every GPU.", ("imex", "channelIDs"), before=_NEXT,
+        "IMEX channels to add to every GPU.", ("imex", "channelIDs"), before=_NEXT,
     ),
     Option(
         "imex-required", "imex_required", FLAG,
-        "Hand out no GPU while one of these channels is missing.", ("imex", "required"),
+        "Allocate no GPU while one of these channels is missing.", ("imex", "required"),
         before=_NEXT,
     ),
     Option(
         "xid", "xids", _XIDS,
-        f"What an XID does to its GPU, such as 109=fatal; the actions are {', '.join(ACTIONS)}.",
+        f"Effect of an XID on its GPU, such as 109=fatal; the actions are {', '.join(ACTIONS)}.",
         ("gpuhook", "xids"), is_ours=True,
     ),
 )  # fmt: skip
 
 
 def settings(values: Mapping[str, Any], environ: Mapping[str, str]) -> PluginSettings:
-    """Return what the options say by their fields; the environment has more on health."""
+    """Return the settings of options' values by field, and of the environment's health checks."""
     listens, by_environ = xids.policy(environ)
     actions = {**by_environ, **values.get("xids", {})}
     return PluginSettings(**{**values, "xids": actions, "listens": listens})
 
 
 def advice(chosen: PluginSettings, *, by_cdi: bool) -> Iterator[str]:
-    """Yield what to know of settings that don't go well together."""
+    """Yield warnings about settings that conflict with each other."""
     names = [*chosen.features, *(["imex-channel"] if chosen.imex_channel_ids else [])]
     if by_cdi and names:
         wanted = ", ".join(f"{DOMAIN}/{name}" for name in names)
         yield (
-            f"gpuhook makes no CDI documents of {wanted}: containers start only where "
-            "others are there (nvidia-ctk cdi generate)"
+            f"gpuhook generates no CDI specs of {wanted}: containers start only if "
+            "others exist (nvidia-ctk cdi generate)"
         )

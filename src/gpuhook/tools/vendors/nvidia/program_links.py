@@ -1,9 +1,9 @@
-"""NVIDIA's program names as links to ours, for the engines that look for those names.
+"""Links with the names of NVIDIA's programs to gpuhook's, for engines that look for those names.
 
-Docker's --gpus wants a nvidia-container-runtime-hook on dockerd's PATH, old daemon.json
+Docker's --gpus needs a nvidia-container-runtime-hook on dockerd's PATH, old daemon.json
 entries call nvidia-container-runtime, and ctr --gpus, Apptainer, enroot and gVisor call
-nvidia-container-cli. Docker 29.2 and newer serve --gpus from CDI documents if dockerd finds a
-nvidia-cdi-hook. Scripts call nvidia-ctk. A program of NVIDIA's own is never replaced nor hidden.
+nvidia-container-cli. Docker 29.2 and newer implement --gpus with CDI specs if dockerd finds a
+nvidia-cdi-hook. Scripts call nvidia-ctk. NVIDIA's own programs are never replaced or hidden.
 """
 
 import json
@@ -24,7 +24,7 @@ LINKS = {
     "nvidia-ctk": "gpuhook-ctk",
 }
 DEFAULT_FOLDER = "/usr/local/bin"
-# What daemons started by systemd search; NVIDIA's packages install to one of these.
+# The PATH of daemons started by systemd; NVIDIA's packages install to one of these.
 _SEARCHED = (
     "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin",
     "/usr/local/nvidia/toolkit",
@@ -33,24 +33,24 @@ _SEARCHED = (
 
 @dataclass(frozen=True)
 class Link:
-    """A name to be made in a folder, and the program of ours that it leads to."""
+    """A link to create in a folder, and the gpuhook program that it leads to."""
 
     path: str
     program: str
 
     @property
     def is_there(self) -> bool:
-        """Whether the link exists and leads to our program."""
+        """True if the link exists and leads to our program."""
         return os.path.islink(self.path) and os.readlink(self.path) == self.program
 
 
 def plan(
     folder: str, programs: str, prefix: str = "", ours: "list[Link] | None" = None
 ) -> tuple[list[Link], list[str]]:
-    """Return the links to make in ``folder``, and why each of the others isn't to be.
+    """Return the links to create in ``folder``, and the reasons why others are skipped.
 
-    ``programs`` is the folder of our programs, ``ours`` are links that were made before: they
-    may lead to where the programs were then.
+    ``programs`` is the folder of gpuhook's programs, ``ours`` are links that were created before:
+    they may lead to the programs' former folder.
     """
     before = {link.path for link in ours or () if link.is_there}
     links, reasons = [], []
@@ -58,14 +58,14 @@ def plan(
         link = Link(os.path.join(folder, name), os.path.join(programs, program))
         found = None if link.path in before else _installed(name, folder, prefix, link)
         if found:
-            reasons.append(f"{found} is installed already, so {link.path} is not made")
+            reasons.append(f"{found} is installed already, so {link.path} is not created")
         else:
             links.append(link)
     return links, reasons
 
 
 def _installed(name: str, folder: str, prefix: str, link: Link) -> str | None:
-    """Return where a program of that name is that is not our link."""
+    """Return the path of a program of that name that is not our link."""
     places = dict.fromkeys([folder, *(prefix.rstrip("/") + place for place in _SEARCHED)])
     for place in places:
         path = os.path.join(place, name)
@@ -75,7 +75,7 @@ def _installed(name: str, folder: str, prefix: str, link: Link) -> str | None:
 
 
 class LinkRecord:
-    """Which links were made, kept below the state folder; they are below a prefix if that is."""
+    """The record of created links, in the state folder; with a prefix, both are below it."""
 
     def __init__(self, state: str, prefix: str = "") -> None:
         self._path = os.path.join(state, "nvidia-names.json")
@@ -83,12 +83,12 @@ class LinkRecord:
         self._prefix = prefix
 
     def links(self) -> list[Link]:
-        """Return the links that were made."""
+        """Return the created links."""
         try:
             known = json.loads(host_files.read(self._path))
             links = [Link(path, program) for path, program in known.items()]
             if not all(is_plain(link.path) and isinstance(link.program, str) for link in links):
-                raise ValueError("it holds what is no path")
+                raise ValueError("it contains something that isn't a path")
         except FileNotFoundError:
             return []
         except (OSError, ValueError, AttributeError) as error:
@@ -101,7 +101,7 @@ class LinkRecord:
         return links
 
     def folder_of_dead(self) -> str | None:
-        """Return where a link of ours leads nowhere, because gpuhook has moved; None if none."""
+        """Return the folder of a link that dangles because gpuhook has moved; None if none does."""
         dead = [link for link in self.links() if link.is_there and not os.path.exists(link.program)]
         return os.path.dirname(dead[0].path) if dead else None
 
@@ -111,7 +111,7 @@ class LinkRecord:
         host_files.check_way(folder)
 
     def make(self, links: list[Link]) -> list[Link]:
-        """Make the links that aren't there; return them."""
+        """Create the missing links; return them."""
         for link in links:
             self.check(os.path.dirname(link.path))
         missing = [link for link in links if not link.is_there]
@@ -127,7 +127,7 @@ class LinkRecord:
                 os.symlink(link.program, link.path)
         except OSError as error:
             raise EngineError(
-                f"{error.filename2 or error.filename} can't be made: {error.strerror}",
+                f"{error.filename2 or error.filename} can't be created: {error.strerror}",
                 "Run this as root, or name another folder of dockerd's PATH with --bin-dir",
             ) from None
         return missing

@@ -1,3 +1,3 @@
-"""By which variables programs choose among the devices that they were given."""
+"""Variables with which programs select among their devices."""
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES",)

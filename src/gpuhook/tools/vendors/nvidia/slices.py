@@ -1,11 +1,11 @@
-"""GPUs and MIG devices under the names that NVIDIA's own DRA driver publishes (gpu.nvidia.com).
+"""GPUs and MIG devices with the attributes of NVIDIA's own DRA driver (gpu.nvidia.com).
 
-But for what a device is called: the minor number, of which NVIDIA's makes a name, may be another
-GPU's after one is lost; here it is the UUID.
+Device names differ: NVIDIA's driver builds them from the minor number, which another GPU may get
+after one is lost. gpuhook uses the UUID.
 
-A GPU that can be divided has a set of counters: what it has of engines, and one counter for each
-slice of its memory. Each MIG device uses a part of them, and the whole GPU all, so that the
-scheduler gives nothing twice.
+A GPU that can be divided has a counter set: its engines, and one counter for each slice of its
+memory. Each MIG device uses a part of them, and the whole GPU all, so that the scheduler allocates
+nothing twice.
 """
 
 import re
@@ -50,7 +50,7 @@ class NvidiaSlices(Slices):
             known = divisions(config, inventory)
         except DriverError as error:
             known = {}
-            warnings.append(f"What GPUs have of memory isn't known: {error.cause}")
+            warnings.append(f"The memory of GPUs is unknown: {error.cause}")
         by_id = {device.id: device for device in inventory.devices}
         found: list[Published] = []
         counters = {}
@@ -94,7 +94,7 @@ class NvidiaSlices(Slices):
 
 
 class _OneGpu:
-    """A GPU becoming what is published of it; ``warnings`` are filled meanwhile."""
+    """A builder of one GPU's published devices, which collects ``warnings``."""
 
     def __init__(
         self, gpu: Gpu, inventory: Inventory, division: Division, devices: dict[str, Device]
@@ -108,9 +108,9 @@ class _OneGpu:
         self.warnings: list[str] = []
 
     def offered(self, *, dynamic: bool) -> list[Published]:
-        """Return the GPU, or its MIG devices; with ``dynamic`` both, those that could be made too.
+        """Return the GPU, or its MIG devices; with ``dynamic`` both, including possible ones.
 
-        A GPU in MIG mode can't be used as a whole, but a driver that makes MIG devices itself
+        A GPU in MIG mode can't be used as a whole, but a driver that creates MIG devices itself
         would leave that mode.
         """
         could_be = [*self._could_be()] if dynamic else []
@@ -123,7 +123,7 @@ class _OneGpu:
         return [each for mig in self.gpu.mig if (each := self._static(mig))]
 
     def all_counters(self) -> dict[str, int]:
-        """Return all that the GPU has, by the names of counters."""
+        """Return all counters of the GPU, by name."""
         slices = range(max(place + each.size for each, place in self._placed()))
         found = _counters(self._most())
         return {**found, **{f"memory-slice-{number}": 1 for number in slices}}
@@ -146,7 +146,7 @@ class _OneGpu:
         )
 
     def _static(self, mig: Mig) -> Published | None:
-        """Return a MIG device that exists, None for one with a part of a GPU instance."""
+        """Return an existing MIG device, None for one with only a part of a GPU instance."""
         device, name = self.devices[mig.uuid], profile(mig)
         if not is_whole(name):
             why = "has only a part of its GPU instance" if name else "has no known profile"
@@ -173,7 +173,7 @@ class _OneGpu:
         )
 
     def _could_be(self) -> list[Published]:
-        """Return every MIG device that the GPU could be divided into, at each of its places."""
+        """Return every possible MIG device of the GPU, at each of its places."""
         device = self.devices[self.gpu.id]
         reason = why_not(device, self.inventory)
         return [
@@ -192,7 +192,7 @@ class _OneGpu:
     # What they say -------------------------------------------------------------------------------
 
     def _placed(self) -> list[tuple[Profile, int]]:
-        """Return the profiles with each place that they may have."""
+        """Return the profiles with each of their possible places."""
         found = [(size, start) for size in self.division.profiles for start in size.places]
         if found:
             return found
@@ -204,7 +204,7 @@ class _OneGpu:
         ]
 
     def _most(self) -> dict[str, int]:
-        """Return the most that any profile has of each."""
+        """Return the maximum of each resource over all profiles."""
         found: dict[str, int] = {}
         for each in self.division.profiles:
             for word, count in each.counted.items():
@@ -241,7 +241,7 @@ def _used(counted: dict[str, int], slices: range) -> dict[str, int]:
 
 
 def _counters(counted: dict[str, int]) -> dict[str, int]:
-    """Return counts by the names of counters, which have dashes: copyEngines is copy-engines."""
+    """Return counts by counter names, which have dashes: copyEngines is copy-engines."""
     return {_CAPITAL.sub(lambda at: f"-{at[0].lower()}", word): n for word, n in counted.items()}
 
 

@@ -1,18 +1,18 @@
-"""Ask NVML what the GPUs do now, in a child that lives on and answers each line with some.
+"""Telemetry of GPUs from NVML, in a long-lived child that answers each line with several lines.
 
-The child holds NVML open: before the driver can be unloaded, or a GPU's MIG mode changed, it has
-to end. Like the one of ``nvml`` it is below the driver root, without privileges, and NVML may
-hang in it. It reads lines of JSON, {"ask": 7, "more": false}, and says
+The child keeps NVML open: before the driver can be unloaded, or a GPU's MIG mode changed, it has
+to exit. Like the child of ``nvml`` it runs with the driver root as its root, without privileges,
+and NVML may hang in it. It reads lines of JSON, {"ask": 7, "more": false}, and sends
 
     {"ready": 1}            NVML is open
     {"asking": UUID}        the next answer depends on this GPU or MIG device, "" for no single one
-    {"xid": 79, "gpu": UUID, ...}  an error since the last question, as ``events`` has it
-    {"watched": 7, "unwatched": {UUID: why}}  GPUs whose errors are heard of, and others
+    {"xid": 79, "gpu": UUID, ...}  an error since the last question, in the format of ``events``
+    {"watched": 7, "unwatched": {UUID: why}}  GPUs whose errors are received, and others
     {"answer": 7, "devices": {UUID: {...}}, "failed": {UUID: why}}
-    {"error": text}         NVML can't be used; the child ends
+    {"error": text}         NVML can't be used; the child exits
 
-A device's values are those of ``Device`` of the exporter, without those that NVML doesn't
-say; "processes" are [pid, bytes or null], "sm" is what those that computed used (0 to 1), by pid.
+A device's values are those of the exporter's ``Device``, without those that NVML doesn't report.
+"processes" are [pid, bytes or null]; "sm" is the SM usage (0 to 1) of computing processes, by pid.
 """
 
 import time
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     Values = dict[str, Any]
 
 _SECOND = 1_000_000  # the driver's times are in microseconds
-_TICK = _SECOND  # the longest time between two samples of a process' utilisation
-_FIRST = 2 * _SECOND  # how far the first question looks back
+_TICK = _SECOND  # the longest time between two samples of a process's utilization
+_FIRST = 2 * _SECOND  # the period that the first question covers
 _MILLI = 1000
 _SM_CLOCK, _MEMORY_CLOCK = 1, 2  # nvmlClockType_t
 _SENT, _RECEIVED = 0, 1  # nvmlPcieUtilCounter_t
 _KIB, _MIB = 1 << 10, 1 << 20
 _PERCENT = 100
-_BETWEEN = 0.1  # seconds between the first two samples: less makes shares of chance
-# NVML_FI_DEV_...; errors of memory are those since the driver was loaded.
+_BETWEEN = 0.1  # seconds between the first two samples: shorter periods give random shares
+# NVML_FI_DEV_...; memory errors are those since the driver was loaded.
 _FIELDS = {
     "memory_temperature_celsius": 82,
     "ecc_corrected": 3,
@@ -74,16 +74,16 @@ _RECOVERY = (
     "none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain",
     "bus_reset", "system_reboot",
 )  # fmt: skip
-_KINDS = ("Compute", "Graphics", "MPSCompute")  # the lists of processes that NVML has
+_KINDS = ("Compute", "Graphics", "MPSCompute")  # NVML's lists of processes
 
 
 def can_ask(inventory: "Inventory") -> bool:
-    """Tell whether there is something to ask: only NVIDIA's driver for Linux is known here."""
+    """Tell whether there are GPUs to query: only NVIDIA's driver for Linux is supported here."""
     return bool(inventory.gpus) and not inventory.platform
 
 
 def facts(inventory: "Inventory") -> "dict[str, Values]":
-    """Return what the house doesn't know of each device, by fields of the exporter's ``Device``."""
+    """Return NVIDIA-specific facts of each device, by fields of the exporter's ``Device``."""
     found: dict[str, Values] = {}
     for gpu in inventory.gpus:
         found[gpu.id] = {"minor": gpu.minor if gpu.minor >= 0 else None}
@@ -94,7 +94,7 @@ def facts(inventory: "Inventory") -> "dict[str, Values]":
 
 
 def worded(values: "Mapping[str, Any]") -> "Values":
-    """Return the values of a device with words for what the driver says as numbers."""
+    """Return the values of a device with the driver's numeric codes replaced by words."""
     found = dict(values)
     if "clock_reasons" in found:
         bits = int(found["clock_reasons"])
@@ -109,9 +109,9 @@ def worded(values: "Mapping[str, Any]") -> "Values":
 
 
 def begin(config: "Config", inventory: "Inventory", but: "Collection[str]") -> "Work":
-    """Return what a child does that answers; DriverError if there is no NVML.
+    """Return the function of an answering child; DriverError if there is no NVML.
 
-    ``but`` are UUIDs to leave alone.
+    ``but`` are UUIDs to skip.
     """
     uid, gid = nvml.ids(config.user)
     path = library(config)
@@ -120,7 +120,7 @@ def begin(config: "Config", inventory: "Inventory", but: "Collection[str]") -> "
         for gpu in inventory.gpus
         if gpu.uuid and gpu.uuid not in but
     }
-    parted = {gpu.uuid for gpu in inventory.gpus if gpu.mig}  # also where a part is left alone
+    parted = {gpu.uuid for gpu in inventory.gpus if gpu.mig}  # also if a MIG device is skipped
     return lambda talk: _answer_all(
         lambda: nvml.start(inventory.root, path, uid, gid), gpus, parted, talk
     )
@@ -132,7 +132,7 @@ def begin(config: "Config", inventory: "Inventory", but: "Collection[str]") -> "
 def _answer_all(
     start: "Callable[[], Any]", gpus: dict[str, list[str]], parted: set[str], talk: "Talk"
 ) -> None:
-    """Answer until nobody asks any more."""
+    """Answer until the parent closes the connection."""
     kernel.set_name("gpuhook-nvml")
     try:
         pynvml = start()
@@ -156,9 +156,9 @@ def _answer_all(
 
 
 class _Eyes:
-    """What is asked of GPUs, and until when the use of their SMs was asked.
+    """A sampler of GPUs, which remembers the time of the last query of SM usage.
 
-    ``parted`` are those that have MIG devices.
+    ``parted`` are the GPUs that have MIG devices.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class _Eyes:
     def measure(
         self, gpus: dict[str, list[str]], *, more: bool
     ) -> "tuple[dict[str, Values], dict[str, str]]":
-        """Return what each device says, and why others say nothing."""
+        """Return the values of each device, and the errors of others."""
         self._take_first_samples(gpus, more=more)
         found: dict[str, Values] = {}
         failed: dict[str, str] = {}
@@ -188,7 +188,7 @@ class _Eyes:
 
     @contextmanager
     def _asking(self, uuid: str, failed: dict[str, str]) -> "Iterator[None]":
-        """Say that a device is asked, in which the driver may hang; note why it says nothing."""
+        """Report that a device is queried, in which the driver may hang; record its error."""
         self._say({"asking": uuid})
         try:
             yield
@@ -198,7 +198,7 @@ class _Eyes:
             failed[uuid] = str(error)
 
     def _take_first_samples(self, gpus: dict[str, list[str]], *, more: bool) -> None:
-        """Take samples of devices without one, so that the first look has their shares, too."""
+        """Take samples of devices without one, so that the first answer has their shares, too."""
         for gpu, parts in gpus.items():
             for uuid in (gpu, *parts):
                 if (more or uuid != gpu) and not self._samples.has(uuid):
@@ -213,7 +213,7 @@ class _Eyes:
         return self._handles[uuid]
 
     def _sample(self, uuid: str, gpu: str) -> dict[int, float]:
-        """Return what a device did since the last time, by the numbers of ``gpm``."""
+        """Return a device's metrics since the last sample, by the numbers of ``gpm``."""
         instance = None
         if uuid != gpu:
             instance = self._ask("GetGpuInstanceId", self._handle(uuid))
@@ -222,14 +222,14 @@ class _Eyes:
         return self._samples.between(uuid, gpu, self._handle(gpu), instance)
 
     def _device(self, uuid: str, gpu: str, *, parted: bool, more: bool) -> "Values":
-        """Return the values of a device; a GPU that has parts leaves its processes to them."""
+        """Return the values of a device; processes of a divided GPU are those of its instances."""
         handle = self._handle(uuid)
         found = self._memory(handle)
         done = self._sample(uuid, gpu) if more or uuid != gpu else {}
         if uuid == gpu:
             found.update(self._sensors(handle))
             found.update(fields(self._nvml, handle, _FIELDS))
-        elif gpm.GRAPHICS in done:  # nothing else says it of a MIG device
+        elif gpm.GRAPHICS in done:  # the only source of it for a MIG device
             found["utilization"] = min(done[gpm.GRAPHICS] / _PERCENT, 1.0)
         if more:
             found["readings"] = _shares(done)
@@ -247,9 +247,9 @@ class _Eyes:
         return ask(self._nvml, f"nvmlDevice{name}", handle, *words)
 
     def _memory(self, handle: "Any") -> "Values":
-        """Return the memory, what the driver keeps for itself apart where it says it.
+        """Return the memory, with the driver's reserved part separate if it is reported.
 
-        Nothing of a GPU that has none of its own, such as GB10, which uses the machine's.
+        Nothing for a GPU without its own memory, such as GB10, which uses the host's.
         """
         version = getattr(self._nvml, "nvmlMemory_v2", None)
         try:
@@ -305,7 +305,7 @@ class _Eyes:
         return {name: value for name, value in found.items() if value is not None}
 
     def _traffic(self, handle: "Any") -> "dict[str, float | None]":
-        """Return what goes over links, counters of errors that stay, and whether it is licensed."""
+        """Return link traffic, persistent error counters, and the license status."""
         found: dict[str, Any] = fields(self._nvml, handle, _MORE_FIELDS)
         both = [found.pop(f"NVLINK_{way}", None) for way in ("SENT", "RECEIVED")]
         if None not in both:
@@ -317,13 +317,13 @@ class _Eyes:
         return found
 
     def _throughput(self, handle: "Any") -> "dict[str, float]":
-        """Return the bytes a second on PCI Express; NVML looks on for 20 ms each."""
+        """Return the bytes per second on PCI Express; NVML measures each for 20 ms."""
         ways = {"PROF_PCIE_TX_BYTES": _SENT, "PROF_PCIE_RX_BYTES": _RECEIVED}
         said = {name: self._ask("GetPcieThroughput", handle, way) for name, way in ways.items()}
         return {name: value * _KIB for name, value in said.items() if value is not None}
 
     def _processes(self, handle: "Any") -> list[list[int | None]] | None:
-        """Return [pid, bytes] of the processes, None where NVML doesn't say which there are.
+        """Return [pid, bytes] of the processes, None if NVML doesn't report them.
 
         One process may have contexts of several kinds.
         """
@@ -345,10 +345,10 @@ class _Eyes:
         return [[pid, used] for pid, used in found.items()]
 
     def _running(self, kind: str, handle: "Any") -> "list[Any] | None":
-        """Return the processes with contexts of a kind, None where NVML hasn't got such lists.
+        """Return the processes with contexts of a kind, None if NVML has no such lists.
 
-        Before driver 510 there was another form of them. NVMLError where NVML has them and doesn't
-        say them: then nothing is known of the others, either.
+        Drivers before 510 have another version of them. NVMLError if NVML has the lists but fails:
+        then the other kinds count as unknown, too.
         """
         for version in ("_v3", "_v2"):
             try:
@@ -364,9 +364,9 @@ class _Eyes:
         return None
 
     def _sm(self, uuid: str, handle: "Any") -> dict[str, float] | None:
-        """Return how much of the SMs each process used since the last question, by pid."""
+        """Return each process's SM usage since the last question, by pid."""
         now = time.time_ns() // 1000
-        latest = now + _TICK  # what is later is of before the clock was set back
+        latest = now + _TICK  # later samples are from before the clock was set back
         since = self._since.get(uuid, latest + 1)
         if since > latest:
             since = now - _FIRST  # protects: clock-set-back
@@ -375,7 +375,7 @@ class _Eyes:
         except self._nvml.NVMLError as error:
             if error.value != self._nvml.NVML_ERROR_NOT_FOUND:
                 return None
-            samples = []  # nobody used any
+            samples = []  # no process used any
         values = [
             (int(each.timeStamp), int(each.pid), int(each.smUtil))
             for each in samples
@@ -386,7 +386,7 @@ class _Eyes:
 
 
 def _shares(done: dict[int, float]) -> dict[str, float]:
-    """Return what a device did by the names and in the units of DCGM's fields."""
+    """Return a device's metrics by the names and in the units of DCGM's fields."""
     found = {}
     for name, metric in _SHARES.items():
         if metric in done:
@@ -400,11 +400,11 @@ def _shares(done: dict[int, float]) -> dict[str, float]:
 def mean(
     samples: "Iterable[tuple[int, int, int]]", since: int, now: int
 ) -> tuple[dict[int, float], int]:
-    """Return the mean use of each process from ``since``, and until when; times in microseconds.
+    """Return the mean usage of each process from ``since``, and the end; times in microseconds.
 
-    ``samples`` are (time, pid, percent); drivers answer with one or more of each process that
-    did something. Each stands for the time since the one before it of that process. Where the
-    last of all isn't older than a tick, it is the end: what came after it isn't known yet.
+    ``samples`` are (time, pid, percent); drivers return one or more for each active process. Each
+    covers the time since the previous sample of that process. If the last of all isn't older than a
+    tick, its time is the end: later usage isn't known yet.
     """
     ordered = sorted(samples)
     newest = ordered[-1][0] if ordered else since

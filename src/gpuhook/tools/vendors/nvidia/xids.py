@@ -1,23 +1,23 @@
-"""NVIDIA's errors by their numbers, XIDs: what each means, and what it does to its device."""
+"""NVIDIA's errors by their numbers, XIDs: their meanings, and their effects on the device."""
 
 from collections.abc import Mapping
 
 from gpuhook.tools.vendors.parts import APPLICATION, FATAL, IGNORE
 
-EVERY = 0  # stands for all XIDs in what an administrator set; there is no XID 0
-# Variables of NVIDIA's plugin: XIDs that count, and that don't.
+EVERY = 0  # stands for all XIDs in an administrator's settings; there is no XID 0
+# Variables of NVIDIA's plugin: XIDs to ignore, and XIDs to heed.
 DISABLED, ENABLED = "DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS"
 _MOST = (1 << 64) - 1  # an XID's number has 64 bits
 _ALL = ("all", "xids")
 
 
-# NVML's numbers of what helps a GPU (nvmlDeviceGpuRecoveryAction_t): resets of it and of its bus,
-# alone or after its work has been taken away, and a restart of the machine or the whole system.
+# NVML's recovery actions (nvmlDeviceGpuRecoveryAction_t) that need an unused GPU: resets of it and
+# of its bus, with or without draining it before, and a reboot of the node or the whole system.
 _NEEDS_NOBODY = {1, 2, 4, 6, 7}
 
 
 def must_be_left(event: Mapping[str, object]) -> bool:
-    """Tell whether a GPU gets well only when nothing uses it any more, as NVML said of an error."""
+    """Tell whether a GPU recovers only when nothing uses it, by NVML's action for an error."""
     return event.get("recovery") in _NEEDS_NOBODY
 
 
@@ -25,9 +25,9 @@ def _span(first: int, last: int, action: str, words: str) -> dict[int, tuple[str
     return dict.fromkeys(range(first, last + 1), (action, words))
 
 
-# NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors), by its immediate action for GPUs since
-# Ampere: reset or restart of the machine is fatal. What isn't here is fatal, too: a number that
-# nobody knows says nothing good. What each means is said in few words for the log.
+# NVIDIA's catalog (docs.nvidia.com/deploy/xid-errors), by its immediate action for GPUs since
+# Ampere: a reset or a reboot is fatal. XIDs that aren't listed are fatal, too, to be on the safe
+# side. Each has a short description for the log.
 XIDS: Mapping[int, tuple[str, str]] = {
     8: (APPLICATION, "GPU stopped processing"),
     11: (APPLICATION, "invalid or corrupted push buffer"),
@@ -80,7 +80,7 @@ XIDS: Mapping[int, tuple[str, str]] = {
     143: (FATAL, "GPU initialization failed"),
     **_span(144, 150, FATAL, "NVLink error"),
     **_span(152, 153, IGNORE, "deep learning accelerator error"),
-    # Says which action another XID needs, and that one has come before it.
+    # Reports the action for another XID, which has come before it.
     154: (IGNORE, "recovery action changed"),
     155: (FATAL, "NVLink error"),
     156: (FATAL, "resource retired"),
@@ -92,9 +92,9 @@ XIDS: Mapping[int, tuple[str, str]] = {
 
 
 def read_xids(text: str) -> set[int]:
-    """Return the XIDs of a list as NVIDIA's plugin reads it; ``EVERY`` alone for "all" or "xids".
+    """Return the XIDs of a list as NVIDIA's plugin reads it; only ``EVERY`` for "all" or "xids".
 
-    Words that are no numbers are passed over, capitals and blanks don't count.
+    Words that aren't numbers are skipped; case and blanks are ignored.
     """
     found = set()
     for word in (each.strip() for each in text.lower().split(",")):
@@ -106,9 +106,9 @@ def read_xids(text: str) -> set[int]:
 
 
 def policy(environ: Mapping[str, str]) -> tuple[bool, dict[int, str]]:
-    """Return whether devices are watched, and what is set of the table of XIDs.
+    """Return whether devices are watched, and the changes to the table of XIDs.
 
-    That is what DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS say, with the meanings of
+    They come from DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS, with the meanings of
     NVIDIA's plugin: an enabled XID is fatal and a disabled one is not, enabling wins, "all" is
     every XID, and if all are disabled, then nothing is watched.
     """
@@ -121,12 +121,12 @@ def policy(environ: Mapping[str, str]) -> tuple[bool, dict[int, str]]:
 
 
 def action(xid: int, settings: Mapping[int, str]) -> str:
-    """Return what an XID does to its device: one of ACTIONS; ``settings`` go before the table."""
+    """Return an XID's effect on its device, one of ACTIONS; ``settings`` override the table."""
     known = XIDS.get(xid, (FATAL, ""))[0]
     return settings.get(xid) or settings.get(EVERY) or known
 
 
 def describe(xid: int) -> str:
-    """Return an XID's number with what it means, as far as that is known."""
+    """Return an XID's number with its meaning, if known."""
     words = XIDS.get(xid, ("", ""))[1]
     return f"XID {xid} ({words})" if words else f"XID {xid}"

@@ -45,7 +45,7 @@ def test_a_machine_without_accelerators_has_no_failure(
     [found] = examine(tree.case, DRIVER_CHECKS)
     assert (found.check, str(found.status)) == ("driver-loaded", "note")
     assert "the PCI bus shows no NVIDIA GPU" in found.message
-    assert found.remedy.startswith("If this machine is to have one: ")
+    assert found.remedy.startswith("If this host should have one: ")
 
 
 def test_a_driver_without_any_gpu_is_a_failure(tree: Tree) -> None:

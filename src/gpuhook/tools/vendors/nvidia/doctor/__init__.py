@@ -1,9 +1,9 @@
-"""What the doctor looks at of NVIDIA's driver; ``tools/doctor/vendors`` says how it is used."""
+"""Checks of NVIDIA's driver for the doctor; ``tools/doctor/vendors`` says how they are used."""
 
 from gpuhook.tools.doctor.step import Check, Step
 from gpuhook.tools.vendors.nvidia.doctor import driver, mps, nodes, parts, platforms, toolkit
 
-# What the later checks need to have been found in order.
+# Checks that must succeed before the later ones run.
 _ROOT = ("driver-root",)
 _LOADED = (*_ROOT, "driver-loaded")
 _MATCHING = (*_LOADED, "driver-versions")

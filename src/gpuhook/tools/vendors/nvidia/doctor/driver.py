@@ -1,4 +1,4 @@
-"""Checks of the driver: loaded, of one version, complete, answering, known to the loader."""
+"""Checks of the driver: whether it is loaded, consistent, complete, responsive and cached."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -32,7 +32,7 @@ def opened(case: Case) -> Iterator[tuple[Rootfs, driver_files.LibraryIndex]]:
 
 
 def driver_root(case: Case) -> Iterator[Finding]:
-    """Ask whether the folder that has the driver can be opened; nothing is said if it can."""
+    """Check that the driver root can be opened; reports nothing if it can."""
     try:
         with Rootfs(case.driver.path("/")):
             return
@@ -46,13 +46,13 @@ def driver_root(case: Case) -> Iterator[Finding]:
 
 
 def driver_loaded(case: Case) -> Iterator[Finding]:
-    """Ask whether the kernel module is loaded."""
+    """Check that the kernel module is loaded."""
     version, platform = module_version(case), platform_of(case)
     if platform:
         text = f"This is {TITLES[platform]}, without a kernel module of NVIDIA's driver for Linux"
         yield ok("driver-loaded", text)
     elif is_elsewhere(case) and _others_have_devices(case):
-        yield ok("driver-loaded", "This machine has no NVIDIA GPU, and devices of another vendor")
+        yield ok("driver-loaded", "This host has no NVIDIA GPU, and devices of another vendor")
     elif version:
         yield ok("driver-loaded", f"The NVIDIA kernel module {version} is loaded")
     elif case.machine.exists("/sys/module/nouveau"):
@@ -65,22 +65,22 @@ def driver_loaded(case: Case) -> Iterator[Finding]:
         yield note(
             "driver-loaded",
             "The NVIDIA kernel module isn't loaded, and the PCI bus shows no NVIDIA GPU",
-            "If this machine is to have one: check that it is passed on to it (lspci -d "
+            "If this host should have one: check that it is passed through to it (lspci -d "
             f"{names.PCI_VENDOR}:), and install its driver",
         )
     elif not _has_gpu(case):
         yield failure(
             "driver-loaded",
             "The NVIDIA kernel module isn't loaded, and the PCI bus shows no NVIDIA GPU",
-            f"Check that this machine has a GPU (lspci -d {names.PCI_VENDOR}:) that is passed "
-            "on to it",
+            f"Check that this host has a GPU (lspci -d {names.PCI_VENDOR}:) that is passed "
+            "through to it",
         )
     elif not _has_libraries(case):
         yield failure(
             "driver-loaded",
             "There is an NVIDIA GPU and no driver for it: the kernel module isn't loaded, and "
             "there is no libnvidia-ml.so.1",
-            "Install NVIDIA's driver, or name the folders of its libraries by [gpuhook] "
+            "Install NVIDIA's driver, or set the folders of its libraries with [gpuhook] "
             f"library-search-paths in {case.config.file}",
         )
     else:
@@ -92,9 +92,9 @@ def driver_loaded(case: Case) -> Iterator[Finding]:
 
 
 def where_nvidia_is(check: Check) -> Check:
-    """Return a check that finds nothing on machines without NVIDIA's driver for Linux.
+    """Return a check that reports nothing on hosts without NVIDIA's driver for Linux.
 
-    Those are the ones of ``is_elsewhere``, and NVIDIA's other platforms.
+    Those are the hosts of ``is_elsewhere``, and NVIDIA's other platforms.
     """
 
     @wraps(check)
@@ -105,9 +105,9 @@ def where_nvidia_is(check: Check) -> Check:
 
 
 def is_elsewhere(case: Case) -> bool:
-    """Tell whether nothing on a machine is NVIDIA's.
+    """Tell whether a host has nothing of NVIDIA.
 
-    One with the driver's libraries, or whose configuration names a root of it, is meant to have
+    A host with the driver's libraries, or with a driver root in its configuration, should have
     a GPU, unless another vendor's driver has devices there.
     """
     nvidias = ("/sys/module/nvidia", "/sys/module/nouveau", "/proc/driver/nvidia")
@@ -151,7 +151,7 @@ def driver_versions(case: Case) -> Iterator[Finding]:
         yield failure("driver-versions", error.cause, error.remedy)
         return
     installed, loaded = library.rpartition(".so.")[2], module_version(case)
-    if installed.isdecimal() and loaded is not None:  # a distribution may name it by its SONAME
+    if installed.isdecimal() and loaded is not None:  # some distributions use the SONAME
         yield ok("driver-versions", f"{library} has no version in its name; the module is {loaded}")
     elif installed == loaded:
         yield ok("driver-versions", f"Libraries and kernel module are both {loaded}")
@@ -164,7 +164,7 @@ def driver_versions(case: Case) -> Iterator[Finding]:
 
 
 def _match(installed: str, loaded: str) -> str:
-    """Return what makes libraries and module match: mostly the module is the older one."""
+    """Return the remedy for different versions: usually the module is the older one."""
     numbers = parse_version(installed), parse_version(loaded)
     if numbers[0] and numbers[1] and numbers[0] < numbers[1]:
         return (
@@ -172,13 +172,13 @@ def _match(installed: str, loaded: str) -> str:
             "driver, reboot"
         )
     return (
-        "Reboot, or end what uses the GPUs and reload the module: the driver was upgraded under "
-        "the loaded one. Installing more libraries doesn't help"
+        "Reboot, or stop all users of the GPUs and reload the module: the driver was upgraded "
+        "while the old module was loaded. Installing more libraries doesn't help"
     )
 
 
 def nvml_answers(case: Case) -> Iterator[Finding]:
-    """Ask NVML for the GPUs and take the time."""
+    """Query NVML for the GPUs, and measure the time."""
     try:
         with opened(case) as (root, index):
             library = driver_files.find_nvml(root, index, case.config.file)
@@ -201,8 +201,8 @@ def _nvml_findings(answer: nvml.Answer, seconds: float, expected: int) -> Iterat
         yield warning(
             "nvml",
             what,
-            "Enable persistence mode (nvidia-persistenced, or nvidia-smi -pm 1): the driver "
-            "starts the GPUs again for each first user",
+            "Enable persistence mode (nvidia-persistenced, or nvidia-smi -pm 1): without it, the "
+            "driver initializes the GPUs again for each first user",
         )
     elif found + len(answer.lost) != expected:
         yield warning(

@@ -1,4 +1,4 @@
-"""Checks of MPS, where config.toml shares GPUs by it."""
+"""Checks of MPS, if config.toml shares GPUs by it."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from gpuhook.tools.doctor.finding import Finding, failure, ok
 
 
 def mps_answers(case: Case) -> Iterator[Finding]:
-    """See whether the control daemon of [gpuhook.mps] answers."""
+    """Check that the control daemon of [gpuhook.mps] answers."""
     if not case.config.mps_devices:
         return
     from gpuhook.tools.mps import status  # noqa: PLC0415 - few share devices by MPS

@@ -1,4 +1,4 @@
-"""Checks of the device nodes, against what the kernel module says of its GPUs in /proc."""
+"""Checks of the device nodes against the kernel module's GPUs in /proc."""
 
 import os
 import re
@@ -18,14 +18,14 @@ _EVERYONE = stat.S_IROTH | stat.S_IWOTH
 
 
 def module_version(case: Case) -> str | None:
-    """Return the loaded kernel module's version, None where none is loaded."""
+    """Return the loaded kernel module's version, None if none is loaded."""
     text = case.driver_text("/proc/driver/nvidia/version") or ""
     found = _VERSION.search(text.partition("\n")[0])
     return found[0] if found else None
 
 
 def device_nodes(case: Case) -> Iterator[Finding]:
-    """Look for the device nodes, their numbers and who may open them."""
+    """Check the device nodes, their numbers and their permissions."""
     if module_version(case) is None:
         return
     wrong = {path: _node_problem(case, path, pair) for path, pair in _expected(case).items()}
@@ -34,15 +34,15 @@ def device_nodes(case: Case) -> Iterator[Finding]:
         yield ok("device-nodes", f"All {len(wrong)} device nodes exist with the right numbers")
         yield from _node_modes(case, list(wrong))
     elif problems == [f"{UVM.path} {wrong[UVM.path]}"]:
-        remedy = f"Run {MAKE_UVM} as root, and have a boot service do so"
+        remedy = f"Run {MAKE_UVM} as root, and let a boot service do so"
         yield failure("device-uvm", f"{problems[0]}, so CUDA doesn't work", remedy)
     else:
-        remedy = f"Run nvidia-smi and {MAKE_UVM} as root, and have a boot service do so"
+        remedy = f"Run nvidia-smi and {MAKE_UVM} as root, and let a boot service do so"
         yield failure("device-nodes", "; ".join(problems), remedy)
 
 
 def _expected(case: Case) -> dict[str, tuple[int, int] | None]:
-    """Return the nodes to expect; None for one whose module isn't loaded."""
+    """Return the expected nodes; None for one whose module isn't loaded."""
     uvm = _major(case, UVM.module)
     expected: dict[str, tuple[int, int] | None] = {
         CONTROL.path: (_NVIDIA_MAJOR, CONTROL.minor),
@@ -87,7 +87,7 @@ def _node_problem(case: Case, path: str, expected: tuple[int, int] | None) -> st
 
 
 def _node_modes(case: Case, paths: list[str]) -> Iterator[Finding]:
-    """Nodes that not everyone may open shut out containers that don't run as root."""
+    """Report nodes that not all users may open: containers that don't run as root need that."""
     closed = []
     for path in paths:
         status = case.driver.stat(path)
@@ -96,13 +96,13 @@ def _node_modes(case: Case, paths: list[str]) -> Iterator[Finding]:
     if closed:
         yield warning(
             "device-modes",
-            f"Not everyone may open {', '.join(closed)}",
+            f"Not all users may open {', '.join(closed)}",
             "Give containers that don't run as root the nodes' group, or set NVreg_DeviceFileMode",
         )
 
 
 def dev_char_links(case: Case) -> Iterator[Finding]:
-    """Look for the nodes' links in /dev/char, by which older runcs name devices to systemd."""
+    """Check the nodes' links in /dev/char, with which older runcs name devices to systemd."""
     if module_version(case) is None or not _systemd_makes_cgroups(case):
         return
     missing = []
@@ -114,8 +114,8 @@ def dev_char_links(case: Case) -> Iterator[Finding]:
     if missing and any(each["kind"] == vendor_names.KIND for each in case.cdi.documents.values()):
         yield warning(
             "dev-char",
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: beside runc "
-            "1.1.3 to 1.1.6 containers that have GPUs by CDI documents lose them at systemctl "
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: with runc "
+            "1.1.3 to 1.1.6, containers that have GPUs through CDI specs lose them at systemctl "
             "daemon-reload",
             "Run gpuhook refresh as root, at every boot, or let gpuhook-watch.service do so",
         )
@@ -126,9 +126,9 @@ def dev_char_links(case: Case) -> Iterator[Finding]:
 
 
 def _systemd_makes_cgroups(case: Case) -> bool:
-    """Tell whether an engine may have systemd make its containers' cgroups.
+    """Tell whether an engine may let systemd create its containers' cgroups.
 
-    Docker says whether it has; podman, CRI-O and what a kubelet uses do so unless told otherwise.
+    Docker reports its setting. podman, CRI-O and a kubelet's engine do so by default.
     """
     if not case.machine.exists("/run/systemd/system"):
         return False

@@ -1,8 +1,8 @@
-"""Checks of the driver's files: which parts are there, and what else is named by its users.
+"""Checks of the driver's files: missing parts, and parts that only the environment leads to.
 
-Containers get what lies in known folders, and in those that config.toml names, whatever the
-environment of the process that starts them is. What only this process' PATH or XDG_DATA_DIRS leads
-to is reported, with the setting for it.
+Containers get files from known folders, and from those in config.toml, regardless of the
+environment of the process that starts them. Files found only through this process's PATH or
+XDG_DATA_DIRS are reported, with the setting for them.
 """
 
 import os
@@ -18,12 +18,12 @@ from gpuhook.vendors.nvidia import completeness, driver_files, locations, manife
 from gpuhook.vendors.nvidia.locations import Locations
 
 _CHECK = "driver-files"
-# Folders of a manifest, for the case that there is none.
+# Folders of manifests, searched if there is no manifest.
 _MANIFESTS = (manifests.VULKAN, manifests.EGL)
 
 
 def driver_complete(case: Case) -> Iterator[Finding]:
-    """Look for the parts of the driver that containers ask for by default, and for manifests."""
+    """Check the parts of the driver that containers request by default, and the manifests."""
     version = module_version(case)
     if version is None:
         return
@@ -52,7 +52,7 @@ def driver_complete(case: Case) -> Iterator[Finding]:
 
 
 def _elsewhere(case: Case, root: Rootfs, known: Locations) -> Iterator[str]:
-    """Yield what is to be set for parts that only this process' environment leads to."""
+    """Yield the settings for parts that only this process's environment leads to."""
     config = case.config
     programs = [name for names in driver_files.BINARIES.values() for name in names]
     absent = [name for name in programs if not driver_files.find_program(root, name, known)]
@@ -78,7 +78,7 @@ def _to_set(key: str, before: tuple[str, ...], found: list[str]) -> Iterator[str
 
 
 def _folders(root: Rootfs, variable: str) -> Iterator[str]:
-    """Yield the folders that a variable of ours names, those that are root's."""
+    """Yield the root-owned folders that a variable of our environment names."""
     for folder in dict.fromkeys(os.environ.get(variable, "").split(":")):
         if not folder.startswith("/"):
             continue

@@ -1,4 +1,4 @@
-"""Checks of NVIDIA's other platforms, where there is no kernel module of its driver for Linux."""
+"""Checks of NVIDIA's platforms without the kernel module of its driver for Linux."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ _UPDATE = "Install NVIDIA's newest driver for Windows again, and run wsl --shutd
 
 
 def platform_of(case: Case) -> str:
-    """Return the platform's name, "" where it is none of these."""
+    """Return the platform's name, "" if it is none of these."""
     try:
         with Rootfs(case.driver.path("/")) as root:
             if wsl.is_here(root):
@@ -24,7 +24,7 @@ def platform_of(case: Case) -> str:
 
 
 def _has_nvml(root: Rootfs, case: Case) -> bool:
-    """Tell whether there is an NVML, which knows more than the files."""
+    """Tell whether there is an NVML, which reports more than the files."""
     folders = case.config.library_search_paths
     try:
         index = driver_files.LibraryIndex(root, case.config.ldcache, folders)
@@ -34,7 +34,7 @@ def _has_nvml(root: Rootfs, case: Case) -> bool:
 
 
 def wsl_driver(case: Case) -> Iterator[Finding]:
-    """Look at the folders of Windows' driver that WSL2 shows, and ask NVML."""
+    """Check the folders of the Windows driver in WSL2, and query NVML."""
     if platform_of(case) != WSL:
         return
     with Rootfs(case.driver.path("/")) as root:
@@ -65,7 +65,7 @@ def wsl_driver(case: Case) -> Iterator[Finding]:
 
 
 def tegra_lists(case: Case) -> Iterator[Finding]:
-    """Look at Tegra's lists, be there an NVML or not: their lines, and what isn't there."""
+    """Check the lines of Tegra's lists, with and without an NVML, and the files that they name."""
     folder = case.config.csv_mount_spec_path
     try:
         with Rootfs(case.driver.path("/")) as root:

@@ -1,4 +1,4 @@
-"""Checks of what NVIDIA's container toolkit brought to the host: its programs and CDI specs."""
+"""Checks of NVIDIA's container toolkit on the host: its programs and CDI specs."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _DRIVER_LIBRARY = re.compile(r"/lib(?:cuda|nvidia-ml)\.so\.(\d+(?:\.\d+)+)$")
 
 
 def cdi_versions(case: Case) -> Iterator[Finding]:
-    """Compare the driver's libraries in the CDI specs with the driver that is loaded."""
+    """Compare the driver's libraries in the CDI specs with the loaded driver."""
     loaded = module_version(case)
     for path, named in host_paths(case).items():
         versions = [found[1] for found in map(_DRIVER_LIBRARY.search, named) if found]
@@ -35,7 +35,7 @@ def cdi_versions(case: Case) -> Iterator[Finding]:
 
 
 def foreign_toolkit(case: Case) -> Iterator[Finding]:
-    """Look for NVIDIA's own toolkit; its names may also lead to us."""
+    """Look for NVIDIA's own toolkit; its program names may also be links to gpuhook."""
     for name in _PROGRAMS:
         path = case.machine.which(name, names.SEARCH_PATH)
         if path and not is_ours(case.machine, path):
@@ -45,4 +45,4 @@ def foreign_toolkit(case: Case) -> Iterator[Finding]:
                 "Use one of the two for a container; to change over, see docs/migration.md",
             )
             return
-    yield ok("foreign-toolkit", "NVIDIA's container toolkit isn't installed beside gpuhook")
+    yield ok("foreign-toolkit", "NVIDIA's container toolkit isn't installed in addition to gpuhook")
