@@ -1,1 +1,1 @@
-"""nvidia-container-cli for those who call it: ctr --gpus, Apptainer, enroot, gVisor."""
+"""A replacement of nvidia-container-cli for its callers: ctr --gpus, Apptainer, enroot, gVisor."""

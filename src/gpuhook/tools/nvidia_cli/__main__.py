@@ -1,4 +1,4 @@
-"""Where the launcher starts gpuhook-container-cli: an isolated interpreter, as for gpu-py."""
+"""Entry point of gpuhook-container-cli's launcher: an isolated interpreter, as for gpu-py."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from gpuhook.tools.nvidia_cli import main as program
 
 
 def main() -> NoReturn:
-    """Carry out the words after the launcher's own two."""
+    """Run the command line after the launcher's own two arguments."""
     os.umask(names.UMASK)
     streams.run(argp.PROGRAM, lambda: program.main(sys.argv[3:]))
 

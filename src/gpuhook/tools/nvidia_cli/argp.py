@@ -1,4 +1,4 @@
-"""Read a command line as GNU argp does: abbreviations, clusters of letters, values either way.
+"""A parser of command lines as in GNU argp: abbreviations, grouped short options, both value forms.
 
 Source: the manual of the GNU C Library, "Argument Syntax" and "Argp".
 """
@@ -9,11 +9,11 @@ FLAG, VALUE, OPTIONAL = "flag", "value", "optional"
 
 
 class UsageError(Exception):
-    """A command line that can't be understood; the text is argp's."""
+    """An invalid command line; the text is argp's."""
 
 
 class Option:
-    """One option: its names, whether it takes a value, and its line in --help."""
+    """One option: its names, its kind of value, and its line in --help."""
 
     def __init__(self, name: str, letter: str = "", kind: str = FLAG, text: str = "") -> None:
         self.name = name
@@ -34,9 +34,9 @@ Found = list[tuple[str, str | None]]
 def parse(
     argv: list[str], options: tuple[Option, ...], *, in_order: bool
 ) -> tuple[Found, list[str]]:
-    """Return the options found, as (name, value), and the words that are none.
+    """Return the options as (name, value), and the other arguments.
 
-    With ``in_order`` everything from the first word that is no option is left alone.
+    With ``in_order`` parsing stops at the first argument that isn't an option.
     Raises UsageError.
     """
     found: Found = []
@@ -71,7 +71,7 @@ def _long(word: str, words: list[str], options: tuple[Option, ...]) -> tuple[str
 
 
 def _by_name(name: str, options: tuple[Option, ...]) -> Option:
-    """Return the option with that name, or the only one that begins so."""
+    """Return the option with that name, or the only one with that prefix."""
     fitting = [option for option in options if option.name.startswith(name)]
     exact = [option for option in fitting if option.name == name]
     if len(exact or fitting) == 1:
@@ -83,7 +83,7 @@ def _by_name(name: str, options: tuple[Option, ...]) -> Option:
 
 
 def _letters(letters: str, words: list[str], options: tuple[Option, ...]) -> Found:
-    """Read what follows one dash: letters of flags, then perhaps one with its value."""
+    """Parse short options after one dash: letters of flags, then optionally one with a value."""
     found: Found = []
     while letters:
         letter, letters = letters[0], letters[1:]
@@ -104,7 +104,7 @@ def _letters(letters: str, words: list[str], options: tuple[Option, ...]) -> Fou
 
 
 def help_text(usage: str, about: str, options: tuple[Option, ...]) -> str:
-    """Return what --help prints."""
+    """Return the text of --help."""
     lines = [f"Usage: {PROGRAM} {usage}", about, ""]
     for option in (*options, *HELP):
         letter = f"-{option.letter}, " if option.letter else "    "

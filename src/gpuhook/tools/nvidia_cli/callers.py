@@ -1,7 +1,7 @@
-"""What the host has mounted, to a program that an engine starts in a container's namespace.
+"""The host's mounts, for a program that an engine starts in a container's namespace.
 
-Its own mount table doesn't say: Apptainer's holds a filesystem that it mounted for this
-container alone. The table of whoever called the engine does, and that of the first process.
+Its own mount table isn't sufficient: Apptainer's contains a filesystem that it mounted only for
+this container. The tables of the engine's caller and of the first process have the host's mounts.
 """
 
 import os
@@ -12,11 +12,11 @@ _FIRST = 1
 
 
 def parent(process: str = "self") -> int:
-    """Return the process that started a process, this one unless said otherwise.
+    """Return the parent of a process, by default of this one.
 
-    It is asked of /proc, whose numbers count there: Apptainer's --pid starts us in a PID namespace
-    of the container's, where os.getppid has another number, with the host's /proc. OSError
-    if that process is gone.
+    It is read from /proc, because only /proc's numbers are valid there: Apptainer's --pid starts us
+    in the container's PID namespace, where os.getppid has another number, with the host's /proc.
+    OSError if that process is gone.
     """
     return int(proc.status(proc.read(f"/proc/{process}/status"))["PPid"][0])
 
@@ -24,7 +24,7 @@ def parent(process: str = "self") -> int:
 def mount_tables() -> list[bytes]:
     """Return the mount tables of the engine's caller and of the first process.
 
-    None at all where one of them can't be had: nothing is known of the host then.
+    An empty list if one of them can't be read: then nothing is known about the host.
     """
     try:
         return [_table(_caller()), _table(_FIRST)]
@@ -33,9 +33,9 @@ def mount_tables() -> list[bytes]:
 
 
 def _caller() -> int:
-    """Return the first process above this one that runs another program than its parent.
+    """Return the first ancestor that runs another program than the engine, our parent.
 
-    The engine may be several processes. OSError where one is gone.
+    The engine may consist of several processes. OSError if one is gone.
     """
     process = parent()
     engine = os.stat(f"/proc/{process}/exe")
@@ -45,7 +45,7 @@ def _caller() -> int:
 
 
 def _runs(process: int, program: os.stat_result) -> bool:
-    """Tell whether a process runs a program; one outside our user namespace is another's."""
+    """Tell whether a process runs a program; one outside our user namespace counts as another."""
     try:
         found = os.stat(f"/proc/{process}/exe")
     except PermissionError:

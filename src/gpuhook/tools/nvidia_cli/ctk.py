@@ -1,6 +1,6 @@
-"""nvidia-ctk's command line, carried out by gpuhook: for scripts that have it.
+"""nvidia-ctk's command line, implemented by gpuhook for existing scripts.
 
-Started as gpuhook-ctk, to which the name nvidia-ctk is a link. What is asked for goes to
+It is started as gpuhook-ctk, to which the name nvidia-ctk is a link. The requested output goes to
 standard output, everything else to standard error. The exit status is 0 or 1.
 """
 
@@ -32,14 +32,14 @@ _SOURCES = ("file", "command")
 
 
 def main() -> NoReturn:
-    """Carry out this process' command line and exit."""
+    """Run this process's command line and exit."""
     if os.geteuid() == 0:
         os.umask(names.UMASK)
     streams.run(PROGRAM, lambda: sys.exit(status_of(sys.argv[1:])))
 
 
 def status_of(argv: list[str]) -> int:
-    """Carry out a command line; return the exit status."""
+    """Run a command line; return the exit status."""
     try:
         status = ctk.main(argv, prog_name=PROGRAM, standalone_mode=False)
     except click.ClickException as error:
@@ -57,8 +57,8 @@ def status_of(argv: list[str]) -> int:
     cls=Group,
     context_settings={"help_option_names": ["-h", "--help"]},
     examples={
-        f"{PROGRAM} runtime configure --runtime=docker": "Tell Docker about gpu-py",
-        f"{PROGRAM} cdi generate --output=/etc/cdi/nvidia.yaml": "Write a CDI document",
+        f"{PROGRAM} runtime configure --runtime=docker": "Add gpu-py to Docker's configuration",
+        f"{PROGRAM} cdi generate --output=/etc/cdi/nvidia.yaml": "Write a CDI spec",
     },
 )
 @click.version_option(
@@ -67,15 +67,15 @@ def status_of(argv: list[str]) -> int:
 @click.option("-d", "--debug", is_flag=True, envvar="NVIDIA_CTK_DEBUG", help="Has no effect.")
 @click.option(
     "-q", "--quiet", is_flag=True, envvar="NVIDIA_CTK_QUIET",
-    help="Print errors and what is asked for alone.",
+    help="Print only errors and the requested output.",
 )  # fmt: skip
 @click.option(
     "--config", "config_path", metavar="FILE",
     envvar=["NVIDIA_CTK_CONFIG", "GPUHOOK_CONFIG", "NVIDIA_CTK_CONFIG_FILE_PATH"],
-    help="Another configuration than gpuhook's.",
+    help="The configuration file to use.  [default: gpuhook's config.toml]",
 )  # fmt: skip
 def ctk(**_: Any) -> None:
-    """Do what nvidia-ctk does, by gpuhook.
+    """Run nvidia-ctk's commands with gpuhook.
 
     gpuhook's own commands do more: gpuhook install, gpuhook cdi, gpuhook config.
     """
@@ -83,7 +83,7 @@ def ctk(**_: Any) -> None:
 
 @ctk.group()
 def runtime() -> None:
-    """Have container engines use gpu-py."""
+    """Configure container engines to use gpu-py."""
 
 
 @runtime.command(
@@ -98,13 +98,13 @@ def runtime() -> None:
     help="Has no effect: gpuhook reads the engine's files.",
 )  # fmt: skip
 @click.option("--executable-path", metavar="PATH", help="Has no effect: no engine is run.")
-@configuring.switch("--dry-run", help="Print the files as they would be, and change none.")
+@configuring.switch("--dry-run", help="Print the resulting files, and change none.")
 def configure(
     dry_run: bool, config_source: tuple[str, ...], executable_path: str | None, **given: Any
 ) -> None:
-    """Set up a container engine to use gpu-py, under the name nvidia.
+    """Configure a container engine to use gpu-py, under the name nvidia.
 
-    What is changed is remembered, and gpuhook uninstall undoes it.
+    The changes are recorded, and gpuhook uninstall reverts them.
     """
     for word in config_source:
         if word.partition("=")[0] not in _SOURCES:
@@ -131,30 +131,30 @@ def configure(
 
 
 def _absolute(program: str | None) -> str | None:
-    """Return where a program is that may be given by its name alone."""
+    """Return the path of a program that may be given by only its name."""
     if program is None or "/" in program:
         return program
     found = shutil.which(program)
     if found is None:
         raise EngineError(
             f"There is no program {shown(program)} on PATH",
-            f"Give a whole path, or leave it out for {names.RUNTIME}",
+            f"Give a full path, or leave it out for {names.RUNTIME}",
         )
     return os.path.abspath(found)
 
 
 @contextlib.contextmanager
 def _to_standard_error() -> Any:
-    """Have what is said of the work on standard error, or nowhere with --quiet."""
+    """Redirect progress messages to standard error, or discard them with --quiet."""
     quiet = click.get_current_context().find_root().params["quiet"]
-    with open(os.devnull, "w", encoding="utf-8") as nowhere:  # noqa: SIM117 - it is the other's
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:  # noqa: SIM117 - the next one uses it
         with contextlib.redirect_stdout(nowhere if quiet else sys.stderr):
             yield
 
 
 @ctk.group()
 def cdi() -> None:
-    """Make CDI documents of NVIDIA's devices, and list what there is."""
+    """Generate CDI specs of NVIDIA devices, and list CDI devices."""
 
 
 cdi.add_command(ctk_cdi.generate)
@@ -170,12 +170,11 @@ ctk.add_command(ctk_system.system)
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def hook(words: tuple[str, ...]) -> None:
-    """Refuse to be the hook of a document that NVIDIA's toolkit has made."""
+    """Refuse to run as the hook of a CDI spec that NVIDIA's toolkit has generated."""
     del words
     raise CdiError(
-        f"A CDI document calls {PROGRAM} hook, and {names.CDI_HOOK} is what gpuhook's documents "
-        "call",
-        "Make the document again with `gpuhook cdi generate`, and delete the other one",
+        f"A CDI spec calls {PROGRAM} hook, but gpuhook's CDI specs call {names.CDI_HOOK}",
+        "Generate the spec again with `gpuhook cdi generate`, and delete the other one",
     )
 
 

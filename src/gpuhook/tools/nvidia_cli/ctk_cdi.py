@@ -1,4 +1,4 @@
-"""``nvidia-ctk cdi generate`` and ``cdi list``, with the documents and folders of gpuhook's."""
+"""``nvidia-ctk cdi generate`` and ``cdi list``, with gpuhook's CDI specs and folders."""
 
 import os
 from typing import Any
@@ -28,13 +28,13 @@ _ENV = "NVIDIA_CTK_CDI_GENERATE_"
 _MODES = ("auto", "nvml", "wsl", "csv")
 _MODES_WITHOUT = ("management", "gds", "mofed", "gdrcopy", "nvswitch", "imex")
 _ENDINGS = (".yaml", ".yml", ".json")
-# What is NVIDIA's generator's own -> why it changes nothing.
-_ONE_HOOK = "gpuhook's documents call one hook, which does all"
+# Options specific to NVIDIA's generator -> why they have no effect.
+_ONE_HOOK = "gpuhook's CDI specs call one hook, which does everything"
 _INEFFECTIVE = {
     "ldconfig_path": "gpuhook's hook runs no ldconfig",
     "csv_file": "the folder is modes.csv.mount-spec-path in config.toml",
     "csv_ignore_pattern": "set csv-ignore in config.toml",
-    "csv_compat_container_root": "newer CUDA in an image isn't looked for on Tegra",
+    "csv_compat_container_root": "gpuhook doesn't look for newer CUDA in an image on Tegra",
     "disable_hook": _ONE_HOOK,
     "enable_hook": _ONE_HOOK,
     "feature_flag": "they tune NVIDIA's own generator",
@@ -42,7 +42,7 @@ _INEFFECTIVE = {
 
 
 def _ineffective(function: Any) -> Any:
-    """Add the options that are taken and change nothing."""
+    """Add the options that are accepted but have no effect."""
     spelled = {
         "csv_file": ("--csv.file", "CSV_FILES"),
         "csv_ignore_pattern": ("--csv.ignore-pattern", "CSV_IGNORE_PATTERNS"),
@@ -75,45 +75,45 @@ def _ineffective(function: Any) -> Any:
 )  # fmt: skip
 @click.option(
     "--format", "form", metavar="yaml|json", envvar=f"{_ENV}OUTPUT_FORMAT",
-    help="How to write it.  [default: as the file ends, else yaml]",
+    help="The format.  [default: by the file's extension, else yaml]",
 )  # fmt: skip
 @click.option(
     "--mode", "--discovery-mode", "mode", default="auto", show_default=True, metavar="WORD",
-    envvar=f"{_ENV}MODE", help="How devices are found: auto, nvml, wsl or csv.",
+    envvar=f"{_ENV}MODE", help="How to find devices: auto, nvml, wsl or csv.",
 )  # fmt: skip
 @click.option(
     "--driver-root", metavar="DIR", envvar="NVIDIA_CTK_DRIVER_ROOT",
-    help="The driver root, which has to be that of config.toml.",
+    help="The driver root, which must be that of config.toml.",
 )  # fmt: skip
 @click.option(
     "--dev-root", metavar="DIR", envvar="NVIDIA_CTK_DEV_ROOT",
-    help="The folder above /dev, which has to be the driver root.",
+    help="The folder above /dev, which must be the driver root.",
 )  # fmt: skip
 @click.option(
     "--library-search-path", "search_paths", multiple=True, metavar="DIR",
     envvar=f"{_ENV}LIBRARY_SEARCH_PATHS",
-    help="Where libraries are, which has to be as config.toml says.",
+    help="Folders of libraries, which must be those of config.toml.",
 )  # fmt: skip
 @click.option(
     "--config-search-path", "data_paths", multiple=True, metavar="DIR",
     envvar=f"{_ENV}CONFIG_SEARCH_PATHS",
-    help="Where manifests are: a folder that gpuhook looks in, or one of data-search-paths.",
+    help="Folders of manifests: those that gpuhook searches, or some of data-search-paths.",
 )  # fmt: skip
 @click.option(
     "--device-name-strategy", "strategies", multiple=True, metavar="WORD",
     envvar=f"{_ENV}DEVICE_NAME_STRATEGIES",
-    help="What devices are called: index, uuid, type-index.  [default: index, uuid]",
+    help="How to name devices: index, uuid, type-index.  [default: index, uuid]",
 )  # fmt: skip
 @click.option(
     "--device-id", "--device-ids", "--device", "--devices", "devices", multiple=True,
     metavar="ID", envvar=f"{_ENV}DEVICE_IDS",
-    help="These devices alone; none leaves out the device all.  [default: all]",
+    help="Only these devices; none leaves out the device all.  [default: all]",
 )  # fmt: skip
 @switch("--no-all-device", envvar=f"{_ENV}NO_ALL_DEVICE", help="Leave out the device all.")
 @click.option(
     "--cuda-compat-container-root", "compat_root", metavar="DIR",
     envvar=f"{_ENV}CUDA_COMPAT_CONTAINER_ROOT",
-    help="Where images have newer CUDA, which has to be as config.toml says.",
+    help="Folder of newer CUDA in images, which must be that of config.toml.",
 )  # fmt: skip
 @click.option(
     "--nvidia-cdi-hook-path", "--nvidia-ctk-path", "hook_path", metavar="PATH",
@@ -121,11 +121,11 @@ def _ineffective(function: Any) -> Any:
 )  # fmt: skip
 @click.option(
     "--vendor", "--cdi-vendor", "vendor", default="nvidia.com", show_default=True,
-    metavar="NAME", envvar=f"{_ENV}VENDOR", help="The first part of the document's kind.",
+    metavar="NAME", envvar=f"{_ENV}VENDOR", help="The first part of the CDI kind.",
 )  # fmt: skip
 @click.option(
     "--class", "--cdi-class", "device_class", default="gpu", show_default=True,
-    metavar="NAME", envvar=f"{_ENV}CLASS", help="The second part of the document's kind.",
+    metavar="NAME", envvar=f"{_ENV}CLASS", help="The second part of the CDI kind.",
 )  # fmt: skip
 @_ineffective
 def generate(
@@ -138,7 +138,7 @@ def generate(
     device_class: str,
     **given: Any,
 ) -> None:
-    """Write a CDI document of NVIDIA's devices on this machine.
+    """Write a CDI spec of the NVIDIA devices on this host.
 
     gpuhook cdi generate does so for the devices of all vendors.
     """
@@ -161,15 +161,15 @@ def generate(
 
 
 def _check(config: Config, given: dict[str, Any]) -> None:
-    """Say which options change nothing; CdiError for what gpuhook can't do."""
+    """Warn about options without effect; CdiError for unsupported ones."""
     for field, why in _INEFFECTIVE.items():
         if given[field]:
             say(f"warning: --{field.replace('_', '-')} has no effect: {why}")
     mode = given["mode"].lower()
     if mode in _MODES_WITHOUT:
         raise CdiError(
-            f"gpuhook writes no documents of mode {mode}",
-            "Have containers ask by a variable, such as those of docs/requests.md",
+            f"gpuhook writes no CDI specs of mode {mode}",
+            "Let containers request devices with a variable, such as those of docs/requests.md",
         )
     if mode not in _MODES:
         raise CdiError(
@@ -179,13 +179,13 @@ def _check(config: Config, given: dict[str, Any]) -> None:
     for option, path in (("driver-root", given["driver_root"]), ("dev-root", given["dev_root"])):
         if path and _normal(path) != root:
             raise CdiError(
-                f"--{option} is {shown(path)}, and containers would get what is in {root}",
+                f"--{option} is {shown(path)}, but containers would get the files in {root}",
                 f"Run gpuhook config set nvidia-container-cli.root={path}",
             )
     compat = given["compat_root"]
     if compat and _normal(compat) != _normal(config.cuda_compat_root):
         raise CdiError(
-            f"--cuda-compat-container-root is {shown(compat)}, and containers' CUDA is looked for "
+            f"--cuda-compat-container-root is {shown(compat)}, but containers' CUDA is searched "
             f"in {config.cuda_compat_root}",
             f"Run gpuhook config set gpuhook.cuda-compat-root={compat}",
         )
@@ -201,7 +201,7 @@ def _check(config: Config, given: dict[str, Any]) -> None:
 def _other_paths(option: str, paths: tuple[str, ...]) -> CdiError:
     setting = {"library": "library-search-paths", "config": "data-search-paths"}[option]
     return CdiError(
-        f"--{option}-search-path isn't what config.toml says, by which containers start",
+        f"--{option}-search-path differs from config.toml, which containers use",
         f"Run gpuhook config set gpuhook.{setting}={':'.join(paths)}",
     )
 
@@ -229,17 +229,17 @@ def _kind(vendor: str, device_class: str) -> str:
 
 
 def _hook(given: str | None) -> str:
-    """Return the hook's path, as it was given if that leads to ours."""
+    """Return the hook's path: the given one if it leads to gpuhook's."""
     ours = our_program(names.CDI_HOOK, "Reinstall gpuhook, so that its programs are in one folder")
     if given and os.path.realpath(given) == os.path.realpath(ours):
         return given
     if given:
-        say(f"warning: {given} isn't a link to {names.CDI_HOOK}: the document calls {ours}")
+        say(f"warning: {given} isn't a link to {names.CDI_HOOK}: the CDI spec calls {ours}")
     return ours
 
 
 def _deliver(document: dict[str, Any], output: str, form: str | None) -> None:
-    """Print a document, or write it to a file with an ending that engines read."""
+    """Print a CDI spec, or write it to a file with an extension that engines read."""
     ending = next((each for each in _ENDINGS if output.endswith(each)), "")
     style = (form or ending.lstrip(".").replace("yml", "yaml") or "yaml").lower()
     if style not in writing.FORMATS:
@@ -252,7 +252,7 @@ def _deliver(document: dict[str, Any], output: str, form: str | None) -> None:
     writing.write(path, text)
     say(f"Generated CDI spec {path} with version {document['cdiVersion']}")
     if path.endswith(".yml"):
-        say("warning: engines read .yaml and .json alone")
+        say("warning: engines read only .yaml and .json")
     for warning in refreshing.others(path, document["kind"]):
         say(f"warning: {warning}")
 
@@ -260,24 +260,24 @@ def _deliver(document: dict[str, Any], output: str, form: str | None) -> None:
 @command(
     "list",
     examples={
-        f"{PROGRAM} cdi list": "Print the names of all devices in documents",
-        f"{PROGRAM} cdi list --spec-dir=/etc/cdi": "Look into one folder alone",
+        f"{PROGRAM} cdi list": "Print the names of all CDI devices",
+        f"{PROGRAM} cdi list --spec-dir=/etc/cdi": "Read only one folder",
     },
 )
 @click.option(
     "--spec-dir", "spec_dirs", multiple=True, metavar="DIR", envvar="NVIDIA_CTK_CDI_SPEC_DIRS",
-    help="A folder of documents; may be repeated.  [default: those of config.toml]",
+    help="A folder of CDI specs; may be repeated.  [default: those of config.toml]",
 )  # fmt: skip
 def list_(spec_dirs: tuple[str, ...]) -> None:
-    """Print the names of the devices in CDI documents, one a line.
+    """Print the names of the devices in CDI specs, one a line.
 
-    gpuhook cdi list also says which file each comes from.
+    gpuhook cdi list also prints the file of each.
     """
     found = folders.read_folders(items(spec_dirs) or load(config_path()).cdi_spec_dirs)
     for error in found.errors:
         say(f"warning: {error}")
     for name, files in sorted(found.conflicts.items()):
-        say(f"warning: {name} is in {' and '.join(files)}, so none of these files counts for it")
+        say(f"warning: {name} is in {' and '.join(files)}, so these files are ignored for it")
     say(f"Found {len(found.devices)} CDI devices")
     for name in sorted(found.devices):
         click.echo(name)

@@ -1,4 +1,4 @@
-"""``nvidia-ctk config``: print or change gpuhook's config.toml, or another file."""
+"""``nvidia-ctk config``: printing and changing gpuhook's config.toml, or another file."""
 
 import contextlib
 import os
@@ -39,7 +39,7 @@ _OUTPUT = click.option(
     help="A setting to change; may be repeated.",
 )  # fmt: skip
 @click.option("--set-list-separator", default=":", hidden=True)
-@switch("-i", "--in-place", help="Write the file that was read.")
+@switch("-i", "--in-place", help="Write to the file that was read.")
 @_OUTPUT
 @click.pass_context
 def config(
@@ -50,9 +50,9 @@ def config(
     in_place: bool,
     output: str | None,
 ) -> None:
-    """Print the configuration, with settings changed, or write it.
+    """Print the configuration, with changed settings, or write it.
 
-    A file that isn't there counts as gpuhook's defaults, all of them as comments.
+    A missing file counts as gpuhook's defaults, all of them as comments.
     """
     if ctx.invoked_subcommand:
         return
@@ -75,7 +75,7 @@ def config(
 
 
 def _split(word: str) -> list[str]:
-    """Return the settings of one --set: several with commas, or one whose value has some."""
+    """Return the settings of one --set: several with commas, or one with commas in its value."""
     parts = word.split(",")
     keys = [part.partition("=")[0] for part in parts]
     known = (*KEYS, *WITHOUT_EFFECT)
@@ -87,7 +87,7 @@ def _split(word: str) -> list[str]:
 def _changed(text: str, assignment: str, separator: str) -> str:
     key = assignment.partition("=")[0]
     if key in WITHOUT_EFFECT:
-        say(f"warning: {key} is left out, because it would change nothing: {WITHOUT_EFFECT[key]}")
+        say(f"warning: {key} is left out, because it has no effect: {WITHOUT_EFFECT[key]}")
         return text
     return set_value(text, *parse_assignment(assignment, separator))
 
@@ -109,7 +109,7 @@ for name in ("default", "create-default", "generate-default"):
         _OUTPUT(
             click.command(
                 name, cls=Command, hidden=name != "default",
-                examples={f"{PROGRAM} config {name} --output=./config.toml": "Begin a new file"},
+                examples={f"{PROGRAM} config {name} --output=./config.toml": "Create a new file"},
             )(_default)
         )
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""``nvidia-ctk system``: the driver's nodes, and links in /dev/char by which systemd finds them."""
+"""``nvidia-ctk system``: the driver's nodes, and their links in /dev/char for systemd."""
 
 import os
 import shlex
@@ -19,19 +19,19 @@ from gpuhook.vendors.nvidia import kernel_modules
 
 _MODPROBE_SECONDS = 60
 _ENVIRONMENT = {"PATH": names.SEARCH_PATH}
-_DRY_RUN = switch("--dry-run", envvar="DRY_RUN", help="Say what would be done, and do nothing.")
+_DRY_RUN = switch("--dry-run", envvar="DRY_RUN", help="Print what would be done, and do nothing.")
 
 
 @click.group(cls=Group)
 def system() -> None:
-    """Prepare what containers need of this machine."""
+    """Prepare this host for containers."""
 
 
 @system.command(
     "create-dev-char-symlinks",
     examples={
-        f"{PROGRAM} system create-dev-char-symlinks": "Make links to the nodes that are there",
-        f"{PROGRAM} system create-dev-char-symlinks --create-all": "For later nodes, too",
+        f"{PROGRAM} system create-dev-char-symlinks": "Create links to the existing nodes",
+        f"{PROGRAM} system create-dev-char-symlinks --create-all": "Also for possible nodes",
     },
 )
 @click.option(
@@ -44,15 +44,15 @@ def system() -> None:
 )  # fmt: skip
 @switch(
     "--create-all", envvar="CREATE_ALL",
-    help="Make links for all nodes that the GPUs can have, for MIG devices too.",
+    help="Create links for all nodes that the GPUs can have, including MIG devices.",
 )  # fmt: skip
 @switch(
     "--load-kernel-modules", envvar="LOAD_KERNEL_MODULES",
-    help="Load the driver's modules before; with --create-all.",
+    help="Load the driver's modules first; with --create-all.",
 )  # fmt: skip
 @switch(
     "--create-device-nodes", envvar="CREATE_DEVICE_NODES",
-    help="Make the driver's control nodes before; with --create-all.",
+    help="Create the driver's control nodes first; with --create-all.",
 )  # fmt: skip
 @_DRY_RUN
 def create_dev_char_symlinks(
@@ -63,20 +63,20 @@ def create_dev_char_symlinks(
     create_device_nodes: bool,
     dry_run: bool,
 ) -> None:
-    """Make links /dev/char/MAJOR:MINOR to the driver's nodes.
+    """Create links /dev/char/MAJOR:MINOR to the driver's nodes.
 
-    systemd finds devices by them, and a container keeps its GPUs when systemd writes its rules
-    again. gpu-py and gpuhook refresh make those of nodes that are there.
+    systemd finds devices through them, so a container keeps its GPUs when systemd writes its rules
+    again. gpu-py and gpuhook refresh create those of existing nodes.
     """
     if not create_all and (load_kernel_modules or create_device_nodes):
-        say("warning: modules and nodes are made with --create-all alone")
+        say("warning: modules are loaded and nodes created only with --create-all")
     if create_all and load_kernel_modules:
         _load_modules(driver_root, dry_run=dry_run)
     if create_all and create_device_nodes:
         _make_nodes("/", dry_run=dry_run)
     nodes = dev_nodes.possible() if create_all else [*dev_nodes.existing()]
     if not nodes:
-        say("no node of NVIDIA's is there")
+        say("there is no NVIDIA device node")
     if nodes and not dry_run:
         _prepare(folder)
     for node in nodes:
@@ -91,7 +91,7 @@ def create_dev_char_symlinks(
 @system.command(
     "create-device-nodes",
     examples={
-        f"{PROGRAM} system create-device-nodes --control-devices": "Make /dev/nvidiactl and others",
+        f"{PROGRAM} system create-device-nodes --control-devices": "Create the control nodes",
     },
 )
 @click.option(
@@ -102,13 +102,13 @@ def create_dev_char_symlinks(
     "--dev-root", metavar="DIR", envvar=["NVIDIA_DEV_ROOT", "DEV_ROOT"],
     help="The folder above /dev.  [default: the driver root]",
 )  # fmt: skip
-@switch("--control-devices", help="Make the nodes that don't belong to one GPU.")
-@switch("--load-kernel-modules", help="Load the driver's modules before.")
+@switch("--control-devices", help="Create the nodes that don't belong to one GPU.")
+@switch("--load-kernel-modules", help="Load the driver's modules first.")
 @_DRY_RUN
 def create_device_nodes(
     root: str, dev_root: str | None, control_devices: bool, load_kernel_modules: bool, dry_run: bool
 ) -> None:
-    """Make the driver's control nodes in /dev, where nothing else has made them."""
+    """Create missing control nodes of the driver in /dev."""
     if load_kernel_modules:
         _load_modules(root, dry_run=dry_run)
     if control_devices:
@@ -154,7 +154,7 @@ def _make_nodes(root: str, *, dry_run: bool) -> None:
 
 
 def _prepare(folder: str) -> None:
-    """Make a folder, where nobody but root can lead its path elsewhere."""
+    """Create a folder, after checking that only root can redirect its path."""
     host_files.check_way(folder)
     try:
         os.makedirs(folder, exist_ok=True)
@@ -164,5 +164,5 @@ def _prepare(folder: str) -> None:
 
 def _failed(what: str, error: OSError) -> DriverError:
     return DriverError(
-        f"{what} can't be made: {error.strerror}", "Run this as root, where /dev can be written to"
+        f"{what} can't be created: {error.strerror}", "Run this as root, with a writable /dev"
     )

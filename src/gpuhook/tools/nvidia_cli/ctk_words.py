@@ -1,4 +1,4 @@
-"""What the commands of nvidia-ctk share: how they say things, and how they take lists."""
+"""Shared functions of nvidia-ctk's commands: messages, and options with lists."""
 
 from collections.abc import Iterable
 
@@ -22,6 +22,6 @@ def config_path() -> str | None:
 
 
 def items(values: Iterable[str]) -> tuple[str, ...]:
-    """Return the items of options that may be repeated and may each hold several, with commas."""
+    """Return the items of repeatable options with comma-separated values."""
     every = (item.strip() for value in values for item in value.split(","))
     return tuple(dict.fromkeys(item for item in every if item))

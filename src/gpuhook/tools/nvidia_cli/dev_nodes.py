@@ -1,4 +1,4 @@
-"""Which nodes NVIDIA's driver has, or could have, in /dev, and links to them for systemd.
+"""Existing and possible nodes of NVIDIA's driver in /dev, and links to them for systemd.
 
 Sources: the driver's README, "How and why to use device nodes"; /proc/devices of proc(5);
 /proc/driver/nvidia-caps/mig-minors. Why systemd needs the links: gpuhook.start.dev_char.
@@ -24,7 +24,7 @@ _GPU_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers, the first digits 
 
 @dataclass(frozen=True)
 class Node:
-    """A character node: where it is, or would be, and its numbers."""
+    """A character device node, existing or possible: its path and numbers."""
 
     path: str
     major: int
@@ -34,7 +34,7 @@ class Node:
 def majors(text: str) -> dict[str, int]:
     """Return the majors of NVIDIA's drivers, from the text of /proc/devices.
 
-    DriverError where there is none.
+    DriverError if there are none.
     """
     found = {}
     for line in text.split("\n"):
@@ -43,24 +43,24 @@ def majors(text: str) -> dict[str, int]:
             found[name] = int(number)
     if not found:
         raise DriverError(
-            "/proc/devices has no driver of NVIDIA's", "Load it (modprobe nvidia) and try again"
+            "/proc/devices has no NVIDIA driver", "Load it (modprobe nvidia) and try again"
         )
     return found
 
 
 def text_of_devices(root: str = "") -> str:
-    """Return the text of /proc/devices; DriverError where it can't be read."""
+    """Return the text of /proc/devices; DriverError if it can't be read."""
     return _text(f"{root}/proc/devices")
 
 
 def control_nodes(known: dict[str, int]) -> list[Node]:
-    """Return the nodes that are no GPU's; DriverError where a module isn't loaded."""
+    """Return the nodes that don't belong to a GPU; DriverError if a module isn't loaded."""
     ordered = sorted(CONTROL_NODES, key=lambda each: each.module)
     return [Node(each.path, _major(known, each.module), each.minor) for each in ordered]
 
 
 def _major(known: dict[str, int], name: str) -> int:
-    # Drivers before 550 have the longer name for the same.
+    # Drivers before 550 use the longer name for the same module.
     found = known.get(name, known.get(_OLD_DRIVER) if name == _DRIVER else None)
     if found is None:
         raise DriverError(f"The kernel module of {name} isn't loaded", f"Run modprobe {name}")
@@ -68,7 +68,7 @@ def _major(known: dict[str, int], name: str) -> int:
 
 
 def possible(root: str = "") -> list[Node]:
-    """Return all nodes that this machine's GPUs can have, whether they are there or not."""
+    """Return all nodes that this host's GPUs can have, existing or not."""
     known = majors(text_of_devices(root))
     nodes = control_nodes(known)
     gpus = _gpus(root)
@@ -108,7 +108,7 @@ def _text(path: str, missing: str | None = None) -> str:
 
 
 def existing(dev: str = "/dev") -> Iterator[Node]:
-    """Yield the nodes of GPUs, of their parts and of the driver that are there."""
+    """Yield the existing nodes of GPUs, of MIG devices and of the driver."""
     for folder in (dev, f"{dev}/{os.path.basename(CAPS_FOLDER)}"):
         try:
             names = sorted(os.listdir(folder))
@@ -123,15 +123,15 @@ def existing(dev: str = "/dev") -> Iterator[Node]:
 
 
 def link(folder: str, node: Node, *, dry_run: bool) -> str:
-    """Make FOLDER/MAJOR:MINOR lead to a node; return what was done, "" if it does already.
+    """Link FOLDER/MAJOR:MINOR to a node; return a message, "" if it exists already.
 
-    OSError where that can't be.
+    OSError if that fails.
     """
     path = f"{folder}/{node.major}:{node.minor}"
     if os.path.realpath(path) == os.path.realpath(node.path) and os.path.islink(path):
         return ""
     if os.path.lexists(path):
-        return f"warning: {path} is there already and doesn't lead to {node.path}"
+        return f"warning: {path} exists already and doesn't lead to {node.path}"
     if dry_run:
         return f"would link {path} to {node.path}"
     os.symlink(node.path, path)
@@ -139,21 +139,21 @@ def link(folder: str, node: Node, *, dry_run: bool) -> str:
 
 
 def make(node: Node, root: str, *, dry_run: bool) -> str:
-    """Make a node below a root, for everybody; return what was done, "" if it is there already.
+    """Create a node below a root, for all users; return a message, "" if it exists already.
 
-    OSError where that can't be.
+    OSError if that fails.
     """
     path = root.rstrip("/") + node.path
     if os.path.lexists(path):
         return ""
     if dry_run:
-        return f"would make the node {path} ({node.major}:{node.minor})"
+        return f"would create the node {path} ({node.major}:{node.minor})"
     os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(node.major, node.minor))
-    os.chmod(path, 0o666)  # noqa: S103 - as the driver makes it, whatever the umask
-    return f"made the node {path} ({node.major}:{node.minor})"
+    os.chmod(path, 0o666)  # noqa: S103 - as by the driver, regardless of the umask
+    return f"created the node {path} ({node.major}:{node.minor})"
 
 
 def module_commands(root: str) -> list[list[str]]:
-    """Return the command lines that load the driver's modules of a root."""
+    """Return the command lines that load the driver's modules from a root."""
     begin = [] if root in ("", "/") else ["chroot", root]
     return [[*begin, MODPROBE, module] for module in MODULES]

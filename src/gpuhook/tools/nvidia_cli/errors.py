@@ -1,8 +1,8 @@
-"""Errors as nvidia-container-cli words them: a class, a colon, what happened."""
+"""Errors in nvidia-container-cli's form: a class, a colon, a message."""
 
 from gpuhook.ground.errors import GpuhookError
 
-# Our errors' codes -> the peer's classes, which callers look for in the text.
+# gpuhook's error codes -> nvidia-container-cli's classes, which callers search in the text.
 _CLASSES = {
     "request": "input error",
     "unsupported-capability": "input error",
@@ -19,12 +19,12 @@ _CLASSES = {
 
 
 class CliError(Exception):
-    """An error of a class of the peer's."""
+    """An error of one of nvidia-container-cli's classes."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")
 
 
 def worded(error: GpuhookError) -> str:
-    """Return an error of ours in the peer's form."""
+    """Return a gpuhook error in nvidia-container-cli's form."""
     return f"{_CLASSES.get(error.code, 'container error')}: {error}"

@@ -1,7 +1,7 @@
-"""gpu-docker: docker with nvidia-docker's habits, for fingers and scripts that have them.
+"""gpu-docker: a docker wrapper with nvidia-docker's interface, for existing scripts and habits.
 
 ``run`` and ``create`` get ``--runtime=gpu-py``, and the GPUs that NV_GPU names; every other
-command line is docker's own, byte for byte.
+command line is passed to docker unchanged.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import NoReturn
 from gpuhook import __version__
 from gpuhook.ground import names
 
-_NOT_FOUND = 127  # as a shell's
+_NOT_FOUND = 127  # as in a shell
 
 # docker's options before the command that take a value (cli/flags in docker/cli).
 _WITH_VALUE = (
@@ -24,27 +24,27 @@ _SHORT_WITH_VALUE = "cHl"
 
 
 def main() -> NoReturn:
-    """Become docker."""
+    """Execute docker in this process."""
     argv = command_line(sys.argv[1:], os.environ)
     if sys.argv[1:] == ["version"]:
-        print(f"gpu-docker: {__version__}", flush=True)  # noqa: T201 - nvidia-docker's habit
+        print(f"gpu-docker: {__version__}", flush=True)  # noqa: T201 - as nvidia-docker does
     if os.environ.get("NV_DEBUG"):
         sys.stderr.write(f"+ {shlex.join(argv)}\n")
     try:
-        os.execvp(argv[0], argv)  # noqa: S606 - becoming it is the point
+        os.execvp(argv[0], argv)  # noqa: S606 - docker replaces this process
     except OSError as error:
         sys.stderr.write(
             f"gpu-docker: {argv[0]} can't be started: {error.strerror}. "
-            "Install Docker, or say with NV_DOCKER how to call it.\n"
+            "Install Docker, or set NV_DOCKER to its command.\n"
         )
         sys.exit(_NOT_FOUND)
 
 
 def command_line(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Return what to execute for the words after gpu-docker's name.
+    """Return the command line to execute for gpu-docker's arguments.
 
-    ``environment`` is looked up for NV_DOCKER (how to call docker, quoted as for a shell)
-    and NV_GPU (indices or UUIDs with blanks or commas between them).
+    ``environment`` may have NV_DOCKER (docker's command, quoted as for a shell)
+    and NV_GPU (indices or UUIDs, separated by blanks or commas).
     """
     docker = _split(environment.get("NV_DOCKER", "")) or ["docker"]
     at = position(words)
@@ -57,7 +57,7 @@ def _split(command: str) -> list[str]:
     try:
         return shlex.split(command)
     except ValueError:
-        return command.split()  # an open quote: as nvidia-docker would
+        return command.split()  # an unclosed quote: as in nvidia-docker
 
 
 def _options(gpus: str) -> list[str]:
@@ -67,7 +67,7 @@ def _options(gpus: str) -> list[str]:
 
 
 def position(words: Sequence[str]) -> int | None:
-    """Return where options of ``run`` or ``create`` begin, None for another command.
+    """Return the index where options of ``run`` or ``create`` start, None for another command.
 
     The command is the first word that is neither an option nor an option's value.
     """
@@ -89,7 +89,7 @@ def _takes_next(word: str) -> bool:
         return word in _WITH_VALUE
     for number, letter in enumerate(word[1:], 2):
         if letter in _SHORT_WITH_VALUE:
-            return number == len(word)  # else what follows the letter is its value
+            return number == len(word)  # else the rest of the word is its value
         if word[number : number + 1] == "=":
             return False
     return False

@@ -1,7 +1,6 @@
-"""Read nvidia-container-cli's command line and carry it out; exit status 0 or 1.
+"""The command line of nvidia-container-cli; the exit status is 0 or 1.
 
-Started by the launcher gpuhook-container-cli, to which the name nvidia-container-cli is a
-link.
+The launcher gpuhook-container-cli, to which the name nvidia-container-cli is a link, starts it.
 """
 
 import os
@@ -48,7 +47,7 @@ _LEFT_OUT = {
 
 
 def main(argv: list[str]) -> "NoReturn":
-    """Carry out a command line and exit."""
+    """Run a command line and exit."""
     debug = ""
     try:
         given, rest = argp.parse(argv, (*options.GLOBAL, *argp.HELP), in_order=True)
@@ -56,7 +55,7 @@ def main(argv: list[str]) -> "NoReturn":
         _run(given, rest)
     except argp.UsageError as error:
         _fail(f"{printable(str(error))}\n{_try_help()}", debug)
-    except CliError as error:  # of words that an image may have chosen
+    except CliError as error:  # its text may come from an image
         _fail(printable(str(error)), debug)
     except GpuhookError as error:
         _fail(printable(worded(error)), debug)
@@ -90,7 +89,7 @@ def _run(given: "Found", rest: list[str]) -> None:
 
 
 def _answer_help(found: "Found", usage: str, table: "tuple[Option, ...]") -> bool:
-    """Print what --help, --usage or --version ask for; tell whether one was given."""
+    """Print the text of --help, --usage or --version; tell whether one was given."""
     names = {name for name, _ in found}
     if "help" in names:
         sys.stdout.write(argp.help_text(usage, _ABOUT, table))
@@ -104,19 +103,19 @@ def _answer_help(found: "Found", usage: str, table: "tuple[Option, ...]") -> boo
 
 
 def _last(found: "Found", name: str) -> str | None:
-    """Return the value of an option, the last where it is given more than once."""
+    """Return the value of an option, the last one if it is repeated."""
     values = [value for key, value in found if key == name]
     return values[-1] if values else None
 
 
 def _items(found: "Found", name: str) -> tuple[str, ...]:
-    """Return the items of an option's comma lists, all of them together, without empty ones."""
+    """Return the non-empty items of all comma lists of an option."""
     lists = [value for key, value in found if key == name and value]
     return tuple(dict.fromkeys(item for item in ",".join(lists).split(",") if item))
 
 
 def _configured(given: "Found") -> Config:
-    """Return the configuration with what the global options change."""
+    """Return the configuration with the changes by global options."""
     config = load()
     named = {name for name, _ in given}
     config.load_kmods = "load-kmods" in named
@@ -133,8 +132,8 @@ def _configured(given: "Found") -> Config:
 
 
 def _inventory(config: Config, words: "Found") -> Inventory:
-    """Return what NVML shows this process, without the files that options leave out."""
-    from gpuhook.start.inventory.cache import get_inventory  # noqa: PLC0415 - slow where it must look again
+    """Return the inventory as NVML shows it to this process, without files that options exclude."""
+    from gpuhook.start.inventory.cache import get_inventory  # noqa: PLC0415 - slow without a cache
 
     found = get_inventory(config, VENDOR)
     assert isinstance(found, Inventory)  # noqa: S101 - it is NVIDIA's
@@ -146,7 +145,7 @@ def _inventory(config: Config, words: "Found") -> Inventory:
 
 
 def _select(selectors: tuple[str, ...], inventory: Inventory) -> tuple[Device, ...]:
-    """Return the selected devices; on a machine without GPUs no name is looked at."""
+    """Return the selected devices; on a host without GPUs, names are ignored."""
     if not inventory.gpus and not inventory.lost:
         return ()
     for selector in selectors:
@@ -160,7 +159,7 @@ def _select(selectors: tuple[str, ...], inventory: Inventory) -> tuple[Device, .
 
 
 def _mig_management(found: "Found", name: str) -> str | None:
-    """Return "all" if management of MIG is asked for; CliError for anything else."""
+    """Return "all" if MIG management is requested; CliError for other values."""
     items = _items(found, name)
     if items not in ((), ("all",)):
         raise CliError(

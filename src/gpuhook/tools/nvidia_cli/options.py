@@ -1,6 +1,6 @@
-"""The options of nvidia-container-cli and of its commands, as version 1.18 has them.
+"""The options of nvidia-container-cli 1.18 and of its commands.
 
-Those whose text says "no effect" do what gpuhook does anyway or never does.
+Options with "no effect" in their text stand for something that gpuhook always or never does.
 """
 
 from gpuhook.tools.nvidia_cli.argp import OPTIONAL, VALUE, Option

@@ -1,4 +1,4 @@
-"""``nvidia-container-cli info`` and ``list``: what the machine has, in the peer's formats."""
+"""``nvidia-container-cli info`` and ``list``: the host's devices and files in its formats."""
 
 import os
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def _fields(gpu: Gpu) -> tuple[str, ...]:
 
 
 class Wanted(Record):
-    """What ``list`` is to print: kinds of driver files, and the devices (None: none)."""
+    """The selection for ``list``: kinds of driver files, and the devices (None: none)."""
 
     kinds: tuple[str, ...]
     selection: Selection | None
@@ -58,9 +58,9 @@ class Wanted(Record):
 
 
 def listing(inventory: Inventory, wanted: Wanted) -> Iterator[str]:
-    """Yield the paths, counted from the driver root, in the peer's order.
+    """Yield the paths, relative to the driver root, in nvidia-container-cli's order.
 
-    Links are resolved, but in the folder of firmware, which is called /lib/firmware everywhere.
+    Links are resolved, except for firmware, whose folder is always named /lib/firmware.
     """
     if wanted.selection is not None:
         yield from _devices(inventory, wanted.selection, with_migs=not wanted.mig)
@@ -95,7 +95,7 @@ def _devices(inventory: Inventory, selection: Selection, *, with_migs: bool) -> 
 
 
 def _mig_management(inventory: Inventory, name: str) -> Iterator[str]:
-    """Yield what a container needs to configure or monitor MIG."""
+    """Yield the paths that a container needs to configure or monitor MIG."""
     if not any(gpu.mig_enabled for gpu in inventory.gpus):
         return
     lines = inventory.mig_minors.removesuffix("\n").split("\n")
