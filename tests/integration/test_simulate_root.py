@@ -188,7 +188,7 @@ def test_fewest_and_most_gpus(folder: Path, gpus: int) -> None:
 
 def test_other_library_folder_and_32_bit(folder: Path) -> None:
     if os.uname().machine != "x86_64":
-        with pytest.raises(SimulateError, match="x86_64 alone"):
+        with pytest.raises(SimulateError, match="only on x86_64"):
             build(Options(root=str(folder / "root"), compat32=True))
         return
     root = folder / "root"
@@ -310,7 +310,7 @@ def test_nobody_may_not(folder: Path) -> None:
         text=True,
         check=False,
     )
-    assert "Only root can make device nodes" in done.stderr
+    assert "Only root can create device nodes" in done.stderr
 
 
 @pytest.mark.parametrize("way", ["folder", "link", "root"])
@@ -473,8 +473,8 @@ def test_a_running_machine_is_changed(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "cause"),
     [
-        (["--xid=79"], "An XID happens to one GPU"),
-        (["--gpu=1"], "An XID happens to one GPU"),
+        (["--xid=79"], "An XID needs one GPU"),
+        (["--gpu=1"], "An XID needs one GPU"),
         (["--xid=79", "--gpu=7"], "no device '7'"),
         (["--found=0", "--gpus=2"], "change a machine"),
         (["--mig=0:4g.71gb,4g.71gb"], "don't fit on GPU 0"),

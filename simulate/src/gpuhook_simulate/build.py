@@ -1,4 +1,4 @@
-"""Build a simulated root, or replace one: every vendor's in the same way."""
+"""Building and replacing of simulated roots, in the same way for all vendors."""
 
 import os
 from collections.abc import Callable
@@ -13,12 +13,12 @@ Made = TypeVar("Made")
 
 
 def build(root: str, fill: Callable[[Tree], Made]) -> Made:
-    """Make a root at that path, replacing a simulated one that is there; return what ``fill`` does.
+    """Build a root at that path, replacing an existing simulated one; return ``fill``'s result.
 
-    ``fill`` is given an empty tree beside it, which is put in place by one rename afterwards;
-    when ``fill`` fails, nothing has changed. Raises SimulateError if the folder holds something
-    else, or if this user or file system can't (no root, nodev mount, no room), and
-    UntrustedPathError where another user could lead root elsewhere.
+    ``fill`` gets an empty tree in the same folder, which one rename then puts in place; if
+    ``fill`` fails, nothing has changed. Raises SimulateError if the folder contains something
+    else, or if the user or file system doesn't permit it (no root, nodev mount, no room), and
+    UntrustedPathError if another user could redirect root.
     """
     check_way(root)  # protects: simulated-way
     root = os.path.realpath(root)
@@ -30,6 +30,6 @@ def build(root: str, fill: Callable[[Tree], Made]) -> Made:
     except OSError as error:
         raise SimulateError(
             f"{root} can't be built: {error.strerror}",
-            remedy(error, "Choose a folder in which root can make files and device nodes"),
+            remedy(error, "Choose a folder in which root can create files and device nodes"),
         ) from error
     return made

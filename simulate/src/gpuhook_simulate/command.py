@@ -1,4 +1,4 @@
-"""``gpuhook simulate``: build a driver root with accelerators that don't exist."""
+"""``gpuhook simulate``: builds a driver root with simulated accelerators."""
 
 import json
 from collections.abc import Iterable
@@ -42,9 +42,9 @@ from gpuhook_simulate.vendors.nvidia.state import load_machine
 
 
 def models_after(typed: str) -> list[str]:
-    """Return a list of models with each that may come next."""
+    """Return completions for a list of models."""
     before, comma, _last = typed.rpartition(",")
-    return [f"{before}{comma}{each}" for each in MODELS]  # one model may be there several times
+    return [f"{before}{comma}{each}" for each in MODELS]  # a model may be repeated
 
 
 @completing.never_failing
@@ -52,14 +52,14 @@ def _models(_: click.Context, typed: str) -> Iterable[str]:
     return models_after(typed)
 
 
-# The parameters that every vendor's simulator has; the others are for NVIDIA's alone.
+# The parameters of every vendor's simulator; the others are only for NVIDIA's.
 _COMMON = frozenset({"directory", "vendor", "gpus", "settings", "removing", "config_path"})
-# Those that change a machine while programs use it, alone; and those that may, and build as well.
+# Parameters that only change a machine that programs use; and those that change or build one.
 _CHANGES = frozenset({"found", "xids", "device", "running", "ended"})
 _BUILD_OR_CHANGE = frozenset({"mig", "lost"})
 _ANY = frozenset({"directory", "style", "config_path"})
 _REMOVE = frozenset({"removing", "vendor"})
-# NVIDIA's settings, each of which was once an option of its own, and still is.
+# NVIDIA's settings, each of which is also an option, for compatibility.
 _SETTINGS: dict[str, dict[str, Any]] = {
     "platform": {"type": click.Choice(PLATFORMS), "default": PLATFORMS[0]},
     "model": {"default": "H200", "shell_complete": _models},
@@ -96,7 +96,7 @@ def _set(_: click.Context, typed: str) -> Iterable[str]:
 
 
 def _nvidias(function: Any) -> Any:
-    """Give a command NVIDIA's settings as options that its help doesn't name."""
+    """Add NVIDIA's settings to a command as hidden options."""
     for name in reversed(_SETTINGS):
         if name not in _BUILD_OR_CHANGE:
             spelled = f"--{name}/--no-{name}" if name == "drm" else f"--{name}"
@@ -108,8 +108,8 @@ def _nvidias(function: Any) -> Any:
     examples={
         "gpuhook simulate /srv/gpus --gpus 8 --set model=H100": "Build a machine with eight H100",
         "gpuhook simulate /srv/gpus --mig 0:1g.10gb,2g.20gb": "Divide GPU 0 of that machine",
-        "gpuhook simulate /srv/gpus --xid 79 --gpu 3": "Let an error happen to GPU 3 of it",
-        "gpuhook simulate /srv/amd --vendor amd --gpus 2": "Build one with two of AMD's",
+        "gpuhook simulate /srv/gpus --xid 79 --gpu 3": "Report an error of its GPU 3",
+        "gpuhook simulate /srv/amd --vendor amd --gpus 2": "Build one with two AMD GPUs",
     },
 )
 @click.argument("directory", metavar="DIR", type=click.Path())
@@ -119,29 +119,29 @@ def _nvidias(function: Any) -> Any:
     default=nvidia.NAME,
     metavar="NAME",
     show_default=True,
-    help="Whose devices to simulate.",
+    help="The vendor whose devices to simulate.",
 )
 @click.option("--gpus", default=1, show_default=True, help="Number of GPUs.")
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", shell_complete=_set,
-    help="A setting of the vendor's simulator; may be repeated. Those of another vendor than "
-    f"{nvidia.NAME} stand on its page. Those of {nvidia.NAME}: {', '.join(_SETTINGS)}.",
+    help="A setting of the vendor's simulator; may be repeated. The settings of vendors other than "
+    f"{nvidia.NAME} are on their pages. Those of {nvidia.NAME}: {', '.join(_SETTINGS)}.",
 )  # fmt: skip
 @_nvidias
 @click.option(
     "--mig", multiple=True, metavar="GPU:PROFILE,...",
-    help="Change a running machine's MIG devices of a GPU; GPU:off ends its MIG mode.",
+    help="Set the MIG devices of a GPU, also of a running machine; GPU:off disables MIG mode.",
 )  # fmt: skip
-@click.option("--lost", default="", metavar="GPU,...", help="GPUs that don't answer any more.")
+@click.option("--lost", default="", metavar="GPU,...", help="GPUs that no longer answer.")
 @click.option("--found", default="", metavar="GPU,...", help="Lost GPUs that answer again.")
 @click.option(
     "--xid", "xids", multiple=True, type=int, metavar="NUMBER",
-    help="Let this XID happen to --gpu; may be repeated.",
+    help="Report this XID of --gpu; may be repeated.",
 )  # fmt: skip
 @click.option("--gpu", "device", metavar="GPU", help="Number or UUID of a GPU, or a MIG UUID.")
 @click.option(
     "--process", "running", multiple=True, metavar="GPU,PID,BYTES,...",
-    help="Let this process run; SM, memory, encoder and decoder percent and a kind may follow.",
+    help="Add a process; SM, memory, encoder and decoder percent and a kind may follow.",
 )  # fmt: skip
 @click.option(
     "--end",
@@ -149,7 +149,7 @@ def _nvidias(function: Any) -> Any:
     multiple=True,
     type=int,
     metavar="PID",
-    help="Let the process with this number end.",
+    help="End the process with this number.",
 )
 @click.option("--remove", "removing", is_flag=True, help="Delete the simulated root DIR.")
 @config_option
@@ -176,20 +176,20 @@ def simulate(
     ended: tuple[int, ...],
     **options: Any,
 ) -> None:
-    """Build a simulated driver root in DIR, or replace the one that is there.
+    """Build a simulated driver root in DIR, or replace an existing one.
 
     Point gpuhook at it with root = "DIR" in the [nvidia-container-cli] section of config.toml.
-    For each vendor there are --gpus and --set; the configuration may declare one. NVIDIA's settings
-    can be given as options, too: --model H100.
+    All vendors, including declared ones, have --gpus and --set. NVIDIA's settings can also be given
+    as options: --model H100.
 
-    Where nothing is given but --mig, --lost, --found, --process, --end, and --xid with --gpu, the
-    machine that DIR holds is changed, and programs that use it see the change.
+    With only --mig, --lost, --found, --process, --end, and --xid with --gpu, the existing machine
+    in DIR is changed, and programs that use it see the change.
     """
     if removing:
         if extra := _given() - _ANY - _REMOVE:
             raise SimulateError(
                 f"--remove doesn't go with {_spelled(min(extra))}",
-                "Give it alone, or build or change the machine instead",
+                "Use only --remove, or build or change the machine instead",
             )
         remove(directory)
         return
@@ -217,13 +217,13 @@ def _given() -> frozenset[str]:
 
 
 def _spelled(name: str) -> str:
-    """Return the option that a parameter is."""
+    """Return the option of a parameter."""
     params = click.get_current_context().command.params
     return next(each.opts[0] for each in params if each.name == name)
 
 
 def _is_change(directory: str) -> bool:
-    """Tell whether a machine is to be changed, and not built; SimulateError if it is unclear."""
+    """Tell whether to change a machine instead of building one; SimulateError if unclear."""
     given = _given() - _ANY
     building = given - _CHANGES - _BUILD_OR_CHANGE
     if given & _CHANGES and building:
@@ -237,7 +237,7 @@ def _is_change(directory: str) -> bool:
 def _report(root: str, xids: tuple[int, ...], device: str | None) -> None:
     if bool(xids) != bool(device):
         raise SimulateError(
-            "An XID happens to one GPU or MIG device", "Give both, like --xid 79 --gpu 3"
+            "An XID needs one GPU or MIG device", "Give both, like --xid 79 --gpu 3"
         )
     for xid in xids:
         report_xid(root, xid, str(device))
@@ -261,7 +261,7 @@ def _change(root: str, mig: tuple[str, ...], lost: str, found: str) -> None:
 
 
 def _show(machine: SimulatedMachine, root: str, style: str) -> None:
-    """Say how a machine is, and which lines of its files mean nothing."""
+    """Print a machine's state, and the lines of its files that are skipped."""
     for skipped in skipped_lines(root, machine):
         click.echo(skipped, err=True)
     if style == "json":
@@ -272,7 +272,7 @@ def _show(machine: SimulatedMachine, root: str, style: str) -> None:
 
 
 def _set_options(words: tuple[str, ...]) -> dict[str, Any]:
-    """Return NVIDIA's settings that --set names, as the options that they are as well."""
+    """Return NVIDIA's settings of --set, by the names of the equivalent options."""
     context = click.get_current_context()
     known = {each.opts[0].removeprefix("--"): each for each in context.command.params}
     values: dict[str, list[str]] = {}
@@ -317,7 +317,7 @@ def _nvidia_options(
     libdir: str,
     **same: Any,
 ) -> Options:
-    """Return the options of NVIDIA's simulator; ``same`` are those it has under the same name."""
+    """Return the options of NVIDIA's simulator; ``same`` have the same name there."""
     return Options(
         root=root,
         gpus=gpus,
@@ -337,7 +337,7 @@ def _nvidia_options(
 def _of_another(
     root: str, vendor: str, count: int, words: tuple[str, ...], config: Config
 ) -> list[str]:
-    """Build another vendor's root and return the lines that say what was made."""
+    """Build another vendor's root; return lines about the devices."""
     vendors = registry.known(config)
     names = vendors.get(vendor)
     if names is None:
@@ -357,15 +357,15 @@ def _of_another(
 
 
 def _check_options(vendor: str) -> None:
-    """Raise SimulateError for an option that NVIDIA's simulator alone has."""
+    """Raise SimulateError for an option that only NVIDIA's simulator has."""
     context = click.get_current_context()
     for parameter in context.command.params:
         name = str(parameter.name)
         given = context.get_parameter_source(name) is not ParameterSource.DEFAULT
         if given and name not in _COMMON:
             raise SimulateError(
-                f"{parameter.opts[0]} is for {nvidia.NAME} alone, not for {vendor}",
-                "Drop it; what a vendor's simulator can do besides is set with --set NAME=VALUE",
+                f"{parameter.opts[0]} is only for {nvidia.NAME}, not for {vendor}",
+                "Drop it; other settings of a vendor's simulator are set with --set NAME=VALUE",
             )
 
 

@@ -1,4 +1,4 @@
-"""A shared library without any code, for drivers whose libraries only need to be found."""
+"""Shared libraries without code, for drivers whose libraries only need to be found."""
 
 import os
 import struct
@@ -14,7 +14,7 @@ _HASH, _STRINGS, _SYMBOLS, _STRINGS_SIZE, _SYMBOL_SIZE, _SONAME = 4, 5, 6, 10, 1
 
 
 def shared_library(soname: str) -> bytes:
-    """Return a library of this machine's kind that a loader can load, with that DT_SONAME."""
+    """Return a loadable library for this host's architecture, with that DT_SONAME."""
     machine = os.uname().machine
     if machine not in _MACHINES:
         raise SimulateError(

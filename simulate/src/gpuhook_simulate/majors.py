@@ -1,26 +1,25 @@
-"""Major numbers for drivers that this machine doesn't have, and the /proc/devices with them."""
+"""Major numbers for simulated drivers, and the text of /proc/devices with them."""
 
 from collections.abc import Sequence
 
 from gpuhook.ground.errors import SimulateError
 from gpuhook.ground.host import proc
 
-# From here downwards the kernel gives numbers to drivers that have none of their own
-# (Documentation/admin-guide/devices.txt).
+# The kernel's range for dynamic majors, in its order (Documentation/admin-guide/devices.txt).
 _DYNAMIC_MAJORS = range(511, 383, -1)
 _BLOCKS = "Block devices:"
 
 
 def machines_devices() -> str:
-    """Return the text of this machine's /proc/devices."""
+    """Return the text of this host's /proc/devices."""
     return proc.read("/proc/devices").decode("ascii", "replace")
 
 
 def free_majors(names: Sequence[str], proc_devices: str) -> dict[str, int]:
-    """Return a major of character devices for each driver named.
+    """Return an unused major of character devices for each named driver.
 
-    None of them is used in ``proc_devices``, the text of /proc/devices: the numbers mean
-    nothing else on that machine. SimulateError if there are too few.
+    ``proc_devices``, the text of /proc/devices, has the used ones. SimulateError if there are too
+    few.
     """
     used = set()
     for line in proc_devices.partition(_BLOCKS)[0].split("\n"):
@@ -30,7 +29,7 @@ def free_majors(names: Sequence[str], proc_devices: str) -> dict[str, int]:
     free = [major for major in _DYNAMIC_MAJORS if major not in used]
     if len(free) < len(names):
         raise SimulateError(
-            f"This machine has {len(free)} major numbers for {len(names)} drivers",
+            f"This host has {len(free)} free major numbers for {len(names)} drivers",
             "Simulate fewer kinds of devices",
         )
     return dict(zip(names, free, strict=False))

@@ -1,6 +1,6 @@
-"""Where a simulated root may be: check a place, put a finished tree there, delete one.
+"""Locations of simulated roots: checking one, moving a finished tree there, deleting a root.
 
-Root makes files by their paths in the tree, so no other user may lead it elsewhere meanwhile.
+Root creates files by their paths in the tree, so no other user may be able to redirect them.
 """
 
 import contextlib
@@ -15,14 +15,14 @@ from gpuhook.ground.host import lock, proc
 from gpuhook.ground.host.files import check_way, exchange
 
 _MOUNTS = "/proc/self/mountinfo"
-MARKER = ".gpuhook-simulated"  # lies at the top of every simulated root
+MARKER = ".gpuhook-simulated"  # at the top of every simulated root
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def check_place(root: str) -> None:
     """Raise SimulateError unless a driver root can be built or replaced at this path."""
     if os.geteuid() != 0:
-        raise SimulateError("Only root can make device nodes", "Run the command as root")
+        raise SimulateError("Only root can create device nodes", "Run the command as root")
     existing = root
     while not os.path.exists(existing):
         existing = os.path.dirname(existing)
@@ -52,7 +52,7 @@ def is_simulated(root: str) -> bool:
 
 
 def _check_no_mounts(root: str) -> None:
-    """Refuse a tree with mounts: deleting it could reach the machine's own /dev."""
+    """Refuse a tree with mounts: deleting it could reach the host's own /dev."""
     mounted = [proc.unescaped(mount.point) for mount in proc.Mounts(proc.read(_MOUNTS))]
     inside = [point for point in mounted if point == root or point.startswith(f"{root}/")]
     if inside:
@@ -61,10 +61,10 @@ def _check_no_mounts(root: str) -> None:
 
 @contextlib.contextmanager
 def new_tree(root: str) -> Iterator[str]:
-    """Make a folder beside ``root`` for a tree that will be put there, and delete it afterwards.
+    """Create a folder next to ``root`` for a tree that will be moved there; delete it afterwards.
 
-    It has the marker from the beginning and is locked meanwhile: so what a process that was killed
-    has left is told from another's work, and goes with the next build.
+    It has the marker from the start, and is locked while in use. So leftovers of a killed process
+    can be distinguished from another's work, and the next build deletes them.
     """
     parent, name = os.path.split(root)
     os.makedirs(parent, exist_ok=True)
@@ -87,7 +87,7 @@ def _remove_left(parent: str, name: str) -> None:
         left = os.path.join(parent, each)
         if not re.fullmatch(rf"\.{re.escape(name)}\..{{8}}", each) or not is_simulated(left):
             continue
-        with contextlib.suppress(OSError, SimulateError):  # another one deletes or uses it
+        with contextlib.suppress(OSError, SimulateError):  # another process deletes or uses it
             fd = os.open(left, _FOLDER)
             try:
                 if lock.take(fd):
@@ -100,7 +100,7 @@ def _remove_left(parent: str, name: str) -> None:
 def put_in_place(new: str, root: str) -> None:
     """Move the tree ``new`` to ``root``.
 
-    A tree that is there changes places with it in one step; ``new`` then holds the old one.
+    An existing tree is exchanged with it in one step; ``new`` then contains the old one.
     """
     if not os.path.isdir(root):
         os.rename(new, root)
@@ -117,7 +117,7 @@ def put_in_place(new: str, root: str) -> None:
 def remove(root: str) -> None:
     """Delete a simulated driver root; SimulateError if the folder isn't one.
 
-    UntrustedPathError where another user could lead root elsewhere.
+    UntrustedPathError if another user could redirect root.
     """
     check_way(root)  # protects: removed-way
     root = os.path.realpath(root)

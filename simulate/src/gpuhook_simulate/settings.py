@@ -1,4 +1,4 @@
-"""The settings of a simulator, as ``--set`` gives them."""
+"""The settings of a simulator, from ``--set``."""
 
 from collections.abc import Mapping
 
@@ -6,10 +6,10 @@ from gpuhook.ground.errors import SimulateError, shown
 
 
 def checked(given: Mapping[str, str], known: Mapping[str, str], whose: str) -> dict[str, str]:
-    """Return all settings, with the defaults of those that aren't given.
+    """Return all settings, with defaults for those that aren't given.
 
-    ``known`` has the defaults, and ``whose`` says whose simulator it is. SimulateError for a
-    setting that isn't known.
+    ``known`` has the defaults, and ``whose`` names the simulator for messages. SimulateError for
+    an unknown setting.
     """
     if unknown := given.keys() - known:
         raise SimulateError(

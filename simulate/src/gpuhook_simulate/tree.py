@@ -1,4 +1,4 @@
-"""Write files, links, nodes and sockets below a root that is being built."""
+"""Creation of files, links, nodes and sockets below a root that is being built."""
 
 import os
 import stat
@@ -8,15 +8,15 @@ from gpuhook.tools.engines.prefix import checked
 
 
 class Tree:
-    """A folder under construction; paths are relative to it and parents are made as needed."""
+    """A folder under construction; paths are relative to it and parents are created as needed."""
 
     def __init__(self, root: str) -> None:
         self.root = root
 
     def path(self, relative: str) -> str:
-        """Return the path on this machine, its parent folder made.
+        """Return the path on this host, after creating its parent folder.
 
-        EngineError where a link or ".." on the way leads out of the root.
+        EngineError if a link or ".." in the path leads out of the root.
         """
         full = os.path.join(os.path.abspath(self.root), relative.lstrip("/"))
         checked(os.path.abspath(self.root), os.path.dirname(full))
@@ -24,7 +24,7 @@ class Tree:
         return full
 
     def folder(self, relative: str, mode: int = 0o755) -> None:
-        """Make a folder with exactly that mode."""
+        """Create a folder with exactly that mode."""
         full = self.path(relative)
         os.makedirs(full, exist_ok=True)
         os.chmod(full, mode)
@@ -34,7 +34,7 @@ class Tree:
         self.data(relative, content.encode(), mode)
 
     def data(self, relative: str, content: bytes, mode: int = 0o644) -> None:
-        """Write a file, in place of a link (hard or symbolic) that may be there."""
+        """Write a file, replacing an existing hard or symbolic link."""
         full = self.path(relative)
         if os.path.lexists(full):
             os.unlink(full)
@@ -43,27 +43,27 @@ class Tree:
         os.chmod(full, mode)
 
     def link(self, relative: str, target: str) -> None:
-        """Make a symbolic link, in place of whatever file or link is there."""
+        """Create a symbolic link, replacing an existing file or link."""
         full = self.path(relative)
         if os.path.lexists(full):
             os.unlink(full)
         os.symlink(target, full)
 
     def node(self, relative: str, major: int, minor: int, mode: int = 0o666, gid: int = 0) -> None:
-        """Make a character device of root's and group ``gid``; SimulateError where we may not."""
+        """Create a character device of root and group ``gid``; SimulateError if not permitted."""
         full = self.path(relative)
         try:
             os.mknod(full, stat.S_IFCHR | mode, os.makedev(major, minor))
             os.chown(full, 0, gid)
         except PermissionError as error:
             raise SimulateError(
-                f"This user may not make the device node {full}",
+                f"This user may not create the device node {full}",
                 "Run as root, outside of user namespaces",
             ) from error
         os.chmod(full, mode)
 
     def socket(self, relative: str) -> None:
-        """Make the file of a socket on which nobody listens."""
+        """Create a socket file without a listener."""
         full = self.path(relative)
         os.mknod(full, stat.S_IFSOCK | 0o666)
-        os.chmod(full, 0o666)  # noqa: S103 - as the daemons make theirs
+        os.chmod(full, 0o666)  # noqa: S103 - as the daemons create theirs

@@ -1,4 +1,4 @@
-"""The simulators of vendors other than NVIDIA: one module each, called as the vendor's folder."""
+"""The simulators of vendors other than NVIDIA: one module each, named as the vendor's folder."""
 
 import importlib
 from collections.abc import Iterable
@@ -10,23 +10,23 @@ from gpuhook_simulate.tree import Tree
 
 
 class Simulator(Protocol):
-    """What simulates the devices of a vendor: its module, or what the module's ``of`` returns."""
+    """A simulator of a vendor's devices: its module, or the result of the module's ``of``."""
 
     def simulate(self, tree: Tree, count: int, settings: dict[str, str], /) -> Iterable[str]:
-        """Fill a tree with that many devices; return lines that say what was made."""
+        """Fill a tree with ``count`` devices; return lines about them."""
 
 
 def simulator(names: ModuleType) -> Simulator | None:
-    """Return what makes a vendor's simulated devices; ``names`` is that of ``registry.known``.
+    """Return a vendor's simulator, None if it has none; ``names`` is from ``registry.known``.
 
-    Where one module serves several vendors, it has a function ``of``, and what that returns for
-    this one stands for the module. What the module itself raises is passed on.
+    If one module serves several vendors, it has a function ``of`` that returns the simulator of
+    each. Exceptions from the module itself are propagated.
     """
     whole = f"{__name__}.{contract.package(names).rpartition('.')[2]}"
     try:
         module = importlib.import_module(whole)
     except ModuleNotFoundError as error:
-        if error.name != whole:  # it is there, and lacks a module that it imports
+        if error.name != whole:  # it exists, and a module that it imports is missing
             raise
         return None
     found: Simulator = module.of(names) if hasattr(module, "of") else module

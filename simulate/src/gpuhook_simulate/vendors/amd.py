@@ -1,6 +1,6 @@
-"""A driver root with AMD's GPUs that don't exist: what amdgpu, KFD and udev show, as files.
+"""A driver root with simulated AMD GPUs: the files of amdgpu, KFD and udev.
 
-``SETTINGS`` says what can be set, each with a default that fits a server's whole GPUs.
+``SETTINGS`` are the settings, with defaults for a server's whole GPUs.
 """
 
 from typing import NamedTuple
@@ -12,18 +12,18 @@ from gpuhook.vendors.amd.paths import CONTROL, GPUS, MODULE, NODES, PARTITION, P
 from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
 from gpuhook_simulate.tree import Tree
 
-# Name -> default, what it says. Lists of GPUs are numbers with commas (0,2).
+# Name -> default, description. Lists of GPUs are numbers separated by commas (0,2).
 SETTINGS = {
     "split": ("", "GPUs that are partitioned"),
-    "partitions": ("8", "how many partitions those have: 1, 2, 3, 4, 6 or 8"),
+    "partitions": ("8", "the number of their partitions: 1, 2, 3, 4, 6 or 8"),
     "memory": ("NPS1", "their memory mode"),
-    "spelling": ("_", "amdgpu_xcp_1 (_) as AMD's own driver has it, amdgpu_xcp.1 (.) as Linux"),
+    "spelling": ("_", "amdgpu_xcp_1 (_) as in AMD's own driver, amdgpu_xcp.1 (.) as in Linux"),
     "ids": ("own", "unique ids: each partition's own, that of the GPU (shared), none"),
-    "model": ("", "the product's name, which servers' GPUs have"),
+    "model": ("", "the product's name, as reported by GPUs of servers"),
     "groups": ("44,105", "the group of the cards, and the group of render nodes and /dev/kfd"),
     "unplug": ("", "GPUs that are gone; the others keep their names"),
     "unknown": ("", "GPUs that KFD doesn't know"),
-    "missing": ("", "GPUs whose nodes udev hasn't made"),
+    "missing": ("", "GPUs whose nodes udev hasn't created"),
     "bmc": ("no", "yes for a management controller that has card0"),
 }
 MODES = {1: "SPX", 2: "DPX", 3: "TPX", 4: "QPX", 6: "CPX", 8: "CPX"}
@@ -34,16 +34,16 @@ _WORDS = {
     "ids": ("own", "shared", "none"),
     "bmc": ("no", "yes"),
 }
-_PLACES = 8  # DRM devices that the driver makes of each GPU where one can be partitioned
+_PLACES = 8  # DRM devices that the driver creates for each GPU if any can be partitioned
 _FIRST_RENDER = 128
 _MOST = 64  # GPUs, or DRM devices: as many as have a minor
-_DEVICE = 0x74A2  # MI308X, as the PCI bus calls it
+_DEVICE = 0x74A2  # MI308X's PCI device id
 _UNIQUE_ID = 0x084CAFEAE17E7600
 _CPUS = 2  # KFD's nodes before those of the GPUs
 
 
 class Part(NamedTuple):
-    """A GPU, or a partition of one; ``place`` counts all DRM devices of the driver's."""
+    """A GPU, or a partition of one; ``place`` counts all DRM devices of the driver."""
 
     gpu: int
     number: int
@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
     @property
     def location(self) -> int:
-        """What KFD calls the place on the PCI bus."""
+        """KFD's location id on the PCI bus."""
         return (5 + 3 * self.gpu) << 8 | self.number
 
     @property
@@ -68,7 +68,7 @@ class Part(NamedTuple):
 
 
 class AmdMachine:
-    """What is simulated, and the tree that it is written to."""
+    """The simulated machine, and the tree to which it is written."""
 
     def __init__(self, tree: Tree, count: int, settings: dict[str, str]) -> None:
         _check(count, settings)
@@ -81,24 +81,24 @@ class AmdMachine:
         tree.text("proc/devices", devices_text(self.majors, known), 0o444)
 
     def parts(self, gpu: int) -> list[Part]:
-        """Return what the driver makes of a GPU, whether KFD uses all of it or not."""
+        """Return the driver's DRM devices of a GPU, whether KFD uses all of them or not."""
         places = _PLACES if self.lists["split"] else 1
         first = 1 if self.said["bmc"] == "yes" else 0
         found = [(number, gpu * places + number) for number in range(places)]
         return [Part(gpu, number, place, place + first) for number, place in found]
 
     def used(self, gpu: int) -> int:
-        """Return how many of those KFD uses."""
+        """Return the number of those that KFD uses."""
         return int(self.said["partitions"]) if gpu in self.lists["split"] else 1
 
     def unique_id(self, part: Part) -> int:
-        """Return the unique id that KFD has for it, 0 for none."""
+        """Return KFD's unique id of a part, 0 for none."""
         own = part.number if self.said["ids"] == "own" else 0
         return 0 if self.said["ids"] == "none" else _UNIQUE_ID + 16 * part.gpu + own
 
 
 def simulate(tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
-    """Fill the tree; return the lines that say what was made."""
+    """Fill the tree; return lines about the devices."""
     machine = AmdMachine(tree, count, settings)
     _make_driver(machine)
     if machine.said["bmc"] == "yes":
@@ -119,7 +119,7 @@ def simulate(tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
 
 
 def _check(count: int, settings: dict[str, str]) -> None:
-    """Raise SimulateError for what can't be simulated."""
+    """Raise SimulateError for settings that can't be simulated."""
     for name, value in settings.items():
         if name not in SETTINGS:
             raise SimulateError(
@@ -131,7 +131,7 @@ def _check(count: int, settings: dict[str, str]) -> None:
     most = _MOST // _PLACES if settings.get("split") else _MOST
     if count > most:
         raise SimulateError(
-            f"{count} of AMD's GPUs can't be simulated: there are no minors for so many",
+            f"{count} AMD GPUs can't be simulated: there aren't enough minor numbers",
             f"Give {most} or fewer",
         )
 
@@ -148,7 +148,7 @@ def _numbers(name: str, value: str) -> list[int]:
 
 def _unusable(name: str, value: str) -> SimulateError:
     return SimulateError(
-        f"{name}={shown(value)} can't be simulated", f"It says: {SETTINGS[name][1]}"
+        f"{name}={shown(value)} can't be simulated", f"The setting is: {SETTINGS[name][1]}"
     )
 
 
@@ -168,7 +168,7 @@ def _make_driver(machine: AmdMachine) -> None:
 
 
 def _make_controller(machine: AmdMachine) -> None:
-    """Make the display of a management controller, which is another driver's card0."""
+    """Create the display of a management controller, which is another driver's card0."""
     tree = machine.tree
     folder = "sys/devices/pci0000:00/0000:02:00.0"
     for name, value in {"vendor": "0x1a03", "device": "0x2000", "class": "0x030000"}.items():
@@ -179,7 +179,7 @@ def _make_controller(machine: AmdMachine) -> None:
 
 
 def _make_gpu(machine: AmdMachine, part: Part) -> None:
-    """Make a GPU's PCI device."""
+    """Create a GPU's PCI device."""
     tree = machine.tree
     device = f"devices/pci0000:00/{part.address}"
     tree.link(f"sys/bus/pci/devices/{part.address}", f"../../../{device}")
@@ -193,7 +193,7 @@ def _make_gpu(machine: AmdMachine, part: Part) -> None:
         "current_compute_partition": MODES[machine.used(part.gpu)],
         "current_memory_partition": machine.said["memory"],
         "unique_id": f"{_UNIQUE_ID + 16 * part.gpu:016x}",
-        # How it is: an idle one.
+        # Values of an idle GPU.
         "gpu_busy_percent": 0,
         "mem_info_vram_total": 192 << 30,
         "mem_info_vram_used": 285 << 20,
@@ -205,7 +205,7 @@ def _make_gpu(machine: AmdMachine, part: Part) -> None:
 
 
 def _make_drm(machine: AmdMachine, part: Part) -> None:
-    """Make the card and the render node of a GPU or a partition."""
+    """Create the card and the render node of a GPU or a partition."""
     tree = machine.tree
     if part.number:
         beyond = part.gpu * (_PLACES - 1) + part.number - 1

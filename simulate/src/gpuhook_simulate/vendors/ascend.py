@@ -1,10 +1,9 @@
-"""A driver root with NPUs that don't exist: what discover looks at, and no more.
+"""A driver root with simulated NPUs: only the files that discover reads.
 
-Settings: ``chip`` (910, 910B, 310P, 310, 310B or 950), ``numbers`` of the NPUs where they aren't
-0 and up, ``vnpus`` (100,101), ``group`` whose nodes they are, ``missing`` which nodes aren't
-there (davinci1,hisi_hdc), ``ub`` which the UB bus has (ub0,ub1), ``pci=no`` for a driver that
-shows the numbers in its class alone, ``lists=no`` without lists of files, ``decoys=yes`` with
-what only looks like an NPU.
+Settings: ``chip`` (910, 910B, 310P, 310, 310B or 950), ``numbers`` of the NPUs if they don't
+start at 0, ``vnpus`` (100,101), ``group`` of the nodes, ``missing`` nodes (davinci1,hisi_hdc),
+``ub`` nodes of the UB bus (ub0,ub1), ``pci=no`` for a driver that has the numbers only in its
+class, ``lists=no`` for no lists of files, ``decoys=yes`` for files that only resemble an NPU.
 """
 
 from gpuhook.ground.errors import SimulateError, shown
@@ -28,7 +27,7 @@ SETTINGS = {
     "chip": "910B", "numbers": "", "vnpus": "", "group": "1000", "missing": "", "ub": "",
     "pci": "yes", "lists": "yes", "decoys": "no",
 }  # fmt: skip
-# A chip -> its PCI device, and which of the shared nodes its driver makes.
+# A chip -> its PCI device, and the shared nodes that its driver creates.
 CHIPS = {
     "310": ("d100", discover.SHARED),
     "310B": ("d105", ("/dev/dvpp_cmdlist", discover.CONTAINERS_MANAGER, *discover.OF_310B)),
@@ -49,7 +48,7 @@ _LIBRARIES = {"common": "libc_sec.so", "driver": "libascend_hal.so"}
 
 
 def simulate(tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
-    """Fill the tree; return the lines that say what was made."""
+    """Fill the tree; return lines about the devices."""
     settings = checked(settings, SETTINGS, "Ascend's simulator")
     if settings["chip"] not in CHIPS:
         raise SimulateError(
@@ -80,7 +79,7 @@ def _address(position: int) -> str:
 
 
 def _npu(tree: Tree, position: int, number: int, settings: dict[str, str]) -> None:
-    """Make the PCI folder of an NPU: bus numbers run against its own, as on real boards."""
+    """Create the PCI folder of an NPU: bus numbers run against its own, as on real boards."""
     if settings["pci"] != "yes":
         return
     address = _address(position)
@@ -128,7 +127,7 @@ def _files(tree: Tree, *, with_lists: bool) -> None:
 
 
 def _decoys(tree: Tree, major: int) -> None:
-    """Make what another driver's device, a file and a half-made folder look like."""
+    """Create decoys: another driver's device, a file and an incomplete folder."""
     tree.node("/dev/davinci98", major - 1, 98)
     tree.text("/dev/davinci99", "")
     tree.folder(f"{CLASS}/davinci_manager")

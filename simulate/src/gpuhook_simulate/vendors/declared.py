@@ -1,7 +1,6 @@
-"""A driver root with a declared vendor's devices that don't exist: what discover looks at.
+"""A driver root with simulated devices of a declared vendor: the files that discover reads.
 
-Settings: ``numbers`` says which numbers the devices have (0,2,5), ``group`` and ``mode`` whose
-nodes they are.
+Settings: ``numbers`` of the devices (0,2,5), ``group`` and ``mode`` of the nodes.
 """
 
 from types import ModuleType
@@ -22,7 +21,7 @@ class Simulator:
         self._table: Declared = names.TABLE
 
     def simulate(self, tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
-        """Fill the tree; return the lines that say what was made."""
+        """Fill the tree; return lines about the devices."""
         chosen = checked(settings, SETTINGS, "The simulator of declared vendors")
         words = [word for word in chosen["numbers"].split(",") if word]
         numbers = [int(word) for word in words] or list(range(count))
@@ -48,7 +47,7 @@ class Simulator:
         return [f"{table.noun} {number}" for number in numbers]
 
     def _prove(self, tree: Tree) -> None:
-        """Write what shows that the driver is present."""
+        """Write the files that show that the driver is present."""
         proof = self._table.present
         if proof.startswith(PCI):
             folder = "sys/bus/pci/devices/0000:01:00.0"

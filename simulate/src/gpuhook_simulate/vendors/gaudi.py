@@ -1,8 +1,8 @@
-"""A driver root with Gaudis that don't exist: the kernel's files, and nodes.
+"""A driver root with simulated Gaudis: the kernel's files, and nodes.
 
 Settings: ``type`` (GAUDI, GAUDI2, GAUDI3); ``addresses`` and ``modules`` are the PCI addresses and
-seats of all devices, in their order; lists of numbers (0,2) are ``gap`` (devices that are gone),
-``reset`` (in reset), ``no-module``, ``no-node``, ``no-accel`` (half made), ``net`` (with network
+module ids of all devices, in order; lists of numbers (0,2) are ``gap`` (devices that are gone),
+``reset`` (in reset), ``no-module``, ``no-node``, ``no-accel`` (incomplete), ``net`` (with network
 ports) and ``uverbs`` (with RDMA; by default all).
 """
 
@@ -21,7 +21,7 @@ _CONTROL = 128  # the minor of the first control node
 
 
 def simulate(tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
-    """Fill the tree; return the lines that say what was made."""
+    """Fill the tree; return lines about the devices."""
     settings = checked(settings, SETTINGS, "The simulator of Intel Gaudi")
     known = {name.upper() for name in MODELS.values()}
     if settings["type"] not in known:
@@ -50,7 +50,7 @@ def _some(settings: dict[str, str], name: str) -> list[str]:
 
 
 def _function(tree: Tree, address: str, driver: str) -> str:
-    """Make the folder of a PCI device that a driver is bound to; return its path."""
+    """Create the folder of a PCI device that is bound to a driver; return its path."""
     place = f"{_PCI}/{address}"
     tree.link(f"{place}/driver", f"../../../bus/pci/drivers/{driver}")
     tree.link(f"sys/bus/pci/drivers/{driver}/{address}", f"../../../../{place[4:]}")
@@ -90,7 +90,7 @@ def _device(
 
 
 def _decoy(tree: Tree, number: int, major: int) -> None:
-    """Make a device of another driver, with a node in the same folder."""
+    """Create a device of another driver, with a node in the same folder."""
     place = _function(tree, "0000:00:0b.0", "intel_vpu")
     tree.text(f"{place}/vendor", "0x8086\n", 0o444)
     tree.text(f"{place}/device", "0x7d1d\n", 0o444)

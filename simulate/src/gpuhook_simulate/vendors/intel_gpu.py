@@ -1,9 +1,9 @@
-"""A driver root with Intel GPUs that don't exist: what discover looks at, and no more.
+"""A driver root with simulated Intel GPUs: only the files that discover reads.
 
-Settings: ``driver`` (i915 or xe), ``cards`` the number of the first card (1 where a board's own
-graphics is card0), ``vfs`` how many virtual functions the last GPU has, ``no-render`` which GPUs
-have no render node (0,2), ``no-node`` which have no nodes though the driver has them, ``vm`` how
-many more are bound to a driver for virtual machines, ``video`` and ``render`` whose the nodes are.
+Settings: ``driver`` (i915 or xe), ``cards`` the number of the first card (1 if a board's own
+graphics is card0), ``vfs`` the number of virtual functions of the last GPU, ``no-render`` GPUs
+without a render node (0,2), ``no-node`` GPUs of the driver without nodes, ``vm`` the number of
+further GPUs bound to a driver for virtual machines, ``video`` and ``render`` the nodes' groups.
 """
 
 from gpuhook.ground.errors import SimulateError, shown
@@ -67,7 +67,7 @@ class _Machine:
 
 
 def simulate(tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
-    """Fill the tree; return the lines that say what was made."""
+    """Fill the tree; return lines about the devices."""
     settings = checked(settings, SETTINGS, "Intel's simulator")
     if settings["driver"] not in DRIVERS:
         raise SimulateError(

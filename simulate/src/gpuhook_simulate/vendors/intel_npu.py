@@ -1,7 +1,7 @@
-"""A driver root with Intel NPUs that don't exist: what discover looks at, and no more.
+"""A driver root with simulated Intel NPUs: only the files that discover reads.
 
-Settings: ``first`` the number of the first node, ``no-node`` which have none though the driver
-has them (0,2), ``group`` whose the nodes are, ``decoy=yes`` for another maker's /dev/accel/accel0.
+Settings: ``first`` the number of the first node, ``no-node`` NPUs of the driver without a node
+(0,2), ``group`` of the nodes, ``decoy=yes`` for another vendor's /dev/accel/accel0.
 """
 
 from gpuhook.vendors.intel_npu.discover import DRIVER
@@ -13,7 +13,7 @@ SETTINGS = {"first": "0", "no-node": "", "group": "106", "decoy": "no"}
 
 
 def simulate(tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
-    """Fill the tree; return the lines that say what was made."""
+    """Fill the tree; return lines about the devices."""
     settings = checked(settings, SETTINGS, "Intel's simulator")
     tree.text(f"sys/bus/pci/drivers/{DRIVER}/bind", "", 0o200)
     known = machines_devices()

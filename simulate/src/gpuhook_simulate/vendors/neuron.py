@@ -1,8 +1,8 @@
-"""A driver root with Neuron devices that don't exist: the kernel's files, and nodes.
+"""A driver root with simulated Neuron devices: the kernel's files, and nodes.
 
 Settings: ``family`` (Inf1, Inf2, Trn1, Trn2); ``gap``, ``no-serial``, ``no-node`` and ``half-made``
-are numbers (0,2) of devices that are gone, have no serial number, no node, no more than a folder;
-``stray`` those of nodes that no device has; ``cores`` the cores of each device.
+are numbers (0,2) of devices that are gone, have no serial number, no node, or only a folder;
+``stray`` are numbers of nodes without a device; ``cores`` is the number of each device's cores.
 """
 
 from gpuhook.ground.errors import SimulateError, shown
@@ -16,13 +16,13 @@ from gpuhook_simulate.tree import Tree
 SETTINGS = {"family": "Trn1", "gap": "", "no-serial": "", "no-node": "", "half-made": "",
             "stray": "", "cores": ""}  # fmt: skip
 _DEVICES = "sys/devices/virtual/neuron_device"
-# Family -> cores of a device, and what its driver calls it and them.
+# Family -> cores of a device, and the driver's names of the device and its cores.
 _FAMILIES = {"Inf1": ("4", "NDv1", "NCv1"), "Inf2": ("2", "NDv3", "NCv2"),
              "Trn1": ("2", "NDv2", "NCv2"), "Trn2": ("8", "NDv4", "NCv3")}  # fmt: skip
 
 
 def simulate(tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
-    """Fill the tree; return the lines that say what was made."""
+    """Fill the tree; return lines about the devices."""
     settings = checked(settings, SETTINGS, "The simulator of AWS Neuron")
     family = settings["family"]
     if family not in _FAMILIES:
@@ -55,7 +55,7 @@ def _serial(number: int) -> str:
 
 
 def _bus(tree: Tree, count: int, family: str) -> None:
-    """Make the PCI devices, which nothing ties to numbers, and a network card of Amazon's."""
+    """Create the PCI devices, whose order is unrelated to numbers, and an Amazon network card."""
     product = next(each for each, (name, _) in PRODUCTS.items() if name == family)
     drivers = {f"0000:{bus + 0x10:02x}:00.0": (product, "neuron") for bus in range(count)}
     drivers["0000:00:05.0"] = ("ec20", "ena")

@@ -1,7 +1,7 @@
-"""A simulated NVIDIA driver: a driver root with GPUs that don't exist, for tests.
+"""A simulated NVIDIA driver: a driver root with simulated GPUs, for tests.
 
-``build(Options(root="/srv/sim", gpus=8))`` makes the tree, ``remove`` deletes it; see
-docs/engineering/simulated-driver.md for what the tree holds and how its libraries behave.
+``build(Options(root="/srv/sim", gpus=8))`` builds the tree, ``remove`` deletes it.
+docs/engineering/simulated-driver.md describes its contents and the behavior of its libraries.
 """
 
 from gpuhook_simulate.place import remove

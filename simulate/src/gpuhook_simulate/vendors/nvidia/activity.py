@@ -1,6 +1,6 @@
-"""Invented processes on simulated GPUs, as lines of the state folder's file of activity.
+"""Simulated processes on simulated GPUs, as lines of the state folder's activity file.
 
-What follows of them for memory, power and the rest is computed by the libraries (c/activity.c).
+The libraries compute the resulting memory, power and other values (c/activity.c).
 """
 
 import os
@@ -22,7 +22,7 @@ _PROCESS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """An invented process: what it uses of a device, in bytes and percent.
+    """A simulated process, with its usage of a device in bytes and percent.
 
     ``device`` is a GPU's number or UUID or a MIG device's UUID, ``kind`` one of KINDS.
     """
@@ -38,9 +38,9 @@ class Process:
 
 
 def parse_process(word: str) -> Process:
-    """Read ``DEVICE,PID,BYTES[,SM[,MEMORY[,ENCODER[,DECODER]]]][,KIND]``.
+    """Parse ``DEVICE,PID,BYTES[,SM[,MEMORY[,ENCODER[,DECODER]]]][,KIND]``.
 
-    BYTES may end in K, M or G, of 1024 each. SimulateError for anything else.
+    BYTES may end in K, M or G (powers of 1024). SimulateError for anything else.
     """
     match = _PROCESS.fullmatch(word)
     if not match:
@@ -60,9 +60,9 @@ def parse_process(word: str) -> Process:
 
 
 def run_process(root: str, process: Process) -> None:
-    """Let a process run on a device from now on, or use other amounts than it did.
+    """Start a process on a device, or change its usage.
 
-    SimulateError where the device or an amount doesn't exist.
+    SimulateError if the device doesn't exist or an amount is invalid.
     """
     if not 0 < process.pid <= _MOST_PID:
         raise SimulateError(f"{process.pid} is not a process id", f"Give 1 to {_MOST_PID}")
@@ -93,21 +93,21 @@ def run_process(root: str, process: Process) -> None:
 
 
 def end_process(root: str, pid: int) -> None:
-    """Let an invented process end on every device that it runs on; SimulateError if on none."""
+    """End a simulated process on all its devices; SimulateError if it runs on none."""
     with state.locked(root):
         state.load(root)
         places = _places(root, pid)
         if not places:
             raise SimulateError(
                 f"No process {pid} runs on the simulated machine",
-                "Give the process id that gpuhook simulate --process had",
+                "Give a process id that was used with gpuhook simulate --process",
             )
         for place in places:
             _append_activity(root, f"{place} end {pid}")
 
 
 def _places(root: str, pid: int) -> list[str]:
-    """Return the devices on which a process runs, by the lines of the file of activity."""
+    """Return the devices on which a process runs, by the lines of the activity file."""
     places: dict[str, None] = {}
     path = os.path.join(root, state.FOLDER, state.ACTIVITY)
     with open(path, encoding="utf-8", errors="replace", newline="\n") as file:

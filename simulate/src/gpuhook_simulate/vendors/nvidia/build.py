@@ -1,4 +1,4 @@
-"""Build a simulated NVIDIA driver root, or replace one."""
+"""Building and replacing of simulated NVIDIA driver roots."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ class Built:
     platform: str = "linux"
 
     def to_json(self) -> dict[str, object]:
-        """Return what ``gpuhook simulate --format json`` prints."""
+        """Return the output of ``gpuhook simulate --format json``."""
         return {
             "root": self.root,
             "driver_version": self.driver_version,
@@ -47,7 +47,7 @@ class Built:
         }
 
     def lines(self) -> list[str]:
-        """Return what was made, for people to read."""
+        """Return a readable description."""
         lines = [f"{self.root}: driver {self.driver_version}, CUDA {self.cuda_version}"]
         for index, gpu in enumerate(self.gpus):
             node = platforms.NODES.get(self.platform, f"/dev/nvidia{gpu.minor}")
@@ -58,10 +58,10 @@ class Built:
 
 
 def build(options: Options) -> Built:
-    """Make the driver root ``options.root``, replacing a simulated one that is there.
+    """Build the driver root ``options.root``, replacing an existing simulated one.
 
-    Raises SimulateError if the options make no sense, if the folder holds something else, or
-    if this user, file system or machine can't (no root, nodev mount, no compiler).
+    Raises SimulateError for invalid options, if the folder contains something else, or if the
+    user, file system or host doesn't permit it (no root, nodev mount, no compiler).
     """
     options.check()
     root = os.path.realpath(options.root)
@@ -81,7 +81,7 @@ def build(options: Options) -> Built:
 
 
 def default_library_dir() -> str:
-    """Return the multiarch folder of this machine, where Debian and Ubuntu have libraries."""
+    """Return the host's multiarch folder, which has the libraries of Debian and Ubuntu."""
     return f"/usr/lib/{layout.triplet(os.uname().machine)}"
 
 
@@ -124,7 +124,7 @@ def _fill(
 
 
 def _make_devices(tree: Tree, options: Options, machine: SimulatedMachine) -> None:
-    """Make the nodes and the /proc/devices that has their majors."""
+    """Create the nodes, and the /proc/devices with their majors."""
     known = majors.machines_devices()
     free = devices.used_majors(options, machine, majors.free_majors(devices.DRIVERS, known))
     devices.make_nodes(tree, options, machine, free)
@@ -145,7 +145,7 @@ def _make_skeleton(tree: Tree) -> None:
 def _make_ld_cache(root: str) -> None:
     ldconfig = shutil.which("ldconfig", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if not ldconfig:
-        raise SimulateError("There is no ldconfig on this machine", "Install the C library's tools")
+        raise SimulateError("There is no ldconfig on this host", "Install the C library's tools")
     done = subprocess.run([ldconfig, "-r", root], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SimulateError(

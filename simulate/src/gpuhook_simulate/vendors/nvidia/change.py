@@ -1,4 +1,4 @@
-"""Change a simulated machine while programs use it: lost GPUs, MIG devices, XIDs."""
+"""Changes of a simulated machine while programs use it: lost GPUs, MIG devices, XIDs."""
 
 import contextlib
 import os
@@ -29,11 +29,11 @@ def change(
     lost: frozenset[int] = frozenset(),
     found: frozenset[int] = frozenset(),
 ) -> SimulatedMachine:
-    """Change the machine in ``root`` and return it as it is then.
+    """Change the machine in ``root``; return the changed machine.
 
-    ``mig`` gives GPUs other MIG devices (None: no MIG mode any more); ``lost`` are the numbers of
-    GPUs that don't answer any more, ``found`` of those that do again. Processes see it at their
-    next call, containers when they are started. SimulateError if it makes no sense.
+    ``mig`` sets the MIG devices of GPUs (None: disable MIG mode); ``lost`` are the numbers of GPUs
+    that no longer answer, ``found`` of those that answer again. Processes see the change at their
+    next call, containers when they start. SimulateError if it is invalid.
     """
     with state.locked(root):
         old = state.load(root)
@@ -56,10 +56,9 @@ def change(
 
 
 def report_xid(root: str, xid: int, device: str) -> None:
-    """Let an XID happen to a device: a GPU by number or UUID, or a MIG device by UUID.
+    """Report an XID of a device: a GPU by number or UUID, or a MIG device by UUID.
 
-    Every NVML event set that the GPU is registered in gets it. SimulateError if there is no such
-    device.
+    Every NVML event set with the GPU receives it. SimulateError if there is no such device.
     """
     if not 0 <= xid <= _MOST:
         raise SimulateError(f"{xid} is not the number of an XID", f"Give 0 to {_MOST}")
@@ -80,7 +79,7 @@ def _instances(machine: SimulatedMachine) -> Instances:
 
 
 def _replace_instances(root: str, old: SimulatedMachine, new: SimulatedMachine) -> None:
-    """Take away nodes and files in /proc of MIG devices that are no more, and make new ones'."""
+    """Remove the nodes and /proc files of former MIG devices, and create those of new ones."""
     before, after = _instances(old), _instances(new)
     tree = Tree(root)
     for gone in before.keys() - after.keys():
@@ -96,7 +95,7 @@ def _replace_instances(root: str, old: SimulatedMachine, new: SimulatedMachine) 
 
 
 def _replace_libraries(root: str, built: state.State, machine: SimulatedMachine) -> None:
-    """Compile the new state into the libraries, for containers, where they come alone."""
+    """Compile the new state into the libraries, for containers, which get only the libraries."""
     with tempfile.TemporaryDirectory(dir=os.path.join(root, state.FOLDER), prefix=".new.") as made:
         header = generated_header(machine, built.options.failure, built.library_dir)
         Tree(made).text("generated.h", header)

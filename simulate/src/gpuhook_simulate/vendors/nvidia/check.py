@@ -1,4 +1,4 @@
-"""Which lines of the state folder mean nothing? The libraries skip them without a word."""
+"""A check for invalid lines in the state folder, which the libraries skip silently."""
 
 import os
 import re
@@ -8,13 +8,13 @@ from gpuhook.ground.errors import shown
 from gpuhook_simulate.vendors.nvidia import state
 from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine
 
-_MOST = 1 << 20  # characters of a file that are looked at, as the libraries do
-_MOST_LINES = 10  # of each file that are reported
+_MOST = 1 << 20  # characters of a file that are read, as in the libraries
+_MOST_LINES = 10  # reported lines of each file
 
 _NUMBER = r"[0-9]{1,18}"
 _TIME = r"[0-9]{1,10}(\.[0-9]{0,6})?"
 _UUID = "[0-9A-Fa-f]{8}-([0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}"
-# A file -> what its lines are; the group "gpu" must be one of the machine's.
+# A file -> the form of its lines; the group "gpu" must be one of the machine's.
 _LINES = {
     state.EVENTS: rf"(?P<gpu>\S+)\s+{_NUMBER}(\s+{_NUMBER}\s+{_NUMBER})?",
     state.LOST: r"(?P<gpu>\S+)",

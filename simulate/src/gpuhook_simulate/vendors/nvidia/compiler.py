@@ -1,4 +1,4 @@
-"""Compile the simulated libraries and programs with the machine's C compiler."""
+"""Compilation of the simulated libraries and programs with the host's C compiler."""
 
 import concurrent.futures
 import errno
@@ -13,7 +13,7 @@ SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "c")
 
 _FLAGS = (
     "-std=gnu11",
-    "-O0",  # a build is waited for; what is built does next to nothing
+    "-O0",  # builds should be fast, and the results do next to nothing
     "-pipe",
     "-Wall",
     "-Wextra",
@@ -23,8 +23,8 @@ _FLAGS = (
     "-Wl,-z,relro,-z,now",
     "-Wl,--no-as-needed",
 )
-# From glibc 2.38 on, strtol is by default a function that images of older releases don't have.
-# What is built for 32 bits has no C library.
+# With glibc 2.38 and later, strtol is by default a function that images of older releases lack.
+# 32-bit builds have no C library.
 _PREAMBLE = """\
 #ifdef __LP64__
 #define _GNU_SOURCE
@@ -39,10 +39,10 @@ _PREAMBLE = """\
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One file to compile and link: source names, and what tells the compiler how.
+    """One file to compile and link: the names of its sources, and the compiler's flags.
 
-    The sources become one translation unit, because most of what a compilation takes is its start
-    and the headers: their static names are common.
+    The sources become one translation unit, because the compiler's start and the headers take most
+    of the time. So their static names share one scope.
     """
 
     output: str
@@ -56,14 +56,14 @@ def shared(output: str, soname: str, *sources: str, flags: tuple[str, ...] = ())
 
 
 def program(output: str, *sources: str) -> Job:
-    """Return the job that links a program against libc alone."""
+    """Return the job that links a program only against libc."""
     return Job(output, sources, ("-fPIE", "-pie", "-ldl"))
 
 
 def compile_all(jobs: list[Job], include: str) -> None:
-    """Run the jobs side by side; ``include`` is the folder with the generated header.
+    """Run the jobs in parallel; ``include`` is the folder with the generated header.
 
-    Raises SimulateError when there is no compiler or it refuses a source, OSError when there is no
+    Raises SimulateError if there is no compiler or it rejects a source, OSError if there is no
     room.
     """
     compiler = find_compiler()
@@ -77,7 +77,7 @@ def find_compiler() -> str:
     compiler = shutil.which("gcc") or shutil.which("cc")
     if not compiler:
         raise SimulateError(
-            "There is no C compiler on this machine, and the simulated driver is written in C",
+            "There is no C compiler on this host, and the simulated driver is written in C",
             "Install gcc and the C library's headers (apt-get install gcc libc6-dev)",
         )
     return compiler

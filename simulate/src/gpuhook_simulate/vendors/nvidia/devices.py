@@ -1,4 +1,4 @@
-"""The device nodes of the simulated driver and the numbers they get."""
+"""The device nodes of the simulated driver, and their numbers."""
 
 import os
 
@@ -15,7 +15,7 @@ NVIDIA_MAJOR = 195
 _DRM_MAJOR = 226
 _MINOR_MODESET, _MINOR_CONTROL = 254, 255
 
-# Drivers that the kernel gives numbers to.
+# Drivers with dynamic majors.
 DRIVERS = (
     "nvidia-uvm",
     "nvidia-caps",
@@ -26,7 +26,7 @@ DRIVERS = (
     "infiniband",
 )
 
-# feature -> its nodes: path, driver, minor. The features are those a container can ask for.
+# Feature -> its nodes: path, driver, minor. The features are those that a container can request.
 FEATURE_NODES = {
     "gds": (("dev/nvidia-fs0", "nvidia-fs", 0),),
     "gdrcopy": (("dev/gdrdrv", "gdrdrv", 0),),
@@ -45,7 +45,7 @@ FEATURE_NODES = {
 def used_majors(
     options: Options, machine: SimulatedMachine, majors: dict[str, int]
 ) -> dict[str, int]:
-    """Return those of the majors that belong to drivers of this machine."""
+    """Return the majors of the drivers of this machine."""
     names = {"nvidia-uvm"}
     if machine.mig_capable:
         names.add("nvidia-caps")
@@ -59,7 +59,7 @@ def used_majors(
 def make_nodes(
     tree: Tree, options: Options, machine: SimulatedMachine, majors: dict[str, int]
 ) -> None:
-    """Make what the loaded driver has in /dev."""
+    """Create the nodes of a loaded driver in /dev."""
     tree.node("dev/nvidiactl", NVIDIA_MAJOR, _MINOR_CONTROL)
     tree.node("dev/nvidia-modeset", NVIDIA_MAJOR, _MINOR_MODESET)
     tree.node("dev/nvidia-uvm", majors["nvidia-uvm"], 0)
@@ -96,14 +96,14 @@ def _make_caps(tree: Tree, machine: SimulatedMachine, major: int) -> None:
 
 
 def make_instance(tree: Tree, mig: SimulatedMig) -> None:
-    """Make the nodes that guard a MIG device, in a tree with those that guard MIG as a whole."""
+    """Create the capability nodes of a MIG device, in a tree with those of MIG as a whole."""
     major = os.major(os.stat(tree.path(_cap_path(CAP_CONFIG))).st_rdev)
     for minor in (mig.gi_cap, mig.ci_cap):
         tree.node(_cap_path(minor), major, minor, 0o444)
 
 
 def instance_nodes(mig: SimulatedMig) -> tuple[str, str]:
-    """Return the paths of the nodes that guard a MIG device."""
+    """Return the paths of a MIG device's capability nodes."""
     return _cap_path(mig.gi_cap), _cap_path(mig.ci_cap)
 
 

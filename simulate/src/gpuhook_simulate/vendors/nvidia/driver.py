@@ -1,4 +1,4 @@
-"""Lay the simulated driver's files into a tree: libraries, programs, firmware, sockets."""
+"""Installation of the simulated driver's files: libraries, programs, firmware, sockets."""
 
 import os
 
@@ -37,7 +37,7 @@ CUDA_SOURCES = (
     "cuda_memory.c",
 )
 
-# Long enough that any library's SONAME fits in its place.
+# Long enough to be replaced by any library's SONAME.
 _PLACEHOLDER = "gpuhook-placeholder-for-a-soname-of-a-driver-library.so.000.000.00"
 
 
@@ -57,7 +57,7 @@ def compile_driver(folder: str, *, compat32: bool) -> None:
 
 
 def compile_libraries(folder: str) -> None:
-    """Compile our NVML and CUDA libraries alone, as ``compile_driver`` does."""
+    """Compile only our NVML and CUDA libraries, as ``compile_driver`` does."""
     compiler.compile_all(_libraries(folder), folder)
 
 
@@ -69,7 +69,7 @@ def _libraries(folder: str) -> list[compiler.Job]:
 
 
 def _compile_filler32(folder: str) -> None:
-    """Compile the 32-bit filler, against a stand-in for the 32-bit C library's name."""
+    """Compile the 32-bit filler, against a stub with the 32-bit C library's name."""
     libc = f"{folder}/libc32"
     flags = ("-m32", "-nostdlib")
     compiler.compile_all([compiler.shared(libc, "libc.so.6", "filler.c", flags=flags)], folder)
@@ -79,7 +79,7 @@ def _compile_filler32(folder: str) -> None:
 
 
 def install_main_libraries(tree: Tree, compiled: str, version: str, library_dir: str) -> None:
-    """Put our NVML and CUDA libraries into the library folder."""
+    """Install our NVML and CUDA libraries into the library folder."""
     for built, path in main_libraries(version, library_dir).items():
         with open(f"{compiled}/{built}", "rb") as file:
             tree.data(path, file.read())
@@ -89,7 +89,7 @@ def install_main_libraries(tree: Tree, compiled: str, version: str, library_dir:
 
 
 def main_libraries(version: str, library_dir: str) -> dict[str, str]:
-    """Return where our libraries go: the name they are compiled under -> path below the root."""
+    """Return the paths of our libraries: compiled name -> path below the root."""
     return {
         "nvml": f"{library_dir}/libnvidia-ml.so.{version}",
         "cuda": f"{library_dir}/libcuda.so.{version}",
@@ -97,7 +97,7 @@ def main_libraries(version: str, library_dir: str) -> dict[str, str]:
 
 
 def install_stock(tree: Tree, compiled: str, version: str, library_dir: str) -> None:
-    """Put the rest of the driver there: other libraries, programs, configuration."""
+    """Install the rest of the driver: other libraries, programs, configuration."""
     _install_fillers(tree, f"{compiled}/filler", version, library_dir, stock.LIBRARIES)
     tree.link(f"{library_dir}/libvdpau_nvidia.so", f"vdpau/libvdpau_nvidia.so.{version}")
     tree.link(f"{library_dir}/gbm/nvidia-drm_gbm.so", f"../libnvidia-allocator.so.{version}")
@@ -112,12 +112,12 @@ def install_stock(tree: Tree, compiled: str, version: str, library_dir: str) -> 
 
 
 def compat32_dir(library_dir: str) -> str:
-    """Return the folder of the 32-bit libraries that goes with the one of the others."""
+    """Return the folder of 32-bit libraries that corresponds to a library folder."""
     return "/usr/lib" if library_dir == "/usr/lib64" else "/usr/lib/i386-linux-gnu"
 
 
 def install_compat32(tree: Tree, compiled: str, version: str, library_dir: str) -> None:
-    """Put 32-bit libraries there; none of them does anything."""
+    """Install 32-bit libraries, which have no functions."""
     main = (stock.StockLibrary("libcuda", "1"), stock.StockLibrary("libnvidia-ml", "1"))
     folder = compat32_dir(library_dir)
     _install_fillers(tree, f"{compiled}/filler32", version, folder, (*stock.LIBRARIES, *main))
@@ -137,13 +137,13 @@ def _install_fillers(
 
 
 def with_soname(library: bytes, soname: str) -> bytes:
-    """Return the filler library under another name: the string table has room for it."""
+    """Return the filler library with another SONAME: its string table has room for it."""
     old = _PLACEHOLDER.encode() + b"\0"
     return library.replace(old, soname.encode().ljust(len(old), b"\0"), 1)
 
 
 def install_probes(tree: Tree, compiled: str) -> None:
-    """Put gpuhook-cuda-probe and our nvidia-smi there, unless the real nvidia-smi is."""
+    """Install gpuhook-cuda-probe and our nvidia-smi, unless the tree has real ones."""
     for name in ("nvidia-smi", "gpuhook-cuda-probe"):
         if not os.path.lexists(tree.path(f"usr/bin/{name}")):
             with open(f"{compiled}/{name}", "rb") as file:
@@ -151,7 +151,7 @@ def install_probes(tree: Tree, compiled: str) -> None:
 
 
 def install_firmware(tree: Tree, version: str) -> None:
-    """Make the firmware that the driver loads into the GPU, unless it is there."""
+    """Create the driver's GPU firmware, unless it exists."""
     folder = f"usr/lib/firmware/nvidia/{version}"
     for chip in ("ga10x", "tu10x"):
         path = f"{folder}/gsp_{chip}.bin"
@@ -160,6 +160,6 @@ def install_firmware(tree: Tree, version: str) -> None:
 
 
 def install_sockets(tree: Tree) -> None:
-    """Make the sockets of the driver's daemons."""
+    """Create the sockets of the driver's daemons."""
     for daemon in ("persistenced", "fabricmanager"):
         tree.socket(f"run/nvidia-{daemon}/socket")

@@ -1,4 +1,4 @@
-"""What the loaded kernel module shows in /proc and /sys, as plain files below the root."""
+"""The /proc and /sys files of the loaded kernel module, as plain files below the root."""
 
 import os
 
@@ -15,8 +15,8 @@ from gpuhook_simulate.vendors.nvidia.machine import (
 )
 
 _PROC = "proc/driver/nvidia"
-_FIRST_OPEN_BRANCH = 560  # from here on NVIDIA installs the open kernel module by default
-_OPEN_ARCHITECTURE = 6  # Turing: the oldest that the open module serves
+_FIRST_OPEN_BRANCH = 560  # the first branch that installs the open kernel module by default
+_OPEN_ARCHITECTURE = 6  # Turing: the oldest that the open module supports
 _MIG_MINORS_GPUS = 32
 
 _PARAMS = """\
@@ -92,7 +92,7 @@ def make_proc(tree: Tree, machine: SimulatedMachine) -> None:
 
 
 def version_text(machine: SimulatedMachine) -> str:
-    """Return /proc/driver/nvidia/version, in the open or the proprietary module's form."""
+    """Return /proc/driver/nvidia/version in the open or the proprietary module's form."""
     version, kind = machine.module_version, os.uname().machine
     branch = int(version.partition(".")[0])
     newest_only = all(gpu.model.architecture >= _OPEN_ARCHITECTURE for gpu in machine.gpus)
@@ -146,7 +146,7 @@ def instance_folder(gpu: SimulatedGpu, mig: SimulatedMig) -> str:
 
 
 def make_instance(tree: Tree, gpu: SimulatedGpu, mig: SimulatedMig) -> None:
-    """Write the files of a MIG device in /proc."""
+    """Write the /proc files of a MIG device."""
     instance = instance_folder(gpu, mig)
     _access(tree, f"{instance}/access", mig.gi_cap, 0o444)
     _access(tree, f"{instance}/ci{mig.ci}/access", mig.ci_cap, 0o444)
@@ -166,7 +166,7 @@ def mig_minors_text() -> str:
 
 
 def make_sys(tree: Tree, machine: SimulatedMachine, drm: bool) -> None:
-    """Write /sys/module/nvidia* and the GPUs' PCI devices, and where the host's cgroups go."""
+    """Write /sys/module/nvidia*, the GPUs' PCI devices, and the mount point of cgroups."""
     tree.folder("sys/fs/cgroup")
     for module in ("nvidia", "nvidia_uvm", "nvidia_modeset"):
         tree.text(f"sys/module/{module}/initstate", "live\n", 0o444)

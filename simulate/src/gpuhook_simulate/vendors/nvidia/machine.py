@@ -1,4 +1,4 @@
-"""The simulated machine: its GPUs and MIG devices with every number that identifies them."""
+"""The simulated machine: its GPUs and MIG devices with all their identifying numbers."""
 
 import itertools
 import uuid
@@ -15,10 +15,10 @@ from gpuhook_simulate.vendors.nvidia.options import (
 
 _NAMESPACE = uuid.UUID("5f0d3b1e-0d3e-5c57-9b8e-0e9d2f6a7c11")
 
-# The PCI buses of the eight GPUs of a DGX H100; more GPUs repeat them in the next domain.
+# The PCI buses of a DGX H100's eight GPUs; further GPUs repeat them in the next domain.
 _BUSES = (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF)
 
-# The minor numbers of /dev/nvidia-caps: 1 and 2 guard MIG as a whole; then come, per GPU,
+# The minor numbers of /dev/nvidia-caps: 1 and 2 are for MIG as a whole. Then follow, for each GPU,
 # 15 GPU instances, each followed by its 8 compute instances.
 CAP_CONFIG, CAP_MONITOR, _FIRST_CAP = 1, 2, 3
 GPU_INSTANCES, COMPUTE_INSTANCES = 15, 8
@@ -33,7 +33,7 @@ _FIRST_INSTANCE = {8: 0, 4: 1, 2: 3, 1: 7}
 class SimulatedMig:
     """One MIG device; ``gi`` and ``ci`` are instance ids, the caps minors of nvidia-capN.
 
-    ``start`` is the first of the memory slices that it covers.
+    ``start`` is its first memory slice.
     """
 
     profile: MigProfile
@@ -47,7 +47,7 @@ class SimulatedMig:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedGpu:
-    """One GPU; ``index`` is its slot, which stays when another GPU is unplugged."""
+    """One GPU; ``index`` is its slot, which doesn't change when another GPU is unplugged."""
 
     index: int
     minor: int
@@ -62,7 +62,7 @@ class SimulatedGpu:
     migs: tuple[SimulatedMig, ...]
 
     def lines(self) -> list[str]:
-        """Return how it is, for people to read: a line for it, and one for each MIG device."""
+        """Return its readable state: a line for it, and one for each MIG device."""
         mode = " (MIG)" if self.mig_enabled else ""
         words = " (lost)" if self.lost else ""
         line = f"GPU {self.index}: {self.model.name} {self.uuid}{mode}{words}"
@@ -70,16 +70,16 @@ class SimulatedGpu:
 
     @property
     def proc_bus_id(self) -> str:
-        """The PCI address as the folder in /proc/driver/nvidia/gpus spells it."""
+        """The PCI address in the form of /proc/driver/nvidia/gpus."""
         return f"{self.domain:04x}:{self.bus:02x}:00.0"
 
     @property
     def pci_bus_id(self) -> str:
-        """The PCI address as NVML spells it."""
+        """The PCI address in NVML's form."""
         return f"{self.domain:08X}:{self.bus:02X}:00.0"
 
     def to_json(self) -> dict[str, object]:
-        """Return what identifies the GPU and its MIG devices, and their states."""
+        """Return the ids and states of the GPU and its MIG devices."""
         return {
             "minor": self.minor,
             "uuid": self.uuid,
@@ -96,7 +96,7 @@ class SimulatedGpu:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedMachine:
-    """All that the tree and the libraries are made from.
+    """All facts from which the tree and the libraries are built.
 
     ``module_version`` is the version of the loaded kernel module, which differs from the
     libraries' after an upgrade without reboot; ``cuda`` is 1000 * major + 10 * minor.
@@ -112,11 +112,11 @@ class SimulatedMachine:
 
     @property
     def mig_capable(self) -> bool:
-        """Whether the driver has made capability devices."""
+        """True if the driver has created capability devices."""
         return any(gpu.model.mig for gpu in self.gpus)
 
     def device(self, name: str) -> tuple[SimulatedGpu, SimulatedMig | None]:
-        """Return the GPU, with the MIG device where it is one, that a number or UUID means."""
+        """Return the GPU of a number or UUID, and the MIG device if it names one."""
         for gpu in self.gpus:
             if name in {str(gpu.index), gpu.uuid}:
                 return gpu, None
@@ -132,7 +132,7 @@ class SimulatedMachine:
 def make_machine(options: Options, driver_version: str = "") -> SimulatedMachine:
     """Return the machine that the options describe.
 
-    ``driver_version`` is that of the driver files laid into the root, if there are any.
+    ``driver_version`` is that of the real driver files in the root, if there are any.
     """
     version = driver_version or options.driver_version or DEFAULT_DRIVER
     mismatch = options.failure is Failure.VERSION_MISMATCH
@@ -173,7 +173,7 @@ def _make_gpu(options: Options, index: int) -> SimulatedGpu:
         serial=str(1_320_000_000_000 + identity.int % 10**10),
         domain=index // len(_BUSES),
         bus=_BUSES[index % len(_BUSES)],
-        numa_node=index * 2 // options.gpus,  # two processors, each with half of the GPUs
+        numa_node=index * 2 // options.gpus,  # two processors with half of the GPUs each
         lost=index in options.lost,
         mig_enabled=index in options.mig,
         migs=_make_migs(options, index, minor, model),
@@ -205,8 +205,8 @@ def _make_migs(options: Options, index: int, minor: int, model: Model) -> tuple[
 def place(profiles: list[MigProfile], index: int) -> list[tuple[int, int]]:
     """Return a GPU instance id and the first memory slice for each profile.
 
-    SimulateError, naming GPU ``index``, if they don't fit together. Big ones are placed
-    first, as they must be by hand.
+    SimulateError, with GPU ``index`` in its text, if they don't fit together. Large ones are placed
+    first, as an administrator must do it.
     """
     if sum(profile.slices for profile in profiles) > _COMPUTE_SLICES:
         raise _too_many(index)
@@ -230,13 +230,13 @@ def _by_size(profile: MigProfile) -> tuple[int, int]:
 
 def _too_many(index: int) -> SimulateError:
     return SimulateError(
-        f"The MIG devices asked for don't fit on GPU {index}",
-        "Ask for fewer: a GPU has 7 compute slices (the g) and 8 memory slices",
+        f"The requested MIG devices don't fit on GPU {index}",
+        "Request fewer: a GPU has 7 compute slices (the g) and 8 memory slices",
     )
 
 
 def cap_minor(gpu_minor: int, gi: int, ci: int | None = None) -> int:
-    """Return the minor number of the /dev/nvidia-caps node that guards an instance."""
+    """Return the minor number of an instance's node in /dev/nvidia-caps."""
     stride = COMPUTE_INSTANCES + 1
     first = _FIRST_CAP + (gpu_minor * GPU_INSTANCES + gi) * stride
     return first if ci is None else first + 1 + ci

@@ -1,6 +1,6 @@
 """The GPU models that can be simulated: names, sizes, PCI identity and MIG profiles.
 
-Numbers are what NVML and ``nvidia-smi`` show for the product.
+The values are those that NVML and ``nvidia-smi`` report for the product.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ BRAND_NVIDIA = 14
 _VOLTA, _TURING, _AMPERE, _ADA, _HOPPER = 5, 6, 7, 8, 9
 
 
-# (memory slices, compute slices) of a MIG profile -> where the driver lets it begin.
+# (memory slices, compute slices) of a MIG profile -> its possible first memory slices.
 _STARTS = {
     (1, 1): (0, 1, 2, 3, 4, 5, 6),
     (2, 1): (0, 2, 4, 6),
@@ -31,12 +31,12 @@ _STARTS = {
 
 @dataclass(frozen=True, slots=True)
 class MigProfile:
-    """A way to cut a MIG device out of a GPU.
+    """A profile of MIG devices.
 
-    ``number`` is its NVML_GPU_INSTANCE_PROFILE_ constant, ``id`` what nvidia-smi calls it.
-    ``slices`` is in sevenths of the GPU's compute, ``memory_slices`` in eighths of its
-    memory, ``memory`` in MiB; ``media`` counts the JPEG and the optical-flow engines and
-    ``instances`` how many fit on one GPU.
+    ``number`` is its NVML_GPU_INSTANCE_PROFILE_ constant, ``id`` nvidia-smi's number of it.
+    ``slices`` is in sevenths of the GPU's compute, ``memory_slices`` in eighths of its memory,
+    ``memory`` in MiB; ``media`` counts the JPEG and the optical-flow engines, and ``instances`` is
+    the maximum number on one GPU.
     """
 
     name: str
@@ -52,7 +52,7 @@ class MigProfile:
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """The memory slices at which it may begin, the preferred one first."""
+        """The memory slices at which it may start, the preferred one first."""
         return _STARTS[self.memory_slices, self.slices]
 
 
@@ -60,7 +60,7 @@ class MigProfile:
 class Model:
     """A product. ``memory`` is in MiB, clocks in MHz, ``power`` in watts.
 
-    ``nvlinks`` is how many NVLinks it has, and their nvmlNvlinkVersion_t.
+    ``nvlinks`` is the number of its NVLinks, and their nvmlNvlinkVersion_t.
     """
 
     name: str
@@ -85,16 +85,16 @@ class Model:
 
     @property
     def pci_id(self) -> int:
-        """Device and vendor id as NVML joins them."""
+        """Device and vendor id, combined as in NVML."""
         return self.device << 16 | _NVIDIA
 
     @property
     def pci_subsystem(self) -> int:
-        """Subsystem and vendor id as NVML joins them."""
+        """Subsystem and vendor id, combined as in NVML."""
         return self.subsystem << 16 | _NVIDIA
 
     def profile(self, name: str) -> MigProfile:
-        """Return the MIG profile of that name; SimulateError names those there are."""
+        """Return the MIG profile of that name; SimulateError, with the known ones, if none."""
         for profile in self.mig:
             if profile.name == name:
                 return profile
@@ -304,7 +304,7 @@ MODELS = {
 
 
 def find_model(name: str) -> Model:
-    """Return the model; case, blanks, dashes and a leading NVIDIA don't matter."""
+    """Return the model; case, blanks, dashes and a leading NVIDIA are ignored."""
     wanted = _squeeze(name).removeprefix("NVIDIA")
     for key, model in MODELS.items():
         if wanted == _squeeze(key):

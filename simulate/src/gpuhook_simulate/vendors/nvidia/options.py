@@ -1,4 +1,4 @@
-"""What a simulated driver shall look like: the options, checked, with their defaults filled in."""
+"""The options of a simulated driver: their defaults, and their validation."""
 
 import os
 import re
@@ -11,7 +11,7 @@ DEFAULT_DRIVER = "580.65.06"
 MAX_GPUS = 64
 MAX_CHANNELS = 2048  # nvidia's module parameter NVreg_ImexChannelCount
 PLATFORMS = ("linux", "wsl", "tegra")
-# Options that the other platforms don't have.
+# Options that other platforms than linux don't have.
 _LINUX_ALONE = (
     "minors", "mig", "unplugged", "lost", "failure", "library_dir", "driver_files", "compat32",
     "imex_channels", "features",
@@ -20,7 +20,7 @@ NVLINKS = ("none", "pairs", "all")
 FEATURES = ("gds", "gdrcopy", "mofed", "nvswitch")
 MAX_MINOR = 253  # 254 is nvidia-modeset and 255 nvidiactl
 
-# Driver branch -> the newest CUDA that it serves, from the CUDA toolkit release notes.
+# Driver branch -> the newest CUDA that it supports, from the CUDA toolkit release notes.
 _CUDA_OF_BRANCH = {
     450: "11.0",
     460: "11.2",
@@ -57,18 +57,17 @@ class Failure(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What to simulate; ``check`` says whether it makes sense.
+    """The options of a simulated machine; ``check`` validates them.
 
-    ``models`` holds one model name for all GPUs or one per GPU. ``minors`` gives each GPU's
+    ``models`` has one model name for all GPUs or one per GPU. ``minors`` has each GPU's
     /dev/nvidiaN number (empty: the same as the index). ``mig`` maps a GPU's index to its
     profiles; a GPU with an empty list is in MIG mode and has no MIG device. ``unplugged``
-    are the indices of GPUs that have gone, ``lost`` of those that are there and don't answer.
-    ``driver_files`` is a tree of extracted packages
-    to lay into the root, which then decide the version and the places. ``cuda_version`` and
-    ``library_dir`` are empty for "what goes with the driver" and "the multiarch folder of
-    this machine". ``drm`` asks for /dev/dri, ``compat32`` for 32-bit libraries,
-    ``features`` for the devices of some of FEATURES. ``platform`` is one of PLATFORMS,
-    ``nvlink`` one of NVLINKS: what the GPUs' links lead to.
+    are the indices of removed GPUs, ``lost`` of GPUs that are present and don't answer.
+    ``driver_files`` is a tree of extracted packages to install into the root; these determine the
+    version and the paths. An empty ``cuda_version`` means the driver's, an empty ``library_dir``
+    the multiarch folder of this host. ``drm`` adds /dev/dri, ``compat32`` 32-bit libraries,
+    ``features`` the devices of some of FEATURES. ``platform`` is one of PLATFORMS, ``nvlink`` one
+    of NVLINKS: the remote ends of the GPUs' links.
     """
 
     root: str
@@ -93,7 +92,7 @@ class Options:
     nvlink: str = "none"
 
     def check(self) -> None:
-        """Raise SimulateError for the first thing that can't be simulated."""
+        """Raise SimulateError for the first option that can't be simulated."""
         _check_counts(self)
         _check_minors(self)
         _check_extras(self)
@@ -119,7 +118,7 @@ class Options:
             ) from None
         if self.compat32 and (self.driver_files or os.uname().machine != "x86_64"):
             raise SimulateError(
-                "32-bit libraries can be simulated on x86_64 alone, and not beside driver files",
+                "32-bit libraries can be simulated only on x86_64, and not with driver files",
                 "Leave out compat32",
             )
         if self.driver_files and (self.driver_version or self.library_dir):
@@ -205,7 +204,7 @@ def _check_minors(options: Options) -> None:
 
 
 def cuda_number(options: Options, driver_version: str) -> int:
-    """Return the CUDA version as NVML counts it: 12.4 is 12040."""
+    """Return the CUDA version in NVML's form: 12.4 is 12040."""
     text = options.cuda_version or _cuda_of_driver(driver_version)
     major, _, minor = text.partition(".")
     return int(major) * 1000 + int(minor) * 10
@@ -218,7 +217,7 @@ def _cuda_of_driver(driver_version: str) -> str:
 
 
 def parse_mig(words: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
-    """Read ``GPU:profile,profile...`` words (``GPU:`` alone is MIG mode without devices)."""
+    """Parse ``GPU:profile,profile...`` words (only ``GPU:`` is MIG mode without devices)."""
     mig: dict[int, tuple[str, ...]] = {}
     for word in words:
         index, colon, profiles = word.partition(":")
@@ -232,14 +231,14 @@ def parse_mig(words: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
 
 
 def parse_mig_change(words: tuple[str, ...]) -> dict[int, tuple[str, ...] | None]:
-    """Read words as ``parse_mig`` does, and ``GPU:off``, which is None: no MIG mode."""
+    """Parse words as ``parse_mig`` does, and ``GPU:off``, which becomes None: no MIG mode."""
     return {
         index: None if names == ("off",) else names for index, names in parse_mig(words).items()
     }
 
 
 def parse_failure(word: str) -> Failure | None:
-    """Read ``not-loaded`` or ``version-mismatch``; empty is no failure."""
+    """Parse ``not-loaded`` or ``version-mismatch``; empty is no failure."""
     if not word:
         return None
     for failure in Failure:
@@ -251,7 +250,7 @@ def parse_failure(word: str) -> Failure | None:
 
 
 def parse_numbers(text: str, what: str) -> tuple[int, ...]:
-    """Read a comma-separated list of numbers; ``what`` names it in the error."""
+    """Parse a comma-separated list of numbers; ``what`` is its name in the error."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if not word.isdecimal():

@@ -1,7 +1,7 @@
-"""Roots of NVIDIA's other platforms: WSL2 and Tegra, of files and nodes alone.
+"""Roots of NVIDIA's other platforms, WSL2 and Tegra, which consist only of files and nodes.
 
-Beside what is meant to be found there are decoys: an older driver and another maker's in Windows'
-driver store; in Tegra's lists lines that are none, and names of what isn't there.
+They also contain decoys: an older driver and another vendor's driver in the Windows driver store,
+and invalid lines and names of missing files in Tegra's lists.
 """
 
 import os
@@ -19,12 +19,12 @@ _STORE = f"{_STORES}/nv_dispi.inf_amd64_5e5e0d4b7c1f2a90"
 _OLDER = f"{_STORES}/nv_dispi.inf_amd64_ffb3c6a8d2e41770"
 _OTHERS = f"{_STORES}/iigd_dch.inf_amd64_0a9b8c7d6e5f4031"
 LIBRARY_DIRS = {"wsl": _STORE, "tegra": f"/usr/lib/{os.uname().machine}-linux-gnu/nvidia"}
-# The node by which the simulated libraries tell whether they may work.
+# The node that the simulated libraries need in order to work.
 NODES = {"wsl": "/dev/dxg", "tegra": "/dev/nvhost-gpu"}
 _DXG_MINOR = 127
-_OLD = 1_500_000_000  # seconds: when the older driver was made
+_OLD = 1_500_000_000  # seconds: the older driver's time
 
-# Libraries of the store with nothing in them -> SONAME.
+# Empty libraries of the store -> SONAME.
 _FILLERS = {
     "libcuda_loader.so": "libcuda_loader.so",
     "libnvidia-ptxjitcompiler.so.1": "libnvidia-ptxjitcompiler.so.1",
@@ -81,7 +81,7 @@ def _fill_wsl(tree: Tree, compiled: str) -> None:
 
 _LISTS = "etc/nvidia-container-runtime/host-files-for-container.d"
 _VIDEO = 44
-# Node -> its mode; the first two are those of its group alone, as L4T's udev rules have them.
+# Node -> its mode; only their group may open those with 0660, as in L4T's udev rules.
 _TEGRA_NODES = {
     "dev/nvhost-gpu": 0o660,
     "dev/nvmap": 0o660,
@@ -119,7 +119,7 @@ def _fill_tegra(tree: Tree, compiled: str, library_dir: str) -> None:
 
 
 def _tegra_lists(folder: str) -> dict[str, list[str]]:
-    """Return the lists' lines: good ones, malformed ones, and names of what isn't there."""
+    """Return the lists' lines: valid ones, invalid ones, and names of missing files."""
     nodes = [f"dev, /{path}" for path in _TEGRA_NODES if "other" not in path and "dri" not in path]
     drawing = ["dev, /dev/dri/card*", "dev, /dev/dri/renderD*", "dir, /dev/dri/by-path"]
     return {

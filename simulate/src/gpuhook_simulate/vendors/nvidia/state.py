@@ -1,8 +1,8 @@
-"""What of a simulated machine changes while programs run, as texts in a folder of its root.
+"""The mutable state of a simulated machine, as text files in a folder of its root.
 
 The libraries read them (c/state.c, c/nvml_events.c), so that a running process sees every change;
-docs/simulate.md says what stands in them. What was built is kept beside them, as it is
-needed for a change of it.
+docs/simulate.md describes their format. The options of the build are stored in the same folder,
+because later changes need them.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from gpuhook_simulate.vendors.nvidia.options import Failure, Options
 FOLDER = "simulate"
 LOST, MIG, EVENTS, ACTIVITY = "lost", "mig", "events", "activity"
 _BUILT = "built.json"
-_PATIENCE = 60.0  # seconds that the others may take; each has it for a moment
+_PATIENCE = 60.0  # seconds to wait for other changes; each takes only a moment
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a root was built from; ``library_dir`` is where its libraries lie below it."""
+    """The options from which a root was built; ``library_dir`` is its library folder."""
 
     options: Options
     driver_version: str
@@ -36,14 +36,14 @@ class State:
 
 
 def lost_text(gpus: Iterable[SimulatedGpu]) -> str:
-    """Return the text that says which GPUs are lost: a number or UUID in each line."""
+    """Return the text of the lost GPUs: a number or UUID in each line."""
     return "".join(f"{gpu.index}\n" for gpu in gpus if gpu.lost)
 
 
 def mig_text(gpus: Iterable[SimulatedGpu]) -> str:
-    """Return the text that has a line for each GPU in MIG mode, and one for each MIG device.
+    """Return the text with a line for each GPU in MIG mode, and one for each MIG device.
 
-    The first is the GPU's number alone; the second has also UUID, profile, ids of the GPU and
+    The first has only the GPU's number; the second has also UUID, profile, ids of the GPU and
     the compute instance, the minors of both, and the first memory slice.
     """
     lines = []
@@ -56,13 +56,13 @@ def mig_text(gpus: Iterable[SimulatedGpu]) -> str:
 
 
 def time_text() -> str:
-    """Return the present as the file of activity has it: in seconds since 1970."""
+    """Return the current time in the activity file's format: seconds since 1970."""
     now = time.time_ns() // 1000
     return f"{now // 10**6}.{now % 10**6:06d}"
 
 
 def make(tree: Tree, state: State, machine: SimulatedMachine) -> None:
-    """Make the folder of a machine to which nothing has happened yet."""
+    """Create the state folder of a new machine."""
     tree.folder(FOLDER)
     tree.text(f"{FOLDER}/{EVENTS}", "")
     tree.text(f"{FOLDER}/{ACTIVITY}", f"{time_text()} boot\n")
@@ -70,7 +70,7 @@ def make(tree: Tree, state: State, machine: SimulatedMachine) -> None:
 
 
 def save(root: str, state: State, machine: SimulatedMachine) -> None:
-    """Write what the machine is now, each file in one step."""
+    """Write the machine's current state, each file atomically."""
     texts = {
         LOST: lost_text(machine.gpus),
         MIG: mig_text(machine.gpus),
@@ -88,7 +88,7 @@ def _plain(value: object) -> object:
 
 
 def load(root: str) -> State:
-    """Return what a root was built from; SimulateError where nothing says so."""
+    """Return the options from which a root was built; SimulateError if they are missing."""
     try:
         with open(os.path.join(root, FOLDER, _BUILT), encoding="utf-8") as file:
             data = json.load(file)
@@ -109,7 +109,7 @@ def _options(fields: dict[str, Any]) -> Options:
 
 
 def load_machine(root: str) -> SimulatedMachine:
-    """Return the machine as it is now; SimulateError where nothing says so."""
+    """Return the current machine; SimulateError if its options are missing."""
     state = load(root)
     return make_machine(state.options, state.driver_version)
 
@@ -117,7 +117,7 @@ def load_machine(root: str) -> SimulatedMachine:
 def append(root: str, name: str, line: str) -> None:
     """Add a line to a file of the state folder, in one write."""
     path = os.path.join(root, FOLDER, name)
-    # Doesn't wait in a fifo, nor follow a link.
+    # These flags don't block on a fifo, and don't follow a link.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
     fd = os.open(path, flags, 0o644)
     try:
@@ -128,9 +128,9 @@ def append(root: str, name: str, line: str) -> None:
 
 @contextlib.contextmanager
 def locked(root: str) -> Iterator[None]:
-    """Keep other changes of this machine away; SimulateError where a change can't be written.
+    """Lock the machine against other changes; SimulateError if a change can't be written.
 
-    UntrustedPathError where another user could lead root elsewhere.
+    UntrustedPathError if another user could redirect root.
     """
     check_way(root)  # protects: changed-way
     folder = os.path.join(root, FOLDER)
@@ -139,7 +139,7 @@ def locked(root: str) -> Iterator[None]:
             raise SimulateError(f"{folder} is a link", "Build the machine again, which has none")
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        load(root)  # says it
+        load(root)  # raises the error with its reason
         raise
     try:
         if not lock.take(fd, _PATIENCE):

@@ -1,15 +1,15 @@
-"""The driver's other files: names, SONAMEs and places, so that every capability has something."""
+"""The driver's other files: names, SONAMEs and folders, with some for every capability."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class StockLibrary:
-    """A driver library with nothing in it.
+    """A driver library without content.
 
-    ``soname`` is the number in the SONAME, None where the SONAME has the driver's whole
-    version; ``folder`` is below the library folder. The file of one that is ``unversioned`` is
-    named as the SONAME.
+    ``soname`` is the number in the SONAME, None if the SONAME has the driver's whole
+    version; ``folder`` is below the library folder. The file of an ``unversioned`` library has the
+    SONAME as its name.
     """
 
     name: str
@@ -65,7 +65,7 @@ LIBRARIES = (
 )
 
 MPS_CONTROL = "nvidia-cuda-mps-control"
-# Programs that only say what they are; nvidia-smi and MPS' daemon do more, and aren't listed here.
+# Programs that only print their name; nvidia-smi and the MPS daemon do more, and aren't listed.
 PROGRAMS = (
     "nvidia-cuda-mps-server",
     "nvidia-debugdump",

@@ -6,8 +6,7 @@ from gpuhook_simulate.vendors.nvidia.machine import SimulatedGpu, SimulatedMachi
 from gpuhook_simulate.vendors.nvidia.models import MigProfile, Model
 from gpuhook_simulate.vendors.nvidia.options import NVLINKS, Failure
 
-# The first releases with limits of memory by cgroup, GPU performance monitoring and an action of
-# recovery.
+# The first branches with memory limits by cgroup, GPU performance monitoring and recovery actions.
 _LIMITS_BRANCH = 615
 _GPM_BRANCH = 520
 _RECOVERY_BRANCH = 570
@@ -23,7 +22,7 @@ def generated_header(
 ) -> str:
     """Return the text of generated.h; ``library_dir`` is the folder below the driver root.
 
-    ``only_node`` is the one node of a platform that has no other, and no minors.
+    ``only_node`` is the node of a platform with only one node, and no minors.
     """
     version = machine.driver_version
     branch = int(version.partition(".")[0])
@@ -72,7 +71,7 @@ def _fields(values: dict[str, str | int]) -> str:
 
 
 def _profiles(at: int, model: Model) -> str:
-    """Return the array of a model's profiles; it has an empty entry where there are none."""
+    """Return the array of a model's profiles, with an empty entry if there are none."""
     profiles = "".join(f"    {_profile(profile)},\n" for profile in model.mig)
     return f"static const struct sim_profile profiles_{at}[] = {{\n{profiles or '    {0},'}}};\n"
 

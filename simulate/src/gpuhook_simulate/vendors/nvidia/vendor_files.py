@@ -1,8 +1,8 @@
-"""Lay a real driver's files into a simulated root, from a tree of extracted packages.
+"""Installation of a real driver's files into a simulated root, from extracted packages.
 
-The tree is what ``dpkg-deb -x`` leaves for packages such as libcuda1 and nvidia-smi. Files
-keep their places; Debian's links, which its packages' scripts make on installation, are
-made here.
+The source is the tree that ``dpkg-deb -x`` extracts from packages such as libcuda1 and nvidia-smi.
+Files keep their paths. Debian's links, which its packages' scripts create at installation, are
+created here.
 """
 
 import os
@@ -18,10 +18,10 @@ _DOCUMENTATION = ("usr/share/doc", "usr/share/man", "usr/share/lintian", "usr/sh
 
 _TRIPLET = re.compile(r"-linux-gnu[a-z]*$")
 
-# Debian keeps each driver branch in a folder of its own; which one is used is an alternative.
+# Debian has a separate folder for each driver branch; an alternative selects the one in use.
 _PRIVATE_DIR = re.compile(r"(/usr/lib/[^/]+)/nvidia/([^/]+)")
 
-# Names that lead from the library folder into the private one: nvidia-alternative's postinst.
+# Links from the library folder into the private one: nvidia-alternative's postinst.
 _LIBRARIES = (
     "libGLX_nvidia.so.0",
     "libEGL_nvidia.so.0",
@@ -47,7 +47,7 @@ _LIBRARIES = (
     "gbm/nvidia-drm_gbm.so",
 )
 
-# The same for files outside of the library folders: link -> name below /usr/lib/nvidia/BRANCH.
+# Links outside of the library folders: link -> name below /usr/lib/nvidia/BRANCH.
 _PROGRAMS = {
     "usr/bin/nvidia-smi": "nvidia-smi",
     "usr/bin/nvidia-debugdump": "nvidia-debugdump",
@@ -56,7 +56,7 @@ _PROGRAMS = {
     "usr/lib/nvidia/libglxserver_nvidia.so": "libglxserver_nvidia.so",
 }
 
-# A second alternative, GLX, leads on to what the first one provides: glx-alternative-nvidia.
+# A second alternative, GLX, leads to the files of the first one: glx-alternative-nvidia.
 _GLX_PROGRAMS = {
     "usr/bin/nvidia-bug-report.sh": "usr/lib/nvidia/nvidia-bug-report.sh",
     "usr/lib/xorg/modules/drivers/nvidia_drv.so": "usr/lib/nvidia/nvidia_drv.so",
@@ -68,7 +68,7 @@ _GLX_PROGRAMS = {
 
 @dataclass(frozen=True, slots=True)
 class VendorFiles:
-    """A tree of driver files: its version, and where its libcuda lies below the root."""
+    """A tree of driver files: its version, and its libcuda's folder below the root."""
 
     source: str
     version: str
@@ -76,7 +76,7 @@ class VendorFiles:
 
 
 def find_vendor_files(source: str) -> VendorFiles:
-    """Find out what driver a tree holds; SimulateError if it holds none, or several."""
+    """Find the driver in a tree; SimulateError if it has none, or several."""
     machine = os.uname().machine
     found = []
     for folder, _, names in os.walk(source):
@@ -95,16 +95,16 @@ def find_vendor_files(source: str) -> VendorFiles:
         versions = ", ".join(sorted(f"{files.library_dir}: {files.version}" for files in found))
         raise SimulateError(
             f"There is more than one driver below {source} ({versions})",
-            "Extract one driver's packages into a folder of their own",
+            "Extract one driver's packages into a separate folder",
         )
     return found[0]
 
 
 def install_vendor_files(tree: Tree, files: VendorFiles) -> None:
-    """Lay the files into the tree, by hard link where they are on the same file system.
+    """Install the files into the tree, as hard links if they are on the same file system.
 
-    The two libraries that the simulation replaces are left out, and what lies at the top,
-    where packages have no files.
+    The two libraries that the simulation replaces are left out, and so are files at the top,
+    where packages have none.
     """
     replaced = {f"libcuda.so.{files.version}", f"libnvidia-ml.so.{files.version}"}
     replaced_dir = files.library_dir.lstrip("/")
@@ -131,7 +131,7 @@ def _lay(source: str, target: str) -> None:
 
 
 def public_library_dirs(tree: Tree, files: VendorFiles) -> list[str]:
-    """Return the folders in which the loader finds the libraries' names, our own first."""
+    """Return the loader's folders with the libraries' names, the driver's own first."""
     private = _PRIVATE_DIR.fullmatch(files.library_dir)
     public = private[1] if private else files.library_dir
     others = [f"/usr/lib/{name}" for name in sorted(os.listdir(tree.path("usr/lib/")))]
@@ -167,7 +167,7 @@ def _link_libraries(tree: Tree, triplet: str, branch: str, version: str) -> None
 
 
 def _alternative(tree: Tree, link: str, name: str, target: str) -> None:
-    """Make link -> /etc/alternatives/name -> target, if the target is there."""
+    """Create link -> /etc/alternatives/name -> target, if the target exists."""
     if not os.path.lexists(os.path.join(tree.root, target.lstrip("/"))):
         return
     tree.link(f"etc/alternatives/{name}", target)

@@ -54,7 +54,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"lost": frozenset({1})}, "There is no GPU 1 among 1"),
     ({"driver_files": "/srv/driver", "driver_version": "535.1"}, "decide the driver version"),
     ({"driver_files": "/srv/driver", "library_dir": "/usr/lib64"}, "decide the driver version"),
-    ({"driver_files": "/srv/driver", "compat32": True}, "not beside driver files"),
+    ({"driver_files": "/srv/driver", "compat32": True}, "not with driver files"),
 ]
 
 
