@@ -1,11 +1,11 @@
-/* What simulated GPUs do, computed from the history in the state folder's file "activity".
+/* The activity of simulated GPUs, computed from the history in the state folder's file "activity".
  *
  * Its lines, with times in seconds since 1970:
  *   TIME boot
  *   TIME DEVICE process PID KIND BYTES SM MEMORY ENCODER DECODER
  *   TIME DEVICE end PID
  *   TIME DEVICE accounting on|off|clear
- * where a DEVICE is GPU or GPU:GI:CI. Lines that make no sense are skipped. */
+ * where a DEVICE is GPU or GPU:GI:CI. Invalid lines are skipped. */
 #include "activity.h"
 
 #include <errno.h>
@@ -24,14 +24,14 @@
 #define DEGREES_PER_SECOND 1
 #define MOST_BYTES (1ULL << 50)
 
-/* How a GPU was when its last line was written. */
+/* The state of a GPU at the time of its last line. */
 struct history {
     u64 since;
     u64 energy;     /* microjoules */
     long long heat; /* thousandths of a degree */
     unsigned sm;    /* percent, from then on */
     int accounting;
-    u64 shown; /* the energy that was said last: a counter never goes back */
+    u64 shown; /* the last reported energy: a counter never decreases */
 };
 
 static pthread_mutex_t activity_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -55,8 +55,8 @@ static int is_of(const struct sim_process *process, struct sim_device device)
     return !device.mig || (process->gi == device.mig->gi && process->ci == device.mig->ci);
 }
 
-/* Whether the MIG mode is such that the process can be: one of a MIG device that was destroyed is
- * as good as ended. */
+/* True if a process is possible in the current MIG mode: one on a destroyed MIG device counts as
+ * ended. */
 static int has_place(const struct sim_process *process)
 {
     const struct sim_gpu *gpu = process->gpu;
@@ -85,7 +85,7 @@ static unsigned power_of(const struct sim_gpu *gpu, unsigned sm)
     return gpu->power_limit / 10 + gpu->power_limit / 1000 * 9 * sm;
 }
 
-/* Lets time go by for a GPU, during which it did what it does. */
+/* Advances a GPU's time to now, with its current load. */
 static void pass(const struct sim_gpu *gpu, struct history *history, u64 now)
 {
     long long target = IDLE + HEATING / 100 * (long long)history->sm, step;
@@ -94,7 +94,7 @@ static void pass(const struct sim_gpu *gpu, struct history *history, u64 now)
     if (now <= history->since)
         return;
     milliseconds = now / 1000 - history->since / 1000;
-    history->energy += power_of(gpu, history->sm) * milliseconds; /* milliwatts times these */
+    history->energy += power_of(gpu, history->sm) * milliseconds; /* mW times ms */
     step = milliseconds > 1000000 ? 1000000 : (long long)milliseconds * DEGREES_PER_SECOND;
     if (history->heat < target)
         history->heat = history->heat + step > target ? target : history->heat + step;
@@ -103,7 +103,7 @@ static void pass(const struct sim_gpu *gpu, struct history *history, u64 now)
     history->since = now;
 }
 
-/* Begins again, with machines that have been idle since then. */
+/* Resets the history, with GPUs that have been idle since that time. */
 static void begin_at(u64 time)
 {
     unsigned i;
@@ -126,7 +126,7 @@ static void sum_up(const struct sim_gpu *gpu)
     histories[gpu - sim_gpus].sm = sm;
 }
 
-/* Adds up what a process has used until now. */
+/* Accumulates a process's usage until now. */
 static void settle(struct sim_process *process, u64 now)
 {
     if (now <= process->changed)
@@ -136,7 +136,7 @@ static void settle(struct sim_process *process, u64 now)
     process->changed = now;
 }
 
-/* An entry for a process that begins: a free one, or that which ended first. */
+/* An entry for a new process: a free one, or that of the process that ended first. */
 static struct sim_process *free_entry(void)
 {
     struct sim_process *oldest = NULL;
@@ -324,7 +324,7 @@ static void apply_line(char *line)
     sum_up(process.gpu);
 }
 
-/* Reads what is new in the file; the lock is held. Without one, all is idle since the start. */
+/* Reads new lines of the file; the lock is held. Without a file, all GPUs have always been idle. */
 static void refresh(void)
 {
     struct timespec up;
@@ -424,7 +424,7 @@ unsigned sim_running(struct sim_device device, int kinds, struct sim_process *li
     return count;
 }
 
-/* Whether another entry of the same pid began later; of two that began together the first counts. */
+/* True if another entry of the same pid started later, or at the same time and comes first. */
 static int is_outdone(const struct sim_process *process)
 {
     const struct sim_process *other;
@@ -477,7 +477,7 @@ int sim_write_activity(const struct sim_gpu *gpu, const char *words)
     ssize_t written;
 
     if (!sim_state_path("activity", path, sizeof path))
-        return NVML_ERROR_NOT_SUPPORTED; /* in a container there is nowhere to keep it */
+        return NVML_ERROR_NOT_SUPPORTED; /* a container has no state folder */
     fd = geteuid() == 0 ? open(path, O_WRONLY | O_APPEND | O_CLOEXEC | O_NONBLOCK) : -1;
     if (fd < 0)
         return NVML_ERROR_NO_PERMISSION;

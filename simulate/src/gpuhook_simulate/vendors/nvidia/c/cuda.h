@@ -1,4 +1,4 @@
-/* The part of CUDA's driver interface that the simulated library serves: numbers and layouts. */
+/* The part of CUDA's driver interface that our library implements: numbers and layouts. */
 #ifndef GPUHOOK_CUDA_H
 #define GPUHOOK_CUDA_H
 
@@ -24,7 +24,7 @@ enum cuda_result {
     CUDA_ERROR_UNKNOWN = 999,
 };
 
-/* What CUDA calls a device: a whole GPU, or a MIG device of one. */
+/* A CUDA device: a whole GPU, or a MIG device of one. */
 struct sim_cuda_device {
     const struct sim_gpu *gpu;
     const struct sim_mig *mig; /* NULL for a whole GPU */

@@ -1,4 +1,4 @@
-/* CUDA: contexts as empty handles. Nothing can be run in one. */
+/* CUDA: contexts as empty handles, in which nothing can run. */
 #include <stdlib.h>
 
 #include "cuda.h"
@@ -119,7 +119,7 @@ API int cuCtxGetApiVersion(struct sim_context *context, unsigned *version)
     (void)context;
     if (!version)
         return CUDA_ERROR_INVALID_VALUE;
-    *version = 3020; /* what every driver since CUDA 4 answers */
+    *version = 3020; /* the value of every driver since CUDA 4 */
     return CUDA_SUCCESS;
 }
 
@@ -172,7 +172,7 @@ API int cuModuleLoad(void)
     return sim_cuda_initialized() ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-/* A GPU that isn't there computes nothing. */
+/* A simulated GPU can't compute. */
 #define UNSUPPORTED(name) ALIAS("cuModuleLoad") int name(void);
 
 UNSUPPORTED(cuMemAllocHost_v2)

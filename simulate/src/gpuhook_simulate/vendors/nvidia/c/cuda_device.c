@@ -1,4 +1,4 @@
-/* CUDA: what a device is. */
+/* CUDA: properties of a device. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -113,7 +113,7 @@ API int cuDeviceComputeCapability(int *major, int *minor, int ordinal)
     return CUDA_SUCCESS;
 }
 
-/* CUdevice_attribute numbers; a limit that no simulated model differs in is given here. */
+/* CUdevice_attribute numbers; limits that are equal for all simulated models are constants. */
 static int attribute(const struct sim_cuda_device *device, int number)
 {
     const struct sim_gpu *gpu = device->gpu;

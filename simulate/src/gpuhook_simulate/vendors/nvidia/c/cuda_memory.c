@@ -1,4 +1,4 @@
-/* CUDA: memory, as numbers alone. Nothing is behind an address. */
+/* CUDA: memory, only as numbers. There is no storage behind an address. */
 #include <pthread.h>
 #include <stddef.h>
 
@@ -30,7 +30,7 @@ static size_t used_of(int ordinal)
     return used;
 }
 
-/* What the process may use of the device of its context, and uses. */
+/* The process's memory limit and usage on the device of its context. */
 static int memory_of(int *ordinal, size_t *total, size_t *used)
 {
     const struct sim_cuda_device *device;

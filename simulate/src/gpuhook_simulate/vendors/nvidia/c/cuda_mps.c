@@ -1,4 +1,4 @@
-/* CUDA as a client of MPS: where the program has a pipe folder, it registers with the daemon. */
+/* CUDA as a client of MPS: a program with a pipe folder registers with the daemon. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -9,13 +9,13 @@
 
 static char limits[256];
 
-/* What the daemon answered, "" for who is no client of MPS; of the simulated library alone. */
+/* The daemon's response, "" without MPS; only the simulated library has this function. */
 API const char *cuGpuhookMpsLimits(void)
 {
     return limits;
 }
 
-/* Registers once per process, and stays registered until it ends. */
+/* Registers once per process, until the process ends. */
 int sim_cuda_join_mps(void)
 {
     static int joined;

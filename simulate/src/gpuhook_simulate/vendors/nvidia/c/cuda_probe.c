@@ -1,12 +1,12 @@
-/* gpuhook-cuda-probe: how many devices does CUDA see in here, and which?
+/* gpuhook-cuda-probe: prints the number and names of the devices that CUDA sees.
  *
- * With a number, it also takes so many times 1 GiB of the first device's memory, and says how
- * much there was and how often that went well.
+ * With a number as its argument, it also allocates that many times 1 GiB of the first device's
+ * memory, and prints the memory and the number of successful allocations.
  *
- * Loads libcuda.so.1 by its bare name, as CUDA programs do, so it also tests whether the
- * loader finds the driver. Works with real and with simulated drivers. Exit status: 0, or 1
- * with a reason on standard error. With --context it makes a context on the first device, says
- * what MPS gave it, and keeps it until its standard input ends. */
+ * It loads libcuda.so.1 by its bare name, as CUDA programs do, so it also tests whether the
+ * loader finds the driver. It works with real and with simulated drivers. The exit status is 0, or
+ * 1 with a reason on standard error. With --context it creates a context on the first device,
+ * prints its MPS limits, and keeps it until its standard input ends. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ struct cuda {
     int (*create)(void **context, unsigned flags, int device);
     int (*memory)(size_t *unused, size_t *total);
     int (*allocate)(unsigned long long *address, size_t bytes);
-    const char *(*limits)(void); /* of the simulated library alone */
+    const char *(*limits)(void); /* only in the simulated library */
 };
 
 /* The _v2 of cuDeviceGetUuid names the MIG device and not its GPU; older drivers lack it. */

@@ -1,4 +1,4 @@
-/* CUDA: initialisation and which devices there are. */
+/* CUDA: initialization and enumeration of devices. */
 #include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -43,8 +43,8 @@ static int first_mig(const struct sim_gpu *gpu, const struct sim_mig **mig)
     return 0;
 }
 
-/* CUDA's rules for MIG: a GPU in MIG mode is no device itself; one MIG device at most is
- * enumerated, and then no whole GPU beside it. */
+/* CUDA's rules for MIG: a GPU in MIG mode is no device itself; at most one MIG device is
+ * enumerated, and then no whole GPU in addition to it. */
 static void enumerate(void)
 {
     unsigned i;

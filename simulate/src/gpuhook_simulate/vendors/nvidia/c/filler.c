@@ -1,7 +1,7 @@
-/* A driver library that is only there to be found, mounted and loaded: it holds no code.
+/* A driver library that only needs to be found, mounted and loaded: it has no code.
  *
- * Built once; the SONAME is patched for each library. The note says "GNU/Linux", as the one of
- * NVIDIA's thread-local-storage library does, on which other container tools insist. */
+ * It is built once; the SONAME is patched for each library. The note says "GNU/Linux", as in
+ * NVIDIA's thread-local-storage library, because other container tools require that. */
 __asm__(".pushsection .note.ABI-tag, \"a\", @note\n"
         ".balign 4\n"
         ".long 4, 16, 1\n" /* name size, description size, NT_GNU_ABI_TAG */

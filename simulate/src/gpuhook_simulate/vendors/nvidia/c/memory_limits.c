@@ -1,4 +1,4 @@
-/* Limits of memory by cgroup: see memory_limits.h. */
+/* Memory limits by cgroup: see memory_limits.h. */
 #include "memory_limits.h"
 
 #include <fcntl.h>
@@ -43,7 +43,7 @@ int sim_set_limit(const struct sim_gpu *gpu, const char *folder, struct sim_limi
     return setxattr(folder, name, text, strlen(text), 0) == 0;
 }
 
-/* The path of this process' cgroup (v2) below the tree, as /proc says it; 0 without one. */
+/* The path of this process's cgroup (v2) from /proc; 0 without one. */
 static int own_path(char path[PATH_MAX])
 {
     static char text[OWN_TEXT];

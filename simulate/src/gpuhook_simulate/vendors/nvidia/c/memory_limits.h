@@ -1,7 +1,7 @@
-/* Limits of memory by cgroup, which the driver keeps from release 615 on.
+/* Memory limits by cgroup, which the driver has since release 615.
  *
- * The simulated driver keeps them in extended attributes of the cgroup's folder: so they end with
- * the cgroup, and a container sees its own. */
+ * The simulated driver stores them in extended attributes of the cgroup's folder. So they vanish
+ * with the cgroup, and a container sees its own. */
 #ifndef GPUHOOK_LIMITS_H
 #define GPUHOOK_LIMITS_H
 
@@ -13,10 +13,10 @@ struct sim_limit {
     unsigned long long soft, hard; /* bytes */
 };
 
-/* The limits of a cgroup (v2) by its folder; 0 where none were ever set. */
+/* The limits of a cgroup (v2) by its folder; 0 if none were ever set. */
 int sim_get_limit(const struct sim_gpu *gpu, const char *folder, struct sim_limit *limit);
 
-/* Sets them; 0 where there is no such cgroup. */
+/* Sets them; 0 if there is no such cgroup. */
 int sim_set_limit(const struct sim_gpu *gpu, const char *folder, struct sim_limit limit);
 
 /* The hard limit of this process: the smallest of its cgroup and those above. */

@@ -1,10 +1,10 @@
-/* nvidia-cuda-mps-control: MPS' control daemon, and the program that talks to it.
+/* nvidia-cuda-mps-control: the MPS control daemon, and the program that talks to it.
  *
- * It keeps the limits that it is given and counts clients; no work is shared. A client, which the
- * simulated CUDA is, connects to the socket `control` of the pipe folder, or of a namespace's
- * folder below it (-p 3), says "client" and stays. Commands come by the same socket of the pipe
- * folder, from root or the daemon's own user. Source: NVIDIA's MPS guide of release 615; the
- * texts of its answers and the form of its sockets are ours. */
+ * It stores limits and counts clients; it shares no work. A client, such as the simulated CUDA,
+ * connects to the socket `control` of the pipe folder, or of a namespace's folder below it (-p 3),
+ * sends "client" and stays connected. Commands arrive at the same socket of the pipe folder, from
+ * root or the daemon's own user. Source: NVIDIA's MPS guide of release 615; the texts of its
+ * responses and the protocol of its sockets are gpuhook's. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -60,7 +60,7 @@ static struct defaults {
     char percentage[WORD_SIZE];
     struct { char device[WORD_SIZE], limit[WORD_SIZE]; } pinned[MOST_LIMITS];
     int count;
-} defaults = {.percentage = "100.0"}, served; /* of the next server, and of the one there is */
+} defaults = {.percentage = "100.0"}, served; /* of the next server, and of the running one */
 static int quitting;
 static char answer[1 << 16];
 static size_t answered;
@@ -132,7 +132,7 @@ static int is_name(const char *name)
     return size > 0 && size < NAME_SIZE && !name[size];
 }
 
-/* The value of --NAME=VALUE among the words, "" where there is none. */
+/* The value of --NAME=VALUE among the words, "" if there is none. */
 static const char *option(char **words, int count, const char *name)
 {
     size_t size = strlen(name);
@@ -237,7 +237,7 @@ static void set_pinned(const char *device, const char *limit)
         defaults.count++;
 }
 
-/* Starts the server of version 2, where there is none: defaults that come later aren't its own. */
+/* Starts the server of version 2 if there is none; later defaults don't apply to it. */
 static void start_server(void)
 {
     if (!server_count) {
@@ -290,7 +290,7 @@ static void command(char *line)
         version2(words, count);
 }
 
-/* Greets a client with its limits: of its namespace, else the defaults; 0 where there are too many. */
+/* Sends a client its limits: its namespace's, else the defaults; 0 if there are too many. */
 static int greet(struct peer *peer)
 {
     int i, others = 0;
@@ -313,7 +313,7 @@ static int greet(struct peer *peer)
     return 1;
 }
 
-/* Does what a line says; 0 where the peer is to be let go. */
+/* Executes a line; 0 if the peer must be disconnected. */
 static int hear(struct peer *peer, char *line)
 {
     int stays = 1;

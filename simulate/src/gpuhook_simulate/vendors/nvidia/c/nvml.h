@@ -1,4 +1,4 @@
-/* The part of NVML's binary interface that the simulated library serves.
+/* The part of NVML's binary interface that the simulated library implements.
  *
  * Numbers and layouts are those of NVML's public interface, as its Python binding (the
  * nvidia-ml-py distribution) declares them. */
@@ -81,16 +81,16 @@ struct nvml_uuid_argument {
 /* A device handle is the address of the GPU's or the MIG device's table entry. */
 typedef const void *nvml_device;
 
-/* What a handle stands for; `mig` is NULL for a whole GPU. */
+/* The device of a handle; `mig` is NULL for a whole GPU. */
 struct sim_device {
     const struct sim_gpu *gpu;
     const struct sim_mig *mig;
 };
 
-/* Looks a handle up: NVML_SUCCESS, or why the handle can't be used. */
+/* Looks up a handle; returns NVML_SUCCESS or an error. */
 int sim_resolve(nvml_device handle, struct sim_device *device);
 
-/* The same for calls that only make sense for a whole GPU. */
+/* The same for calls that are only valid for a whole GPU. */
 int sim_resolve_gpu(nvml_device handle, const struct sim_gpu **gpu);
 
 /* The reachable GPUs, in PCI order, as nvmlInit found them. */

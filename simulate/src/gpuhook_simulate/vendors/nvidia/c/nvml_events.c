@@ -1,8 +1,8 @@
-/* NVML: events. Those that happen to a simulated GPU are lines of the file "events" in the state
- * folder, appended while programs run: GPU XID [GI CI].
+/* NVML: events. Events of a simulated GPU are lines of the file "events" in the state folder,
+ * appended while programs run: GPU XID [GI CI].
  *
- * An event set reads the file by itself, from where it ended when the GPU was registered, so every
- * set of every process gets every event. */
+ * Each event set reads the file separately, from its end at the time of the GPU's registration. So
+ * every set of every process gets every event. */
 #include <limits.h>
 #include <poll.h>
 #include <pthread.h>
@@ -18,8 +18,8 @@
 #define EVENT_SINGLE_BIT 1
 #define EVENT_DOUBLE_BIT 2
 #define EVENT_XID 8
-#define WHOLE_GPU 0xffffffff /* where an event isn't of one instance */
-#define UNWATCHED_MILLISECONDS 200 /* between two looks where the folder can't be watched */
+#define WHOLE_GPU 0xffffffff /* if an event isn't of one instance */
+#define UNWATCHED_MILLISECONDS 200 /* between polls if the folder can't be watched */
 
 struct nvml_event {
     nvml_device device;
@@ -36,7 +36,7 @@ struct nvml_event_v1 {
 struct event_set {
     struct event_set *next;
     u64 types[SIM_MAX_GPUS]; /* registered of each GPU */
-    off_t from[SIM_MAX_GPUS]; /* where the first line after its registration begins */
+    off_t from[SIM_MAX_GPUS]; /* the offset of the first line after its registration */
     struct sim_log log;
 };
 
@@ -110,7 +110,7 @@ API int nvmlDeviceGetSupportedEventTypes(nvml_device handle, u64 *types)
     return NVML_SUCCESS;
 }
 
-/* Opens the file of events; all of another file is after every registration. */
+/* Opens the events file; all lines of a replaced file come after every registration. */
 static int open_events(struct event_set *set, off_t *size)
 {
     int again, fd = sim_open_log(&set->log, "events", size, &again);
@@ -149,7 +149,7 @@ API int nvmlDeviceRegisterEvents(nvml_device handle, u64 types, struct event_set
     return NVML_SUCCESS;
 }
 
-/* Reads "GPU XID [GI CI]"; 0 if the line says something else, or of a GPU that isn't waited for. */
+/* Parses "GPU XID [GI CI]"; 0 if the line is invalid, or its GPU isn't registered. */
 static int parse_event(const struct event_set *set, char *line, off_t at, struct nvml_event *event)
 {
     const struct sim_gpu *gpu = sim_find_gpu(sim_next_word(&line));
@@ -201,7 +201,7 @@ static int has_lost_gpu(const struct event_set *set)
     return 0;
 }
 
-/* An inotify descriptor of the state folder; -1 if there is none, or none can be had. */
+/* An inotify descriptor of the state folder; -1 if there is no folder, or inotify fails. */
 static int watch_folder(void)
 {
     char path[PATH_MAX];
@@ -226,8 +226,8 @@ static long long now_milliseconds(void)
     return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
 }
 
-/* Waits until something changes in the folder, or for so long. The folder is watched again each
- * time, as another root may have taken the place of this one. */
+/* Waits until something changes in the folder, or for `milliseconds`. The folder is watched again
+ * each time, because another root may have replaced this one. */
 static void wait_for_change(int watch, long long milliseconds)
 {
     struct pollfd poll_for = {watch, POLLIN, 0};
@@ -249,9 +249,9 @@ static int wait_for_event(struct event_set *set, struct nvml_event *event, unsig
     if (!event || !is_set(set))
         return NVML_ERROR_INVALID_ARGUMENT;
     for (;;) {
-        watch = watch_folder(); /* before the look, so that no change is missed */
+        watch = watch_folder(); /* before reading, so that no change is missed */
         lost = has_lost_gpu(set);
-        found = next_event(set, event); /* what happened to a GPU before it was lost comes first */
+        found = next_event(set, event); /* events of a GPU before its loss come first */
         left = end - now_milliseconds();
         if (!found && lost)
             result = NVML_ERROR_GPU_IS_LOST;

@@ -1,4 +1,4 @@
-/* NVML: values by number, and the rows of memory that were remapped. */
+/* NVML: field values by number, and remapped memory rows. */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,19 +7,19 @@
 #include "activity.h"
 #include "state.h"
 
-#define AMPERE 7 /* nvmlDeviceArchitecture_t: rows are remapped from here on */
+#define AMPERE 7 /* nvmlDeviceArchitecture_t: the first with row remapping */
 #define XID_ROW_REMAPPED 63
 #define XID_REMAPPING_FAILED 64
 #define STACKED 4096 /* bits: a bus of stacked memory, which has a sensor */
-#define HOTTER 8 /* degrees that memory is above the GPU */
+#define HOTTER 8 /* degrees by which memory is hotter than the GPU */
 #define ALL_LINKS 0xffffffff /* a scope */
-#define XID_OFF_THE_BUS 79 /* only a new start of the machine helps */
+#define XID_OFF_THE_BUS 79 /* only a reboot helps */
 
 #if SIM_RECOVERY
 /* nvmlDeviceGpuRecoveryAction_t */
 enum recovery { RECOVERY_NONE, RECOVERY_RESET, RECOVERY_REBOOT };
 
-/* XIDs after which a GPU has to be reset: errors of memory, of its firmware, of remapping. */
+/* XIDs after which a GPU must be reset: errors of memory, of its firmware, of remapping. */
 static const unsigned resets[] = {48, XID_REMAPPING_FAILED, 95, 119, 120};
 #endif
 
@@ -39,7 +39,7 @@ struct field_value {
 
 _Static_assert(sizeof(struct field_value) == 40, "as nvml.h has it");
 
-/* Counts the XIDs of one number that have happened to a GPU, by the lines of the file of events. */
+/* Counts a GPU's XIDs of one number, by the lines of the events file. */
 static unsigned count_xids(const struct sim_gpu *gpu, unsigned xid)
 {
     struct sim_log log = {0, 0, 0, 0};
@@ -101,7 +101,7 @@ static int remapped(nvml_device handle, struct field_value *field)
     return result ? result : set_number(field, rows[field->id - 142]);
 }
 
-/* Errors of memory that were corrected and not corrected, since the driver was loaded. */
+/* Corrected and uncorrected memory errors since the driver was loaded. */
 static int ecc_errors(const struct sim_gpu *gpu, struct field_value *field)
 {
     if (!gpu->ecc)
@@ -110,7 +110,7 @@ static int ecc_errors(const struct sim_gpu *gpu, struct field_value *field)
 }
 
 #if SIM_RECOVERY
-/* What the driver would have done, until a new start, which a simulated machine doesn't have. */
+/* The driver's recovery action, until a reboot, which a simulated machine doesn't have. */
 static int recovery(const struct sim_gpu *gpu, struct field_value *field)
 {
     unsigned x, action = count_xids(gpu, XID_OFF_THE_BUS) ? RECOVERY_REBOOT : RECOVERY_NONE;
@@ -121,7 +121,7 @@ static int recovery(const struct sim_gpu *gpu, struct field_value *field)
 }
 #endif
 
-/* KiB that went over all NVLinks; ten times a second's percents. */
+/* KiB over all NVLinks; ten times a second's percents. */
 static int traffic(const struct sim_gpu *gpu, struct field_value *field)
 {
     if (SIM_NVLINK == SIM_NVLINK_NONE || !gpu->nvlinks || field->scope != ALL_LINKS)
@@ -135,7 +135,7 @@ static int get_field(nvml_device handle, const struct sim_gpu *gpu, struct field
     switch (field->id) {
     case 1: case 2: /* mode of error correction */
         return set_number(field, (unsigned)gpu->ecc);
-    case 3: case 4: case 5: case 6: /* errors of memory */
+    case 3: case 4: case 5: case 6: /* memory errors */
         return ecc_errors(gpu, field);
     case 82:
         return gpu->bus_width >= STACKED
@@ -182,7 +182,7 @@ API int nvmlDeviceGetFieldValues(nvml_device handle, int count, struct field_val
     return NVML_SUCCESS;
 }
 
-/* `type` is 0 for what was corrected, `counter` 0 for since the driver was loaded. */
+/* `type` 0 means corrected errors, `counter` 0 means since the driver was loaded. */
 API int nvmlDeviceGetTotalEccErrors(nvml_device handle, unsigned type, unsigned counter, u64 *count)
 {
     struct field_value field = {.id = 3 + (type ? 1 : 0) + (counter ? 2 : 0)};

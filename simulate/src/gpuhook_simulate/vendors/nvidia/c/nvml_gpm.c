@@ -1,12 +1,12 @@
-/* NVML: what a GPU or a GPU instance did between two samples (GPM), and traffic on PCI Express.
+/* NVML: metrics of a GPU or a GPU instance between two samples (GPM), and PCI Express traffic.
  *
- * The shares follow from what the invented processes do: half of the multiprocessors' time is that
- * of tensors, and each percent of it brings traffic. */
+ * The shares follow from the simulated processes: tensors take half of the multiprocessors' time,
+ * and each percent of it causes traffic. */
 #include <stdlib.h>
 
 #include "activity.h"
 
-#define HOPPER 9 /* nvmlDeviceArchitecture_t: samples can be taken from here on */
+#define HOPPER 9 /* nvmlDeviceArchitecture_t: the first with samples */
 #define SENT 10 /* MiB/s on PCI Express for each percent; it receives twice as much */
 
 API int nvmlDeviceGetPcieThroughput(nvml_device handle, unsigned counter, unsigned *kib)
@@ -43,7 +43,7 @@ struct gpm_metric {
 struct gpm_metrics {
     unsigned version, count;
     struct gpm_sample *first, *second;
-    struct gpm_metric metrics[]; /* how many there is room for depends on who asks */
+    struct gpm_metric metrics[]; /* the caller determines their number */
 };
 
 _Static_assert(sizeof(struct gpm_metric) == 40, "as nvml.h has it");

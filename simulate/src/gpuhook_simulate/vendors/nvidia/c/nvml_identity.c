@@ -1,4 +1,4 @@
-/* NVML: what a device is - names, identifiers, PCI address, architecture, memory. */
+/* NVML: identity of a device - names, identifiers, PCI address, architecture, memory. */
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -66,11 +66,11 @@ API int nvmlDeviceGetGspFirmwareMode(nvml_device handle, unsigned *enabled, unsi
     return NVML_SUCCESS;
 }
 
-/* Defines a call that returns one number of a device, be it a GPU or a part of one. */
+/* Defines a call that returns one number of a device, a GPU or a part of one. */
 #define NUMBER_OF_DEVICE(function, expression)                                \
     NUMBER_WHERE(1, function, expression)
 
-/* Defines one that is supported where a condition holds. */
+/* Defines a call that is supported only if a condition holds. */
 #define NUMBER_WHERE(supported, function, expression)                         \
     API int function(nvml_device handle, unsigned *number)                    \
     {                                                                         \
@@ -200,13 +200,13 @@ static u64 memory_of(struct sim_device device)
     return device.mig ? device.mig->profile->memory : device.gpu->memory;
 }
 
-/* What the driver keeps for itself. */
+/* The driver's reserved memory. */
 static u64 reserved_of(struct sim_device device)
 {
     return memory_of(device) / 256 >> 20 << 20;
 }
 
-/* What processes have, at most what there is. */
+/* The processes' memory, at most the available memory. */
 static u64 used_of(struct sim_device device)
 {
     u64 most = memory_of(device) - reserved_of(device), used = sim_usage(device).bytes;
@@ -214,7 +214,7 @@ static u64 used_of(struct sim_device device)
     return used < most ? used : most;
 }
 
-/* Here what is reserved counts as used; since the second version it is told apart. */
+/* Here reserved memory counts as used; since the second version it is separate. */
 API int nvmlDeviceGetMemoryInfo(nvml_device handle, struct nvml_memory *memory)
 {
     struct sim_device device;

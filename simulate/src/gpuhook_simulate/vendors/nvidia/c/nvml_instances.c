@@ -1,5 +1,5 @@
-/* NVML: the GPU and compute instances that MIG devices are made of. They can be looked at and
- * not be changed: that is for gpuhook simulate.
+/* NVML: the GPU and compute instances of MIG devices. They can be read but not changed: only
+ * gpuhook simulate changes them.
  *
  * The handle of a GPU instance and that of its one compute instance are the address of the MIG
  * device's table entry. */
@@ -54,7 +54,7 @@ struct ci_info {
     struct placement placement;
 };
 
-/* A GPU in MIG mode; the calls below make no sense for any other. */
+/* A GPU in MIG mode; the calls below are not valid for others. */
 static int resolve_partitioned(nvml_device handle, const struct sim_gpu **gpu)
 {
     int result = sim_resolve_gpu(handle, gpu);

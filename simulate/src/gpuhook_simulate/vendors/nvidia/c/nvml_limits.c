@@ -1,4 +1,4 @@
-/* NVML: limits of memory by cgroup, from driver 615 on. */
+/* NVML: memory limits by cgroup, since driver 615. */
 #include "memory_limits.h"
 
 #include <stdio.h>
@@ -28,7 +28,7 @@ static int limitable(nvml_device handle, const struct sim_gpu **gpu)
     return (*gpu)->mig_enabled ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
 }
 
-/* Whether a process is in that cgroup itself. */
+/* True if a process is directly in that cgroup. */
 static int is_member(const char *folder, unsigned pid)
 {
     char path[4096];

@@ -1,4 +1,4 @@
-/* NVML: how GPUs are connected - NVLink, PCI Express, memory near to them. */
+/* NVML: connections of GPUs - NVLink, PCI Express, NUMA nodes. */
 #include <string.h>
 
 #include "nvml.h"
@@ -18,7 +18,7 @@ enum p2p { P2P_READ, P2P_WRITE, P2P_NVLINK, P2P_ATOMICS, P2P_PCI, P2P_END };
 enum p2p_status { P2P_OK = 0, P2P_ACROSS_SOCKETS = 3, P2P_NOT_SUPPORTED = 5 };
 enum level { SAME_GPU = 0, ONE_SWITCH = 10, HOST_BRIDGE = 30, SAME_NODE = 40, ACROSS_NODES = 50 };
 
-/* The GPU at the other ends of a GPU's links, where GPUs are linked in pairs; NULL if it is gone. */
+/* The GPU at the other ends of a GPU's links, if GPUs are linked in pairs; NULL if it is gone. */
 static const struct sim_gpu *pair_of(const struct sim_gpu *gpu)
 {
     unsigned i;
@@ -29,7 +29,7 @@ static const struct sim_gpu *pair_of(const struct sim_gpu *gpu)
     return NULL;
 }
 
-/* Whether a GPU's links are up: there is something at their other ends. */
+/* True if a GPU's links are up, with something at their other ends. */
 static int is_linked(const struct sim_gpu *gpu)
 {
     const struct sim_gpu *pair;
@@ -115,7 +115,7 @@ API int nvmlDeviceGetNvLinkErrorCounter(nvml_device handle, unsigned link, unsig
     return NVML_SUCCESS;
 }
 
-/* A link that is up; of one that is down nobody knows where it leads. */
+/* A link that is up; the remote end of a link that is down is unknown. */
 static int resolve_active(nvml_device handle, unsigned link, const struct sim_gpu **gpu)
 {
     int result = resolve_link(handle, link, gpu);
@@ -158,7 +158,7 @@ API int nvmlDeviceGetNvLinkRemotePciInfo_v2(nvml_device handle, unsigned link,
     return NVML_SUCCESS;
 }
 
-/* As with nvmlDeviceGetPciInfo, the first version ends 16 bytes after bus_id's beginning. */
+/* As with nvmlDeviceGetPciInfo, the first version ends 16 bytes after the start of bus_id. */
 API int nvmlDeviceGetNvLinkRemotePciInfo(nvml_device handle, unsigned link,
                                          struct nvml_pci_info *old)
 {
@@ -173,7 +173,7 @@ API int nvmlDeviceGetNvLinkRemotePciInfo(nvml_device handle, unsigned link,
     return NVML_SUCCESS;
 }
 
-/* GPUs 0 and 1, 2 and 3 ... share a switch of PCI Express, four of them a host bridge. */
+/* GPUs 0 and 1, 2 and 3 ... share a PCI Express switch, four of them a host bridge. */
 static enum level level_of(const struct sim_gpu *a, const struct sim_gpu *b)
 {
     if (a == b)
@@ -243,7 +243,7 @@ API int nvmlDeviceOnSameBoard(nvml_device a, nvml_device b, int *same)
     return NVML_SUCCESS;
 }
 
-/* The nodes of memory that are near, a bit for each, in words of the C type. */
+/* The nearest NUMA nodes, a bit for each, in words of the C type. */
 API int nvmlDeviceGetMemoryAffinity(nvml_device handle, unsigned size, unsigned long *nodes,
                                     unsigned scope)
 {

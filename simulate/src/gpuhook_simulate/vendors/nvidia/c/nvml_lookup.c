@@ -1,4 +1,4 @@
-/* NVML: from an index, a UUID, a serial number or a PCI address to a device handle. */
+/* NVML: lookup of a device handle by index, UUID, serial number or PCI address. */
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -22,7 +22,7 @@ int sim_resolve(nvml_device handle, struct sim_device *device)
     else
         device->gpu = handle;
     if (device->mig && !device->mig->present)
-        return NVML_ERROR_INVALID_ARGUMENT; /* destroyed since the handle was had */
+        return NVML_ERROR_INVALID_ARGUMENT; /* destroyed since the handle was returned */
     return device->gpu->lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }
 
@@ -116,7 +116,7 @@ API int nvmlDeviceGetHandleBySerial(const char *serial, nvml_device *handle)
     return NVML_ERROR_NOT_FOUND;
 }
 
-/* Reads [domain:]bus:device[.function] into three numbers; 0 if the text is something else. */
+/* Parses [domain:]bus:device[.function] into three numbers; 0 if the text is invalid. */
 static int parse_bus_id(const char *text, unsigned long numbers[3])
 {
     unsigned long part[3] = {0, 0, 0};

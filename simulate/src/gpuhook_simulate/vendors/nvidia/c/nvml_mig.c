@@ -1,4 +1,4 @@
-/* NVML: multi-instance GPU. MIG devices are numbered from 0 among those that can be reached. */
+/* NVML: multi-instance GPU. Reachable MIG devices are numbered from 0. */
 #include <stddef.h>
 
 #include "nvml.h"
@@ -78,7 +78,7 @@ API int nvmlDeviceIsMigDeviceHandle(nvml_device handle, unsigned *is_mig)
     return NVML_SUCCESS;
 }
 
-/* The MIG device behind a handle, for calls that only make sense for one. */
+/* The MIG device of a handle, for calls that are only valid for one. */
 static int resolve_mig(nvml_device handle, const struct sim_mig **mig)
 {
     struct sim_device device;

@@ -1,12 +1,12 @@
-/* NVML: the table of private entry points that NVIDIA's own programs ask for.
+/* NVML: the table of private entry points that NVIDIA's own programs request.
  *
- * nvidia-smi refuses to start without this table ("Mismatch in versions") and does without
- * whatever its entries say they don't support. The first word is the table's size in bytes. */
+ * nvidia-smi refuses to start without this table ("Mismatch in versions"), but accepts that its
+ * entries return "not supported". The first word is the table's size in bytes. */
 #include <stddef.h>
 
 #include "nvml.h"
 
-#define ENTRIES 1024 /* nvidia-smi of driver 535 has been seen to call entries up to 242 */
+#define ENTRIES 1024 /* nvidia-smi of driver 535 was observed to call entries up to 242 */
 
 static int unsupported(void)
 {

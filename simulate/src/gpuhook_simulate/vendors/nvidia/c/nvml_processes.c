@@ -1,4 +1,4 @@
-/* NVML: the processes on a GPU - what runs, what it uses, and what was accounted. */
+/* NVML: the processes on a GPU - running ones, their usage, and accounted ones. */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 
 #include "activity.h"
 
-#define SAMPLE_PERIOD 166667 /* microseconds between two samples of utilisation */
+#define SAMPLE_PERIOD 166667 /* microseconds between two samples of utilization */
 #define DISABLED 0
 #define ENABLED 1
 
@@ -16,7 +16,7 @@ struct process_info_v1 {
     u64 bytes;
 };
 
-/* The second version's layout is the third's as well. */
+/* The second and the third version have this layout. */
 struct process_info {
     unsigned pid;
     u64 bytes;
@@ -63,8 +63,8 @@ static struct sim_process *process_list(void)
     return calloc(SIM_PROCESSES, sizeof(struct sim_process));
 }
 
-/* NVML's way to hand out a list: the caller says how much room there is, and is told how many there
- * are; the first call may be made without room. */
+/* NVML's protocol for lists: the caller passes the size of its array, and gets the number of
+ * entries; the first call may be made without an array. */
 static int check_room(unsigned there, unsigned *room, const void *list)
 {
     unsigned had = *room;
@@ -128,7 +128,7 @@ RUNNING(nvmlDeviceGetComputeRunningProcesses, SIM_COMPUTE)
 RUNNING(nvmlDeviceGetGraphicsRunningProcesses, SIM_GRAPHICS)
 RUNNING(nvmlDeviceGetMPSComputeRunningProcesses, SIM_MPS)
 
-/* Adds a process to samples, which have one for each pid. */
+/* Adds a process to the samples, which have one entry for each pid. */
 static unsigned add_sample(struct process_sample *samples, unsigned count,
                            const struct sim_process *process, u64 time)
 {
@@ -145,8 +145,8 @@ static unsigned add_sample(struct process_sample *samples, unsigned count,
     return sample == samples + count ? count + 1 : count;
 }
 
-/* The GPU's last sample, unless it was seen: the processes that did something then. The result is
- * to be freed; NULL with *count 0 for none. */
+/* The GPU's last sample, unless the caller has it already: the processes that were active then. The
+ * caller must free the result; NULL with *count 0 for none. */
 static struct process_sample *sample(const struct sim_gpu *gpu, u64 last_seen, unsigned *count)
 {
     struct sim_device device = {gpu, NULL};
@@ -219,7 +219,7 @@ API int nvmlDeviceGetProcessesUtilizationInfo(nvml_device handle,
     return result;
 }
 
-/* A GPU whose processes can be accounted: MIG has none of that. */
+/* A GPU whose processes can be accounted: MIG has no accounting. */
 static int resolve_accountable(nvml_device handle, const struct sim_gpu **gpu)
 {
     return resolve_sampled(handle, gpu);

@@ -1,4 +1,4 @@
-/* NVML: initialisation, what the process can reach, and questions about the whole system. */
+/* NVML: initialization, reachable devices, and queries about the whole system. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -167,7 +167,7 @@ API int nvmlSystemGetDriverVersion(char *version, unsigned length)
     return sim_copy(version, length, SIM_DRIVER_VERSION);
 }
 
-/* NVML's own version needs no driver: nvidia-smi prints it when initialisation failed. */
+/* NVML's own version needs no driver: nvidia-smi prints it when initialization failed. */
 API int nvmlSystemGetNVMLVersion(char *version, unsigned length)
 {
     return sim_copy(version, length, SIM_NVML_VERSION);

@@ -1,4 +1,4 @@
-/* NVML: the condition of a GPU - utilisation, power, temperature, clocks. */
+/* NVML: the condition of a GPU - utilization, power, temperature, clocks. */
 #include <stddef.h>
 
 #include "activity.h"
@@ -79,7 +79,7 @@ API int nvmlDeviceGetUtilizationRates(nvml_device handle, struct nvml_utilizatio
     return NVML_SUCCESS;
 }
 
-/* Defines a call that returns how busy an engine for video is. */
+/* Defines a call that returns the utilization of a video engine. */
 #define ENGINE(function, field)                                                        \
     API int function(nvml_device handle, unsigned *percent, unsigned *period)          \
     {                                                                                  \
@@ -174,7 +174,7 @@ API int nvmlDeviceGetEccMode(nvml_device handle, unsigned *current, unsigned *pe
     return NVML_SUCCESS;
 }
 
-/* Nothing of a physical GPU has a licence: only a virtual machine's share of one does. */
+/* A physical GPU has no licensable features: only a virtual machine's share of one has. */
 API int nvmlDeviceGetGridLicensableFeatures_v4(nvml_device handle, unsigned supported_and_count[2])
 {
     const struct sim_gpu *gpu;

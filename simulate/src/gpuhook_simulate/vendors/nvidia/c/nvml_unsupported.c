@@ -1,7 +1,7 @@
-/* NVML: every other call of the library, answered with "not supported".
+/* NVML: all other calls of the library, which return "not supported".
  *
  * The real library exports these names, so programs may link against them or look them up
- * before they ask whether the GPU has the feature. */
+ * before they check whether the GPU has the feature. */
 #include "nvml.h"
 
 API int nvmlDeviceValidateInforom(void)

@@ -1,8 +1,8 @@
-/* Which devices can this process reach? Asked of the device nodes, as the real driver does.
+/* The devices that this process can reach, tested by opening nodes as the real driver does.
  *
- * A node of a driver that isn't there answers open() with ENXIO or ENODEV once the device
- * cgroup has let the call pass, so these two mean "reachable"; EPERM is the cgroup's answer,
- * EACCES the file mode's, ENOENT that of a container that was not given the node. */
+ * open() of a node without a driver fails with ENXIO or ENODEV after the device cgroup has allowed
+ * the call, so these two mean "reachable". EPERM comes from the cgroup, EACCES from the file mode,
+ * ENOENT means that the container doesn't have the node. */
 #define _GNU_SOURCE /* dl_iterate_phdr */
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +19,7 @@
 static char prefix[PATH_MAX];
 static int in_root;
 
-/* Cuts SIM_LIBRARY_DIR/<file> off the path; 0 if the path doesn't end that way. */
+/* Removes SIM_LIBRARY_DIR/<file> from the path; 0 if the path doesn't end with it. */
 static int cut_library_dir(char *path)
 {
     char *slash = strrchr(path, '/');
@@ -43,8 +43,8 @@ static int is_simulated_root(const char *path)
            access(marker, F_OK) == 0;
 }
 
-/* dl_iterate_phdr and not dladdr: the latter carries a symbol version that is too new for
- * images with an older glibc than the one this file was compiled with. */
+/* dl_iterate_phdr and not dladdr: the latter has a symbol version that is too new for
+ * images with an older glibc than the one with which this file was compiled. */
 static int find_own_object(struct dl_phdr_info *info, size_t size, void *data)
 {
     char real[PATH_MAX];
@@ -69,8 +69,8 @@ static int find_own_object(struct dl_phdr_info *info, size_t size, void *data)
     return 0;
 }
 
-/* The driver root this library was loaded from; empty inside a container, under chroot and
- * wherever else the devices are at their usual places. */
+/* The driver root from which this library was loaded; empty in a container, under chroot, and
+ * wherever else the devices have their usual paths. */
 __attribute__((constructor)) static void find_prefix(void)
 {
     dl_iterate_phdr(find_own_object, NULL);
@@ -126,7 +126,7 @@ static int reach_capability(unsigned cap, const char *access_file)
 
     snprintf(path, sizeof path, "/dev/nvidia-caps/nvidia-cap%u", cap);
     error = reach(path);
-    /* Drivers before the capability devices guarded an instance by its file in /proc alone. */
+    /* Drivers before the capability devices guarded an instance only by its file in /proc. */
     if (error == ENOENT && reach("/dev/nvidia-caps") == ENOENT)
         error = reach(access_file);
     return error == 0;

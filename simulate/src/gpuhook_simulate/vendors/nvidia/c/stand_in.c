@@ -1,5 +1,5 @@
-/* The driver's other programs: each says that it is simulated, and fails if asked to do more
- * than that. */
+/* The driver's other programs: each prints that it is simulated, and fails for any other
+ * request. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* What changes of the machine while programs run: which GPUs are lost, and their MIG devices. */
+/* The machine's mutable state while programs run: lost GPUs, and MIG devices. */
 #define _GNU_SOURCE /* struct statx, syscall */
 #include "state.h"
 
@@ -23,7 +23,7 @@
 #define COMPUTE_SLICES 7
 #define CAPS 65536
 
-/* A file as it was when it was read last; all 0 for one that isn't there. */
+/* The version of a file at the last read; all 0 if the file is missing. */
 struct version {
     dev_t device;
     ino_t inode;
@@ -31,7 +31,7 @@ struct version {
     struct timespec changed;
 };
 
-/* A GPU's MIG devices, as a text says. */
+/* A GPU's MIG devices, parsed from a text. */
 struct layout {
     int enabled;
     unsigned count;
@@ -42,7 +42,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct version lost_version, mig_version;
 static int read_once;
 
-/* A MIG device keeps its slot for good, so that its address can be a handle: one that is gone has
+/* A MIG device keeps its slot permanently, so that its address can be a handle: a destroyed one has
  * `present` 0. */
 static struct sim_mig slots[MIG_SLOTS];
 static unsigned slot_count;
@@ -133,8 +133,8 @@ static int is_mig_uuid(const char *text)
     return 1;
 }
 
-/* The slot of a MIG device that looks like this one: its own, or a new one. NULL if all are taken,
- * or if the GPU has had another device of that UUID, because handles of that one may be around. */
+/* The slot of a MIG device equal to this one: its own, or a new one. NULL if all are taken, or if
+ * the GPU had another device of that UUID, because handles of that one may still be in use. */
 static struct sim_mig *slot_of(const struct sim_mig *like)
 {
     unsigned s;
@@ -168,7 +168,7 @@ static const struct sim_profile *find_profile(const struct sim_gpu *gpu, const c
     return NULL;
 }
 
-/* Reads "MIG-UUID PROFILE GI CI GI_CAP CI_CAP START"; 0 if the words say something else. */
+/* Parses "MIG-UUID PROFILE GI CI GI_CAP CI_CAP START"; 0 if the words are invalid. */
 static int parse_mig(char *words, struct sim_mig *mig)
 {
     const unsigned most[] = {GPU_INSTANCES - 1, COMPUTE_INSTANCES - 1, CAPS, CAPS,
@@ -199,8 +199,8 @@ static unsigned slices_of(const struct sim_mig *mig)
     return ((1u << mig->profile->memory_slices) - 1) << mig->start;
 }
 
-/* Whether a device can be beside those before it. Callers of NVML provide room for as many devices
- * as there can be, so there must never be more. */
+/* True if a device fits in addition to those before it. Callers of NVML allocate space for the
+ * maximum number of devices, so there must never be more. */
 static int fits(const struct layout *layout, const struct sim_mig *mig)
 {
     unsigned m, same = 1, slices = mig->profile->slices;
@@ -217,7 +217,7 @@ static int fits(const struct layout *layout, const struct sim_mig *mig)
            slices <= COMPUTE_SLICES;
 }
 
-/* A line names a GPU that is in MIG mode and, unless that is all, one device of it. */
+/* A line names a GPU in MIG mode and optionally one device of it. */
 static void parse_mig_line(char *line, struct layout *layouts)
 {
     struct sim_mig mig = {.uuid = ""};
@@ -277,7 +277,7 @@ static void apply_lost(char *text)
         sim_gpus[i].lost = lost[i];
 }
 
-/* The text of a file with a terminator, to be freed; NULL if it can't be read. */
+/* The text of a file with a terminator, which the caller frees; NULL if it can't be read. */
 static char *read_text(int fd)
 {
     char *text = malloc(TEXT_LIMIT + 1);
@@ -292,8 +292,8 @@ static char *read_text(int fd)
     return text;
 }
 
-/* Whether a path, or with "" a descriptor, is a plain file; says what it is. Containers bring the
-   C library: glibc has no stat(2) by that name before 2.33, nor musl statx(2) before 1.2.5. */
+/* True if a path, or with "" a descriptor, is a plain file; returns its status. The C library is
+   the container's: glibc before 2.33 has no symbol stat, and musl before 1.2.5 no statx. */
 static int is_file(int fd, const char *path, struct statx *found)
 {
     return syscall(SYS_statx, fd, path, AT_EMPTY_PATH, STATX_BASIC_STATS, found) == 0 &&
@@ -311,7 +311,7 @@ static struct version version_of(const char *path)
     struct version version;
     struct statx found;
 
-    memset(&version, 0, sizeof version); /* with the bytes between the fields, for memcmp */
+    memset(&version, 0, sizeof version); /* including padding bytes, for memcmp */
     if (*path && is_file(AT_FDCWD, path, &found)) {
         version.device = device_of(&found);
         version.inode = found.stx_ino;
@@ -322,7 +322,7 @@ static struct version version_of(const char *path)
     return version;
 }
 
-/* Applies a text of the state folder if it is another one than last time; 1 if it was. */
+/* Applies a text of the state folder if it changed since the last time; 1 if it did. */
 static int refresh_text(const char *name, const char *compiled, struct version *last,
                         void (*apply)(char *text))
 {
@@ -344,7 +344,7 @@ static int refresh_text(const char *name, const char *compiled, struct version *
         text = strdup(compiled);
     }
     if (!text)
-        return 0; /* no memory: as before, until the next call */
+        return 0; /* no memory: unchanged until the next call */
     apply(text);
     free(text);
     *last = now;
