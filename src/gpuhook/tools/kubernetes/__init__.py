@@ -9,6 +9,6 @@ The runtime and the hook import nothing from here. The package needs ``gpuhook[k
 """
 
 INSTALL = (
-    "Install both: pip install grpcio protobuf, with the pip beside gpuhook, or the packages "
+    "Install both: pip install grpcio protobuf, with gpuhook's pip, or the packages "
     "python3-grpcio and python3-protobuf"
 )

@@ -66,8 +66,8 @@ def devices_here(config: Config, *, whole: bool = True) -> SlurmDevices:
         away = vendor.withheld(config) if whole else []
         if away:  # protects: gres-whole
             raise DriverError(
-                f"A device cgroup keeps this process from {away[0]}, and what it may not open "
-                "Slurm would guard from nobody",
+                f"A device cgroup denies this process access to {away[0]}, and Slurm would leave "
+                "such devices open to all jobs",
                 "Run this outside of the job, container or unit that has a part of the devices",
             )
         return _of(vendor, get_inventory(config, vendor, save=whole), config)

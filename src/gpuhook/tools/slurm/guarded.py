@@ -73,8 +73,8 @@ def _by_lines(path: str, here: Node) -> Guarded:
     named = [line for line in own if "nodename" in line]
     if here.gpus is None and not named and _numbers(_files(every)) - _numbers(_files(own)):
         raise ConfigError(
-            f"{path} has devices for other nodes alone, and which node {os.uname().nodename} is, "
-            f"{_SLURM_CONF} beside it doesn't say",
+            f"{path} has only devices of other nodes, and {_SLURM_CONF} in its folder doesn't say "
+            f"which node {os.uname().nodename} is",
             "Write the node's line into slurm.conf itself, with NodeHostname if its name differs",
         )
     # Lines for a node override lines for all nodes.
@@ -85,9 +85,9 @@ def _by_lines(path: str, here: Node) -> Guarded:
     # protects: slurm-all-lines
     if here.gpus is not None and count > here.gpus:
         raise _unguarded(
-            f"{path} has {count} devices of this node and {_SLURM_CONF} {here.gpus}, and those "
-            "that are too many Slurm keeps from nobody",
-            f"Have {_SLURM_CONF} say Gres and GresTypes as `gpuhook slurm gres` prints them, and "
+            f"{path} has {count} devices of this node and {_SLURM_CONF} {here.gpus}, and Slurm "
+            "leaves the additional ones open to all jobs",
+            f"Set Gres and GresTypes in {_SLURM_CONF} as `gpuhook slurm gres` prints them, and "
             "restart slurmctld and slurmd",
         )
     return Guarded(frozenset(_numbers(_files(own))), has_any=count > 0)
