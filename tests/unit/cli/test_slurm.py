@@ -102,7 +102,7 @@ def test_no_lines_where_a_part_of_the_devices_is_seen(
     monkeypatch.setattr(type(NVIDIA), "withheld", lambda *_: ["/dev/nvidia7"])
     path = tmp_path / "gres.conf"
     done = call("gres", "--node", "n1", *(("--output", str(path)) if output else ()))
-    said = "A device cgroup keeps this process from /dev/nvidia7, and what it may not open Slurm"
+    said = "A device cgroup denies this process access to /dev/nvidia7, and Slurm would leave"
     assert str(done.exception).startswith(said)
     assert not path.exists()
     assert "nvidia" not in done.stdout

@@ -33,7 +33,7 @@ def test_a_full_disk_is_told(program: str, code: str, words: list[str]) -> None:
     assert done.returncode == 1
     assert done.stderr == (
         f"{program}: Standard output can't be written: No space left on device. "
-        "See where it leads.\n"
+        "Check where it leads.\n"
     )
 
 
