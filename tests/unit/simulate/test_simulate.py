@@ -26,7 +26,7 @@ def test_this_machines_own_are_not_given_away() -> None:
 
 def test_more_drivers_than_majors() -> None:
     names = [f"driver{number}" for number in range(127)]
-    with pytest.raises(SimulateError, match="has 126 major numbers for 127 drivers"):
+    with pytest.raises(SimulateError, match="has 126 free major numbers for 127 drivers"):
         free_majors(names, DEVICES)
     assert len(free_majors(names[1:], DEVICES)) == 126
 
