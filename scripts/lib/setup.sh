@@ -11,7 +11,7 @@ mkdir -p "$WORK"
 
 # What needs which Debian package: the command (or absolute path) that shows it is there.
 PACKAGES_LINT=(shellcheck=shellcheck)
-PACKAGES_BUILD=(gcc=gcc /usr/include/stdio.h=libc6-dev)
+PACKAGES_BUILD=(gcc=gcc /usr/include/stdio.h=libc6-dev musl-gcc=musl-tools)
 # From Debian 13 on, the docker command is a package of its own.
 PACKAGES_DOCKER=(
     runc=runc dockerd=docker.io 'docker=docker-cli|docker.io' containerd=containerd
@@ -168,6 +168,12 @@ install_python() {
         die "$(python3 --version) is too old: 3.11 or newer is needed"
 }
 
+# The launcher is compiled where gpuhook is installed from source. Without root, it is with what is
+# there: pip says what is missing.
+install_compiler() {
+    ! is_root || install_packages "${PACKAGES_BUILD[@]}"
+}
+
 has_tools() {
     [[ -x .venv/bin/ruff ]] && .venv/bin/python - 2>/dev/null <<'PYTHON'
 import bcrypt, celpy, click, grpc, hypothesis, kubernetes, material, mkdocs, mypy, prometheus_client, pynvml, pyroute2, pytest
@@ -180,6 +186,7 @@ PYTHON
 make_environment() {
     has_tools && return 0
     install_python
+    install_compiler
     [[ -x .venv/bin/python ]] || {
         say 'making .venv'
         python3 -m venv .venv

@@ -1,8 +1,8 @@
 """Find and replace the statements of the sources that a comment names as protections.
 
-``# protects: NAME`` stands at the end of a line of the statement, or in a line before it. As the
-name finds it, its code may be written otherwise. In a shell script a statement is a line, with what
-it goes on in.
+``# protects: NAME`` stands at the end of a line of the statement, or in a line before it; in C, //
+stands there for #. As the name finds it, its code may be written otherwise. In a shell script a
+statement is a line, with what it goes on in; in C it is a line.
 """
 
 import ast
@@ -10,10 +10,11 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 FOLDERS = ("src", "simulate/src", "launchers", "packaging")
 STATEMENT = "<the statement>"
-_TAG = re.compile(r"^(.*?)[ ]*# protects: ([a-z0-9-]+)$", re.MULTILINE)
+_TAG = re.compile(r"^(.*?)[ ]*(?:#|//) protects: ([a-z0-9-]+)$", re.MULTILINE)
 
 
 def find(repository: Path) -> dict[str, list[str]]:
@@ -35,8 +36,10 @@ def find(repository: Path) -> dict[str, list[str]]:
     return found
 
 
-def replace(text: str, name: str, instead: str, *, is_python: bool) -> str:
+def replace(text: str, name: str, instead: str, suffix: str) -> str:
     """Return the text of a file in which each statement of that name is replaced.
+
+    ``suffix`` of the file's name says what it is: ".py", ".c", or else a shell script.
 
     ``instead`` is what stands there then; of an ``if``, a loop or an ``except`` it is the part up
     to the colon, and STATEMENT in it is what stood there. Where it is empty, nothing is done there,
@@ -44,11 +47,12 @@ def replace(text: str, name: str, instead: str, *, is_python: bool) -> str:
     """
     lines = text.splitlines()
     while (number := _index(lines, name)) is not None:
-        if lines[number].lstrip().startswith("#"):
-            del lines[number]
+        before = cast("re.Match[str]", _TAG.match(lines[number]))[1]
+        if before:
+            lines[number] = before
         else:
-            lines[number] = lines[number].rpartition("# protects: ")[0].rstrip()
-        first, last, default = (_python if is_python else _shell)(lines, number)
+            del lines[number]
+        first, last, default = _STATEMENTS.get(suffix, _shell)(lines, number)
         new = instead or default
         if not new:
             raise ValueError(f"{name}: say what stands there instead")
@@ -104,3 +108,12 @@ def _shell(lines: list[str], number: int) -> tuple[int, int, str]:
     while lines[last].endswith("\\"):
         last += 1
     return number, last, ":"
+
+
+def _c(lines: list[str], number: int) -> tuple[int, int, str]:
+    """Do the same for a line of C."""
+    del lines
+    return number, number, "(void)0;"
+
+
+_STATEMENTS = {".py": _python, ".c": _c}

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from harness.command_lines import FILES, TELLING, VALUES, CommandLines, command_lines, options
 from harness.installation import Installation, write_config
-from harness.parsers import WORK, Launcher, RealParser, Runtime, launcher, real_parser
+from harness.parsers import WORK, RealParser, Runtime, real_parser
 from harness.recorder import recorder
+from launchers import Builds, Probe, probing
 
 from gpuhook.ground.names import CREATING_VERBS
 from gpuhook.ground.oci.runtime_argv import Arguments
@@ -41,7 +42,7 @@ class Readers:
     """The three that read a command line: the real runtime, the launcher and Python."""
 
     real: RealParser
-    launcher: Launcher
+    launcher: Probe
 
     @property
     def lines(self) -> CommandLines:
@@ -65,7 +66,7 @@ class Readers:
                 return f"runtime_argv reads {read(python)}, not {spec}"
             if verdict.logs and python.log is not None and [python.log] != list(verdict.logs):
                 return f"runtime_argv logs to {python.log}, not to {verdict.logs}"
-        verb, bundle = self.launcher.ask(argv)
+        verb, bundle, *_ = self.launcher.arguments(argv)
         if verb == "pass":
             return f"the launcher passes what reads {spec}"
         if verb == "create" and place(bundle) != spec:
@@ -110,10 +111,16 @@ def read(arguments: Arguments) -> str:
     return place(arguments.bundle) if arguments.verb in CREATING_VERBS else ""
 
 
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probe]:
+    with probing(Builds(tmp_path_factory.mktemp("builds")).probe) as found:
+        yield found
+
+
 @pytest.fixture(scope="module", params=list(runtimes()), ids=str)
-def readers(request: pytest.FixtureRequest) -> Iterator[Readers]:
-    with real_parser(request.param) as real, launcher() as sh:
-        yield Readers(real, sh)
+def readers(request: pytest.FixtureRequest, probe: Probe) -> Iterator[Readers]:
+    with real_parser(request.param) as real:
+        yield Readers(real, probe)
 
 
 def test_every_option_in_every_spelling(readers: Readers) -> None:

@@ -1,6 +1,7 @@
 """What wheel and sdist contain: all of the package, the programs, and nothing else."""
 
 import json
+import os
 import shutil
 import stat
 import sys
@@ -9,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from build_launcher import NAMES
 from harness.commands import run
 from harness.images import REPOSITORY
 from harness.installation import Installation
@@ -93,7 +95,7 @@ def test_an_sdist_holds_the_sources_and_builds_the_same_wheel(
         default = archive.extractfile(f"{sdist.name.removesuffix('.tar.gz')}/config/config.toml")
         assert default is not None
         assert default.read() == DEFAULT.read_bytes()
-    assert {"README.md", "LICENSE", "launchers/gpu-py", "tests/unit/conftest.py"} <= names
+    assert {"README.md", "LICENSE", "launchers/launcher.c", "tests/unit/conftest.py"} <= names
     pip("wheel", "--no-deps", "--wheel-dir", tmp_path, sdist)
     [built] = tmp_path.iterdir()
     crc = {member.filename: member.CRC for member in wheel.infolist()}
@@ -103,9 +105,11 @@ def test_an_sdist_holds_the_sources_and_builds_the_same_wheel(
 
 def test_the_launchers_are_programs(wheel: zipfile.ZipFile) -> None:
     scripts = members(wheel, ".data/scripts/")
-    launchers = {path.name: path.read_bytes() for path in (REPOSITORY / "launchers").iterdir()}
-    assert {name: wheel.read(member) for name, member in scripts.items()} == launchers
-    assert {"gpu-py", "gpuhook", "gpuhook-prestart", "gpuhook-cdi-hook"} <= set(scripts)
+    assert set(scripts) == {"gpuhook", *NAMES}
+    assert wheel.read(scripts["gpuhook"]) == (REPOSITORY / "launchers/gpuhook").read_bytes()
+    compiled = {wheel.read(scripts[name]) for name in NAMES}
+    assert len(compiled) == 1
+    assert compiled.pop().startswith(b"\x7fELF")
     for member in scripts.values():
         assert stat.S_IMODE(member.external_attr >> 16) & 0o111 == 0o111
 
@@ -129,6 +133,22 @@ def test_a_virtual_environment_that_was_moved(installation: Installation, tmp_pa
         assert f"from {moved}/bin/python" in said["python"]
         assert f"are in {moved}/bin" in said["launchers"]
         assert run([command, "no-such-command"]).status == 2
+
+
+def test_a_wheel_is_for_the_machine_that_it_was_compiled_on(wheel: zipfile.ZipFile) -> None:
+    text = wheel.read(members(wheel, ".dist-info/")["WHEEL"]).decode()
+    assert f"Tag: py3-none-linux_{os.uname().machine}\n" in text
+    assert "Root-Is-Purelib: true\n" in text  # beside the bin folder, where the launcher looks
+
+
+@pytest.mark.parametrize("compiler", ["/nonexistent/cc", "false"])
+def test_without_a_compiler_pip_says_what_to_install(compiler: str, tmp_path: Path) -> None:
+    words = ("-m", "pip", "wheel", "--no-deps", "--wheel-dir", tmp_path, REPOSITORY)
+    done = run([sys.executable, *words], env={"CC": compiler}, timeout=600.0).failed()
+    said = f"gpuhook: {compiler} can't compile gpu-py: "
+    assert [line for line in done.stderr.splitlines() if said in line]
+    assert "Install gcc and the headers of the C library" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_pip_is_told(wheel: zipfile.ZipFile) -> None:

@@ -1,14 +1,26 @@
-"""A launcher installed in a folder, with a Python and a low-level runtime that only tell."""
+"""The launcher, compiled for tests, and installed with a Python and a runtime that only report."""
 
+import functools
 import os
+import shutil
 import subprocess
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
+
+from build_launcher import FLAGS, NAMES, SOURCE, compile_with
 
 from gpuhook.standby import launcher_files
 
-LAUNCHER = Path(__file__).parents[2] / "launchers/gpu-py"
-FUNCTIONS = LAUNCHER.read_text().partition("\ngp_self=$0")[0]
+HERE = Path(__file__).parent
+PROBE = HERE / "launcher_probe.c"
+# With AddressSanitizer and UndefinedBehaviorSanitizer, in the program, so that it needs no library.
+SANITIZED = (
+    "gcc", *FLAGS, "-Werror", "-g", "-O1", "-fsanitize=address,undefined", "-static-libasan",
+    "-static-libubsan", "-fno-sanitize-recover=all", "-include", str(HERE / "sanitized.h"),
+)  # fmt: skip
 PYTHON = """\
 #!/bin/sh
 shift 5
@@ -16,12 +28,91 @@ echo python "$1" >{log}
 """
 
 
+class Builds:
+    """Launchers that are compiled once, below a folder in which they look for what is saved."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.saved = folder / "run/gpuhook/launcher"
+        self.nowhere = folder / "etc/config.toml"
+
+    @functools.cached_property
+    def launcher(self) -> Path:
+        """Compile the launcher."""
+        return self._compile("launcher", {})
+
+    @functools.cached_property
+    def bare(self) -> Path:
+        """Compile one that finds no config.toml, and low-level runtimes in PATH only."""
+        return self._compile("bare", {"DEFAULT_CONFIG": str(self.nowhere), "SEARCH_PATH": ""})
+
+    @functools.cached_property
+    def probe(self) -> Path:
+        """Compile the probe, which searches a few bytes at a time."""
+        return self._compile("probe", {}, PROBE, "-DCHUNK=128")
+
+    def _compile(
+        self, name: str, changed: dict[str, str], source: Path = SOURCE, *options: str
+    ) -> Path:
+        output = self._folder / name
+        changed = {"SAVED_FOLDER": str(self.saved), **changed}
+        compile_with([*SANITIZED, *options], output, source, changed)
+        return output
+
+
+class Probe:
+    """A process that answers what the launcher makes of command lines and files."""
+
+    def __init__(self, stdin: IO[bytes], stdout: IO[bytes]) -> None:
+        self._stdin = stdin
+        self._stdout = stdout
+
+    def arguments(self, argv: Sequence[str]) -> tuple[str, str, bool, str]:
+        """Return the verb ("create", "pass", or "" for Python's), the bundle, and the maker.
+
+        Before the maker: whether the command line is one that the prefork server is asked for.
+        """
+        self._ask("arguments", argv)
+        return self._read(), self._read(), self._read() == "usual", self._read()
+
+    def set_runtime_dir(self, folder: str) -> None:
+        self._ask("runtime-dir", [folder])
+
+    def search(self, triggers: Path, config: Path) -> str:
+        """Return whether config.json has a trigger: "some", "none", or "unknown"."""
+        self._ask("search", [str(triggers), str(config)])
+        return self._read()
+
+    def _ask(self, kind: str, words: Sequence[str]) -> None:
+        text = f"{kind} {len(words)}\n".encode()
+        self._stdin.write(text + b"".join(os.fsencode(word) + b"\0" for word in words))
+        self._stdin.flush()
+
+    def _read(self) -> str:
+        text = b""
+        while not text.endswith(b"\0"):
+            byte = self._stdout.read(1)
+            assert byte, "the probe has ended; it says why on standard error"
+            text += byte
+        return os.fsdecode(text[:-1])
+
+
+@contextmanager
+def probing(program: Path) -> Iterator[Probe]:
+    """Start a probe for a block."""
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        yield Probe(process.stdin, process.stdout)
+        process.stdin.close()
+
+
 class Installed:
     """A launcher in a virtual environment whose Python and low-level runtime only tell."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, builds: Builds) -> None:
         self.folder = folder
-        self.saved = folder / "run/gpuhook/launcher"
+        self.saved = builds.saved
         self.config = folder / "etc/config.toml"
         self.log = folder / "log"
         self.bin = folder / "venv/bin"
@@ -33,11 +124,17 @@ class Installed:
         package = folder / "venv/lib/python3.11/site-packages/gpuhook"
         package.mkdir(parents=True)
         (package / "_start.py").touch()
-        script = LAUNCHER.read_text().replace("/run/gpuhook/launcher", str(self.saved))
-        self.program(self.bin / "gpu-py", script)
+        self.install(builds.launcher)
         self.program(self.bin / "python3", PYTHON.format(log=self.log))
-        self.program(self.bin / "gpuhook-prestart", "#!/bin/sh\n")
         self.runtime("runc")
+
+    def install(self, launcher: Path) -> None:
+        """Install a launcher under all of its names, a while ago."""
+        for name in NAMES:
+            path = self.bin / name
+            path.unlink(missing_ok=True)
+            shutil.copy(launcher, path)
+            os.utime(path, (time.time() - 10,) * 2)
 
     def program(self, path: Path, text: str) -> None:
         path.write_text(text)

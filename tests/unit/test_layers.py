@@ -6,7 +6,6 @@ standard library can cost more than a container start may take in all.
 """
 
 import ast
-import os
 import re
 import subprocess
 import sys
@@ -256,10 +255,3 @@ def test_a_vendor_that_is_not_asked_for_is_its_names_alone(name: str) -> None:
 def test_making_an_inventory_is_not_on_the_hot_path() -> None:
     ours, _ = loaded(STARTS["hook, GPU"])
     assert not {"vendors.nvidia.discover", "vendors.nvidia.nvml", "ground.loader.elf"} & ours
-
-
-def test_interpreter_is_started_bare() -> None:
-    """What the launcher passes decides what is imported before our first line."""
-    launcher = (SOURCES.parent / "launchers/gpu-py").read_text()
-    assert 'exec "$gp_python" -I -S -c' in launcher
-    assert os.access(SOURCES.parent / "launchers/gpu-py", os.X_OK)

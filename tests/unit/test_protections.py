@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import tagged
+from build_launcher import FLAGS, compile_with
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "scripts/take-out-protections"
@@ -42,18 +43,21 @@ def test_every_named_statement_has_a_row_and_every_row_a_statement(protections: 
     assert sorted(rows) == sorted(tagged.find(REPOSITORY))
 
 
-def test_every_statement_can_be_replaced(protections: list[Any]) -> None:
+def test_every_statement_can_be_replaced(protections: list[Any], tmp_path: Path) -> None:
     places = tagged.find(REPOSITORY)
     for each in protections:
         for tag, instead in filter(None, ((each.tag, each.instead), each.also)):
             for file in places[tag]:
                 text = (REPOSITORY / file).read_text()
-                without = tagged.replace(text, tag, instead, is_python=file.endswith(".py"))
+                without = tagged.replace(text, tag, instead, Path(file).suffix)
                 assert f"protects: {tag}\n" not in without
                 if file.endswith(".py"):
-                    same = tagged.replace(text, tag, tagged.STATEMENT, is_python=True)
+                    same = tagged.replace(text, tag, tagged.STATEMENT, ".py")
                     assert without != same, each.name
                     ast.parse(without)
+                elif file.endswith(".c"):
+                    (tmp_path / "without.c").write_text(without)
+                    compile_with(["gcc", *FLAGS, "-Werror"], tmp_path / "x", tmp_path / "without.c")
                 elif without.startswith("#!/bin/sh"):
                     read = subprocess.run(
                         ["sh", "-n"], input=without, capture_output=True, text=True, check=False
@@ -92,7 +96,7 @@ def test_every_statement_can_be_replaced(protections: list[Any]) -> None:
 def test_statements_are_found_however_they_are_written(
     text: str, instead: str, without: str
 ) -> None:
-    assert tagged.replace(text, "it", instead, is_python=True) == without
+    assert tagged.replace(text, "it", instead, ".py") == without
 
 
 @pytest.mark.parametrize(
@@ -103,12 +107,23 @@ def test_statements_are_found_however_they_are_written(
     ],
 )
 def test_statements_of_the_shell_are_lines(text: str, without: str) -> None:
-    assert tagged.replace(text, "it", "", is_python=False) == without
+    assert tagged.replace(text, "it", "", "") == without
+
+
+@pytest.mark.parametrize(
+    ("text", "without"),
+    [
+        ("if (a)\n    return; // protects: it\nb();\n", "if (a)\n    (void)0;\nb();\n"),
+        ("    // protects: it\n    a();\n    b();\n", "    (void)0;\n    b();\n"),
+    ],
+)
+def test_statements_of_c_are_lines(text: str, without: str) -> None:
+    assert tagged.replace(text, "it", "", ".c") == without
 
 
 def test_what_a_loop_becomes_is_to_be_said() -> None:
     with pytest.raises(ValueError, match="it: say what stands there instead"):
-        tagged.replace("for a in b:  # protects: it\n    c()\n", "it", "", is_python=True)
+        tagged.replace("for a in b:  # protects: it\n    c()\n", "it", "", ".py")
 
 
 def test_without_an_environment_it_says_what_is_missing(tmp_path: Path) -> None:

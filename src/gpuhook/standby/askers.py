@@ -7,7 +7,7 @@ from gpuhook.ground.host import proc
 
 # Where the hook of a CDI document has the seat that it reads from, and how many ancestors of it
 # may be in the container.
-_HOOKS_SEAT, _ANCESTORS = 9, 4
+HOOKS_SEAT, _ANCESTORS = 9, 4
 
 
 def check_hook(pid: int, answer: int) -> None:
@@ -18,7 +18,7 @@ def check_hook(pid: int, answer: int) -> None:
     """
     hook = f"/proc/{pid}"
     # protects: asking-hook
-    if not os.path.samestat(os.stat(f"{hook}/fd/{_HOOKS_SEAT}"), os.fstat(answer)):
+    if not os.path.samestat(os.stat(f"{hook}/fd/{HOOKS_SEAT}"), os.fstat(answer)):
         raise ValueError("another process waits for this answer")
     inside = os.stat(f"{hook}/ns/mnt")
     if os.path.samestat(inside, os.stat("/proc/self/ns/mnt")):

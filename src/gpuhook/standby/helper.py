@@ -47,7 +47,7 @@ DONE = "done"
 _UNHEARD = _signal.SIGTERM, _signal.SIGHUP
 
 _STATE_LIMIT = 16 << 20
-_STATE_FD = 6  # where the hook keeps its standard input; a shell's read moves descriptor 0
+STATE_FD = 6  # where the hook keeps its standard input; a shell's read moves descriptor 0
 
 
 class Pipes(Record):
@@ -218,7 +218,7 @@ def _finish(injection: "Injection | DocumentInjection", hook: int, bundle: int) 
 
 def state_text(hook: int) -> bytes:
     """Read what the low-level runtime writes to a hook: the container's state."""
-    fd = os.open(f"/proc/{hook}/fd/{_STATE_FD}", os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(f"/proc/{hook}/fd/{STATE_FD}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return read_start(fd, _STATE_LIMIT + 1)
     finally:

@@ -1,11 +1,10 @@
-"""What the launcher, a shell script, must know of config.toml: small files in /run.
+"""The launcher's cache: what it must know of config.toml, in small files in /run.
 
-``runtimes`` names the low-level runtimes in a line, whose end tells that the file is whole.
-``words`` are what config.json holds wherever a GPU is asked for, a line each; the last of them is
-what ``mark`` holds, and tells the same. The launcher takes them for
-right while they are younger than config.toml and its folder, root's own, and made of this very
-file: ``config`` is a link to it, ``time`` has its time. Otherwise Python does the work and saves
-them again.
+``runtimes`` names the low-level runtimes in a line, whose end shows that the file is whole.
+``words`` are trigger strings, of which config.json holds one wherever a GPU is asked for, a line
+each; END_MARKER is the last line. The launcher uses both while they are younger than config.toml
+and its folder, root's own, and made of this very file: ``config`` is a link to it, ``time`` has its
+time. Otherwise Python does the work and saves them again.
 
 It runs once after every change of the configuration.
 """
@@ -37,7 +36,7 @@ ESCAPES = (
     *("\\u003" + digit for digit in "0123456789"),
     *("\\u00" + digit for digit in "4567"),
 )
-MARK = "=+=+=+=+="  # no other word begins with a part of it, nor does what is left of one
+END_MARKER = "=+=+=+=+="  # no trigger string begins with a part of it
 _ANY = ("{",)  # is in any config.json
 _MARGIN = 20_000_000  # nanoseconds by which a file's time may lag behind the clock
 LONG_AGO = 1 << 29  # seconds, in 1987: files that are older were all given the same time
@@ -102,8 +101,7 @@ def save(path: str | None) -> None:
         make_folders(folder)
         # protects: words-for-all
         found = words(config) or _ANY
-        _write(folder, "mark", f"{MARK}\n", as_of)
-        _write(folder, "words", "".join(f"{word}\n" for word in (*found, MARK)), as_of)
+        _write(folder, "words", "".join(f"{word}\n" for word in (*found, END_MARKER)), as_of)
         _write(folder, "runtimes", "".join(f"{name}:" for name in config.runtimes) + "\n", as_of)
         if identity:  # the last: what an earlier configuration has left there must not seem its own
             _write(folder, "time", "", identity[1])

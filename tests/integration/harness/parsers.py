@@ -1,8 +1,6 @@
-"""What a command line means: to a real low-level runtime, and to our launcher."""
+"""What a command line means to a real low-level runtime."""
 
 import json
-import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,11 +11,8 @@ from typing import IO, Any
 
 import ran
 
-from harness.images import REPOSITORY
-
 PROBE = Path(__file__).parent / "probes/parser.py"
 WORK = "/run/parser"  # the folder in which the probe runs the runtime
-LAUNCHER = REPOSITORY / "launchers/gpu-py"
 
 
 @dataclass(frozen=True)
@@ -86,33 +81,6 @@ class RealParser:
         return json.loads(line)
 
 
-@dataclass
-class Launcher:
-    """The launcher's function read_arguments, in a shell that waits for command lines."""
-
-    stdin: IO[bytes]
-    stdout: IO[bytes]
-
-    def __post_init__(self) -> None:
-        self.stdin.write(LAUNCHER.read_bytes().partition(b"\ngp_self=$0")[0] + b"\n")
-
-    def ask(self, argv: Sequence[str]) -> tuple[str, str]:
-        """Return its verdict, "create", "pass" or "" for Python, and the bundle."""
-        words = b" ".join(os.fsencode(shlex.quote(word)) for word in argv)
-        answer = b'printf \'%s\\000%s\\000\' "$gp_verb" "$gp_bundle"'
-        self.stdin.write(b"set -- " + words + b'\nread_arguments "$@"\n' + answer + b"\n")
-        self.stdin.flush()
-        return self._read(), self._read()
-
-    def _read(self) -> str:
-        text = b""
-        while not text.endswith(b"\0"):
-            byte = self.stdout.read(1)
-            assert byte, "the shell died; it says why on standard error"
-            text += byte
-        return os.fsdecode(text[:-1])
-
-
 @contextmanager
 def _talk(argv: Sequence[str]) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -128,10 +96,3 @@ def real_parser(runtime: Runtime) -> Iterator[RealParser]:
     probe = [sys.executable, "-I", "-X", "utf8", str(PROBE), str(runtime.root), runtime.path]
     with _talk(["unshare", "--mount", *probe]) as pipes:
         yield RealParser(*pipes, runtime)
-
-
-@contextmanager
-def launcher() -> Iterator[Launcher]:
-    """Start a shell with the launcher's functions for a block."""
-    with _talk(["sh"]) as pipes:
-        yield Launcher(*pipes)

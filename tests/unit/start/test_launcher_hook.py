@@ -6,14 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from launchers import LAUNCHER, Installed
+from launchers import Installed
 
 from gpuhook import __version__, prestart_hook
-
-
-@pytest.fixture
-def installed(tmp_path: Path) -> Installed:
-    return Installed(tmp_path)
 
 
 class FakeHelper:
@@ -43,7 +38,6 @@ class FakeHelper:
 
 def ask(installed: Installed, act: str, *, bundle: str = "") -> tuple[int, str, str]:
     """Run the hook with a helper that acts so; return its status, stderr and what Python got."""
-    installed.program(installed.bin / "gpuhook-prestart", LAUNCHER.read_text())
     python = f'#!/bin/sh\nshift 5\n(echo "$@"; cat) >{installed.log}\n'
     installed.program(installed.bin / "python3", python)
     helper = FakeHelper(installed.folder, act)

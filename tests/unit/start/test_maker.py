@@ -1,17 +1,15 @@
 """A container stays with the low-level runtime that made it, whatever is configured meanwhile."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launchers import FUNCTIONS, Installed
+from launchers import Builds, Installed, Probe
 
 from gpuhook.ground.oci.runtime_argv import Arguments
 from gpuhook.runtime_shim import find_maker
-from gpuhook.standby import launcher_files
 
 VERBS = ("create", "run", "start", "delete", "state", "exec", "kill", "restore", "list", "what")
 KEPT = {"crun": "status", "runc": "state.json"}
@@ -24,12 +22,10 @@ NOT_ABOUT = ["list", "state OTHER", "features", "spec", "state .", "state ..", "
 
 
 @pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
+def kept(installed: Installed) -> Installed:
     """A launcher that has both low-level runtimes."""
-    made = Installed(tmp_path)
-    made.runtime("crun")
-    monkeypatch.setattr(launcher_files, "FOLDER", str(made.saved))
-    return made
+    installed.runtime("crun")
+    return installed
 
 
 def keep(root: Path, name: str, identity: str = "ID") -> None:
@@ -74,11 +70,8 @@ def test_other_runtimes_keep_what_looks_like_runcs(kept: Installed) -> None:
     assert kept.run("--root", str(kept.folder / "root"), "state", "ID").startswith("youki ")
 
 
-def test_where_its_maker_is_gone_python_says_so(kept: Installed) -> None:
-    script = kept.bin / "gpu-py"
-    usual = ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:"
-    text = script.read_text().replace(usual, ":")  # the machine has it
-    kept.program(script, text)
+def test_where_its_maker_is_gone_python_says_so(kept: Installed, builds: Builds) -> None:
+    kept.install(builds.bare)  # the machine has it
     (kept.path / "crun").unlink()
     kept.configure('[nvidia-container-runtime]\nruntimes = ["runc"]')
     keep(kept.folder / "root", "crun")
@@ -86,29 +79,59 @@ def test_where_its_maker_is_gone_python_says_so(kept: Installed) -> None:
     assert kept.run(*words, env={"PATH": str(kept.path)}) == "python runtime"
 
 
-words = st.lists(st.sampled_from(("ID", "crun", "-f", ".", "..", "a/ID", "", "OTHER")), max_size=4)
+# Where containers are kept below a folder, and which runtime made the one of a command line there.
+PLACES = "root/ID:runc", "root/crun:crun", "user/crun/other:crun", "user/runc/mine:runc"
+MAKERS = {
+    "--root {}/root state ID": "runc",
+    "--root={}/root state ID": "runc",
+    "--root {}/root exec --detach crun sh": "crun",
+    "--root {}/root state other": "",
+    "--root {}/root state nowhere ID": "runc",
+    "--root {}/root state ../root/ID": "",
+    "--root {}/root state .": "",
+    "--root {}/root state -ID": "",
+    "state other": "crun",
+    "state mine": "runc",
+    "delete --force mine": "runc",
+    "state ID": "",
+    "list": "",
+}
 
 
-@settings(max_examples=60)
-@given(words, st.sampled_from(VERBS), st.booleans())
-def test_script_finds_the_maker_that_python_finds(
-    tmp_path_factory: pytest.TempPathFactory, rest: list[str], verb: str, rooted: bool
-) -> None:
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory, probe: Probe) -> Path:
+    """A folder of containers, in which a user has the folder for them."""
     folder = tmp_path_factory.mktemp("maker")
-    keep(folder / "root", "crun", "crun")
-    keep(folder / "root", "runc")
-    keep(folder / "user/crun", "crun")
-    argv = [*(["--root", str(folder / "root")] if rooted else []), verb, *rest]
-    script = (
-        FUNCTIONS + '\ngp_made=\'\'\nread_arguments "$@"\nprintf "%s %s" "$gp_verb" "$gp_made"\n'
-    )
-    user = str(folder / "user")
-    done = subprocess.run(
-        ["sh", "-c", script, "sh", *argv], capture_output=True, check=True, text=True,
-        env={"XDG_RUNTIME_DIR": user},
-    )  # fmt: skip
-    said, _, made = done.stdout.partition(" ")
+    for place in PLACES:
+        path, _, name = place.partition(":")
+        keep((folder / path).parent, name, path.rpartition("/")[2])
+    probe.set_runtime_dir(str(folder / "user"))
+    return folder
+
+
+@pytest.mark.parametrize(("line", "maker"), MAKERS.items())
+def test_launcher_and_python_find_the_same_maker(
+    user: Path, probe: Probe, line: str, maker: str
+) -> None:
+    argv = line.format(user).split()
+    assert probe.arguments(argv)[3] == maker
+    assert find_maker(Arguments(argv), str(user / "user")) == maker
+
+
+words = st.lists(
+    st.sampled_from(("ID", "crun", "-f", ".", "..", "a/ID", "", "other", "mine", "x" * 300)),
+    max_size=4,
+)
+
+
+@settings(max_examples=200)
+@given(rest=words, verb=st.sampled_from(VERBS), rooted=st.booleans())
+def test_launcher_finds_the_maker_that_python_finds(
+    user: Path, probe: Probe, rest: list[str], verb: str, rooted: bool
+) -> None:
+    argv = [*(["--root", str(user / "root")] if rooted else []), verb, *rest]
+    said, _, _, made = probe.arguments(argv)
     if said == "pass":
-        assert made == find_maker(Arguments(argv), user)
+        assert made == find_maker(Arguments(argv), str(user / "user"))
     else:
         assert made == ""

@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""Compile launcher.c, with a table of what the Python modules say.
+
+usage: launchers/build_launcher.py OUTPUT [MACHINE]
+
+Without MACHINE, a C compiler of this system is used: $CC, or else musl-gcc, cc, gcc or clang, for a
+program without shared libraries where that can be linked. For a MACHINE (x86_64, aarch64), ziglang
+compiles a static program with musl, the same bytes on every system. CFLAGS and LDFLAGS are added.
+
+A program with musl starts sooner than one with glibc, which asks the processor for its features: in
+a virtual machine, the hypervisor answers each of those questions.
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE / "launcher.c"
+# The names that the program is installed under; which one it is called by says what it does.
+NAMES = ("gpu-py", "gpuhook-prestart", "gpuhook-cdi-hook", "gpuhook-container-cli")
+MACHINES = ("x86_64", "aarch64")
+FLAGS = (
+    "-std=c11", "-O2", "-Wall", "-Wextra", "-fPIE", "-fstack-protector-strong",
+    "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack",
+)  # fmt: skip
+# Compilers in the order in which they are tried, each with options for a program without shared
+# libraries, or else for one with them. musl-gcc can't make a static one position-independent.
+_STATIC, _DYNAMIC = "-static-pie", "-pie"
+COMPILERS = {
+    "musl-gcc": ("-static",),
+    "cc": (_STATIC, _DYNAMIC),
+    "gcc": (_STATIC, _DYNAMIC),
+    "clang": (_STATIC, _DYNAMIC),
+}
+INSTALL = (
+    "Install gcc and the headers of the C library (Debian: gcc libc6-dev, Fedora: gcc "
+    "glibc-devel), and try again"
+)
+
+
+class NoCompilerError(Exception):
+    """There is no C compiler that works; the message says what to install."""
+
+
+def table(changed: Mapping[str, str] | None = None) -> str:
+    """Return launcher_table.h; ``changed`` has other values for some of its texts."""
+    sys.path.insert(0, str(HERE.parent / "src"))
+    try:
+        from gpuhook.ground import names  # noqa: PLC0415 - of this tree, whatever is installed
+        from gpuhook.ground.config.model import DEFAULT_PATH, Config  # noqa: PLC0415
+        from gpuhook.standby import askers, helper, launcher_files, place, seats  # noqa: PLC0415
+    finally:
+        del sys.path[0]
+    triggers = launcher_files.words(Config()) or ()  # the defaults have some
+    texts = {
+        "DEFAULT_CONFIG": DEFAULT_PATH,
+        "SAVED_FOLDER": launcher_files.FOLDER,
+        "PATH_CHARACTERS": "".join(sorted(launcher_files.PATH_CHARACTERS)),
+        "SEARCH_PATH": names.SEARCH_PATH,
+        "DEFAULT_RUNTIMES": "".join(f"{name}:" for name in Config().runtimes),
+        "DEFAULT_TRIGGERS": "".join(f"{each}\n" for each in (*triggers, launcher_files.END_MARKER)),
+        "END_MARKER": launcher_files.END_MARKER,
+        "READY": place.FOLDER,
+        "SERVER_OPTION": place.OPTION,
+        "SERVER_REQUESTS": f"fd/{seats.DOOR}",
+        "SERVER_FOLDER": f"fd/{seats.MARK}",
+        "SERVER_LAUNCHER": f"fd/{seats.LAUNCHER}",
+        **(changed or {}),
+    }
+    numbers = {
+        "SLOT_FIRST": seats.SEATS,
+        "SLOT_COUNT": seats.SEAT_COUNT,
+        "HOOK_STATE": helper.STATE_FD,
+        "HOOK_SLOT": askers.HOOKS_SEAT,
+    }
+    lines = [f"#define {name} {_quoted(text)}" for name, text in texts.items()]
+    lines += [f"#define {name} {number}" for name, number in numbers.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """Return a text of printable ASCII and ends of lines as C has it."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def compile_with(
+    command: list[str],
+    output: Path,
+    source: Path = SOURCE,
+    changed: Mapping[str, str] | None = None,
+) -> None:
+    """Compile launcher.c, or a source that includes it, by a compiler with its options.
+
+    CalledProcessError if it fails. ``changed`` as for ``table``.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "launcher_table.h").write_text(table(changed), encoding="ascii")
+        words = [*command, "-I", folder, "-I", str(HERE), str(source), "-o", str(output)]
+        subprocess.run(words, check=True, capture_output=True, text=True)
+
+
+def build(output: Path, machine: str | None = None) -> None:
+    """Compile the launcher; NoCompilerError if that can't be done here."""
+    flags = [*FLAGS, "-s", *shlex.split(os.environ.get("CFLAGS", ""))]
+    more = shlex.split(os.environ.get("LDFLAGS", ""))
+    if machine is not None:
+        zig = [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-musl"]
+        compile_with([*zig, *flags, "-static", "-pie", "-Werror", *more], output)
+        return
+    failed = "No C compiler was found for gpu-py"
+    for command, links in _compilers():
+        for link in links:
+            try:
+                compile_with([*command, *flags, link, *more], output)
+            except (OSError, subprocess.CalledProcessError) as error:
+                reason = str(getattr(error, "stderr", "") or error).strip().rstrip(".")
+                failed = f"{command[0]} can't compile gpu-py: {reason}"
+            else:
+                return
+    raise NoCompilerError(f"{failed}. {INSTALL}.")
+
+
+def _compilers() -> list[tuple[list[str], tuple[str, ...]]]:
+    """Return the commands of the compilers that there are, with the options to link."""
+    named = shlex.split(os.environ.get("CC", ""))
+    if named:
+        return [(named, COMPILERS["cc"])]
+    return [([name], links) for name, links in COMPILERS.items() if shutil.which(name)]
+
+
+def main() -> None:
+    """Compile what the command line says."""
+    words = sys.argv[1:]
+    known = not words[1:] or words[1:] in [[each] for each in MACHINES]
+    if not words or words[0].startswith("-") or not known:
+        sys.exit(__doc__)
+    try:
+        build(Path(words[0]), *words[1:])
+    except NoCompilerError as error:
+        sys.exit(f"build_launcher.py: {error}")
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"build_launcher.py: ziglang can't compile gpu-py: {error.stderr}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,990 @@
+// The launcher: gpu-py, gpuhook-prestart, gpuhook-cdi-hook and gpuhook-container-cli.
+//
+// Engines call an OCI runtime three or four times for every container, and a Python start costs as
+// much as all that the low-level runtime does in such a call. So this program does without Python
+// what needs none. What it does depends on the name that it is installed under:
+//
+//   gpu-py            becomes the low-level runtime for verbs that create nothing, and for a create
+//                     whose config.json has none of the trigger strings that every request has.
+//                     For any other create, it has the prefork server edit config.json first.
+//   gpuhook-prestart  has the container's worker do the hook's work (standby/helper.py).
+//   gpuhook-cdi-hook  the same, or has the prefork server do it (standby/standby.py).
+//
+// Whatever it isn't sure of goes to isolated Python (_start.py), and so does everything that
+// gpuhook-container-cli is asked. It reads a bounded part of every file, waits for no process
+// without a time limit, and reads nothing that a container can write.
+//
+// launchers/build_launcher.py makes launcher_table.h of the Python modules.
+
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "launcher_table.h"
+
+#ifndef CHUNK
+#define CHUNK 65536 // bytes of config.json that are searched at a time
+#endif
+#define TRIGGER_LONGEST (CHUNK / 2)
+#define TRIGGERS_MOST 1024
+#define SPEC_MOST (64L << 20) // bytes of config.json, as for Python
+#define SAVED_MOST 65536      // bytes of a file that Python has saved
+#define LINE_MOST 65536       // bytes of an answer
+#define ABOUT_MOST 2000       // bytes of what a question is about
+#define LINKS_MOST 40
+#define CLAIMS_MOST 8
+#define ANSWER_MS 10000 // the server and its workers are killed within 5 s (standby/server.py)
+#define WORK_MS 70000   // a worker is killed after 60 s (standby/helper.py)
+
+struct text {
+    const char *at;
+    size_t length;
+};
+
+struct arguments {
+    enum { FOR_PYTHON, CREATES_NOTHING, CREATES } verb;
+    const char *bundle; // of create and run
+    bool is_usual;      // there is one id, and nothing follows it, as engines write it
+    const char *root;   // "": none is given
+    const char *maker;  // crun or runc where that one has the container, else NULL
+};
+
+// Options before and after the verb, with a value and without: what all runtimes read in one way.
+static const char *const VALUES_BEFORE[] = {
+    "--root",     "--log",  "--log-format",     "--log-level",
+    "--rootless", "--criu", "--cgroup-manager", NULL,
+};
+static const char *const FLAGS_BEFORE[] = {"--debug", "--systemd-cgroup", NULL};
+static const char *const VALUES_AFTER[] = {
+    "--bundle", "--pid-file", "--console-socket", "--pidfd-socket", "--preserve-fds", NULL,
+};
+static const char *const FLAGS_AFTER[] = {
+    "--no-pivot", "--no-new-keyring", "--no-subreaper", "--keep", "--detach", "-d", NULL,
+};
+static const char *const TELLING[] = {"--version", "-v", "--help", "-h", NULL};
+static const char *const CREATING[] = {"create", "run", NULL};
+static const char *const CREATING_NOTHING[] = {
+    "start",  "delete", "state",  "kill",     "exec", "ps",         "list", "events",
+    "update", "pause",  "resume", "features", "spec", "checkpoint", NULL,
+};
+
+// What could lead an interpreter or its loader elsewhere. _start.py gives it back to the runtime.
+#define HIDDEN_PREFIX "GPUHOOK_HIDDEN_"
+static const char *const HIDDEN[] = {
+    "LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "LD_DEBUG", "LD_DEBUG_OUTPUT", "LD_PROFILE",
+    "LD_PROFILE_OUTPUT", "LD_ORIGIN_PATH", "LD_DYNAMIC_WEAK", "GLIBC_TUNABLES", "GCONV_PATH",
+    "LOCPATH", "NLSPATH", NULL,
+};
+
+static char self[PATH_MAX];   // the path that was called, with the links at its end followed
+static char config[PATH_MAX]; // config.toml
+static bool config_is_named;  // by the environment
+static bool config_exists;
+static struct stat config_status;
+static char saved[PATH_MAX];            // the folder of what Python has saved of it
+static const char *program = "runtime"; // what Python is to be
+
+// Texts and paths ---------------------------------------------------------------------------------
+
+static bool is_one_of(const char *const *names, const char *word, size_t length)
+{
+    for (; *names != NULL; names++)
+        if (strlen(*names) == length && memcmp(*names, word, length) == 0)
+            return true;
+    return false;
+}
+
+static bool is_any(const char *const *names, const char *word)
+{
+    return is_one_of(names, word, strlen(word));
+}
+
+static bool equals(struct text text, const char *word)
+{
+    return text.length == strlen(word) && memcmp(text.at, word, text.length) == 0;
+}
+
+static bool begins(const char *word, const char *start)
+{
+    return strncmp(word, start, strlen(start)) == 0;
+}
+
+static bool is_number(const char *word)
+{
+    size_t length = strspn(word, "0123456789");
+    return length > 0 && length < 10 && word[length] == '\0';
+}
+
+// Tells whether a path is absolute, and has no ".." and no unusual character.
+static bool is_plain_path(const char *path)
+{
+    return path[0] == '/' && strstr(path, "..") == NULL &&
+           path[strspn(path, PATH_CHARACTERS)] == '\0';
+}
+
+static const char *base_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash == NULL ? path : slash + 1;
+}
+
+// Writes a text into an array; returns false, and leaves it empty, where the text is too long.
+#define PRINT(array, ...) print(array, sizeof(array), __VA_ARGS__)
+__attribute__((format(printf, 3, 4)))
+static bool print(char *to, size_t size, const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    int length = vsnprintf(to, size, format, values);
+    va_end(values);
+    if (length >= 0 && (size_t)length < size)
+        return true;
+    to[0] = '\0';
+    return false;
+}
+
+// Writes the folder of a path into an array of PATH_MAX bytes.
+static void folder_of(char *folder, const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    if (slash == NULL)
+        print(folder, PATH_MAX, ".");
+    else
+        print(folder, PATH_MAX, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+}
+
+// Takes a part off the front of a text, up to a separator; returns false where there is none.
+static bool take(struct text *rest, char separator, struct text *part)
+{
+    const char *end = memchr(rest->at, separator, rest->length);
+    if (end == NULL)
+        return false;
+    *part = (struct text){rest->at, (size_t)(end - rest->at)};
+    *rest = (struct text){end + 1, rest->length - part->length - 1};
+    return true;
+}
+
+// Files -------------------------------------------------------------------------------------------
+
+static bool is_same(const struct stat *one, const struct stat *other)
+{
+    return one->st_dev == other->st_dev && one->st_ino == other->st_ino;
+}
+
+static bool is_file(const char *path)
+{
+    struct stat status;
+    return stat(path, &status) == 0 && S_ISREG(status.st_mode);
+}
+
+// Tells whether a file is younger than another one, if that exists.
+static bool is_younger(const struct stat *file, const char *path)
+{
+    struct stat other;
+    if (stat(path, &other) != 0)
+        return true;
+    if (file->st_mtim.tv_sec != other.st_mtim.tv_sec)
+        return file->st_mtim.tv_sec > other.st_mtim.tv_sec;
+    return file->st_mtim.tv_nsec > other.st_mtim.tv_nsec;
+}
+
+// Reads a file up to its end, or until the buffer is full; returns the number of bytes, or -1.
+static ssize_t read_all(int file, char *buffer, size_t size)
+{
+    size_t length = 0;
+    ssize_t more = 1;
+    while (more > 0 && length < size) {
+        more = read(file, buffer + length, size - length);
+        length += more > 0 ? (size_t)more : 0;
+    }
+    return more < 0 ? -1 : (ssize_t)length;
+}
+
+// Sets self. A link to this program leads to the folder that the package is looked for from.
+static void find_self(const char *called)
+{
+    const char *path = (const char *)getauxval(AT_EXECFN); // argv[0] is any word of the caller's
+    char target[PATH_MAX], folder[PATH_MAX];
+    PRINT(self, "%s", path != NULL ? path : called);
+    for (int links = 0; links < LINKS_MOST; links++) {
+        ssize_t length = readlink(self, target, sizeof target);
+        if (length <= 0 || (size_t)length == sizeof target)
+            return;
+        target[length] = '\0';
+        folder_of(folder, self);
+        if (!(target[0] == '/' ? PRINT(self, "%s", target) : PRINT(self, "%s/%s", folder, target)))
+            return;
+    }
+}
+
+// The command line --------------------------------------------------------------------------------
+
+// Returns which of crun and runc has a container, or NULL: each keeps a file that the other can't
+// read. Where another one was installed or configured meanwhile, the first of the list could
+// neither stop nor delete it. A user's folder, which su leaves in root's environment, says nothing.
+static const char *find_maker(const char *id, const char *root)
+{
+    static const struct {
+        const char *name, *file;
+    } makers[] = {{"crun", "status"}, {"runc", "state.json"}};
+    struct stat status;
+    char path[PATH_MAX];
+    const char *own = getenv("XDG_RUNTIME_DIR");
+    if (id[0] == '\0' || id[0] == '-' || id[0] == '.' || strchr(id, '/') != NULL)
+        return NULL;
+    if (own == NULL || stat(own, &status) != 0 || status.st_uid != geteuid())
+        own = "/run"; // protects: own-runtime-folder
+    for (int at = 0; at < 2; at++) {
+        const char *name = makers[at].name, *file = makers[at].file;
+        bool found = root[0] != '\0'
+                         ? PRINT(path, "%s/%s/%s", root, id, file) && is_file(path)
+                         : (PRINT(path, "%s/%s/%s/%s", own, name, id, file) && is_file(path)) ||
+                               (PRINT(path, "/run/%s/%s/%s", name, id, file) && is_file(path));
+        if (found)
+            return name;
+    }
+    return NULL;
+}
+
+// Returns an option's value, and moves on to the word that it is; NULL where there is none.
+static const char *value_of(const char *word, int *at, int count, char *const *words)
+{
+    const char *sign = strchr(word, '=');
+    if (sign != NULL)
+        return sign + 1;
+    return ++*at < count ? words[*at] : NULL;
+}
+
+// Reads the words before the verb; returns its number, or that of a word that isn't known.
+static int read_before(int count, char *const *words, struct arguments *found)
+{
+    int at = 0;
+    for (; at < count; at++) {
+        const char *word = words[at];
+        size_t length = strcspn(word, "=");
+        if (is_any(FLAGS_BEFORE, word))
+            continue;
+        if (!is_one_of(VALUES_BEFORE, word, length))
+            break;
+        const char *value = value_of(word, &at, count, words);
+        if (value != NULL && length == strlen("--root") && begins(word, "--root"))
+            found->root = value;
+    }
+    return at;
+}
+
+// Reads the words after create and run; returns false where it is Python's to tell what they mean.
+static bool read_after(int count, char *const *words, struct arguments *found)
+{
+    int ids = 0;
+    for (int at = 0; at < count; at++) {
+        const char *word = words[at];
+        size_t length = strcspn(word, "=");
+        ids = ids > 0 ? 2 : 0;
+        if (word[0] != '-') {
+            ids = ids > 0 ? 2 : 1;
+            continue;
+        }
+        if (is_any(FLAGS_AFTER, word))
+            continue;
+        bool is_short = strcmp(word, "-b") == 0;
+        if (!is_short && !is_one_of(VALUES_AFTER, word, length))
+            return false;
+        const char *value = value_of(word, &at, count, words);
+        if (value == NULL)
+            return false;
+        if (is_short || (length == strlen("--bundle") && begins(word, "--bundle")))
+            found->bundle = value;
+    }
+    found->is_usual = ids == 1;
+    return found->bundle[0] != '\0';
+}
+
+// Reads the words after gpu-py: what isn't clear is FOR_PYTHON, as in runtime_argv.py.
+static struct arguments read_arguments(int count, char *const *words)
+{
+    struct arguments found = {FOR_PYTHON, ".", false, "", NULL};
+    int at = read_before(count, words, &found);
+    if (count == 1 && is_any(TELLING, words[0]))
+        found.verb = CREATES_NOTHING;
+    else if (at < count && is_any(CREATING_NOTHING, words[at]))
+        found.verb = CREATES_NOTHING;
+    else if (at < count && is_any(CREATING, words[at]))
+        found.verb = read_after(count - at - 1, words + at + 1, &found) ? CREATES : FOR_PYTHON;
+    if (found.verb == CREATES_NOTHING)
+        while (++at < count && found.maker == NULL)
+            found.maker = find_maker(words[at], found.root);
+    return found;
+}
+
+// What Python has saved of config.toml ------------------------------------------------------------
+
+// Sets config and saved. NVIDIA's toolkit has a variable of its own, which ours overrides. Of the
+// hook of a CDI document, the words say which file it is.
+static void find_config(const char *given)
+{
+    const char *ours = getenv("GPUHOOK_CONFIG"), *theirs = getenv("NVIDIA_CTK_CONFIG_FILE_PATH");
+    if ((ours == NULL || ours[0] == '\0') && theirs != NULL && theirs[0] != '\0') {
+        setenv("GPUHOOK_CONFIG", theirs, 1);
+        ours = getenv("GPUHOOK_CONFIG");
+    }
+    config_is_named = ours != NULL && ours[0] != '\0';
+    PRINT(config, "%s", given != NULL ? given : config_is_named ? ours : DEFAULT_CONFIG);
+    config_exists = stat(config, &config_status) == 0;
+    PRINT(saved, "%s%s", SAVED_FOLDER, config_exists ? config : "/defaults");
+}
+
+// Tells whether what was saved is of this very configuration: of this file, which another one with
+// the same time may have replaced (Nix gives all of them one), and of this time.
+static bool is_of_config(void)
+{
+    char path[PATH_MAX];
+    struct stat link, time;
+    return PRINT(path, "%s/config", saved) && stat(path, &link) == 0 &&
+           is_same(&link, &config_status) && PRINT(path, "%s/time", saved) &&
+           stat(path, &time) == 0 && time.st_uid == geteuid() &&
+           time.st_mtim.tv_sec == config_status.st_mtim.tv_sec &&
+           time.st_mtim.tv_nsec == config_status.st_mtim.tv_nsec;
+}
+
+// Reads a file that Python has saved, into a buffer of SAVED_MOST bytes: root's own, and younger
+// than this program, the configuration and its folder (a file that is moved there keeps its time).
+// Otherwise Python is to save it again.
+static bool read_saved(const char *name, char *buffer, struct text *content)
+{
+    char path[PATH_MAX], folder[PATH_MAX];
+    struct stat status;
+    if (!is_plain_path(config) || (config_is_named && !config_exists))
+        return false;
+    program = "runtime-save";
+    if (!PRINT(path, "%s/%s", saved, name) || (config_exists && !is_of_config()))
+        return false;
+    int file = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (file < 0)
+        return false;
+    folder_of(folder, config);
+    bool fresh = fstat(file, &status) == 0 && S_ISREG(status.st_mode) &&
+                 status.st_uid == geteuid() && is_younger(&status, config) &&
+                 is_younger(&status, folder) && is_younger(&status, self);
+    ssize_t length = fresh ? read_all(file, buffer, SAVED_MOST) : -1;
+    close(file);
+    if (length < 0 || length == SAVED_MOST)
+        return false;
+    *content = (struct text){buffer, (size_t)length};
+    program = "runtime";
+    return true;
+}
+
+static bool has_config(void)
+{
+    return config_is_named || config_exists;
+}
+
+// The low-level runtime ---------------------------------------------------------------------------
+
+// Becomes the program of that path, if there is one that isn't this launcher. Returns false where
+// there is none, and true where it can't be started: Python says why.
+static bool become(const char *path, char **argv)
+{
+    struct stat status, own;
+    if (stat(path, &status) != 0 || !S_ISREG(status.st_mode) || access(path, X_OK) != 0)
+        return false;
+    if (stat(self, &own) == 0 && is_same(&status, &own))
+        return false;
+    argv[0] = (char *)path;
+    execv(path, argv);
+    return true;
+}
+
+// Becomes a low-level runtime: of a path, or the first of that name in PATH and the usual folders.
+static bool become_named(struct text name, char **argv)
+{
+    char path[PATH_MAX];
+    const char *lists[] = {getenv("PATH"), SEARCH_PATH};
+    if (name.length == 0 || name.length >= PATH_MAX)
+        return false;
+    if (memchr(name.at, '/', name.length) != NULL)
+        return PRINT(path, "%.*s", (int)name.length, name.at) && become(path, argv);
+    for (int at = 0; at < 2; at++) {
+        for (const char *folder = lists[at], *next; folder != NULL; folder = next) {
+            size_t length = strcspn(folder, ":");
+            next = folder[length] == ':' ? folder + length + 1 : NULL;
+            if (folder[0] != '/' || length >= PATH_MAX)
+                continue; // the caller alone knows to what it is relative
+            if (PRINT(path, "%.*s/%.*s", (int)length, folder, (int)name.length, name.at) &&
+                become(path, argv))
+                return true;
+        }
+    }
+    return false;
+}
+
+// Becomes the low-level runtime that made the container, else the first that exists, as
+// find_runtime of runtime_shim.py says; returns where that is for Python to tell.
+static void become_runtime(const char *maker, char **argv)
+{
+    static char buffer[SAVED_MOST];
+    struct text runtimes = {DEFAULT_RUNTIMES, strlen(DEFAULT_RUNTIMES)}, content, name;
+    if (read_saved("runtimes", buffer, &content)) {
+        // A line without its end is of a file that was cut short.
+        if (!take(&content, '\n', &runtimes) || runtimes.length == 0 ||
+            runtimes.at[runtimes.length - 1] != ':') {
+            program = "runtime-save";
+            return; // protects: runtimes-cut-short
+        }
+    } else if (has_config()) {
+        return;
+    }
+    const char *other = maker == NULL ? NULL : strcmp(maker, "crun") == 0 ? "runc" : "crun";
+    while (take(&runtimes, ':', &name)) {
+        const char *slash = memrchr(name.at, '/', name.length);
+        const char *base = slash == NULL ? name.at : slash + 1;
+        size_t length = name.length - (size_t)(base - name.at);
+        if (other != NULL && memmem(base, length, other, strlen(other)) != NULL)
+            continue;
+        if (become_named(name, argv))
+            return;
+    }
+    if (maker != NULL)
+        become_named((struct text){maker, strlen(maker)}, argv);
+}
+
+// Trigger strings ---------------------------------------------------------------------------------
+
+static struct text triggers[TRIGGERS_MOST];
+static size_t trigger_count, trigger_longest;
+static unsigned char pairs[65536 / 8]; // a bit for each pair of bytes that a trigger begins with
+
+static void add_trigger(struct text trigger)
+{
+    unsigned first = (unsigned char)trigger.at[0] << 8;
+    unsigned second = trigger.length > 1 ? (unsigned char)trigger.at[1] : 0;
+    unsigned last = trigger.length > 1 ? second : 255;
+    for (unsigned pair = first | second; pair <= (first | last); pair++)
+        pairs[pair / 8] |= (unsigned char)(1 << pair % 8);
+    triggers[trigger_count++] = trigger;
+    if (trigger.length > trigger_longest)
+        trigger_longest = trigger.length;
+}
+
+// Reads trigger strings, a line each; returns false unless END_MARKER says that there are no more.
+static bool read_triggers(struct text content)
+{
+    struct text line;
+    while (take(&content, '\n', &line)) {
+        if (equals(line, END_MARKER))
+            return content.length == 0;
+        if (line.length == 0 || line.length > TRIGGER_LONGEST || trigger_count == TRIGGERS_MOST)
+            return false;
+        add_trigger(line);
+    }
+    return false; // protects: triggers-cut-short
+}
+
+// Tells whether there is a trigger in some bytes, which a NUL follows.
+static bool has_trigger(const char *data, size_t length)
+{
+    for (size_t at = 0; at < length; at++) {
+        unsigned pair = (unsigned)(unsigned char)data[at] << 8 | (unsigned char)data[at + 1];
+        if ((pairs[pair / 8] & 1 << pair % 8) == 0)
+            continue;
+        for (size_t each = 0; each < trigger_count; each++)
+            if (triggers[each].length <= length - at &&
+                memcmp(triggers[each].at, data + at, triggers[each].length) == 0)
+                return true;
+    }
+    return false;
+}
+
+// Tells whether a file has no trigger: false also for one that can't be read as a whole.
+static bool has_no_trigger(int file)
+{
+    static char data[CHUNK + 1];
+    size_t kept = 0;
+    for (long total = 0; total <= SPEC_MOST;) {
+        ssize_t more = read(file, data + kept, CHUNK - kept);
+        if (more <= 0)
+            return more == 0;
+        size_t length = kept + (size_t)more;
+        data[length] = '\0';
+        if (has_trigger(data, length))
+            return false;
+        kept = length < trigger_longest ? length : trigger_longest - 1;
+        memmove(data, data + length - kept, kept);
+        total += more;
+    }
+    return false;
+}
+
+// Tells whether config.json surely asks for nothing. One that is missing or broken is Python's.
+static bool asks_for_nothing(const char *bundle)
+{
+    char path[PATH_MAX];
+    struct stat status;
+    int flags = O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
+    int file = PRINT(path, "%s/config.json", bundle) ? open(path, flags) : -1;
+    if (file < 0)
+        return false;
+    bool nothing = fstat(file, &status) == 0 && S_ISREG(status.st_mode) && has_no_trigger(file);
+    close(file);
+    return nothing;
+}
+
+// Finds the trigger strings; returns false where Python must first say which they are.
+static bool knows_triggers(void)
+{
+    static char buffer[SAVED_MOST];
+    struct text content = {DEFAULT_TRIGGERS, strlen(DEFAULT_TRIGGERS)};
+    if (!read_saved("words", buffer, &content) && has_config())
+        return false;
+    if (read_triggers(content))
+        return true;
+    program = "runtime-save";
+    return false;
+}
+
+// Other processes ---------------------------------------------------------------------------------
+
+static bool was_killed; // the process that did the hook's work
+
+// Returns a descriptor of /proc/PID, which is that process' whoever gets its number later; or -1.
+static int open_process(const char *number)
+{
+    char path[32];
+    return is_number(number) && PRINT(path, "/proc/%s", number)
+               ? open(path, O_PATH | O_DIRECTORY | O_CLOEXEC)
+               : -1;
+}
+
+// Tells whether what is open there, or a namespace, is that one.
+static bool has(int process, const char *name, const struct stat *what)
+{
+    struct stat status;
+    return fstatat(process, name, &status, 0) == 0 && is_same(&status, what);
+}
+
+static bool shares(int process, const char *namespace)
+{
+    struct stat own;
+    char path[32];
+    return PRINT(path, "/proc/self/%s", namespace) && stat(path, &own) == 0 &&
+           has(process, namespace, &own);
+}
+
+// Tells whether a process isn't stopped, frozen, or held by a debugger that is stopped itself, so
+// that an answer may come of it. The kernel kills one that is stopped later (standby/server.py).
+static bool is_running(int process)
+{
+    char text[4096];
+    int file = openat(process, "status", O_RDONLY | O_CLOEXEC);
+    ssize_t length = file < 0 ? -1 : read_all(file, text, sizeof text - 1);
+    if (file >= 0)
+        close(file);
+    if (length < 0)
+        return false;
+    text[length] = '\0';
+    const char *state = strstr(text, "\nState:\t");
+    return state != NULL && (state[8] == 'R' || state[8] == 'S');
+}
+
+// Opens a process' pipe, without waiting; returns -1 where it is no pipe.
+static int open_pipe(int process, const char *name, int flags)
+{
+    struct stat status;
+    if (fstatat(process, name, &status, 0) != 0 || !S_ISFIFO(status.st_mode))
+        return -1;
+    int pipe = openat(process, name, flags | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (pipe < 0 || (fstat(pipe, &status) == 0 && S_ISFIFO(status.st_mode)))
+        return pipe;
+    close(pipe);
+    return -1;
+}
+
+// Writes a line into a pipe at once, or not at all.
+static bool tell(int pipe, const char *line)
+{
+    struct sigaction ignored = {.sa_handler = SIG_IGN}, before;
+    if (sigaction(SIGPIPE, &ignored, &before) != 0)
+        return false;
+    ssize_t length = (ssize_t)strlen(line);
+    bool told = write(pipe, line, (size_t)length) == length;
+    sigaction(SIGPIPE, &before, NULL);
+    return told;
+}
+
+static long long now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
+}
+
+// What comes out of a pipe.
+struct answer {
+    int pipe;
+    size_t length, taken;
+    char text[LINE_MOST];
+};
+
+// Waits for the next line, so many milliseconds at most; returns false where none comes.
+static bool read_line(struct answer *answer, long long patience, struct text *line)
+{
+    long long end = now_ms() + patience;
+    while (answer->length < sizeof answer->text) {
+        struct text rest = {answer->text + answer->taken, answer->length - answer->taken};
+        if (take(&rest, '\n', line)) {
+            answer->taken += line->length + 1;
+            return true;
+        }
+        long long left = end - now_ms();
+        struct pollfd ready = {answer->pipe, POLLIN, 0};
+        int happened = poll(&ready, 1, left > 0 ? (int)left : 0);
+        if (happened == 0 || (happened < 0 && errno != EINTR))
+            return false;
+        size_t space = sizeof answer->text - answer->length;
+        ssize_t more = read(answer->pipe, answer->text + answer->length, space);
+        if (more == 0 || (more < 0 && errno != EAGAIN && errno != EINTR))
+            return false;
+        answer->length += more > 0 ? (size_t)more : 0;
+    }
+    return false;
+}
+
+// Reads how the work went that another process does for this hook, and ends with that. Returns
+// where none has taken it, and where one has been killed then.
+static void end_with(struct answer *answer, long long patience)
+{
+    struct text line;
+    if (!read_line(answer, patience, &line) || !equals(line, "taken"))
+        return;
+    if (!read_line(answer, WORK_MS, &line)) {
+        was_killed = true;
+        return;
+    }
+    if (equals(line, "done"))
+        _exit(0);
+    dprintf(STDERR_FILENO, "%s: %.*s\n", base_of(self), (int)line.length, line.at);
+    _exit(1);
+}
+
+// Writes the number of this process in the /proc that is mounted: a hook of a CDI document is in
+// the container's namespaces already, but not yet in its root.
+static bool find_number(char *number, size_t size)
+{
+    ssize_t length = readlink("/proc/self", number, size);
+    if (length <= 0 || (size_t)length >= size)
+        return false;
+    number[length] = '\0';
+    return is_number(number);
+}
+
+// A hook, where the runtime has started a worker for it: tells the worker this process' number, so
+// that it can read the container's state from HOOK_STATE, and waits for the answer. The words are
+// the worker's number, those of its two pipes and of the bundle's folder, and the folder's path.
+static void ask_worker(char *const *words)
+{
+    static struct answer answer;
+    struct stat bundle;
+    char number[16], line[20], asked_name[32], answer_name[32], bundle_name[32];
+    if (!is_number(words[1]) || !is_number(words[2]) || !is_number(words[3]) ||
+        !PRINT(asked_name, "fd/%s", words[1]) || !PRINT(answer_name, "fd/%s", words[2]) ||
+        !PRINT(bundle_name, "fd/%s", words[3]) || !find_number(number, sizeof number) ||
+        !PRINT(line, "%s\n", number) || dup3(STDIN_FILENO, HOOK_STATE, O_CLOEXEC) < 0)
+        return;
+    int process = open_process(words[0]);
+    if (process < 0 || stat(words[4], &bundle) != 0 || !has(process, bundle_name, &bundle))
+        return;
+    if (!is_running(process))
+        return; // protects: stopped-worker
+    int asked = open_pipe(process, asked_name, O_WRONLY);
+    answer.pipe = open_pipe(process, answer_name, O_RDONLY);
+    if (asked >= 0 && answer.pipe >= 0 && tell(asked, line))
+        end_with(&answer, WORK_MS);
+}
+
+// The prefork server ------------------------------------------------------------------------------
+
+// Tells whether a process is a server for this launcher: it has the folder open that root alone may
+// enter, and this very launcher, and is in our namespaces. The server itself looks from which
+// namespaces a CDI document's hook was started, because that is in the container's.
+static bool is_server(int process, const struct stat *folder, bool creates)
+{
+    char path[PATH_MAX], own[PATH_MAX];
+    struct stat launcher;
+    folder_of(own, self);
+    if (!PRINT(path, "%s/gpu-py", own) || stat(creates ? self : path, &launcher) != 0)
+        return false;
+    if (!has(process, SERVER_FOLDER, folder) || !shares(process, "ns/user"))
+        return false;
+    if (!has(process, SERVER_LAUNCHER, &launcher))
+        return false; // protects: own-installation
+    if (creates && !shares(process, "ns/mnt"))
+        return false; // protects: own-mount-namespace
+    return !creates || shares(process, "ns/pid");
+}
+
+// Claims one of the slots that answers are read from: a file can be made once. Returns its number,
+// or -1 where many have claimed theirs before.
+static int claim_slot(int folder, const char *server, int number)
+{
+    char name[48];
+    for (int tries = 0; tries < CLAIMS_MOST; tries++) {
+        int slot = (number % SLOT_COUNT + 7 * tries) % SLOT_COUNT;
+        int flags = O_WRONLY | O_CREAT | O_CLOEXEC;
+        flags |= O_EXCL; // protects: one-slot
+        int file = PRINT(name, ".%s.%d", server, slot) ? openat(folder, name, flags, 0600) : -1;
+        if (file >= 0) {
+            close(file);
+            return slot;
+        }
+    }
+    return -1;
+}
+
+// Asks a server from a claimed slot; returns false where it can't be asked. A hook reads the answer
+// from HOOK_SLOT, by which the server knows it.
+static bool ask_from(int slot, int process, const char *number, const char *about, bool creates,
+                     struct answer *answer)
+{
+    char line[ABOUT_MOST + 64], name[32];
+    answer->pipe = -1;
+    if (!PRINT(line, "%d %s %s\n", slot, number, about) || !PRINT(name, "fd/%d", SLOT_FIRST + slot))
+        return false;
+    int requests = open_pipe(process, SERVER_REQUESTS, O_WRONLY);
+    int pipe = open_pipe(process, name, O_RDONLY), reads = pipe;
+    if (!creates && pipe >= 0) {
+        reads = dup3(pipe, HOOK_SLOT, O_CLOEXEC); // in the place of what was there
+        close(pipe);
+    }
+    bool asked = requests >= 0 && reads >= 0 && tell(requests, line);
+    close(requests);
+    answer->pipe = reads;
+    answer->length = answer->taken = 0;
+    return asked;
+}
+
+// Asks the servers of this configuration, until one has edited the config.json in the folder that
+// this is about; or done the work of a hook, which ends then. Another mount namespace has a server
+// of its own, whose name is in the same folder.
+static bool ask_servers(const char *about, const char *number, bool creates)
+{
+    static struct answer answer;
+    char path[PATH_MAX], go[32];
+    struct stat folder, name;
+    struct text line;
+    DIR *names = PRINT(path, "%s/" READY, saved) ? opendir(path) : NULL;
+    if (names == NULL || fstat(dirfd(names), &folder) != 0 || !PRINT(go, "go %s", number))
+        return false;
+    bool done = false;
+    for (struct dirent *entry; !done && !was_killed && (entry = readdir(names)) != NULL;) {
+        if (fstatat(dirfd(names), entry->d_name, &name, 0) != 0 || name.st_uid != geteuid())
+            continue;
+        int process = open_process(entry->d_name);
+        if (process < 0)
+            continue;
+        bool asks = is_server(process, &folder, creates);
+        if (!is_running(process))
+            asks = false; // protects: server-running
+        int slot = asks ? claim_slot(dirfd(names), entry->d_name, atoi(number)) : -1;
+        asks = slot >= 0 && ask_from(slot, process, number, about, creates, &answer);
+        close(process);
+        if (asks && creates)
+            done = read_line(&answer, ANSWER_MS, &line) && equals(line, go);
+        else if (asks)
+            end_with(&answer, ANSWER_MS);
+        if (creates && slot >= 0)
+            close(answer.pipe);
+    }
+    closedir(names);
+    return done;
+}
+
+// Has a server edit the bundle's config.json, and a worker of it do the hook's work. The low-level
+// runtime makes the places to mount the driver's files on, which are for every user.
+static bool ask_to_edit(const struct arguments *found)
+{
+    char number[16];
+    if (!found->is_usual || strlen(found->bundle) >= ABOUT_MOST || !is_plain_path(found->bundle) ||
+        !PRINT(number, "%d", (int)getpid()) || !ask_servers(found->bundle, number, true))
+        return false;
+    umask(022);
+    return true;
+}
+
+// Has a server do the work of a CDI document's hook, whoever has applied the document: the words
+// are [--config FILE] KIND. Returns where none has taken it.
+static void ask_for_document(int count, char *const *words)
+{
+    char number[16];
+    if (count == 3 && strcmp(words[0], "--config") == 0)
+        words += 2;
+    else if (count != 1)
+        return;
+    const char *kind = words[0];
+    if (kind[0] < 'a' || kind[0] > 'z' || kind[strspn(kind, PATH_CHARACTERS)] != '\0' ||
+        strlen(kind) >= ABOUT_MOST || !is_plain_path(config) || !find_number(number, sizeof number))
+        return;
+    // These numbers are nothing else's then.
+    if (dup3(STDIN_FILENO, HOOK_STATE, O_CLOEXEC) < 0 ||
+        dup3(STDIN_FILENO, HOOK_SLOT, O_CLOEXEC) < 0)
+        return;
+    ask_servers(kind, number, false);
+}
+
+// Python ------------------------------------------------------------------------------------------
+
+// Finds the package below lib beside the bin folder, where pip and system packages put it, so that
+// Python need not look at site-packages (-S). Returns false where it is elsewhere (an editable
+// install). Sets python to the name of the interpreter that lib/python3.12 is of.
+static bool find_packages(const char *bin, char *packages, char *python)
+{
+    static const char *const kinds[] = {"site-packages", "dist-packages"};
+    char path[PATH_MAX];
+    packages[0] = '\0';
+    for (int at = 0; at < 2 && packages[0] == '\0'; at++) {
+        DIR *folders = PRINT(path, "%s/../lib", bin) ? opendir(path) : NULL;
+        for (struct dirent *entry; folders != NULL && (entry = readdir(folders)) != NULL;) {
+            const char *name = entry->d_name;
+            if (!begins(name, "python3") || (packages[0] != '\0' && strcmp(name, python) >= 0) ||
+                !PRINT(path, "%s/../lib/%s/%s/gpuhook/_start.py", bin, name, kinds[at]) ||
+                !is_file(path))
+                continue;
+            print(packages, PATH_MAX, "%s/../lib/%s/%s", bin, name, kinds[at]);
+            print(python, NAME_MAX + 1, "%s", name);
+        }
+        if (folders != NULL)
+            closedir(folders);
+    }
+    if (packages[0] != '\0')
+        return true;
+    bool own = PRINT(path, "%s/../lib/gpuhook/gpuhook/_start.py", bin) && is_file(path);
+    print(python, NAME_MAX + 1, "%s", own ? "" : "python3");
+    return own && print(packages, PATH_MAX, "%s/../lib/gpuhook", bin);
+}
+
+static bool is_program(const char *path)
+{
+    return is_file(path) && access(path, X_OK) == 0;
+}
+
+// Writes the interpreter's path: that of the virtual environment, which may have been moved, else
+// the one of that name here, or where a system has it.
+static void find_python(const char *bin, const char *name, char *python)
+{
+    const char *folders[] = {bin, "/usr/local/bin", "/usr/bin"};
+    char path[PATH_MAX];
+    if (PRINT(path, "%s/../pyvenv.cfg", bin) && is_file(path) &&
+        print(python, PATH_MAX, "%s/python3", bin) && access(python, X_OK) == 0)
+        return;
+    for (int at = 0; at < 3 && name[0] != '\0'; at++)
+        if (print(python, PATH_MAX, "%s/%s", folders[at], name) && is_program(python))
+            return;
+    print(python, PATH_MAX, "/usr/bin/python3");
+}
+
+// Returns the environment without what could lead Python's loader elsewhere, which has other names.
+static char **hidden_environment(void)
+{
+    size_t count = 0;
+    while (environ[count] != NULL)
+        count++;
+    char **changed = calloc(count + 1, sizeof *changed);
+    for (size_t at = 0, next = 0; changed != NULL && at < count; at++) {
+        char *entry = environ[at];
+        if (begins(entry, HIDDEN_PREFIX))
+            continue; // of nobody's but ours
+        if (is_one_of(HIDDEN, entry, strcspn(entry, "="))) {
+            size_t size = strlen(HIDDEN_PREFIX) + strlen(entry) + 1;
+            char *renamed = malloc(size);
+            if (renamed == NULL || !print(renamed, size, HIDDEN_PREFIX "%s", entry))
+                return NULL;
+            entry = renamed;
+        }
+        changed[next++] = entry;
+    }
+    return changed;
+}
+
+// Becomes Python, isolated from what the caller, the bundle or the working folder could put in its
+// way: _start.py where the module is that, with the words.
+static int become_python(const char *module, int count, char *const *words)
+{
+    char bin[PATH_MAX], packages[PATH_MAX], name[NAME_MAX + 1], python[PATH_MAX], code[256];
+    char **argv = calloc((size_t)count + 12, sizeof *argv), **environment = hidden_environment();
+    char isolated[] = "-I"; // protects: isolated
+    size_t at = 0;
+    folder_of(bin, self);
+    bool found = find_packages(bin, packages, name);
+    find_python(bin, name, python);
+    if (argv == NULL || environment == NULL)
+        return 1;
+    PRINT(code, "import sys\n"
+                "sys.path.insert(0, sys.argv.pop(1))\n" // protects: own-module-folder
+                "from %s import main\n"
+                "sys.path.append(sys.path.pop(0))\n" // protects: module-path-end
+                "main()", module);
+    const char *begin[] = {python, isolated, "-S", "-c", code, packages};
+    const char *elsewhere[] = {python, isolated, "-m", module};
+    for (size_t each = 0; each < (found ? 6 : 4); each++)
+        argv[at++] = (char *)(found ? begin : elsewhere)[each];
+    argv[at++] = (char *)program;
+    argv[at++] = self;
+    if (was_killed)
+        argv[at++] = (char *)"--helper-killed";
+    for (int each = 0; each < count; each++)
+        argv[at++] = words[each];
+    execve(python, argv, environment);
+    dprintf(STDERR_FILENO, "%s: %s can't be started: %s. Install Python 3.11 or newer.\n",
+            base_of(self), python, strerror(errno));
+    return 1;
+}
+
+int main(int argc, char **argv)
+{
+    find_self(argc > 0 ? argv[0] : "gpu-py");
+    const char *name = base_of(self);
+    int count = argc > 0 ? argc - 1 : 0;
+    char **words = argv + (argc > 0);
+    bool is_hook = strcmp(name, "gpuhook-prestart") == 0;
+    bool is_cdi_hook = strcmp(name, "gpuhook-cdi-hook") == 0;
+    bool is_cli = strcmp(name, "gpuhook-container-cli") == 0;
+    if ((is_hook || is_cdi_hook) && count >= 6 && strcmp(words[0], "--helper") == 0) {
+        ask_worker(words + 1);
+        words += 6, count -= 6;
+        if (is_hook) {
+            words -= 2, count += 2; // the bundle, which crun's state may lack
+            words[0] = (char *)"--bundle";
+        } else if (count >= 2 && strcmp(words[0], "--mounts") == 0) {
+            words += 2, count -= 2; // the mounts are read in config.json
+        }
+    }
+    find_config(is_cdi_hook && count == 3 && strcmp(words[0], "--config") == 0 ? words[1] : NULL);
+    if (is_cdi_hook && !was_killed)
+        ask_for_document(count, words);
+    if (is_hook || is_cdi_hook || is_cli) {
+        program = is_hook ? "hook" : is_cdi_hook ? "cdi-hook" : "cli";
+    } else if (count > 0 && strcmp(words[0], SERVER_OPTION) == 0) {
+        program = "standby";
+    } else {
+        struct arguments found = read_arguments(count, words);
+        if (found.verb == CREATES_NOTHING ||
+            (found.verb == CREATES && knows_triggers() &&
+             (asks_for_nothing(found.bundle) || ask_to_edit(&found))))
+            become_runtime(found.maker, argv);
+    }
+    const char *module = is_cli ? "gpuhook.tools.nvidia_cli.__main__" : "gpuhook._start";
+    return become_python(module, count, words);
+}
