@@ -2,10 +2,12 @@
 """Compile launcher.c, with a table of what the Python modules say.
 
 usage: launchers/build_launcher.py OUTPUT [MACHINE]
+       launchers/build_launcher.py --check
 
 Without MACHINE, a C compiler of this system is used: $CC, or else musl-gcc, cc, gcc or clang, for a
 program without shared libraries where that can be linked. For a MACHINE (x86_64, aarch64), ziglang
 compiles a static program with musl, the same bytes on every system. CFLAGS and LDFLAGS are added.
+--check has gcc's static analyser read it, with more warnings, each of which is an error.
 
 A program with musl starts sooner than one with glibc, which asks the processor for its features: in
 a virtual machine, the hypervisor answers each of those questions.
@@ -38,6 +40,10 @@ COMPILERS = {
     "gcc": (_STATIC, _DYNAMIC),
     "clang": (_STATIC, _DYNAMIC),
 }
+ANALYSER = (
+    "gcc", *FLAGS, "-Wconversion", "-Wshadow", "-Wpedantic", "-Wvla", "-Wstrict-prototypes",
+    "-Werror", "-fanalyzer", "-c",
+)  # fmt: skip
 INSTALL = (
     "Install gcc and the headers of the C library (Debian: gcc libc6-dev, Fedora: gcc "
     "glibc-devel), and try again"
@@ -127,6 +133,11 @@ def build(output: Path, machine: str | None = None) -> None:
     raise NoCompilerError(f"{failed}. {INSTALL}.")
 
 
+def check(source: Path = SOURCE) -> None:
+    """Have gcc analyse a source; CalledProcessError says what it finds."""
+    compile_with([*ANALYSER], Path(os.devnull), source)
+
+
 def _compilers() -> list[tuple[list[str], tuple[str, ...]]]:
     """Return the commands of the compilers that there are, with the options to link."""
     named = shlex.split(os.environ.get("CC", ""))
@@ -139,14 +150,17 @@ def main() -> None:
     """Compile what the command line says."""
     words = sys.argv[1:]
     known = not words[1:] or words[1:] in [[each] for each in MACHINES]
-    if not words or words[0].startswith("-") or not known:
+    if words != ["--check"] and (not words or words[0].startswith("-") or not known):
         sys.exit(__doc__)
     try:
-        build(Path(words[0]), *words[1:])
+        if words == ["--check"]:
+            check()
+        else:
+            build(Path(words[0]), *words[1:])
     except NoCompilerError as error:
         sys.exit(f"build_launcher.py: {error}")
     except subprocess.CalledProcessError as error:
-        sys.exit(f"build_launcher.py: ziglang can't compile gpu-py: {error.stderr}")
+        sys.exit(f"build_launcher.py: {error.cmd[0]} reports: {error.stderr}")
 
 
 if __name__ == "__main__":

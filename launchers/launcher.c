@@ -486,7 +486,7 @@ static bool read_triggers(struct text content)
     struct text line;
     while (take(&content, '\n', &line)) {
         if (equals(line, END_MARKER))
-            return content.length == 0;
+            return content.length == 0 && trigger_count > 0;
         if (line.length == 0 || line.length > TRIGGER_LONGEST || trigger_count == TRIGGERS_MOST)
             return false;
         add_trigger(line);

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import random
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launcher_inputs import command_lines, specs
 from launchers import Builds, Installed, Probe
 from limits import in_time
 from machines import read_request
@@ -26,27 +26,9 @@ from gpuhook.standby import launcher_files
 
 # Command lines -----------------------------------------------------------------------------
 
-GLOBALS = (
-    "--root", "--log", "--log-format", "--log-level", "--rootless", "--criu", "--cgroup-manager",
-    "--debug", "--systemd-cgroup", "-root", "--unknown", "--root=/x", "--log=create", "-v",
-)  # fmt: skip
-OPTIONS = (
-    "--bundle", "-b", "--bundle=/b", "-b=/b", "-b/b", "--pid-file", "--pid-file=/p", "--detach",
-    "--console-socket", "--no-pivot", "--config", "-f", "--preserve-fds", "-d", "--keep", "--",
-)  # fmt: skip
-VERBS = ("create", "run", "start", "delete", "state", "exec", "kill", "restore", "what")
-WORDS = ("", "a", "create", "start", "two words", "new\nline", "*", "$(id)", "--bundle", "é", "\\")
-argvs = st.lists(st.sampled_from((*GLOBALS, *OPTIONS, *VERBS, *WORDS)), max_size=9)
-likely = st.builds(
-    lambda before, verb, after: [*before, verb, *after],
-    st.lists(st.sampled_from((*GLOBALS, "/x")), max_size=4),
-    st.sampled_from(VERBS),
-    st.lists(st.sampled_from((*OPTIONS, *WORDS, "/b")), max_size=5),
-)
-
 
 @settings(max_examples=400)
-@given(argv=argvs | likely)
+@given(argv=command_lines)
 def test_launcher_never_contradicts_python(probe: Probe, argv: list[str]) -> None:
     """What creates a container is passed on with the bundle that Python reads, or not at all.
 
@@ -141,20 +123,6 @@ def test_command_lines_are_read_alike(probe: Probe, case: Case) -> None:
 NVIDIAS = "NVIDIA_CTK_CONFIG_FILE_PATH"
 
 
-def escaped(text: str, seed: int) -> str:
-    """Write a JSON string as somebody could who likes escapes."""
-    chance = random.Random(seed)  # noqa: S311 - to spell, not to hide
-    result = ""
-    for char in text:
-        kind = chance.choice(("plain", "plain", "lower", "upper"))
-        if kind == "plain" and char not in '"\\':
-            result += "\\/" if char == "/" and chance.random() < 0.3 else char
-        else:
-            number = f"{ord(char):04x}"
-            result += "\\u" + (number.upper() if kind == "upper" else number)
-    return f'"{result}"'
-
-
 CONFIGS = [
     Config(),
     loads("accept-nvidia-visible-devices-as-volume-mounts = true\n"),
@@ -165,38 +133,11 @@ CONFIGS = [
         "[gpuhook]\naccept-annotations = true\n"
     ),
 ]
-names = st.sampled_from(
-    ("NVIDIA_VISIBLE_DEVICES", "CUDA_VERSION", "DOCKER_RESOURCE_GPU", "other", "PATH", "NVIDIA_VI")
-)
-values = st.sampled_from(("all", "0", "12.2", "void", "", "nvidia.com/gpu=0"))
-destinations = st.sampled_from(
-    ("/var/run/nvidia-container-devices/all", "/var/run/./nvidia-container-devices//0", "/x")
-)
-annotations = st.sampled_from(("cdi.k8s.io/x", "a.b/c-d", "x/y", "cdi.k8s"))
 
 
 @settings(max_examples=400)
-@given(
-    st.sampled_from(CONFIGS),
-    st.lists(st.tuples(names, values), max_size=3),
-    st.lists(destinations, max_size=2),
-    st.lists(annotations, max_size=2),
-    st.integers(0, 1 << 32),
-)
-def test_no_request_without_a_word(
-    config: Config,
-    env: list[tuple[str, str]],
-    mounts: list[str],
-    notes: list[str],
-    seed: int,
-) -> None:
-    entries = ",".join(escaped(f"{name}={value}", seed) for name, value in env)
-    points = ",".join(
-        f'{{"source":{escaped("/dev/null", seed)},"destination":{escaped(point, seed)}}}'
-        for point in mounts
-    )
-    pairs = ",".join(f'{escaped(key, seed)}:"nvidia.com/gpu=0"' for key in notes)
-    text = f'{{"process":{{"env":[{entries}]}},"mounts":[{points}],"annotations":{{{pairs}}}}}'
+@given(st.sampled_from(CONFIGS), specs)
+def test_no_request_without_a_word(config: Config, text: str) -> None:
     words = launcher_files.words(config)
     assert words is not None
     try:
