@@ -26,7 +26,7 @@ class LauncherBuildHook(BuildHookInterface[Any]):
         import build_launcher  # noqa: PLC0415 - it lies there
 
         del sys.path[0]
-        machine = os.environ.get(MACHINE)
+        machine = os.environ.get(MACHINE) or None
         self._folder = Path(tempfile.mkdtemp())
         program = self._folder / build_launcher.NAMES[0]
         try:

@@ -3,9 +3,10 @@
 
 usage: sbom.py VERSION FILE...
 
-It is a CycloneDX document in JSON, the same for the same files. Wheels, sdists and all that is
-gpuhook-simulate's contain nothing of others; in gpuhook's Debian package is pynvml, taken from the
-environment that this script runs in; in the image are a Python with its libraries, whose Debian
+It is a CycloneDX document in JSON, the same for the same files. Sdists and all that is
+gpuhook-simulate's contain nothing of others. Everything else contains the launcher, into which
+ziglang has linked the C library musl; it and pynvml, which is in the packages, are those of the
+environment that this script runs in. In the image are a Python with its libraries, whose Debian
 packages are listed in it, and the wheels that pip has put there. Source: the CycloneDX
 specification 1.6 and the package URL specification.
 """
@@ -25,6 +26,7 @@ from typing import Any, cast
 from urllib.parse import quote
 
 _PACKED_IN = "nvidia-ml-py"
+_COMPILER = "ziglang"
 _DEBIAN_PACKAGES = "usr/lib/gpuhook-node/debian-packages"
 _LONGEST = 60  # a name of a licence; what is longer is its text
 
@@ -64,14 +66,27 @@ def file_component(path: str) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     if is_image:
         found = sorted(in_image(path), key=lambda each: str(each["purl"]))
-    elif os.path.basename(path).startswith("gpuhook_") and path.endswith(".deb"):
-        found = [library(cast("email.message.Message", metadata.metadata(_PACKED_IN)))]
+    elif is_gpuhooks(path) and path.endswith((".deb", ".rpm")):
+        found = [of_environment(_PACKED_IN)]
+    if is_image or (is_gpuhooks(path) and not path.endswith(".gz")):
+        about = {"description": "Its C library, musl, is linked into the launcher"}
+        found.append(of_environment(_COMPILER) | about)
     entry = {
         "type": "container" if is_image else "file",
         "name": os.path.basename(path),
         "hashes": [{"alg": "SHA-256", "content": digest}],
     }
     return {**entry, "components": found} if found else entry
+
+
+def is_gpuhooks(path: str) -> bool:
+    """Tell whether a file is gpuhook's, and not gpuhook-simulate's."""
+    return not os.path.basename(path).startswith(("gpuhook-simulate", "gpuhook_simulate"))
+
+
+def of_environment(name: str) -> dict[str, Any]:
+    """Return the entry of a library that is installed here."""
+    return library(cast("email.message.Message", metadata.metadata(name)))
 
 
 def library(about: email.message.Message) -> dict[str, Any]:

@@ -168,6 +168,16 @@ install_python() {
         die "$(python3 --version) is too old: 3.11 or newer is needed"
 }
 
+# debian_architecture MACHINE: print Debian's name of a machine (uname -m), this one's for none.
+debian_architecture() {
+    case $1 in
+    '') dpkg --print-architecture ;;
+    x86_64) echo amd64 ;;
+    aarch64) echo arm64 ;;
+    *) die "there are no packages for $1" ;;
+    esac
+}
+
 # The launcher is compiled where gpuhook is installed from source. Without root, it is with what is
 # there: pip says what is missing.
 install_compiler() {

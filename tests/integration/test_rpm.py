@@ -4,6 +4,7 @@ They are installed into a copy of this Debian by its rpm, because no distributio
 be reached from everywhere: what they depend on is compared with Debian's, and not resolved.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -48,8 +49,8 @@ def package(packages: tuple[Path, Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def rpms(packages: tuple[Path, Path]) -> tuple[Path, Path]:
-    names = (f"gpuhook-{__version__}-1.noarch.rpm", f"gpuhook-simulate-{__version__}-1.noarch.rpm")
-    return packages[0].with_name(names[0]), packages[0].with_name(names[1])
+    ends = (f"-{__version__}-1.{os.uname().machine}.rpm", f"-simulate-{__version__}-1.noarch.rpm")
+    return packages[0].with_name(f"gpuhook{ends[0]}"), packages[0].with_name(f"gpuhook{ends[1]}")
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +86,7 @@ def test_it_has_the_files_of_the_debian_package(
         assert {path for path in differ if "changelog.gz" not in path} <= {
             "/usr/share/python3/runtime.d/gpuhook.rtupdate",
             "/usr/share/zsh/vendor-completions/_gpuhook",
+            "/usr/share/lintian/overrides/gpuhook",
         }
         assert found.keys() - modes.keys() <= {
             "/usr/lib/systemd/system-preset/80-gpuhook.preset",

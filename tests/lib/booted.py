@@ -56,7 +56,8 @@ def set_docker(**settings: object) -> None:
 
 def package() -> Path:
     """Return the Debian package of the tree that is tested."""
-    [found] = CARRIED.glob("dist/gpuhook_*.deb")
+    architecture = call("dpkg", "--print-architecture").strip()
+    [found] = CARRIED.glob(f"dist/gpuhook_*_{architecture}.deb")
     return found
 
 

@@ -75,8 +75,9 @@ def released() -> tuple[str, Path]:
 def debs() -> tuple[Path, Path]:
     """Return the Debian packages gpuhook and gpuhook-simulate that scripts/release built."""
     folder = released()[1]
+    architecture = run(["dpkg", "--print-architecture"]).ok().stdout.strip()
     return (
-        folder / f"gpuhook_{__version__}_all.deb",
+        folder / f"gpuhook_{__version__}_{architecture}.deb",
         folder / f"gpuhook-simulate_{__version__}_all.deb",
     )
 

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 
 import pytest
 from fabricated import BIN, Tree, said
@@ -74,6 +75,35 @@ def test_launchers_that_are_missing(tree: Tree) -> None:
     status, message = said(install.launchers(tree.case))["launchers"]
     assert status == "failure"
     assert message == f"gpuhook-prestart can't be executed in {BIN}"
+
+
+@pytest.mark.parametrize(
+    ("header", "machine"),
+    [
+        (b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00\xb7\x00", "aarch64"),
+        (b"\x7fELF\x02\x02\x01" + bytes(9) + b"\x00\x02\x00\x16", "s390x"),
+        (b"\x7fELF\x01\x01\x01" + bytes(9) + b"\x02\x00\xff\x00", "machine 255 of elf.h"),
+    ],
+)
+@pytest.mark.parametrize("name", ["gpu-py", "gpuhook-prestart"])
+def test_launchers_of_another_machine(tree: Tree, name: str, header: bytes, machine: str) -> None:
+    """As where a virtual environment lies on a file system that machines of two kinds share."""
+    for each in ("gpu-py", "gpuhook-prestart"):
+        tree.write(f"{BIN}/{each}", "#!/bin/sh\n", 0o755)
+    assert said(install.launchers(tree.case))["launchers"][0] == "ok"
+    shutil.copy("/proc/self/exe", tree.root / f"{BIN}/{name}".lstrip("/"))
+    assert said(install.launchers(tree.case))["launchers"][0] == "ok"
+    (tree.root / f"{BIN}/{name}".lstrip("/")).write_bytes(header)
+    status, message = said(install.launchers(tree.case))["launchers"]
+    assert status == "failure"
+    assert f"{BIN}/{name} is a program for {machine}, and this machine is " in message
+
+
+@pytest.mark.parametrize("text", ["", "#!/bin/sh\n", "\x7fELF"])
+def test_launchers_that_are_not_compiled(tree: Tree, text: str) -> None:
+    for each in ("gpu-py", "gpuhook-prestart"):
+        tree.write(f"{BIN}/{each}", text, 0o755)
+    assert said(install.launchers(tree.case))["launchers"][0] == "ok"
 
 
 def test_launchers_that_others_may_change(tree: Tree) -> None:

@@ -22,6 +22,17 @@ LIBRARIES = {
 DEBIAN = "libc6 2.36-9+deb12u14 amd64\nzlib1g 1:1.2.13.dfsg-1 amd64\n"
 
 
+COMPILER = "Metadata-Version: 2.1\nName: ziglang\nVersion: 0.99\nLicense-Expression: MIT\n"
+
+
+@pytest.fixture(autouse=True)
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of a release has the compiler."""
+    (tmp_path / "environment/ziglang-0.99.dist-info").mkdir(parents=True)
+    (tmp_path / "environment/ziglang-0.99.dist-info/METADATA").write_text(COMPILER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "environment"))
+
+
 def call(script: str, *words: str | Path) -> str:
     env = os.environ | {"SOURCE_DATE_EPOCH": "86400"}
     argv = [sys.executable, SCRIPTS / script, *words]
@@ -69,6 +80,7 @@ def test_an_images_libraries_and_packages(image: Path) -> None:
         "pkg:pypi/long-one@1": None,
         "pkg:deb/debian/libc6@2.36-9%2Bdeb12u14?arch=amd64": None,
         "pkg:deb/debian/zlib1g@1%3A1.2.13.dfsg-1?arch=amd64": None,
+        "pkg:pypi/ziglang@0.99": [{"expression": "MIT"}],
     }
 
 
@@ -79,8 +91,9 @@ def test_the_debian_package_has_pynvml_in_it(tmp_path: Path) -> None:
         path.write_bytes(b"")
     of_package, of_simulate, of_wheel = bill(package, simulate, wheel)["components"]
     assert "components" not in of_simulate
-    assert [each["name"] for each in of_package["components"]] == ["nvidia-ml-py"]
-    assert "components" not in of_wheel
+    assert [each["name"] for each in of_package["components"]] == ["nvidia-ml-py", "ziglang"]
+    [launchers] = of_wheel["components"]
+    assert launchers["description"] == "Its C library, musl, is linked into the launcher"
 
 
 def test_the_same_files_give_the_same_bill(image: Path) -> None:

@@ -7,13 +7,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Literal
 
 import gpuhook
 from gpuhook import __version__
 from gpuhook.ground import log, names
 from gpuhook.ground.config.model import WITHOUT_EFFECT
 from gpuhook.ground.errors import RuntimeMissingError, shown
+from gpuhook.ground.host import files as host_files
 from gpuhook.ground.host import proc
+from gpuhook.ground.loader import elf
 from gpuhook.runtime_shim import find_runtime
 from gpuhook.standby import launcher_files
 from gpuhook.start import contract
@@ -24,7 +27,11 @@ from gpuhook.tools.running import limitable
 from gpuhook.vendors import registry
 
 _LAUNCHERS = (names.RUNTIME, names.HOOK)
+_ELF_HEADER = 20  # bytes of it, up to the machine
 _PATIENCE = 20.0  # seconds
+# Machines by the number in a program's header (elf.h), as uname -m has them.
+_MACHINES = {3: "i686", 21: "ppc64le", 22: "s390x", 40: "arm", 62: "x86_64", 183: "aarch64",
+             243: "riscv64", 258: "loongarch64"}  # fmt: skip
 _REINSTALL = "Reinstall gpuhook, so that gpu-py and gpuhook-prestart are in one folder"
 
 
@@ -35,6 +42,16 @@ def launchers(case: Case) -> Iterator[Finding]:
         text = f"{' and '.join(missing)} can't be executed in {case.bin}"
         yield failure("launchers", text, _REINSTALL)
         return
+    ours = _program_machine(host_files.read_start("/proc/self/exe", _ELF_HEADER))
+    for name in _LAUNCHERS:
+        of = _program_machine(case.machine.data(f"{case.bin}/{name}"))
+        if of and of != ours:
+            yield failure(
+                "launchers",
+                f"{case.bin}/{name} is a program for {of}, and this machine is {ours}",
+                f"Install the wheel or package of gpuhook that is for {ours}",
+            )
+            return
     yield ok("launchers", f"gpu-py and gpuhook-prestart {__version__} are in {case.bin}")
     open_to_all = [path for path in _trusted_paths(case) if _writable_by_others(case, path)]
     if open_to_all:
@@ -43,6 +60,15 @@ def launchers(case: Case) -> Iterator[Finding]:
             f"Others than root may change {', '.join(open_to_all)}, which root runs",
             "Remove the permission to write (chmod go-w, chown root), or install elsewhere",
         )
+
+
+def _program_machine(header: bytes) -> str:
+    """Return the machine that a program is compiled for, "" for what isn't compiled."""
+    if header[:4] != elf.MAGIC or len(header) < _ELF_HEADER:
+        return ""
+    order: Literal["little", "big"] = "little" if header[5] == elf.LITTLE_ENDIAN else "big"
+    number = int.from_bytes(header[18:_ELF_HEADER], order)
+    return _MACHINES.get(number, f"machine {number} of elf.h")
 
 
 def _trusted_paths(case: Case) -> list[str]:
