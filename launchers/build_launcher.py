@@ -66,7 +66,8 @@ def table(changed: Mapping[str, str] | None = None) -> str:
     triggers = launcher_files.words(Config()) or ()  # the defaults have some
     texts = {
         "DEFAULT_CONFIG": DEFAULT_PATH,
-        "SAVED_FOLDER": launcher_files.FOLDER,
+        "CACHE_FOLDER": launcher_files.FOLDER,
+        "CACHE": launcher_files.CACHE,
         "PATH_CHARACTERS": "".join(sorted(launcher_files.PATH_CHARACTERS)),
         "SEARCH_PATH": names.SEARCH_PATH,
         "DEFAULT_RUNTIMES": "".join(f"{name}:" for name in Config().runtimes),

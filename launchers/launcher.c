@@ -25,6 +25,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,10 +42,11 @@
 #define TRIGGER_LONGEST (CHUNK / 2)
 #define TRIGGERS_MOST 1024
 #define SPEC_MOST (64L << 20) // bytes of config.json, as for Python
-#define SAVED_MOST 65536      // bytes of a file that Python has saved
+#define CACHE_MOST 65536      // bytes of what Python has saved
 #define LINE_MOST 65536       // bytes of an answer
 #define ABOUT_MOST 2000       // bytes of what a question is about
 #define LINKS_MOST 40
+#define READING (O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC)
 #define CLAIMS_MOST 8
 #define ANSWER_MS 10000 // the server and its workers are killed within 5 s (standby/server.py)
 #define WORK_MS 70000   // a worker is killed after 60 s (standby/helper.py)
@@ -96,6 +98,7 @@ static bool config_exists;
 static struct stat config_status;
 static char saved[PATH_MAX];            // the folder of what Python has saved of it
 static const char *program = "runtime"; // what Python is to be
+static struct text runtimes = {DEFAULT_RUNTIMES, sizeof DEFAULT_RUNTIMES - 1};
 
 // Texts and paths ---------------------------------------------------------------------------------
 
@@ -330,7 +333,87 @@ static struct arguments read_arguments(int count, char *const *words)
     return found;
 }
 
-// What Python has saved of config.toml ------------------------------------------------------------
+// Trigger strings ---------------------------------------------------------------------------------
+
+static struct text triggers[TRIGGERS_MOST];
+static size_t trigger_count, trigger_longest;
+static unsigned char pairs[65536 / 8]; // a bit for each pair of bytes that a trigger begins with
+
+static void add_trigger(struct text trigger)
+{
+    unsigned first = (unsigned char)trigger.at[0] << 8;
+    unsigned second = trigger.length > 1 ? (unsigned char)trigger.at[1] : 0;
+    unsigned last = trigger.length > 1 ? second : 255;
+    for (unsigned pair = first | second; pair <= (first | last); pair++)
+        pairs[pair / 8] |= (unsigned char)(1 << pair % 8);
+    triggers[trigger_count++] = trigger;
+    if (trigger.length > trigger_longest)
+        trigger_longest = trigger.length;
+}
+
+// Reads trigger strings, a line each; returns false unless END_MARKER says that there are no more.
+static bool read_triggers(struct text content)
+{
+    struct text line;
+    while (take(&content, '\n', &line)) {
+        if (equals(line, END_MARKER))
+            return content.length == 0 && trigger_count > 0;
+        if (line.length == 0 || line.length > TRIGGER_LONGEST || trigger_count == TRIGGERS_MOST)
+            return false;
+        add_trigger(line);
+    }
+    return false; // protects: cache-cut-short
+}
+
+// Tells whether there is a trigger in some bytes, which a NUL follows.
+static bool has_trigger(const char *data, size_t length)
+{
+    for (size_t at = 0; at < length; at++) {
+        unsigned pair = (unsigned)(unsigned char)data[at] << 8 | (unsigned char)data[at + 1];
+        if ((pairs[pair / 8] & 1 << pair % 8) == 0)
+            continue;
+        for (size_t each = 0; each < trigger_count; each++)
+            if (triggers[each].length <= length - at &&
+                memcmp(triggers[each].at, data + at, triggers[each].length) == 0)
+                return true;
+    }
+    return false;
+}
+
+// Tells whether a file has no trigger: false also for one that can't be read as a whole.
+static bool has_no_trigger(int file)
+{
+    static char data[CHUNK + 1];
+    size_t kept = 0;
+    for (long total = 0; total <= SPEC_MOST;) {
+        ssize_t more = read(file, data + kept, CHUNK - kept);
+        if (more <= 0)
+            return more == 0;
+        size_t length = kept + (size_t)more;
+        data[length] = '\0';
+        if (has_trigger(data, length))
+            return false;
+        kept = length < trigger_longest ? length : trigger_longest - 1;
+        memmove(data, data + length - kept, kept);
+        total += more;
+    }
+    return false;
+}
+
+// Tells whether config.json surely asks for nothing. One that is missing or broken is Python's.
+static bool asks_for_nothing(const char *bundle)
+{
+    char path[PATH_MAX];
+    struct stat status;
+    int file = PRINT(path, "%s/config.json", bundle) ? open(path, READING) : -1;
+    if (file < 0)
+        return false;
+    bool nothing = fstat(file, &status) == 0 && S_ISREG(status.st_mode) && has_no_trigger(file);
+    close(file);
+    return nothing;
+}
+
+// The configuration -------------------------------------------------------------------------------
 
 // Sets config and saved. NVIDIA's toolkit has a variable of its own, which ours overrides. Of the
 // hook of a CDI document, the words say which file it is.
@@ -344,53 +427,51 @@ static void find_config(const char *given)
     config_is_named = ours != NULL && ours[0] != '\0';
     PRINT(config, "%s", given != NULL ? given : config_is_named ? ours : DEFAULT_CONFIG);
     config_exists = stat(config, &config_status) == 0;
-    PRINT(saved, "%s%s", SAVED_FOLDER, config_exists ? config : "/defaults");
+    PRINT(saved, "%s%s", CACHE_FOLDER, config_exists ? config : "/defaults");
 }
 
-// Tells whether what was saved is of this very configuration: of this file, which another one with
-// the same time may have replaced (Nix gives all of them one), and of this time.
-static bool is_of_config(void)
+// Takes the runtimes and the trigger strings out of what Python has saved. Returns false where that
+// isn't whole, or was made of another file than config.toml: of one that another has replaced, with
+// the same time perhaps (Nix gives all of them one), or of another time.
+static bool take_cached(struct text content)
 {
-    char path[PATH_MAX];
-    struct stat link, time;
-    return PRINT(path, "%s/config", saved) && stat(path, &link) == 0 &&
-           is_same(&link, &config_status) && PRINT(path, "%s/time", saved) &&
-           stat(path, &time) == 0 && time.st_uid == geteuid() &&
-           time.st_mtim.tv_sec == config_status.st_mtim.tv_sec &&
-           time.st_mtim.tv_nsec == config_status.st_mtim.tv_nsec;
+    char expected[80];
+    struct text line;
+    long long time = config_status.st_mtim.tv_sec * 1000000000LL + config_status.st_mtim.tv_nsec;
+    return PRINT(expected, "%ju %ju %lld", (uintmax_t)config_status.st_dev,
+                 (uintmax_t)config_status.st_ino, time) &&
+           take(&content, '\n', &line) && equals(line, expected) &&
+           take(&content, '\n', &runtimes) && read_triggers(content);
 }
 
-// Reads a file that Python has saved, into a buffer of SAVED_MOST bytes: root's own, and younger
-// than this program, the configuration and its folder (a file that is moved there keeps its time).
-// Otherwise Python is to save it again.
-static bool read_saved(const char *name, char *buffer, struct text *content)
+// Reads what Python has saved of config.toml: root's own, and younger than this program, than
+// config.toml and its folder (a file that is moved there keeps its time). Returns false where
+// Python has to read config.toml, and maybe to save that again. Without one, the defaults hold.
+static bool read_cache(void)
 {
+    static char buffer[CACHE_MOST];
     char path[PATH_MAX], folder[PATH_MAX];
     struct stat status;
-    if (!is_plain_path(config) || (config_is_named && !config_exists))
+    const struct text defaults = {DEFAULT_TRIGGERS, strlen(DEFAULT_TRIGGERS)};
+    if (!config_exists)
+        return !config_is_named && read_triggers(defaults);
+    if (!is_plain_path(config))
         return false;
     program = "runtime-save";
-    if (!PRINT(path, "%s/%s", saved, name) || (config_exists && !is_of_config()))
-        return false;
-    int file = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    int file = PRINT(path, "%s/" CACHE, saved) ? open(path, READING) : -1;
     if (file < 0)
         return false;
     folder_of(folder, config);
     bool fresh = fstat(file, &status) == 0 && S_ISREG(status.st_mode) &&
                  status.st_uid == geteuid() && is_younger(&status, config) &&
                  is_younger(&status, folder) && is_younger(&status, self);
-    ssize_t length = fresh ? read_all(file, buffer, SAVED_MOST) : -1;
+    ssize_t length = fresh ? read_all(file, buffer, sizeof buffer) : -1;
     close(file);
-    if (length < 0 || length == SAVED_MOST)
+    if (length < 0 || length == sizeof buffer ||
+        !take_cached((struct text){buffer, (size_t)length}))
         return false;
-    *content = (struct text){buffer, (size_t)length};
     program = "runtime";
     return true;
-}
-
-static bool has_config(void)
-{
-    return config_is_named || config_exists;
 }
 
 // The low-level runtime ---------------------------------------------------------------------------
@@ -436,18 +517,7 @@ static bool become_named(struct text name, char **argv)
 // find_runtime of runtime_shim.py says; returns where that is for Python to tell.
 static void become_runtime(const char *maker, char **argv)
 {
-    static char buffer[SAVED_MOST];
-    struct text runtimes = {DEFAULT_RUNTIMES, strlen(DEFAULT_RUNTIMES)}, content, name;
-    if (read_saved("runtimes", buffer, &content)) {
-        // A line without its end is of a file that was cut short.
-        if (!take(&content, '\n', &runtimes) || runtimes.length == 0 ||
-            runtimes.at[runtimes.length - 1] != ':') {
-            program = "runtime-save";
-            return; // protects: runtimes-cut-short
-        }
-    } else if (has_config()) {
-        return;
-    }
+    struct text name;
     const char *other = maker == NULL ? NULL : strcmp(maker, "crun") == 0 ? "runc" : "crun";
     while (take(&runtimes, ':', &name)) {
         const char *slash = memrchr(name.at, '/', name.length);
@@ -460,100 +530,6 @@ static void become_runtime(const char *maker, char **argv)
     }
     if (maker != NULL)
         become_named((struct text){maker, strlen(maker)}, argv);
-}
-
-// Trigger strings ---------------------------------------------------------------------------------
-
-static struct text triggers[TRIGGERS_MOST];
-static size_t trigger_count, trigger_longest;
-static unsigned char pairs[65536 / 8]; // a bit for each pair of bytes that a trigger begins with
-
-static void add_trigger(struct text trigger)
-{
-    unsigned first = (unsigned char)trigger.at[0] << 8;
-    unsigned second = trigger.length > 1 ? (unsigned char)trigger.at[1] : 0;
-    unsigned last = trigger.length > 1 ? second : 255;
-    for (unsigned pair = first | second; pair <= (first | last); pair++)
-        pairs[pair / 8] |= (unsigned char)(1 << pair % 8);
-    triggers[trigger_count++] = trigger;
-    if (trigger.length > trigger_longest)
-        trigger_longest = trigger.length;
-}
-
-// Reads trigger strings, a line each; returns false unless END_MARKER says that there are no more.
-static bool read_triggers(struct text content)
-{
-    struct text line;
-    while (take(&content, '\n', &line)) {
-        if (equals(line, END_MARKER))
-            return content.length == 0 && trigger_count > 0;
-        if (line.length == 0 || line.length > TRIGGER_LONGEST || trigger_count == TRIGGERS_MOST)
-            return false;
-        add_trigger(line);
-    }
-    return false; // protects: triggers-cut-short
-}
-
-// Tells whether there is a trigger in some bytes, which a NUL follows.
-static bool has_trigger(const char *data, size_t length)
-{
-    for (size_t at = 0; at < length; at++) {
-        unsigned pair = (unsigned)(unsigned char)data[at] << 8 | (unsigned char)data[at + 1];
-        if ((pairs[pair / 8] & 1 << pair % 8) == 0)
-            continue;
-        for (size_t each = 0; each < trigger_count; each++)
-            if (triggers[each].length <= length - at &&
-                memcmp(triggers[each].at, data + at, triggers[each].length) == 0)
-                return true;
-    }
-    return false;
-}
-
-// Tells whether a file has no trigger: false also for one that can't be read as a whole.
-static bool has_no_trigger(int file)
-{
-    static char data[CHUNK + 1];
-    size_t kept = 0;
-    for (long total = 0; total <= SPEC_MOST;) {
-        ssize_t more = read(file, data + kept, CHUNK - kept);
-        if (more <= 0)
-            return more == 0;
-        size_t length = kept + (size_t)more;
-        data[length] = '\0';
-        if (has_trigger(data, length))
-            return false;
-        kept = length < trigger_longest ? length : trigger_longest - 1;
-        memmove(data, data + length - kept, kept);
-        total += more;
-    }
-    return false;
-}
-
-// Tells whether config.json surely asks for nothing. One that is missing or broken is Python's.
-static bool asks_for_nothing(const char *bundle)
-{
-    char path[PATH_MAX];
-    struct stat status;
-    int flags = O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
-    int file = PRINT(path, "%s/config.json", bundle) ? open(path, flags) : -1;
-    if (file < 0)
-        return false;
-    bool nothing = fstat(file, &status) == 0 && S_ISREG(status.st_mode) && has_no_trigger(file);
-    close(file);
-    return nothing;
-}
-
-// Finds the trigger strings; returns false where Python must first say which they are.
-static bool knows_triggers(void)
-{
-    static char buffer[SAVED_MOST];
-    struct text content = {DEFAULT_TRIGGERS, strlen(DEFAULT_TRIGGERS)};
-    if (!read_saved("words", buffer, &content) && has_config())
-        return false;
-    if (read_triggers(content))
-        return true;
-    program = "runtime-save";
-    return false;
 }
 
 // Other processes ---------------------------------------------------------------------------------
@@ -980,9 +956,9 @@ int main(int argc, char **argv)
         program = "standby";
     } else {
         struct arguments found = read_arguments(count, words);
-        if (found.verb == CREATES_NOTHING ||
-            (found.verb == CREATES && knows_triggers() &&
-             (asks_for_nothing(found.bundle) || ask_to_edit(&found))))
+        bool known = found.verb != FOR_PYTHON && read_cache();
+        if (known && (found.verb == CREATES_NOTHING || asks_for_nothing(found.bundle) ||
+                      ask_to_edit(&found)))
             become_runtime(found.maker, argv);
     }
     const char *module = is_cli ? "gpuhook.tools.nvidia_cli.__main__" : "gpuhook._start";

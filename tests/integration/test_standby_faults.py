@@ -79,9 +79,10 @@ def test_held_by_a_debugger_that_is_stopped(site: Site, tmp_path: Path) -> None:
         try:
             with in_time(60):
                 site.works()
+            assert not site.served
+            assert not list(site.folder.glob(f".{server}.*")), "nobody has asked it"
         finally:
             os.kill(tracer.pid, signal.SIGCONT)
-    assert not site.served
 
 
 @ONE

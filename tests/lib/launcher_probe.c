@@ -37,7 +37,7 @@ static void read_words(int count, char **words)
 
 static void search(const char *named, const char *searched)
 {
-    static char buffer[SAVED_MOST];
+    static char buffer[CACHE_MOST];
     int file = open(named, O_RDONLY), other = open(searched, O_RDONLY);
     ssize_t length = read_all(file, buffer, sizeof buffer);
     trigger_count = trigger_longest = 0;

@@ -55,7 +55,7 @@ class Builds:
         self, name: str, changed: dict[str, str], source: Path = SOURCE, *options: str
     ) -> Path:
         output = self._folder / name
-        changed = {"SAVED_FOLDER": str(self.saved), **changed}
+        changed = {"CACHE_FOLDER": str(self.saved), **changed}
         compile_with([*SANITIZED, *options], output, source, changed)
         return output
 

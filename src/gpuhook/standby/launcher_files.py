@@ -1,10 +1,11 @@
-"""The launcher's cache: what it must know of config.toml, in small files in /run.
+"""The launcher's cache: one file in /run with what it must know of config.toml.
 
-``runtimes`` names the low-level runtimes in a line, whose end shows that the file is whole.
-``words`` are trigger strings, of which config.json holds one wherever a GPU is asked for, a line
-each; END_MARKER is the last line. The launcher uses both while they are younger than config.toml
-and its folder, root's own, and made of this very file: ``config`` is a link to it, ``time`` has its
-time. Otherwise Python does the work and saves them again.
+The first line says of which configuration file it was made: by device, inode and time. The second
+names the low-level runtimes. Then come the trigger strings, of which config.json holds one wherever
+a GPU is asked for, a line each; the last line is END_MARKER. The launcher uses it while it is
+root's own, whole, of the very file that is there, and younger than that and its folder. Otherwise
+Python does the work, and writes the file again. Without a config.toml, the launcher has the
+defaults itself (launchers/build_launcher.py).
 
 It runs once after every change of the configuration.
 """
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 # Not below state-dir: the launcher has to find it before it has read any configuration.
 FOLDER = "/run/gpuhook/launcher"
+CACHE = "cache"
 
 PATH_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_./")
 # What JSON has one way to write, or two: itself, and \u and its number.
@@ -87,13 +89,16 @@ def _plain_part(text: str) -> str:
 
 
 def save(path: str | None) -> None:
-    """Write what the launcher needs of a configuration file (None: there is none).
+    """Write the cache for a configuration file, whole or not at all; nothing for None.
 
-    Failing to costs time alone. The file is read here, after it was looked which one it is.
+    Failing to costs time alone. Root owns /run, so nobody else is in the way. The file is read
+    here, after it was looked which one it is.
     """
+    if path is None:
+        return
     as_of = time.time_ns() - _MARGIN
     try:
-        identity = path and _identity(path)
+        identity = _identity(path)
         config = load(path)
         folder = folder_of(config)
         if folder is None:
@@ -101,36 +106,37 @@ def save(path: str | None) -> None:
         make_folders(folder)
         # protects: words-for-all
         found = words(config) or _ANY
-        _write(folder, "words", "".join(f"{word}\n" for word in (*found, END_MARKER)), as_of)
-        _write(folder, "runtimes", "".join(f"{name}:" for name in config.runtimes) + "\n", as_of)
-        if identity:  # the last: what an earlier configuration has left there must not seem its own
-            _write(folder, "time", "", identity[1])
-            _link(folder, "config", identity[0])
+        runtimes = "".join(f"{name}:" for name in config.runtimes)
+        text = "\n".join((identity, runtimes, *found, END_MARKER, ""))
+        fileio.replace(
+            f"{folder}/{CACHE}",
+            text.encode("ascii"),
+            f"{folder}/.{CACHE}.{os.getpid()}",
+            mode=0o644,
+            finish=lambda fd: os.utime(fd, ns=(as_of, as_of)),
+        )
     except (OSError, ConfigError):
         return
 
 
-def _identity(path: str) -> tuple[str, int]:
-    """Return which file a path means, links resolved, and its time in nanoseconds.
+def _identity(path: str) -> str:
+    """Return which file a path means, as the launcher writes it: device, inode, nanoseconds.
 
     OSError for a file of long ago that can be written to: Nix, ostree and reproducible builds
     give all their files one time, so another content could come with the same time.
     """
-    real = os.path.realpath(path)
-    status = os.stat(real)
-    if status.st_mtime < LONG_AGO and not os.statvfs(real).f_flag & os.ST_RDONLY:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
-    return real, status.st_mtime_ns
-
-
-def _link(folder: str, name: str, target: str) -> None:
-    temporary = f"{folder}/.{name}.{os.getpid()}"
-    os.symlink(target, temporary)
-    os.rename(temporary, f"{folder}/{name}")
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(file)
+        if status.st_mtime < LONG_AGO and not os.fstatvfs(file).f_flag & os.ST_RDONLY:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+        return f"{status.st_dev} {status.st_ino} {status.st_mtime_ns}"
+    finally:
+        os.close(file)
 
 
 def folder_of(config: "Config") -> str | None:
-    """Return the folder of the launcher's files; None where it couldn't find or read them."""
+    """Return the folder of the launcher's cache; None where it couldn't find or read it."""
     path = "/defaults" if config.path is None else config.path
     if not path.startswith("/") or ".." in path:
         return None
@@ -139,20 +145,6 @@ def folder_of(config: "Config") -> str | None:
         for name in config.runtimes
     )
     return FOLDER + path if readable else None
-
-
-def _write(folder: str, name: str, content: str, as_of: int) -> None:
-    """Write a file whole or not at all, as of that time; OSError if that fails.
-
-    Root owns /run, so nobody else is in the way.
-    """
-    fileio.replace(
-        f"{folder}/{name}",
-        content.encode("ascii"),
-        f"{folder}/.{name}.{os.getpid()}",
-        mode=0o644,
-        finish=lambda fd: os.utime(fd, ns=(as_of, as_of)),
-    )
 
 
 def make_folders(path: str) -> None:

@@ -7,7 +7,7 @@ from fabricated import BIN, Tree, said
 
 from gpuhook.ground import log
 from gpuhook.ground.config.loader import loads
-from gpuhook.standby.launcher_files import FOLDER
+from gpuhook.standby.launcher_files import CACHE, FOLDER
 from gpuhook.tools.doctor import Case, Finding, Status, examine, host, install, kubernetes, worst
 from gpuhook.tools.doctor.finding import failure, ok, warning
 from gpuhook.tools.doctor.machine import Machine
@@ -233,7 +233,7 @@ def test_what_the_launcher_knows(tree: Tree) -> None:
     settings = tree.write(path)
     tree.config = loads("", path)
     assert "hasn't read" in said(install.launcher_settings(tree.case))["launcher-settings"][1]
-    saved = tree.write(f"{FOLDER}{path}/runtimes", "runc:\n")
+    saved = tree.write(f"{FOLDER}{path}/{CACHE}", "")
     later = settings.stat().st_mtime + 10
     os.utime(saved, (later, later))
     knows = "gpu-py knows" in said(install.launcher_settings(tree.case))["launcher-settings"][1]

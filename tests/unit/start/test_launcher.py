@@ -16,7 +16,6 @@ from launchers import Builds, Installed, Probe
 from limits import in_time
 from machines import read_request
 
-from gpuhook.ground import fileio
 from gpuhook.ground.config.loader import load, loads
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import GpuhookError
@@ -298,34 +297,23 @@ def test_words_of_another_configuration_are_not_believed(installed: Installed, n
     assert installed.run("state", "ID") == "runc state ID"
 
 
-def test_words_that_could_not_be_written_are_not_believed(
+def test_cache_that_can_not_be_written_stays_as_it_was(
     installed: Installed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk may be full, or the process killed, when it has written some of the files."""
-    for folder, text in {"old": "", "new": WORDLESS["limits"]}.items():
-        file = installed.folder / folder / "config.toml"
-        file.parent.mkdir()
-        file.write_text(text)
-        set_times(file, file.parent)
-    current = installed.folder / "current"
-    current.symlink_to("old")
-    installed.config.symlink_to(current / "config.toml")
-    set_times(installed.config.parent)
+    """The disk may be full, or the process killed, before the file has its name."""
+    installed.configure()
+    before = cache_of(installed).read_bytes()
+
+    def fail(*_words: Any, **_options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "rename", fail)
+    monkeypatch.setattr(os, "replace", fail)
+    installed.config.write_text(WORDLESS["limits"])
+    set_times(installed.config, installed.config.parent)
     launcher_files.save(str(installed.config))
-    current.unlink()
-    current.symlink_to("new")
-    write = fileio.replace
-    for count in range(8):
-        left = iter(range(count))
-
-        def fail(*words: Any, _left: Any = left, **options: Any) -> None:
-            if next(_left, None) is None:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            write(*words, **options)
-
-        monkeypatch.setattr(fileio, "replace", fail)
-        launcher_files.save(str(installed.config))
-        assert installed.create("{}") == "python", count
+    assert cache_of(installed).read_bytes() == before
+    assert installed.create("{}") == "python"
 
 
 def test_configuration_without_a_time_of_its_own_is_read_each_time(installed: Installed) -> None:
@@ -375,49 +363,57 @@ def test_no_runtime_is_pythons_to_tell(installed: Installed) -> None:
     assert installed.run("state", "ID") == "python runtime"
 
 
-@pytest.mark.parametrize("name", ["runtimes", "words"])
-def test_a_file_that_was_cut_short_is_pythons(installed: Installed, name: str) -> None:
+def cache_of(installed: Installed) -> Path:
+    return Path(f"{installed.saved}{installed.config}", launcher_files.CACHE)
+
+
+def test_a_cache_that_was_cut_short_is_pythons(installed: Installed) -> None:
     """Neither waited for, nor taken for what the configuration says.
 
     Cut is it at the end of each line, and a byte before and behind that.
     """
     installed.configure()
-    file = installed.saved / str(installed.config)[1:] / name
+    file = cache_of(installed)
     whole, status = file.read_bytes(), file.stat()
     with in_time(900):
-        # With a part of the last word, the mark, all others are there.
-        shorter = len(whole) - (len(launcher_files.END_MARKER) if name == "words" else 1)
         ends = {at + more for at, byte in enumerate(whole) if byte == 10 for more in (-1, 0, 1)}
-        for length in sorted({0, 1, shorter - 1, *(end for end in ends if end < shorter)}):
+        for length in sorted({0, *(end for end in ends if end < len(whole))}):
             file.write_bytes(whole[:length])
             os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-            assert installed.create('{"env":"INTEL_VISIBLE_NPUS"}') == "python", length
-            if name == "runtimes":
-                assert installed.run("state", "ID") == "python runtime-save", length
-            else:
-                assert installed.create("{}") == "python", length
-                assert installed.log.read_text() == "python runtime-save\n"
+            assert installed.run("state", "ID") == "python runtime-save", length
         file.write_bytes(whole)
         os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert installed.create("{}") == "runc"
     assert installed.create('{"env":"INTEL_VISIBLE_NPUS"}') == "python"
 
 
-@pytest.mark.parametrize("name", ["runtimes", "words"])
-@pytest.mark.parametrize("content", [b"\0" * 64, b"\n", b"\n\n", b" \n", b"\xff\n", b"runc\n"])
-def test_a_file_that_was_spoiled_loses_no_request(
-    installed: Installed, name: str, content: bytes
+SPOILED: dict[str, Callable[[bytes], bytes]] = {
+    "NULs": lambda whole: bytes(len(whole)),
+    "no lines": lambda _: b"\n\n\n",
+    "the end alone": lambda _: f"{launcher_files.END_MARKER}\n".encode(),
+    "another inode": lambda whole: whole.replace(b" ", b" 1", 1),
+    "another time": lambda whole: whole.replace(b"\n", b"1\n", 1),
+    "an empty trigger": lambda whole: whole.replace(b"\nCUDA_VERSION\n", b"\n\n"),
+    "more after the end": lambda whole: whole + b"x\n",
+    "larger than any": lambda whole: whole.replace(b"\nCUDA", b"\n" + b"x" * (1 << 16) + b"\nCUDA"),
+    "too many triggers": lambda whole: whole.replace(b"\nCUDA", b"\nx" * 1024 + b"\nCUDA"),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED.keys())
+def test_a_cache_that_was_spoiled_is_pythons(
+    installed: Installed, spoil: Callable[[bytes], bytes]
 ) -> None:
     installed.configure()
-    file = installed.saved / str(installed.config)[1:] / name
+    file = cache_of(installed)
     status = file.stat()
-    file.write_bytes(content)
+    spoiled = spoil(file.read_bytes())
+    assert spoiled != file.read_bytes()
+    file.write_bytes(spoiled)
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
     with in_time():
-        if name == "runtimes":
-            assert installed.run("state", "ID") == "python runtime-save"
-        elif content.strip() in (b"", b"\0" * 64):
-            assert installed.create('{"env":"NVIDIA_VISIBLE_DEVICES"}') == "python"
+        assert installed.run("state", "ID") == "python runtime-save"
+        assert installed.create("{}") == "python"
 
 
 def test_launcher_is_never_its_own_runtime(installed: Installed) -> None:
@@ -482,7 +478,7 @@ def test_without_config_the_default_runtimes_are_tried_in_order(unconfigured: In
         (unconfigured.path / name).unlink()
 
 
-def test_without_config_each_default_word_is_pythons(unconfigured: Installed) -> None:
+def test_without_config_each_default_trigger_is_pythons(unconfigured: Installed) -> None:
     def create(text: str) -> str:
         (unconfigured.bundle / "config.json").write_text(text)
         words = ("create", "--bundle", str(unconfigured.bundle), "ID")
@@ -491,5 +487,5 @@ def test_without_config_each_default_word_is_pythons(unconfigured: Installed) ->
     words = launcher_files.words(Config())
     assert words is not None
     for word in words:
-        assert create(f'{{"env":"{word}"}}') == "python runtime-save", word
+        assert create(f'{{"env":"{word}"}}') == "python runtime", word
         assert create(f'{{"env":"{word[:-1]}"}}') == "runc create", word

@@ -294,7 +294,7 @@ def launcher_settings(case: Case) -> Iterator[Finding]:
     if path is None or case.config_error:
         return
     folder = f"{launcher_files.FOLDER}{path}"
-    saved = case.machine.stat(f"{folder}/runtimes")
+    saved = case.machine.stat(f"{folder}/{launcher_files.CACHE}")
     newest = [case.machine.stat(place) for place in (path, os.path.dirname(path))]
     times = [status.st_mtime for status in newest if status is not None]
     if saved is not None and saved.st_uid == 0 and all(saved.st_mtime > time for time in times):
