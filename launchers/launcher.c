@@ -39,6 +39,9 @@
 #ifndef CHUNK
 #define CHUNK 65536 // bytes of config.json that are searched at a time
 #endif
+#ifndef ANSWER_MS
+#define ANSWER_MS 10000 // that a worker may need to take a question, and then to answer it
+#endif
 #define TRIGGER_LONGEST (CHUNK / 2)
 #define TRIGGERS_MOST 1024
 #define SPEC_MOST (64L << 20) // bytes of config.json, as for Python
@@ -48,7 +51,6 @@
 #define LINKS_MOST 40
 #define READING (O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC)
 #define CLAIMS_MOST 8
-#define ANSWER_MS 10000 // the server and its workers are killed within 5 s (standby/server.py)
 #define WORK_MS 70000   // a worker is killed after 60 s (standby/helper.py)
 
 struct text {
@@ -615,33 +617,61 @@ struct answer {
     char text[LINE_MOST];
 };
 
-// Waits for the next line, so many milliseconds at most; returns false where none comes.
-static bool read_line(struct answer *answer, long long patience, struct text *line)
+// Waits for more, so many milliseconds at most; returns false where nothing comes.
+static bool read_more(struct answer *answer, int patience)
 {
-    long long end = now_ms() + patience;
-    while (answer->length < sizeof answer->text) {
+    size_t space = sizeof answer->text - answer->length;
+    long long end = now_ms() + patience, left = patience;
+    ssize_t more = -1;
+    while (space > 0 && more < 0) {
+        struct pollfd ready = {answer->pipe, POLLIN, 0};
+        poll(&ready, 1, left > 0 ? (int)left : 0);
+        more = read(answer->pipe, answer->text + answer->length, space);
+        if (more < 0 && (left <= 0 || (errno != EAGAIN && errno != EINTR)))
+            return false;
+        left = end - now_ms();
+    }
+    answer->length += more > 0 ? (size_t)more : 0;
+    return more > 0;
+}
+
+// Waits for the next line, so many milliseconds at a time; returns false where none comes.
+static bool read_line(struct answer *answer, int patience, struct text *line)
+{
+    do {
         struct text rest = {answer->text + answer->taken, answer->length - answer->taken};
         if (take(&rest, '\n', line)) {
             answer->taken += line->length + 1;
             return true;
         }
-        long long left = end - now_ms();
-        struct pollfd ready = {answer->pipe, POLLIN, 0};
-        int happened = poll(&ready, 1, left > 0 ? (int)left : 0);
-        if (happened == 0 || (happened < 0 && errno != EINTR))
-            return false;
-        size_t space = sizeof answer->text - answer->length;
-        ssize_t more = read(answer->pipe, answer->text + answer->length, space);
-        if (more == 0 || (more < 0 && errno != EAGAIN && errno != EINTR))
-            return false;
-        answer->length += more > 0 ? (size_t)more : 0;
-    }
+    } while (read_more(answer, patience));
     return false;
+}
+
+// Writes so many bytes that come out of a pipe into a file; returns false where fewer come.
+static bool copy(struct answer *answer, size_t length, int file)
+{
+    while (length > 0) {
+        struct text part = {answer->text + answer->taken, answer->length - answer->taken};
+        if (part.length == 0) {
+            answer->length = answer->taken = 0;
+            if (!read_more(answer, ANSWER_MS))
+                return false;
+            continue;
+        }
+        part.length = part.length < length ? part.length : length;
+        ssize_t written = write(file, part.at, part.length);
+        if (written <= 0)
+            return false;
+        answer->taken += (size_t)written;
+        length -= (size_t)written;
+    }
+    return true;
 }
 
 // Reads how the work went that another process does for this hook, and ends with that. Returns
 // where none has taken it, and where one has been killed then.
-static void end_with(struct answer *answer, long long patience)
+static void end_with(struct answer *answer, int patience)
 {
     struct text line;
     if (!read_line(answer, patience, &line) || !equals(line, "taken"))
@@ -752,17 +782,61 @@ static bool ask_from(int slot, int process, const char *number, const char *abou
     return asked;
 }
 
-// Asks the servers of this configuration, until one has edited the config.json in the folder that
-// this is about; or done the work of a hook, which ends then. Another mount namespace has a server
-// of its own, whose name is in the same folder.
+// Puts the config.json that comes out of a pipe in the place of a bundle's, whole or not at all,
+// with the mode and owner of that.
+static bool replace_config(const char *bundle, struct answer *answer, size_t length)
+{
+    char path[PATH_MAX], new[PATH_MAX];
+    struct stat old;
+    int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+    if (!PRINT(path, "%s/config.json", bundle) || !PRINT(new, "%s.gpuhook", path) ||
+        stat(path, &old) != 0)
+        return false;
+    unlink(new); // of a start that was killed
+    int file = open(new, flags, 0600);
+    bool done = file >= 0 && copy(answer, length, file) &&
+                fchown(file, old.st_uid, old.st_gid) == 0 &&
+                fchmod(file, old.st_mode & 07777) == 0 && rename(new, path) == 0;
+    if (file >= 0)
+        close(file);
+    if (!done)
+        unlink(new);
+    return done;
+}
+
+// Reads a worker's answer to a create: config.json stays, or is another one, which this puts there.
+// So it doesn't matter what a worker does that is late. Returns false where Python is to edit it.
+static bool take_config(const char *bundle, const char *number, struct answer *answer)
+{
+    struct text line, word;
+    if (!read_line(answer, ANSWER_MS, &line) || !equals(line, "taken") ||
+        !read_line(answer, ANSWER_MS, &line) || !take(&line, ' ', &word) ||
+        !equals(word, number) || line.length == 0 || line.length > 8)
+        return false; // its number says that the answer is for this process
+    size_t length = 0;
+    for (size_t at = 0; at < line.length; at++) {
+        if (line.at[at] < '0' || line.at[at] > '9')
+            return false;
+        length = 10 * length + (size_t)(line.at[at] - '0');
+    }
+    if (length == 0)
+        return true;
+    if (!replace_config(bundle, answer, length))
+        return false;
+    umask(022); // the runtime makes the places to mount the driver's files on, which are for all
+    return true;
+}
+
+// Asks the servers of this configuration, until one has answered for the bundle that this is about;
+// or done the work of a hook, which ends then. Another mount namespace has a server of its own,
+// whose name is in the same folder.
 static bool ask_servers(const char *about, const char *number, bool creates)
 {
     static struct answer answer;
-    char path[PATH_MAX], go[32];
+    char path[PATH_MAX];
     struct stat folder, name;
-    struct text line;
     DIR *names = PRINT(path, "%s/" READY, saved) ? opendir(path) : NULL;
-    if (names == NULL || fstat(dirfd(names), &folder) != 0 || !PRINT(go, "go %s", number))
+    if (names == NULL || fstat(dirfd(names), &folder) != 0)
         return false;
     bool done = false;
     for (struct dirent *entry; !done && !was_killed && (entry = readdir(names)) != NULL;) {
@@ -778,7 +852,7 @@ static bool ask_servers(const char *about, const char *number, bool creates)
         asks = slot >= 0 && ask_from(slot, process, number, about, creates, &answer);
         close(process);
         if (asks && creates)
-            done = read_line(&answer, ANSWER_MS, &line) && equals(line, go);
+            done = take_config(about, number, &answer);
         else if (asks)
             end_with(&answer, ANSWER_MS);
         if (creates && slot >= 0)
@@ -788,16 +862,12 @@ static bool ask_servers(const char *about, const char *number, bool creates)
     return done;
 }
 
-// Has a server edit the bundle's config.json, and a worker of it do the hook's work. The low-level
-// runtime makes the places to mount the driver's files on, which are for every user.
+// Has a worker of a server edit the bundle's config.json, and then do the hook's work.
 static bool ask_to_edit(const struct arguments *found)
 {
     char number[16];
-    if (!found->is_usual || strlen(found->bundle) >= ABOUT_MOST || !is_plain_path(found->bundle) ||
-        !PRINT(number, "%d", (int)getpid()) || !ask_servers(found->bundle, number, true))
-        return false;
-    umask(022);
-    return true;
+    return found->is_usual && strlen(found->bundle) < ABOUT_MOST && is_plain_path(found->bundle) &&
+           PRINT(number, "%d", (int)getpid()) && ask_servers(found->bundle, number, true);
 }
 
 // Has a server do the work of a CDI document's hook, whoever has applied the document: the words

@@ -21,6 +21,7 @@ SANITIZED = (
     "gcc", *FLAGS, "-Werror", "-g", "-O1", "-fsanitize=address,undefined", "-static-libasan",
     "-static-libubsan", "-fno-sanitize-recover=all", "-include", str(HERE / "sanitized.h"),
 )  # fmt: skip
+PATIENCE = 5.0  # seconds that the launcher waits for an answer, twice
 PYTHON = """\
 #!/bin/sh
 shift 5
@@ -38,8 +39,8 @@ class Builds:
 
     @functools.cached_property
     def launcher(self) -> Path:
-        """Compile the launcher."""
-        return self._compile("launcher", {})
+        """Compile the launcher, with less patience."""
+        return self._compile("launcher", {}, SOURCE, f"-DANSWER_MS={PATIENCE * 1000:.0f}")
 
     @functools.cached_property
     def bare(self) -> Path:

@@ -1,8 +1,10 @@
 """A child of the process that stands ready: serves one question.
 
-It edits one config.json, answers, and is that container's helper from then on; or does the work of
-the hook of a CDI document. That asks wherever the engine or gpu-py applied the document, and is in
-the container's namespaces already, so the child finds out itself whether those were made in ours.
+It edits one config.json, answers with the new one, and is the container's helper from then on. The
+launcher puts that into the bundle, so a child that is late changes nothing. Or the child does the
+work of the hook of a CDI document. That asks wherever the engine or gpu-py applied the document,
+and is in the container's namespaces already, so the child finds out itself whether those were made
+in ours.
 """
 
 import os
@@ -11,6 +13,7 @@ from gpuhook import cdi_hook
 from gpuhook.ground import names
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError
+from gpuhook.ground.fileio import write_all
 from gpuhook.ground.oci.spec import read_spec
 from gpuhook.standby import askers, helper, seats
 from gpuhook.standby.seats import ANSWER, ASKED, MARK, QUESTION, REPORT, SEAT_COUNT, SEATS
@@ -28,8 +31,10 @@ if TYPE_CHECKING:
     from gpuhook.start.resolve import Resolved
     from gpuhook.vendors.nvidia.ready_nvml import ReadyNvml
 
-PATIENCE = 2.0  # seconds that an answer may take
-ANSWERED, STALE, LIMITED = b"a", b"s", b"l"  # what its parent hears
+# Seconds that it may take to take the question, and then to answer it. The first shows that it goes
+# on; the second is more than that takes where a hundred containers start at once.
+PATIENCE, LONG = 2.0, 10.0
+TAKEN, ANSWERED, STALE, LIMITED = b"t", b"a", b"s", b"l"  # what its parent hears
 NAME = "gpuhook-standby"  # what the process is called, and a child that has a question
 _NAME_AHEAD = "gpuhook-next"
 _NO = b"no\n"
@@ -62,7 +67,6 @@ class Answering:
         try:
             self._prepare(parent, question, report)
             seat, asker, about = os.fsdecode(_read_line(QUESTION)).split(" ", 2)
-            kernel.end_after(int(PATIENCE))
             kernel.set_name(NAME)
             os.dup2(SEATS + int(seat), ANSWER, inheritable=False)
             kernel.keep_only((ASKED, ANSWER, MARK, REPORT, *self._nvml.descriptors()))
@@ -99,9 +103,11 @@ class Answering:
             else:
                 self._serve_hook(asker, about)
         except (GpuhookError, OSError, ValueError, KeyError):
-            os.write(ANSWER, _NO)  # the launcher goes the ordinary way, which says what is wrong
+            os.write(ANSWER, _NO)  # the launcher starts Python, which says what is wrong
 
     def _serve(self, launcher: int, container: str) -> None:
+        os.write(ANSWER, b"taken\n")
+        os.write(REPORT, TAKEN)
         runtime = askers.open_launcher(launcher)
         if not self._is_same():
             return
@@ -111,13 +117,12 @@ class Answering:
             spec, self._config, around.known, self._folder,
             self._as_helper, around.inventories, around.documents, container=container,
         )  # fmt: skip
-        if written is not None:
-            written.write()
-        kernel.die_with_parent(yes=False)  # our end stays until the helper has its own
-        os.write(ANSWER, b"go %d\n" % launcher)
+        data = written.encoded() if written is not None else b""
+        kernel.end_after(helper.DEADLINE)
+        kernel.die_with_parent(yes=False)
         os.write(REPORT, ANSWERED)
+        write_all(ANSWER, b"%d %d\n" % (launcher, len(data)) + data)
         if self._wanted is not None:
-            kernel.end_after(helper.DEADLINE)
             injection = helper.injection_of(*self._wanted, around.inventories)
             self._report_limits(injection)
             helper.serve(helper.Pipes(ASKED, ANSWER, MARK, runtime), self._config, injection)
@@ -144,6 +149,7 @@ class Answering:
         askers.check_hook(hook, ANSWER)
         if not self._is_same():
             return
+        kernel.end_after(helper.DEADLINE)
         kernel.die_with_parent(yes=False)
         os.write(REPORT, ANSWERED)
 

@@ -1,8 +1,9 @@
 """The process that serves: has a child for each question, and ends those that hang.
 
-Nobody waits long for one that hangs. The process kills a child that doesn't answer in time. The
-process itself is killed by the kernel: it has a timer that it puts off while it goes on, and so has
-each child, because somebody may stop all of them (SIGSTOP).
+The process kills a child that doesn't report in time, and may do so at any moment: the launcher
+puts the new config.json into the bundle, or starts Python where it got none. The process itself is
+killed by the kernel: it has a timer that it puts off while it goes on, because somebody may stop it
+(SIGSTOP).
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -14,7 +15,7 @@ from gpuhook.ground.container import kernel
 from gpuhook.ground.host import lock as locking
 from gpuhook.ground.host import signals
 from gpuhook.standby import helper, place, seats
-from gpuhook.standby.child import LIMITED, PATIENCE, STALE, Answering
+from gpuhook.standby.child import LIMITED, LONG, PATIENCE, STALE, TAKEN, Answering
 from gpuhook.standby.seats import DOOR, LAUNCHER, MARK, SEAT_COUNT, SEATS
 from gpuhook.vendors.nvidia.ready_nvml import ReadyNvml
 
@@ -38,15 +39,16 @@ def poll(several: select.poll, seconds: float, end: int = _END) -> list[int]:
 class Child:
     """One forked child, as its parent knows it.
 
-    It is asked through ``question``. ``since`` is when it was, 0 before and after its answer.
-    ``limits`` says that its container has limits that a driver sets.
+    It is asked through ``question``. ``late`` is when it is killed unless it reports something,
+    0 before its question and after its answer. ``limits`` says that its container has limits that
+    a driver sets.
     """
 
     def __init__(self, pid: int, question: int, report: int) -> None:
         self.pid = pid
         self.question = question
         self.report = report
-        self.since = 0.0
+        self.late = 0.0
         self.limits = False
 
 
@@ -91,7 +93,7 @@ class Server:
     def _wait(self) -> None:
         """Wait for something to happen, and deal with it."""
         now = time.monotonic()
-        ends = [child.since + PATIENCE for child in self._children.values() if child.since]
+        ends = [child.late for child in self._children.values() if child.late]
         if self._seconds:
             ends.append(self._worked + self._seconds)
         happened = poll(self._poll, max(0.0, min([now + _BEAT, *ends]) - now))
@@ -129,7 +131,7 @@ class Server:
             return
         try:
             os.write(child.question, line + b"\n")
-            child.since = time.monotonic()
+            child.late = time.monotonic() + PATIENCE
         except BrokenPipeError:
             pass
         os.close(child.question)
@@ -166,7 +168,7 @@ class Server:
         """Read what a child reports, or that it has ended."""
         said = os.read(child.report, 16)
         if said:
-            child.since = 0.0
+            child.late = time.monotonic() + LONG if said == TAKEN else 0.0
             child.limits |= LIMITED in said
             if STALE in said:
                 raise SystemExit
@@ -183,25 +185,20 @@ class Server:
             self._nvml.keep(inventory, self._around.config)
 
     def _kill_late(self) -> None:
-        """Kill children that don't answer in time; those that are stopped can't do it themselves.
+        """Kill children that don't report in time; those that are stopped can't do it themselves.
 
-        One that has answered may be a container's helper by now. So one that seems not to is
-        stopped first, and lives if there is a report to read then.
+        What a child reports is read here: nobody waits for it before.
         """
-        late = time.monotonic() - PATIENCE
         for child in list(self._children.values()):
-            if not 0 < child.since <= late:  # protects: late-child
+            if not 0 < child.late <= time.monotonic():  # protects: late-child
                 continue
             reports = select.poll()
             reports.register(child.report, select.POLLIN)
-            if not reports.poll(0):
-                signals.send_to_child(child.pid, _signal.SIGSTOP)
-                if not reports.poll(0):
-                    signals.send_to_child(child.pid, _signal.SIGKILL)
-                    child.since = 0.0
-                    continue
-                signals.send_to_child(child.pid, _signal.SIGCONT)
-            self._hear(child)
+            if reports.poll(0):
+                self._hear(child)
+            else:
+                signals.send_to_child(child.pid, _signal.SIGKILL)
+                child.late = 0.0
 
     def _tidy(self) -> None:
         """See whether all is as it was, and free seats that nobody sits on."""

@@ -8,11 +8,11 @@ answers, and is that container's helper from then on (``child``). For the next q
 child is forked.
 
 The process is found by a file that has its process id for a name, in a folder that root alone
-may enter. The launcher takes that name for a number and no more: it looks at what /proc says of
-the process, that it is in the same namespaces and has that very folder and this very launcher
-open, before and after it opens the process' pipes. Questions come through one pipe, ``DOOR``;
-for answers there are many, the ``seats``. Where one has an end before an answer, the launcher goes
-the ordinary way, as it does after any other answer than ``go`` and its own process id.
+may enter. The launcher takes that name for a number and no more: it opens /proc/PID, and checks
+there that the process is in the same namespaces and has that very folder and this very launcher
+open, before it opens the process' pipes there. Questions come through one pipe, ``DOOR``; for
+answers there are many, the ``seats``. Where one ends before an answer, or none comes in time, the
+launcher starts Python, as after any answer that isn't a config.json for its own process id.
 
 The process is the child of another, which does nothing but to tidy up after it. If anything is not
 as it was when all was loaded, the configuration, the inventory, our own files, the child answers

@@ -15,14 +15,14 @@ import pytest
 from gpuhook.ground import preload
 from gpuhook.ground.host import lock
 from gpuhook.standby import around, place, seats, standby
-from gpuhook.standby.child import ANSWERED
+from gpuhook.standby.child import ANSWERED, TAKEN
 from gpuhook.standby.server import Child, Server
 from gpuhook.start.inventory import freshness
 from gpuhook.vendors.registry import KNOWN
 
 
 class Late:
-    """A child that was asked long ago; with ``word`` it has answered, and lives on."""
+    """A child that was asked long ago; with ``word`` it has reported that, and lives on."""
 
     def __init__(self, server: Server, word: bytes) -> None:
         reader, writer = os.pipe()
@@ -36,7 +36,7 @@ class Late:
         if word:
             select.select([reader], [], [])
         self.child = Child(self.pid, -1, reader)
-        self.child.since = time.monotonic() - 60
+        self.child.late = time.monotonic() - 60
         server._children[reader] = self.child
         server._poll.register(reader, select.POLLIN)
 
@@ -76,7 +76,21 @@ def test_child_that_has_answered_is_no_late_one(server: Server) -> None:
         while (state := late.state()) in ("T", "R"):
             time.sleep(0.01)
         assert state == "S"
-        assert late.child.since == 0
+        assert late.child.late == 0
+    finally:
+        late.end()
+
+
+def test_child_that_has_taken_its_question_has_more_time(server: Server) -> None:
+    """It runs, and a hundred others do, too."""
+    late = Late(server, TAKEN)
+    try:
+        server._kill_late()
+        assert late.state() in "SR"
+        assert late.child.late > time.monotonic()
+        late.child.late = time.monotonic()
+        server._kill_late()
+        os.waitid(os.P_PID, late.pid, os.WEXITED | os.WNOWAIT)
     finally:
         late.end()
 

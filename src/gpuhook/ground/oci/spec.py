@@ -158,11 +158,14 @@ class Spec:
             "Have the container engine write the bundle again",
         )
 
+    def encoded(self) -> bytes:
+        """Return what the file is to hold."""
+        return self.text.encode("utf-8", "surrogateescape")
+
     def write(self) -> None:
         """Replace the file whole, keeping its mode and owner; SpecError if that fails."""
         try:
-            old = os.stat(self.path)
-            data = self.text.encode("utf-8", "surrogateescape")
+            old, data = os.stat(self.path), self.encoded()
             replace(self.path, data, f"{self.path}.gpuhook", finish=lambda fd: _be_like(fd, old))
         except OSError as error:
             raise SpecError(
