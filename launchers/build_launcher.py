@@ -75,9 +75,9 @@ def table(changed: Mapping[str, str] | None = None) -> str:
         "END_MARKER": launcher_files.END_MARKER,
         "READY": place.FOLDER,
         "SERVER_OPTION": place.OPTION,
-        "SERVER_REQUESTS": f"fd/{seats.DOOR}",
-        "SERVER_FOLDER": f"fd/{seats.MARK}",
-        "SERVER_LAUNCHER": f"fd/{seats.LAUNCHER}",
+        "SERVER_REQUESTS": str(seats.DOOR),
+        "SERVER_FOLDER": str(seats.MARK),
+        "SERVER_LAUNCHER": str(seats.LAUNCHER),
         **(changed or {}),
     }
     numbers = {

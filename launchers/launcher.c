@@ -547,19 +547,22 @@ static int open_process(const char *number)
                : -1;
 }
 
-// Tells whether what is open there, or a namespace, is that one.
-static bool has(int process, const char *name, const struct stat *what)
+// Tells whether a process has that open as a descriptor.
+static bool has_open(int process, const char *fd, const struct stat *what)
 {
     struct stat status;
-    return fstatat(process, name, &status, 0) == 0 && is_same(&status, what);
+    char name[32];
+    return is_number(fd) && PRINT(name, "fd/%s", fd) && fstatat(process, name, &status, 0) == 0 &&
+           is_same(&status, what);
 }
 
-static bool shares(int process, const char *namespace)
+// Tells whether a process is in our namespace of a kind.
+static bool shares(int process, const char *kind)
 {
-    struct stat own;
+    struct stat own, its;
     char path[32];
-    return PRINT(path, "/proc/self/%s", namespace) && stat(path, &own) == 0 &&
-           has(process, namespace, &own);
+    return PRINT(path, "/proc/self/ns/%s", kind) && stat(path, &own) == 0 &&
+           fstatat(process, path + strlen("/proc/self/"), &its, 0) == 0 && is_same(&its, &own);
 }
 
 // Tells whether a process isn't stopped, frozen, or held by a debugger that is stopped itself, so
@@ -578,11 +581,13 @@ static bool is_running(int process)
     return state != NULL && (state[8] == 'R' || state[8] == 'S');
 }
 
-// Opens a process' pipe, without waiting; returns -1 where it is no pipe.
-static int open_pipe(int process, const char *name, int flags)
+// Opens the pipe that is a process' descriptor, without waiting; returns -1 where it is no pipe.
+static int open_pipe(int process, const char *fd, int flags)
 {
     struct stat status;
-    if (fstatat(process, name, &status, 0) != 0 || !S_ISFIFO(status.st_mode))
+    char name[32];
+    if (!is_number(fd) || !PRINT(name, "fd/%s", fd) || fstatat(process, name, &status, 0) != 0 ||
+        !S_ISFIFO(status.st_mode))
         return -1;
     int pipe = openat(process, name, flags | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (pipe < 0 || (fstat(pipe, &status) == 0 && S_ISFIFO(status.st_mode)))
@@ -610,33 +615,33 @@ static long long now_ms(void)
     return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
 }
 
-// What comes out of a pipe.
+// What comes out of a pipe until a time, in milliseconds.
 struct answer {
     int pipe;
+    long long end;
     size_t length, taken;
     char text[LINE_MOST];
 };
 
-// Waits for more, so many milliseconds at most; returns false where nothing comes.
-static bool read_more(struct answer *answer, int patience)
+// Waits for more; returns false where nothing comes in time.
+static bool read_more(struct answer *answer)
 {
     size_t space = sizeof answer->text - answer->length;
-    long long end = now_ms() + patience, left = patience;
     ssize_t more = -1;
     while (space > 0 && more < 0) {
+        long long left = answer->end - now_ms();
         struct pollfd ready = {answer->pipe, POLLIN, 0};
         poll(&ready, 1, left > 0 ? (int)left : 0);
         more = read(answer->pipe, answer->text + answer->length, space);
         if (more < 0 && (left <= 0 || (errno != EAGAIN && errno != EINTR)))
             return false;
-        left = end - now_ms();
     }
     answer->length += more > 0 ? (size_t)more : 0;
     return more > 0;
 }
 
-// Waits for the next line, so many milliseconds at a time; returns false where none comes.
-static bool read_line(struct answer *answer, int patience, struct text *line)
+// Waits for the next line; returns false where none comes in time.
+static bool read_line(struct answer *answer, struct text *line)
 {
     do {
         struct text rest = {answer->text + answer->taken, answer->length - answer->taken};
@@ -644,8 +649,20 @@ static bool read_line(struct answer *answer, int patience, struct text *line)
             answer->taken += line->length + 1;
             return true;
         }
-    } while (read_more(answer, patience));
+    } while (read_more(answer));
     return false;
+}
+
+// Waits so many milliseconds for the line that says that a process has taken a question, and lets
+// it have as many as it needs for the next line.
+static bool is_taken(struct answer *answer, int patience, int next)
+{
+    struct text line;
+    answer->end = now_ms() + patience;
+    if (!read_line(answer, &line) || !equals(line, "taken"))
+        return false;
+    answer->end = now_ms() + next;
+    return true;
 }
 
 // Writes so many bytes that come out of a pipe into a file; returns false where fewer come.
@@ -655,7 +672,7 @@ static bool copy(struct answer *answer, size_t length, int file)
         struct text part = {answer->text + answer->taken, answer->length - answer->taken};
         if (part.length == 0) {
             answer->length = answer->taken = 0;
-            if (!read_more(answer, ANSWER_MS))
+            if (!read_more(answer))
                 return false;
             continue;
         }
@@ -674,9 +691,9 @@ static bool copy(struct answer *answer, size_t length, int file)
 static void end_with(struct answer *answer, int patience)
 {
     struct text line;
-    if (!read_line(answer, patience, &line) || !equals(line, "taken"))
+    if (!is_taken(answer, patience, WORK_MS))
         return;
-    if (!read_line(answer, WORK_MS, &line)) {
+    if (!read_line(answer, &line)) {
         was_killed = true;
         return;
     }
@@ -704,19 +721,17 @@ static void ask_worker(char *const *words)
 {
     static struct answer answer;
     struct stat bundle;
-    char number[16], line[20], asked_name[32], answer_name[32], bundle_name[32];
-    if (!is_number(words[1]) || !is_number(words[2]) || !is_number(words[3]) ||
-        !PRINT(asked_name, "fd/%s", words[1]) || !PRINT(answer_name, "fd/%s", words[2]) ||
-        !PRINT(bundle_name, "fd/%s", words[3]) || !find_number(number, sizeof number) ||
-        !PRINT(line, "%s\n", number) || dup3(STDIN_FILENO, HOOK_STATE, O_CLOEXEC) < 0)
+    char number[16], line[20];
+    if (!find_number(number, sizeof number) || !PRINT(line, "%s\n", number) ||
+        dup3(STDIN_FILENO, HOOK_STATE, O_CLOEXEC) < 0)
         return;
     int process = open_process(words[0]);
-    if (process < 0 || stat(words[4], &bundle) != 0 || !has(process, bundle_name, &bundle))
+    if (process < 0 || stat(words[4], &bundle) != 0 || !has_open(process, words[3], &bundle))
         return;
     if (!is_running(process))
         return; // protects: stopped-worker
-    int asked = open_pipe(process, asked_name, O_WRONLY);
-    answer.pipe = open_pipe(process, answer_name, O_RDONLY);
+    int asked = open_pipe(process, words[1], O_WRONLY);
+    answer.pipe = open_pipe(process, words[2], O_RDONLY);
     if (asked >= 0 && answer.pipe >= 0 && tell(asked, line))
         end_with(&answer, WORK_MS);
 }
@@ -733,13 +748,13 @@ static bool is_server(int process, const struct stat *folder, bool creates)
     folder_of(own, self);
     if (!PRINT(path, "%s/gpu-py", own) || stat(creates ? self : path, &launcher) != 0)
         return false;
-    if (!has(process, SERVER_FOLDER, folder) || !shares(process, "ns/user"))
+    if (!has_open(process, SERVER_FOLDER, folder) || !shares(process, "user"))
         return false;
-    if (!has(process, SERVER_LAUNCHER, &launcher))
+    if (!has_open(process, SERVER_LAUNCHER, &launcher))
         return false; // protects: own-installation
-    if (creates && !shares(process, "ns/mnt"))
+    if (creates && !shares(process, "mnt"))
         return false; // protects: own-mount-namespace
-    return !creates || shares(process, "ns/pid");
+    return !creates || shares(process, "pid");
 }
 
 // Claims one of the slots that answers are read from: a file can be made once. Returns its number,
@@ -765,9 +780,9 @@ static int claim_slot(int folder, const char *server, int number)
 static bool ask_from(int slot, int process, const char *number, const char *about, bool creates,
                      struct answer *answer)
 {
-    char line[ABOUT_MOST + 64], name[32];
+    char line[ABOUT_MOST + 64], name[16];
     answer->pipe = -1;
-    if (!PRINT(line, "%d %s %s\n", slot, number, about) || !PRINT(name, "fd/%d", SLOT_FIRST + slot))
+    if (!PRINT(line, "%d %s %s\n", slot, number, about) || !PRINT(name, "%d", SLOT_FIRST + slot))
         return false;
     int requests = open_pipe(process, SERVER_REQUESTS, O_WRONLY);
     int pipe = open_pipe(process, name, O_RDONLY), reads = pipe;
@@ -809,10 +824,11 @@ static bool replace_config(const char *bundle, struct answer *answer, size_t len
 static bool take_config(const char *bundle, const char *number, struct answer *answer)
 {
     struct text line, word;
-    if (!read_line(answer, ANSWER_MS, &line) || !equals(line, "taken") ||
-        !read_line(answer, ANSWER_MS, &line) || !take(&line, ' ', &word) ||
-        !equals(word, number) || line.length == 0 || line.length > 8)
-        return false; // its number says that the answer is for this process
+    if (!is_taken(answer, ANSWER_MS, ANSWER_MS) || !read_line(answer, &line) ||
+        !take(&line, ' ', &word) || line.length == 0 || line.length > 8)
+        return false;
+    if (!equals(word, number))
+        return false; // it is for another process
     size_t length = 0;
     for (size_t at = 0; at < line.length; at++) {
         if (line.at[at] < '0' || line.at[at] > '9')
