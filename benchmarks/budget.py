@@ -75,10 +75,10 @@ def budget(results: Results) -> list[Row]:
     failed = len(failures(results.storms[EIGHT])) if stormy else None
     calls = results.calls.added_units if quiet else None
     return [
-        Row("verbs that create nothing, units", 0.15, 0.05, calls),
-        units("no GPU asked", 0.6, 0.4, NO_GPU),
-        units("8 GPUs, helper standing", 1.8, 1.2, EIGHT),
-        units("8 GPUs, first after a pause", 3.8, 3.0, PAUSED),
+        Row("verbs that create nothing, units", 0.1, 0.03, calls),
+        units("no GPU asked", 0.2, 0.05, NO_GPU),
+        units("8 GPUs, helper standing", 1.6, 1.3, EIGHT),
+        units("8 GPUs, first after a pause", 3.6, 3.0, PAUSED),
         units("8 GPUs, nvmlInit 2 s, saved, helper standing", 1.8, 1.2, SLOW),
         Row("the hook of a document, helper standing, units", 1.2, 1.0, hook),
         Row("a limit of memory, helper standing, units", 1.0, 0.8, limits[0]),
@@ -86,7 +86,7 @@ def budget(results: Results) -> list[Row]:
         units("8 GPUs, mode cdi, helper standing", 2.5, 2.0, BY_NAME),
         units("8 GPUs, mode cdi, first after a pause", 4.0, 3.5, BY_NAME_PAUSED),
         Row("mode cdi: processor time added, of plain runc's", 0.8, 0.7, by_name),
-        Row("8 GPUs: processor time added, of plain runc's", 0.75, 0.6, share),
+        Row("8 GPUs: processor time added, of plain runc's", 0.7, 0.6, share),
         Row("storm with GPUs: slowest, times plain runc's", 1.6, 1.4, slowest),
         Row("storm with GPUs: containers that failed", 0, 0, failed),
         Row(f"8 GPUs with --busy {_BUSY}: whole life, times runc's", 1.6, 1.35, multiple),
