@@ -16,7 +16,7 @@ CDI_HOOK_STAGE = "createContainer"
 CDI_NO_ACCESS = "none"  # in place of a node's permissions: no entry in the cgroup
 BUNDLE_OPTION = "--bundle"  # before the bundle's path, in the hook that gpu-py writes
 HELPER_OPTION = "--helper"  # before the arguments that lead a hook to its worker
-HELPER_KILLED = "--helper-killed"  # from launchers/gpu-py, which noticed it
+HELPER_KILLED = "--helper-killed"  # from the launcher, which noticed it
 
 # Variable of a container for the memory that it may use of its devices.
 MEMORY_VARIABLE = "GPUHOOK_DEVICE_MEMORY"

@@ -1,7 +1,7 @@
 """The helper: does the hook's work, begun while the low-level runtime is making the container.
 
 It is forked by the runtime before that becomes the low-level runtime, or it is a child of the
-process that stands ready (``standby``). The hook, a few lines of shell (launchers/gpu-py), asks
+process that stands ready (``standby``). The hook, launchers/launcher.c, asks
 it through a pipe of its own, which is reached as /proc/PID/fd/N: nobody but root can open
 that, it leaves no file behind, and it is gone when the helper is. Then the hook does the work
 by itself.
@@ -47,7 +47,7 @@ DONE = "done"
 _UNHEARD = _signal.SIGTERM, _signal.SIGHUP
 
 _STATE_LIMIT = 16 << 20
-STATE_FD = 6  # where the hook keeps its standard input; a shell's read moves descriptor 0
+STATE_FD = 6  # where the hook keeps its standard input
 
 
 class Pipes(Record):
@@ -64,7 +64,7 @@ class Pipes(Record):
     runtime: int
 
     def words(self, pid: int, folder: str) -> list[str]:
-        """Return the words by which the hook finds the helper (launchers/gpu-py)."""
+        """Return the words by which the hook finds the helper (launchers/launcher.c)."""
         return [str(pid), str(self.asked), str(self.answer), str(self.bundle), folder]
 
 

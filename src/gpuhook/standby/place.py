@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 FOLDER = "ready"  # below the folder of the launcher's files for a configuration
-OPTION = "--gpuhook-standby"  # as launchers/gpu-py knows it
+OPTION = "--gpuhook-standby"  # as the launcher knows it
 
 
 # Who takes in processes whose parent has ended and waits for none of them: init, systemd's

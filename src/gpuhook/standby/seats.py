@@ -13,7 +13,7 @@ import time
 from gpuhook.ground.host import lock as locking
 from gpuhook.standby import place
 
-# Descriptors of the process that stands ready, as launchers/gpu-py knows them: questions come in
+# Descriptors of the process that stands ready, as the launcher knows them: questions come in
 # at the door, and folder and launcher prove that it is what it is said to be. Seat N is SEATS + N.
 DOOR, MARK, LAUNCHER = 3, 5, 6
 SEATS, SEAT_COUNT = 64, 192

@@ -2,10 +2,10 @@
 
 After a container with GPUs was created a small process stays, for a minute without work unless
 the configuration says otherwise. It has everything imported, and configuration and inventory
-loaded (``around``), and a child that is forked ahead. The launcher (launchers/gpu-py) hands it a
-bundle; it hands that on to the child (``server``), which edits config.json as the runtime would,
-answers, and is that container's helper from then on (``child``). For the next question another
-child is forked.
+loaded (``around``), and a child that is forked ahead. The launcher (launchers/launcher.c) hands it
+a bundle; it hands that on to the child (``server``), which edits config.json as the runtime would,
+answers with the new one, and is that container's helper from then on (``child``). For the next
+question another child is forked.
 
 The process is found by a file that has its process id for a name, in a folder that root alone
 may enter. The launcher takes that name for a number and no more: it opens /proc/PID, and checks

@@ -31,7 +31,7 @@ _OS_RELEASE = ("/etc/os-release", "/usr/lib/os-release")
 _TALOS_FILES = "/etc/cri/"
 # The programs that call runc on Bottlerocket; they identify its file in a pod, too.
 BOTTLEROCKETS = frozenset({"shimpei", "nvidia-oci"})
-# Systems on which users can't change /etc, and which have no shell for gpu-py.
+# Systems on which users can't change /etc.
 _CLOSED = {"talos": "Talos", "bottlerocket": "Bottlerocket"}
 _MOUNTS = (
     "Add devices to pods without gpuhook's runtime: "
@@ -65,8 +65,8 @@ def _place(system: Callable[[str], str], path: str) -> str:
 def closed(engine: str, system: str) -> EngineError:
     """Return the error for an engine on a system where its files can't be changed."""
     return EngineError(
-        f"{system} writes the files of {engine} itself, from its own settings, and has no shell "
-        "for gpu-py",
+        f"{system} writes the files of {engine} itself, from its own settings, which "
+        "can't name gpu-py",
         _MOUNTS,
     )
 
