@@ -186,5 +186,5 @@ def precreate(folder: str, argv: list[str]) -> "NoReturn":
         log.error(names.HOOK, str(error), config)
         sys.exit(1)
     with open(1, "wb") as output:
-        output.write(text if edited is None else edited.text.encode("utf-8", "surrogateescape"))
+        output.write(text if edited is None else edited.finish().encoded())
     sys.exit(0)

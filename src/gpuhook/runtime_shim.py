@@ -21,8 +21,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from gpuhook.ground.oci.spec import Spec
-    from gpuhook.start.resolve import Resolved
 
 # What a low-level runtime keeps of a container in its folder.
 _KEPT = {"crun": "status", "runc": "state.json"}
@@ -190,13 +188,6 @@ def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> bool:
     from gpuhook.start.edit import check_other_config, edit  # noqa: PLC0415 - as above
     from gpuhook.vendors import registry  # noqa: PLC0415 - as above
 
-    def helped(spec: "Spec", resolved: "Resolved", kind: str) -> list[str]:
-        from gpuhook.standby import helper  # noqa: PLC0415 - only where a GPU is asked for
-
-        # Whoever runs a container to its end waits, as crun does, for all that was started.
-        stays = launcher if config.standby and arguments.verb == "create" else ""
-        return helper.start(spec, config, resolved, kind, stays)
-
     path = os.path.join(arguments.bundle or "", "config.json")
     other = bool(arguments.config) and not _is_same_file(arguments.config, path)
     try:
@@ -207,10 +198,18 @@ def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> bool:
     if other:
         check_other_config(spec, config, known)
         return False
+    has_worker = config.helper and os.geteuid() == 0
     edited = edit(
-        spec, config, known, folder, helped if config.helper else None,
-        container=arguments.container,
-    )  # fmt: skip
-    if edited is not None:
-        edited.write()
-    return edited is not None
+        spec, config, known, folder, has_worker=has_worker, container=arguments.container
+    )
+    if edited is None:
+        return False
+    words: list[str] = []
+    if has_worker and edited.task is not None:
+        from gpuhook.standby import helper  # noqa: PLC0415 - only where a GPU is asked for
+
+        # Whoever runs a container to its end waits, as crun does, for all that was started.
+        stays = launcher if config.standby and arguments.verb == "create" else ""
+        words = helper.start(edited.task, config, stays)
+    edited.finish(words).write()
+    return True

@@ -17,4 +17,5 @@ def resolve(
 
 
 def edit(spec: Spec, config: Config, folder: str, **more: Any) -> Spec | None:
-    return editing.edit(spec, config, known(config), folder, **more)
+    edited = editing.edit(spec, config, known(config), folder, **more)
+    return None if edited is None else edited.finish()

@@ -24,11 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from gpuhook.ground.config.model import Config
-    from gpuhook.ground.oci.spec import Spec
     from gpuhook.inject import Injection
     from gpuhook.standby.around import Around
-    from gpuhook.start.resolve import Resolved
     from gpuhook.vendors.nvidia.ready_nvml import ReadyNvml
 
 # Seconds that it may take to take the question, and then to answer it. The first shows that it goes
@@ -59,7 +56,6 @@ class Answering:
         self._nvml = nvml
         self._folder = os.path.dirname(os.path.abspath(launcher))
         self._around = around
-        self._wanted: tuple[Spec, Config, Resolved, str] | None = None
         self._bundle = ""
 
     def run(self, parent: int, question: int, report: int) -> "NoReturn":
@@ -113,17 +109,19 @@ class Answering:
             return
         spec = read_spec(f"{self._bundle}/config.json")
         around = self._around
-        written = edit(
-            spec, self._config, around.known, self._folder,
-            self._as_helper, around.inventories, around.documents, container=container,
+        edited = edit(
+            spec, self._config, around.known, self._folder, has_worker=True,
+            inventories=around.inventories, documents=around.documents, container=container,
         )  # fmt: skip
-        data = written.encoded() if written is not None else b""
+        task = edited.task if edited is not None else None
+        words = self._as_helper() if task is not None else ()
+        data = edited.finish(words).encoded() if edited is not None else b""
         kernel.end_after(helper.DEADLINE)
         kernel.die_with_parent(yes=False)
         os.write(REPORT, ANSWERED)
         write_all(ANSWER, b"%d %d\n" % (launcher, len(data)) + data)
-        if self._wanted is not None:
-            injection = helper.injection_of(*self._wanted, around.inventories)
+        if task is not None:
+            injection = helper.injection_of(task, self._config, around.inventories)
             self._report_limits(injection)
             helper.serve(helper.Pipes(ASKED, ANSWER, MARK, runtime), self._config, injection)
 
@@ -160,9 +158,8 @@ class Answering:
 
         helper.answer(ANSWER, self._config, names.CDI_HOOK, work)
 
-    def _as_helper(self, spec: "Spec", resolved: "Resolved", kind: str) -> list[str]:
+    def _as_helper(self) -> list[str]:
         """Be the container's helper; return the words by which the hook finds it."""
-        self._wanted = spec, self._config, resolved, kind
         bundle = os.open(self._bundle, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         os.dup2(bundle, MARK, inheritable=False)
         os.close(bundle)

@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
     from gpuhook.cdi_hook import DocumentInjection
     from gpuhook.ground.config.model import Config
-    from gpuhook.ground.oci.spec import Spec
     from gpuhook.inject import Injection
+    from gpuhook.start.edit import Task
     from gpuhook.start.inventory.model import Inventory
-    from gpuhook.start.resolve import Resolved
 
 # Seconds that the low-level runtime and the hooks before ours may take, after which the hook
 # finds no helper and does the work; and seconds that the work may take.
@@ -68,18 +67,13 @@ class Pipes(Record):
         return [str(pid), str(self.asked), str(self.answer), str(self.bundle), folder]
 
 
-def start(
-    spec: "Spec", config: "Config", resolved: "Resolved", kind: str = "", stays: str = ""
-) -> list[str]:
+def start(task: "Task", config: "Config", stays: str = "") -> list[str]:
     """Fork the helper for a container; return the words by which the hook finds it.
 
-    No words where there can be no helper. The hook is gpuhook-cdi-hook where ``kind`` is the
-    kind of its document, else gpuhook-prestart. Where ``stays`` is the path of gpu-py, the helper
+    No words where there can be no helper. Where ``stays`` is the path of gpu-py, the helper
     becomes the process that stands ready for further containers.
     """
-    folder = os.path.dirname(os.path.abspath(spec.path))
-    if os.geteuid() != 0:
-        return []
+    folder = os.path.dirname(os.path.abspath(task.spec.path))
     try:
         bundle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         runtime = os.pidfd_open(os.getpid())
@@ -89,7 +83,7 @@ def start(
         return []
     pipes = Pipes(asked, answer, bundle, runtime)
     if pid == 0:
-        _main(pipes, spec, config, resolved, kind, stays)
+        _main(pipes, task, config, stays)
     # Our own copies of the descriptors close when we become the low-level runtime.
     return pipes.words(pid, folder)
 
@@ -104,15 +98,13 @@ def pipe_for_both() -> int:
         os.close(writer)
 
 
-def _main(
-    pipes: Pipes, spec: "Spec", config: "Config", resolved: "Resolved", kind: str, stays: str
-) -> "NoReturn":
+def _main(pipes: Pipes, task: "Task", config: "Config", stays: str) -> "NoReturn":
     """Serve one request and end, whatever happens; never return into the caller's code."""
     try:
         from gpuhook.ground.container import kernel  # noqa: PLC0415 - in the helper, where time is not short
 
         kernel.keep_only((pipes.asked, pipes.answer, pipes.bundle, pipes.runtime))
-        injection = injection_of(spec, config, resolved, kind)
+        injection = injection_of(task, config)
         if stays:
             from gpuhook.standby import place  # noqa: PLC0415 - now: in a container it's too late
         host = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
@@ -123,24 +115,21 @@ def _main(
 
 
 def injection_of(
-    spec: "Spec",
-    config: "Config",
-    resolved: "Resolved",
-    kind: str,
-    inventories: "Mapping[str, Inventory] | None" = None,
+    task: "Task", config: "Config", inventories: "Mapping[str, Inventory] | None" = None
 ) -> "Injection | DocumentInjection":
-    """Return the work of a container's hook; ``kind`` as for ``start``.
+    """Return the work of a container's hook.
 
     ``inventories``, by vendor, are known to be the machine's.
     """
-    if kind:
+    known = task.resolved.known
+    if task.kind:
         from gpuhook import cdi_hook  # noqa: PLC0415 - only for documents
 
-        return cdi_hook.of_kind(kind, spec, config, resolved.known, inventories or {})
-    resolved.preload_injection()
+        return cdi_hook.of_kind(task.kind, task.spec, config, known, inventories or {})
+    task.resolved.preload_injection()
     from gpuhook.inject import Injection  # noqa: PLC0415 - preloaded
 
-    return Injection(spec, config, resolved)
+    return Injection(task.spec, config, task.resolved)
 
 
 def serve(pipes: Pipes, config: "Config", injection: "Injection | DocumentInjection") -> bool:

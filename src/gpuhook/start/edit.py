@@ -7,6 +7,7 @@ import os
 
 from gpuhook.ground import log, names, preload
 from gpuhook.ground.errors import LimitError, RuntimeMissingError, SpecError
+from gpuhook.ground.oci.jsontext import Record
 from gpuhook.ground.oci.spec import hook_name
 from gpuhook.start.resolve import limits, resolve, says_limit
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from gpuhook.ground.config.model import Config
     from gpuhook.ground.oci.spec import Spec
     from gpuhook.start.cdi.saved import Documents
-    from gpuhook.start.cdi.with_helper import Helped
     from gpuhook.start.contract import Known
     from gpuhook.start.inventory.model import Inventory
     from gpuhook.start.resolve import Resolved
@@ -26,24 +26,64 @@ if TYPE_CHECKING:
 _OF_GPU_PY = (names.HELPER_OPTION, names.BUNDLE_OPTION, names.LEASE_VERB)
 
 
+class Task(Record):
+    """A worker's task: the work of a container's hook.
+
+    ``kind`` is that of the CDI document whose hook it is, "" for gpuhook-prestart.
+    """
+
+    spec: "Spec"
+    resolved: "Resolved"
+    kind: str
+
+
+class Edited:
+    """An edited spec, and the task of a worker: None where no worker can serve its hook."""
+
+    def __init__(
+        self,
+        spec: "Spec",
+        config: "Config",
+        folder: str,
+        task: Task | None = None,
+        place: int = 0,
+    ) -> None:
+        """Take the spec without the words of its hook; a document's hook has that ``place``."""
+        self.task = task
+        self._spec = spec
+        self._config = config
+        self._folder = folder
+        self._place = place
+
+    def finish(self, words: "Sequence[str]" = ()) -> "Spec":
+        """Return the spec as it is to be; ``words`` lead its hook to a worker, none without one."""
+        words = [names.HELPER_OPTION, *words] if words else []
+        if self.task is None or (self.task.kind and not words):
+            return self._spec
+        if not self.task.kind:
+            return add_hook(self._spec, self._config, self._folder, words)
+        from gpuhook.start.cdi import with_helper  # noqa: PLC0415 - loaded with the task
+
+        return with_helper.with_words(self._spec, self._place, words)
+
+
 def edit(
     spec: "Spec",
     config: "Config",
     known: "Known",
     folder: str,
-    helped: "Helped | None" = None,
+    *,
+    has_worker: bool = False,
     inventories: "Mapping[str, Inventory] | None" = None,
     documents: "Documents | None" = None,
-    *,
     container: str = "",
-) -> "Spec | None":
+) -> Edited | None:
     """Return a spec with what its devices need; None where it gets none.
 
-    ``known`` are the vendors there are. ``folder`` is where gpuhook-prestart lies. ``helped``
-    finds a helper for the hook and returns the words that lead to it, none where there is no
-    helper; it is told the kind of a document if it is for that document's hook, else "".
-    ``inventories``, by vendor, are known to be the machine's; ``documents`` were read before.
-    ``container`` is the container's id, "" where it isn't known.
+    ``known`` are the vendors there are. ``folder`` is where gpuhook-prestart lies. ``has_worker``
+    says whether a worker may do the hook's work. ``inventories``, by vendor, are known to be the
+    machine's; ``documents`` were read before. ``container`` is the container's id, "" where it
+    isn't known.
     """
     resolved = resolve(spec.data, config, known, container=container, inventories=inventories)
     if resolved is None or not (resolved.grants or resolved.cdi_devices):
@@ -52,9 +92,11 @@ def edit(
         # It may have devices all the same: engines carry out documents themselves.
         # protects: engines-lease
         edited = _take(spec, resolved, config, known, folder, "", inventories)
-        return None if edited is spec else edited
+        return None if edited is spec else Edited(edited, config, folder)
     spec.require_mount_namespace()
-    edited = _apply_documents(spec, resolved, config, documents, folder, helped)
+    edited, task, place = _apply_documents(
+        spec, resolved, config, documents, folder, has_worker=has_worker
+    )
     edited = _edit_process(edited, resolved)
     way = "cdi"
     if resolved.grants:
@@ -65,10 +107,13 @@ def edit(
         if way == "spec":
             edited = _edit_spec(edited, resolved, config)
         else:
-            edited = _edit_for_hook(edited, resolved, config, folder, helped)
+            edited = _edit_for_hook(edited, resolved)
+            task = Task(edited, resolved, "")
+            if has_hook(edited):  # protects: second-hook
+                task = None
     edited = _take(edited, resolved, config, known, folder, way, inventories)
     log.edited(spec.path, way, (*resolved.ids, *resolved.cdi_devices), config)
-    return edited
+    return Edited(edited, config, folder, task, place)
 
 
 def _take(
@@ -156,14 +201,16 @@ def _apply_documents(
     config: "Config",
     documents: "Documents | None",
     folder: str,
-    helped: "Helped | None",
-) -> "Spec":
+    *,
+    has_worker: bool,
+) -> "tuple[Spec, Task | None, int]":
     """Return the spec with what CDI documents say of the devices that they describe.
 
-    There is one helper for a container: for our hook, where that is to inject devices too.
+    Then a worker's task, and the place of the hook that it is of. There is one worker for a
+    container: for our hook, where that is to inject devices too.
     """
     if not resolved.cdi_devices:
-        return spec
+        return spec, None, 0
     preload.load(preload.DOCUMENTS)
     from gpuhook.start.cdi import apply, own_hook, saved  # noqa: PLC0415 - only for documents
 
@@ -171,11 +218,12 @@ def _apply_documents(
     edits = apply.resolve(found, resolved.cdi_devices)
     apply.check_writers(found, resolved.cdi_devices)
     spec = own_hook.without_words(spec)
-    if helped is None or resolved.grants:
-        return apply.apply_to_spec(spec, edits)
-    from gpuhook.start.cdi import with_helper  # noqa: PLC0415 - only where there is a helper
+    if not has_worker or resolved.grants:
+        return apply.apply_to_spec(spec, edits), None, 0
+    from gpuhook.start.cdi import with_helper  # noqa: PLC0415 - only where there is a worker
 
-    return with_helper.apply_to_spec(spec, edits, resolved, config, folder, helped)
+    edited, place, kind = with_helper.apply_to_spec(spec, edits, resolved, config, folder)
+    return edited, Task(edited, resolved, kind) if kind else None, place
 
 
 def _edit_process(spec: "Spec", resolved: "Resolved") -> "Spec":
@@ -189,21 +237,11 @@ def _edit_process(spec: "Spec", resolved: "Resolved") -> "Spec":
     return process.add_groups(spec, resolved.groups)
 
 
-def _edit_for_hook(
-    spec: "Spec",
-    resolved: "Resolved",
-    config: "Config",
-    folder: str,
-    helped: "Helped | None",
-) -> "Spec":
-    """Return the spec with the device rules and our hook, if it hasn't got it already."""
+def _edit_for_hook(spec: "Spec", resolved: "Resolved") -> "Spec":
+    """Return the spec with the device rules, and without the hooks that ours replaces."""
     devices = dict.fromkeys(pair for grant in resolved.grants for pair in grant.rules())
     _link_nodes(spec, resolved)
-    spec = _add_device_rules(without_old_hooks(spec), list(devices))
-    if has_hook(spec):  # protects: second-hook
-        return spec
-    words = helped(spec, resolved, "") if helped is not None else []
-    return add_hook(spec, config, folder, [names.HELPER_OPTION, *words] if words else [])
+    return _add_device_rules(without_old_hooks(spec), list(devices))
 
 
 def _link_nodes(spec: "Spec", resolved: "Resolved") -> None:

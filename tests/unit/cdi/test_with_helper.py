@@ -75,9 +75,11 @@ def applied(
     """Return the spec as a helper with those words would find it."""
     devices = names or ("nvidia.com/gpu=0",)
     resolved = Resolved([], Config(), KNOWN, cdi_devices=devices)
-    return with_helper.apply_to_spec(
-        spec, edited, resolved, Config(), FOLDER, lambda *_: list(words)
-    )
+    if not words:
+        return apply.apply_to_spec(spec, edited)
+    found, place, kind = with_helper.apply_to_spec(spec, edited, resolved, Config(), FOLDER)
+    assert kind == "nvidia.com/gpu"
+    return with_helper.with_words(found, place, ["--helper", *words])
 
 
 def places(spec: Spec) -> list[str]:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from gpuhook.ground import names
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import GpuhookError
 from gpuhook.ground.oci.spec import Spec
+from gpuhook.start import edit as editing
 from gpuhook.start.inventory.model import Inventory, Node
+from gpuhook.vendors.registry import known
 
 # Values that are another text when they are written anew.
 ODD = (
@@ -223,3 +226,56 @@ def test_many_odd_values(
     for place, value in changes:
         data = with_another(data, place, value)
     assert_edited_or_refused(data, way, bundle, there)
+
+
+def test_edit_returns_the_task_of_a_worker_and_starts_none(
+    bundle: Path, there: dict[str, Inventory]
+) -> None:
+    """The words that lead the hook to a worker come last; without any, the hook does the work."""
+    spec = Spec(str(bundle / "config.json"), with_variable("0"))
+    config = settings_of("hook", bundle)
+    before = children()
+    found = editing.edit(
+        spec, config, known(config), str(bundle), has_worker=True, inventories=there
+    )
+    assert children() == before
+    assert found is not None
+    assert found.task is not None
+    assert (found.task.kind, found.task.spec.path) == ("", spec.path)
+    assert found.task.resolved.grants
+    words = ["1", "2", "3", "4", str(bundle)]
+    assert our_hook(found.finish(words)) == [names.HOOK, names.HELPER_OPTION, *words, "prestart"]
+    plain = [names.HOOK, names.BUNDLE_OPTION, str(bundle), "prestart"]
+    assert our_hook(found.finish()) == plain
+
+
+def test_edit_has_no_task_where_no_hook_of_ours_is_added(
+    bundle: Path, there: dict[str, Inventory]
+) -> None:
+    text = with_variable("0", hooks='{"createRuntime":[' + hook(names.HOOK, "prestart") + "]}")
+    for mode, given_text in (("hook", text), ("spec", with_variable("0"))):
+        config = settings_of(mode, bundle)
+        spec = Spec(str(bundle / "config.json"), given_text)
+        found = editing.edit(
+            spec, config, known(config), str(bundle), has_worker=True, inventories=there
+        )
+        assert found is not None
+        assert found.task is None
+        assert found.finish(["1"]).text == found.finish().text
+
+
+def with_variable(value: str, hooks: str = "{}") -> str:
+    return (
+        '{"process":{"env":["NVIDIA_VISIBLE_DEVICES=' + value + '"]},"root":{"path":"rootfs"},'
+        '"linux":{"namespaces":[{"type":"mount"}]},"hooks":' + hooks + "}"
+    )
+
+
+def our_hook(spec: Spec) -> list[str]:
+    [found] = spec.hooks("prestart")
+    args: list[str] = found["args"]
+    return args
+
+
+def children() -> str:
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text()

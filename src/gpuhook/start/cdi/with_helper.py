@@ -15,7 +15,7 @@ from gpuhook.start.cdi.own_hook import HOOKS, MOUNTS_OPTION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
     from typing import Any
 
     from gpuhook.ground.config.model import Config
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from gpuhook.start.cdi.apply import Edits
     from gpuhook.start.cdi.own_hook import Entry
     from gpuhook.start.resolve import Resolved
-
-    # Gets a worker for a container's hook; see ``edit``.
-    Helped = Callable[[Spec, Resolved, str], list[str]]
 
 _MOST_BYTES = 96 << 10  # of mounts in one argument; the limit is 128 KiB (execve(2))
 _PLACES = ("mounts",)
@@ -40,22 +37,21 @@ def apply_to_spec(
     resolved: "Resolved",
     config: "Config",
     folder: str,
-    helped: "Helped",
-) -> "Spec":
-    """Return the spec with the edits of CDI specs, and our hook's arguments for a worker.
+) -> "tuple[Spec, int, str]":
+    """Return the spec with the edits of CDI specs, and the hook of them that a worker can serve.
 
-    Only the hook of this installation in ``folder``, called with this configuration, gets a
-    worker. ``helped`` is as for ``edit``. A worker serves one hook: the first. If the devices are
-    of one kind, the worker makes those mounts that can be made after all others.
+    That is the hook's index and its kind, "" for none. Only the hook of this installation in
+    ``folder``, called with this configuration, gets a worker. A worker serves one hook: the first.
+    If the devices are of one kind, that hook makes those mounts that can be made after all others.
     """
     wanted = _find(edits.get("hooks") or [], resolved, config, folder)
     if wanted is None:
-        return apply.apply_to_spec(spec, edits)
+        return apply.apply_to_spec(spec, edits), 0, ""
     values = apply.changes_of_spec(spec, edits)
     hooks = values.get(HOOKS) or spec.hooks(names.CDI_HOOK_STAGE)
     same = [(each.get("path"), each.get("args")) for each in hooks]
     place = same.index((wanted["path"], wanted["args"]))
-    kind = wanted["args"][-1]
+    kind: str = wanted["args"][-1]
     if all(name.startswith(f"{kind}=") for name in resolved.cdi_devices):
         mounts = values.get(_PLACES) or []
         moved = movable(mounts, edits.get("mounts") or [])
@@ -64,12 +60,12 @@ def apply_to_spec(
             made = {id(each) for each in moved}
             values[_PLACES] = [each for each in mounts if id(each) not in made]
             values[HOOKS] = _with_first(hooks, place, [MOUNTS_OPTION, word])
-    light = spec.put(values)
-    words = helped(light, resolved, kind)
-    if not words:
-        return apply.apply_to_spec(spec, edits)
-    hooks = light.hooks(names.CDI_HOOK_STAGE)
-    return light.put({HOOKS: _with_first(hooks, place, [names.HELPER_OPTION, *words])})
+    return spec.put(values), place, kind
+
+
+def with_words(spec: "Spec", place: int, words: "Sequence[str]") -> "Spec":
+    """Return a spec in which the createContainer hook of that place has other first words."""
+    return spec.put({HOOKS: _with_first(spec.hooks(names.CDI_HOOK_STAGE), place, words)})
 
 
 def _find(
@@ -89,7 +85,7 @@ def _find(
     return None
 
 
-def _with_first(hooks: "list[Entry]", place: int, words: list[str]) -> "list[Entry]":
+def _with_first(hooks: "list[Entry]", place: int, words: "Sequence[str]") -> "list[Entry]":
     """Return the hooks, with other arguments in one of them."""
     args = hooks[place]["args"]
     changed = {**hooks[place], "args": [args[0], *words, *args[1:]]}
