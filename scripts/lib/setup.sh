@@ -184,8 +184,9 @@ install_compiler() {
     ! is_root || install_packages "${PACKAGES_BUILD[@]}"
 }
 
+# Tell whether .venv has all that is needed, and this tree's launcher.
 has_tools() {
-    [[ -x .venv/bin/ruff ]] && .venv/bin/python - 2>/dev/null <<'PYTHON'
+    [[ -x .venv/bin/ruff && ! launchers/launcher.c -nt .venv/bin/gpu-py ]] && .venv/bin/python - 2>/dev/null <<'PYTHON'
 import bcrypt, celpy, click, grpc, hypothesis, kubernetes, material, mkdocs, mypy, prometheus_client, pynvml, pyroute2, pytest
 import rich, toml
 import gpuhook, gpuhook_simulate
