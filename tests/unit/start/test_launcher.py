@@ -97,6 +97,15 @@ CASES: dict[str, Case] = {
     "nothing after an option": ("create ID --bundle", ("", ".", False), ("", None, "--bundle")),
     "a short option and a sign": ("create -b=/b ID", ("", ".", False), ("", None, "-b=/b")),
     "a short option and its value": ("create -b/b ID", ("", ".", False), ("", None, "-b/b")),
+    "another config.json": (
+        "create --config /c ID", ("", ".", False), ("create", None, ""),
+    ),
+    "another config.json, in short": (
+        "create -f /c ID", ("", ".", False), ("create", None, ""),
+    ),
+    "another config.json and a sign": (
+        "create -f=/c ID", ("", ".", False), ("", None, "-f=/c"),
+    ),
     "a flag with a value": ("--debug=true create ID", ("", ".", False), ("create", None, "")),
     "an option of crun's": ("--criu /c create ID", ("create", ".", True), ("", None, "--criu")),
     "an option of nobody's": ("--what create ID", ("", ".", False), ("", None, "--what")),
