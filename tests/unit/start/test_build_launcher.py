@@ -34,7 +34,8 @@ def test_every_vendors_variables_are_trigger_strings() -> None:
     triggers = line.partition('"')[2].split("\\n")
     assert triggers[-2:] == [launcher_files.END_MARKER, '"']
     for vendor in KNOWN.values():
-        assert {*vendor.VARIABLES, *vendor.LEGACY[:1]} <= set(triggers)
+        memory = getattr(vendor, "MEMORY_VARIABLES", ())
+        assert {*vendor.VARIABLES, *vendor.LEGACY[:1], *memory} <= set(triggers)
     assert names.MEMORY_VARIABLE in triggers
     assert '"runc:crun:"' in table()
     assert Config().runtimes == ("runc", "crun")
