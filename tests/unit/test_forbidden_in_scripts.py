@@ -89,7 +89,7 @@ def test_no_shell_script_kills_or_walks(pattern: re.Pattern[str], allowed: dict[
     assert [each for each in lines if not any(part in each[1] for part in allowed)] == []
     assert [part for part in allowed if not any(part in line for _, line in lines)] == []
     names = {name for name, _ in shell_scripts()}
-    assert {"launchers/gpu-py", "packaging/slurm/epilog", "packaging/rpm/gpuhook.spec"} <= names
+    assert {"launchers/gpuhook", "packaging/slurm/epilog", "packaging/rpm/gpuhook.spec"} <= names
 
 
 def test_what_kills_and_walks() -> None:
