@@ -62,6 +62,7 @@ struct arguments {
     enum { FOR_PYTHON, CREATES_NOTHING, CREATES } verb;
     const char *bundle; // of create and run
     bool is_usual;      // there is one id, and nothing follows it, as engines write it
+    const char *id;     // that one
     const char *root;   // "": none is given
     const char *maker;  // crun or runc where that one has the container, else NULL
 };
@@ -301,6 +302,7 @@ static bool read_after(int count, char *const *words, struct arguments *found)
         ids = ids > 0 ? 2 : 0;
         if (word[0] != '-') {
             ids = ids > 0 ? 2 : 1;
+            found->id = word;
             continue;
         }
         if (is_any(FLAGS_AFTER, word))
@@ -321,7 +323,7 @@ static bool read_after(int count, char *const *words, struct arguments *found)
 // Reads the words after gpu-py: what isn't clear is FOR_PYTHON, as in runtime_argv.py.
 static struct arguments read_arguments(int count, char *const *words)
 {
-    struct arguments found = {FOR_PYTHON, ".", false, "", NULL};
+    struct arguments found = {FOR_PYTHON, ".", false, "", "", NULL};
     int at = read_before(count, words, &found);
     if (count == 1 && is_any(TELLING, words[0]))
         found.verb = CREATES_NOTHING;
@@ -843,12 +845,13 @@ static bool take_config(const char *bundle, const char *number, struct answer *a
     return true;
 }
 
-// Asks the servers of this configuration, until one has answered for the bundle that this is about;
-// or done the work of a hook, which ends then. Another mount namespace has a server of its own,
+// Asks the servers of this configuration, until one has answered for that bundle; or done the work
+// of a hook, which ends then, where that is NULL. Another mount namespace has a server of its own,
 // whose name is in the same folder.
-static bool ask_servers(const char *about, const char *number, bool creates)
+static bool ask_servers(const char *about, const char *number, const char *bundle)
 {
     static struct answer answer;
+    bool creates = bundle != NULL;
     char path[PATH_MAX];
     struct stat folder, name;
     DIR *names = PRINT(path, "%s/" READY, saved) ? opendir(path) : NULL;
@@ -868,7 +871,7 @@ static bool ask_servers(const char *about, const char *number, bool creates)
         asks = slot >= 0 && ask_from(slot, process, number, about, creates, &answer);
         close(process);
         if (asks && creates)
-            done = take_config(about, number, &answer);
+            done = take_config(bundle, number, &answer);
         else if (asks)
             end_with(&answer, ANSWER_MS);
         if (creates && slot >= 0)
@@ -881,9 +884,10 @@ static bool ask_servers(const char *about, const char *number, bool creates)
 // Has a worker of a server edit the bundle's config.json, and then do the hook's work.
 static bool ask_to_edit(const struct arguments *found)
 {
-    char number[16];
-    return found->is_usual && strlen(found->bundle) < ABOUT_MOST && is_plain_path(found->bundle) &&
-           PRINT(number, "%d", (int)getpid()) && ask_servers(found->bundle, number, true);
+    char number[16], about[ABOUT_MOST], id[ABOUT_MOST];
+    return found->is_usual && PRINT(about, "%s %s", found->bundle, found->id) &&
+           is_plain_path(found->bundle) && PRINT(id, "/%s", found->id) && is_plain_path(id) &&
+           PRINT(number, "%d", (int)getpid()) && ask_servers(about, number, found->bundle);
 }
 
 // Has a server do the work of a CDI document's hook, whoever has applied the document: the words
@@ -903,7 +907,7 @@ static void ask_for_document(int count, char *const *words)
     if (dup3(STDIN_FILENO, HOOK_STATE, O_CLOEXEC) < 0 ||
         dup3(STDIN_FILENO, HOOK_SLOT, O_CLOEXEC) < 0)
         return;
-    ask_servers(kind, number, false);
+    ask_servers(kind, number, NULL);
 }
 
 // Python ------------------------------------------------------------------------------------------

@@ -50,7 +50,6 @@ WALKS = re.compile(
 )
 # What a line has -> why it is no signal to a number, or no walk in a folder of users'.
 ALLOWED_KILLS = {
-    "start | delete | state | kill | exec": "a verb of the low-level runtime",
     "systemctl kill --kill-who=main ": "by systemd, which holds its processes",
 }
 ALLOWED_WALKS = {

@@ -133,7 +133,7 @@ GOOD = {
 def test_new_config_json_is_put_into_the_bundle(ready: Installed, act: str, text: str) -> None:
     with server(ready, act) as sham:
         assert create(ready) == "runc"
-        assert sham.said().split()[2] == str(ready.bundle)
+        assert sham.said().split()[2:] == [str(ready.bundle), "ID"]
     assert config(ready) == text
     assert (ready.bundle / "config.json").stat().st_mode & 0o7777 == 0o640
     assert (ready.folder / "umask").read_text() == "0022\n"
@@ -253,9 +253,20 @@ def test_name_that_is_no_server_is_passed_over(ready: Installed, name: str) -> N
         ["create", "--bundle", "{}", "ID", "OTHER"],
         ["create", "--bundle", "{}/./../bundle", "ID"],
         ["create", "--bundle", "{}", "ID", "--pid-file", "/p"],
+        ["create", "--bundle", "{}", "I D"],
+        ["create", "--bundle", "{}", "I\nD"],
+        ["create", "--bundle", "{}", "I" * 2000],
         ["create", "--bundle", "{}/"],
     ],
-    ids=["two ids", "dots", "an option after the id", "no id"],
+    ids=[
+        "two ids",
+        "dots",
+        "an option after the id",
+        "a space",
+        "a line's end",
+        "a long id",
+        "no id",
+    ],
 )
 def test_command_line_that_no_engine_writes_is_pythons(ready: Installed, words: list[str]) -> None:
     with server(ready, f"whole({EDITED!r})") as sham:

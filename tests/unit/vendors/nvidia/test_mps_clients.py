@@ -232,7 +232,7 @@ def test_a_client_is_not_refused_for_its_own_device(config: Config, tmp_path: Pa
     known = registry.known(config)
     made = edit.edit(spec, config, known, str(tmp_path), inventories={"nvidia": machine()})
     assert made is not None
-    assert f"{mps.PIPE_VARIABLE}={mps.PLACE}" in made.data["process"]["env"]
+    assert f"{mps.PIPE_VARIABLE}={mps.PLACE}" in made.finish().data["process"]["env"]
 
 
 @pytest.mark.parametrize("capabilities", ["graphics", "compute", "all"])
