@@ -416,7 +416,7 @@ def test_dockers_setting(programs: Programs, version: str, is_written: bool, is_
     path.parent.mkdir(exist_ok=True)
     done = programs.install("docker", dockerd=f"Docker version {version}, build 5d6db84").ok()
     assert (json.loads(path.read_text()).get("features") == {"cdi": True}) == is_written
-    assert (f"docker {version} doesn't know CDI" in done.stderr) == is_told
+    assert (f"docker {version} doesn't support CDI" in done.stderr) == is_told
     assert IN_RUN.exists()
 
 

@@ -263,7 +263,7 @@ def test_a_full_filesystem(machine: Machine) -> None:
     place.mkdir()
     run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", place]).ok()
     try:
-        assert "Make room" in machine.keep().failed().stderr
+        assert "Free space" in machine.keep().failed().stderr
         assert [*machine.older] == []
         assert not machine.folder.exists()
     finally:

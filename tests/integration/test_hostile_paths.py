@@ -447,7 +447,7 @@ def test_a_socket_that_comes_into_a_folder(
     listening(machine.root / "run/maker/deep/er/socket")
     assert bundle.run(installation.runtime, env).ok().stdout.split()[-1:] == ["/var/lib/maker"]
     told = command(installation, config, "explain", "-e", ASK).ok().stdout
-    assert "/run/maker is given" in " ".join(told.split())
+    assert "/run/maker is passed to containers" in " ".join(told.split())
     made = command(installation, config, "cdi", "generate", "--kind=maker.example/npu")
     assert "hostPath: " in made.stdout
     assert "/run/maker" not in made.stdout
