@@ -60,31 +60,31 @@ def table(changed: Mapping[str, str] | None = None) -> str:
     try:
         from gpuhook.ground import names  # noqa: PLC0415 - of this tree, whatever is installed
         from gpuhook.ground.config.model import DEFAULT_PATH, Config  # noqa: PLC0415
-        from gpuhook.standby import askers, helper, launcher_files, place, seats  # noqa: PLC0415
+        from gpuhook.prefork import hook_worker, instance, launcher_cache, peer_check, slots  # noqa: PLC0415
     finally:
         del sys.path[0]
-    triggers = launcher_files.words(Config()) or ()  # the defaults have some
+    triggers = launcher_cache.words(Config()) or ()  # the defaults have some
     texts = {
         "DEFAULT_CONFIG": DEFAULT_PATH,
-        "CACHE_FOLDER": launcher_files.FOLDER,
-        "CACHE": launcher_files.CACHE,
-        "PATH_CHARACTERS": "".join(sorted(launcher_files.PATH_CHARACTERS)),
+        "CACHE_FOLDER": launcher_cache.FOLDER,
+        "CACHE": launcher_cache.CACHE,
+        "PATH_CHARACTERS": "".join(sorted(launcher_cache.PATH_CHARACTERS)),
         "SEARCH_PATH": names.SEARCH_PATH,
         "DEFAULT_RUNTIMES": "".join(f"{name}:" for name in Config().runtimes),
-        "DEFAULT_TRIGGERS": "".join(f"{each}\n" for each in (*triggers, launcher_files.END_MARKER)),
-        "END_MARKER": launcher_files.END_MARKER,
-        "READY": place.FOLDER,
-        "SERVER_OPTION": place.OPTION,
-        "SERVER_REQUESTS": str(seats.DOOR),
-        "SERVER_FOLDER": str(seats.MARK),
-        "SERVER_LAUNCHER": str(seats.LAUNCHER),
+        "DEFAULT_TRIGGERS": "".join(f"{each}\n" for each in (*triggers, launcher_cache.END_MARKER)),
+        "END_MARKER": launcher_cache.END_MARKER,
+        "READY": instance.FOLDER,
+        "SERVER_OPTION": instance.OPTION,
+        "SERVER_REQUESTS": str(slots.REQUEST_PIPE),
+        "SERVER_FOLDER": str(slots.FOLDER_FD),
+        "SERVER_LAUNCHER": str(slots.LAUNCHER),
         **(changed or {}),
     }
     numbers = {
-        "SLOT_FIRST": seats.SEATS,
-        "SLOT_COUNT": seats.SEAT_COUNT,
-        "HOOK_STATE": helper.STATE_FD,
-        "HOOK_SLOT": askers.HOOKS_SEAT,
+        "SLOT_FIRST": slots.SLOTS,
+        "SLOT_COUNT": slots.SLOT_COUNT,
+        "HOOK_STATE": hook_worker.STATE_FD,
+        "HOOK_SLOT": peer_check.HOOKS_SEAT,
     }
     lines = [f"#define {name} {_quoted(text)}" for name, text in texts.items()]
     lines += [f"#define {name} {number}" for name, number in numbers.items()]

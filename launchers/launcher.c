@@ -7,8 +7,8 @@
 //   gpu-py            becomes the low-level runtime for verbs that create nothing, and for a create
 //                     whose config.json has none of the trigger strings that every request has.
 //                     For any other create, it has the prefork server edit config.json first.
-//   gpuhook-prestart  has the container's worker do the hook's work (standby/helper.py).
-//   gpuhook-cdi-hook  the same, or has the prefork server do it (standby/standby.py).
+//   gpuhook-prestart  has the container's worker do the hook's work (prefork/hook_worker.py).
+//   gpuhook-cdi-hook  the same, or has the prefork server do it (prefork/supervisor.py).
 //
 // Whatever it isn't sure of goes to isolated Python (_start.py), and so does everything that
 // gpuhook-container-cli is asked. It reads a bounded part of every file, waits for no process
@@ -51,7 +51,7 @@
 #define LINKS_MOST 40
 #define READING (O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC)
 #define CLAIMS_MOST 8
-#define WORK_MS 70000   // a worker is killed after 60 s (standby/helper.py)
+#define WORK_MS 70000   // a worker is killed after 60 s (prefork/hook_worker.py)
 
 struct text {
     const char *at;
@@ -568,7 +568,7 @@ static bool shares(int process, const char *kind)
 }
 
 // Tells whether a process isn't stopped, frozen, or held by a debugger that is stopped itself, so
-// that an answer may come of it. The kernel kills one that is stopped later (standby/server.py).
+// that an answer may come of it. The kernel kills one that is stopped later (prefork/server.py).
 static bool is_running(int process)
 {
     char text[4096];

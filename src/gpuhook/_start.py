@@ -58,9 +58,9 @@ def main() -> "NoReturn":
         cdi_hook.main(argv)
     if program == "standby":
         os.chdir("/")
-        from gpuhook.standby import standby  # noqa: PLC0415
+        from gpuhook.prefork import supervisor  # noqa: PLC0415
 
-        standby.main(os.path.abspath(launcher), argv)
+        supervisor.main(os.path.abspath(launcher), argv)
     preload.load(preload.RUNTIME)
     from gpuhook import runtime_shim  # noqa: PLC0415
 

@@ -48,9 +48,9 @@ def main(
         restoring = arguments.verb == names.RESTORING_VERB
         config = _load_config(creating or restoring)
         if save:
-            from gpuhook.standby import launcher_files  # noqa: PLC0415 - once after every change
+            from gpuhook.prefork import launcher_cache  # noqa: PLC0415 - once after every change
 
-            launcher_files.save(config.path)
+            launcher_cache.save(config.path)
         made = find_maker(arguments, os.fsdecode(environment.get(b"XDG_RUNTIME_DIR", b"")))
         runtime = find_runtime(config.runtimes, environment.get(b"PATH", b""), launcher, made)
         if arguments.unclear:  # protects: unclear-arguments
@@ -204,10 +204,10 @@ def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> bool:
         return False
     words: list[str] = []
     if has_worker and edited.task is not None:
-        from gpuhook.standby import helper  # noqa: PLC0415 - only where a GPU is asked for
+        from gpuhook.prefork import hook_worker  # noqa: PLC0415 - only where a GPU is asked for
 
         # Whoever runs a container to its end waits, as crun does, for all that was started.
         stays = launcher if config.standby and arguments.verb == "create" else ""
-        words = helper.start(edited.task, config, stays)
+        words = hook_worker.start(edited.task, config, stays)
     edited.finish(words).write()
     return True

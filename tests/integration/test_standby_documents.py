@@ -18,7 +18,7 @@ from harness.standing import ONE, Site, ended_in_a_container
 from limits import in_time
 
 from gpuhook.ground.names import CDI_HOOK, HELPER_OPTION
-from gpuhook.standby.seats import DOOR, SEATS
+from gpuhook.prefork.slots import REQUEST_PIPE, SLOTS
 from gpuhook.start.cdi.own_hook import MOUNTS_OPTION
 
 NAMES = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"]
@@ -212,9 +212,11 @@ def test_a_question_for_another_process(place: Place) -> None:
             host = os.stat("/proc/self/ns/mnt").st_ino
             inside = Path(f"/proc/{other.pid}/ns/mnt")
             wait_until(lambda: inside.stat().st_ino != host, "it is in its namespace")
-            seat = os.open(f"/proc/{site.server}/fd/{SEATS}", os.O_RDONLY)
-            Path(f"/proc/{site.server}/fd/{DOOR}").write_text(f"0 {other.pid} nvidia.com/gpu\n")
-            with open(seat) as answer:
+            slot = os.open(f"/proc/{site.server}/fd/{SLOTS}", os.O_RDONLY)
+            Path(f"/proc/{site.server}/fd/{REQUEST_PIPE}").write_text(
+                f"0 {other.pid} nvidia.com/gpu\n"
+            )
+            with open(slot) as answer:
                 assert answer.read() == "no\n"
         finally:
             other.kill()

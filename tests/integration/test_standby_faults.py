@@ -28,9 +28,9 @@ from harness.standing import (
 )
 from limits import in_time
 
-from gpuhook.standby.child import PATIENCE
-from gpuhook.standby.place import OPTION, lock_name
-from gpuhook.standby.seats import SEAT_COUNT, SEATS
+from gpuhook.prefork.instance import OPTION, lock_name
+from gpuhook.prefork.slots import SLOT_COUNT, SLOTS
+from gpuhook.prefork.worker import PATIENCE
 
 STOPS = 6
 KILLS = int(os.environ.get("GPUHOOK_TEST_KILLS", "30"))
@@ -261,12 +261,12 @@ def test_all_seats_taken(site: Site) -> None:
     One that is merely late finds the end of what it reads, and goes that way, too.
     """
     site.stand()
-    for seat in range(SEAT_COUNT):
-        (site.folder / f".{site.server}.{seat}").touch()
-    with open(f"/proc/{site.server}/fd/{SEATS}", "rb") as late:
+    for slot in range(SLOT_COUNT):
+        (site.folder / f".{site.server}.{slot}").touch()
+    with open(f"/proc/{site.server}/fd/{SLOTS}", "rb") as late:
         site.works()
         assert not site.served
-        wait_until(lambda: not list(site.folder.glob(".[0-9]*")), "the seats are free")
+        wait_until(lambda: not list(site.folder.glob(".[0-9]*")), "the slots are free")
         with in_time(10):
             assert late.read() == b""
     site.works()

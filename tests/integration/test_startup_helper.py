@@ -17,7 +17,7 @@ from harness.installation import Installation, write_config
 from harness.snapshot import nothing_left
 from harness.standing import RUNTIMES, open_files
 
-from gpuhook.standby.helper import DEADLINE
+from gpuhook.prefork.hook_worker import DEADLINE
 
 WRAPPER = """\
 #!/bin/sh

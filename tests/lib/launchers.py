@@ -12,7 +12,7 @@ from typing import IO
 
 from build_launcher import FLAGS, NAMES, SOURCE, compile_with
 
-from gpuhook.standby import launcher_files
+from gpuhook.prefork import launcher_cache
 
 HERE = Path(__file__).parent
 PROBE = HERE / "launcher_probe.c"
@@ -152,7 +152,7 @@ class Installed:
         past = time.time() - 10
         os.utime(self.config, (past, past))
         os.utime(self.config.parent, (past, past))
-        launcher_files.save(str(self.config))
+        launcher_cache.save(str(self.config))
 
     def run(self, *argv: str, env: dict[str, str] | None = None) -> str:
         environ = {"PATH": f"{self.path}:/usr/bin:/bin", "GPUHOOK_CONFIG": str(self.config)}

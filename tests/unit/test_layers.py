@@ -30,13 +30,13 @@ INSIDE: Mapping[str, set[str]] = {
     "vendors": {"ground", "start"},
     "inject": {"ground", "start"},
     "cdi_hook": {"ground", "inject", "start", "vendors"},
-    "standby": {"cdi_hook", "ground", "inject", "start", "vendors"},
-    "runtime_shim": {"ground", "standby", "start", "vendors"},
+    "prefork": {"cdi_hook", "ground", "inject", "start", "vendors"},
+    "runtime_shim": {"ground", "prefork", "start", "vendors"},
     "prestart_hook": {"ground", "inject", "start", "vendors"},
-    "_start": {"cdi_hook", "ground", "prestart_hook", "runtime_shim", "standby"},
+    "_start": {"cdi_hook", "ground", "prestart_hook", "runtime_shim", "prefork"},
 }
 # And what commands and services use: nothing inside the wall imports it.
-PARTS = {**INSIDE, "tools": {"ground", "inject", "runtime_shim", "standby", "start", "vendors"}}
+PARTS = {**INSIDE, "tools": {"ground", "inject", "runtime_shim", "prefork", "start", "vendors"}}
 
 
 def dotted(path: Path) -> str:
@@ -172,7 +172,7 @@ def test_rooms_on_the_way_of_a_start_are_empty() -> None:
     named = {*ours, *preload.INJECTION, *vendors}
     rooms = {name.rpartition(".")[0] for name in named if "." in name}
     assert {"start.request", "vendors.nvidia"} <= rooms
-    for each in [*rooms, "ground", "start", "standby", "vendors"]:
+    for each in [*rooms, "ground", "start", "prefork", "vendors"]:
         [docstring] = ast.parse(MODULES[each].read_text()).body
         assert isinstance(docstring, ast.Expr)
 
@@ -206,7 +206,7 @@ class Start(NamedTuple):
 NVIDIA = "gpuhook.vendors.nvidia"
 SPEC = "gpuhook._start, gpuhook.runtime_shim, gpuhook.start.edit, gpuhook.vendors.registry"
 CHOICE = f"gpuhook.start.inventory.cache, gpuhook.start.inventory.selection, {NVIDIA}.vendor"
-ACCESS = "gpuhook.ground.cgroup.access, gpuhook.standby.helper"
+ACCESS = "gpuhook.ground.cgroup.access, gpuhook.prefork.hook_worker"
 VENDORS = {f"vendors.{name}" for name in KNOWN}
 CDI_HOOK = f"gpuhook._start, gpuhook.cdi_hook, gpuhook.start.cdi.hook, {CHOICE}, gpuhook.inject"
 STARTS = {

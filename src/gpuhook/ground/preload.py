@@ -47,7 +47,7 @@ INVENTORY = (
     "start.inventory.selection",
 )  # fmt: skip
 EDIT = (
-    "ground.host.proc", "ground.cgroup.access", "standby.helper",
+    "ground.host.proc", "ground.cgroup.access", "prefork.hook_worker",
 )  # fmt: skip
 INJECTION = (
     *INVENTORY, "ground.host.proc", "ground.cgroup.access", "ground.container.clib",

@@ -19,7 +19,7 @@ from pyroute2.netlink.nlsocket import NetlinkSocket
 from pyroute2.netlink.uevent import MarshalUevent
 
 from gpuhook.ground.config.model import Config
-from gpuhook.standby import place
+from gpuhook.prefork import instance
 from gpuhook.start import contract, dev_char
 from gpuhook.start.inventory import cache
 from gpuhook.start.inventory.model import Inventory
@@ -130,7 +130,7 @@ class Watch:
             return
         self._standing, wrong = None, ""
         try:
-            self._standing = place.start(self._config, self._launcher)
+            self._standing = instance.start(self._config, self._launcher)
         except OSError as error:
             wrong = f"No process can stand ready for the next container: {error}"
         if wrong and wrong != self._cannot_stand:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.standby.seats import ANSWER, ASKED, MARK
+from gpuhook.prefork.slots import ANSWER, ASKED, FOLDER_FD
 from harness.bundles import Bundle
 from harness.commands import Result, daemon, wait_until
 from harness.driver import Driver
@@ -28,7 +28,7 @@ ONE, RUNTIMES = (
     pytest.mark.parametrize("low_level", runtime_layouts()[:count], ids="-".join, indirect=True)
     for count in (1, 2)
 )
-SERVED = rf'"--helper", *"\d+", *"{ASKED}", *"{ANSWER}", *"{MARK}"'
+SERVED = rf'"--helper", *"\d+", *"{ASKED}", *"{ANSWER}", *"{FOLDER_FD}"'
 
 # Options of gpuhook simulate for machines that differ from one with four GPUs, minors 3,0,1,2.
 CHANGES = {

@@ -7,7 +7,7 @@ from fabricated import BIN, Tree, said
 
 from gpuhook.ground import log
 from gpuhook.ground.config.loader import loads
-from gpuhook.standby.launcher_files import CACHE, FOLDER
+from gpuhook.prefork.launcher_cache import CACHE, FOLDER
 from gpuhook.tools.doctor import Case, Finding, Status, examine, host, install, kubernetes, worst
 from gpuhook.tools.doctor.finding import failure, ok, warning
 from gpuhook.tools.doctor.machine import Machine

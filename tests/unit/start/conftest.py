@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from launchers import Builds, Installed, Probe, probing
 
-from gpuhook.standby import launcher_files
+from gpuhook.prefork import launcher_cache
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +17,7 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builds: Builds) -> Installed:
     made = Installed(tmp_path, builds)
-    monkeypatch.setattr(launcher_files, "FOLDER", str(made.saved))
+    monkeypatch.setattr(launcher_cache, "FOLDER", str(made.saved))
     return made
 
 

@@ -12,7 +12,7 @@ from build_launcher import NoCompilerError, build, check, table
 
 from gpuhook.ground import names
 from gpuhook.ground.config.model import Config
-from gpuhook.standby import launcher_files
+from gpuhook.prefork import launcher_cache
 from gpuhook.vendors.registry import KNOWN
 
 LEAKS = """\
@@ -32,7 +32,7 @@ def test_every_vendors_variables_are_trigger_strings() -> None:
     """So a new vendor needs no line of C."""
     [line] = [each for each in table().splitlines() if "DEFAULT_TRIGGERS" in each]
     triggers = line.partition('"')[2].split("\\n")
-    assert triggers[-2:] == [launcher_files.END_MARKER, '"']
+    assert triggers[-2:] == [launcher_cache.END_MARKER, '"']
     for vendor in KNOWN.values():
         memory = getattr(vendor, "MEMORY_VARIABLES", ())
         assert {*vendor.VARIABLES, *vendor.LEGACY[:1], *memory} <= set(triggers)

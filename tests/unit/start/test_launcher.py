@@ -21,7 +21,7 @@ from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import GpuhookError
 from gpuhook.ground.names import CREATING_VERBS
 from gpuhook.ground.oci.runtime_argv import Arguments
-from gpuhook.standby import launcher_files
+from gpuhook.prefork import launcher_cache
 
 # Command lines -----------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ CONFIGS = [
 @settings(max_examples=400)
 @given(st.sampled_from(CONFIGS), specs)
 def test_no_request_without_a_word(config: Config, text: str) -> None:
-    words = launcher_files.words(config)
+    words = launcher_cache.words(config)
     assert words is not None
     try:
         asks = read_request(json.loads(text), config).devices is not None
@@ -157,27 +157,27 @@ def test_no_request_without_a_word(config: Config, text: str) -> None:
 
 def test_engines_escapes_are_no_words() -> None:
     """What Go's encoder escapes by itself (< > &) must not cost a Python start."""
-    words = launcher_files.words(Config())
+    words = launcher_cache.words(Config())
     assert words is not None
     assert not any(word in "\\u0026\\u0026 \\u003c \\u003e \\u2028" for word in words)
 
 
 def test_annotations_that_do_not_count_cost_no_python_start() -> None:
-    assert "cdi.k8s.io" not in (launcher_files.words(Config()) or ())
+    assert "cdi.k8s.io" not in (launcher_cache.words(Config()) or ())
     text = "[gpuhook]\naccept-annotations = true\n"
-    assert "cdi.k8s.io" in (launcher_files.words(loads(text)) or ())
+    assert "cdi.k8s.io" in (launcher_cache.words(loads(text)) or ())
 
 
 def test_no_trigger_string_begins_with_a_part_of_the_end_marker() -> None:
-    words = launcher_files.words(Config())
+    words = launcher_cache.words(Config())
     assert words is not None
-    assert not {word[0] for word in words} & set(launcher_files.END_MARKER)
-    assert not (launcher_files.PATH_CHARACTERS | {"\\"}) & set(launcher_files.END_MARKER)
+    assert not {word[0] for word in words} & set(launcher_cache.END_MARKER)
+    assert not (launcher_cache.PATH_CHARACTERS | {"\\"}) & set(launcher_cache.END_MARKER)
 
 
 def test_no_words_for_what_json_writes_in_many_ways() -> None:
-    assert launcher_files.words(loads('swarm-resource = "é"\n')) is None
-    assert launcher_files.words(loads('swarm-resource = "a b"\n')) is not None
+    assert launcher_cache.words(loads('swarm-resource = "é"\n')) is None
+    assert launcher_cache.words(loads('swarm-resource = "a b"\n')) is not None
 
 
 # The whole script --------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_configuration_of_the_same_time_in_another_folder_is_noticed(installed: 
     current.symlink_to("old")
     installed.config.symlink_to(current / "config.toml")
     set_times(installed.config.parent)
-    launcher_files.save(str(installed.config))
+    launcher_cache.save(str(installed.config))
     assert installed.run("state", "ID") == "runc state ID"
     current.unlink()
     current.symlink_to("new")
@@ -297,11 +297,11 @@ def test_words_of_another_configuration_are_not_believed(installed: Installed, n
     current.symlink_to("old")
     installed.config.symlink_to(current / "config.toml")
     set_times(installed.config.parent)
-    launcher_files.save(str(installed.config))
+    launcher_cache.save(str(installed.config))
     assert installed.create("{}") == "runc"
     current.unlink()
     current.symlink_to("new")
-    launcher_files.save(str(installed.config))
+    launcher_cache.save(str(installed.config))
     assert installed.create("{}") == "python"
     assert installed.run("state", "ID") == "runc state ID"
 
@@ -320,7 +320,7 @@ def test_cache_that_can_not_be_written_stays_as_it_was(
     monkeypatch.setattr(os, "replace", fail)
     installed.config.write_text(WORDLESS["limits"])
     set_times(installed.config, installed.config.parent)
-    launcher_files.save(str(installed.config))
+    launcher_cache.save(str(installed.config))
     assert cache_of(installed).read_bytes() == before
     assert installed.create("{}") == "python"
 
@@ -330,7 +330,7 @@ def test_configuration_without_a_time_of_its_own_is_read_each_time(installed: In
     installed.config.touch()
     for place in (installed.config, installed.config.parent):
         os.utime(place, (1, 1))
-    launcher_files.save(str(installed.config))
+    launcher_cache.save(str(installed.config))
     assert installed.run("state", "ID") == "python runtime-save"
     assert installed.run("state", "ID") == "python runtime-save"
 
@@ -351,8 +351,8 @@ def test_configuration_that_changes_while_it_is_read_is_noticed(
         set_times(installed.config.parent)
         return config
 
-    monkeypatch.setattr(launcher_files, "load", load_then_switch)
-    launcher_files.save(str(installed.config))
+    monkeypatch.setattr(launcher_cache, "load", load_then_switch)
+    launcher_cache.save(str(installed.config))
     assert installed.run("state", "ID") == "python runtime-save"
 
 
@@ -373,7 +373,7 @@ def test_no_runtime_is_pythons_to_tell(installed: Installed) -> None:
 
 
 def cache_of(installed: Installed) -> Path:
-    return Path(f"{installed.saved}{installed.config}", launcher_files.CACHE)
+    return Path(f"{installed.saved}{installed.config}", launcher_cache.CACHE)
 
 
 def test_a_cache_that_was_cut_short_is_pythons(installed: Installed) -> None:
@@ -399,7 +399,7 @@ def test_a_cache_that_was_cut_short_is_pythons(installed: Installed) -> None:
 SPOILED: dict[str, Callable[[bytes], bytes]] = {
     "NULs": lambda whole: bytes(len(whole)),
     "no lines": lambda _: b"\n\n\n",
-    "the end alone": lambda _: f"{launcher_files.END_MARKER}\n".encode(),
+    "the end alone": lambda _: f"{launcher_cache.END_MARKER}\n".encode(),
     "another inode": lambda whole: whole.replace(b" ", b" 1", 1),
     "another time": lambda whole: whole.replace(b"\n", b"1\n", 1),
     "an empty trigger": lambda whole: whole.replace(b"\nCUDA_VERSION\n", b"\n\n"),
@@ -493,7 +493,7 @@ def test_without_config_each_default_trigger_is_pythons(unconfigured: Installed)
         words = ("create", "--bundle", str(unconfigured.bundle), "ID")
         return unconfigured.run(*words, env=NO_CONFIG).partition(" --")[0]
 
-    words = launcher_files.words(Config())
+    words = launcher_cache.words(Config())
     assert words is not None
     for word in words:
         assert create(f'{{"env":"{word}"}}') == "python runtime", word

@@ -20,15 +20,15 @@ from launchers import Probe
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.names import CREATING_VERBS
 from gpuhook.ground.oci.runtime_argv import Arguments
-from gpuhook.standby import launcher_files
+from gpuhook.prefork import launcher_cache
 
 SECONDS = float(
     os.environ.get("GPUHOOK_FUZZ_SECONDS", "60" if os.environ.get("CI") == "true" else "3")
 )
 SEED = int(os.environ.get("GPUHOOK_FUZZ_SEED", "0"))
 CHUNK = 128  # as the probe is compiled
-END = launcher_files.END_MARKER.encode()
-TRIGGERS = [word.encode() for word in launcher_files.words(Config()) or ()]
+END = launcher_cache.END_MARKER.encode()
+TRIGGERS = [word.encode() for word in launcher_cache.words(Config()) or ()]
 
 
 def fuzz(strategy: st.SearchStrategy[Any], check: Callable[[Any], None]) -> None:

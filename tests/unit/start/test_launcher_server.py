@@ -14,7 +14,7 @@ import pytest
 from launchers import PATIENCE, Installed
 from limits import in_time
 
-from gpuhook.standby import place, seats
+from gpuhook.prefork import instance, slots
 
 PLAIN = '{"env": "NVIDIA_VISIBLE_DEVICES=all"}'
 EDITED = json.dumps({"env": "NVIDIA_VISIBLE_DEVICES=all", "hooks": "x" * 100})
@@ -29,22 +29,22 @@ both = os.open(f"/proc/self/fd/{{reader}}", os.O_RDWR)
 for fd, number in ((both, 700), (place, 701), (program, 702)):
     os.dup2(fd, number)
 os.closerange(3, 700)
-for slot in range({seats.SEAT_COUNT}):
+for slot in range({slots.SLOT_COUNT}):
     reader, writer = os.pipe()
     os.dup2(writer, 1000 + slot)
     os.close(reader)
     os.close(writer)
-for slot in range({seats.SEAT_COUNT}):
-    os.dup2(1000 + slot, {seats.SEATS} + slot)
-for number, fd in ((700, {seats.DOOR}), (701, {seats.MARK}), (702, {seats.LAUNCHER})):
+for slot in range({slots.SLOT_COUNT}):
+    os.dup2(1000 + slot, {slots.SLOTS} + slot)
+for number, fd in ((700, {slots.REQUEST_PIPE}), (701, {slots.FOLDER_FD}), (702, {slots.LAUNCHER})):
     os.dup2(number, fd)
-os.closerange(700, 1000 + {seats.SEAT_COUNT})
+os.closerange(700, 1000 + {slots.SLOT_COUNT})
 open(f"{{folder}}/{{os.getpid()}}", "w").close()
 print(os.getpid(), flush=True)
-question = os.read({seats.DOOR}, 4096)
+question = os.read({slots.REQUEST_PIPE}, 4096)
 slot, pid, about = question.decode().rstrip("\\n").split(" ", 2)
 def answer(data):
-    os.write({seats.SEATS} + int(slot), data)
+    os.write({slots.SLOTS} + int(slot), data)
 def whole(text):
     answer(b"taken\\n%s %d\\n" % (pid.encode(), len(text)) + text.encode())
 try:
@@ -76,7 +76,7 @@ class Sham:
 
 @contextmanager
 def server(installed: Installed, act: str, launcher: Path | None = None) -> Iterator[Sham]:
-    folder = Path(f"{installed.saved}{installed.config}", place.FOLDER)
+    folder = Path(f"{installed.saved}{installed.config}", instance.FOLDER)
     folder.mkdir(0o700, exist_ok=True)
     words = ["-c", SHAM, str(folder), str(launcher or installed.bin / "gpu-py"), act]
     process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True)
@@ -277,7 +277,7 @@ def test_command_line_that_no_engine_writes_is_pythons(ready: Installed, words: 
 
 def test_all_slots_are_claimed(ready: Installed) -> None:
     with server(ready, f"whole({EDITED!r})") as sham:
-        for slot in range(seats.SEAT_COUNT):
+        for slot in range(slots.SLOT_COUNT):
             (sham.folder / f".{sham.process.pid}.{slot}").touch()
         assert create(ready) == "python"
     assert config(ready) == PLAIN

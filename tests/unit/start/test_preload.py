@@ -23,7 +23,7 @@ LISTS = {
     "RUNTIME": "gpuhook.runtime_shim, gpuhook.start.edit, gpuhook.vendors.registry",
     "RUNTIME + preload.INVENTORY + preload.vendor(names) + preload.EDIT": (
         f"gpuhook.runtime_shim, gpuhook.start.edit, gpuhook.vendors.registry, {GRANT}, "
-        "gpuhook.ground.cgroup.access, gpuhook.standby.helper"
+        "gpuhook.ground.cgroup.access, gpuhook.prefork.hook_worker"
     ),
     "HOOK": "gpuhook.prestart_hook",
     (

@@ -14,9 +14,9 @@ import pytest
 
 from gpuhook.ground import preload
 from gpuhook.ground.host import lock
-from gpuhook.standby import around, place, seats, standby
-from gpuhook.standby.child import ANSWERED, TAKEN
-from gpuhook.standby.server import Child, Server
+from gpuhook.prefork import instance, slots, snapshot, supervisor
+from gpuhook.prefork.server import Child, Server
+from gpuhook.prefork.worker import ANSWERED, TAKEN
 from gpuhook.start.inventory import freshness
 from gpuhook.vendors.registry import KNOWN
 
@@ -102,23 +102,23 @@ def test_names_of_those_that_have_ended_are_removed(
     for name in ("1", "2", ".1.7", ".2.7", ".lock-1"):
         (tmp_path / name).touch()
     mark = os.open(tmp_path, os.O_RDONLY)
-    monkeypatch.setattr(seats, "MARK", mark)
+    monkeypatch.setattr(slots, "FOLDER_FD", mark)
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.write(writer, b"x" if place.take_name(mark, "1", lock.hold) else b"")
+        os.write(writer, b"x" if instance.take_name(mark, "1", lock.hold) else b"")
         signal.pause()
         os._exit(0)
     try:
         os.close(writer)
         assert os.read(reader, 1)
-        seats.remove_forgotten()
+        slots.remove_forgotten()
         assert sorted(os.listdir(mark)) == [".1.7", ".lock-1", "1"]
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     try:
-        seats.remove_forgotten()
+        slots.remove_forgotten()
         assert os.listdir(mark) == [".lock-1"]
     finally:
         os.close(mark)
@@ -126,20 +126,20 @@ def test_names_of_those_that_have_ended_are_removed(
 
 
 def test_every_module_of_ours_is_looked_at() -> None:
-    files = around._our_files()
-    assert standby.__file__ in files
+    files = snapshot._our_files()
+    assert supervisor.__file__ in files
     assert sys.modules["gpuhook"].__file__ in files
     assert all(name.endswith(".py") for name in files)
 
 
-SOURCES = Path(standby.__file__).parents[2]
+SOURCES = Path(supervisor.__file__).parents[2]
 LOADS = f"""
 import sys
 sys.path.append({str(SOURCES)!r})
 from gpuhook import runtime_shim
-from gpuhook.standby import standby
+from gpuhook.prefork import supervisor
 from gpuhook.ground.config.model import Config
-standby._import_all(Config())
+supervisor._import_all(Config())
 for name, module in sys.modules.items():
     print(name, getattr(module, "__file__", None))
 """
@@ -233,12 +233,12 @@ def test_a_clock_that_jumped(days: int, tmp_path: Path, monkeypatch: pytest.Monk
     path.touch()
     mark = os.open(tmp_path, os.O_RDONLY)
     try:
-        monkeypatch.setattr(seats, "MARK", mark)
+        monkeypatch.setattr(slots, "FOLDER_FD", mark)
         assert not freshness.is_settled(str(path))
-        assert not seats._is_older("file", 60.0)
+        assert not slots._is_older("file", 60.0)
         now = time.time() + days * 86400
         monkeypatch.setattr(time, "time", lambda: now)
         assert freshness.is_settled(str(path))
-        assert seats._is_older("file", 60.0)
+        assert slots._is_older("file", 60.0)
     finally:
         os.close(mark)

@@ -11,7 +11,7 @@ from limits import in_time
 from gpuhook.ground.config.loader import loads
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import DriverError, WatchError
-from gpuhook.standby import place
+from gpuhook.prefork import instance
 from gpuhook.start import contract
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools import watch
@@ -176,7 +176,7 @@ def descriptors() -> list[str]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of those that stand ready, of a configuration that has one."""
-    monkeypatch.setattr(place, "open_folder", lambda _: os.open(tmp_path, os.O_RDONLY))
+    monkeypatch.setattr(instance, "open_folder", lambda _: os.open(tmp_path, os.O_RDONLY))
     return tmp_path
 
 
@@ -202,11 +202,11 @@ def test_no_process_can_stand_ready(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_who_finds_another_in_the_place_keeps_nothing(folder: Path) -> None:
-    lock = place._find_place(loads(""), "/bin/true")
+    lock = instance._find_place(loads(""), "/bin/true")
     assert lock is not None
     before = descriptors()
     for _ in range(3):
-        assert place.start(loads(""), "/bin/true") is None
+        assert instance.start(loads(""), "/bin/true") is None
     assert descriptors() == before
     os.close(lock)
 

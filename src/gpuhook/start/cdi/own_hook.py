@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 HOOKS = ("hooks", names.CDI_HOOK_STAGE)
 MOUNTS_OPTION = "--mounts"
-_WORDS = 5  # arguments that lead to a worker (standby.helper.Pipes), after the option
+_WORDS = 5  # arguments that lead to a worker (prefork.hook_worker.Pipes), after the option
 
 
 def without_words(spec: "Spec") -> "Spec":

@@ -4,7 +4,7 @@ import click
 
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.errors import DriverError
-from gpuhook.standby import launcher_files
+from gpuhook.prefork import launcher_cache
 from gpuhook.start import contract, dev_char
 from gpuhook.start.inventory import cache
 from gpuhook.start.inventory.model import Inventory
@@ -30,7 +30,7 @@ def refresh(config_path: str | None, if_stale: bool) -> None:
     it queries the driver itself.
     """
     config = load(config_path)
-    launcher_files.save(config.path)
+    launcher_cache.save(config.path)
 
     def inventory_of(vendor: contract.Vendor) -> Inventory:
         found = cache.saved(config, vendor) if if_stale else None

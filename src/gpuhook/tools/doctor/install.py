@@ -17,8 +17,8 @@ from gpuhook.ground.errors import RuntimeMissingError, shown
 from gpuhook.ground.host import files as host_files
 from gpuhook.ground.host import proc
 from gpuhook.ground.loader import elf
+from gpuhook.prefork import launcher_cache
 from gpuhook.runtime_shim import find_runtime
-from gpuhook.standby import launcher_files
 from gpuhook.start import contract
 from gpuhook.start.inventory import cache
 from gpuhook.tools.doctor.case import Case
@@ -293,13 +293,13 @@ def launcher_settings(case: Case) -> Iterator[Finding]:
     path = case.config.path
     if path is None or case.config_error:
         return
-    folder = f"{launcher_files.FOLDER}{path}"
-    saved = case.machine.stat(f"{folder}/{launcher_files.CACHE}")
+    folder = f"{launcher_cache.FOLDER}{path}"
+    saved = case.machine.stat(f"{folder}/{launcher_cache.CACHE}")
     newest = [case.machine.stat(place) for place in (path, os.path.dirname(path))]
     times = [status.st_mtime for status in newest if status is not None]
     if saved is not None and saved.st_uid == 0 and all(saved.st_mtime > time for time in times):
         yield ok("launcher-settings", f"gpu-py knows what {path} says")
-    elif times and times[0] < launcher_files.LONG_AGO:
+    elif times and times[0] < launcher_cache.LONG_AGO:
         yield note(
             "launcher-settings",
             f"{path} has the time of all files of a reproducible build, so gpu-py, which couldn't "

@@ -22,7 +22,7 @@ from gpuhook.ground.config.model import Config
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import ConfigError, DriverError, RequestError, UnknownDeviceError
 from gpuhook.ground.loader import ldcache
-from gpuhook.standby import launcher_files
+from gpuhook.prefork import launcher_cache
 from gpuhook.start import contract
 from gpuhook.start.cdi import apply
 from gpuhook.start.cdi.generate import Generated, Source, generate
@@ -320,8 +320,8 @@ def test_it_has_the_names_of_every_vendor(made: Made) -> None:
 
 def test_the_launcher_passes_its_containers_on(made: Made) -> None:
     config, _ = made()
-    assert "MAKER_VISIBLE_DEVICES" in (launcher_files.words(config) or ())
-    assert "MAKER_VISIBLE_DEVICES" not in (launcher_files.words(Config()) or ())
+    assert "MAKER_VISIBLE_DEVICES" in (launcher_cache.words(config) or ())
+    assert "MAKER_VISIBLE_DEVICES" not in (launcher_cache.words(Config()) or ())
 
 
 def test_without_a_table_there_is_no_such_vendor() -> None:

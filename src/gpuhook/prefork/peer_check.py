@@ -5,7 +5,7 @@ import os
 from gpuhook.ground.container import kernel
 from gpuhook.ground.host import proc
 
-# Where the hook of a CDI document has the seat that it reads from, and how many ancestors of it
+# Where the hook of a CDI document has the slot that it reads from, and how many ancestors of it
 # may be in the container.
 HOOKS_SEAT, _ANCESTORS = 9, 4
 

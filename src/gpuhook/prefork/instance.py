@@ -14,7 +14,7 @@ from gpuhook.ground.config.loader import PATH_VARIABLE
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container import kernel
 from gpuhook.ground.host import lock as locking
-from gpuhook.standby import launcher_files
+from gpuhook.prefork import launcher_cache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _LIMITS = (
 )  # fmt: skip
 
 
-def take_over(config: Config, launcher: str, namespace: int, runtime: int) -> None:
+def become_server(config: Config, launcher: str, namespace: int, runtime: int) -> None:
     """Become the standing process, where there is none yet; return where there is.
 
     For a helper that has done its work: ``namespace`` is the host's mount namespace, to which
@@ -112,12 +112,12 @@ def _become(config: Config, launcher: str, lock: int, seconds: float) -> "NoRetu
 
 def open_folder(config: Config) -> int | None:
     """Open the folder of those that stand ready, made if missing; None where it can't be."""
-    folder = launcher_files.folder_of(config)
+    folder = launcher_cache.folder_of(config)
     if folder is None:
         return None
     path = f"{folder}/{FOLDER}"
     try:
-        launcher_files.make_folders(folder)
+        launcher_cache.make_folders(folder)
         try:
             os.mkdir(path, 0o700)
         except FileExistsError:
@@ -151,7 +151,7 @@ def lock_name(launcher: str) -> str:
     return f".lock-{namespace.st_ino}-{program.st_dev}-{program.st_ino}"
 
 
-def be_ordinary() -> None:
+def reset_process_attributes() -> None:
     """Keep nothing that the caller of the first container lends its children but its rights.
 
     Others' containers don't start more slowly, or not at all, because that one was started with a
@@ -180,7 +180,7 @@ def be_ordinary() -> None:
             continue
 
 
-def leave_cgroups() -> None:
+def leave_caller_cgroups() -> None:
     """Keep nothing of whoever started the first container: its cgroups, OOM score.
 
     A cgroup that we stayed in would count us, and its scope or pod would not end before us.

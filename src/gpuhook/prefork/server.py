@@ -14,16 +14,16 @@ import time
 from gpuhook.ground.container import kernel
 from gpuhook.ground.host import lock as locking
 from gpuhook.ground.host import signals
-from gpuhook.standby import helper, place, seats
-from gpuhook.standby.child import LIMITED, LONG, PATIENCE, STALE, TAKEN, Answering
-from gpuhook.standby.seats import DOOR, LAUNCHER, MARK, SEAT_COUNT, SEATS
+from gpuhook.prefork import hook_worker, instance, slots
+from gpuhook.prefork.slots import FOLDER_FD, LAUNCHER, REQUEST_PIPE, SLOT_COUNT, SLOTS
+from gpuhook.prefork.worker import LIMITED, LONG, PATIENCE, STALE, TAKEN, Worker
 from gpuhook.vendors.nvidia.ready_nvml import ReadyNvml
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from gpuhook.standby.around import Around
+    from gpuhook.prefork.snapshot import LoadedState
 
 _BEAT = 1.0  # seconds after which it puts off its end again
 _END = 3  # seconds after which the kernel kills what doesn't
@@ -55,7 +55,7 @@ class Child:
 class Server:
     """The process that stands ready: has a child for each question, and ends those that hang."""
 
-    def __init__(self, around: "Around", launcher: str, seconds: float) -> None:
+    def __init__(self, around: "LoadedState", launcher: str, seconds: float) -> None:
         self._around = around
         self._launcher = launcher
         self._seconds = seconds
@@ -76,13 +76,13 @@ class Server:
             # When we end, the kernel resumes children that are stopped (setpgid(2): SIGHUP and
             # SIGCONT to a group that nobody is left to control), those too that had no end yet.
             os.setpgid(0, 0)  # protects: stopped-child
-            os.dup2(seats.moved(helper.pipe_for_both()), DOOR, inheritable=False)
-            for seat in range(SEAT_COUNT):
-                seats.renew(seat)
-            kernel.keep_only((DOOR, MARK, LAUNCHER, *range(SEATS, SEATS + SEAT_COUNT)))
-            self._poll.register(DOOR, select.POLLIN)
-            self._fork_ahead()
-            name = place.take_name(MARK, str(os.getpid()), locking.hold)
+            os.dup2(slots.moved(hook_worker.pipe_for_both()), REQUEST_PIPE, inheritable=False)
+            for slot in range(SLOT_COUNT):
+                slots.renew(slot)
+            kernel.keep_only((REQUEST_PIPE, FOLDER_FD, LAUNCHER, *range(SLOTS, SLOTS + SLOT_COUNT)))
+            self._poll.register(REQUEST_PIPE, select.POLLIN)
+            self._fork_spare()
+            name = instance.take_name(FOLDER_FD, str(os.getpid()), locking.hold)
             if name is None:  # there is one of that number, in another pid namespace
                 raise SystemExit
             while not 0 < self._seconds <= time.monotonic() - self._worked:
@@ -98,8 +98,8 @@ class Server:
             ends.append(self._worked + self._seconds)
         happened = poll(self._poll, max(0.0, min([now + _BEAT, *ends]) - now))
         for fd in happened:
-            if fd == DOOR:
-                self._open_door()
+            if fd == REQUEST_PIPE:
+                self._read_requests()
             elif self._nvml.hear(fd):
                 self._renew()
             else:
@@ -109,21 +109,21 @@ class Server:
             self._looked = now
             self._tidy()
 
-    def _open_door(self) -> None:
+    def _read_requests(self) -> None:
         """Hand each question on: SEAT PID BUNDLE ID, or SEAT PID KIND of a CDI hook."""
-        for line in os.read(DOOR, seats.QUESTIONS).split(b"\n")[:-1]:
+        for line in os.read(REQUEST_PIPE, slots.QUESTIONS).split(b"\n")[:-1]:
             kernel.end_after(_END)
             if self._ahead is None:
-                self._fork_ahead()
+                self._fork_spare()
             self._ask(line)
-            seats.free(int(line.partition(b" ")[0]))
-            self._fork_ahead()  # now: it has to know the new seat
+            slots.free(int(line.partition(b" ")[0]))
+            self._fork_spare()  # now: it has to know the new slot
         self._worked = time.monotonic()
 
     def _ask(self, line: bytes) -> None:
         """Hand a question to the child that is ahead.
 
-        Where there is none, for want of memory, or where it has just been killed, the new seat is
+        Where there is none, for want of memory, or where it has just been killed, the new slot is
         an end of file for who has the old one.
         """
         child, self._ahead = self._ahead, None
@@ -136,10 +136,10 @@ class Server:
             pass
         os.close(child.question)
 
-    def _fork_ahead(self) -> None:
+    def _fork_spare(self) -> None:
         """Fork the child that gets the next question; without memory for it, there is none."""
-        asked, question = (seats.moved(fd) for fd in os.pipe())
-        report, reporting = (seats.moved(fd) for fd in os.pipe())
+        asked, question = (slots.moved(fd) for fd in os.pipe())
+        report, reporting = (slots.moved(fd) for fd in os.pipe())
         parent = os.getpid()
         try:
             pid = os.fork()
@@ -148,7 +148,7 @@ class Server:
             os.close(report)
             os.close(question)
         if pid == 0:
-            Answering(self._launcher, self._around, self._nvml).run(parent, asked, reporting)
+            Worker(self._launcher, self._around, self._nvml).run(parent, asked, reporting)
         os.close(asked)
         os.close(reporting)
         if pid > 0:
@@ -156,13 +156,13 @@ class Server:
             self._poll.register(report, 0)  # its end alone: nobody waits for what it says before
 
     def _renew(self) -> None:
-        """Have another child ahead, which knows of NVML and seats what this process knows now."""
+        """Have another child ahead, which knows of NVML and slots what this process knows now."""
         child, self._ahead = self._ahead, None
         if child is not None:
             os.close(child.question)
-            # Also one that is stopped: it holds the seats.
+            # Also one that is stopped: it holds the slots.
             signals.send_to_child(child.pid, _signal.SIGKILL)
-        self._fork_ahead()
+        self._fork_spare()
 
     def _hear(self, child: Child) -> None:
         """Read what a child reports, or that it has ended."""
@@ -201,9 +201,9 @@ class Server:
                 child.late = 0.0
 
     def _tidy(self) -> None:
-        """See whether all is as it was, and free seats that nobody sits on."""
-        if not self._around.is_same_in_detail() or not os.fstat(MARK).st_nlink:
+        """See whether all is as it was, and free slots that nobody sits on."""
+        if not self._around.is_same_in_detail() or not os.fstat(FOLDER_FD).st_nlink:
             raise SystemExit
         self._nvml.end_in_time()
-        if seats.free_late(PATIENCE):
-            self._renew()  # protects: freed-seats
+        if slots.free_late(PATIENCE):
+            self._renew()  # protects: freed-slots

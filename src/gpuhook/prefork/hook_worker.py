@@ -106,10 +106,10 @@ def _main(pipes: Pipes, task: "Task", config: "Config", stays: str) -> "NoReturn
         kernel.keep_only((pipes.asked, pipes.answer, pipes.bundle, pipes.runtime))
         injection = injection_of(task, config)
         if stays:
-            from gpuhook.standby import place  # noqa: PLC0415 - now: in a container it's too late
+            from gpuhook.prefork import instance  # noqa: PLC0415 - now: in a container it's too late
         host = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         if serve(pipes, config, injection) and stays:
-            place.take_over(config, stays, host, pipes.runtime)
+            instance.become_server(config, stays, host, pipes.runtime)
     finally:
         os._exit(0)
 

@@ -1,22 +1,21 @@
-"""The process that stands ready for the next container, so that no start waits for Python.
+"""Entry point and supervisor of the prefork server, which saves starts the wait for Python.
 
-After a container with GPUs was created a small process stays, for a minute without work unless
-the configuration says otherwise. It has everything imported, and configuration and inventory
-loaded (``around``), and a child that is forked ahead. The launcher (launchers/launcher.c) hands it
-a bundle; it hands that on to the child (``server``), which edits config.json as the runtime would,
-answers with the new one, and is that container's helper from then on (``child``). For the next
-question another child is forked.
+After a container with GPUs was created, a small server keeps running: for a minute without work,
+unless the configuration says otherwise. It has imported all modules, loaded configuration and
+inventory (``snapshot``), and forked a spare worker. The launcher (launchers/launcher.c) sends it a
+bundle; the server passes that to the worker (``server``). The worker edits config.json as the
+runtime would, responds with the new one, and then is that container's hook worker (``worker``).
+The server forks another spare worker for the next request.
 
-The process is found by a file that has its process id for a name, in a folder that root alone
-may enter. The launcher takes that name for a number and no more: it opens /proc/PID, and checks
-there that the process is in the same namespaces and has that very folder and this very launcher
-open, before it opens the process' pipes there. Questions come through one pipe, ``DOOR``; for
-answers there are many, the ``seats``. Where one ends before an answer, or none comes in time, the
-launcher starts Python, as after any answer that isn't a config.json for its own process id.
+A file named after its process id, in a folder that only root may enter, leads to the server. The
+launcher takes that name only as a number: it opens /proc/PID and checks that the process is in the
+same namespaces and has that folder and this launcher open, before it opens the pipes there.
+Requests come through one pipe (``REQUEST_PIPE``), responses go through many (``slots``). If a pipe
+ends before a response, or none comes in time, the launcher starts Python, as it does after any
+response that isn't a config.json for its own process id.
 
-The process is the child of another, which does nothing but to tidy up after it. If anything is not
-as it was when all was loaded, the configuration, the inventory, our own files, the child answers
-so, and everything ends.
+The supervisor is the server's parent and only cleans up after it. If configuration, inventory or
+our own files have changed since they were loaded, the worker reports that, and all exit.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -29,11 +28,11 @@ from gpuhook.ground.config.model import Config
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError
 from gpuhook.ground.host import signals
-from gpuhook.standby import place, seats
-from gpuhook.standby.around import Around
-from gpuhook.standby.child import NAME
-from gpuhook.standby.seats import LAUNCHER, MARK
-from gpuhook.standby.server import Server, poll
+from gpuhook.prefork import instance, slots
+from gpuhook.prefork.server import Server, poll
+from gpuhook.prefork.slots import FOLDER_FD, LAUNCHER
+from gpuhook.prefork.snapshot import LoadedState
+from gpuhook.prefork.worker import NAME
 from gpuhook.start import contract
 from gpuhook.vendors import registry
 
@@ -53,22 +52,22 @@ def main(launcher: str, argv: list[str]) -> "NoReturn":
     try:
         kernel.end_after(_START)  # protects: stopped-start
         kernel.set_name(NAME)
-        place.be_ordinary()  # protects: ordinary
+        instance.reset_process_attributes()  # protects: ordinary
         _signal.signal(_signal.SIGTERM, _end)
         _, lock, seconds = argv
         config = load()
-        folder = place.open_folder(config)
+        folder = instance.open_folder(config)
         if folder is not None and config.helper and config.standby:
-            name = place.lock_name(launcher)
+            name = instance.lock_name(launcher)
             _arrange(folder, launcher, int(lock))
             if float(seconds):
-                place.leave_cgroups()
+                instance.leave_caller_cgroups()
             try:
-                seats.remove_forgotten()
+                slots.remove_forgotten()
                 _import_all(config)
-                _stand(Server(Around(config.path, launcher), launcher, float(seconds)))
+                _stand(Server(LoadedState(config.path, launcher), launcher, float(seconds)))
             finally:
-                os.unlink(name, dir_fd=MARK)  # as it was: the launcher may be another one by now
+                os.unlink(name, dir_fd=FOLDER_FD)  # the launcher may have been replaced
     except (GpuhookError, OSError):
         pass  # the next container goes the ordinary way, and says what is wrong
     finally:
@@ -82,10 +81,10 @@ def _end(*_: object) -> "NoReturn":
 def _arrange(folder: int, launcher: str, lock: int) -> None:
     """Put the descriptors where children have them, and keep none but those and the lock."""
     program = os.open(launcher, os.O_PATH | os.O_CLOEXEC)
-    free = [seats.moved(fd) for fd in (folder, program, lock)]
-    os.dup2(free[0], MARK, inheritable=False)
+    free = [slots.moved(fd) for fd in (folder, program, lock)]
+    os.dup2(free[0], FOLDER_FD, inheritable=False)
     os.dup2(free[1], LAUNCHER, inheritable=False)
-    kernel.keep_only((MARK, LAUNCHER, free[2]))
+    kernel.keep_only((FOLDER_FD, LAUNCHER, free[2]))
 
 
 def _stand(server: Server) -> None:
@@ -104,7 +103,7 @@ def _stand(server: Server) -> None:
     finally:
         signals.send_to_child(pid, _signal.SIGKILL)
         os.waitpid(pid, 0)
-        seats.remove_forgotten()
+        slots.remove_forgotten()
 
 
 def _import_all(config: Config) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpuhook.start.contract import Known
 
 
-class Around:
+class LoadedState:
     """Everything that the standing process has read, and whether it is still so."""
 
     def __init__(self, path: str | None, launcher: str) -> None:

@@ -15,8 +15,8 @@ from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError
 from gpuhook.ground.fileio import write_all
 from gpuhook.ground.oci.spec import read_spec
-from gpuhook.standby import askers, helper, seats
-from gpuhook.standby.seats import ANSWER, ASKED, MARK, QUESTION, REPORT, SEAT_COUNT, SEATS
+from gpuhook.prefork import hook_worker, peer_check, slots
+from gpuhook.prefork.slots import ANSWER, ASKED, FOLDER_FD, QUESTION, REPORT, SLOT_COUNT, SLOTS
 from gpuhook.start import contract
 from gpuhook.start.edit import edit
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpuhook.inject import Injection
-    from gpuhook.standby.around import Around
+    from gpuhook.prefork.snapshot import LoadedState
     from gpuhook.vendors.nvidia.ready_nvml import ReadyNvml
 
 # Seconds that it may take to take the question, and then to answer it. The first shows that it goes
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 PATIENCE, LONG = 2.0, 10.0
 TAKEN, ANSWERED, STALE, LIMITED = b"t", b"a", b"s", b"l"  # what its parent hears
 NAME = "gpuhook-standby"  # what the process is called, and a child that has a question
-_NAME_AHEAD = "gpuhook-next"
+_SPARE_NAME = "gpuhook-next"
 _NO = b"no\n"
 
 
@@ -41,17 +41,17 @@ def _read_line(pipe: int) -> bytes:
     """Wait for a question, and return it; end where none comes any more."""
     line = b""
     while not line.endswith(b"\n"):
-        more = os.read(pipe, seats.QUESTIONS)
+        more = os.read(pipe, slots.QUESTIONS)
         if not more:
             os._exit(0)
         line += more
     return line[:-1]
 
 
-class Answering:
+class Worker:
     """A child: edits one config.json, answers, and then is that container's helper."""
 
-    def __init__(self, launcher: str, around: "Around", nvml: "ReadyNvml") -> None:
+    def __init__(self, launcher: str, around: "LoadedState", nvml: "ReadyNvml") -> None:
         self._config = around.config
         self._nvml = nvml
         self._folder = os.path.dirname(os.path.abspath(launcher))
@@ -62,27 +62,27 @@ class Answering:
         """Do all of it and end, whatever happens; never return into the parent's code."""
         try:
             self._prepare(parent, question, report)
-            seat, asker, about = os.fsdecode(_read_line(QUESTION)).split(" ", 2)
+            slot, asker, about = os.fsdecode(_read_line(QUESTION)).split(" ", 2)
             kernel.set_name(NAME)
-            os.dup2(SEATS + int(seat), ANSWER, inheritable=False)
-            kernel.keep_only((ASKED, ANSWER, MARK, REPORT, *self._nvml.descriptors()))
+            os.dup2(SLOTS + int(slot), ANSWER, inheritable=False)
+            kernel.keep_only((ASKED, ANSWER, FOLDER_FD, REPORT, *self._nvml.descriptors()))
             self._answer(int(asker), about)
         finally:
             os._exit(0)
 
     def _prepare(self, parent: int, question: int, report: int) -> None:
-        """Hold nothing but what a child needs, and the seats; end with the parent.
+        """Hold nothing but what a child needs, and the slots; end with the parent.
 
         There is no end for want of a question: the parent has one, and is ours.
         """
         kernel.die_with_parent()
-        kernel.set_name(_NAME_AHEAD)
+        kernel.set_name(_SPARE_NAME)
         os.dup2(question, QUESTION, inheritable=False)
         os.dup2(report, REPORT, inheritable=False)
-        asked = helper.pipe_for_both()
+        asked = hook_worker.pipe_for_both()
         os.dup2(asked, ASKED, inheritable=False)
-        every = range(SEATS, SEATS + SEAT_COUNT)
-        kernel.keep_only((ASKED, QUESTION, MARK, REPORT, *self._nvml.descriptors(), *every))
+        every = range(SLOTS, SLOTS + SLOT_COUNT)
+        kernel.keep_only((ASKED, QUESTION, FOLDER_FD, REPORT, *self._nvml.descriptors(), *every))
         if os.getppid() != parent:
             os._exit(0)
 
@@ -104,7 +104,7 @@ class Answering:
     def _serve(self, launcher: int, container: str) -> None:
         os.write(ANSWER, b"taken\n")
         os.write(REPORT, TAKEN)
-        runtime = askers.open_launcher(launcher)
+        runtime = peer_check.open_launcher(launcher)
         if not self._is_same():
             return
         spec = read_spec(f"{self._bundle}/config.json")
@@ -116,14 +116,16 @@ class Answering:
         task = edited.task if edited is not None else None
         words = self._as_helper() if task is not None else ()
         data = edited.finish(words).encoded() if edited is not None else b""
-        kernel.end_after(helper.DEADLINE)
+        kernel.end_after(hook_worker.DEADLINE)
         kernel.die_with_parent(yes=False)
         os.write(REPORT, ANSWERED)
         write_all(ANSWER, b"%d %d\n" % (launcher, len(data)) + data)
         if task is not None:
-            injection = helper.injection_of(task, self._config, around.inventories)
+            injection = hook_worker.injection_of(task, self._config, around.inventories)
             self._report_limits(injection)
-            helper.serve(helper.Pipes(ASKED, ANSWER, MARK, runtime), self._config, injection)
+            hook_worker.serve(
+                hook_worker.Pipes(ASKED, ANSWER, FOLDER_FD, runtime), self._config, injection
+            )
 
     def _report_limits(self, injection: "Injection | cdi_hook.DocumentInjection") -> None:
         """Say that the container has limits that NVML sets; keep no way to ask it for others."""
@@ -144,24 +146,24 @@ class Answering:
         """Do the work of a CDI document's hook, whoever has applied the document."""
         vendor_names = {each.KIND: each for each in self._around.known.values()}[kind]
         inventory = self._around.inventories[vendor_names.NAME]
-        askers.check_hook(hook, ANSWER)
+        peer_check.check_hook(hook, ANSWER)
         if not self._is_same():
             return
-        kernel.end_after(helper.DEADLINE)
+        kernel.end_after(hook_worker.DEADLINE)
         kernel.die_with_parent(yes=False)
         os.write(REPORT, ANSWERED)
 
         def work() -> None:
             vendor = contract.load(vendor_names)
-            text = helper.state_text(hook)
+            text = hook_worker.state_text(hook)
             cdi_hook.serve(text, hook, self._config, vendor, inventory, self._report_limits)
 
-        helper.answer(ANSWER, self._config, names.CDI_HOOK, work)
+        hook_worker.answer(ANSWER, self._config, names.CDI_HOOK, work)
 
     def _as_helper(self) -> list[str]:
         """Be the container's helper; return the words by which the hook finds it."""
         bundle = os.open(self._bundle, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        os.dup2(bundle, MARK, inheritable=False)
+        os.dup2(bundle, FOLDER_FD, inheritable=False)
         os.close(bundle)
-        pipes = helper.Pipes(ASKED, ANSWER, MARK, -1)
+        pipes = hook_worker.Pipes(ASKED, ANSWER, FOLDER_FD, -1)
         return pipes.words(os.getpid(), self._bundle)

@@ -1,0 +1,93 @@
+"""The prefork server's descriptors, and the slots for its responses.
+
+A launcher claims a slot by creating a file in the server's folder (``FOLDER_FD``) with O_EXCL, and
+reads from the slot's pipe. The server and the spare worker hold the writing end; once there is a
+request, only that worker holds it. So the launcher sees an end of file when they have died.
+"""
+
+import fcntl
+import os
+import time
+
+from gpuhook.ground.host import lock as locking
+from gpuhook.prefork import instance
+
+# Descriptors of the prefork server, as the launcher knows them: requests come through a pipe, and
+# folder and launcher prove the server's identity. Slot N is SLOTS + N.
+REQUEST_PIPE, FOLDER_FD, LAUNCHER = 3, 5, 6
+SLOTS, SLOT_COUNT = 64, 192
+# A worker's, in addition to FOLDER_FD: the hook's pipes, and the one for reports to its parent.
+# Before its request, a worker has the pipe that brings it in place of the one for the response.
+ASKED, ANSWER, REPORT = 3, 4, 7
+QUESTION = ANSWER
+QUESTIONS = 1 << 16  # bytes: as many as a pipe holds
+_FREE = 16  # from here to the slots a descriptor is in nobody's way
+
+
+def moved(fd: int) -> int:
+    """Return a copy of a descriptor that is in nobody's way."""
+    copy: int = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FREE)
+    os.close(fd)
+    return copy
+
+
+def renew(slot: int) -> None:
+    """Give a slot a new pipe, of which we have the writing end alone."""
+    reader, writer = os.pipe()
+    os.dup2(writer, SLOTS + slot, inheritable=False)
+    os.close(writer)
+    os.close(reader)
+
+
+def free(slot: int) -> None:
+    """Let another launcher claim a slot, which gets a new pipe."""
+    renew(slot)
+    _remove(_claim_name(slot))
+
+
+def free_late(seconds: float) -> bool:
+    """Free the slots that were claimed longer ago; tell whether there were any.
+
+    Their launchers have ended, or are so late that they find the end of a file.
+    """
+    claimed = set(os.listdir(FOLDER_FD))
+    names = {slot: _claim_name(slot) for slot in range(SLOT_COUNT)}
+    late = [slot for slot, name in names.items() if name in claimed and _is_older(name, seconds)]
+    for slot in late:
+        free(slot)
+    return bool(late)
+
+
+def _claim_name(slot: int) -> str:
+    return f".{os.getpid()}.{slot}"
+
+
+def _is_older(name: str, seconds: float) -> bool:
+    """Tell whether a file was made longer ago; one of times to come was, before a clock's jump."""
+    try:
+        return abs(time.time() - os.stat(name, dir_fd=FOLDER_FD).st_mtime) > seconds
+    except FileNotFoundError:
+        return False
+
+
+def _remove(name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=FOLDER_FD)
+    except FileNotFoundError:
+        pass
+
+
+def _remove_names(pid: int) -> None:
+    for name in os.listdir(FOLDER_FD):
+        if name == str(pid) or name.startswith(f".{pid}."):
+            _remove(name)
+
+
+def remove_forgotten() -> None:
+    """Remove the names of processes that have ended, of whatever pid namespace they were."""
+    for name in os.listdir(FOLDER_FD):
+        # protects: others-names
+        file = instance.take_name(FOLDER_FD, name, locking.hold) if name.isdecimal() else None
+        if file is not None:
+            _remove_names(int(name))
+            os.close(file)
