@@ -221,7 +221,7 @@ def test_any_header_may_come_with_a_request(
 def test_what_fails_is_answered_and_told_once(address: tuple[str, int], tmp_path: Path) -> None:
     request = "GET /metrics HTTP/1.1\r\n\r\n"
     (tmp_path / "breaks").touch()
-    assert "could not be had" in asked(address, request)
+    assert "could not be read" in asked(address, request)
     with in_time():  # what is prepared for the next one fails after the answer
         while "RecursionError" not in (tmp_path / "told").read_text():
             time.sleep(0.01)

@@ -144,7 +144,7 @@ def test_a_certificate_that_was_renewed(folder: Path) -> None:
         (folder / "server.key").write_text("broken")
         assert _subject(address, folder) == "other", "what was right counts on"
         with in_time():
-            while "counts on" not in (folder / "told").read_text():
+            while "stays in use" not in (folder / "told").read_text():
                 time.sleep(0.01)
 
 
@@ -375,10 +375,10 @@ def test_odd_headers_are_refused(folder: Path, header: str) -> None:
         ),
         (TLS.replace("}", ", min_version: TLS10}"), "must be one of TLS12, TLS13"),
         (TLS.replace("}", ", client_allowed_sans: [a]}"), "'client_allowed_sans' of"),
-        ("basic_auth_users: {a: secret}\n", "isn't a hash of bcrypt"),
+        ("basic_auth_users: {a: secret}\n", "isn't a bcrypt hash"),
         (f"basic_auth_users: {{a: $2b$31${'a' * 53}}}\n", "a cost of 4 to 15"),
         ("basic_auth_users: [a]\n", "must be a table, not a list"),
-        ("rate_limit: {}\n", "line 1: 'rate_limit' of the file isn't known here"),
+        ("rate_limit: {}\n", "line 1: 'rate_limit' of the file is unknown"),
         ("[", "neither YAML nor JSON"),
     ],
 )

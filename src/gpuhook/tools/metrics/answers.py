@@ -1,14 +1,14 @@
-"""The lines between the process that looks, which is root's, and the one that serves.
+"""The protocol between the exporter's root process, which reads devices, and its server process.
 
-The one that serves says
+The server process sends
 
-    {"ready": true}           it could load what it needs
-    {"error": [cause, remedy]}  it can't, or not with the files that it was given last
+    {"ready": true}           it has loaded everything that it needs
+    {"error": [cause, remedy]}  it can't serve, or not with the files that it received last
     {"files": 7}              have these files changed?
-    {"look": 8}               what do the devices do now?
+    {"look": 8}               what is the devices' state now?
 
-and is answered {"files": 7}, with "web" where it has to know it, or {"look": 8, "snapshot": {...},
-"seconds": 0.1}, without the two where the look failed. It says nothing else, and gets nothing else.
+and receives {"files": 7}, with "web" if that has changed, or {"look": 8, "snapshot": {...},
+"seconds": 0.1}, without the last two if the snapshot failed. There are no other messages.
 """
 
 import base64
@@ -19,17 +19,17 @@ from typing import Any
 from gpuhook.tools.metrics.model import Container, Device, Snapshot, Usage
 from gpuhook.tools.metrics.web_files import WebContent
 
-QUESTION = 1 << 10  # bytes of a line of the one that serves
+QUESTION = 1 << 10  # bytes of a line of the server process
 _KINDS: dict[str, Any] = {"devices": Device, "containers": Container, "usages": Usage}
 
 
 def line(**words: object) -> bytes:
-    """Return a line."""
+    """Encode a message as a line."""
     return json.dumps(words).encode() + b"\n"
 
 
 def from_snapshot(snapshot: Snapshot) -> dict[str, Any]:
-    """Return a look as values of JSON; processes aren't served."""
+    """Return a snapshot as JSON values, without processes, which aren't served."""
     found = dict(vars(snapshot))
     del found["processes"]
     for kind in _KINDS:
@@ -38,7 +38,7 @@ def from_snapshot(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def to_snapshot(values: Mapping[str, Any]) -> Snapshot:
-    """Return the look that ``from_snapshot`` was given."""
+    """Return the snapshot that ``from_snapshot`` converted."""
     found = dict(values)
     for kind, made in _KINDS.items():
         found[kind] = tuple(made(**_typed(made, each)) for each in found[kind])
@@ -47,7 +47,7 @@ def to_snapshot(values: Mapping[str, Any]) -> Snapshot:
 
 
 def _typed(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields with what JSON has no word for."""
+    """Restore the types of fields that JSON doesn't have."""
     if kind is Device:
         reasons = values["clock_reasons"]
         values["clock_reasons"] = None if reasons is None else tuple(reasons)
@@ -59,12 +59,12 @@ def _typed(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_web(content: WebContent) -> dict[str, Any]:
-    """Return what is to be served by whom, as values of JSON."""
+    """Return the content of the TLS and password files as JSON values."""
     files = {key: base64.b64encode(data).decode() for key, data in content.content.items()}
     return {**content._asdict(), "content": files}
 
 
 def to_web(values: Mapping[str, Any]) -> WebContent:
-    """Return what ``from_web`` was given."""
+    """Return the content that ``from_web`` converted."""
     files = {key: base64.b64decode(text) for key, text in values["content"].items()}
     return WebContent(**{**values, "content": files})

@@ -1,4 +1,4 @@
-"""Connections to the exporter: none of them waits, and all give way to each other."""
+"""Non-blocking connections to the exporter, none of which delays another."""
 
 import contextlib
 import functools
@@ -16,25 +16,25 @@ from gpuhook.tools.metrics import http_request
 from gpuhook.tools.metrics.web_config import Web
 from gpuhook.tools.metrics.web_files import WebContent
 
-_PATIENCE = 5.0  # seconds that a whole request may take to come, and its answer to be taken
+_PATIENCE = 5.0  # seconds for receiving a whole request, and for sending its response
 _WAITING = 32  # connections
-_PAUSE = 0.1  # seconds, where no connection can be had
+_PAUSE = 0.1  # seconds, after a connection couldn't be accepted
 
 
 class Client:
-    """A connection on which a request comes and then its answer goes; it never waits for either.
+    """A non-blocking connection for one request and its response.
 
-    ``peer`` is the address of who has made it.
+    ``peer`` is the client's address.
     """
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
         connection.setblocking(False)
         self._socket = connection
         self._answer: memoryview | None = None  # the rest of it
-        self._asks_to_send = False  # TLS does, before it can receive
-        self.begun = False  # it is known in which way to speak to it
-        self.is_over = False  # nothing more will come or go
-        self.is_allowed = False  # it is to have the metrics
+        self._asks_to_send = False  # TLS has to send before it can receive
+        self.begun = False  # TLS or plain has been decided
+        self.is_over = False  # nothing more will be received or sent
+        self.is_allowed = False  # the request is authorized
         self.waits_for_check = False  # of its password
         self.peer = peer
         self.end = math.inf
@@ -45,39 +45,39 @@ class Client:
         return self._socket.fileno()
 
     def begin(self, web: Web | None) -> None:
-        """Begin to listen, in TLS where that is asked for."""
+        """Start receiving, with TLS if that is configured."""
         self.begun = True
         self.end = time.monotonic() + _PATIENCE
         try:
             if web is not None:
                 self._socket = web.wrap(self._socket)
-        except OSError:  # it has gone again
+        except OSError:  # the client has disconnected
             self.is_over = True
             return
         self.go_on()
 
     @property
     def is_whole(self) -> bool:
-        """Whether as much of its request has come as an answer needs, and it has none yet."""
+        """Whether enough of its request was received for a response, and none was given yet."""
         return self._answer is None and not self.is_over and http_request.is_whole(self.request)
 
     @functools.cached_property
     def password(self) -> str:
-        """What its whole request says of a user and a password."""
+        """The Authorization header of its whole request."""
         return http_request.header(self.request, b"authorization")
 
     @property
     def is_answered(self) -> bool:
-        """Whether it has an answer, or some of it."""
+        """Whether a response was given, possibly not sent yet."""
         return self._answer is not None
 
     @property
     def takes(self) -> bool:
-        """Whether there is more of an answer to send."""
+        """Whether there is more to send."""
         return bool(self._answer) or self._asks_to_send
 
     def give(self, answer: bytes) -> None:
-        """Begin to send the answer."""
+        """Start sending the response."""
         self._answer = memoryview(answer)
         self.end = time.monotonic() + _PATIENCE
         self.go_on()
@@ -92,8 +92,8 @@ class Client:
                     self._say_end()
             elif not self.is_whole:
                 piece = self._socket.recv(http_request.LIMIT)
-                # What comes after the answer is read too: if it weren't, closing would reset the
-                # connection, and the client could lose the answer (RFC 9112, 9.6).
+                # Data after the response is read, too: otherwise, closing would reset the
+                # connection, and the client could lose the response (RFC 9112, 9.6).
                 self.request += piece if self._answer is None else b""
                 self.is_over = not piece
         except ssl.SSLWantWriteError:
@@ -104,7 +104,7 @@ class Client:
             self.is_over = True
 
     def _say_end(self) -> None:
-        """Say that nothing more will be sent."""
+        """Shut down the sending direction."""
         if isinstance(self._socket, ssl.SSLSocket):
             with contextlib.suppress(ssl.SSLWantReadError):  # the peer's own end isn't waited for
                 self._socket.unwrap()
@@ -112,15 +112,15 @@ class Client:
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         self.is_over = True
         self._socket.close()
 
 
 class Clients:
-    """Those who are connected.
+    """The connected clients.
 
-    ``web`` has TLS and passwords; where it ``follows`` files, nobody is served without.
+    ``web`` has TLS and passwords. With ``follows``, no client is served without it.
     """
 
     def __init__(self, listener: socket.socket, *, follows: bool) -> None:
@@ -129,15 +129,15 @@ class Clients:
         self._content: WebContent | None = None
         self._listener = listener
         self._open: list[Client] = []
-        self._asked: list[Client] = []  # those for whom the files are looked at
+        self._asked: list[Client] = []  # clients for which the files are being checked
 
     def wait(self, descriptors: Iterable[int]) -> list[Any]:
-        """Let all go on that can, and return the descriptors that there is something to read of."""
+        """Continue all connections that are ready, and return the readable descriptors."""
         ends = [each.end for each in self._open if not each.is_whole]
         end = min(ends, default=math.inf)
         patience = None if end == math.inf else max(0.0, end - time.monotonic())
         takers = [each for each in self._open if each.takes]
-        # What comes after a request is read after the answer.
+        # Data after a request is read after the response.
         others = [each for each in self._open if each.begun and not each.takes | each.is_whole]
         readers: list[Any] = [self._listener, *descriptors, *others]
         came = select.select(readers, takers, [], patience)
@@ -152,16 +152,16 @@ class Clients:
         return came[0]
 
     def whole(self) -> list[Client]:
-        """Return those whose request has come and who have no answer."""
+        """Return the clients with a whole request and no response."""
         return [each for each in self._open if each.is_whole]
 
     def wants_files(self) -> bool:
-        """Tell whether somebody waits until the files are known to be the newest."""
+        """Tell whether a client waits for a check that the files are current."""
         self._asked = [each for each in self._open if not each.begun]
         return bool(self._asked)
 
     def begin(self) -> None:
-        """Go on with those who came before the files were looked at."""
+        """Continue with the clients that connected before the files were checked."""
         for each in self._asked:
             if self.web is None:  # protects: web-config-needed
                 each.is_over = True
@@ -171,7 +171,7 @@ class Clients:
         self._drop(())
 
     def follow(self, content: WebContent) -> None:
-        """Serve with other TLS and passwords; who was connected before has to connect again."""
+        """Use other TLS and passwords; clients connected before have to connect again."""
         if content == self._content:
             return
         self.web = Web(content)  # which raises MetricsError
@@ -180,7 +180,7 @@ class Clients:
         self._drop([each for each in self._open if each.begun and not each.is_answered])
 
     def _accept(self) -> None:
-        """Take those who wait to be connected, with what they have said already."""
+        """Accept waiting connections, and receive what they have already sent."""
         for _ in range(_WAITING):
             try:
                 connection, address = self._listener.accept()
@@ -200,14 +200,14 @@ class Clients:
                 self._drop(self._slow())
 
     def _slow(self) -> list[Client]:
-        """Return the oldest of the peer that has most, of those that aren't answered at once."""
+        """Return the oldest connection of the peer with the most that can't be answered at once."""
         slow = [each for each in self._open if not each.is_whole or each.waits_for_check]
         counts = Counter(each.peer for each in slow)
         # protects: many-connections
         return [max(slow, key=lambda each: counts[each.peer])] if slow else []
 
     def _drop(self, some: Iterable[Client]) -> None:
-        """Close the connections of some, and those that are over."""
+        """Close some connections, and those that are over."""
         gone = {*some, *(each for each in self._open if each.is_over)}
         for each in gone:
             each.close()
@@ -219,7 +219,7 @@ class Clients:
 
 
 def peer_of(host: str) -> str:
-    """Return whose connection one is: of IPv6 all addresses of a network are one peer's."""
+    """Return the peer of an address: for IPv6, all addresses of a /64 network are one peer."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

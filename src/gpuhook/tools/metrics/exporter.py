@@ -1,6 +1,6 @@
-"""A look as the families of Prometheus' series, of prometheus_client's classes.
+"""Conversion of a snapshot to Prometheus metric families, as prometheus_client's classes.
 
-No series is there for a value that isn't known. Process ids are no labels; a container's id is.
+Unknown values have no series. Container ids are labels, process ids aren't.
 """
 
 import platform
@@ -20,7 +20,7 @@ try:
 except ImportError as error:
     raise MetricsError(
         "The Python package prometheus_client isn't installed, and metrics need it",
-        "Install it: pip install prometheus_client, with the pip beside gpuhook, or the package "
+        "Install it: pip install prometheus_client, with gpuhook's own pip, or the package "
         "python3-prometheus-client",
     ) from error
 
@@ -33,7 +33,7 @@ _CONTAINER = (
     "vendor", "uuid", "index", "container_id", "engine", "name", "pod", "namespace", "container",
     "slurm_job",
 )  # fmt: skip
-# Family, what it says, and a device's value.
+# Family, help text, and a device's value.
 _GAUGES: tuple[tuple[str, str, Callable[[Device], float | None]], ...] = (
     ("memory_total_bytes", "Memory of the device.", lambda it: it.memory_total_bytes),
     ("memory_used_bytes", "Memory in use on the device.", lambda it: it.memory_used_bytes),
@@ -56,7 +56,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[Device], float | None]], ...] = (
 
 
 def families(snapshot: Snapshot, options: SeriesOptions, seconds: float) -> Iterator[Family]:
-    """Yield the families of a look that took so many seconds."""
+    """Yield the families of a snapshot that took ``seconds``."""
     yield from _of_devices(snapshot)
     yield from _of_containers(snapshot)
     if options.cadvisor:
@@ -72,14 +72,14 @@ def text(snapshot: Snapshot, options: SeriesOptions, seconds: float, *, openmetr
 
 
 def write(snapshot: Snapshot, options: SeriesOptions, seconds: float, path: str) -> None:
-    """Write the series into a file for node_exporter, in one step; MetricsError if that fails."""
+    """Write the series atomically into a file for node_exporter; MetricsError if that fails."""
     data = text(snapshot, options, seconds, openmetrics=False)
     try:
         files.replace(path, data, _MODE)
     except OSError as error:
         raise MetricsError(
             f"{shown(path)} can't be written: {error.strerror or error}",
-            "Name a file in a folder that is yours, for node_exporter its textfile folder",
+            "Name a file in a writable folder, for node_exporter its textfile folder",
         ) from None
 
 
@@ -111,7 +111,7 @@ def _of_devices(snapshot: Snapshot) -> Iterator[Family]:
 
 
 def _of_energy_and_errors(snapshot: Snapshot) -> Iterator[Family]:
-    """Yield what only grows."""
+    """Yield the counters."""
     energy = CounterMetricFamily(
         "gpuhook_gpu_energy_joules", "Energy since the driver was loaded.", labels=[*_DEVICE]
     )
@@ -139,7 +139,7 @@ def _of_energy_and_errors(snapshot: Snapshot) -> Iterator[Family]:
 
 
 def _of_states(snapshot: Snapshot) -> Iterator[Family]:
-    """Yield what a device is in: 1 for each word that holds now, and no sample for the others."""
+    """Yield the states of devices: 1 for each current state, and no sample for the others."""
     reasons = _gauge(
         "gpuhook_gpu_clock_reason",
         "1 for each reason why the clocks aren't the highest.",
@@ -225,7 +225,7 @@ def _usages(snapshot: Snapshot) -> Iterator[tuple[Usage, list[str]]]:
 
 
 def _pairs(snapshot: Snapshot) -> Iterator[tuple[Container, Device]]:
-    """Yield each container with each device that it was given."""
+    """Yield each container with each of its allocated devices."""
     devices = {device.id: device for device in snapshot.devices}
     for container in snapshot.containers:
         for name in container.devices:
@@ -233,7 +233,7 @@ def _pairs(snapshot: Snapshot) -> Iterator[tuple[Container, Device]]:
                 yield container, devices[name]
 
 
-# As others have called it ---------------------------------------------------------------------
+# Names of other exporters ---------------------------------------------------------------------
 
 
 def _of_cadvisor(snapshot: Snapshot) -> Iterator[Family]:

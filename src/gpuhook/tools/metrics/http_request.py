@@ -1,4 +1,4 @@
-"""Requests of HTTP/1.0 and 1.1, as far as an exporter needs them: bytes in, answers out. Pure."""
+"""HTTP/1.0 and 1.1 requests, as far as an exporter needs them: bytes in, responses out. Pure."""
 
 import re
 
@@ -11,25 +11,25 @@ _BEFORE_HOST = b"http://"
 PLAIN = "text/plain; charset=utf-8"
 _DENIED = "401 Unauthorized"
 Answer = tuple[str, str, bytes]  # status, content type, body
-DENIAL: Answer = _DENIED, PLAIN, b"This needs a name and a password that are known here.\n"
+DENIAL: Answer = _DENIED, PLAIN, b"This needs a valid user name and password.\n"
 FAILURE: Answer = (
     "500 Internal Server Error",
     PLAIN,
-    b"The metrics could not be had, for a reason that the service's log has.\n",
+    b"The metrics could not be read; the service's log has the reason.\n",
 )
 
 
 def refusal(request: bytes) -> Answer | None:
-    """Return the answer to what was received of a request where that is none."""
+    """Return the error response if the received bytes aren't a valid request, else None."""
     if len(request) > LIMIT:
         return "431 Request Header Fields Too Large", PLAIN, b"This request is too long.\n"
     if first(request) is None:
-        return "400 Bad Request", PLAIN, b"This isn't a request of HTTP/1.0 or 1.1.\n"
+        return "400 Bad Request", PLAIN, b"This isn't an HTTP/1.0 or 1.1 request.\n"
     return None
 
 
 def elsewhere(request: bytes) -> Answer | None:
-    """Return the answer to a request for something else than the metrics."""
+    """Return the error response to a request for anything but the metrics, else None."""
     method, path = first(request) or (b"", b"")
     if method not in (b"GET", b"HEAD"):
         return "405 Method Not Allowed", PLAIN, b"This only answers GET.\n"
@@ -39,7 +39,7 @@ def elsewhere(request: bytes) -> Answer | None:
 
 
 def written(answer: Answer, *, with_body: bool) -> bytes:
-    """Return an answer as it is sent."""
+    """Encode a response."""
     status, content_type, body = answer
     head = (
         f"HTTP/1.0 {status}\r\nContent-Type: {content_type}\r\n"
@@ -51,21 +51,21 @@ def written(answer: Answer, *, with_body: bool) -> bytes:
 
 
 def has_body(request: bytes) -> bool:
-    """Tell whether the answer to a request has a body."""
+    """Tell whether the response to a request has a body."""
     return not request.startswith(b"HEAD ")
 
 
 def is_whole(request: bytes) -> bool:
-    """Tell whether as much of a request has come as an answer needs."""
+    """Tell whether enough of a request was received for a response."""
     if len(request) > LIMIT or END.search(request):
         return True
     return b"\n" in request and first(request) is None
 
 
 def first(request: bytes) -> tuple[bytes, bytes] | None:
-    """Return the method and the path that a request begins with, None where it doesn't.
+    """Return the method and the path of a request line, None if it is invalid.
 
-    The path may have its host before it (RFC 9112, 3.2.2).
+    The path may be preceded by the host (RFC 9112, 3.2.2).
     """
     line, end, _ = request.partition(b"\n")
     words = line.removesuffix(b"\r").split(b" ")

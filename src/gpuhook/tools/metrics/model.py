@@ -1,6 +1,6 @@
-"""One look at all devices and containers, as plain data; ``observer.Observer.take`` makes it.
+"""A snapshot of all devices and containers, as plain data; ``observer.Observer.take`` makes it.
 
-Where nobody says a value it is None, "" for a text: never 0 for what isn't known.
+An unknown value is None, or "" for a text, never 0.
 """
 
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 class Device:
     """An accelerator, or a part of one (a MIG device), whose ``parent`` is the other's ``id``.
 
-    ``label`` is what a person calls it here (3, 0:1), ``bus_id`` the PCI address as /sys spells
-    it. ``utilization`` is 0 to 1; ``clock_mhz`` is that of what computes; ``energy_joules`` and
-    ``xids`` (number -> how many; None where nobody hears of any) only grow.
-    ``ecc_corrected`` and ``ecc_uncorrected`` are errors of memory since the driver was loaded,
-    ``clock_reasons`` are why the clocks are what they are, ``recovery`` is what the driver would
-    have done to the device (none, gpu_reset, ...).
-    ``readings`` are others by name, in the driver's own units, where they were asked for.
+    ``label`` is its short name for people (3, 0:1), ``bus_id`` the PCI address as /sys spells it.
+    ``utilization`` is 0 to 1; ``clock_mhz`` is the compute clock. ``energy_joules`` and ``xids``
+    (number -> count; None if they aren't monitored) only grow.
+    ``ecc_corrected`` and ``ecc_uncorrected`` are memory errors since the driver was loaded,
+    ``clock_reasons`` are the reasons for the current clocks. ``recovery`` is the driver's
+    recommended recovery action (none, gpu_reset, ...).
+    ``readings`` are other values by name, in the driver's own units, if they were requested.
     """
 
     vendor: str
@@ -49,13 +49,13 @@ class Device:
 
 @dataclass(frozen=True)
 class Container:
-    """A running container that was given devices, or whose processes use some.
+    """A running container that has devices, or whose processes use some.
 
-    ``engine`` is docker, podman, kubernetes, ... ("" unknown), ``name`` what its engine calls
-    it; ``pod``, ``namespace``, ``container`` and ``pod_uid`` are Kubernetes' words. ``devices``
-    are the ids of those that it was given, which may be idle. ``id`` is "" for one that is known
-    to the kubelet alone. ``slurm_job`` is the number of the job that it runs in; a job's processes
-    that are in no container are one of engine slurm.
+    ``engine`` is docker, podman, kubernetes, ... ("" unknown), ``name`` its name in the engine;
+    ``pod``, ``namespace``, ``container`` and ``pod_uid`` are Kubernetes' fields. ``devices`` are
+    the ids of its allocated devices, which may be idle. ``id`` is "" for a container that only the
+    kubelet knows. ``slurm_job`` is the number of its job; a job's processes outside of containers
+    count as one container of the engine slurm.
     """
 
     id: str
@@ -72,13 +72,13 @@ class Container:
 
 @dataclass(frozen=True)
 class Usage:
-    """What the processes of one container do on one device, both by their ids.
+    """The use of a device by the processes of one container, both given by their ids.
 
-    ``container`` is "" for all processes that are in no container. ``sm_utilization`` is 0 to 1,
-    the mean since the look before; None where the driver doesn't say it (MIG). ``processes`` is how
-    many it has there. ``memory_source`` is
-    who says ``memory_bytes``: driver by its processes, or by the container's cgroup dmem (the
-    kernel) or nvml; those know ``memory_limit_bytes``, None for none.
+    ``container`` is "" for all processes outside of containers. ``sm_utilization`` is 0 to 1, the
+    mean since the previous snapshot; None if the driver doesn't report it (MIG). ``processes`` is
+    their number. ``memory_source`` is the source of ``memory_bytes``: driver by processes, or by
+    the container's cgroup dmem (the kernel) or nvml; those know ``memory_limit_bytes``, None for
+    no limit.
     """
 
     container: str
@@ -94,7 +94,7 @@ class Usage:
 class Process:
     """A process that uses a device, and the ``container`` that it is in, both by their ids.
 
-    ``user`` is its user's id, None where that isn't known, and ``command`` what it calls itself.
+    ``user`` is its user's id, None if unknown, and ``command`` its own name.
     """
 
     pid: int
@@ -108,12 +108,12 @@ class Process:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one look found; ``processes`` where they were asked for.
+    """The result of one observation; ``processes`` only if they were requested.
 
-    ``drivers`` are versions by vendor. ``errors`` counts by kind what failed since the observer
-    began, ``durations`` are seconds by step; ``problems`` are sentences on what is missing now,
-    ``notes`` on what this machine hasn't got.
-    ``mps`` says whether the control daemon of MPS is there, None where no device is shared by it.
+    ``drivers`` are versions by vendor. ``errors`` counts failures by kind since the observer
+    started, ``durations`` are seconds by step. ``problems`` are sentences about missing values,
+    ``notes`` about features that this host doesn't have.
+    ``mps`` says whether the MPS control daemon is running, None if it shares no device.
     """
 
     devices: tuple[Device, ...] = ()

@@ -1,8 +1,8 @@
-"""Serve the series over HTTP: the process without privileges, to which anybody may connect.
+"""The unprivileged HTTP server process of the exporter, to which any client may connect.
 
-Who connects and says nothing, or takes no answer, makes nobody else wait: those who asked while a
-look was taken get the next one, all the same. A password's check goes on in a thread. Whatever a
-request says, it has an answer, and the service goes on.
+A client that sends nothing, or reads no response, delays no other client. Requests that arrive
+while a snapshot is taken all get the next one. Passwords are checked in a thread. Every request
+gets a response, and no request ends the service.
 """
 
 import contextlib
@@ -25,35 +25,35 @@ from gpuhook.tools.metrics.model import SeriesOptions
 from gpuhook.tools.metrics.web_config import Web
 
 _PIECE = 1 << 16
-_PEERS = 1000  # of which it is noted how often their passwords were wrong
+_PEERS = 1000  # whose wrong passwords are counted
 
 Tell = Callable[[str], None]
 
 
 def prepare(*, follows: bool) -> None:
-    """Import what is needed later, while files may be opened that are root's alone."""
+    """Import modules for later, while files that only root can read may be opened."""
     if follows:
         with contextlib.suppress(ImportError):
-            import bcrypt  # noqa: F401, PLC0415 - for who has passwords
+            import bcrypt  # noqa: F401, PLC0415 - only for configurations with passwords
 
 
 def serve(
     listener: socket.socket, talk: int, options: SeriesOptions, tell: Tell, *, follows: bool
 ) -> int:
-    """Serve until whoever has the other end of ``talk`` ends; return the exit status.
+    """Serve until the process at the other end of ``talk`` exits; return the exit status.
 
-    With ``follows`` nobody is served before it has said with which TLS and passwords.
+    With ``follows``, no client is served before that process has sent TLS and passwords.
     """
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # as systemd sends to all processes
+        signal.signal(number, signal.SIG_IGN)  # because systemd signals all processes
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with contextlib.closing(Clients(listener, follows=follows)) as clients:
         return _Serving(clients, talk, options, tell).run()
 
 
 class _Serving:
-    """Answers requests, by what root's process says."""
+    """The server's loop: answers requests with data from the root process."""
 
     def __init__(self, clients: Clients, talk: int, options: SeriesOptions, tell: Tell) -> None:
         self._clients = clients
@@ -62,14 +62,14 @@ class _Serving:
         self._tell = tell
         self._text = b""  # the beginning of a line
         self._number = 0
-        self._files = 0  # the question on files that has no answer yet, 0 for none
+        self._files = 0  # the number of the pending question about files, 0 for none
         self._look = 0
-        self._asked_for: list[Client] = []  # who waits for that look
+        self._asked_for: list[Client] = []  # clients that wait for that snapshot
         self._check: _Check | None = None
         self._failed: Counter[str] = Counter()  # wrong passwords of each peer
 
     def run(self) -> int:
-        """Serve until there is nobody to ask any more; return the exit status."""
+        """Serve until the root process has closed its end; return the exit status."""
         reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._woken, self._wakes = reader, writer
         if self._clients.follows:
@@ -86,10 +86,10 @@ class _Serving:
                 self._end_check()
             self._decide()
 
-    # Whom to answer -----------------------------------------------------------------------------
+    # Authorization ------------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        """Refuse what is to be refused; of the rest note who is to have the metrics."""
+        """Refuse invalid requests, and mark authorized clients."""
         for client in self._clients.whole():
             answer = http_request.refusal(client.request)
             if answer is None:
@@ -111,14 +111,14 @@ class _Serving:
         return True if web is None else web.answer(client.password)
 
     def _begin_check(self) -> None:
-        """Check one password, of who has had the fewest wrong ones, while all else goes on."""
+        """Start checking a password in a thread, of the peer with the fewest wrong ones."""
         waiting = [each for each in self._clients.whole() if each.waits_for_check]
         if self._check is None and self._clients.web is not None and waiting:
             chosen = min(waiting, key=lambda each: self._failed[each.peer])  # protects: fair-checks
             self._check = _Check(self._clients.web, chosen, self._wakes)
 
     def _end_check(self) -> None:
-        """Take in what a check has told, if it has been done."""
+        """Store the result of the check, if it has ended."""
         check = self._check
         if check is None or check.right is None:
             return
@@ -129,10 +129,10 @@ class _Serving:
                 self._failed.clear()
             self._failed[check.peer] += 1
 
-    # Root's process -----------------------------------------------------------------------------
+    # The root process ---------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        """Ask what has to be known and isn't asked yet."""
+        """Send the questions that are due and not pending yet."""
         if not self._files and self._clients.wants_files():
             self._ask_for_files()
         if not self._look:
@@ -150,11 +150,11 @@ class _Serving:
         return self._number
 
     def _say(self, **words: object) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the end is read then
+        with contextlib.suppress(BrokenPipeError):  # the next read returns the end of file
             write_all(self._talk, answers.line(**words))
 
     def _listen(self) -> bool:
-        """Take in what is said; False where nothing will be any more."""
+        """Process received messages; return False at the end of file."""
         try:
             piece = os.read(self._talk, _PIECE)
         except ConnectionError:
@@ -177,7 +177,7 @@ class _Serving:
             self._answer_all(line)
 
     def _follow(self, values: dict[str, Any]) -> None:
-        """Serve as the files say from now on; if they are wrong, as before."""
+        """Use new TLS and passwords; if they are invalid, keep the previous ones."""
         try:
             self._clients.follow(answers.to_web(values))
             self._say(ready=True)
@@ -185,7 +185,7 @@ class _Serving:
             self._say(error=[error.cause, error.remedy])
 
     def _answer_all(self, line: dict[str, Any]) -> None:
-        """Answer those who waited for a look; there is one text of each format."""
+        """Answer the clients that waited for a snapshot, with one text per format."""
         metrics = functools.cache(lambda openmetrics: self._metrics(line, openmetrics))
         written = functools.cache(http_request.written)
         for client in self._asked_for:
@@ -212,7 +212,7 @@ class _Serving:
 
 
 class _Check:
-    """The check of a client's password, in a thread; ``right`` is None until it is done."""
+    """The check of a client's password in a thread; ``right`` is None until it has ended."""
 
     def __init__(self, web: Web, client: Client, wakes: int) -> None:
         self.web = web

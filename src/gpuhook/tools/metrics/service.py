@@ -1,8 +1,8 @@
-"""The part of the exporter that is root's: it looks at devices, and keeps the process that serves.
+"""The exporter's root process: reads devices, and supervises the server process.
 
-That one speaks HTTP and TLS with whoever connects, checks passwords and writes the series, without
-any privilege. It may ask for a look, and whether the files of TLS and passwords have changed
-(``answers``); only this process opens those, and the drivers.
+The server process speaks HTTP and TLS with clients, checks passwords and writes the series, without
+any privilege. It may request a snapshot, and ask whether the TLS and password files have changed
+(``answers``). Only the root process opens those files and the drivers.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ from gpuhook.tools.metrics.observer import Observer
 from gpuhook.tools.metrics.telemetry import PATIENCE
 from gpuhook.tools.metrics.web_files import WebContent, WebFiles
 
-IDLE = 120.0  # seconds without a look after which the drivers are let go
-AWAY = 30.0  # seconds for which they are let go on SIGHUP
+IDLE = 120.0  # seconds without a request after which the drivers are released
+AWAY = 30.0  # seconds for which they are released on SIGHUP
 WAITING = 32  # connections
-_STARTING = 60.0  # seconds until the process that serves is ready
-_NOBODY = 65534  # the user without rights of its own, and its group
-_LONGEST = 500  # characters of a sentence of the process that serves
+_STARTING = 60.0  # seconds for the server process to become ready
+_NOBODY = 65534  # the user nobody without rights of its own, and its group
+_LONGEST = 500  # characters of a sentence of the server process
 
 
 def listen(address: str) -> socket.socket:
-    """Return a socket that listens at HOST:PORT; MetricsError where that can't be."""
+    """Return a socket that listens on HOST:PORT; MetricsError if that fails."""
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not port.isdecimal() or int(port) > 65535:
@@ -58,9 +58,9 @@ def listen(address: str) -> socket.socket:
 
 
 class Service:
-    """Serves until a signal says to end; SIGHUP releases the drivers.
+    """The exporter's service, which runs until SIGTERM or SIGINT; SIGHUP releases the drivers.
 
-    ``web`` has TLS and passwords, None for neither. ``renewed`` returns another observer where the
+    ``web`` has TLS and passwords, None for neither. ``renewed`` returns another observer if the
     settings have changed.
     """
 
@@ -77,19 +77,19 @@ class Service:
         self._options = options
         self._tell = tell
         self._web = web
-        self._content: WebContent | None = None  # what is served by
-        self._news: WebContent | None = None  # what isn't known to be right yet
-        self._given: WebContent | None = None  # what the process that serves was given last
+        self._content: WebContent | None = None  # in use
+        self._news: WebContent | None = None  # read, and not yet confirmed to be valid
+        self._given: WebContent | None = None  # sent last to the server process
         self._problems: tuple[str, ...] = ()
         self._ends = False
         self._lets_go = False
-        self._prepares = False  # whether the next look is to be prepared
-        self._last: float | None = None  # when there was a look, None with no driver open
+        self._prepares = False  # whether the next snapshot is to be prepared
+        self._last: float | None = None  # the time of the last snapshot, None with no driver open
 
     def run(self, listener: socket.socket, ready: Callable[[str], None]) -> None:
-        """Serve until SIGTERM or SIGINT comes; call ``ready`` with the scheme before.
+        """Serve until SIGTERM or SIGINT; call ``ready`` with the scheme first.
 
-        MetricsError where the process that serves can't begin.
+        MetricsError if the server process can't start.
         """
         if self._web is not None:
             self._news = self._web.read()
@@ -107,7 +107,7 @@ class Service:
                 server.end()
 
     def _begin(self, server: "_Server") -> None:
-        """Start the process that serves, and wait until it can."""
+        """Start the server process, and wait until it is ready."""
         end = time.monotonic() + _STARTING
         server.tend()
         while time.monotonic() < end and not self._ends:
@@ -124,17 +124,17 @@ class Service:
             select.select([server.fileno()], [], [], max(0.0, end - time.monotonic()))
         if not self._ends:
             raise MetricsError(
-                "The process that serves the metrics ended at once, or isn't ready in time",
-                "See what it said above, and whether this machine has memory for it",
+                "The process that serves the metrics ended at once, or wasn't ready in time",
+                "Check its messages above, and whether the host has enough free memory",
             )
 
     def _go_on(self, server: "_Server", woken: int) -> None:
-        """Do what is due, or wait for it."""
+        """Do the work that is due, or wait for more."""
         if server.tend():
             self._given = None
         for line in server.read():
             self._hear(server, line)
-        if self._prepares and server.wants() < 0:  # nobody waits for that
+        if self._prepares and server.wants() < 0:  # no client has to wait for that
             self._prepares = False
             self._prepare()
         now = time.monotonic()
@@ -163,7 +163,7 @@ class Service:
             self._answer(server, line)
 
     def _answer(self, server: "_Server", line: dict[str, Any]) -> None:
-        """Answer a question; what is none has no answer."""
+        """Answer a question, and ignore anything else."""
         files, look = line.get("files"), line.get("look")
         if isinstance(files, int):
             server.answer(answers.line(files=files, **self._changes()))
@@ -173,7 +173,7 @@ class Service:
             self._last, self._prepares = time.monotonic(), True
 
     def _follow(self) -> None:
-        """Observe by the settings that count now."""
+        """Replace the observer if the settings have changed."""
         other = self._renewed()
         if other is not None:  # protects: metrics-settings
             self._observer.let_go()
@@ -182,7 +182,7 @@ class Service:
     # Devices ------------------------------------------------------------------------------------
 
     def _look(self) -> dict[str, Any]:
-        """Return a look and how many seconds it took, or nothing; tell what else is missing."""
+        """Return a snapshot and its duration, or {}; log problems that have changed."""
         before = time.monotonic()
         with self._told_of_failures("The devices couldn't be looked at"):
             snapshot: Snapshot = self._observer.take()
@@ -197,7 +197,7 @@ class Service:
 
     @contextlib.contextmanager
     def _told_of_failures(self, what: str) -> Iterator[None]:
-        """Tell what fails, and go on: the next request may do better."""
+        """Log failures, and continue: the next request may succeed."""
         try:
             yield
         # protects: failing-request
@@ -213,7 +213,7 @@ class Service:
     # TLS and passwords --------------------------------------------------------------------------
 
     def _changes(self) -> dict[str, Any]:
-        """Return what the process that serves has to know of the files, and doesn't."""
+        """Return the files' content if the server process doesn't have it yet."""
         if self._web is None:
             return {}
         if self._web.has_changed():  # protects: web-config-followed
@@ -221,7 +221,7 @@ class Service:
             try:
                 self._news = self._web.read()
             except MetricsError as error:
-                self._tell(f"{error}; what it said before counts on")
+                self._tell(f"{error}; its previous content stays in use")
         content = self._news or self._content
         if content is None or content is self._given:
             return {}
@@ -233,9 +233,9 @@ class Service:
             self._content, self._news = self._news, None
 
     def _note_wrong(self, error: MetricsError) -> None:
-        """Tell what is wrong; of a change of the files what was right before counts on."""
+        """Log what is wrong; after a change of the files, their previous content stays in use."""
         is_change = self._news is not None and self._given is self._news
-        self._tell(f"{error}; what it said before counts on" if is_change else str(error))
+        self._tell(f"{error}; its previous content stays in use" if is_change else str(error))
         if is_change:
             self._news = None
 
@@ -247,13 +247,13 @@ class Service:
 
 
 class _Server(Fed):
-    """The process that serves."""
+    """The server process."""
 
     def __init__(
         self, listener: socket.socket, options: SeriesOptions, follows: bool, tell: Tell
     ) -> None:
         def serve(talk: int) -> int:
-            # Only here are TLS and Prometheus' classes imported, with what they import.
+            # TLS and Prometheus' classes, with their imports, are imported only in this process.
             from gpuhook.tools.metrics import serve  # noqa: PLC0415
 
             serve.prepare(follows=follows)
@@ -267,12 +267,12 @@ class _Server(Fed):
         )  # fmt: skip
 
     def read(self) -> list[dict[str, Any]]:
-        """Return what it says."""
+        """Return its messages."""
         return self._lines()
 
 
 def _error(line: dict[str, Any]) -> MetricsError:
-    """Return what the process that serves says is wrong."""
+    """Return the server process's error message as an exception."""
     said = line["error"]
     words = [str(each)[:_LONGEST] for each in said] if isinstance(said, list) else []
     return MetricsError(*[*words, "The metrics can't be served", "See the log"][:2])
@@ -280,7 +280,7 @@ def _error(line: dict[str, Any]) -> MetricsError:
 
 @contextlib.contextmanager
 def _signals(note: Callable[[int], None]) -> Iterator[int]:
-    """Call ``note`` with each signal; give a descriptor that there is something to read from."""
+    """Call ``note`` with each signal; yield a descriptor that becomes readable then."""
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)

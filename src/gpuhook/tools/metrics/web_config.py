@@ -1,6 +1,6 @@
-"""TLS and passwords of the exporter, in the process that serves: from what root has read.
+"""TLS and passwords of the exporter in the server process, from the files that root has read.
 
-A password's check takes long (bcrypt), and is done beside all else: ``check`` is for a thread.
+A password's check takes long (bcrypt), so ``check`` runs in a thread.
 """
 
 import base64
@@ -36,19 +36,20 @@ _VERSIONS = {
     "TLS13": ssl.TLSVersion.TLSv1_3,
 }
 _MOST = 100  # wrong passwords that are remembered
-_LONGEST = 72  # bytes of a password that bcrypt looks at
-# Of no user, so that an unknown name takes as long as a wrong password; with the cost in it.
+_LONGEST = 72  # bytes of a password that bcrypt uses
+# The hash of no password, so that an unknown user takes as long as a wrong password; %02d is the
+# cost.
 _NOBODY = b"$2b$%02d$abcdefghijklmnopqrstuu1Y8pXWzPzZzzDqgZyHGgFXw4F3dWJa2"
 
 
 class Web:
-    """What may be had by whom; MetricsError where certificate or key can't be used."""
+    """TLS context and passwords; MetricsError if certificate or key can't be used."""
 
     def __init__(self, content: WebContent) -> None:
         self._bcrypt = _bcrypt() if content.users else None
         self._users = {name: text.encode() for name, text in content.users.items()}
-        self._right: dict[str, bytes] = {}  # a digest of each user's password, once it was checked
-        self._wrong: dict[bytes, None] = {}  # digests; the oldest are first
+        self._right: dict[str, bytes] = {}  # users' digests of correct passwords, once checked
+        self._wrong: dict[bytes, None] = {}  # digests of wrong passwords, the oldest first
         costs = map(web_files.cost, content.users.values())
         # protects: unknown-user-time
         self._nobody = _NOBODY % max(costs, default=web_files.COSTS[0])
@@ -56,20 +57,20 @@ class Web:
 
     @property
     def scheme(self) -> str:
-        """What an address begins with."""
+        """The URL scheme."""
         return "http" if self._context is None else "https"
 
     def wrap(self, connection: socket.socket) -> socket.socket:
-        """Return a connection that never waits, which speaks TLS where that is asked for."""
+        """Return a non-blocking connection, with TLS if that is configured."""
         connection.setblocking(False)
         if self._context is None:
             return connection
         return self._context.wrap_socket(connection, True, do_handshake_on_connect=False)
 
     def answer(self, authorization: str) -> bool | None:
-        """Tell whether a request with this header (RFC 7617) may have an answer.
+        """Tell whether a request with this header (RFC 7617) is authorized.
 
-        None where that takes a ``check``.
+        None if that needs a ``check``.
         """
         if not self._users:
             return True
@@ -80,7 +81,7 @@ class Web:
         return True if hmac.compare_digest(right, said.digest) else None
 
     def check(self, authorization: str) -> bool:
-        """Tell whether a password is right, which takes long; remembers nothing."""
+        """Tell whether a password is correct; takes long, and stores nothing."""
         said = _said(authorization)
         if said is None or self._bcrypt is None:
             return False
@@ -88,7 +89,7 @@ class Web:
         return bool(self._bcrypt.checkpw(said.password, expected)) and said.user in self._users
 
     def remember(self, authorization: str, *, right: bool) -> None:
-        """Note what a ``check`` has told."""
+        """Store the result of a ``check``."""
         said = _said(authorization)
         if said is None:
             return
@@ -101,7 +102,7 @@ class Web:
 
 
 class _Said(NamedTuple):
-    """What an Authorization header says, as far as bcrypt looks at the password."""
+    """The content of an Authorization header, with the password cut to bcrypt's length."""
 
     user: str
     password: bytes
@@ -109,13 +110,13 @@ class _Said(NamedTuple):
 
 
 def _said(authorization: str) -> _Said | None:
-    """Return what a header of RFC 7617 says, None where it is none."""
+    """Parse a header of RFC 7617, None if it is invalid."""
     scheme, _, words = authorization.partition(" ")
     try:
         name, colon, password = base64.b64decode(words.strip(), validate=True).partition(b":")
     except (binascii.Error, ValueError):
         return None
-    # bcrypt takes no NUL: it raises, or stops there. It would have a password's beginning do.
+    # bcrypt doesn't accept NUL: it raises, or stops there and accepts a password's beginning.
     if scheme.lower() != "basic" or not colon or b"\0" in password:  # protects: password-nul
         return None
     password = password[:_LONGEST]
@@ -124,7 +125,7 @@ def _said(authorization: str) -> _Said | None:
 
 
 def _context(content: WebContent, tls: dict[str, str]) -> ssl.SSLContext:
-    """Return what connections are made with."""
+    """Return the TLS context of all connections."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[tls[VERSION]]
     reading = CERTIFICATE
@@ -143,7 +144,7 @@ def _context(content: WebContent, tls: dict[str, str]) -> ssl.SSLContext:
 
 
 class _Memory:
-    """A file in memory, for a library that takes paths alone."""
+    """A file in memory, for a library that accepts only paths."""
 
     def __init__(self, data: bytes) -> None:
         self._fd = os.memfd_create("gpuhook")
@@ -163,11 +164,10 @@ def _no_password() -> str:
 
 def _bcrypt() -> Any:
     try:
-        import bcrypt  # noqa: PLC0415 - for who has passwords
+        import bcrypt  # noqa: PLC0415 - only for configurations with passwords
     except ImportError:
         raise MetricsError(
             "Passwords need the Python package bcrypt, which isn't installed",
-            "Install it: pip install bcrypt, with the pip beside gpuhook, or the package "
-            "python3-bcrypt",
+            "Install it: pip install bcrypt, with gpuhook's own pip, or the package python3-bcrypt",
         ) from None
     return bcrypt

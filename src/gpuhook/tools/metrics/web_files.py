@@ -1,9 +1,9 @@
-"""The exporter's file of TLS and passwords, read by root, and the files that it names.
+"""The exporter's TLS and password file, read by root, and the files that it names.
 
-https://prometheus.io/docs/prometheus/latest/configuration/https/ has its form. What would change
-who may read the metrics, and isn't known here, is refused. What is read goes to the process that
-serves (``web_config``), which may open none of it. All are read again when one of them has changed,
-as a certificate does that is renewed.
+https://prometheus.io/docs/prometheus/latest/configuration/https/ describes its format. Unknown keys
+are refused, because they could restrict access to the metrics. The content is passed to the server
+process (``web_config``), which can't open these files. All are read again when one has changed, for
+instance a renewed certificate.
 """
 
 import os
@@ -17,7 +17,7 @@ from gpuhook.start.cdi import tree
 
 _TLS = "tls_server_config"
 _USERS = "basic_auth_users"
-# http_server_config is about HTTP/2, which isn't spoken here.
+# http_server_config is about HTTP/2, which isn't supported.
 _SECTIONS = (_TLS, _USERS, "http_server_config")
 FILES = CERTIFICATE, KEY, AUTHORITIES = "cert_file", "key_file", "client_ca_file"
 CLIENTS, VERSION = "client_auth_type", "min_version"
@@ -34,10 +34,10 @@ Tables = dict[str, dict[str, str]]
 
 
 class WebContent(NamedTuple):
-    """What the file and those that it names say.
+    """The content of the file and of the files that it names.
 
-    ``tls`` is None for none: words by their keys, and the files' content by theirs. ``users`` have
-    hashes of bcrypt. ``names`` are what the files are called.
+    ``tls`` has values by key, None without TLS, and ``content`` the files' bytes by key. ``users``
+    have bcrypt hashes. ``names`` are the files' paths by key.
     """
 
     path: str
@@ -48,7 +48,7 @@ class WebContent(NamedTuple):
 
 
 class WebFiles:
-    """The file, and those that it names; ``read`` where something of them has changed."""
+    """The file and the files that it names; ``read`` them again if one has changed."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -56,11 +56,11 @@ class WebFiles:
         self._seen: list[object] | None = None
 
     def has_changed(self) -> bool:
-        """Tell whether a file isn't what was read last."""
+        """Tell whether a file has changed since it was read."""
         return self._seen != [*map(_identity, self._named)]
 
     def read(self) -> WebContent:
-        """Return what they say; MetricsError where that is wrong."""
+        """Return their content; MetricsError if it is invalid."""
         self._named = [self._path]
         self._seen = [_identity(self._path)]
         tables = _tables(self._path)
@@ -81,14 +81,14 @@ class WebFiles:
 
 
 def cost(text: str) -> int:
-    """Return the cost of a hash of bcrypt; each more doubles the time that a check takes."""
+    """Return the cost of a bcrypt hash; each increment doubles the time of a check."""
     return int(text[4:6])
 
 
 def _check_hash(path: str, name: str, text: str) -> None:
     if not _HASH.fullmatch(text) or not COSTS[0] <= cost(text) <= COSTS[1]:
         raise MetricsError(
-            f"{path}: the password of {shown(name)} in {_USERS} isn't a hash of bcrypt "
+            f"{path}: the password of {shown(name)} in {_USERS} isn't a bcrypt hash "
             f"with a cost of {COSTS[0]} to {COSTS[1]}",
             "Make one: htpasswd -nBC 10 '' | tr -d ':\\n'",
         )
@@ -124,7 +124,7 @@ def unusable(path: str, name: str, why: str) -> MetricsError:
 
 
 def _identity(path: str) -> object:
-    """Return what changes when a file is written or another takes its place."""
+    """Return a value that changes when a file is written or replaced."""
     try:
         status = os.stat(path)
     except OSError:
@@ -166,7 +166,7 @@ def _table(
         if name in found:
             raise _wrong(path, key.line, f"{shown(name)} comes twice")
         if known is not None and name not in known:  # protects: web-config-known
-            sentence = f"{shown(name)} of {where} isn't known here, which has {', '.join(known)}"
+            sentence = f"{shown(name)} of {where} is unknown; known are {', '.join(known)}"
             raise _wrong(path, key.line, sentence)
         found[name] = value
     return found
