@@ -1,10 +1,10 @@
-"""gpuhook-cdi-hook, the createContainer hook of our CDI documents: do what CDI can't say.
+"""gpuhook-cdi-hook, the createContainer hook of gpuhook's CDI specs: does what CDI can't express.
 
-The engine has mounted the driver's files and made the nodes. All else depends on the image
-and on which devices are given together: links to libraries, the loader's cache, the cover of
+The engine has mounted the driver's files and made the nodes. Everything else depends on the image
+and on the combination of devices: links to libraries, the loader's cache, the mask of
 /proc/driver, files that name the devices.
 
-It is started in the container's namespaces and its cgroup, before the root is pivoted.
+The hook starts in the container's namespaces and cgroup, before the root is pivoted.
 """
 
 import os
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 USAGE = f"""usage: {names.CDI_HOOK} [--config FILE] KIND
 
-Reads an OCI container state on standard input and does what a CDI document of that kind
-(nvidia.com/gpu) can't say. The documents that `gpuhook cdi generate` writes name it.
+Reads an OCI container state on standard input and does what a CDI spec of that kind
+(nvidia.com/gpu) can't express. The CDI specs that `gpuhook cdi generate` writes name it.
 """
 _STATE_LIMIT = 16 << 20
 
 
 def main(argv: list[str]) -> "NoReturn":
-    """Act as the hook on the words after the program's name; exit with 0, 1 or 2."""
+    """Run the hook with its arguments; exit with 0, 1 or 2."""
     if "-h" in argv or "--help" in argv:
         sys.stdout.write(USAGE)
         sys.exit(0)
@@ -63,13 +63,13 @@ def main(argv: list[str]) -> "NoReturn":
     except GpuhookError as error:
         log.error(names.CDI_HOOK, str(error), config)
         sys.exit(1)
-    os._exit(0)  # nothing is buffered, and taking the interpreter apart takes 2 ms
+    os._exit(0)  # nothing is buffered, and finalizing the interpreter takes 2 ms
 
 
 def read_arguments(argv: list[str]) -> tuple[str | None, str]:
-    """Return the configuration file given (None: none) and the kind; usage and exit 2 else.
+    """Return the configuration file (None: not given) and the kind; else print usage and exit 2.
 
-    CdiError for a verb: a document calls the hook of another toolkit, whose name leads to us.
+    CdiError for a verb: a CDI spec calls the hook of another toolkit, whose path leads to ours.
     """
     path = None
     words = list(argv)
@@ -78,9 +78,9 @@ def read_arguments(argv: list[str]) -> tuple[str | None, str]:
         words = words[2:]
     if words and "/" not in words[0] and not words[0].startswith("-"):
         raise CdiError(
-            f"A CDI document of another toolkit calls its hook with {shown(words[0])}, "
-            f"and {names.CDI_HOOK} works for documents of gpuhook alone",
-            "Make the document again with `gpuhook cdi generate`, and delete the other one",
+            f"Another toolkit's CDI spec calls its hook with {shown(words[0])}, "
+            f"and {names.CDI_HOOK} works only for CDI specs of gpuhook",
+            "Make the CDI spec again with `gpuhook cdi generate`, and delete the other one",
         )
     if len(words) != 1 or words[0].startswith("-") or path == "":
         sys.stderr.write(USAGE)
@@ -98,7 +98,7 @@ def _vendor_of(kind: str, config: Config) -> "ModuleType":
 def _unknown_kind(kind: str) -> CdiError:
     return CdiError(
         f"gpuhook doesn't know devices of the kind {shown(kind)}",
-        "Make the CDI document again with `gpuhook cdi generate`",
+        "Make the CDI spec again with `gpuhook cdi generate`",
     )
 
 
@@ -107,7 +107,7 @@ def _known_kind(kind: str, known: "Known") -> "ModuleType | None":
 
 
 def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
-    """Do what the engine can't for the container of this state, or nothing if that fails."""
+    """Complete the container of this state, or leave it unchanged if that fails."""
     state = parse_state(state_text, needs_pid=False)
     spec = read_spec(os.path.join(state.bundle, "config.json"))
     if _says_all(spec):
@@ -117,7 +117,7 @@ def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
     from gpuhook.start.records import records  # noqa: PLC0415
 
     vendor = contract.load(vendor_names)
-    # In the container's cgroup, a driver shows the container's devices alone: never saved.
+    # In the container's cgroup, a driver shows only the container's devices, so this isn't saved.
     inventory = cache.get_inventory(config, vendor, save=False)  # protects: cdi-saves-nothing
     pid, process = records.first_process()
     try:
@@ -129,7 +129,7 @@ def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
 
 
 def _says_all(spec: "Spec") -> bool:
-    """Tell whether a config.json says what its container gets: Apptainer's names the root alone."""
+    """Tell whether a config.json describes the whole container: Apptainer's has only the root."""
     return "linux" in spec.data
 
 
@@ -142,7 +142,10 @@ def _work_inside(
     process: int,
     report: "Callable[[DocumentInjection], None]" = lambda _: None,
 ) -> None:
-    """Do the work in the container's mount namespace, where we are; ``process`` is its first."""
+    """Do the work in the container's mount namespace, where this runs.
+
+    ``process`` is the container's first process.
+    """
     from gpuhook import inject  # noqa: PLC0415 - preloaded
 
     with inject.open_inside(state.root or spec.root_path) as container:
@@ -162,7 +165,7 @@ def serve(
 ) -> None:
     """Do the work for a hook, from the host's mount namespace; ``hook`` is its process id.
 
-    ``report`` is told what is to be done, before it is.
+    ``report`` is called with the injection before it is done.
     """
     state, process = _of_hook(state_text, hook)
     try:
@@ -181,10 +184,10 @@ def serve(
 
 
 def _of_hook(text: bytes, hook: int) -> tuple[State, int]:
-    """Return the state that a hook was given, with the process that started it as the pid.
+    """Parse the state that a hook received, with the process that started the hook as the pid.
 
-    ``hook`` is its process id. The caller closes the descriptor of that process' /proc/PID.
-    StateError where it isn't in the container.
+    ``hook`` is the hook's process id. The caller closes the descriptor of that process's /proc/PID.
+    StateError if that process isn't in the container.
     """
     from gpuhook.start.records import records  # noqa: PLC0415 - preloaded
 
@@ -205,9 +208,9 @@ def of_kind(
     known: "Known",
     inventories: "Mapping[str, Inventory]",
 ) -> "DocumentInjection":
-    """Return the work for a container that a document of that kind has given devices.
+    """Return the work for a container that has devices of a CDI spec of that kind.
 
-    ``inventories``, by vendor, are known to be the machine's. GpuhookError where there are none.
+    ``inventories``, by vendor, are known to be the host's. GpuhookError if there is none.
     """
     vendor_names = _known_kind(kind, known)
     if vendor_names is None:
@@ -221,7 +224,7 @@ def of_kind(
 
 
 def preload_injection(vendor_names: "ModuleType") -> None:
-    """Import all that the work for a vendor's devices needs."""
+    """Import all modules that the work for a vendor's devices needs."""
     modules = (*preload.vendor(vendor_names), *preload.vendor_edits(vendor_names))
     preload.load((*preload.INJECTION, *modules, *preload.DOCUMENT_HOOK))
     from gpuhook import inject  # noqa: F401, PLC0415
@@ -231,9 +234,9 @@ def preload_injection(vendor_names: "ModuleType") -> None:
 
 
 def _limits(spec: "Spec", config: Config, given: "Sequence[Grant]") -> "Limits | None":
-    """Return the limits to set, None where there are none or gpu-py's own hook sets them.
+    """Return the limits to set, None if there are none or gpu-py's own hook sets them.
 
-    ``given`` is what a container has beside what its config.json says.
+    ``given`` are the container's grants that its config.json doesn't show.
     """
     ours = [hook for stage in names.HOOK_STAGES for hook in spec.hooks(stage)]
     if any(hook_name(hook) == names.HOOK for hook in ours):
@@ -242,9 +245,9 @@ def _limits(spec: "Spec", config: Config, given: "Sequence[Grant]") -> "Limits |
 
 
 class DocumentInjection:
-    """What a CDI document can't say, done in one container; raises the GpuhookError of what fails.
+    """The work of the CDI hook for one container; raises the GpuhookError of a failing step.
 
-    As ``inject.Injection``, for a helper; this program does it in one go.
+    It has the interface of ``inject.Injection``, for a helper; this program does all at once.
     """
 
     program = names.CDI_HOOK
@@ -257,10 +260,10 @@ class DocumentInjection:
         inventory: "Inventory",
         seen: "Container | None" = None,
     ) -> None:
-        """Take what the engine gives the container, and what the machine has of the vendor.
+        """Take the container's config.json and the host's inventory of the vendor.
 
-        What is mounted is seen in the container where the engine's config.json doesn't say:
-        Apptainer's names the root alone.
+        With ``seen``, mounts are read from the container, because its config.json doesn't list
+        them: Apptainer's has only the root.
         """
         from gpuhook.start import given_nodes  # noqa: PLC0415 - preloaded, as what follows
         from gpuhook.start.cdi import hook  # noqa: PLC0415
@@ -285,7 +288,7 @@ class DocumentInjection:
         return {self._vendor.names.NAME: self._vendor.examine}
 
     def begin(self) -> None:
-        """Prepare for the image as it lies in the bundle; ``finish`` checks that it is so."""
+        """Prepare for the image in the bundle; ``finish`` checks that it is the same image."""
         from gpuhook import inject  # noqa: PLC0415 - preloaded
 
         self._prepared = inject.Prepared(self._work.plan)
@@ -294,13 +297,13 @@ class DocumentInjection:
         self._prepared.begin(self._spec.root_path, self._config, self._examiners)
 
     def read_state(self, text: bytes, hook: int) -> State:
-        """Return the state that a hook was given; ``hook`` is its process id."""
+        """Parse the state that a hook received; ``hook`` is its process id."""
         state, process = _of_hook(text, hook)
         os.close(process)
         return state
 
     def finish(self, state: State) -> None:
-        """Do it for the container of that state, from the host's mount namespace."""
+        """Do the work for the container of that state, from the host's mount namespace."""
         from gpuhook import inject  # noqa: PLC0415 - preloaded
 
         self._spec.require_mount_namespace()
@@ -308,7 +311,7 @@ class DocumentInjection:
             self.apply(state, container, container.process, enter=True)
 
     def apply(self, state: State, container: "Container", process: int, *, enter: bool) -> None:
-        """Do it in an open container, whose first process is that descriptor of /proc/PID."""
+        """Do the work in an open container; ``process`` is its first process's /proc/PID."""
         from gpuhook import inject  # noqa: PLC0415 - preloaded
 
         found = inject.examine(container, self._config, self._examiners)
@@ -322,7 +325,7 @@ class DocumentInjection:
             inject.note(self._config, state, facts, container)
 
     def _record(self, state: State, process: int) -> "Written":
-        """Write down what the container is given, for a block."""
+        """Return a context manager that records the container's devices."""
         from gpuhook.start.records import records  # noqa: PLC0415 - preloaded
 
         config, grants = self._config, [self._work.grant]

@@ -1,13 +1,15 @@
 """The hook's work for one container: apply its plan, all of it or none of it.
 
-The hook does it at once. The helper does what can be done before the container's process
-exists while the low-level runtime is busy making it, and the rest when the hook asks for it.
+The hook does everything at once. The helper prepares while the low-level runtime creates the
+container's process, and does the rest when the hook requests it.
 
-The order is what makes it safe. Sources are opened below the driver root while still in
-the host's mount namespace. The container's process and its root are opened once, and
-everything about them is asked of those descriptors: a process id or a path could mean
-something else a moment later. Then the container's mount namespace is entered and every
-step is done below that one root. When a step fails, the journal takes back what was done.
+The order makes it safe:
+
+- Sources are opened below the driver root, in the host's mount namespace.
+- The container's process and its root are opened once, and all later steps use those descriptors:
+  a process id or a path could mean something else a moment later.
+- The container's mount namespace is entered, and every step is done below that root.
+- If a step fails, the journal rolls back all steps before it.
 """
 
 import errno
@@ -56,24 +58,24 @@ _REMEDIES = {
 
 
 class Prepared:
-    """A plan that is made, and whose sources are opened, before its container exists."""
+    """A plan with open sources, prepared before its container exists."""
 
     def __init__(self, make: "Callable[[Image], Plan]") -> None:
-        """Take what makes the plan for an image."""
+        """Take the function that makes the plan for an image."""
         self._make = make
         self._image: Image | None = None
         self._plan: Plan | None = None
 
     def begin(self, root_path: str, config: "Config", looks: "Mapping[str, Examine]") -> None:
-        """Prepare for the image that lies there, where that goes well."""
+        """Prepare for the image at ``root_path``, and ignore failures."""
         try:
             with Rootfs(root_path) as root:
                 self.for_image(image.examine(root, config, looks))
         except (OSError, GpuhookError):
-            return  # for_image does it all later, and says what is wrong
+            return  # for_image does all of it later, and reports what is wrong
 
     def for_image(self, found: "Image") -> "Plan":
-        """Return the prepared plan for an image; the one at hand if it is for such an image."""
+        """Return the prepared plan for an image: the present one if it fits, else a new one."""
         if self._plan is not None:
             if self._image is not None and image.same(self._image, found):
                 return self._plan
@@ -86,12 +88,12 @@ class Prepared:
 
 
 class Injection:
-    """One container's injection; raises the GpuhookError of what fails."""
+    """One container's injection; raises the GpuhookError of a failing step."""
 
     program = names.HOOK
 
     def __init__(self, spec: "Spec", config: "Config", resolved: "Resolved") -> None:
-        """Take what the container asks for and what is selected for it."""
+        """Take the container's config.json and the devices resolved for it."""
         self._spec = spec
         self._config = config
         self._resolved = resolved
@@ -102,13 +104,13 @@ class Injection:
         )
 
     def begin(self) -> None:
-        """Prepare for the image as it lies in the bundle; ``finish`` checks that it is so."""
+        """Prepare for the image in the bundle; ``finish`` checks that it is the same image."""
         if self.limits is not None:
             self.limits.begin()
         self._prepared.begin(self._spec.root_path, self._config, self._resolved.examiners())
 
-    def read_state(self, text: bytes, hook: int) -> "State":  # noqa: ARG002 - it says who starts
-        """Return the state that a hook was given; ``hook`` is its process id."""
+    def read_state(self, text: bytes, hook: int) -> "State":  # noqa: ARG002 - as the CDI hook's
+        """Parse the state that a hook received; ``hook`` is its process id."""
         state = parse_state(text)
         if state.bundle != "/":
             return state
@@ -142,14 +144,14 @@ class Injection:
             note(config, state, facts, container)
 
     def _check_without_runtime(self, undone: "list[Operation]") -> None:
-        """Refuse what a hook can't give, where gpu-py wasn't there; RequestError."""
+        """Refuse variables that a hook can't set if gpu-py didn't run; RequestError."""
         names = {each.setting.name for each in undone if isinstance(each, SetVariable)}
         for grant in self._resolved.grants if names else ():
             if any(each.name in names for each in grant.vendor.environment(grant)):
                 contract.check_others(grant, self._config)  # protects: hook-alone
 
     def _record(self, state: "State") -> "dict[str, Any]":
-        """Return what is written down of the container."""
+        """Return the container's record."""
         record = self._described(state)
         return record if self.limits is None else {**record, "limits": self.limits.to_json()}
 
@@ -165,7 +167,7 @@ class Injection:
 
 
 def note(config: "Config", state: "State", facts: "dict[str, Any]", container: Container) -> None:
-    """Write to the debug log what was done for a container, and what was left out."""
+    """Log the steps done for a container, and the skipped ones, to the debug log."""
     level = "warning" if container.lacks else "info"
     head = {"level": level, "msg": "injected", "time": log.timestamp()}
     facts = {**facts, "skipped": container.skipped}
@@ -173,28 +175,28 @@ def note(config: "Config", state: "State", facts: "dict[str, Any]", container: C
 
 
 def left_to_runtime(plan: "Plan", spec: "dict[str, Any]") -> "list[Operation]":
-    """Return what only the runtime can do and what isn't in config.json: gpu-py wasn't there."""
+    """Return runtime-only operations that config.json lacks because gpu-py didn't run."""
     return [op for op in plan.operations if op.by_runtime and not op.is_in(spec)]
 
 
 def examine(container: Container, config: "Config", looks: "Mapping[str, Examine]") -> "Image":
-    """Look at a container's image for vendors; InjectError where that can't be done."""
+    """Run the vendors' image probes in a container; InjectError if that fails."""
     try:
         return image.examine(container, config, looks)
     except OSError as error:
         holder = container.holder(f"/{error.filename or ''}")
         raise InjectError(
-            f"The {holder} can't be looked at: {error.strerror} ({error.filename})",
-            f"Mend or remove that path in the {holder}",
+            f"The {holder} can't be examined: {error.strerror} ({error.filename})",
+            f"Repair or remove that path in the {holder}",
         ) from None
 
 
 def container_owner(process: int) -> tuple[int, int]:
-    """Return what the root user of a process' namespace is called in ours: user and group id.
+    """Return the user and group id in our namespace of root in a process's user namespace.
 
-    ``process`` is a descriptor of /proc/PID. The maps count from the namespace above where
-    the process is in our own, as with rootless engines. Source: user_namespaces(7). OSError
-    if the process is gone.
+    ``process`` is a descriptor of /proc/PID. If the process is in our own namespace, its maps refer
+    to the parent namespace, as with rootless engines. Source: user_namespaces(7). OSError if the
+    process is gone.
     """
     theirs = os.stat("ns/user", dir_fd=process)
     ours = os.stat("/proc/self/ns/user")
@@ -209,10 +211,10 @@ def _host_id(process: int, name: str) -> int:
 
 
 def open_container(pid: int, root_path: str) -> Container:
-    """Open a container's root as its own mount namespace has it; InjectError if that fails.
+    """Open a container's root in its own mount namespace; InjectError if that fails.
 
-    ``root_path`` is what the runtime calls the root, links in it are followed as the
-    container's namespace has them.
+    ``root_path`` is the runtime's path of the root. Links in it are resolved in the container's
+    namespace.
     """
     try:
         process = os.open(f"/proc/{pid}", PATH_FLAGS | os.O_DIRECTORY)
@@ -227,10 +229,10 @@ def open_container(pid: int, root_path: str) -> Container:
 def open_inside(root_path: str) -> Container:
     """Open the root of the container in whose mount namespace this process was started.
 
-    Its root isn't pivoted yet, so that the host's files are there, and ``root_path`` is what
-    the runtime calls the root. InjectError where this is the host's own namespace.
+    The root isn't pivoted yet, so the host's files are visible. ``root_path`` is the runtime's
+    path of the root. InjectError if this is the host's own namespace.
     """
-    remedy = "Register gpuhook-cdi-hook as `gpuhook cdi generate` does, as createContainer alone"
+    remedy = "Register gpuhook-cdi-hook as `gpuhook cdi generate` does, only as createContainer"
     try:
         process = os.open("/proc/self", PATH_FLAGS | os.O_DIRECTORY)
         container = _open_root(process, root_path, Container, inside=True)
@@ -247,10 +249,10 @@ def open_inside(root_path: str) -> Container:
 
 
 def open_folder(root_path: str, kind: "type[Folder]") -> "Folder":
-    """Open a root folder that is no container's, in this process' own mount namespace.
+    """Open a root folder outside of containers, in this process's own mount namespace.
 
-    What is mounted in it stays there, until it is taken back or the namespace goes. ``kind`` is
-    the class of what is returned. InjectError where that isn't a folder, or is the host's own root.
+    Mounts in it stay until they are rolled back or the namespace ends. ``kind`` is the class of
+    the returned object. InjectError if that isn't a folder, or is the host's own root.
     """
     try:
         process = os.open("/proc/self", PATH_FLAGS | os.O_DIRECTORY)
@@ -265,7 +267,7 @@ def open_folder(root_path: str, kind: "type[Folder]") -> "Folder":
 
 
 def _open_root(process: int, root_path: str, kind: "type[Folder]", *, inside: bool) -> "Folder":
-    """Return the container of a descriptor of /proc/PID, which is closed where that fails."""
+    """Return the container of a descriptor of /proc/PID, which is closed if that fails."""
     flags = PATH_FLAGS | os.O_DIRECTORY
     root = -1
     try:
@@ -286,9 +288,9 @@ def _open_root(process: int, root_path: str, kind: "type[Folder]", *, inside: bo
 
 
 def _is_first_namespace() -> bool:
-    """Tell whether our mount namespace is that of the host's first process, as far as is known.
+    """Tell whether our mount namespace is known to be that of the host's first process.
 
-    To a user namespace, and to an engine that runs in a container itself, it isn't.
+    In a user namespace, and for an engine that runs in a container itself, that isn't known.
     """
     try:
         first, ours = os.stat("/proc/1/ns/mnt"), os.stat("/proc/self/ns/mnt")
@@ -309,9 +311,9 @@ def _refuse_host_root(root: int, path: str) -> None:
 def allow_devices(
     process: int, devices: list[tuple[int, int]], rules: "list[Any]", *, no_cgroups: bool
 ) -> str:
-    """Allow devices in the container's cgroup where the OCI spec's rules don't already.
+    """Allow devices in the container's cgroup, unless the OCI spec's rules allow them already.
 
-    ``process`` is a descriptor of /proc/PID. Returns how that was done, for the log.
+    ``process`` is a descriptor of /proc/PID. Returns the method, for the log.
     """
     allowed = access.allowed(rules, devices)
     missing = [pair for pair in devices if pair not in allowed]
@@ -323,19 +325,19 @@ def allow_devices(
 
 
 def inject(plan: "Plan", container: Container, *, enter: bool = True) -> None:
-    """Execute a plan's operations; InjectError, and nothing left behind, if one fails.
+    """Execute a plan's operations; if one fails, roll all back and raise InjectError.
 
     This process is in the container's mount namespace afterwards, also after a failure.
-    With ``enter`` off it is there already, because the caller started it there.
+    With ``enter`` off, it is there from its start.
     """
     prepare(plan)
     apply(plan, container, enter=enter)
 
 
 def apply_inside(plan: "Plan", container: Container, *, enter: bool) -> None:
-    """Do what was prepared, as ``apply`` does, where the root may be read-only already.
+    """Execute a prepared plan as ``apply`` does, in a root that may be read-only already.
 
-    crun makes it so before it calls hooks, runc after that.
+    crun makes the root read-only before it calls hooks, runc after that.
     """
     try:
         if enter:
@@ -367,7 +369,7 @@ def _locked(error: OSError) -> InjectError:
 
 
 def prepare(plan: "Plan") -> None:
-    """Open what a plan takes from driver roots; InjectError, and all closed, if that fails."""
+    """Open a plan's sources in driver roots; if that fails, close all and raise InjectError."""
     try:
         with Roots() as roots:
             for operation in plan.operations:
@@ -381,7 +383,7 @@ def prepare(plan: "Plan") -> None:
 
 
 def apply(plan: "Plan", container: Container, *, enter: bool = True) -> None:
-    """Do what was prepared, all of it or nothing: the second half of ``inject``."""
+    """Execute a prepared plan, all of it or nothing: the second half of ``inject``."""
     try:
         if enter:
             _enter(container)
@@ -409,7 +411,7 @@ def _execute(operation: "Operation", container: Container) -> None:
 
 
 def close(plan: "Plan") -> None:
-    """Let go of what was opened for a plan."""
+    """Close what was opened for a plan."""
     for operation in plan.operations:
         operation.close()
 
@@ -428,9 +430,9 @@ def _enter(container: Container) -> None:
 
 
 def enter(process: int, before: "Callable[[], None]" = lambda: None) -> None:
-    """Enter the mount namespace of a descriptor of /proc/PID; ``before`` is done last before that.
+    """Enter the mount namespace of a descriptor of /proc/PID; call ``before`` just before that.
 
-    Where the root isn't pivoted yet, the host's files stay in view. InjectError if that fails.
+    Before the root is pivoted, the host's files stay visible. InjectError if that fails.
     """
     try:
         # protects: namespace-by-process
@@ -449,12 +451,12 @@ def enter(process: int, before: "Callable[[], None]" = lambda: None) -> None:
 
 
 def _import_no_more() -> None:
-    """See that nothing is imported from here on: it would come out of the container's files."""
+    """Disable imports: from here on, they would load the container's files."""
     sys.meta_path[:] = [BuiltinImporter]
 
 
 def _refuse_host_namespace(fd: int) -> None:
-    """Mounts made in a namespace that the container shares would stay on the host."""
+    """Refuse the host's own mount namespace, where mounts would stay on the host."""
     target, ours = os.fstat(fd), os.stat("/proc/self/ns/mnt")
     if (target.st_dev, target.st_ino) == (ours.st_dev, ours.st_ino):
         raise InjectError(
@@ -467,4 +469,4 @@ def _refuse_host_namespace(fd: int) -> None:
 def _take_back(journal: Journal, error: BaseException) -> None:
     failures = journal.roll_back()
     if failures and isinstance(error, GpuhookError):
-        error.remedy += "; left behind, because it couldn't be undone: " + ", ".join(failures)
+        error.remedy += "; left behind, because it couldn't be rolled back: " + ", ".join(failures)

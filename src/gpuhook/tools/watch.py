@@ -1,10 +1,10 @@
-"""Keep the saved inventory and CDI documents fresh, and a process ready for the next container.
+"""Watcher that keeps the saved inventory and CDI specs current, and a prefork server running.
 
-The inventory is looked at whenever the kernel tells of a GPU, and regularly.
+It checks the inventory after the kernel's events about GPUs, and regularly.
 
-The kernel sends events when the driver is loaded and when GPUs come and go. It sends none
-when MIG devices change, files are installed or settings are edited; that the inventory is
-stale is then seen at the next regular look, which costs a few stat calls.
+The kernel sends events when the driver is loaded, and when GPUs are added or removed. It sends
+none when MIG devices change, files are installed or settings are edited. The next regular check
+detects these changes; it costs a few stat calls.
 """
 
 import os
@@ -29,19 +29,18 @@ from gpuhook.tools.ready import report_ready
 from gpuhook.tools.vendors import survey
 
 _SETTLE = 0.5  # seconds of quiet after an event: a driver is loaded in many steps
-_LONGEST = 10.0  # seconds after the first event in which there may be none
+_LONGEST = 10.0  # seconds after the first event for which to wait for quiet
 
 
 class Events:
-    """The kernel's events about devices, as far as ``concerns`` says that they matter.
+    """The kernel's events about devices, filtered by ``concerns``.
 
-    The socket and the reading of a message are pyroute2's. What comes to it is read here: get() of
-    pyroute2 0.9 takes in more than it returns, and of the rest nobody hears who waits for the
-    socket.
+    pyroute2 provides the socket and parses messages. Messages are received here, because get() of
+    pyroute2 0.9 receives more than it returns, and the socket isn't readable for the rest.
     """
 
     def __init__(self, concerns: Callable[[Event], bool]) -> None:
-        """Begin to listen; OSError where this process may not."""
+        """Start listening; OSError if this process isn't allowed to."""
         self._concerns = concerns
         self._source = UeventSocket()
         NetlinkSocket.bind(self._source, groups=GROUP)  # its own takes no group in pyroute2 0.7
@@ -56,10 +55,9 @@ class Events:
         self._source.close()
 
     def wait(self, seconds: float) -> bool:
-        """Wait that long for an event that matters and the quiet after it; tell if one came.
+        """Wait for a relevant event and the quiet after it; tell whether there was one.
 
-        Where it doesn't get quiet, as with a driver that is loaded and fails again and again, that
-        ends too.
+        The wait for quiet is limited: a driver may be loaded and fail again and again.
         """
         end, latest, came = time.monotonic() + seconds, 0.0, False
         while (left := end - time.monotonic()) > 0:
@@ -73,10 +71,10 @@ class Events:
 
 
 class Watch:
-    """One machine being watched; ``tell`` is given a sentence for whatever happens.
+    """The watcher of a host; ``tell`` gets a sentence about each change.
 
-    ``launcher`` is the path of gpu-py. ``documents`` is called at first and after every change;
-    it brings CDI documents in line, and returns whether that was done or is to be tried again.
+    ``launcher`` is the path of gpu-py. ``documents`` is called at first and after every change. It
+    updates CDI specs, and returns False if that has to be tried again.
     """
 
     def __init__(
@@ -95,12 +93,12 @@ class Watch:
         self._seen: dict[str, Inventory] = {}  # by vendor
         self._problems: dict[str, str] = {}  # by vendor
         self._standing: int | None = None
-        self._cannot_stand = ""  # why none stands ready
+        self._cannot_stand = ""  # why no prefork server is running
 
     def refresh(self) -> bool:
-        """Make a new inventory of each vendor whose saved one is stale; tell what is news.
+        """Renew each vendor's inventory if the saved one is stale; report changes.
 
-        One that comes back as it was isn't stale, and a start may have made a new one already.
+        An unchanged inventory isn't stale, and a start may have made a new one already.
         """
         before = self._seen, self._problems
         self._seen, absent, failed = survey.examine(self._config, self._inventory)
@@ -113,37 +111,37 @@ class Watch:
         if not self._seen and not wrong:
             wrong = dict([*absent.items()][:1])
         self._problems = {name: str(error) for name, error in wrong.items()}
-        # Several may say the same, of a disk that is full for instance.
+        # Several vendors may have the same problem, for instance a full disk.
         for problem in dict.fromkeys(self._problems.values()):
             if problem not in before[1].values():
                 self._tell(problem)
         return (self._seen, self._problems) != before
 
     def _inventory(self, vendor: contract.Vendor) -> Inventory:
-        """Return a vendor's inventory, the saved one if that is fresh."""
+        """Return a vendor's inventory, the saved one if that is current."""
         saved = cache.saved(self._config, vendor)
         return cache.refresh(self._config, vendor) if saved is None else saved
 
     def stand(self) -> None:
-        """See that a process stands ready, this one's child or another; tell once why none can."""
+        """Start a prefork server if none is running; report a failure once."""
         if self._standing is not None and os.waitpid(self._standing, os.WNOHANG)[0] == 0:
             return
         self._standing, wrong = None, ""
         try:
             self._standing = instance.start(self._config, self._launcher)
         except OSError as error:
-            wrong = f"No process can stand ready for the next container: {error}"
+            wrong = f"The prefork server can't be started: {error}"
         if wrong and wrong != self._cannot_stand:
             self._tell(wrong)
         self._cannot_stand = wrong
 
     def run(self, events: Events, interval: float) -> None:
-        """Look after every event, and every ``interval`` seconds; for ever."""
+        """Check after every event, and every ``interval`` seconds; never returns."""
         is_due = True
         while True:
             if self._followed is not None and self._followed.has_changed(self._tell):
                 self._config, is_due = self._followed.config, True  # protects: watch-settings
-            # Documents come first: at boot, engines wait until all of this was done once.
+            # CDI specs come first: at boot, engines wait until all of this was done once.
             if self.refresh() or is_due:
                 is_due = not self._documents()
             self.stand()

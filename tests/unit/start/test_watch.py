@@ -192,7 +192,7 @@ def test_no_process_can_stand_ready(folder: Path, monkeypatch: pytest.MonkeyPatc
                 watch.stand()
         assert descriptors() == before
         assert [each.partition(":")[0] for each in said] == [
-            "No process can stand ready for the next container"
+            "The prefork server can't be started"
         ]
         said.clear()
         watch.stand()

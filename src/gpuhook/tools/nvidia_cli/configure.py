@@ -1,6 +1,6 @@
-"""``nvidia-container-cli configure``: put the driver into a container, as the hook does.
+"""``nvidia-container-cli configure``: injection of the driver into a container, as the hook does.
 
-The same request, plan and injection as everywhere; only the way to ask is another.
+Request, plan and injection are the same as for gpu-py; only the interface differs.
 """
 
 from gpuhook import inject
@@ -21,25 +21,25 @@ from gpuhook.vendors.nvidia.names import NAME
 
 
 class Target(Record):
-    """The container: its process (None: we are in its mount namespace already) and root."""
+    """The container: its process (None: this runs in its mount namespace already) and root."""
 
     pid: int | None
     root: str
 
 
 class Switches(Record):
-    """What is left out: the bind mounts of devices, and their rules in the cgroup."""
+    """Switches for the bind mounts of devices, and for their rules in the cgroup."""
 
     devbind: bool
     cgroups: bool
 
 
 def configure(target: Target, grant: Grant, config: Config, switches: Switches) -> None:
-    """Inject what was granted; GpuhookError, and nothing left behind, if that fails."""
+    """Inject what was granted; if that fails, roll it back and raise GpuhookError."""
     if config.gate:  # protects: configure-gate
         raise RequestError(
             "This node has a gate, which gives devices only to containers that gpu-py starts",
-            "Start the container by gpu-py, or set gate = false in [gpuhook]",
+            "Start the container with gpu-py, or set gate = false in [gpuhook]",
         )
     check_others(grant, config)
     completeness.check(grant)
@@ -63,10 +63,10 @@ def configure(target: Target, grant: Grant, config: Config, switches: Switches) 
 
 
 def _adopt(container: Container) -> None:
-    """Tell the container's own mounts, in whose namespace we are, from the host's.
+    """Distinguish the container's own mounts, in whose namespace this runs, from the host's.
 
-    Apptainer mounts a filesystem for each container and the root in it. As enroot calls us, the
-    host's mounts are all in our own table; whatever is mounted in the root alone is the
+    Apptainer mounts a filesystem for each container and the root in it. When enroot calls this,
+    all of the host's mounts are in this process's mount table; mounts only in the root are the
     container's.
     """
     tables = callers.mount_tables()
