@@ -60,9 +60,9 @@ def test_who_comes_first_has_it(
             _admit(plugin, "one", driver.gpus[0].uuid)
         node.kubelet.unprepare(GPU_DRIVER, whole)
         _admit(plugin, "one", driver.gpus[0].uuid)
-        assert "device-plugin has given the device" in asked(node, whole)
+        assert "device-plugin has allocated the device" in asked(node, whole)
         grow_old(node)
-        assert "doesn't say whether its pod has ended" in asked(node, whole)
+        assert "doesn't report whether its pod ended" in asked(node, whole)
         given = ("ns", "one", "main", GPU, (driver.gpus[0].uuid,))
         with PodResources(pods, given) as kubelet:
             assert f"to a pod as {GPU}" in asked(node, whole)
@@ -93,7 +93,7 @@ def test_a_gpu_and_its_parts(
         for each in (first, second):
             node.kubelet.unprepare(GPU_DRIVER, each)
         _admit(plugin, "one", driver.gpus[1].uuid)
-        assert "device-plugin has given the device" in asked(node, first)
+        assert "device-plugin has allocated the device" in asked(node, first)
 
 
 def _admit(plugin: object, pod: str, uuid: str) -> None:

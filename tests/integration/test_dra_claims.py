@@ -109,7 +109,7 @@ def test_old_kubelets_and_broken_claims(node: Node, driver: Driver) -> None:
         assert [each.name for each in found[good.uid]] == [gpu(driver, 0)]  # type: ignore[union-attr]
         assert found[none.uid] == []
         assert "isn't there" in found[gone.uid]
-        assert "is another one by now" in found[other.uid]
+        assert "was replaced by another" in found[other.uid]
         assert "has no allocation" in found[waiting.uid]
         assert "isn't here" in found[strange.uid]
         for each in others:
@@ -363,7 +363,7 @@ def test_what_a_claim_has_that_is_gone_is_for_others(
             prepared(node, other)
         assert [path.name for path in node.written()] == [f"claim_{other.uid}_{GPU_DRIVER}.json"]
         assert len(node.documents()) == 1
-        assert "Claim ns/gone is gone from the cluster: it is put back" in node.log
+        assert "Claim ns/gone was deleted from the cluster: unprepared" in node.log
 
 
 def test_what_the_kubelet_does_not_list_may_be_in_use(node: Node, driver: Driver) -> None:

@@ -381,7 +381,7 @@ def test_a_limit_that_nobody_can_keep_is_refused(node: Node, driver: Driver) -> 
     with node.service():
         assert "need cgroup v2" in ask(node, claim)
         assert "need cgroup v2" in ask(node, shared)
-        assert "with a limit of its memory alone" in ask(node, bare)
+        assert "only shares with a memory limit" in ask(node, bare)
         assert node.left() == []
 
 

@@ -85,7 +85,7 @@ def test_a_driver_that_hangs(node: Node, driver: Driver, installation: Installat
         began = time.monotonic()
         claim = node.claim("a", result(slice_name(driver.gpus[1].uuid)))
         found = node.kubelet.prepare(GPU_DRIVER, claim)[claim.uid]
-        assert "can't be given now" in found
+        assert "can't be allocated now" in found
         assert node.kubelet.unprepare(GPU_DRIVER, before) == {before.uid: ""}
         assert time.monotonic() - began < 40
         assert node.left() == []

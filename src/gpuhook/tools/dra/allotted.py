@@ -1,4 +1,4 @@
-"""What a claim was allocated of this node's devices, and what is to be done for each of them."""
+"""A claim's allocated devices on this node, with the plan for each of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from gpuhook.tools.running import limitable
 from gpuhook.tools.vendors import cluster
 from gpuhook.tools.vendors.quantities import bytes_of
 
-TRY_AGAIN = "The kubelet tries again; if it goes on, delete the pod, so that it gets other devices"
+TRY_AGAIN = "The kubelet tries again; if that keeps failing, delete the pod to get other devices"
 _OPTIONS = ("ro", "nosuid", "nodev", "noexec", "rbind", "rprivate")
 
 Ref = Mapping[str, str]  # namespace, name and uid of a claim
@@ -28,7 +28,7 @@ Ref = Mapping[str, str]  # namespace, name and uid of a claim
 
 @dataclass(frozen=True)
 class Allotted:
-    """A device of a claim: as it is written down, in the document, and what its vendor is to do."""
+    """A device of a claim: its record, its entry in the CDI spec, and its vendor's plan."""
 
     held: Held
     given: Given
@@ -36,7 +36,7 @@ class Allotted:
 
 
 def allotted(devices: Devices, driver: str, ref: Ref, claim: Mapping[str, Any]) -> list[Allotted]:
-    """Return what a claim has of a driver; PluginError or RequestError where it can't have it."""
+    """Return a claim's devices of a driver; PluginError or RequestError if they can't be used."""
     allocation = _allocation(claim, ref)
     every = [each for each in allocation.get("results") or [] if each.get("driver") == driver]
     reading = _Reading(devices, driver, ref["uid"], allocation.get("config") or [])
@@ -44,11 +44,11 @@ def allotted(devices: Devices, driver: str, ref: Ref, claim: Mapping[str, Any]) 
 
 
 def _allocation(claim: Mapping[str, Any], ref: Ref) -> Mapping[str, Any]:
-    """Return what a claim was allocated; PluginError where that isn't said, or it is another."""
+    """Return a claim's allocation; PluginError if there is none, or the uid is another claim's."""
     uid = (claim.get("metadata") or {}).get("uid")
     if uid != ref["uid"]:  # protects: dra-uid
         raise PluginError(
-            f"The claim {ref['namespace']}/{ref['name']} is another one by now: its uid is "
+            f"The claim {ref['namespace']}/{ref['name']} was replaced by another: its uid is "
             f"{shown(str(uid))}, and the kubelet asks for {ref['uid']}",
             "The kubelet starts the new claim's pod by itself",
         )
@@ -63,7 +63,7 @@ def _allocation(claim: Mapping[str, Any], ref: Ref) -> Mapping[str, Any]:
 
 
 class _Reading:
-    """One claim's allocation, being read."""
+    """The reader of one claim's allocation."""
 
     def __init__(self, devices: Devices, driver: str, uid: str, config: list[Any]) -> None:
         self._devices = devices
@@ -72,16 +72,16 @@ class _Reading:
         self._config = config
         self._known = {each.name: each for each in devices.look() if each.driver == driver}
         self._pool = devices.choices.pool or devices.choices.node
-        self._names: list[str] = []  # in the document
+        self._names: list[str] = []  # in the CDI spec
 
     def one(self, result: Mapping[str, Any]) -> Allotted:
-        """Return what one result gives."""
+        """Return the device of one result."""
         name = shown(str(result.get("device")))
         if result.get("pool") != self._pool:  # protects: dra-pool
             raise PluginError(
                 f"The claim was allocated {name} of the pool "
                 f"{shown(str(result.get('pool')))}, and this node's is {self._pool}",
-                "Start gpuhook dra with the --pool and --node that it published devices with",
+                "Start gpuhook dra with the --pool and --node with which it published devices",
             )
         known = self._known.get(str(result.get("device")))
         if known is None or known.device is None or known.is_lost:  # protects: dra-lost
@@ -89,7 +89,9 @@ class _Reading:
             raise PluginError(f"The device {name} of {self._driver} {why}", TRY_AGAIN)
         failure = self._devices.failure(known)
         if failure:  # protects: dra-hangs
-            raise PluginError(f"The device {known.name} can't be given now: {failure}", TRY_AGAIN)
+            raise PluginError(
+                f"The device {known.name} can't be allocated now: {failure}", TRY_AGAIN
+            )
         return self._allotted(result, known, known.device)
 
     def _allotted(self, result: Mapping[str, Any], known: Known, device: Device) -> Allotted:
@@ -106,16 +108,16 @@ class _Reading:
         sizes = [each for each in (wish.memory, consumed) if each is not None]
         if share and (consumed is None or wish.plan):  # protects: dra-shares
             raise RequestError(
-                f"The claim shares {known.name} with others, and gpuhook gives a share with a "
-                "limit of its memory alone",
-                "Ask for some of the capacity memory, without a configuration of the vendor's",
+                f"The claim shares {known.name} with others, and gpuhook supports only shares "
+                "with a memory limit",
+                "Request some of the capacity memory, without a configuration of the vendor",
             )
         is_admin = result.get("adminAccess") is True
         if is_admin and wish.plan:  # protects: dra-admin-changes-nothing
             raise RequestError(
                 f"The claim has adminAccess to {known.name}, and a configuration that would change "
-                "it for whoever else has it",
-                f"Leave the request {shown(request)} out of it, or use a class that has none",
+                "it for its other users",
+                f"Remove the request {shown(request)} from it, or use a class that has none",
             )
         held = Held(
             request.partition("/")[0],
@@ -138,14 +140,14 @@ class _Reading:
         return Allotted(held, given, wish.plan)
 
     def _name(self, usual: str) -> str:
-        """Return a name that no device has yet: one may be there twice, once by adminAccess."""
+        """Return a unique name: a device may be listed twice, once through adminAccess."""
         count = self._names.count(usual)
         self._names.append(usual)
         return f"{usual}-{count + 1}" if count else usual  # protects: dra-device-twice
 
 
 def _consumed(result: Mapping[str, Any]) -> Size | None:
-    """Return what of a device's memory a result has, None where it says nothing of it."""
+    """Return a result's share of a device's memory, None if it has no such entry."""
     consumed = result.get("consumedCapacity") or {}
     texts = [text for key, text in consumed.items() if key.rpartition("/")[2] == MEMORY]
     if not texts:
@@ -159,9 +161,9 @@ def _consumed(result: Mapping[str, Any]) -> Size | None:
 
 
 def _bytes(vendor: Vendor, inventory: Inventory, device: Device, config: Config, size: Size) -> int:
-    """Return how many bytes a limit is; a LimitError or DriverError where none can hold.
+    """Return a limit in bytes; a LimitError or DriverError if limits can't be enforced.
 
-    Said here, because what a container's start says is seen by fewer.
+    That is checked here, because errors of a container's start are less visible.
     """
     problem = limitable.what_it_takes(vendor, inventory, config, (device,))
     if problem is not None:  # protects: dra-limit-holds
@@ -173,13 +175,13 @@ def _bytes(vendor: Vendor, inventory: Inventory, device: Device, config: Config,
         raise RequestError(
             f"The claim limits {vendor.names.NOUN} {device.label} to {size.text} of memory, and it "
             f"has {amount(memory)}",
-            "Ask for some of what the device has",
+            "Request at most the device's memory",
         )
     return found
 
 
 def _limit(vendor: Vendor, device: Device, limit: int) -> dict[str, Any]:
-    """Return the mount by which the hooks limit a device: no pod's variable or image undoes it."""
+    """Return the mount that makes the hooks limit a device; no pod or image can override it."""
     folder: str = vendor.names.MOUNTS
     if not folder:
         raise RequestError(
@@ -187,6 +189,6 @@ def _limit(vendor: Vendor, device: Device, limit: int) -> dict[str, Any]:
             "Claim the device without a limit",
         )
     names = {name for space in device.names.values() for name in space}
-    name = device.id if device.id in names else device.label  # a number may be another's later
+    name = device.id if device.id in names else device.label  # an index may change
     place = limit_place(folder, name, str(limit))
     return {"hostPath": SOURCE, "containerPath": place, "options": [*_OPTIONS]}

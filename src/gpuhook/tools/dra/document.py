@@ -1,4 +1,4 @@
-"""The CDI document of one claim: its devices, under names that no other claim's have."""
+"""The CDI spec of one claim, with device names that are unique to the claim."""
 
 import os
 import re
@@ -29,9 +29,9 @@ _LONGEST = 255  # bytes of a file's name
 
 @dataclass(frozen=True)
 class Given:
-    """A device in a claim's document: its name there, whose it is, and edits beside its own.
+    """A device in a claim's CDI spec: its name there, its vendor, and additional edits.
 
-    ``with_hook`` is whether our hook has to run for it, also where it is nodes alone.
+    ``with_hook`` is whether gpuhook's hook has to run even if the device has only nodes.
     """
 
     name: str
@@ -43,17 +43,17 @@ class Given:
 
 
 def kind(driver: str) -> str:
-    """Return the kind of the documents of a driver's claims."""
+    """Return the kind of the CDI specs of a driver's claims."""
     return f"{_DOMAIN}{driver}/{_CLASS}"
 
 
 def path(folder: str, driver: str, uid: str) -> str:
-    """Return where the document of a claim is."""
+    """Return the path of a claim's CDI spec."""
     return f"{folder}/{file_stem(f'{_DOMAIN}{driver}', _CLASS, uid)}.{_FORMAT}"
 
 
 def uids(folder: str, driver: str) -> list[str]:
-    """Return the uids of all claims of which there is a document of this driver in the folder."""
+    """Return the uids of all claims with a CDI spec of this driver in the folder."""
     name = re.escape(os.path.basename(path("", driver, "UID"))).replace("UID", "([A-Za-z0-9-]+)")
     pattern = re.compile(rf"{name}|\.{name}\.[0-9a-f]+")  # a temporary file of one, too
     try:
@@ -64,11 +64,11 @@ def uids(folder: str, driver: str) -> list[str]:
 
 
 def text(driver: str, given: Sequence[Given], options: Options, config: Config) -> str:
-    """Return the document of a claim; a GpuhookError where that can't be.
+    """Return the text of a claim's CDI spec; a GpuhookError if that can't be made.
 
-    A device that is none any more, or whose nodes are missing, is in no document.
+    A device that can't be used, or whose nodes are missing, is such an error.
     """
-    from gpuhook.start.cdi.generate import Source, tidy  # noqa: PLC0415 - in a claim's child alone
+    from gpuhook.start.cdi.generate import Source, tidy  # noqa: PLC0415 - only in a claim's child
     from gpuhook.tools.cdi import write as writing  # noqa: PLC0415
 
     devices: list[dict[str, Any]] = []
@@ -100,14 +100,14 @@ def text(driver: str, given: Sequence[Given], options: Options, config: Config) 
 
 
 def write(where: str, made: str) -> None:
-    """Write the document of a claim, in one step; CdiError where that can't be."""
+    """Write a claim's CDI spec atomically; CdiError if that fails."""
     from gpuhook.tools.cdi import write as writing  # noqa: PLC0415
 
     writing.write(where, made)
 
 
 def remove(where: str) -> None:
-    """Remove the document of a claim, if it is there; CdiError where that can't be."""
+    """Remove a claim's CDI spec if it exists; CdiError if that fails."""
     try:
         records.remove(where)
     except OSError as error:
@@ -118,7 +118,7 @@ def remove(where: str) -> None:
 
 
 def _check(given: Given, source: "Source") -> None:
-    """Raise CdiError for a device that can't be given; what it needs may have gone just now."""
+    """Raise CdiError for an unusable device; a node may have been removed just now."""
     device, inventory = given.device, given.inventory
     whole = next((each for each in inventory.devices if each.id == device.parent), None)
     missing = {*inventory.missing()}
@@ -126,7 +126,7 @@ def _check(given: Given, source: "Source") -> None:
     why = device.state or (f"there is no device node {absent[0]}" if absent else "")
     if why:
         raise CdiError(
-            f"{given.vendor.names.NOUN} {device.label} can't be given: {why}",
+            f"{given.vendor.names.NOUN} {device.label} can't be allocated: {why}",
             "The claim can be allocated another device when its pod is deleted",
         )
     given.vendor.check(source.grant([device]))

@@ -1,8 +1,7 @@
-"""What is done to devices for a claim in addition to its document, and how it is undone.
+"""Changes to devices for a claim, in addition to its CDI spec, and their rollback.
 
-Settings of the devices are changed, and programs started, as the vendor's ``claim_config`` says.
-All that can refuse is asked first; what was before is in the claim's record before anything is
-changed.
+The vendor's ``claim_config`` defines which settings are changed and which programs are started. All
+checks come first. The claim's record has the previous values before anything is changed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,15 +19,15 @@ from gpuhook.tools.vendors import parts
 from gpuhook.tools.vendors.parts import ClaimConfig
 from gpuhook.vendors import registry
 
-_FOLDER = "dra"  # of claims' programs, in the state folder; a socket's path must not be long
-_VENDOR = "vendor"  # the key of an effect that is ours
+_FOLDER = "dra"  # for claims' programs, in the state folder; a socket's path must be short
+_VENDOR = "vendor"  # the key of an effect that this module adds
 
 Effect = dict[str, Any]
 Tell = Callable[[str], None]
 
 
 class Effects:
-    """What claims have done to devices."""
+    """The changes of devices for claims."""
 
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
@@ -40,7 +39,7 @@ class Effects:
     ) -> tuple[tuple[Setting, ...], list[Effect]]:
         """Return the settings to change and the programs to start for a claim.
 
-        A GpuhookError where any of it can't be; nothing is changed.
+        A GpuhookError if any of it isn't possible. Nothing is changed yet.
         """
         by_vendor: dict[str, list[tuple[Device, Any]]] = {}
         for each in given:
@@ -74,7 +73,7 @@ class Effects:
         return found
 
     def _check_exclusive(self, vendor: str, devices: Sequence[Device]) -> None:
-        """Raise HeldError where a container has one of these devices for itself."""
+        """Raise HeldError if a container has one of these devices exclusively."""
         names = registry.known(self._config)[vendor]
         if names.KIND not in self._config.exclusive:
             return
@@ -83,9 +82,9 @@ class Effects:
         leases.refuse(wanted, every, self._config.exclusive)  # protects: dra-exclusive
 
     def begin(self, record: Record) -> list[tuple[list[str], dict[str, list[Any]]]]:
-        """Do all that a record says; return the ids of devices, and CDI edits for each group.
+        """Make all changes of a record; return groups of device ids with their CDI edits.
 
-        What is done already is done again. A GpuhookError where something can't be.
+        Changes that were already made are made again. A GpuhookError if one fails.
         """
         self._settings.apply(record.settings)
         found = []
@@ -96,10 +95,10 @@ class Effects:
         return found
 
     def undo(self, record: Record, tell: Tell) -> None:
-        """Undo all that a record says; a DriverError where that is to be tried again.
+        """Roll back all changes of a record; a DriverError if that has to be tried again.
 
-        ``tell`` gets a sentence for what stays changed for good. Without a driver there is nothing
-        left of what it was told.
+        ``tell`` gets a sentence for each change that can't be rolled back. Without a driver, its
+        settings are gone anyway.
         """
         vendors = {each[_VENDOR] for each in record.effects}
         vendors |= {each.vendor for each in record.settings}
@@ -117,10 +116,10 @@ class Effects:
         for _, failure in not_set:
             if not (failure.lost or failure.final):  # protects: dra-lost-holds-none
                 raise DriverError(failure.cause, failure.remedy)
-            tell(f"Claim {record.claim} is put back all the same: {failure.cause}")
+            tell(f"Claim {record.claim} is unprepared nevertheless: {failure.cause}")
 
     def look_after(self, claims: Iterable[Record], tell: Tell) -> None:
-        """Start again what has ended by itself."""
+        """Start programs of claims again that have ended by themselves."""
         for record in claims:
             for effect in record.effects:
                 vendor = effect[_VENDOR]
@@ -142,6 +141,6 @@ class Effects:
         found = parts.claim_config(names)
         if found is None:
             raise RequestError(
-                f"Nothing can be configured of {names.TITLE}'s devices", "Remove the configuration"
+                f"{names.TITLE}'s devices have no configuration", "Remove the configuration"
             )
         return found

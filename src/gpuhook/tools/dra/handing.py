@@ -1,7 +1,8 @@
-"""What happens to one claim on this node: its devices are prepared for containers, and put back.
+"""Preparing and unpreparing the devices of one claim on this node.
 
-Called in a child that ends afterwards, and that may be killed at any point: what a record says was
-begun is undone before anything else is done for that claim. Work on claims is one after the other.
+This runs in a child that exits afterwards, and that may be killed at any point. So a started
+preparation in a claim's record is rolled back before any other work for the claim. Claims are
+processed one after the other.
 """
 
 import os
@@ -35,12 +36,12 @@ from gpuhook.tools.ledger.records import (
 )
 from gpuhook.tools.metrics.kubelet import Used
 
-_STALE = 600.0  # seconds after which nobody works any more on a claim that was begun
-_YOUNG = 60.0  # seconds in which the kubelet may not know yet who has a device, or no longer
+_STALE = 600.0  # seconds after which a started preparation counts as abandoned
+_YOUNG = 60.0  # seconds for which the kubelet's list of pods' devices may be out of date
 
 
 class TakenError(RequestError):
-    """Other claims have what one wants: the ``holders``."""
+    """An error because other claims have a device: the ``holders``."""
 
     def __init__(self, holders: Sequence[Record], cause: str, remedy: str) -> None:
         super().__init__(cause, remedy)
@@ -48,9 +49,9 @@ class TakenError(RequestError):
 
 
 class Handing:
-    """Prepares and unprepares claims by what ``devices`` knows.
+    """The preparer of claims with the host's ``devices``.
 
-    ``in_use`` returns which devices pods have by the kubelet, None where it doesn't say.
+    ``in_use`` returns the kubelet's list of pods' devices, None if it doesn't answer.
     """
 
     def __init__(
@@ -71,17 +72,17 @@ class Handing:
         self._news: list[dict[str, Any]] | None = None  # for the claim's status
 
     def say_by(self, tell: Callable[[str], None]) -> None:
-        """Give sentences for the log to ``tell`` from now on."""
+        """Send sentences for the log to ``tell``."""
         self._tell = tell
 
     # Prepare ----------------------------------------------------------------------------------
 
     def prepare(self, driver: str, ref: Ref) -> Record:
-        """Return what a claim has, once all of it is there; GpuhookError where it can't be.
+        """Prepare a claim's devices, and return its record; GpuhookError if that fails.
 
-        The answer is the same each time. What was begun is undone where it fails, or by the next
-        attempt if this process is killed. What was completed is the claim's until ``unprepare``,
-        whatever fails here: containers may have it.
+        The operation is idempotent. A failed preparation is rolled back here, or by the next
+        attempt if this process is killed. A completed claim keeps its devices until ``unprepare``,
+        whatever fails here, because containers may use them.
         """
         uid = ref["uid"]
         check_names(driver, uid)
@@ -116,9 +117,9 @@ class Handing:
             return record
 
     def report(self, ref: Ref) -> None:
-        """Write into the claim's status what has become of it, if that is anything new.
+        """Write the claim's status if it has changed.
 
-        Of several words on one device the last ones count, as a status has one entry for each.
+        For several entries about one device, the last one counts, because a status has one each.
         """
         if self._news is not None:
             keys = ("driver", "pool", "device", "shareID")
@@ -126,7 +127,7 @@ class Handing:
             self._claims.report(ref["namespace"], ref["name"], ref["uid"], [*news.values()])
 
     def _status(self, uid: str) -> list[dict[str, Any]]:
-        """Return what the claim's status says of our drivers: all of them, as one writes all."""
+        """Return the claim's status entries of all of our drivers, which are written together."""
         every = [each for each in self._records.current() if (each.owner, each.uid) == (CLAIM, uid)]
         return [
             _device_status(
@@ -138,7 +139,7 @@ class Handing:
         ]
 
     def _completed(self, driver: str, ref: Ref) -> Record | None:
-        """Return a claim's record if it was completed; PluginError where that is another claim."""
+        """Return a claim's record if it was completed; PluginError if it is another claim's."""
         record = self._records.read(driver, ref["uid"])
         if record is None or not self._records.is_complete(record):
             return None
@@ -146,19 +147,19 @@ class Handing:
             raise PluginError(  # protects: dra-same-claim
                 f"{shown(ref['namespace'])}/{shown(ref['name'])} has the uid of the claim "
                 f"{record.claim}, which was prepared",
-                "Two claims never have one uid: look at the kubelet's log",
+                "Two claims never have the same uid: look at the kubelet's log",
             )
         return record
 
     def _is_there(self, record: Record) -> bool:
-        """Tell whether engines find what a claim has; their folder may be another by now."""
+        """Tell whether a claim's CDI spec exists in the current folder of CDI specs."""
         where = document.path(self._options.cdi_folder, record.driver, record.uid)
         return not record.devices or (record.document == where and os.path.exists(where))
 
     def _give(self, driver: str, ref: Ref, claim: Mapping[str, Any]) -> Record:
-        """Do all that a claim needs; a GpuhookError where that can't be, and nothing has changed.
+        """Prepare a new claim; if that fails, roll it back and raise a GpuhookError.
 
-        All that may refuse it is asked before anything is done.
+        All checks come before the first change.
         """
         found = allotted(self._devices, driver, ref, claim)
         record = Record(
@@ -187,14 +188,14 @@ class Handing:
         return record
 
     def _give_up(self, driver: str, uid: str) -> None:
-        """Undo what was begun; what can't be undone now is undone by the next attempt."""
+        """Roll back a started preparation; if that fails, the next attempt does it."""
         try:
             self._undo(driver, uid)
         except GpuhookError as error:
             self._tell(str(error))
 
     def _bring(self, record: Record, found: Sequence[Allotted]) -> None:
-        """Do all that a record says; what is done already is done again."""
+        """Make all changes of a record, and write the CDI spec; repeatable."""
         edits = self._effects.begin(record)
         if found:
             made = self._text(record.driver, [_with(each.given, edits) for each in found])
@@ -204,10 +205,10 @@ class Handing:
         return document.text(driver, given, self._options, self._config) if given else ""
 
     def _renew(self, record: Record, found: Sequence[Allotted]) -> Record:
-        """Write the document of a claim again that was completed: it isn't where it should be."""
+        """Write the missing CDI spec of a completed claim again."""
         if tuple(each.held for each in found) != record.devices:
             raise PluginError(
-                f"The claim {record.claim} has other devices by now than were prepared for it",
+                f"The claim {record.claim} now has other devices than were prepared for it",
                 "The pod can start when the claim's other pods have ended",
             )
         where = document.path(self._options.cdi_folder, record.driver, record.uid)
@@ -216,10 +217,10 @@ class Handing:
         self._records.write(record)
         return record
 
-    # Who has it already -----------------------------------------------------------------------
+    # Conflicts --------------------------------------------------------------------------------
 
     def _check_free(self, record: Record) -> None:
-        """Raise RequestError where another owner has one of a claim's devices."""
+        """Raise RequestError if another owner has one of a claim's devices."""
         wanted = [each for each in record.devices if not each.admin]
         if not wanted:
             return
@@ -236,13 +237,13 @@ class Handing:
         if shared:
             raise RequestError(
                 f"The device {shared[0]} is shared by MPS on this node (gpuhook mps)",
-                "Claim another device, or leave this one out of [gpuhook.mps] there",
+                "Claim another device, or remove this one from [gpuhook.mps] there",
             )
         self._check_shares(record.driver, wanted, others)
         self._check_pods([(ours, held, each) for ours, held, each in found if each.owner == POD])
 
     def _check_claims(self, taken: Sequence[tuple[Held, Record]]) -> None:
-        """Raise TakenError where other claims have devices."""
+        """Raise TakenError if other claims have the devices."""
         if taken:
             ours, record = taken[0]
             raise TakenError(  # protects: dra-not-twice
@@ -256,7 +257,7 @@ class Handing:
             )
 
     def _check_shares(self, driver: str, wanted: Sequence[Held], others: Sequence[Record]) -> None:
-        """Raise TakenError where the shares of a device are more than it has of memory."""
+        """Raise TakenError if the shares of a device exceed its memory."""
         every = [held for record in others for held in record.devices]
         memory = {each.name: each.memory for each in self._devices.look() if each.driver == driver}
         for ours in wanted:
@@ -271,38 +272,37 @@ class Handing:
                 )
 
     def _check_pods(self, taken: Sequence[tuple[Held, Held, Record]]) -> None:
-        """Raise RequestError where pods of the device plugin have devices, by the kubelet's word.
+        """Raise RequestError if pods of the device plugin have the devices, as the kubelet reports.
 
-        What no pod has any more is free.
+        Devices that no pod has any more are freed.
         """
         used = self._in_use() if taken else None
         for ours, held, record in taken:
             # protects: dra-not-twice-claim
             if used is None or self._is_used(record, held.unit, used.ids):
-                because = ", and the kubelet doesn't say whether its pod has ended" * (used is None)
+                because = ", and the kubelet doesn't report whether its pod ended" * (used is None)
                 raise RequestError(
-                    f"gpuhook device-plugin has given the device {ours.device} to a pod as "
+                    f"gpuhook device-plugin has allocated the device {ours.device} to a pod as "
                     f"{record.name}{because}",
-                    "Let one of gpuhook dra and gpuhook device-plugin hand out a node's devices; "
+                    "Run only one of gpuhook dra and gpuhook device-plugin for a node's devices; "
                     "the claim's pod can start when that pod has ended",
                 )
         for _, _, record in taken:
             self._records.forget(record.key)
 
     def _is_used(self, record: Record, unit: str, used: set[str]) -> bool:
-        """Tell whether a pod has a device plugin's unit, or a replica, or may be about to."""
+        """Tell whether a pod has, or may soon have, a device plugin's unit or its replica."""
         is_young = 0 <= now() - record.at < _YOUNG
         return is_young or any(each.partition(REPLICA)[0] == unit for each in used)
 
-    # Whose claim is gone ----------------------------------------------------------------------
+    # Deleted claims ---------------------------------------------------------------------------
 
     def _free_gone(self, holders: Sequence[Record]) -> bool:
-        """Put back what claims have that aren't in the cluster any more; tell whether any was.
+        """Unprepare claims that were deleted from the cluster; tell whether there were any.
 
-        A kubelet that has lost its own folder never asks for that. Only where the kubelet says
-        that no pod has their devices, nor may have them without its saying so, and only where all
-        that is so a minute later, too: a pod that was deleted by force may still run, and the
-        kubelet ends what it doesn't know.
+        A kubelet that has lost its own folder never requests that. The kubelet must report that no
+        pod has the devices, and there must be no pod that it may not list. Both must hold again a
+        minute later: a pod deleted by force may still run until the kubelet stops it.
         """
         used = self._in_use() if holders else None
         # protects: dra-gone-unused
@@ -320,14 +320,14 @@ class Handing:
                         self._records.write(replace(record, gone=0.0))  # protects: dra-gone-still
                 elif is_late:
                     self._undo(record.driver, record.uid)
-                    self._tell(f"Claim {record.claim} is gone from the cluster: it is put back")
+                    self._tell(f"Claim {record.claim} was deleted from the cluster: unprepared")
                     freed = True
                 elif not record.gone:
                     self._records.write(replace(record, gone=now()))
         return freed
 
     def _is_gone(self, record: Record) -> bool:
-        """Tell whether the cluster says that a claim has nothing of what was prepared for it."""
+        """Tell whether the API server reports that a claim has none of its prepared devices."""
         try:
             claim = self._claims.claim(record.namespace, record.name, record.uid)
         except ClaimGoneError:
@@ -340,7 +340,7 @@ class Handing:
     # Unprepare --------------------------------------------------------------------------------
 
     def unprepare(self, driver: str, ref: Ref) -> None:
-        """Put back all that a claim has; one that has nothing, or that nobody knows, is well."""
+        """Unprepare a claim's devices; a claim without devices, or an unknown one, is no error."""
         check_names(driver, ref["uid"])
         with self._records.locked():
             had = self._records.read(driver, ref["uid"]) is not None
@@ -348,7 +348,7 @@ class Handing:
             self._news = _dated(self._status(ref["uid"]), {}) if had else None
 
     def _undo(self, driver: str, uid: str) -> None:
-        """Undo what was begun for a claim, as far as it came; the record goes last."""
+        """Roll back a claim's preparation, complete or not; the record is removed last."""
         record = self._records.read(driver, uid)
         if record is not None and record.boot == self._records.boot:
             self._effects.undo(record, self._tell)
@@ -358,12 +358,12 @@ class Handing:
         self._records.forget(Record(driver, uid, "", "", "", "").key)
 
     def sweep(self) -> None:
-        """Undo what nobody else is going to: of earlier boots, begun long ago or half, and gone."""
+        """Unprepare leftover claims: of earlier boots, abandoned ones, and deleted ones."""
         with self._records.locked():
             for driver, uid in self._records.claims():
                 record = self._records.read(driver, uid)
                 if record is None and self._records.is_unknown(driver, uid):
-                    continue  # its containers may run; whoever is refused for it is told
+                    continue  # its containers may run; a conflicting claim gets an error
                 is_old = record is None or record.boot != self._records.boot  # protects: dra-boot
                 if is_old or (record is not None and _is_stale(record)):
                     try:
@@ -378,16 +378,17 @@ class Handing:
                         document.remove(document.path(self._options.cdi_folder, driver, uid))
             current = [each for each in self._records.current() if each.owner == CLAIM]
             self._effects.look_after(current, self._tell)
-        # Whoever asks may have a pod in the holder's namespace, and so would never be heard.
+        # Not only on conflicts: the refused claim's pod may be in the holder's namespace, and so
+        # would prevent this for ever.
         self._free_gone(current)
 
 
 def _is_unused(record: Record, used: Used) -> bool:
-    """Tell whether no pod has a claim's devices, nor may have them without the kubelet's saying so.
+    """Tell whether no pod has a claim's devices, listed by the kubelet or not.
 
-    Whoever takes the finalizer off his claim and deletes it keeps what his pod has of it, and the
-    kubelet doesn't list all containers. So no pod of that namespace may be left, whoever asks: to
-    put it back is to lose the only record of it.
+    If a user removes a claim's finalizer and deletes it, its pod keeps the devices, and the kubelet
+    doesn't list all containers. So no pod of that namespace may be left: unpreparing removes the
+    only record of the devices.
     """
     names = {name.partition("=")[2] for held in record.devices for name in held.cdi}
     is_listed = record.namespace in used.namespaces  # protects: dra-gone-unlisted
@@ -395,12 +396,12 @@ def _is_unused(record: Record, used: Used) -> bool:
 
 
 def _is_stale(record: Record) -> bool:
-    """Tell whether a claim was begun, and nobody has come to end that."""
+    """Tell whether a claim's preparation was started and abandoned."""
     return record.state == STARTED and now() - record.at >= _STALE
 
 
 def _with(given: Given, edits: Sequence[tuple[Sequence[str], Mapping[str, list[Any]]]]) -> Given:
-    """Return a device with the edits of what was done to it."""
+    """Return a device with the CDI edits of its changes."""
     more = {key: [*values] for key, values in given.more.items()}
     for devices, each in edits:
         for key, values in each.items() if given.device.id in devices else ():
@@ -409,14 +410,14 @@ def _with(given: Given, edits: Sequence[tuple[Sequence[str], Mapping[str, list[A
 
 
 def results(claim: Mapping[str, Any], driver: str) -> list[Any]:
-    """Return what a claim is allocated of a driver, [] where it isn't."""
+    """Return a claim's allocation results of a driver, [] for none."""
     allocation = (claim.get("status") or {}).get("allocation") or {}
     every = (allocation.get("devices") or {}).get("results") or []
     return [each for each in every if each.get("driver") == driver]
 
 
 def _failed(claim: Mapping[str, Any], driver: str, error: GpuhookError) -> list[dict[str, Any]]:
-    """Return what a claim's status says of the devices of a driver that it can't have."""
+    """Return a claim's status entries for a driver's devices that couldn't be prepared."""
     words = (
         [str(each.get(key) or "") for key in ("pool", "device", "shareID")]
         for each in results(claim, driver)
@@ -437,10 +438,10 @@ def _device_status(
 
 
 def _dated(news: list[dict[str, Any]], claim: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what a claim's status will say, with the time from which on it has been so.
+    """Return a claim's new status entries with their transition times.
 
-    That is what ``claim`` has where its condition was the same: an object that isn't changed wakes
-    nobody up. Source: Condition of Kubernetes' meta/v1.
+    An unchanged condition keeps the time in ``claim``: an unchanged object triggers no watchers.
+    Source: Condition of Kubernetes' meta/v1.
     """
     keys = ("driver", "pool", "device", "shareID")
     said = (claim.get("status") or {}).get("devices") or []

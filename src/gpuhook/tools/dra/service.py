@@ -1,7 +1,7 @@
-"""``gpuhook dra``'s supervisor: looks at the machine, and has claims' work done in children.
+"""``gpuhook dra``'s supervisor: monitors the host, and processes claims in children.
 
-One thread and one loop. It has no gRPC itself and so may fork; what publishes devices is in the
-server, too.
+It has one thread and one loop. It doesn't load gRPC, and so may fork. The server process also
+publishes devices.
 """
 
 import select
@@ -26,12 +26,12 @@ from gpuhook.tools.ledger.records import Records
 from gpuhook.tools.metrics import kubelet
 from gpuhook.tools.ready import report_ready
 
-_MOST = 16  # claims that are worked on at once; others wait for one to end
-_BUSY = "Work on other claims took all of the time. It is tried again"
-_SWEEP = 600.0  # seconds between two looks for what nobody undoes
-_KUBELET = 5.0  # seconds for the kubelet to say what pods have
-_POLL = 1.0  # seconds until a process that was killed is looked for again
-_UNKNOWN, _HEALTHY, _UNHEALTHY = 0, 1, 2  # as api has them, which isn't for this process
+_MOST = 16  # claims that are processed at once; others wait for one to end
+_BUSY = "Work on other claims took all of the time. The kubelet tries again"
+_SWEEP = 600.0  # seconds between two searches for leftover claims
+_KUBELET = 5.0  # seconds for the kubelet to report pods' devices
+_POLL = 1.0  # seconds between checks whether a killed process has ended
+_UNKNOWN, _HEALTHY, _UNHEALTHY = 0, 1, 2  # as in api, which this process doesn't import
 
 
 def run(
@@ -43,11 +43,11 @@ def run(
 ) -> int:
     """Serve this node's kubelet until SIGTERM or SIGINT; return the exit status.
 
-    Raises Changed where ``followed`` says something else than at first. PluginError where the
-    packages that speak with the kubelet are missing, or its folder was deleted.
+    Raises Changed if ``followed`` has changed since the start. PluginError if the packages for
+    talking to the kubelet are missing, or its folder was deleted.
     """
     check_packages()
-    give_back()  # before there are children, which would have the same pages
+    give_back()  # before children are started, which would share the pages
     with Signals() as signals:
         supervisor = Supervisor(devices, options, claims, publisher, signals)
         supervisor.followed = followed
@@ -62,7 +62,7 @@ def run(
 
 
 class Supervisor:
-    """All that the loop knows."""
+    """The supervisor's loop and its state."""
 
     followed: Followed | None = None
 
@@ -82,14 +82,14 @@ class Supervisor:
         self._handing = Handing(devices, claims, options, partial(in_use, options.pod_resources))
         self._server = Server(options, publisher, tell, self._clock)
         self._jobs: list[Job] = []
-        # That wait for a free place, each with the time until which the kubelet waits for it.
+        # Calls that wait for a free slot, each with the time until which the kubelet waits.
         self._calls: list[tuple[float, Mapping[str, Any]]] = []
         self._old: set[str] = set()  # drivers that served claims before
         self._sweep_at = 0.0
         self._dying: list[Job] = []
 
     def run(self) -> None:
-        """Do it, for ever."""
+        """Run the loop; never returns."""
         self._devices.tend()
         problem = self._devices.observed.machine.why_nothing()
         if problem is not None:
@@ -105,7 +105,7 @@ class Supervisor:
             self._wait()
 
     def end(self) -> None:
-        """End all children."""
+        """Stop all children."""
         self._server.end()
         for job in (*self._jobs, *self._dying):
             job.stop()
@@ -123,7 +123,7 @@ class Supervisor:
         if self._devices.tend():
             self._report()
         if self._server.tend():
-            self._calls = []  # nobody waits for them any more, and their numbers come again
+            self._calls = []  # no kubelet waits for them any more, and their numbers are reused
             for job in self._jobs:
                 job.call = 0
         for job in [*self._jobs]:
@@ -139,7 +139,7 @@ class Supervisor:
             self._begin(call)
 
     def _wait(self) -> None:
-        """Wait until something is said or due, and take in what is said."""
+        """Wait for messages or the next deadline, and process the messages."""
         times = [*self._devices.observed.deadlines(), self._sweep_at]
         times += [job.limit for job in self._jobs]
         times += [at for at, _ in self._calls[:1]]
@@ -169,10 +169,10 @@ class Supervisor:
     # Claims -----------------------------------------------------------------------------------
 
     def _next(self) -> Mapping[str, Any] | None:
-        """Take the first call that can be begun, None for none.
+        """Take the first call that can be started, None for none.
 
-        What is asked about one claim is done in its order: a claim may be put back while somebody
-        prepares it, of whom a kubelet that was started again no longer knows.
+        Calls about one claim are processed in order. A restarted kubelet may request to unprepare a
+        claim whose preparation it started before and no longer knows.
         """
         busy = {job.about for job in self._jobs}
         for number, (_, call) in enumerate(self._calls):
@@ -191,7 +191,7 @@ class Supervisor:
         self._jobs.append(job)
 
     def _take_from(self, job: Job) -> None:
-        """Hand on what a claim's child has said, and let go of one that has ended."""
+        """Forward the messages of a claim's child, and remove the job if it has ended."""
         for sentence in job.sentences:
             tell(sentence)
         job.sentences.clear()
@@ -204,7 +204,7 @@ class Supervisor:
             self._dying.append(job)
 
     def _report(self) -> None:
-        """Have the server know all drivers, how their devices are, and what is to be published."""
+        """Send the server all drivers, their devices' health, and the devices to publish."""
         pool = self._devices.choices.pool or self._devices.choices.node
         state: dict[str, list[dict[str, Any]]] = {name: [] for name in sorted(self._old)}
         self._old |= {*self._devices.drivers()}
@@ -223,12 +223,12 @@ class Supervisor:
 
 
 def _about(call: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the driver and the claim's uid that a call is about."""
+    """Return the driver and the claim's uid of a call."""
     return call["driver"], call["claim"].get("uid", "")
 
 
 def in_use(socket: str) -> kubelet.Used | None:
-    """Return which devices pods have by the kubelet, None where it doesn't say."""
+    """Return the kubelet's list of pods' devices, None if it doesn't answer."""
     with suppress(PluginError):
         return kubelet.used(socket, _KUBELET)
     return None
