@@ -1,7 +1,7 @@
-"""What this machine's vendors have, as the resources of a cluster.
+"""The host's devices as extended resources of a cluster.
 
-Reads small files below the driver roots (which memory a device is near to, which driver it has),
-and changes nothing. One vendor, or one device, with something wrong never stops the others.
+This reads small files below the driver roots (a device's NUMA node and driver), and changes
+nothing. A broken vendor or device never affects the others.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,11 +40,11 @@ def resources(
     health: Mapping[str, str] | None = None,
     links: Links | None = None,
 ) -> tuple[State, list[str]]:
-    """Return what there is to hand out, and what a person should know of it, a sentence each.
+    """Return the resources to offer, and warnings, a sentence each.
 
-    ``health`` says of devices, by the id that the inventory has for each, why they can't be given
-    away; what it says of a whole device holds for its parts. ``links`` says how near devices are
-    to each other, by these ids.
+    ``health`` has the reasons why devices can't be allocated, by the inventory's ids; a whole
+    device's reason also applies to its parts. ``links`` has the link scores between devices, by
+    these ids.
     """
     made: dict[str, Resource] = {}
     warnings: list[str] = []
@@ -53,7 +53,7 @@ def resources(
             one = _Vendors(vendor, inventory, settings, config, health or {}, links or {})
             offered = one.resources()
         except GpuhookError as error:
-            warnings.append(f"{vendor.names.TITLE}'s devices aren't handed out: {error.cause}")
+            warnings.append(f"{vendor.names.TITLE}'s devices aren't offered: {error.cause}")
             continue
         warnings += one.warnings
         for resource in offered:
@@ -67,7 +67,7 @@ def resources(
 
 
 class _Vendors:
-    """One vendor's devices becoming resources; ``warnings`` are filled meanwhile."""
+    """The conversion of one vendor's devices to resources; collects ``warnings``."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class _Vendors:
         self.on_host = _on_host(settings, inventory.root)
 
     def resources(self) -> list[Resource]:
-        """Return the resources, without those that the kubelet would refuse for their names."""
+        """Return the resources, without those whose names the kubelet would refuse."""
         path = self.inventory.root
         try:
             with Rootfs(path) as root:
@@ -114,9 +114,7 @@ class _Vendors:
         for name, devices in offers.items():
             wrong = wrong_name(name)
             if wrong:
-                self.warnings.append(
-                    f"The devices {name} can't be handed out by that name: {wrong}"
-                )
+                self.warnings.append(f"The devices {name} can't be offered by that name: {wrong}")
             else:
                 units = [self._unit(each, root) for each in devices]
                 shared = self.settings.sharing.get(name)
@@ -154,16 +152,16 @@ class _Vendors:
         return self.settings.single_requests if shared.single is None else shared.single
 
     def _by_mps(self, units: list[Unit], shared: Sharing) -> list[Unit]:
-        """Return devices that are shared by MPS: what each has, or why it can't be given.
+        """Return devices shared by MPS with their memory, or why they can't be allocated.
 
-        ``gpuhook mps`` keeps the daemon on the node, and gpu-py makes a container its client.
+        ``gpuhook mps`` runs the daemon on the node, and gpu-py makes a container its client.
         """
         from gpuhook.vendors.nvidia import mps  # noqa: PLC0415 - few share devices by MPS
 
         strategies = {*self.settings.device_list_strategy}
         if not strategies <= {ENVVAR, VOLUME_MOUNTS}:
             raise DriverError(
-                "sharing.mps needs gpu-py, and so the strategy envvar or volume-mounts alone",
+                "sharing.mps needs gpu-py, and so only the strategy envvar or volume-mounts",
                 "Set deviceListStrategy to one of them",
             )
         state = mps.read(self.config.state_dir)
@@ -184,7 +182,7 @@ class _Vendors:
         return found
 
     def _by_memory(self, device: Device, unit: Unit, shared: Sharing) -> Unit:
-        """Return a device that is shared by memory: what it has, or why it can't be given."""
+        """Return a device shared by memory with its memory, or why it can't be allocated."""
         if unit.reason:
             return unit
         try:
@@ -198,12 +196,12 @@ class _Vendors:
         return replace(unit, memory=memory, reason=why if together > memory else "")
 
     def _check_variable(self) -> None:
-        """Refuse to hand out what nothing can ask for: a declared vendor may have the variable."""
+        """Refuse to offer devices that no container can request, as a vendor without a variable."""
         others = {*self.settings.device_list_strategy} - {ENVVAR, VOLUME_MOUNTS}
         if not self.vendor.names.VARIABLES and not others:
             raise DriverError(
-                "there is no variable by which a container could ask for them",
-                "Use the strategy mounts or one of CDI's",
+                "there is no variable with which a container could request them",
+                "Use the strategy mounts or a CDI strategy",
             )
 
     # What every container gets ---------------------------------------------------------------
@@ -239,14 +237,14 @@ class _Vendors:
         )
 
     def _cdi_name(self, device: Device, by_index: bool) -> str:
-        """Return the name that our documents have for it, "" where they have none."""
+        """Return its name in gpuhook's CDI specs, "" if it has none."""
         if device.id in self.wholes:
             return ""
         name = device.label if by_index or not is_device(device.id) else device.id
         return f"{self.vendor.names.KIND}={name}"
 
     def _reason(self, device: Device) -> str:
-        """Return why a device can't be given away, by its state and by what is known beside."""
+        """Return why a device can't be allocated: by its state, its health or its setup."""
         noun = self.vendor.names.NOUN
         if device.state:
             return f"{noun} {device.label}: {device.state}"
@@ -268,12 +266,12 @@ class _Vendors:
         return bool({CDI_CRI, CDI_ANNOTATIONS} & {*self.settings.device_list_strategy})
 
     def _paths(self, device: Device) -> list[str]:
-        """Return the nodes of a device and of that which it is a part of."""
+        """Return the nodes of a device and of its parent."""
         whole = self.by_id.get(device.parent)
         return [*device.nodes, *(whole.nodes if whole else ())]
 
     def _nodes(self, device: Device) -> tuple[tuple[Node, ...], str]:
-        """Return all nodes for a container with this device alone, or why it can't have them."""
+        """Return all nodes for a container with only this device, or why it can't have them."""
         if device.id not in self.by_id:
             return (), ""
         try:
@@ -284,7 +282,7 @@ class _Vendors:
         return tuple(found), ""
 
     def _why_not(self, devices: tuple[Device, ...]) -> str:
-        """Return why a container can't have these devices and what goes with all, "" if it can."""
+        """Return why a container can't have these devices and the common nodes, "" if it can."""
         try:
             self.vendor.nodes(self._grant(devices))
         except (DriverError, RequestError) as error:
@@ -298,7 +296,7 @@ class _Vendors:
         return Grant(self.vendor, request, self.inventory, devices)
 
     def _links(self) -> dict[str, dict[str, int]]:
-        """Return the links between this vendor's devices, by the ids that the cluster has."""
+        """Return the links between this vendor's devices, by the cluster's ids."""
         ids = {device.id: self.cluster.id(device) for device in self.inventory.devices}
         own = self.cluster.links(self.inventory)
         found: dict[str, dict[str, int]] = {}
@@ -319,7 +317,7 @@ def _unique(units: list[Unit]) -> list[Unit]:
 
 
 def _on_host(settings: Settings, root: str) -> Callable[[str], str]:
-    """Return what makes the host's path of one below a driver root that we see as ``root``."""
+    """Return the mapping of paths below the driver root ``root``, as seen here, to the host's."""
     above = settings.dev_root or (settings.driver_root and _moved(settings, root)) or root
     return lambda path: above.rstrip("/") + path
 

@@ -1,10 +1,12 @@
-"""The server: says to the kubelet what there is, and what a container gets.
+"""The device plugin's gRPC server: lists devices for the kubelet, and answers allocations.
 
-It runs in a process of its own, a child of the supervisor, which writes a state into a pipe
-whenever it changes. Each resource has a socket, because a kubelet wants it so, and a task that
-keeps it registered: that is the case as long as the kubelet's stream of lists is open, the
-kubelet's socket is the one it was, and ours is in the folder. Whatever ends this, the task
-serves and registers again, for ever. One thread, one loop; streams wait without a thread.
+It runs in its own process, a child of the supervisor, which writes a state into a pipe whenever it
+changes. Each resource has its own socket, as the kubelet requires, and a task that keeps it
+registered.
+
+A resource is registered while the kubelet's ListAndWatch stream is open, the kubelet's socket is
+unchanged, and our socket is in the folder. When that ends, the task serves and registers again.
+There is one thread and one loop; streams wait without a thread.
 """
 
 import asyncio
@@ -23,7 +25,7 @@ from gpuhook.tools.kubernetes.settings import Settings
 from gpuhook.tools.kubernetes.state import Resource, State
 from gpuhook.tools.ledger.records import Records
 
-# Before gRPC is loaded: no child is forked here, and what it logs is no operator's business.
+# Set before gRPC is loaded: this process doesn't fork, and gRPC's own log doesn't help operators.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 try:
@@ -34,19 +36,19 @@ except ImportError as missing:
         INSTALL,
     ) from missing
 
-_LOOK = 2.0  # seconds between two looks at the folder; inotify says most changes at once
-_REGISTER = 15.0  # seconds for a registration: within, the kubelet takes up to 10 to connect back
-_STREAM = 10.0  # seconds until a kubelet that has registered us asks for the list
+_LOOK = 2.0  # seconds between checks of the folder; inotify reports most changes at once
+_REGISTER = 15.0  # seconds for a registration; the kubelet may take up to 10 to connect back
+_STREAM = 10.0  # seconds for the kubelet to request the list after a registration
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds between two attempts
-_SHORT_PAUSE = 1.0  # at most, after a registration that didn't hold
-_STEADY = 10.0  # seconds after which a registration counts as one that holds
+_SHORT_PAUSE = 1.0  # maximum pause after a registration that didn't last
+_STEADY = 10.0  # seconds after which a registration counts as stable
 _END = 0.5  # seconds for streams to end by themselves
-_STOP = 1.5  # seconds for everything, when we are stopped
-_REASONS = 16  # that are kept in mind, so as not to be said twice
+_STOP = 1.5  # seconds for the whole shutdown
+_REASONS = 16  # logged messages that are remembered, so that each is logged once
 _PIECE = 1 << 16  # bytes of a state that are read at once
 _LINE = 16 << 20  # bytes of a state, at most
 
-# A connection of its own each time: one that is shared waits out the failures of earlier ones.
+# A new connection each time: a shared one would wait because of earlier failures.
 _CHANNEL = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.default_authority", "localhost"),
@@ -58,13 +60,12 @@ Method = Callable[[Any, Any], Awaitable[Any]]
 
 
 def serve(settings: Settings, states: int, tell: Tell) -> int:
-    """Serve the states that come as lines from the descriptor ``states``; return the exit status.
+    """Serve the states read as lines from the descriptor ``states``; return the exit status.
 
-    Until the descriptor ends or SIGTERM comes: 0; 1 for a state that can't be understood. ``tell``
-    is given a sentence for whatever an operator wants to know. Changes this process: its mask for
-    new files, its signal handlers.
+    0 at the end of file or after SIGTERM, 1 for an invalid state. ``tell`` gets sentences for the
+    log. This changes the process's umask and signal handlers.
     """
-    os.umask(0o077)  # the sockets are root's alone
+    os.umask(0o077)  # only root may use the sockets
     return asyncio.run(_Server(settings, states, tell).run())
 
 
@@ -85,7 +86,7 @@ def _list_of(resource: Resource) -> bytes:
 
 
 def _answer_of(answer: allocate.Answer) -> Any:
-    """Return an answer of Allocate for one container as a message."""
+    """Return Allocate's response for one container as a message."""
     parts = api.plugin
     return parts.ContainerAllocateResponse(
         envs=answer.envs,
@@ -105,37 +106,37 @@ def _answer_of(answer: allocate.Answer) -> Any:
 
 
 class _Offer:
-    """What one resource has to say at the moment, whichever socket the kubelet asks at."""
+    """The current state of one resource, independent of its socket."""
 
     def __init__(self, resource: Resource, settings: Settings, tell: Tell) -> None:
         self.resource = resource
         self.settings = settings
         self.tell = tell
-        self.news = asyncio.Event()  # set when there is something newer, and replaced
+        self.news = asyncio.Event()  # set when there is a newer state, and replaced
 
     def update(self, resource: Resource) -> None:
-        """Take in a newer state."""
+        """Set a newer state."""
         if resource != self.resource:
             self.resource = resource
             self.wake()
 
     def withdraw(self) -> None:
-        """Have no devices any more."""
+        """Remove all devices."""
         self.update(replace(self.resource, units=()))
 
     def wake(self) -> None:
-        """Have streams look whether there is something to do."""
+        """Wake the streams."""
         self.news.set()
         self.news = asyncio.Event()
 
 
 class _Service:
-    """A gRPC server on a socket of its own for one resource."""
+    """A gRPC server on its own socket for one resource."""
 
     def __init__(self, offer: _Offer, name: str, changed: Callable[[], None]) -> None:
         self.name = name
-        self.streams = 0  # that are open
-        self.asked = 0  # how many were opened
+        self.streams = 0  # open now
+        self.asked = 0  # opened so far
         self.identity: Identity | None = None
         self._offer = offer
         self._changed = changed
@@ -162,7 +163,7 @@ class _Service:
         return grpc.method_handlers_generic_handler(api.DEVICE_PLUGIN, methods)
 
     def _reporting(self, method: Method) -> Method:
-        """Return a method whose faults an operator hears of: gRPC says little."""
+        """Wrap a method so that its errors are logged, because gRPC's reports are short."""
 
         async def reported(request: Any, context: Any) -> Any:
             try:
@@ -175,7 +176,7 @@ class _Service:
         return reported
 
     async def start(self, folder: Folder) -> None:
-        """Begin to serve; PluginError if that can't be."""
+        """Start serving; PluginError if that fails."""
         path = f"{folder.path}/{self.name}"
         try:
             self._server.add_insecure_port(f"unix:{quote(path)}")
@@ -188,7 +189,7 @@ class _Service:
         self.identity = folder.identity(self.name)
 
     def is_in(self, folder: Folder) -> bool:
-        """Tell whether its socket is there: a kubelet that starts may remove it at once."""
+        """Tell whether its socket exists: a starting kubelet may remove it at any time."""
         return self.identity is not None and self.identity == folder.identity(self.name)
 
     async def stop(self) -> None:
@@ -198,10 +199,10 @@ class _Service:
         await self._server.stop(_END)
 
     async def _watch(self, _: bytes, context: Any) -> None:
-        """ListAndWatch: send the list, at once and whenever there is a newer one.
+        """Send the list, at once and whenever it changes (ListAndWatch).
 
-        Where the kubelet is slow, it gets the newest list only. gRPC cancels this task when the
-        call ends, whoever ends it.
+        A slow kubelet gets only the newest list. gRPC cancels this task when either side ends the
+        call.
         """
         sent = None
         self.streams += 1
@@ -255,9 +256,9 @@ class _Service:
         return answer
 
     def _lend(self, ids: list[str]) -> None:
-        """Write into the ledger that these devices were given away, so that no claim gets them.
+        """Record in the ledger that these devices are allocated, so that no claim gets them.
 
-        Where that can't be, and the ledger isn't there at all, it is said.
+        If there is no ledger and it can't be made, that is only logged.
         """
         resource, state_dir = self._offer.resource, self._offer.settings.state_dir
         if not state_dir:
@@ -281,14 +282,14 @@ def _options() -> Any:
 
 
 async def _refuse(context: Any, error: GpuhookError) -> None:
-    """End a call with what is wrong."""
+    """Abort a call with an error."""
     is_requests = isinstance(error, RequestError)
     code = grpc.StatusCode.INVALID_ARGUMENT if is_requests else grpc.StatusCode.FAILED_PRECONDITION
     await context.abort(code, str(error))
 
 
 class _Endpoint:
-    """One resource, kept registered with the kubelet by ``run``."""
+    """One resource, which ``run`` keeps registered with the kubelet."""
 
     def __init__(self, resource: Resource, settings: Settings, folder: Folder, tell: Tell) -> None:
         self.offer = _Offer(resource, settings, tell)
@@ -302,11 +303,11 @@ class _Endpoint:
         self._moved = asyncio.Event()
 
     def notice(self) -> None:
-        """Have a look at the folder and at the streams: something changed."""
+        """Check the folder and the streams again after a change."""
         self._moved.set()
 
     async def run(self) -> None:
-        """Serve and register, again and again; end when cancelled, with all taken back."""
+        """Serve and register, repeatedly, until cancelled; then close everything."""
         try:
             while True:
                 await self._keep()
@@ -317,7 +318,7 @@ class _Endpoint:
             await self._close()
 
     async def _keep(self) -> None:
-        """Register, and wait for that to end; or say why it can't be done."""
+        """Register, and wait until the registration ends; log a failure."""
         registry = self._folder.identity(api.REGISTRY)
         if registry != self._registry:
             self._pause = _FIRST_PAUSE
@@ -344,9 +345,9 @@ class _Endpoint:
         self._say(f"{self._name}: {reason}; registering again")
 
     async def _unless_moved(self, service: _Service, work: Coroutine[Any, Any, str]) -> str:
-        """Return what ``work`` does, or which socket has changed before it is done.
+        """Return the result of ``work``, or which socket has changed before it ended.
 
-        A kubelet that starts while we register may wait for the socket that it has just removed.
+        A kubelet that starts during the registration may wait for a socket that it just removed.
         """
         tasks = [asyncio.create_task(work), asyncio.create_task(self._until_moved(service))]
         try:
@@ -358,13 +359,13 @@ class _Endpoint:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _say(self, sentence: str) -> None:
-        """Report what is wrong, each thing once until all is well."""
+        """Log a problem, each once until the next success."""
         if sentence not in self._said:
             self.offer.tell(sentence)
             self._said = [*self._said[-_REASONS:], sentence]
 
     async def _serve(self) -> _Service:
-        """Return a server on a socket in the folder, whose streams have all ended."""
+        """Return a server on a socket in the folder, without open streams."""
         now = self._service
         if now and not now.streams and now.is_in(self._folder):
             return now
@@ -376,11 +377,11 @@ class _Endpoint:
 
     async def _close(self) -> None:
         if self._service is not None:
-            await self._service.stop()  # more than once where this is cancelled meanwhile
+            await self._service.stop()  # repeated if this is cancelled meanwhile
             self._service = None
 
     async def _register(self, service: _Service) -> str:
-        """Register with the kubelet and wait until it has asked for the list; return ""."""
+        """Register with the kubelet, and wait until it has requested the list; return ""."""
         path = f"{self._folder.path}/{api.REGISTRY}"
         request = api.plugin.RegisterRequest(
             version=api.VERSION,
@@ -389,7 +390,7 @@ class _Endpoint:
             options=_options(),
         )
         if self._registry is None:
-            raise PluginError(f"{path} isn't there", "It comes when the kubelet starts")
+            raise PluginError(f"{path} doesn't exist", "The kubelet creates it when it starts")
         before = service.asked
         async with grpc.aio.insecure_channel(f"unix:{quote(path)}", options=_CHANNEL) as channel:
             try:
@@ -410,9 +411,9 @@ class _Endpoint:
         return ""
 
     async def _serve_alone(self, service: _Service) -> None:
-        """Serve whoever finds the socket, until it is removed, without registration."""
+        """Serve any client of the socket, until it is removed, without registration."""
         self._said.clear()
-        self.offer.tell(f"{self._name}: served at {service.name}, and not registered")
+        self.offer.tell(f"{self._name}: served on {service.name}, and not registered")
         while service.is_in(self._folder):
             await self._next()
 
@@ -421,13 +422,13 @@ class _Endpoint:
         await self._moved.wait()
 
     async def _until_disconnected(self, service: _Service) -> str:
-        """Wait until the kubelet has no stream any more; return that in words."""
+        """Wait until the kubelet has no open stream; return that as a reason."""
         while service.streams:
             await self._next()
         return "the kubelet has ended the connection"
 
     async def _until_moved(self, service: _Service) -> str:
-        """Wait until a socket isn't the one that it was; return which."""
+        """Wait until a socket was removed or replaced; return which as a reason."""
         while True:
             if not service.is_in(self._folder):
                 return "its socket was removed"
@@ -436,7 +437,7 @@ class _Endpoint:
             await self._next()
 
     async def _rest(self) -> None:
-        """Pause, longer each time, but not for longer than the kubelet's socket stays the same."""
+        """Pause, longer each time, or until the kubelet's socket has changed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._pause):
                 while self._folder.identity(api.REGISTRY) in (None, self._registry):
@@ -446,15 +447,15 @@ class _Endpoint:
 
 def _registration_error(error: Any, path: str) -> PluginError:
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        return PluginError(f"No kubelet answers at {path}", "It is asked again until it does")
+        return PluginError(f"No kubelet answers at {path}", "Registering is retried until one does")
     return PluginError(
         f"The kubelet refuses to register it: {shown(error.details())}",
-        "It is asked again; see the kubelet's log",
+        "Registering is retried; see the kubelet's log",
     )
 
 
 class _Server:
-    """All resources of the newest state, each with its endpoint."""
+    """The server: all resources of the newest state, each with its endpoint."""
 
     def __init__(self, settings: Settings, states: int, tell: Tell) -> None:
         self._settings = settings
@@ -471,7 +472,7 @@ class _Server:
     async def run(self) -> int:
         """Serve until stopped; return the exit status."""
         loop = asyncio.get_running_loop()
-        with suppress(PluginError):  # said again where it is in the way
+        with suppress(PluginError):  # reported again if it matters
             self._folder.sweep()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -494,13 +495,13 @@ class _Server:
         return self._status
 
     def _look(self) -> None:
-        """Have every endpoint look at the folder."""
+        """Make every endpoint check the folder."""
         self._folder.watch()
         for endpoint in self._endpoints.values():
             endpoint.notice()
 
     def _read(self) -> None:
-        """Take in what the supervisor writes; its end is ours. Only the newest state counts."""
+        """Read the supervisor's states, and use the newest; stop at the end of file."""
         piece = os.read(self._states, _PIECE)
         if not piece:
             self._stop.set()
@@ -513,21 +514,21 @@ class _Server:
             elif len(self._text) > _LINE:
                 raise ValueError("it is too long")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            self._tell(f"A state of the supervisor's can't be understood: {error!r}")
+            self._tell(f"A state from the supervisor is invalid: {error!r}")
             self._status = 1
             self._stop.set()
             return
         self._arrange()
 
     def _arrange(self) -> None:
-        """Have an endpoint for each resource that there is, and for no other."""
+        """Start and withdraw endpoints, so that each resource has one."""
         for name, endpoint in self._endpoints.items():
             if endpoint.withdrawn:
                 continue
             if name in self._wanted:
                 endpoint.offer.update(self._wanted[name])
             else:
-                self._tell(f"{name}: withdrawn, because this machine has no such devices any more")
+                self._tell(f"{name}: withdrawn, because the host no longer has such devices")
                 endpoint.withdrawn = True
                 self._tasks[name].cancel()
         for name, resource in self._wanted.items():
@@ -538,7 +539,7 @@ class _Server:
                 task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Forget an endpoint that has ended; one that failed is tried again, as are new ones."""
+        """Remove an endpoint that has ended; one that failed is started again."""
         name = task.get_name()
         del self._endpoints[name], self._tasks[name]
         if self._stop.is_set():

@@ -1,7 +1,7 @@
-"""The device plugin's supervisor: looks at the machine, and reports states to the server.
+"""The device plugin's supervisor: monitors the host, and sends states to the server process.
 
-One thread and one loop. Whatever may hang or crash is done in children: drivers, gRPC, the
-making of CDI documents. It has no gRPC itself and so may fork.
+It has one thread and one loop. Work that may hang or crash is done in children: drivers, gRPC,
+generating CDI specs. The supervisor doesn't load gRPC, and so may fork.
 """
 
 import os
@@ -28,16 +28,16 @@ from gpuhook.tools.kubernetes.settings import CDI_ANNOTATIONS, CDI_CRI, MOUNTS, 
 from gpuhook.tools.kubernetes.state import State
 from gpuhook.tools.ready import report_ready
 
-_WHILE_BAD = (5.0, 600.0)  # seconds until a chore is tried again: at first, at most
+_WHILE_BAD = (5.0, 600.0)  # seconds until a failed chore is retried: first, maximum
 _NEEDED = ("grpc", "google.protobuf")
 
 
 def run(settings: Settings, config: Config, followed: Followed | None = None) -> int:
-    """Hand out this machine's devices until SIGTERM or SIGINT; return the exit status.
+    """Offer the host's devices until SIGTERM or SIGINT; return the exit status.
 
-    1 where no driver works at the start and fail-on-init-error is set. Raises Changed where
-    ``followed`` says something else than at first. PluginError where the packages that speak with
-    the kubelet are missing, or its folder was deleted.
+    1 if no driver works at the start and fail-on-init-error is set. Raises Changed if ``followed``
+    has changed since the start. PluginError if the packages for talking to the kubelet are
+    missing, or its folder was deleted.
     """
     check_packages()
     with Signals() as signals:
@@ -52,7 +52,7 @@ def run(settings: Settings, config: Config, followed: Followed | None = None) ->
 
 
 def check_packages() -> None:
-    """Raise PluginError where what speaks with the kubelet isn't installed; imports none of it."""
+    """Raise PluginError if packages for talking to the kubelet are missing; imports none."""
     try:
         missing = [name for name in _NEEDED if find_spec(name) is None]
     except ModuleNotFoundError as error:
@@ -60,13 +60,13 @@ def check_packages() -> None:
     if missing:
         raise PluginError(
             "The device plugin needs the Python packages grpcio and protobuf, and the module "
-            f"{missing[0]} isn't there",
+            f"{missing[0]} is missing",
             INSTALL,
         )
 
 
 def tell(sentence: str) -> None:
-    """Print a line on standard error, where nobody may be reading any more."""
+    """Print a line on standard error, and ignore that its reader may have exited."""
     line = "".join(each if each.isprintable() else "?" for each in sentence)
     try:
         sys.stderr.write(f"gpuhook: {line}\n")
@@ -76,11 +76,14 @@ def tell(sentence: str) -> None:
 
 
 class Stopped(BaseException):
-    """SIGTERM or SIGINT came: whatever is being waited for, the end comes first."""
+    """SIGTERM or SIGINT was received: interrupts any waiting."""
 
 
 class Signals:
-    """SIGTERM and SIGINT end all, SIGHUP and SIGCHLD wake the loop; children have none of it."""
+    """Signal handlers: SIGTERM and SIGINT end the loop, SIGHUP and SIGCHLD wake it.
+
+    Children reset them.
+    """
 
     def __init__(self) -> None:
         self.hangup = False
@@ -91,7 +94,7 @@ class Signals:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         signal.signal(signal.SIGHUP, self._note)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # that there is one wakes the loop
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # any handler wakes the loop
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=self._forget)
         return self
@@ -103,7 +106,7 @@ class Signals:
         self._pid = 0
 
     def _forget(self) -> None:
-        """Have a child end by signals as any process does; its descriptors aren't these."""
+        """Reset a child's signal handlers; it doesn't use these descriptors."""
         if self._pid == 0:
             return
         signal.set_wakeup_fd(-1)
@@ -117,7 +120,7 @@ class Signals:
         self.hangup = True
 
     def ignore(self) -> None:
-        """Let nothing disturb the end."""
+        """Ignore signals during the shutdown."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
 
@@ -126,7 +129,7 @@ class Signals:
         return self._reader
 
     def read(self) -> None:
-        """Forget what has come."""
+        """Discard the wake-up bytes."""
         try:
             while os.read(self._reader, 512):
                 pass
@@ -134,19 +137,19 @@ class Signals:
             pass
 
 
-# What is done by a function of what there is, which returns whether that went well.
+# A function that acts on the vendors found, and returns whether it succeeded.
 Work = Callable[[Settings, Config, list[Found], Container[str], Callable[[str], None]], bool]
 
 
 def _chores(settings: Settings) -> list[Work]:
-    """Return what is to be done when the machine has changed, for the answers to be right."""
+    """Return the work to do when the host's devices have changed, before containers use them."""
     strategies = {*settings.device_list_strategy}
     found: list[Work] = [documents.bring] if {CDI_CRI, CDI_ANNOTATIONS} & strategies else []
     return [*found, driver.keep] if MOUNTS in strategies else found
 
 
 class _Chore:
-    """Something that is tried again until it goes well; ``at`` is when, None for not at all."""
+    """A task that is retried until it succeeds; ``at`` is the next attempt, None for none."""
 
     def __init__(self, work: Callable[[], bool], clock: Callable[[], float]) -> None:
         self._work = work
@@ -164,7 +167,7 @@ class _Chore:
 
 
 class Supervisor:
-    """All that the loop knows."""
+    """The supervisor's loop and its state."""
 
     def __init__(
         self,
@@ -184,12 +187,12 @@ class Supervisor:
         self._server = Server(settings, tell, self._clock)
         self._state: State | None = None
         self._warnings: list[str] = []
-        self._told: dict[str, str] = {}  # why devices are unhealthy
+        self._told: dict[str, str] = {}  # logged reasons why devices are unhealthy
         self._chores = [_Chore(partial(self._do, each), self._clock) for each in _chores(settings)]
-        self._mps: tuple[bool, object] | None = None  # whether its daemon was there, and its state
+        self._mps: tuple[bool, object] | None = None  # whether its daemon ran, and its state
 
     def run(self) -> int:
-        """Do it; status 1 where nothing was found and that counts."""
+        """Run the loop; returns only 1, if no device was found and fail-on-init-error is set."""
         self._look_at_mps()
         self._observed.look(eager=True)
         problem = self._observed.machine.why_nothing()
@@ -204,12 +207,12 @@ class Supervisor:
             self._wait()
 
     def end(self) -> None:
-        """End all children."""
+        """Stop all children."""
         self._observed.end()
         self._server.end()
 
     def _tend(self) -> None:
-        """Do all that is due, and report what has become of it."""
+        """Do all work that is due, and publish the result."""
         observed = self._observed
         if self._signals.hangup:
             self._signals.hangup = False
@@ -231,7 +234,7 @@ class Supervisor:
         self._server.tend()
 
     def _wait(self) -> None:
-        """Wait until something is said or due, and take in what is said."""
+        """Wait for messages or the next deadline, and process the messages."""
         times = [*self._observed.deadlines(), self._server.deadline()]
         times += [chore.at for chore in self._chores]
         end = min(at for at in times if at is not None)
@@ -245,7 +248,7 @@ class Supervisor:
             self._server.write()
 
     def _look_at_mps(self) -> None:
-        """See whether MPS' control daemon is there, where a resource is shared by it."""
+        """Check whether the MPS control daemon is running, if a resource is shared by MPS."""
         if not any(each.shares for each in self._settings.sharing.values()):
             return
         from gpuhook.vendors.nvidia import mps  # noqa: PLC0415 - few share devices by MPS
@@ -263,7 +266,7 @@ class Supervisor:
         return work(self._settings, self._config, machine.present, failing, tell)
 
     def _reasons(self) -> dict[str, str]:
-        """Return why devices can't be given, by the ids of what is handed out."""
+        """Return why devices can't be allocated, by the ids of the offered devices."""
         reasons, found = self._observed.reasons(), dict[str, str]()
         for vendor, inventory in self._observed.machine.found:
             answers = self._observed.cluster(vendor.names)
@@ -273,7 +276,7 @@ class Supervisor:
         return found
 
     def _publish(self) -> None:
-        """Report to the server what there is, if that is anything new."""
+        """Send the state to the server if it has changed."""
         machine = self._observed.machine
         health = self._reasons()
         state, warnings = resources(
@@ -289,7 +292,7 @@ class Supervisor:
             self._server.give(state.to_line())
 
     def _tell_reasons(self, state: State, said: Container[str]) -> None:
-        """Say why devices are unhealthy, and which aren't any more; ``said`` are said already."""
+        """Log why devices are unhealthy, and which have recovered; ``said`` is logged already."""
         units = [unit for resource in state.resources for unit in resource.units]
         reasons = {unit.id: unit.reason for unit in units if unit.reason}
         new: dict[str, list[str]] = {}
