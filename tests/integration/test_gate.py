@@ -142,7 +142,7 @@ def test_what_the_kubelet_gave(node: Node, kubelet: Kubelet, driver: Driver, han
         for word in ("5", other.uuid, "3,5", f"{gpu.uuid},{other.uuid}"):
             for made_of in (PLAIN, CUDA):
                 wanted = f"NVIDIA_VISIBLE_DEVICES={word}"
-                with pytest.raises(CriError, match="the kubelet hasn't given it that"):
+                with pytest.raises(CriError, match="the kubelet hasn't allocated that to it"):
                     node.inside(wanted, handler=handler, made_of=made_of)
         found = node.inside(command=look(), handler=handler, made_of=CUDA, title="other")
         assert seen(found).gpu_minors == set()
@@ -223,7 +223,9 @@ def test_a_request_of_several_megabytes(
         found = node.inside(ALL, command=look(), handler=handler)
         assert seen(found).gpu_minors == {gpu.minor}
         # On a busy machine the tests' kubelet may take longer than an answer may, and that refuses.
-        with pytest.raises(CriError, match=r"hasn't given it that|doesn't say which devices"):
+        with pytest.raises(
+            CriError, match=r"hasn't allocated that to it|doesn't say which devices"
+        ):
             node.inside("NVIDIA_VISIBLE_DEVICES=0", handler=handler)
         assert node.log.read_text().count("Serves") == 1, "it was never dropped"
 
@@ -295,7 +297,7 @@ def test_settings_of_later(node: Node, kubelet: Kubelet, driver: Driver) -> None
             settings.write_text(before.replace("gate = true", "gate = false"))
             assert seen(node.inside("NVIDIA_VISIBLE_DEVICES=0", command=look())).gpu_minors
             settings.write_text(before)
-            with pytest.raises(CriError, match="the kubelet hasn't given it that"):
+            with pytest.raises(CriError, match="the kubelet hasn't allocated that to it"):
                 node.inside("NVIDIA_VISIBLE_DEVICES=0")
     finally:
         settings.write_text(before)

@@ -120,7 +120,7 @@ def test_a_slow_pod_is_an_answer(node: Node, driver: Driver) -> None:
             for title in ("a", "b"):
                 with pytest.raises(CriError, match=r"and they may have 65536"):
                     inside(node, "NVIDIA_VISIBLE_DEVICES=all", *slow, title=title)
-                with pytest.raises(CriError, match="the kubelet hasn't given it that"):
+                with pytest.raises(CriError, match="the kubelet hasn't allocated that to it"):
                     inside(node, "NVIDIA_VISIBLE_DEVICES=0", title=title)
             env = f"NVIDIA_VISIBLE_DEVICES={gpu.uuid}"
             assert seen(inside(node, env, command=look())).gpu_minors == {gpu.minor}
@@ -180,7 +180,7 @@ def test_the_gate(node: Node, driver: Driver) -> None:
         socket = Path(folder) / "kubelet.sock"
         given = ("default", "pod", "main", "nvidia.com/gpu", (gpu.uuid,))
         with PodResources(socket, given), node.plugin("--gate", f"--pod-resources={socket}"):
-            refused = pytest.raises(CriError, match="the kubelet hasn't given it that")
+            refused = pytest.raises(CriError, match="the kubelet hasn't allocated that to it")
             with refused:
                 inside(node, "NVIDIA_VISIBLE_DEVICES=0")
             env = f"NVIDIA_VISIBLE_DEVICES={gpu.uuid}"

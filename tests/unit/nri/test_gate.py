@@ -424,7 +424,7 @@ def test_mounts_that_another_runtime_may_heed(machine: Machine, name: str, accep
     mounts = ((f"{folder}/{FIRST}", "/dev/null"), (f"{folder}/{name}", "/dev/null"))
     for handler in ("", "nvidia", "gpu-x"):
         asked = asking(mounts=mounts, handler=handler)
-        refused(machine, asked, "kubelet hasn't given it", ONE, accept_volume_mounts=accepts)
+        refused(machine, asked, "kubelet hasn't allocated", ONE, accept_volume_mounts=accepts)
     asked = asking(mounts=mounts[:1], handler="nvidia")
     assert changed(machine, asked, ONE, accept_volume_mounts=accepts) == {}
 
@@ -461,7 +461,7 @@ def test_variables_of_a_swarm(
     theirs.write_text('swarm-resource = "OTHER,MY_SWARM"\n')
     monkeypatch.setattr("gpuhook.tools.nri.gate._NVIDIAS", str(theirs))
     asked = asking(f"{name}={value}", "NVIDIA_VISIBLE_DEVICES=0", handler="nvidia")
-    refused(machine, asked, f"by '{name}', and the kubelet hasn't given it that", ONE)
+    refused(machine, asked, f"by '{name}', and the kubelet hasn't allocated that to it", ONE)
     for allowed in (FIRST, FIRST.lower(), "void", ""):
         asked = asking(f"{name}={allowed}", "NVIDIA_VISIBLE_DEVICES=0", handler="nvidia")
         assert changed(machine, asked, ONE) == {}
@@ -477,7 +477,7 @@ def test_several_variables_of_one_vendor(machine: Machine, others: str) -> None:
         asked = asking(f"{first}={device.label}", f"{name}={value}", handler="nvidia")
         assert changed(machine, asked, given) == {first: device.label, name: "none"}
     asked = asking(f"{name}=all", f"{name}=all", f"{first}={device.label}", handler="nvidia")
-    refused(machine, asked, "kubelet hasn't given it", given)
+    refused(machine, asked, "kubelet hasn't allocated", given)
 
 
 # Verdicts -----------------------------------------------------------------------------------------

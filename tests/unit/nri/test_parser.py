@@ -58,7 +58,7 @@ def test_what_it_returns(parser: Parser) -> None:
     assert parser.status(wire.message((1, wire.message((1, 5), (2, "no")))), PATIENCE) == (5, "no")
     assert parser.status(b"", PATIENCE) == (0, "")
     for parse in (parser.request, parser.status):
-        with pytest.raises(NoMessageError, match="sent what isn't a message"):
+        with pytest.raises(NoMessageError, match="sent an invalid message"):
             parse(b"\xff\xff\xff", PATIENCE)
 
 

@@ -253,7 +253,7 @@ def test_mounts_are_no_way_around_the_gate(way: Way, handler: str) -> None:
     for name in ("all", "2"):
         mounts = (("/var/run/amd-container-devices/" + name, "/dev/null"),)
         asked = Asked("team", "pod", "main", handler, ("AMD_VISIBLE_DEVICES=1",), mounts)
-        with pytest.raises(RequestError, match="kubelet hasn't given it"):
+        with pytest.raises(RequestError, match="kubelet hasn't allocated"):
             edits(asked, gated)
     mounts = (("/var/run/amd-container-devices/1", "/dev/null"),)
     assert edits(Asked("team", "pod", "main", handler, (), mounts), gated) == {}
@@ -290,7 +290,7 @@ def test_documents_are_no_way_around_the_gate(way: Way, name: str) -> None:
         setattr(way.config, key, value)
     third, others = ("amd.com/gpu", "0x84cafeae17e7620"), [("other.com/gpu", "1"), ("a.com/c", "3")]
     for names in ([], [third], others):
-        with pytest.raises(RequestError, match="kubelet hasn't given it"):
+        with pytest.raises(RequestError, match="kubelet hasn't allocated"):
             edits(asked, Way(way.config, HOOK, given=lambda *_, names=names: names))
     assert edits(asked, Way(way.config, HOOK, given=lambda *_: [right])) == {}
 
@@ -379,7 +379,7 @@ def test_no_runtime_gives_what_the_kubelet_has_not(
         try:
             answer = edits(asked, gate)
         except RequestError as error:
-            assert "kubelet hasn't given it" in str(error)  # noqa: PT017 - not each is refused
+            assert "kubelet hasn't allocated" in str(error)  # noqa: PT017 - not each is refused
             continue
         spec = {
             "process": {
@@ -478,7 +478,7 @@ def test_an_answer_that_is_too_long(served: Served, monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patch:
         many = {"env": [f"A{number}={'x' * 1000}" for number in range(5000)]}
         patch.setattr("gpuhook.tools.nri.service.answer.decide", lambda *_: Answer(many))
-        assert "the answer is too long" in refusal(served.engine.create("AMD_VISIBLE_DEVICES=1"))
+        assert "the response is too long" in refusal(served.engine.create("AMD_VISIBLE_DEVICES=1"))
     assert len(nodes(served.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
 
 

@@ -138,7 +138,7 @@ def test_what_is_no_id(config: Config, name: str) -> None:
     (folder / "x").write_bytes((folder / FOLDER / ID).read_bytes())
     with pytest.raises(RequestError, match=WITHOUT):
         given_to(config, f"{VARIABLE}=all", container=name)
-    with pytest.raises(Exception, match="by what is no id"):
+    with pytest.raises(Exception, match="id of the container is invalid"):
         Verdicts().write(config.state_dir, name, Verdict({}))
 
 

@@ -191,9 +191,7 @@ def test_no_process_can_stand_ready(folder: Path, monkeypatch: pytest.MonkeyPatc
             for _ in range(3):
                 watch.stand()
         assert descriptors() == before
-        assert [each.partition(":")[0] for each in said] == [
-            "The prefork server can't be started"
-        ]
+        assert [each.partition(":")[0] for each in said] == ["The prefork server can't be started"]
         said.clear()
         watch.stand()
         assert watch._standing is not None

@@ -1,8 +1,8 @@
-"""Decide what a container gets: what its variables ask for, with a gate no more than it was given.
+"""The decision on a container's devices: as its variables request, and as a gate allows.
 
-The same steps decide as at a start by gpu-py: who may ask, by which variable, for which devices.
-What is answered is what a CDI document of ours would have said, because the files of the image
-aren't known yet: nodes, files, variables, and one hook that does the rest.
+The steps are the same as at a start with gpu-py: privileges, variables, devices. The response has
+the content of a CDI spec, because the image's files aren't known yet: nodes, files, variables, and
+one hook that does the rest.
 """
 
 import time
@@ -26,17 +26,17 @@ from gpuhook.tools.nri.gate import Gate, spec_of, ungated
 from gpuhook.tools.vendors import cluster, survey
 from gpuhook.vendors import registry
 
-# (namespace, pod, container, seconds that are left to say so) -> (resource or CDI kind, device id)
-# that the kubelet gave it.
+# (namespace, pod, container, seconds left) -> the container's devices by the kubelet, as
+# (resource or CDI kind, device id).
 Given = Callable[[str, str, str, float], Iterable[tuple[str, str]]]
-# Handlers whose runtime does this work, and the one that obeys a verdict.
+# Handlers whose runtime injects devices itself, and the one that obeys a verdict.
 HANDLERS = ("gpu-py", "nvidia")
 OBEYING = "gpu-py"
 
 
 @dataclass(frozen=True)
 class Way:
-    """How devices are given: by which hook, or by names of CDI devices; ``given`` is the gate."""
+    """The mode of injection: with a hook, or by CDI device names; ``given`` enables the gate."""
 
     config: Config
     hook: str
@@ -46,10 +46,10 @@ class Way:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is done with a container.
+    """The response for a container.
 
-    ``edits`` are CDI's, with ``by_cdi`` a list "names"; {} for none. ``verdict`` is what the
-    runtime and the hook may give besides, None where there is none to write.
+    ``edits`` are CDI edits, or a list "names" with ``by_cdi``; {} for none. ``verdict`` is what the
+    runtime and the hook may inject in addition, None if none is written.
     """
 
     edits: dict[str, Any] = field(default_factory=dict)
@@ -57,9 +57,10 @@ class Answer:
 
 
 def decide(asked: Asked, way: Way, end: float | None = None) -> Answer:
-    """Return what a container gets; ``end`` is until when there has to be an answer.
+    """Return the response for a container; ``end`` is the deadline.
 
-    RequestError or a DriverError, with a sentence, for one that may not have what it asks for.
+    RequestError or a DriverError, with a sentence, for a container that may not have the devices
+    that it requests.
     """
     by_runtime = asked.handler in HANDLERS
     if by_runtime and way.given is None:  # protects: nri-gate-handlers
@@ -74,7 +75,7 @@ def decide(asked: Asked, way: Way, end: float | None = None) -> Answer:
         return Answer()
     if gate is None:
         return Answer(_own(asked, way, None)[0])
-    gate.check_annotations()  # which another plugin of the engine's may read
+    gate.check_annotations()  # another plugin of the engine may read them
     obeyed = way.config.gate
     if obeyed and asked.handler == OBEYING:
         return Answer({}, gate.verdict(asked.env))
@@ -98,7 +99,7 @@ def edits(asked: Asked, way: Way) -> dict[str, Any]:
 
 
 def _gate(asked: Asked, way: Way, end: float) -> Gate | None:
-    """Return the gate, which asks the kubelet once and waits no longer than ``end``."""
+    """Return the gate, which queries the kubelet once, and waits for it until ``end``."""
     if way.given is None:
         return None
     given = way.given
@@ -111,15 +112,15 @@ def _gate(asked: Asked, way: Way, end: float) -> Gate | None:
 
 
 def _own(asked: Asked, way: Way, gate: Gate | None) -> tuple[dict[str, Any], list[ModuleType]]:
-    """Return what we give, as to a container under runc, and the names of vendors that it is of."""
+    """Return our own edits, as for a container under runc, and the modules of their vendors."""
     config = ungated(way.config)
     resolved = resolve(spec_of(asked, asked.env), config, registry.known(config))
     if resolved is None:
         return {}, []
     if resolved.cdi_devices:
         raise RequestError(
-            f"CDI devices of other makers ({listed(resolved.cdi_devices)}) aren't given this way",
-            "Ask for them by a claim or by the device plugin of their maker",
+            f"CDI devices of other vendors ({listed(resolved.cdi_devices)}) aren't injected here",
+            "Request them by a claim or through their vendor's device plugin",
         )
     log.warn("gpuhook nri", resolved.misunderstood(), way.config)
     found: dict[str, Any] = {}
@@ -154,5 +155,5 @@ def _edits(grant: Grant, devices: tuple[Device, ...], way: Way) -> Mapping[str, 
 
 
 def warm(config: Config) -> None:
-    """Have the inventories saved before the first container asks: a driver may take seconds."""
+    """Save the inventories before the first container, because a driver may take seconds."""
     survey.examine(config, lambda vendor: cache.get_inventory(config, vendor))

@@ -1,10 +1,10 @@
-"""The gate: which devices a container may have, and whether some runtime would give it others.
+"""The gate: checks that no runtime gives a container devices that the kubelet didn't allocate.
 
-The kubelet says which devices a container was given; what the container says chooses among them.
-gpu-py obeys the verdict (``start.verdict``) on a node whose config.toml has ``gate``. Another
-runtime, such as NVIDIA's own, goes by the container's words, and each reads them in its own way:
-the first entry of a variable or the last, mounts, annotations, a swarm's variables. Such a
-container's variables are set so that no way of reading them gives more, or it is refused.
+The kubelet reports the devices of a container, and the container's own requests choose among them.
+gpu-py obeys the verdict (``start.verdict``) on a node whose config.toml has ``gate``. Other
+runtimes, such as NVIDIA's own, obey the container's requests, and each reads them in its own way:
+the first or the last entry of a variable, mounts, annotations, a swarm's variables. So the gate
+sets the variables such that no way of reading them gives more, or refuses the container.
 """
 
 import copy
@@ -28,16 +28,16 @@ from gpuhook.tools.nri.asked import CDI, Asked
 from gpuhook.tools.vendors import cluster
 from gpuhook.vendors import registry
 
-# What the kubelet gave a container: (resource or CDI kind, device id).
+# A container's devices by the kubelet: (resource or CDI kind, device id).
 Names = Iterable[tuple[str, str]]
-_REMEDY = "Ask for it in the pod's resources: {}: 1"
+_REMEDY = "Request it in the pod's resources: {}: 1"
 _NVIDIAS = "/etc/nvidia-container-runtime/config.toml"  # the configuration of NVIDIA's runtime
 _SWARM = "swarm-resource"  # a key of it
-_PLAIN = ("", "void", "none")  # every runtime reads these in one way: no device
+_PLAIN = ("", "void", "none")  # every runtime reads these as no device
 
 
 class Gate:
-    """What one container may have; ``names`` returns what the kubelet gave it."""
+    """The gate for one container; ``names`` returns its devices by the kubelet."""
 
     def __init__(self, asked: Asked, config: Config, names: Callable[[], Names]) -> None:
         self._asked = asked
@@ -48,13 +48,13 @@ class Gate:
 
     @property
     def given(self) -> list[tuple[str, str]]:
-        """What the kubelet gave; PluginError where it doesn't say."""
+        """The container's devices by the kubelet; PluginError if it doesn't answer."""
         if self._given is None:  # protects: nri-gate-once
             self._given = [*self._names()]
         return self._given
 
     def check_understood(self) -> None:
-        """Raise RequestError for words about devices that runtimes may read in several ways."""
+        """Raise RequestError for requests for devices that runtimes may read in different ways."""
         deciding = words.variables(self._config)
         for entry in self._asked.env:
             if _is_odd(entry, deciding):  # protects: nri-gate-entries
@@ -70,18 +70,18 @@ class Gate:
     def _refused(self, what: str) -> RequestError:
         return RequestError(
             f"{self._asked} {what}, which runtimes understand in different ways",
-            "Remove it: on a node with a gate nothing is passed on that isn't understood",
+            "Remove it: a node with a gate refuses ambiguous requests",
         )
 
-    # What gpu-py gives ---------------------------------------------------------------------------
+    # gpu-py --------------------------------------------------------------------------------------
 
     def verdict(self, env: Iterable[str], but: Iterable[str] = ()) -> Verdict:
         """Return what gpu-py may give a container with this environment.
 
-        Nothing of the vendors ``but``. RequestError for what the kubelet hasn't given.
+        The vendors ``but`` are excluded. RequestError for devices that the kubelet didn't allocate.
         """
         config = ungated(self._config)
-        config.accept_envvar_unprivileged = True  # gpu-py knows, and decides then
+        config.accept_envvar_unprivileged = True  # gpu-py knows the privileges, and checks later
         resolved = self._resolved(config, env)
         if resolved is None:
             return Verdict({})
@@ -99,18 +99,18 @@ class Gate:
     def _resolved(
         self, config: Config, env: Iterable[str], progress: Progress | None = None
     ) -> Resolved | None:
-        """Return what the container asks for, as gpu-py reads it with this configuration."""
+        """Resolve the container's requests as gpu-py does with this configuration."""
         spec = spec_of(self._asked, env, self._asked.annotations)
         return resolve(spec, config, self._known, progress, skip_absent=True)
 
     def _checked(self, resolved: Resolved) -> list[tuple[Grant, tuple[Device, ...]]]:
-        """Return each grant with the devices that the container may have of it; RequestError."""
+        """Return each grant with its allowed devices; RequestError for any others."""
         self._check_documents(resolved)
         self._check_tenants(resolved)
         return [(grant, self.let_through(grant)) for grant in resolved.grants]
 
     def let_through(self, grant: Grant) -> tuple[Device, ...]:
-        """Return the devices that the container may have; RequestError for any other."""
+        """Return the allowed devices of a grant; RequestError for any others."""
         given = _devices(grant.vendor, grant.inventory, self.given) if grant.devices else set()
         if "all" in map(str.lower, grant.request.selectors):
             return tuple(device for device in grant.inventory.devices if device.id in given)
@@ -122,23 +122,23 @@ class Gate:
         return tuple(grant.devices)
 
     def _check_tenants(self, resolved: Resolved) -> None:
-        """Raise RequestError where options bring what one tenant has, as IMEX channels."""
+        """Raise RequestError if options request a tenant's resources, such as IMEX channels."""
         wanted = _tenant_names(resolved)
         given = {f"{resource}={name}" for resource, name in self.given} if wanted else set()
         others = [name for name in wanted if name not in given]
         if others:  # protects: nri-gate-beside
-            remedy = "Remove the variable or mount that asks for it, or give it by a CDI name"
+            remedy = "Remove the variable or mount that asks for it, or allocate it by a CDI name"
             raise self._ungiven(listed(others), remedy)
 
     def _check_documents(self, resolved: Resolved) -> None:
-        """Raise RequestError where a runtime would give CDI devices that the kubelet hasn't."""
+        """Raise RequestError for requested CDI devices that the kubelet didn't allocate."""
         others = self._ungiven_names(resolved.cdi_devices)
         if others:  # protects: nri-gate-documents
             remedy = _REMEDY.format(others[0].partition("=")[0])
             raise self._ungiven(f"CDI device {listed(others)}", remedy)
 
     def _ungiven_names(self, names: Iterable[str]) -> list[str]:
-        """Return those of some CDI names that mean no device which the kubelet gave."""
+        """Return the CDI names that aren't of a device allocated by the kubelet."""
         wanted = [*names]
         if not wanted:
             return []
@@ -155,15 +155,15 @@ class Gate:
 
     def _ungiven(self, what: str, remedy: str) -> RequestError:
         return RequestError(
-            f"{self._asked} asks for {what}, and the kubelet hasn't given it that", remedy
+            f"{self._asked} asks for {what}, and the kubelet hasn't allocated that to it", remedy
         )
 
-    # What other runtimes would give ---------------------------------------------------------------
+    # Other runtimes -------------------------------------------------------------------------------
 
     def changes(self, ours: dict[str, str]) -> dict[str, str]:
-        """Return the variables to set so that no runtime gives more than the kubelet gave.
+        """Return the variables to set so that no runtime gives more than the kubelet allocated.
 
-        ``ours`` are those that are set in any case.
+        ``ours`` are set in any case.
         """
         found = {**self._wanted(), **ours}
         starts = words.prefixes(self._config)
@@ -173,14 +173,14 @@ class Gate:
         return {**doubled, **found}  # protects: nri-gate-doubled
 
     def check_readings(self, env: list[str]) -> None:
-        """Raise RequestError where some runtime would give more by this environment than it may."""
+        """Raise RequestError if some runtime would give more with this environment than allowed."""
         for config in self._readings():
             for view in self._views(env):
                 self._check_reading(self._resolved(config, view))
         self._check_swarm(env)
 
     def _wanted(self) -> dict[str, str]:
-        """Return values of variables: each vendor's devices by plain names, or none at all."""
+        """Return values of variables: each vendor's devices by plain names, or no device."""
         config = self._reader()
         progress = Progress()
         resolved = self._resolved(config, self._asked.env, progress)
@@ -194,7 +194,7 @@ class Gate:
             if grant is not None:
                 wanted = self._names_for(grant)
             elif request is not None and request.cdi_devices:
-                continue  # of documents, which is checked
+                continue  # of CDI specs, which is checked elsewhere
             else:
                 wanted = cluster.of(each).nothing
             if [last[name] for name in present] in ([wanted], *([text] for text in _PLAIN)):
@@ -205,7 +205,7 @@ class Gate:
         return found
 
     def _names_for(self, grant: Grant) -> str:
-        """Return what a vendor's variable says for the devices that are let through."""
+        """Return the value of a vendor's variable for the allowed devices."""
         if not grant.devices:
             return "none"
         devices = self.let_through(grant)
@@ -217,10 +217,10 @@ class Gate:
         return labels or cluster.of(grant.vendor.names).nothing
 
     def environment(self, changes: dict[str, str]) -> list[str]:
-        """Return the environment that an engine makes of the container's with these changes.
+        """Return the container's environment after an engine has applied these changes.
 
-        Of a name with several entries engines replace the first (containerd, CRI-O), and the last
-        one is what most runtimes read.
+        For a name with several entries, engines replace the first (containerd, CRI-O), and most
+        runtimes read the last.
         """
         names = [entry.partition("=")[0] for entry in self._asked.env]
         single = {name for name in changes if names.count(name) <= 1}  # protects: nri-gate-twice
@@ -228,14 +228,14 @@ class Gate:
         return [*kept, *(f"{name}={changes[name]}" for name in changes if name in single)]
 
     def _reader(self, *, by_mounts: bool = False, by_notes: bool = False) -> Config:
-        """Return the settings of a runtime that reads variables, and perhaps other sources."""
+        """Return the settings of a runtime that reads variables, and optionally other sources."""
         config = ungated(self._config)
         config.accept_envvar_unprivileged = True  # protects: nri-gate-privileges
         config.accept_volume_mounts, config.accept_annotations = by_mounts, by_notes
         return config
 
     def _readings(self) -> Iterator[Config]:
-        """Yield the settings by which a runtime may read: which sources it goes by."""
+        """Yield the possible settings of a runtime: the combinations of sources that it reads."""
         # protects: nri-gate-sources
         mounts = {False, any(sources.FOLDERS in place for place, _ in self._asked.mounts)}
         # protects: nri-gate-annotations
@@ -245,7 +245,7 @@ class Gate:
                 yield self._reader(by_mounts=by_mounts, by_notes=by_notes)
 
     def _views(self, env: list[str]) -> Iterator[list[str]]:
-        """Yield the environment as a runtime may see it: whole, or with one of its variables."""
+        """Yield the environment as runtimes may read it: whole, or with one vendor variable."""
         yield env
         for each in self._known.values():
             for variable in each.VARIABLES if len(each.VARIABLES) > 1 else ():
@@ -253,7 +253,7 @@ class Gate:
                 yield [entry for entry in env if not entry.startswith((*others,))]
 
     def _check_reading(self, resolved: Resolved | None) -> None:
-        """Raise RequestError where a runtime would give more than the kubelet gave."""
+        """Raise RequestError if a runtime would give more than the kubelet allocated."""
         for grant, devices in self._checked(resolved) if resolved is not None else ():
             if len(devices) < len(grant.devices):  # protects: nri-gate-readings
                 variable = next(iter(grant.vendor.names.VARIABLES), "")
@@ -261,19 +261,19 @@ class Gate:
                 if twice:
                     raise RequestError(
                         f"{self._asked} has {variable} more than once, in the pod or the image, "
-                        "and the last one asks for all devices, which the kubelet hasn't given it",
+                        "and the last one asks for all, which the kubelet hasn't allocated to it",
                         f"Remove {variable} from the pod: the kubelet's own value counts then",
                     )
                 raise RequestError(
                     f"{self._asked} asks for all devices in a way that no variable changes, and "
-                    "the kubelet hasn't given it all",
-                    f"Ask by a variable, such as {variable}=all",
+                    "the kubelet hasn't allocated all to it",
+                    f"Request them by a variable, such as {variable}=all",
                 )
 
     def _check_swarm(self, env: list[str]) -> None:
-        """Raise RequestError where a swarm's variable names what the kubelet hasn't given.
+        """Raise RequestError if a swarm's variable names devices that the kubelet didn't allocate.
 
-        AMD's runtime reads every variable that begins so, NVIDIA's the one in its configuration.
+        AMD's runtime reads every variable with the prefix, NVIDIA's the one in its configuration.
         """
         theirs = _swarm_variables()
         for entry in env:
@@ -287,7 +287,7 @@ class Gate:
                     raise self._ungiven(f"{shown(others[0])} by {shown(name)}", remedy)
 
     def _ids(self) -> set[str]:
-        """Return the ids of all devices that the kubelet gave, in small letters."""
+        """Return the ids of all devices that the kubelet allocated, in lower case."""
         found: set[str] = set()
         for each in self._known.values():
             vendor = contract.load(each)
@@ -299,10 +299,10 @@ class Gate:
         return {name.lower() for name in found}
 
     def check_annotations(self) -> None:
-        """Raise RequestError where a pod's author names CDI devices that the kubelet hasn't given.
+        """Raise RequestError if a pod's annotations name CDI devices that weren't allocated to it.
 
-        Runtimes and plugins read them by different prefixes, of which all have CDI's in them. One
-        that ends with container.NAME is about that container.
+        Runtimes and plugins use different prefixes, and all of them contain CDI's. A key that ends
+        with container.NAME applies to that container.
         """
         named = []
         for key, text in self._asked.pod_annotations:
@@ -317,14 +317,14 @@ class Gate:
 
 
 def ungated(config: Config) -> Config:
-    """Return settings by which a container's words are read, and no verdict."""
+    """Return settings with which requests are read, and no verdict."""
     found = copy.copy(config)
     found.gate = False
     return found
 
 
 def spec_of(asked: Asked, env: Iterable[str], annotations: Iterable[tuple[str, str]] = ()) -> Any:
-    """Return what a container's config.json says with this environment."""
+    """Return a container's config.json with this environment."""
     return {
         "process": {"env": [*env]},
         "mounts": [{"destination": to, "source": source} for to, source in asked.mounts],
@@ -333,7 +333,7 @@ def spec_of(asked: Asked, env: Iterable[str], annotations: Iterable[tuple[str, s
 
 
 def _is_odd(entry: str, deciding: Iterable[str]) -> bool:
-    """Tell whether an entry names a variable, and isn't NAME=VALUE in plain text."""
+    """Tell whether an entry is about a deciding variable, and isn't plain NAME=VALUE."""
     name, equals, _ = entry.partition("=")
     for variable in deciding:
         if variable not in (entry if "\0" in entry else name):
@@ -355,18 +355,18 @@ def _tenant_names(resolved: Resolved) -> list[str]:
 
 
 def _is_below(place: str, folder: str) -> bool:
-    """Tell whether a mount is below a vendor's folder, or is the folder, however it is spelled."""
+    """Tell whether a mount is a vendor's folder or below it, however the path is spelled."""
     request = MountRequests([(sources.SOURCE, place)], folder)
     return bool(request.devices or request.imex or request.limits or request.skipped)
 
 
 def _is_plain(grant: Grant, name: str) -> bool:
-    """Tell whether a name is a device's id or label, which every runtime reads in one way."""
+    """Tell whether a name is a device's id or label, which all runtimes read alike."""
     return any(name in (device.id, device.label) for device in grant.devices)
 
 
 def _swarm_variables() -> list[str]:
-    """Return the variables that NVIDIA's own runtime reads for a swarm's devices, if it is here."""
+    """Return the swarm variables of NVIDIA's own runtime, if that is installed."""
     try:
         found: Any = flatten(parse(files.read(_NVIDIAS).decode(), _NVIDIAS)).get(_SWARM, "")
     except (OSError, ValueError, GpuhookError):
@@ -375,7 +375,7 @@ def _swarm_variables() -> list[str]:
 
 
 def _devices(vendor: Vendor, inventory: Inventory, names: Names) -> set[str]:
-    """Return the ids of the devices that names of the kubelet mean, a share of one too."""
+    """Return the ids of the devices that the kubelet's names refer to, including shares."""
     answers = cluster.of(vendor.names)
     by_name: dict[str, str] = {}
     for device in inventory.devices:

@@ -1,4 +1,4 @@
-"""What an engine and its plugin say, as messages: NRI's v1alpha1, of what is used here.
+"""The messages between an engine and its plugin: the used part of NRI v1alpha1.
 
 From containerd/nri, pkg/api/api.proto, and containerd/ttrpc, request.proto, as tables.
 """

@@ -1,8 +1,8 @@
-"""Parsing of what engines send, in a process without privileges.
+"""Parsing of engines' messages in a process without privileges.
 
-The texts in a request are tenants'. A parser in C, written for other uses, reads them, so it does
-that as nobody, without files, sockets or children. It returns the few fields that the plugin uses,
-and root's process checks their types.
+The texts in a request come from tenants, and a general-purpose parser in C reads them. So it runs
+as the user nobody, without files, sockets or children. It returns the few fields that the plugin
+uses, and the root process checks their types.
 """
 
 import json
@@ -27,23 +27,24 @@ from gpuhook.tools.nri.asked import LONGEST, Asked, Pairs
 from gpuhook.tools.nri.messages import nri, ttrpc
 
 SERVICE = "nri.pkg.api.v1alpha1."
-PROCESS = "gpuhook-parser"  # what the process calls itself
+PROCESS = "gpuhook-parser"  # the process's name
 _NOBODY = 65534
-_HEAD = struct.Struct(">?I")  # whether it is a request, and how many bytes
-_MOST = 1 << 25  # bytes of what is returned: JSON escapes characters, so it may be longer
+_HEAD = struct.Struct(">?I")  # whether it is a request, and its length in bytes
+_MOST = 1 << 25  # bytes of a result: JSON escapes characters, so it may be longer
 _PIECE = 1 << 18
-_ENDING = 0.5  # seconds that a killed process may take to end
+_ENDING = 0.5  # seconds for a killed process to end
 
 
 class NoMessageError(PluginError):
-    """Bytes of the engine that aren't a message."""
+    """An error because the engine's bytes aren't a message."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is used of a request: ``asked`` of one about a container that isn't too long.
+    """The used fields of a request: ``asked`` only for a container's, unless it is too long.
 
-    ``understood`` is False where its payload is no message; ``engine`` is who configures us.
+    ``understood`` is False if its payload is no message; ``engine`` is the engine's name and
+    version in Configure.
     """
 
     service: str
@@ -55,16 +56,16 @@ class Request:
 
 
 class Parser:
-    """The process that parses, started again where it has ended."""
+    """The parser process, which is started again if it has ended."""
 
     def __init__(self) -> None:
         self._pid = 0
         self._fd = -1
 
     def request(self, data: bytes, seconds: float) -> Request:
-        """Parse a request; PluginError where that fails, or takes longer than that.
+        """Parse a request; PluginError if that fails, or takes longer than ``seconds``.
 
-        NoMessageError where it is none.
+        NoMessageError if it is no message.
         """
         found = self._parsed(True, data, seconds)
         try:
@@ -83,7 +84,7 @@ class Parser:
         return code, text
 
     def start(self) -> None:
-        """Start the process, where it doesn't run."""
+        """Start the process if it isn't running."""
         if self._pid:
             return
         ours, theirs = socket.socketpair()
@@ -95,7 +96,7 @@ class Parser:
         self._pid, self._fd = pid, ours.detach()
 
     def close(self) -> str:
-        """End the process, and return how it has ended."""
+        """Kill the process, and return how it has ended."""
         if not self._pid:
             return ""
         os.close(self._fd)
@@ -122,7 +123,7 @@ class Parser:
             raise _failed("returned something else")
         if "error" in found:
             raise NoMessageError(
-                "The engine sent what isn't a message", "Look at the engine's version and log"
+                "The engine sent an invalid message", "Check the engine's version and log"
             )
         return found
 
@@ -151,12 +152,12 @@ class Parser:
 
 def _failed(how: str) -> PluginError:
     return PluginError(
-        f"The process that parses what the engine sends {how}", "Report it, with the pod's YAML"
+        f"The process that parses the engine's messages {how}", "Report it, with the pod's YAML"
     )
 
 
 def _request(found: dict[str, Any]) -> Request:
-    """Return what the process says of a request; TypeError for what has other types."""
+    """Return a request from the process's result; TypeError for fields of other types."""
     asked = found.get("asked")
     [engine] = _pairs([found.get("engine", ["", ""])])
     return Request(
@@ -203,7 +204,7 @@ def _pairs(value: object) -> Pairs:
 
 
 def _serve(fd: int) -> NoReturn:
-    """Parse until nobody asks any more."""
+    """Parse until the end of file."""
     try:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -220,7 +221,7 @@ def _serve(fd: int) -> NoReturn:
 
 
 def _confine() -> None:
-    """Give up root, and what a program that is taken over would need."""
+    """Drop root, and the resources that a compromised parser could use."""
     rootless = not in_first_user_namespace()
     kernel.give_up_root(_NOBODY, _NOBODY, rootless=rootless)  # protects: parser-privileges
     for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE):
@@ -238,7 +239,7 @@ def _exactly(fd: int, size: int) -> bytes:
 
 
 def parsed(is_request: bool, data: bytes) -> dict[str, Any]:
-    """Return the fields that are used of a request or response."""
+    """Return the used fields of a request or response."""
     try:
         if not is_request:
             status = ttrpc.Response.FromString(data).status

@@ -1,4 +1,4 @@
-"""The conversation with an engine: register, be asked about containers, connect again."""
+"""The NRI plugin's service: registration, responses about containers, reconnection."""
 
 import os
 import select
@@ -21,23 +21,23 @@ from gpuhook.tools.nri.verdicts import Verdicts
 
 NAME = "gpuhook"
 INDEX = "50"  # plugins are called in the order of these two digits
-# How a request's beginning has the method that says what runs already (protobuf's field 2).
+# The method field (protobuf's field 2) of a request about containers that are running already.
 _SYNCHRONIZE = b"\x12\x0bSynchronize"
-_BEGINNING = 128  # bytes in which that is
+_BEGINNING = 128  # bytes at a request's start that contain it
 _CREATE = 1 << (4 - 1)  # the bit of the event CREATE_CONTAINER
 # gRPC's codes
 _UNKNOWN, _INVALID, _UNIMPLEMENTED = 2, 3, 12
-_REGISTERED = 10.0  # seconds until the engine has to say what it is
-_AGAIN = 2.0  # seconds until an engine that went away is looked for
+_REGISTERED = 10.0  # seconds for the engine to send Configure
+_AGAIN = 2.0  # seconds until the next connection attempt
 _LONGEST = 1024  # bytes of a sentence for a pod's events
 
 Tell = Callable[[str], None]
 
 
 def run(path: str, current: Callable[[], Way], tell: Tell, *, index: str = INDEX) -> None:
-    """Serve the engine at ``path`` until told to stop, through all its restarts.
+    """Serve the engine at ``path`` until a signal, through all its restarts.
 
-    ``current`` returns how devices are given now; ConfigError where that can't be told.
+    ``current`` returns the current mode of injection; ConfigError if the settings are invalid.
     """
     kernel.set_name(PROCESS)
     stopping = _stop_pipe()
@@ -63,7 +63,7 @@ def run(path: str, current: Callable[[], Way], tell: Tell, *, index: str = INDEX
 
 
 def _stop_pipe() -> int:
-    """Return what can be read once we are told to stop."""
+    """Return a descriptor that becomes readable on SIGTERM or SIGINT."""
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
@@ -72,7 +72,7 @@ def _stop_pipe() -> int:
 
 
 class Plugin:
-    """One connection, from its registration on."""
+    """The plugin on one connection, from its registration to the end."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Plugin:
         }
 
     def serve(self) -> None:
-        """Answer until the engine goes (PluginError) or we are told to stop."""
+        """Answer until the engine disconnects (PluginError) or a signal is received."""
         self._register()
         while True:
             message = self._connection.receive(None if self._configured else _REGISTERED)
@@ -109,14 +109,14 @@ class Plugin:
             if message.connection == RUNTIME:
                 self._registered(message.data)
             elif message.kind == REQUEST:
-                # Refused, because the end of the connection would be that of the gate.
+                # Too long: refused, because without a connection there would be no gate.
                 is_long = len(message.data) > MOST  # protects: nri-long-message
                 answer = self._too_long(message.data) if is_long else self._answer(message.data)
                 if len(answer) > MOST:  # protects: nri-long-answer
-                    answer = _refusal(_UNKNOWN, "gpuhook: the answer is too long: ask for less")
+                    answer = _refusal(_UNKNOWN, "gpuhook: the response is too long: request less")
                 self._connection.send(PLUGIN, message.stream, RESPONSE, answer)
                 if self._is_over:
-                    raise PluginError("The engine shuts its plugins down", "Nothing is to be done")
+                    raise PluginError("The engine shuts its plugins down", "No action is needed")
 
     def _register(self) -> None:
         who = nri.RegisterPluginRequest(
@@ -135,7 +135,7 @@ class Plugin:
             )
 
     def _answer(self, data: bytes) -> bytes:
-        """Return the answer to a request, whatever is in it: an error is one."""
+        """Return the response to any request, for errors an error response."""
         end = time.monotonic() + PATIENCE
         try:
             made = self._call(self._parser.request(data, PATIENCE), data, end)
@@ -145,7 +145,7 @@ class Plugin:
             self._tell(str(error))
             return _refusal(_UNKNOWN, f"gpuhook: {error}")
         except Exception as error:  # noqa: BLE001  # protects: nri-refusal
-            # Else one pod's container would start, and end the gate for the next.
+            # Otherwise a pod's container would start, and the next ones would have no gate.
             why = f"it failed: {type(error).__name__}: {shown(str(error))}. Report it"
             self._tell(why)
             return _refusal(_UNKNOWN, f"gpuhook: {why}")
@@ -154,9 +154,9 @@ class Plugin:
         return bytes(ttrpc.Response(payload=made.SerializeToString()).SerializeToString())
 
     def _call(self, request: Request, data: bytes, end: float) -> Any:
-        """Return a message, or the whole response where that is an error."""
+        """Return a message, or the whole response if that is an error."""
         if request.service != f"{SERVICE}Plugin":
-            return _refusal(_UNIMPLEMENTED, "there is no such service here")
+            return _refusal(_UNIMPLEMENTED, "there is no such service")
         if not request.understood:
             return _refusal(_INVALID, "the request isn't understood")
         if request.method == "CreateContainer":
@@ -167,17 +167,17 @@ class Plugin:
         return call(request)
 
     def _too_long(self, data: bytes) -> bytes:
-        """Return the answer to a request that is too long: a refusal.
+        """Return the response to a request that is too long: a refusal.
 
-        But what runs already may be as long as it likes: it is only told of, and an error would
-        keep the plugin from serving.
+        A list of running containers may have any length: it only informs the plugin, and an error
+        would keep the plugin from serving.
         """
         if _SYNCHRONIZE in data[:_BEGINNING]:  # protects: nri-long-synchronize
             payload = self._synchronize(Request("", "")).SerializeToString()
             return bytes(ttrpc.Response(payload=payload).SerializeToString())
         return _refusal(_UNKNOWN, f"gpuhook: the request has more than {MOST} bytes")
 
-    # What the engine asks ------------------------------------------------------------------------
+    # Requests of the engine ----------------------------------------------------------------------
 
     def _configure(self, request: Request) -> Any:
         self._configured = True
@@ -185,9 +185,9 @@ class Plugin:
         return nri.ConfigureResponse(events=_CREATE)
 
     def _synchronize(self, request: Request) -> Any:
-        """Nothing can be added to what runs; parts are answered as they come."""
+        """Accept the list of running containers, part by part: they can't be changed."""
         if not request.more:
-            self._tell(f"Serves {self._engine}")  # which asks about containers from now on
+            self._tell(f"Serves {self._engine}")  # which sends containers from now on
         return nri.SynchronizeResponse(more=request.more)
 
     def _create(self, request: Request, data: bytes, end: float) -> Any:
@@ -209,9 +209,9 @@ class Plugin:
         return made
 
     def _way(self, payload: bytes) -> Way | None:
-        """Return how devices are given now; None where it isn't known and none are asked for.
+        """Return the current mode; None if it is unknown and the request is about no devices.
 
-        ConfigError where config.toml can't be read and a container may ask for devices.
+        ConfigError if config.toml can't be read and a container may ask for devices.
         """
         try:
             self._last = self._current()
@@ -232,11 +232,11 @@ def _refusal(code: int, why: str) -> bytes:
     return bytes(ttrpc.Response(status=status).SerializeToString())
 
 
-# From CDI's words to NRI's ----------------------------------------------------------------------
+# Conversion of CDI edits to NRI -----------------------------------------------------------------
 
 
 def adjustment(edits: dict[str, Any]) -> Any:
-    """Return CDI's edits as an adjustment of a container; OSError as a driver's nodes go."""
+    """Return CDI edits as an adjustment of a container; PluginError for a missing node."""
     made = nri.ContainerAdjustment()
     for name in edits.get("names", ()):
         made.CDI_devices.add(name=name)
@@ -261,13 +261,13 @@ def adjustment(edits: dict[str, Any]) -> Any:
 
 
 def _add_node(made: Any, node: dict[str, Any]) -> None:
-    """Add a node with the numbers, mode and owner that it has on the host now."""
+    """Add a node with its current numbers, mode and owner on the host."""
     path = node.get("hostPath") or node["path"]
     try:
         status = os.stat(path)
     except OSError as error:
         raise PluginError(
-            f"The device node {path} can't be looked at: {error.strerror}", "Load the driver again"
+            f"The device node {path} can't be examined: {error.strerror}", "Load the driver again"
         ) from None
     if not stat.S_ISCHR(status.st_mode):
         raise PluginError(f"{path} is no device node", "Load the driver again")

@@ -1,10 +1,9 @@
-"""The wire between an engine and its plugin: a multiplexer, and ttrpc on two connections of it.
+"""The transport between an engine and its plugin: a multiplexer with two ttrpc connections.
 
-As containerd/nri (pkg/net/multiplex) and containerd/ttrpc (PROTOCOL.md) have them. A frame has
-a header of 8 bytes, which connection and how many bytes (big endian); a message of ttrpc one of
-10: how many bytes, which stream, which type, flags. The engine is root, but what a tenant named may
-be in what it sends: nothing here is longer than its limit, and whatever isn't understood ends the
-connection.
+Source: containerd/nri (pkg/net/multiplex) and containerd/ttrpc (PROTOCOL.md). A frame has a header
+of 8 bytes: connection and length (big endian). A ttrpc message has one of 10: length, stream, type,
+flags. The engine runs as root, but its messages may contain tenants' texts: all lengths are
+limited, and an invalid message ends the connection.
 """
 
 import os
@@ -16,20 +15,20 @@ from dataclasses import dataclass
 
 from gpuhook.ground.errors import PluginError
 
-PLUGIN, RUNTIME = 1, 2  # connections: the engine asks on the first, we on the second
+PLUGIN, RUNTIME = 1, 2  # connections for the engine's requests, and for ours
 REQUEST, RESPONSE = 1, 2  # types of messages
 _FRAME = struct.Struct(">II")
 _MESSAGE = struct.Struct(">IIBB")
-MOST = 4 << 20  # bytes of a message that is answered
-_LONGEST = 1 << 24  # bytes of a frame or message: older engines write so many, and no limit is told
-_READ = 4096  # bytes that Go's bufio.Reader asks for
+MOST = 4 << 20  # bytes of a message that isn't refused
+_LONGEST = 1 << 24  # bytes of a frame or message: older engines send so many, with no stated limit
+_READ = 4096  # bytes that Go's bufio.Reader requests
 _CHUNK = 1 << 16
-_PATIENCE = 2.0  # seconds until what is written has to be taken: as long as engines wait for us
+_PATIENCE = 2.0  # seconds for the engine to receive a message: as long as engines wait for ours
 
 
 @dataclass(frozen=True)
 class Message:
-    """A message of ttrpc's on a connection."""
+    """A ttrpc message on a connection."""
 
     connection: int
     stream: int
@@ -38,9 +37,9 @@ class Message:
 
 
 class Connection:
-    """A connection to an engine; PluginError wherever it breaks.
+    """A connection to an engine; PluginError whenever it breaks.
 
-    ``stopping`` is a descriptor that can be read once we are told to stop.
+    ``stopping`` is a descriptor that becomes readable when the plugin has to stop.
     """
 
     def __init__(self, channel: socket.socket, stopping: int) -> None:
@@ -51,13 +50,13 @@ class Connection:
         self._parts = {PLUGIN: bytearray(), RUNTIME: bytearray()}
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._socket.close()
 
     def send(self, connection: int, stream: int, kind: int, data: bytes) -> None:
-        """Send a message in frames that a read of the engine's takes: its buffer has 4096 bytes.
+        """Send a message in frames that fit into the engine's read buffer of 4096 bytes.
 
-        It hangs up at a longer one, because a frame has to fit into what one read asks for.
+        The engine disconnects after a longer frame, because it expects a frame in one read.
         """
         body = _MESSAGE.pack(len(data), stream, kind, 0) + data
         parts = (body[at : at + _READ] for at in range(0, len(body), _READ))
@@ -75,9 +74,9 @@ class Connection:
                 raise _broken(error.strerror or "hung up") from None
 
     def receive(self, seconds: float | None = None) -> Message | None:
-        """Return the next message; None when we are to stop.
+        """Return the next message; None when the plugin has to stop.
 
-        PluginError where none comes for so many seconds.
+        PluginError if none is received for ``seconds``.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
@@ -102,7 +101,7 @@ class Connection:
             self._take_frames()
 
     def _take_frames(self) -> None:
-        """Move the bytes of whole frames to their connections; others' are dropped."""
+        """Move whole frames' bytes to their connections; those of other connections are dropped."""
         while len(self._raw) >= _FRAME.size:
             connection, size = _FRAME.unpack_from(self._raw)
             if size > _LONGEST:  # protects: nri-frame-limit
@@ -130,7 +129,7 @@ class Connection:
 
 
 def dial(path: str, environ: "os._Environ[str] | dict[str, str]", stopping: int) -> Connection:
-    """Return a connection to the engine at ``path``, or that by which the engine started us."""
+    """Return a connection to the engine at ``path``, or the one from the engine that started us."""
     given = environ.get("NRI_PLUGIN_SOCKET", "")
     channel = None
     try:

@@ -10,21 +10,21 @@ from gpuhook.start.inventory.cache import digest, make_folder
 from gpuhook.start.records import records
 from gpuhook.start.verdict import FOLDER, Verdict, is_id
 
-_KEPT = 3600.0  # seconds: an engine starts what it creates at once, and never again by that id
-_SWEEP = 60.0  # seconds between two searches for older ones
+_KEPT = 3600.0  # seconds: an engine starts a new container at once, and never reuses its id
+_SWEEP = 60.0  # seconds between two searches for outdated verdicts
 
 
 class Verdicts:
-    """The folder of verdicts; it is made when the first is written."""
+    """The folder of verdicts, which is made with the first one."""
 
     def __init__(self) -> None:
         self._swept = 0.0
 
     def write(self, state_dir: str, container: str, verdict: Verdict) -> None:
-        """Write a verdict; PluginError where that can't be, and no container may be started."""
+        """Write a verdict; PluginError if that fails, so that the container isn't started."""
         if not is_id(container):
             raise PluginError(
-                "The engine names the container by what is no id", "Look at the engine's version"
+                "The engine's id of the container is invalid", "Check the engine's version"
             )
         body = jsontext.dumps(verdict.to_json()).encode()
         data = digest(body).encode() + b"\n" + body
@@ -38,7 +38,7 @@ class Verdicts:
             os.close(folder)
 
     def _sweep(self, folder: int, state_dir: str) -> None:
-        """Remove those that no container is started by any more, or runs with."""
+        """Remove outdated verdicts, unless their container is running."""
         now = time.time()
         if abs(now - self._swept) < _SWEEP:
             return
@@ -58,7 +58,7 @@ class Verdicts:
 
 
 def _open(state_dir: str) -> int:
-    """Return the open folder; it is made where it isn't there, and only root may enter it."""
+    """Open the folder, which only root may enter; it is made if it doesn't exist."""
     parent = make_folder(state_dir)
     if parent is None:
         raise PluginError(
