@@ -312,7 +312,7 @@ def test_mig_strategies(tmp_path: Path) -> None:
         "nvidia.com/mig-1g.18gb.me": ["MIG-1-0"],
         "nvidia.com/mig-3g.71gb": ["MIG-2-1"],
     }
-    assert warnings == ["MIG device 0:2 isn't handed out: it has only a part of its GPU instance"]
+    assert warnings == ["MIG device 0:2 isn't offered: it has only a part of its GPU instance"]
     unit = state.resources[1].units[0]
     assert (unit.whole, unit.selector) == (UUIDS[0], "MIG-1-0")
     assert unit.cdi == "nvidia.com/gpu=MIG-1-0"

@@ -1,9 +1,9 @@
-"""What a cluster's device plugin asks of a vendor, beside what a container's start does.
+"""The interface of vendors for a cluster's device plugin, in addition to that for starts.
 
-A vendor whose devices are handed out one by one, under the name of their CDI kind, needs nothing
-here. Others have a module ``cluster`` in their folder, with a subclass of this name.
+A vendor whose devices are offered individually, under the name of their CDI kind, needs nothing
+here. Others have a module ``cluster`` in their folder, with a subclass of ``Cluster``.
 
-``root`` is the driver root, to read small files below it.
+``root`` is the driver root, for reading small files below it.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,10 @@ Offers = dict[str, list[Device]]
 
 @dataclass(frozen=True)
 class Ways:
-    """How containers ask for what they get, as far as a vendor must know it.
+    """The channels of containers' requests, as far as a vendor must know them.
 
-    ``by_variable`` is whether a variable or mounts ask gpu-py, ``by_mounts`` whether mounts alone
-    do. ``unprivileged`` is whether the variables of a container without privileges count.
+    ``by_variable`` is whether gpu-py reads a variable or mounts, ``by_mounts`` whether it reads
+    only mounts. ``unprivileged`` is whether variables of unprivileged containers count.
     """
 
     by_variable: bool
@@ -33,10 +33,10 @@ class Ways:
 
 @dataclass(frozen=True)
 class Extras:
-    """What every container with a device gets beside: by which variables it asks for that.
+    """The additional requests of every container with a device: by variables with values.
 
-    Or by which mounts, below the vendor's own folder, or by which CDI devices. ``warnings`` are
-    what a person should know, a sentence each.
+    Or by mounts, below the vendor's own folder, or by CDI devices. ``warnings`` are sentences for
+    the administrator.
     """
 
     variables: dict[str, str] = field(default_factory=dict)
@@ -46,42 +46,42 @@ class Extras:
 
 
 class Cluster:
-    """A vendor's answers; these are for devices that are nodes alone.
+    """A vendor's implementation; this class is for devices that consist only of nodes.
 
-    ``chosen`` is what the administrator chose of this vendor (``parts.Plugin.settings``), None
-    where nothing was or could be.
+    ``chosen`` are the administrator's settings of this vendor (``parts.Plugin.settings``), None
+    if there are none.
     """
 
-    # Where programs in a container look for the driver's files if no runtime puts them in; "" for
-    # drivers whose files are in the image, or that have no such place.
+    # The folder where programs in a container look for the driver's files if no runtime injects
+    # them; "" for drivers whose files are in the image, or that have no such folder.
     driver_folder = ""
-    # The word in the vendor's variable by which every program that reads it gives nothing.
+    # The value of the vendor's variable that every reader takes for no device.
     nothing = "void"
     # Whether errors that the driver reports count.
     listens = True
-    # Why a device with parts has no name in CDI documents.
-    unnamed = "its parts alone have names for CDI"
+    # Why a device with parts has no name in CDI specs.
+    unnamed = "only its parts have CDI names"
 
     def __init__(self, names: ModuleType, chosen: Any = None) -> None:
         self.names = names
         self.chosen = chosen
 
     def id(self, device: Device) -> str:
-        """Return what the cluster tells a device by: the same after a reboot, where there is such.
+        """Return the cluster's id of a device, if possible the same after a reboot.
 
-        At most 63 characters.
+        It has at most 63 characters.
         """
         return device.id
 
     def resource(self, device: Device, root: Rootfs) -> str:  # noqa: ARG002
-        """Return the name by which a pod asks for such a device."""
+        """Return the name of the extended resource for such a device."""
         return str(self.names.KIND)
 
     def offers(self, inventory: Any, root: Rootfs) -> tuple[Offers, list[str]]:
-        """Return the devices to hand out, by resource, and what a person should know of them.
+        """Return the devices to offer, by resource, and warnings about them.
 
-        Those that can't be used now are among them, and none whose parts can be asked for.
-        RequestError where the devices don't fit what was chosen.
+        Currently unusable devices are included, but no devices whose parts are offered.
+        RequestError if the devices don't match the settings.
         """
         whole = {device.parent for device in inventory.devices}
         found: Offers = {}
@@ -91,35 +91,35 @@ class Cluster:
         return found, []
 
     def handed_out(self, device: Device) -> str:
-        """Return the id of what can't be handed out while something is wrong with a device."""
+        """Return the id of the offered device that is unhealthy if this device is."""
         return device.id
 
     def lost(self, inventory: Any, root: Rootfs) -> list[Device]:  # noqa: ARG002
-        """Return the devices that are there and can't be reached any more, as far as known."""
+        """Return the known devices that can't be reached any more."""
         state = "it can't be reached any more"
         return [Device(f"lost-{each}", str(each), {}, state=state) for each in inventory.lost]
 
     def variables(self, device: Device) -> dict[str, str]:  # noqa: ARG002
-        """Return the variables that a device's programs need where gpu-py doesn't set them.
+        """Return the variables that a device's programs need if gpu-py doesn't set them.
 
-        Of several devices the values are joined by commas.
+        The values of several devices are joined by commas.
         """
         return {}
 
     def links(self, inventory: Any) -> dict[str, dict[str, int]]:  # noqa: ARG002
-        """Return how near devices are by what the inventory says, as in ``Resource.links``."""
+        """Return the link scores between devices by the inventory, as in ``Resource.links``."""
         return {}
 
     def extras(self, options: Any, ways: Ways, why_not: Callable[[], str]) -> Extras:  # noqa: ARG002
-        """Put into a request's options what every container gets beside devices, where it can.
+        """Set a request's options that every container gets in addition to devices, if possible.
 
-        ``why_not`` returns why a container can't have what the options ask for now, "" if it can.
+        ``why_not`` returns why the current options can't be granted, "" if they can.
         """
         return Extras()
 
 
 def of(names: ModuleType, chosen: Any = None) -> Cluster:
-    """Return the answers of the vendor with these names, by what was chosen of it."""
+    """Return the implementation for the vendor with these names and settings."""
     module = part(names, "cluster")
     found: Cluster = (module.CLUSTER if module else Cluster)(names, chosen)
     return found

@@ -1,7 +1,7 @@
-"""What a vendor may have for one command: a module of its folder here, imported when that runs.
+"""Optional modules of vendors for single commands, imported when these run.
 
-Each kind of module is a contract, which ``tests/unit/vendors/test_parts.py`` has mypy compare with
-every vendor's. Inventories are of the vendor's own class, so they are Any here.
+Each kind of module is a protocol, and ``tests/unit/vendors/test_parts.py`` compares it with every
+vendor's module by mypy. Inventories are of the vendor's own class, so they are Any here.
 """
 
 import importlib
@@ -19,13 +19,13 @@ from gpuhook.tools.vendors.plugin_option import Option
 
 Values = Mapping[str, Any]
 
-# What an error does to the device that it is about: nothing may be started on it; what runs there
-# must be started again, and the device is as good as before; nothing at all.
+# Effects of an error on its device: nothing may be started on it; its applications must be started
+# again, and the device is healthy then; none.
 FATAL, APPLICATION, IGNORE = ACTIONS = ("fatal", "application", "ignore")
 
 
 class Doctor(Protocol):
-    """``doctor``: what the doctor looks at; tools/doctor/vendors says how it is used."""
+    """``doctor``: checks of ``gpuhook doctor``; tools/doctor/vendors describes their use."""
 
     @property
     def DRIVER_CHECKS(self) -> tuple[Any, ...]:  # noqa: N802 - these are a module's constants
@@ -33,74 +33,74 @@ class Doctor(Protocol):
 
     @property
     def HOST_CHECKS(self) -> tuple[Any, ...]:  # noqa: N802
-        """Checks of the host, which come last."""
+        """Checks of the host, done last."""
 
     @property
     def REPORT_FILES(self) -> tuple[str, ...]:  # noqa: N802
-        """Patterns of files that a report for a bug holds."""
+        """Patterns of files for a bug report."""
 
     @property
     def REPORT_NODES(self) -> tuple[str, ...]:  # noqa: N802
-        """Patterns of nodes whose owners and modes it says."""
+        """Patterns of nodes whose owners and modes a bug report lists."""
 
 
 class Readings(Protocol):
-    """``telemetry`` of a driver that has files; they are read in a child as well."""
+    """``telemetry`` of a driver with files, which are also read in a child."""
 
     def read(self, inventory: Any, asking: Callable[[str], bool], /) -> Mapping[str, Values]:
-        """Return what is measured of each device now, by its id.
+        """Return the current measurements of each device, by its id.
 
-        ``asking`` is called with the id before a device's files are read, and says whether to.
+        ``asking`` is called with a device's id before its files are read; False skips it.
         """
 
 
 class Telemetry(Protocol):
-    """``telemetry`` of a driver that is asked in a child; tools/metrics/telemetry says how."""
+    """``telemetry`` of a driver that is queried in a child; tools/metrics/telemetry runs it."""
 
     def can_ask(self, inventory: Any, /) -> bool:
-        """Tell whether the driver of this inventory can be asked."""
+        """Tell whether the driver of this inventory can be queried."""
 
     def facts(self, inventory: Any, /) -> Mapping[str, Values]:
-        """Return what the inventory itself says of each device, by its id."""
+        """Return each device's values that the inventory has, by its id."""
 
     def worded(self, values: Values, /) -> Values:
-        """Return what the child says of a device with words for what is a number there."""
+        """Return the child's values of a device, with names in place of numeric codes."""
 
     def begin(self, config: Config, inventory: Any, but: Collection[str], /) -> Work:
-        """Return what a child does that is asked about all devices ``but`` some."""
+        """Return the function of a child that is queried about all devices ``but`` some."""
 
 
 class Events(Protocol):
-    """``events`` of a driver that reports errors to whoever listens."""
+    """``events`` of a driver that reports errors as events."""
 
     def can_listen(self, inventory: Any, /) -> bool:
         """Tell whether the driver of this inventory reports any."""
 
     def begin(self, config: Config, inventory: Any, but: Collection[str], /) -> Work:
-        """Return what a child does that listens to all devices ``but`` some."""
+        """Return the function of a child that listens to all devices ``but`` some."""
 
     def concerned(self, inventory: Any, event: Values, /) -> Iterable[Device]:
-        """Return the devices that an event is about."""
+        """Return the devices of an event."""
 
     def is_error(self, line: Values, /) -> bool:
-        """Tell whether what the child says is an error as it should be; ``gpu`` names a device.
+        """Tell whether a line from the child is a valid error; ``gpu`` names a device.
 
-        The driver's own code runs in that child.
+        That is checked because the driver's own code runs in the child.
         """
 
     def judge(self, event: Values, chosen: Any, /) -> tuple[str, str]:
-        """Return what an error does, one of ACTIONS, and what it is called.
+        """Return the effect of an error, one of ACTIONS, and its name.
 
-        ``chosen`` is what ``Plugin.settings`` returned, None for a vendor without.
+        ``chosen`` is the result of ``Plugin.settings``, None for a vendor without.
         """
 
 
 class Plugin(Protocol):
-    """``plugin``: options that the device plugin of clusters has for this vendor."""
+    """``plugin``: options of the clusters' device plugin for this vendor."""
 
     @property
     def OPTIONS(self) -> tuple[Option, ...]:  # noqa: N802
-        """The options, in the order of the help; no other vendor has one of their names."""
+        """The options, in the order of the help; no other vendor uses their names."""
 
     @property
     def VARIABLES(self) -> tuple[str, ...]:  # noqa: N802
@@ -108,21 +108,21 @@ class Plugin(Protocol):
 
     @property
     def SETTINGS(self) -> type:  # noqa: N802
-        """The class whose fields they set, with the defaults."""
+        """The class whose fields the options set, with the defaults."""
 
     def settings(self, values: Values, environ: Mapping[str, str], /) -> Any:
-        """Return an object of it, with the values that are set, by fields."""
+        """Return an instance of SETTINGS with the values that are set, by field."""
 
     def advice(self, chosen: Any, /, *, by_cdi: bool) -> Iterable[str]:
-        """Return what a person should know of such an object, a sentence each.
+        """Return advice for the administrator about such settings, a sentence each.
 
-        ``by_cdi`` is whether engines are given names of CDI devices.
+        ``by_cdi`` is whether engines get CDI device names.
         """
 
 
 @dataclass(frozen=True)
 class Share:
-    """How often a resource is offered, whether under another name then, and whether by MPS."""
+    """The sharing of a resource: its replicas, whether it is renamed, and whether MPS is used."""
 
     replicas: int = 1
     renamed: bool = False
@@ -130,7 +130,7 @@ class Share:
 
 
 class Labels(Protocol):
-    """``labels``: what the maker's own programs say of a node in its labels."""
+    """``labels``: the node labels that the vendor's own programs set."""
 
     def labels(
         self,
@@ -141,9 +141,9 @@ class Labels(Protocol):
         shares: Mapping[str, Share],
         /,
     ) -> Mapping[str, str]:
-        """Return the labels; DriverError where the driver doesn't answer.
+        """Return the labels; DriverError if the driver doesn't answer.
 
-        ``root`` is the driver root, ``chosen`` what ``Plugin.settings`` returned, None for a
+        ``root`` is the driver root, ``chosen`` the result of ``Plugin.settings``, None for a
         vendor without. ``shares`` are by resource.
         """
 
@@ -152,7 +152,7 @@ Sample = tuple[dict[str, str], float]  # labels and a value
 
 
 class Series(NamedTuple):
-    """A series of Prometheus', under its whole name; ``kind`` is gauge or counter."""
+    """A Prometheus series with its full name; ``kind`` is gauge or counter."""
 
     name: str
     kind: str
@@ -161,18 +161,18 @@ class Series(NamedTuple):
 
 
 class MakersSeries(Protocol):
-    """``makers_series``: what the maker's own exporter shows, for those who ask for it."""
+    """``makers_series``: the series of the vendor's own exporter, if they are requested."""
 
     def series(self, snapshot: Any, /) -> Iterable[Series]:
-        """Return the series of a look (``tools/metrics/model.Snapshot``)."""
+        """Return the series of a snapshot (``tools/metrics/model.Snapshot``)."""
 
 
 class Links(Protocol):
-    """``links``: how near devices are to each other."""
+    """``links``: the links between devices."""
 
     @property
     def PER_LINK(self) -> int:  # noqa: N802
-        """What one link between two devices counts."""
+        """The score of one link between two devices."""
 
     def links(self, config: Config, inventory: Any, /) -> Mapping[str, Mapping[str, int]]:
         """Return the scores of each device with others, by their ids."""
@@ -180,10 +180,10 @@ class Links(Protocol):
 
 @dataclass(frozen=True)
 class DriverContent:
-    """What a driver folder holds, by path in it.
+    """The content of a driver folder, by path in it.
 
-    ``files`` are paths below the driver root ``root``, without a symbolic link on the way;
-    ``links`` is what links say. ``folders`` are there whether they hold anything or not.
+    ``files`` are paths below the driver root ``root`` without symbolic links, ``links`` are link
+    targets. ``folders`` exist even if they are empty.
     """
 
     version: str
@@ -199,9 +199,9 @@ class DriverFolder(Protocol):
     def content_of(
         self, config: Config, inventory: Any, capabilities: Iterable[str] = (), /
     ) -> DriverContent:
-        """Return what belongs there; DriverFolderError where this driver can't be used so.
+        """Return the folder's content; DriverFolderError if this driver doesn't support that.
 
-        ``capabilities`` are its parts to put there, none stand for all; RequestError for others.
+        ``capabilities`` select parts of the driver, none means all; RequestError for unknown ones.
         """
 
 
@@ -209,8 +209,8 @@ class DriverFolder(Protocol):
 class NotSet:
     """A setting of a device that couldn't be changed, and why.
 
-    ``lost`` says that the device can't be reached: it comes back as new, by a reset or a reboot.
-    ``final`` says that the device never has this setting, so there is nothing to try again.
+    ``lost`` says that the device can't be reached: after a reset or a reboot it has its defaults.
+    ``final`` says that the device doesn't support this setting, so there is nothing to retry.
     """
 
     device: str
@@ -222,44 +222,44 @@ class NotSet:
 
 
 class DeviceSettings(Protocol):
-    """``settings``: what can be set of a vendor's devices, for whatever runs on them.
+    """``settings``: the settings of a vendor's devices, which apply to all their users.
 
     Devices are the inventory's ids, values are by the names of settings.
     """
 
     @property
     def READABLE(self) -> tuple[str, ...]:  # noqa: N802
-        """The settings that can be read of every device that can be reached."""
+        """The settings that every reachable device can report."""
 
     def read(
         self, config: Config, inventory: Any, wanted: Mapping[str, Mapping[str, int]], /
     ) -> Mapping[str, Mapping[str, int]]:
-        """Return the values now of the settings that are named, of those that can be read.
+        """Return the current values of the named settings, as far as they can be read.
 
-        DriverError where the driver can't be asked.
+        DriverError if the driver can't be queried.
         """
 
     def write(
         self, config: Config, inventory: Any, wanted: Mapping[str, Mapping[str, int]], /
     ) -> Sequence[NotSet]:
-        """Set all that can be set; return the others. DriverError as above."""
+        """Change all settings that can be changed; return the others. DriverError as above."""
 
     def refusal(self, name: str, value: int, /) -> str:
         """Return why a claim may not change a setting that has this value; "" if it may."""
 
     def title(self, name: str, /) -> str:
-        """Return what a sentence calls a setting."""
+        """Return a setting's name in sentences."""
 
     def shown(self, name: str, value: int, /) -> str:
         """Return a value as the vendor's tools print it."""
 
 
 class ClaimConfig(Protocol):
-    """``claim_config``: what a cluster's claims may ask of devices in the vendor's own words.
+    """``claim_config``: the vendor's own configuration of devices in claims.
 
-    A plan is what ``read`` returns: plain values. It changes ``settings`` of its device, and may
-    have programs started: an effect is a plain dict with ``devices``, the inventory's ids, which is
-    written down before it is begun.
+    ``read`` returns a plan of plain values. It changes ``settings`` of its device, and may start
+    programs: an effect is a plain dict with ``devices``, the inventory's ids, which is recorded
+    before it is started.
     """
 
     @property
@@ -267,7 +267,7 @@ class ClaimConfig(Protocol):
         """The apiVersions of the parameters that it reads."""
 
     def read(self, parameters: Values, /, *, is_part: bool) -> Values | None:
-        """Return what is asked for a device, None where the kind is for others; RequestError."""
+        """Return a device's plan, None if the kind is for other devices; RequestError."""
 
     def settings(self, plan: Values, /) -> Mapping[str, int]:
         """Return the settings of its device that a plan needs, by their names."""
@@ -280,37 +280,37 @@ class ClaimConfig(Protocol):
         folder: str,
         /,
     ) -> list[dict[str, Any]]:
-        """Return the programs to start for a claim, which has a ``folder`` of its own.
+        """Return the programs to start for a claim, which has its own ``folder``.
 
-        Whatever can refuse the plans does so here, before anything is done; a GpuhookError.
+        All checks of the plans are done here, before any change; a GpuhookError.
         """
 
     def begin(self, config: Config, inventory: Any, effect: Values, /) -> dict[str, list[Any]]:
-        """Do it, whether it was done before or not; return CDI edits for the devices."""
+        """Start an effect; return CDI edits for the devices. It is idempotent."""
 
     def look_after(self, config: Config, inventory: Any, effect: Values, /) -> bool:
-        """Start again what has ended by itself; tell whether anything had."""
+        """Start programs again that have ended by themselves; tell whether there were any."""
 
     def undo(self, config: Config, inventory: Any, effect: Values, /) -> None:
-        """End it; the inventory is None without a driver.
+        """Stop an effect; the inventory is None without a driver.
 
-        A GpuhookError where it is to be tried again: until then nobody else gets the devices.
+        A GpuhookError if that has to be tried again: until then no other claim gets the devices.
         """
 
 
 class Programs(Protocol):
-    """``programs``: what those that use a vendor's devices read."""
+    """``programs``: variables that applications of a vendor's devices read."""
 
     @property
     def VARIABLES(self) -> tuple[str, ...]:  # noqa: N802
-        """Variables that choose among the devices of a container, and give none."""
+        """Variables that choose among a container's devices, and add none."""
 
 
 Contract = TypeVar("Contract")
 
 
 class Part(Generic[Contract]):
-    """What finds one module of a vendor, None where it has none."""
+    """A finder of a kind of module of vendors; None for vendors without it."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -334,7 +334,7 @@ settings: Part[DeviceSettings] = Part("settings")
 
 
 def programs(names: ModuleType) -> tuple[str, ...]:
-    """Return by which variables programs choose among a vendor's devices that they were given."""
+    """Return the variables with which programs choose among their devices of a vendor."""
     found: Programs | None = part(names, "programs")
     return found.VARIABLES if found is not None else ()
 
@@ -342,16 +342,16 @@ def programs(names: ModuleType) -> tuple[str, ...]:
 def part(names: ModuleType, what: str) -> Any:
     """Return the module ``what`` of a vendor's folder here, None without one.
 
-    ``names`` is the vendor's of ``registry.known``. Where one module serves several vendors, it
-    has a function ``of``, and what that returns for this one stands for the module. What the
-    module itself raises is passed on.
+    ``names`` is the vendor's module in ``registry.known``. A module for several vendors has a
+    function ``of``, whose result for this vendor is used as the module. Errors that the module
+    raises on import are passed on.
     """
     folder = f"gpuhook.tools.vendors.{contract.package(names).rpartition('.')[2]}"
     whole = f"{folder}.{what}"
     try:
         module = importlib.import_module(whole)
     except ModuleNotFoundError as error:
-        if error.name not in (folder, whole):  # it is there, and lacks a module that it imports
+        if error.name not in (folder, whole):  # a module that it imports is missing
             raise
         return None
     return module.of(names) if hasattr(module, "of") else module

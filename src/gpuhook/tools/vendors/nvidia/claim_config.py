@@ -1,8 +1,8 @@
-"""What a claim's configuration of NVIDIA's group asks of GPUs: time slices, or MPS.
+"""Claims' configurations of NVIDIA's API group for GPUs: time slices, or MPS.
 
-GpuConfig and MigDeviceConfig as NVIDIA's own DRA driver reads them (resource.nvidia.com/v1beta1).
-MPS is a control daemon of the claim's own, kept as ``gpuhook mps`` keeps one: no pod is needed for
-it. What can't be done for sure is refused.
+GpuConfig and MigDeviceConfig are read as by NVIDIA's own DRA driver (resource.nvidia.com/v1beta1).
+For MPS, the claim gets its own control daemon, run as by ``gpuhook mps``, without a pod.
+Configurations that can't be applied reliably are refused.
 """
 
 import copy
@@ -25,20 +25,20 @@ from gpuhook.vendors.nvidia.model import Inventory
 from gpuhook.vendors.nvidia.variables import MPS_LIMITS
 
 APIS = ("resource.nvidia.com/v1beta1",)
-_KINDS = {"GpuConfig": False, "MigDeviceConfig": True}  # whether it is for parts
+_KINDS = {"GpuConfig": False, "MigDeviceConfig": True}  # whether the kind is for parts
 _MPS = "mps"
 _THREADS, _MEMORY = "defaultActiveThreadPercentage", "defaultPinnedDeviceMemoryLimit"
 _EACH, _MULTI_USER = "defaultPerDevicePinnedMemoryLimit", "multiUser"
-_LIMITS = "limits"  # of memory, by names of the claim in a plan, by UUID in an effect
+_LIMITS = "limits"  # memory limits, by the claim's names in a plan, by UUID in an effect
 _MEGA = 1 << 20
 
 Plan = Mapping[str, Any]
 
 
 def read(parameters: Mapping[str, Any], *, is_part: bool) -> Plan | None:
-    """Return what is to be done to a device, {} for nothing; None where it is for other devices.
+    """Return the plan for a device, {} for no change; None if the kind is for other devices.
 
-    RequestError, in a sentence, for what isn't known or can't be done.
+    RequestError, in a sentence, for unknown fields and values that can't be applied.
     """
     kind = parameters.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
@@ -78,7 +78,7 @@ def _time_slice(given: Mapping[str, Any], *, is_part: bool) -> Plan:
 def _mps(given: Mapping[str, Any], *, is_part: bool) -> Plan:
     given = _fields(given, (_THREADS, _MEMORY, _EACH, _MULTI_USER), "mpsConfig")
     if is_part:
-        raise RequestError("gpuhook shares no MIG device by MPS", "Claim a whole GPU for that")
+        raise RequestError("gpuhook shares no MIG device by MPS", "Claim a whole GPU for MPS")
     if given.get(_MULTI_USER, False) is not False:
         raise RequestError(
             f"mpsConfig.{_MULTI_USER} is {shown(str(given[_MULTI_USER]))}, and a claim's MPS "
@@ -109,7 +109,7 @@ def _size(text: object, name: str) -> int:
 
 
 def _fields(given: Mapping[str, Any], known: Sequence[str], where: str) -> Mapping[str, Any]:
-    """Return what is there: null is as if it weren't. RequestError for what isn't known."""
+    """Return the fields without null values. RequestError for unknown fields."""
     unknown = [shown(str(each)) for each in given if each not in known]
     if unknown:  # protects: dra-unknown-fields
         raise RequestError(
@@ -122,18 +122,18 @@ def _fields(given: Mapping[str, Any], known: Sequence[str], where: str) -> Mappi
 def _object(given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     found = given.get(key, {})
     if not isinstance(found, Mapping):
-        raise RequestError(f"{key} of a claim's configuration is no object", "Correct it")
+        raise RequestError(f"{key} of a claim's configuration isn't an object", "Correct it")
     return found
 
 
-# What is done -------------------------------------------------------------------------------------
+# Changes ------------------------------------------------------------------------------------------
 
 
 def settings(plan: Plan) -> dict[str, int]:
     """Return the settings that a plan needs of its device.
 
-    NVIDIA's driver sets the compute mode for both strategies: a time slice is for programs of
-    several processes, and MPS for its clients alone.
+    NVIDIA's DRA driver sets the compute mode for both strategies: time slices need a mode for
+    several processes, and MPS one only for its clients.
     """
     if plan["do"] == _MPS:
         return {MODE: EXCLUSIVE_PROCESS}
@@ -143,10 +143,10 @@ def settings(plan: Plan) -> dict[str, int]:
 def effects(
     config: Config, inventory: Inventory, wanted: Sequence[tuple[Device, Plan]], folder: str
 ) -> list[dict[str, Any]]:
-    """Return the MPS daemon that has to be started for a claim's devices, as a plain dict.
+    """Return the MPS daemon to start for a claim's devices, as a plain dict.
 
-    ``folder`` is one of the claim's own. A GpuhookError for whatever can't be done here, time
-    slices among them, before anything is.
+    ``folder`` is the claim's own. A GpuhookError for anything that isn't possible here, including
+    time slices, before any change.
     """
     if any(plan["do"] == SLICE for _, plan in wanted):
         check_program(inventory)
@@ -164,11 +164,11 @@ def effects(
 
 
 def _daemon(shared: Sequence[tuple[Device, Plan]], folder: str) -> dict[str, Any]:
-    """Return the effect of a claim's daemon; RequestError where its devices' plans differ."""
+    """Return the effect of a claim's daemon; RequestError if its devices' plans differ."""
     if any(plan != shared[0][1] for _, plan in shared):
         raise RequestError(
-            "A claim has one MPS daemon, and its configurations say different limits",
-            "Give all of its GPUs the same mpsConfig, or claim them apart",
+            "A claim has one MPS daemon, and its configurations have different limits",
+            "Give all of its GPUs the same mpsConfig, or use separate claims",
         )
     devices = [device.id for device, _ in shared]
     effect = {**shared[0][1], "devices": devices, "folder": folder}
@@ -178,21 +178,21 @@ def _daemon(shared: Sequence[tuple[Device, Plan]], folder: str) -> dict[str, Any
 
 
 def _by_device(limits: Mapping[str, int], devices: Sequence[str]) -> dict[str, int]:
-    """Return limits by UUID; a number means a device's place among the claim's sorted UUIDs."""
+    """Return limits by UUID; a number is a device's index in the claim's sorted UUIDs."""
     places = {str(place): device for place, device in enumerate(sorted(devices))}
     unknown = [name for name in limits if name not in places and name not in devices]
     if unknown:
         raise RequestError(
             f"mpsConfig.{_EACH} has {shown(unknown[0])}, and the claim has {listed([*devices])}",
-            "Use a GPU's UUID, or its place among the claim's sorted UUIDs, from 0 on",
+            "Use a GPU's UUID, or its index in the claim's sorted UUIDs, starting at 0",
         )
     return {places.get(name, name): size for name, size in limits.items()}
 
 
 def begin(config: Config, inventory: Inventory, effect: Plan) -> dict[str, list[Any]]:
-    """Start the daemon; return CDI edits for the devices. Done twice it is as done once.
+    """Start the daemon; return CDI edits for the devices. It is idempotent.
 
-    A GpuhookError where that fails.
+    A GpuhookError if that fails.
     """
     return _mps_edits(_keeper(config, inventory, effect).start(), effect["folder"])
 
@@ -203,20 +203,20 @@ def look_after(config: Config, inventory: Inventory | None, effect: Plan) -> boo
 
 
 def undo(config: Config, inventory: Inventory | None, effect: Plan) -> None:
-    """End the daemon; a GpuhookError where that fails, and is to be tried again."""
+    """Stop the daemon; a GpuhookError if that fails and has to be tried again."""
     if os.path.isdir(effect["folder"]):
         _keeper(config, inventory, effect).stop()
         shutil.rmtree(effect["folder"], ignore_errors=True)
 
 
 def _keeper(config: Config, inventory: Inventory | None, effect: Plan) -> Keeper:
-    """Return who keeps a claim's daemon, with the limits that the claim has."""
+    """Return the controller of a claim's daemon, with the claim's limits."""
     own = copy.copy(config)
     own.state_dir = effect["folder"]
     own.mps_devices = ",".join(effect["devices"])
     own.mps_percentage = effect["threads"]
     own.mps_memory = f"{effect['memory'] // _MEGA}MiB" if effect["memory"] else ""
-    own.mps_clients = 1  # places: all containers of a claim have one, and its limits together
+    own.mps_clients = 1  # all containers of a claim share one place, and its limits
     limits = effect.get(_LIMITS, {})
     if len({limits.get(device, effect["memory"]) for device in effect["devices"]}) > 1:
         own.mps_version = "2"  # a namespace of version 3 has one limit for all devices
@@ -230,7 +230,7 @@ def _mps_edits(state: mps.State, folder: str) -> dict[str, list[Any]]:
     mounts = [{"hostPath": f"{base}/{mps.PIPE}{own}", "containerPath": mps.PLACE,
                "options": ["ro", *options]}]  # fmt: skip
     if state.version < 3:
-        shm = "/dev/shm"  # noqa: S108 - of the container
+        shm = "/dev/shm"  # noqa: S108 - the container's
         mounts.append({"hostPath": f"{base}/{mps.SHM}", "containerPath": shm, "options": options})
     env = [f"{mps.PIPE_VARIABLE}={mps.PLACE}"]
     if state.threads:

@@ -1,4 +1,4 @@
-"""GPUs and MIG devices as a cluster hands them out, by the rules of NVIDIA's device plugin."""
+"""GPUs and MIG devices as a cluster's resources, by the rules of NVIDIA's device plugin."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -16,8 +16,8 @@ from gpuhook.vendors.nvidia.vendor import VENDOR
 _GPUS = "/proc/driver/nvidia/gpus"
 _SMALL = 1 << 14  # bytes
 _UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]+)\s*$", re.MULTILINE)
-# What ends the name of a MIG device: the slices of its compute instance, where those aren't all
-# of its GPU instance's, the slices and the memory of that, and what else it has (+me).
+# The end of a MIG device's name: the slices of its compute instance, unless it has all of its GPU
+# instance's; the slices and the memory of the GPU instance; and attributes (+me).
 _PROFILE = re.compile(r"(?:([0-9]+)c\.)?([0-9]+)g\.[0-9]+gb(?:[-+][a-z0-9.+-]+)?")
 
 
@@ -55,13 +55,13 @@ class NvidiaCluster(Cluster):
         return found, warnings
 
     def handed_out(self, device: Device) -> str:
-        """Return its GPU, where GPUs are handed out whole: that is as bad as its worst instance."""
+        """Return its GPU if whole GPUs are offered: a GPU is unhealthy if one instance is."""
         return (self.chosen.mig_strategy == NONE and device.parent) or device.id
 
     def lost(self, inventory: Inventory, root: Rootfs) -> list[Device]:
-        """Return the GPUs that have fallen off the bus, by what the kernel module says of them.
+        """Return the GPUs that have fallen off the bus, from the kernel module.
 
-        NVML says no more than how many there are; the module still has their UUIDs, as a rule.
+        NVML reports only their number; the module usually still has their UUIDs.
         """
         known = {gpu.uuid for gpu in inventory.gpus}
         uuids = [uuid for uuid in _uuids(root) if uuid not in known]
@@ -78,14 +78,14 @@ class NvidiaCluster(Cluster):
         warnings = []
         if features and ways.by_variable and not ways.unprivileged:
             warnings.append(
-                f"Containers that aren't privileged don't get {listed(features)}: no variable asks "
-                "for it where accept-nvidia-visible-devices-envvar-when-unprivileged is off"
+                f"Containers that aren't privileged don't get {listed(features)}: their variables "
+                "don't count if accept-nvidia-visible-devices-envvar-when-unprivileged is off"
             )
         options.features = tuple(sorted(features))
         options.imex_channels = channels
         if channels and not self.chosen.imex_required and why_not():
             wanted = listed([*map(str, channels)])
-            warnings.append(f"Containers get no IMEX channel: of {wanted} not all are there")
+            warnings.append(f"Containers get no IMEX channel: not all of {wanted} exist")
             options.imex_channels = channels = ()
         variables = {feature_variable(name): "enabled" for name in features}
         if channels and not ways.by_mounts:
@@ -97,7 +97,7 @@ class NvidiaCluster(Cluster):
 
 
 def profile(mig: Mig) -> str:
-    """Return a MIG device's profile (1g.10gb+me), "" where its name has none."""
+    """Return a MIG device's profile (1g.10gb+me), "" if its name has none."""
     word = mig.name.rpartition(" ")[2]
     return word if _PROFILE.fullmatch(word) else ""
 
@@ -121,7 +121,7 @@ def _by_profile(inventory: Inventory) -> tuple[Offers, list[str]]:
             found.setdefault(name, []).append(device)
         else:
             why = "has only a part of its GPU instance" if name else "has no known profile"
-            left_out.append(f"MIG device {device.label} isn't handed out: it {why}")
+            left_out.append(f"MIG device {device.label} isn't offered: it {why}")
     return found, left_out
 
 
@@ -131,7 +131,7 @@ def _empty(inventory: Inventory) -> list[str]:
 
 
 def _check_alike(inventory: Inventory, parts: Offers) -> None:
-    """Refuse GPUs of which some are in MIG mode, and MIG devices of several profiles."""
+    """Refuse GPUs of which only some are in MIG mode, and MIG devices of several profiles."""
     remedy = "Use mig-strategy mixed, or give all GPUs one profile (nvidia-smi mig)"
     others = [str(gpu.index) for gpu in inventory.gpus if not gpu.mig_enabled]
     if others and len(others) < len(inventory.gpus):
@@ -149,7 +149,7 @@ def _check_alike(inventory: Inventory, parts: Offers) -> None:
 
 
 def _uuids(root: Rootfs) -> Iterator[str]:
-    """Yield the UUIDs that the kernel module has of its GPUs, in the order of their addresses."""
+    """Yield the UUIDs of GPUs from the kernel module, in the order of their addresses."""
     for name in sorted(root.list_folder(_GPUS)):
         try:
             data = root.read_file(f"{_GPUS}/{name}/information", _SMALL) or b""

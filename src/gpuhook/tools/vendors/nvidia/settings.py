@@ -1,6 +1,6 @@
-"""Compute mode and time slice of GPUs: NVML has the first, only nvidia-smi the second.
+"""Compute mode and time slice of GPUs: NVML sets the first, only nvidia-smi the second.
 
-The words and the table of ``nvidia-smi compute-policy`` are those of the program of driver 535.
+The options and the table of ``nvidia-smi compute-policy`` are those of driver 535.
 """
 
 import subprocess
@@ -25,17 +25,17 @@ _PROHIBITED = 2
 _TITLES = {MODE: "compute mode", SLICE: "time slice"}
 _SMI = "nvidia-smi"
 _COMMAND = "compute-policy"
-_NAME = "timeslice"  # of the policy, in its table
+_NAME = "timeslice"  # the policy's name in the table
 _PATIENCE = 10.0  # seconds for the program
-_SHOWN = 200  # characters of what it prints
-_ROOT = "0"  # the user to ask NVML as
-_REMEDY = "Make nvidia-smi set it on the host first"
+_SHOWN = 200  # characters of its output in a message
+_ROOT = "0"  # the user that queries NVML
+_REMEDY = "Check first that nvidia-smi can set it on the host"
 
 Values = Mapping[str, int]
 
 
 def title(name: str) -> str:
-    """Return what a sentence calls a setting."""
+    """Return a setting's name in sentences."""
     return _TITLES.get(name, name)
 
 
@@ -55,7 +55,7 @@ def refusal(name: str, value: int) -> str:
 def read(
     config: Config, inventory: Inventory, wanted: Mapping[str, Values]
 ) -> dict[str, dict[str, int]]:
-    """Return the values now, of those that can be read; DriverError if NVML can't be asked."""
+    """Return the current values that can be read; DriverError if NVML can't be queried."""
     found: dict[str, dict[str, int]] = {device: {} for device in wanted}
     with_mode = [device for device, values in wanted.items() if MODE in values]
     if with_mode:
@@ -72,7 +72,10 @@ def read(
 
 
 def write(config: Config, inventory: Inventory, wanted: Mapping[str, Values]) -> Sequence[NotSet]:
-    """Set all that can be set; return the others. DriverError if the driver can't be asked."""
+    """Change all settings that can be changed; return the others.
+
+    DriverError if the driver can't be queried.
+    """
     modes = {device: values[MODE] for device, values in wanted.items() if MODE in values}
     slices = {device: values[SLICE] for device, values in wanted.items() if SLICE in values}
     failures = _set_modes(config, inventory, modes) if modes else []
@@ -107,7 +110,7 @@ def _modes(config: Config, inventory: Inventory, devices: Sequence[str]) -> dict
 def _set_modes(config: Config, inventory: Inventory, modes: Mapping[str, int]) -> list[NotSet]:
     """Set compute modes by UUID.
 
-    A GPU that has the mode isn't asked: some refuse every mode, also the one they have.
+    A GPU in the right mode is left unchanged: some refuse every mode, even their current one.
     """
 
     def question(pynvml: Any) -> dict[str, Any]:
@@ -134,12 +137,12 @@ def _set_modes(config: Config, inventory: Inventory, modes: Mapping[str, int]) -
 
 
 def find_program(inventory: Inventory) -> str | None:
-    """Return the program that sets time slices; None where the driver has none."""
+    """Return the path of the program that sets time slices; None if the driver has none."""
     return driver_program.find(inventory, _SMI)
 
 
 def check_program(inventory: Inventory) -> None:
-    """Raise DriverError where the program that sets time slices isn't there or can't be run."""
+    """Raise DriverError if the program that sets time slices is missing or can't be run."""
     program = find_program(inventory)
     if program is None:
         raise _no_program(inventory)
@@ -163,7 +166,7 @@ def parse(table: str) -> int | None:
 
 
 def _set_slice(inventory: Inventory, program: str | None, device: str, number: int) -> str:
-    """Set the length of a GPU's time slice; return why that can't be, "" where it is set."""
+    """Set the length of a GPU's time slice; return why that failed, "" if it is set."""
     if program is None:
         return _no_program(inventory).cause
     done = _run(inventory, program, "-i", device, f"--set-timeslice={number}")
@@ -172,7 +175,7 @@ def _set_slice(inventory: Inventory, program: str | None, device: str, number: i
 
 
 def _run(inventory: Inventory, program: str, *words: str) -> "subprocess.CompletedProcess[bytes]":
-    """Run nvidia-smi; DriverError where it doesn't end in time."""
+    """Run nvidia-smi; DriverError if it doesn't end in time."""
     root = inventory.root.rstrip("/")
     cuda = next((each.path for each in inventory.files if "/libcuda.so." in each.path), "")
     libraries = root + cuda.rpartition("/")[0] if root and cuda else ""
