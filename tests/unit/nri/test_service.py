@@ -562,7 +562,7 @@ def test_a_message_that_is_none_ends_it(served: Served) -> None:
     served.engine._connection.send(PLUGIN, 1, REQUEST, b"\xff\xff\xff")
     served._thread.join(5)
     assert served.failed is not None
-    assert "isn't a message" in str(served.failed)
+    assert "invalid message" in str(served.failed)
 
 
 class Listener:
