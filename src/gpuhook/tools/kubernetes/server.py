@@ -390,7 +390,7 @@ class _Endpoint:
             options=_options(),
         )
         if self._registry is None:
-            raise PluginError(f"{path} doesn't exist", "The kubelet creates it when it starts")
+            raise PluginError(f"{path} isn't there", "The kubelet creates it when it starts")
         before = service.asked
         async with grpc.aio.insecure_channel(f"unix:{quote(path)}", options=_CHANNEL) as channel:
             try:

@@ -58,7 +58,7 @@ class Client:
 
     @property
     def is_whole(self) -> bool:
-        """Whether enough of its request was received for a response, and none was given yet."""
+        """True once its request suffices for a response, until it is given one."""
         return self._answer is None and not self.is_over and http_request.is_whole(self.request)
 
     @functools.cached_property
@@ -68,12 +68,12 @@ class Client:
 
     @property
     def is_answered(self) -> bool:
-        """Whether a response was given, possibly not sent yet."""
+        """True once it is given a response, even if that isn't sent yet."""
         return self._answer is not None
 
     @property
     def takes(self) -> bool:
-        """Whether there is more to send."""
+        """True while there is more to send."""
         return bool(self._answer) or self._asks_to_send
 
     def give(self, answer: bytes) -> None:

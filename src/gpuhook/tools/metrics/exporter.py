@@ -20,7 +20,7 @@ try:
 except ImportError as error:
     raise MetricsError(
         "The Python package prometheus_client isn't installed, and metrics need it",
-        "Install it: pip install prometheus_client, with gpuhook's own pip, or the package "
+        "Install it: pip install prometheus_client, with the pip next to gpuhook, or the package "
         "python3-prometheus-client",
     ) from error
 
@@ -39,19 +39,23 @@ _GAUGES: tuple[tuple[str, str, Callable[[Device], float | None]], ...] = (
     ("memory_used_bytes", "Memory in use on the device.", lambda it: it.memory_used_bytes),
     (
         "memory_reserved_bytes",
-        "Memory that the driver keeps for itself.",
+        "Memory reserved by the driver.",
         lambda it: it.memory_reserved_bytes,
     ),
-    ("utilization_ratio", "Share of the time in which something ran.", lambda it: it.utilization),
+    ("utilization_ratio", "Share of the time in which it was busy.", lambda it: it.utilization),
     ("temperature_celsius", "Temperature of the device.", lambda it: it.temperature_celsius),
     (
         "memory_temperature_celsius",
         "Temperature of the device's memory.",
         lambda it: it.memory_temperature_celsius,
     ),
-    ("power_watts", "Power that the device draws.", lambda it: it.power_watts),
-    ("power_limit_watts", "Power that it may draw.", lambda it: it.power_limit_watts),
-    ("clock_hertz", "Clock of what computes.", lambda it: it.clock_mhz and it.clock_mhz * _MHZ),
+    ("power_watts", "Power draw of the device.", lambda it: it.power_watts),
+    ("power_limit_watts", "Power limit of the device.", lambda it: it.power_limit_watts),
+    (
+        "clock_hertz",
+        "Compute clock of the device.",
+        lambda it: it.clock_mhz and it.clock_mhz * _MHZ,
+    ),
 )
 
 
@@ -90,7 +94,7 @@ def _gauge(name: str, about: str, labels: Iterable[str]) -> Family:
 def _of_devices(snapshot: Snapshot) -> Iterator[Family]:
     info = _gauge(
         "gpuhook_gpu_info",
-        "A device, or a part of one (parent), with what doesn't change.",
+        "A device, or a part of one (parent), with its constant properties.",
         (*_DEVICE, "minor", "bus_id", "model", "driver", "parent", "mig_profile"),
     )
     for each in snapshot.devices:
@@ -147,7 +151,7 @@ def _of_states(snapshot: Snapshot) -> Iterator[Family]:
     )
     recovery = _gauge(
         "gpuhook_gpu_recovery_action",
-        "1 for what the driver would have done to the device.",
+        "1 for the recovery action that the driver recommends.",
         (*_DEVICE, "action"),
     )
     for each in snapshot.devices:
@@ -178,7 +182,7 @@ def _container_labels(device: Device, container: Container) -> list[str]:
 def _of_containers(snapshot: Snapshot) -> Iterator[Family]:
     assigned = _gauge(
         "gpuhook_container_gpu_assigned",
-        "1 for each device that a container was given, also where nothing runs.",
+        "1 for each device allocated to a container, in use or not.",
         _CONTAINER,
     )
     for container, device in _pairs(snapshot):
@@ -186,7 +190,7 @@ def _of_containers(snapshot: Snapshot) -> Iterator[Family]:
     yield assigned
     memory = _gauge(
         "gpuhook_container_gpu_memory_used_bytes",
-        "Device memory of a container's processes; container_id is empty for those in none.",
+        "Device memory of a container's processes; container_id is empty outside of containers.",
         _CONTAINER,
     )
     share = _gauge(
@@ -199,7 +203,7 @@ def _of_containers(snapshot: Snapshot) -> Iterator[Family]:
     )
     limit = _gauge(
         "gpuhook_container_gpu_memory_limit_bytes",
-        "A container's limit of device memory; source says who keeps it and what is used of it.",
+        "A container's device memory limit; source is what enforces it and reports the use.",
         (*_CONTAINER, "source"),
     )
     for usage, labels in _usages(snapshot):
@@ -272,24 +276,26 @@ def _of_makers(snapshot: Snapshot) -> Iterator[Family]:
 
 def _of_ourselves(snapshot: Snapshot, seconds: float) -> Iterator[Family]:
     errors = CounterMetricFamily(
-        "gpuhook_metrics_errors", "What failed since this was started, by kind.", labels=["kind"]
+        "gpuhook_metrics_errors", "Failures since the start, by kind.", labels=["kind"]
     )
     for kind, count in sorted(snapshot.errors.items()):
         errors.add_metric([kind], count)
     yield errors
     yield GaugeMetricFamily(
-        "gpuhook_metrics_scrape_duration_seconds", "How long this look took.", value=seconds
+        "gpuhook_metrics_scrape_duration_seconds", "Duration of this scrape.", value=seconds
     )
-    steps = _gauge("gpuhook_metrics_step_duration_seconds", "How long its steps took.", ["step"])
+    steps = _gauge(
+        "gpuhook_metrics_step_duration_seconds", "Duration of the scrape's steps.", ["step"]
+    )
     for step, took in snapshot.durations.items():
         steps.add_metric([step], took)
     yield steps
-    build = _gauge("gpuhook_build_info", "Which gpuhook and Python made this.", _BUILD)
+    build = _gauge("gpuhook_build_info", "Versions of gpuhook and Python.", _BUILD)
     build.add_metric([__version__, platform.python_version()], 1)
     yield build
     daemon = _gauge(
         "gpuhook_mps_up",
-        "1 where the control daemon of MPS is there, else 0; absent where no GPU is shared by it.",
+        "1 if the MPS control daemon is running, else 0; absent if no GPU is shared by MPS.",
         [],
     )
     if snapshot.mps is not None:
@@ -297,6 +303,6 @@ def _of_ourselves(snapshot: Snapshot, seconds: float) -> Iterator[Family]:
     yield daemon
     yield GaugeMetricFamily(
         "gpuhook_metrics_complete",
-        "1 where nothing is missing from this look, else 0: the service's log has what.",
+        "1 if this scrape is complete, else 0; the service's log lists missing values.",
         value=float(not snapshot.problems),
     )

@@ -184,7 +184,7 @@ class Service:
     def _look(self) -> dict[str, Any]:
         """Return a snapshot and its duration, or {}; log problems that have changed."""
         before = time.monotonic()
-        with self._told_of_failures("The devices couldn't be looked at"):
+        with self._told_of_failures("The devices couldn't be read"):
             snapshot: Snapshot = self._observer.take()
             self._tell_news((*snapshot.problems, *snapshot.notes))
             seconds = time.monotonic() - before
@@ -192,7 +192,7 @@ class Service:
         return {}
 
     def _prepare(self, patience: float = 0.0) -> None:
-        with self._told_of_failures("The next look couldn't be prepared"):
+        with self._told_of_failures("The next snapshot couldn't be prepared"):
             self._observer.prepare(patience)
 
     @contextlib.contextmanager

@@ -168,6 +168,7 @@ def _bcrypt() -> Any:
     except ImportError:
         raise MetricsError(
             "Passwords need the Python package bcrypt, which isn't installed",
-            "Install it: pip install bcrypt, with gpuhook's own pip, or the package python3-bcrypt",
+            "Install it: pip install bcrypt, with the pip next to gpuhook, or the package "
+            "python3-bcrypt",
         ) from None
     return bcrypt
