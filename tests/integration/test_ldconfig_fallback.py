@@ -96,7 +96,7 @@ def test_how_far_it_is_shut_in(bundle: Bundle, configure: Configure, shut_in: Pa
     with nothing_left(bundle.root):
         failed = gpuhook.run(bundle, "true").failed()
     assert (
-        "the host's ldconfig can't make a new one: it ended with status 3 (uid=0/0 pid=1 caps=0 "
+        "the host's ldconfig can't create a new one: it exited with status 3 (uid=0/0 pid=1 caps=0 "
         "bounding=0 nnp=1 env=0 fds=3 etc=EROFS dev=OK proc=0 sys=0 net=1 exec=EACCES cpu=10 "
         "as=2048 nofile=64 fsize=16)"
     ) in failed.stderr
@@ -167,7 +167,7 @@ def test_it_is_ended_when_an_image_makes_it_wait(bundle: Bundle, configure: Conf
     damaged = damage(bundle)
     with nothing_left(bundle.root):
         failed = configure().run(bundle, "true").failed()
-    assert "can't make a new one: it took more than 10 seconds" in failed.stderr
+    assert "can't create a new one: it took more than 10 seconds" in failed.stderr
     assert (bundle.root / CACHE).read_bytes() == damaged
 
 

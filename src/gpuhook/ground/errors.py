@@ -1,4 +1,4 @@
-"""Every error a user can meet: one sentence of cause, one of remedy, one stable code."""
+"""All errors that users can see: a sentence of cause, one of remedy, and a stable code."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -8,11 +8,11 @@ _SHOWN = 48  # characters of a foreign value that a message shows
 
 
 class GpuhookError(Exception):
-    """Base of all errors that gpuhook raises on purpose.
+    """Base class of all errors that gpuhook raises on purpose.
 
-    ``cause`` says in one sentence what is wrong, ``remedy`` in one sentence what to do;
-    both without a full stop. ``code`` is stable and machine-readable. As a text it is
-    ``printable``, whoever chose the names in it.
+    ``cause`` is one sentence about what is wrong, ``remedy`` one about what to do; both
+    without a full stop. ``code`` is stable and machine-readable. The text is ``printable``,
+    whatever names it contains.
     """
 
     code = "error"
@@ -27,43 +27,43 @@ class GpuhookError(Exception):
 
 
 class ConfigError(GpuhookError):
-    """config.toml can't be read or holds a value of the wrong type."""
+    """An unreadable config.toml, or a value of the wrong type in it."""
 
     code = "config"
 
 
 class SpecError(GpuhookError):
-    """The bundle's config.json can't be read, parsed or written."""
+    """A bundle's config.json that can't be read, parsed or written."""
 
     code = "spec"
 
 
 class UnusableSpecError(SpecError):
-    """The bundle's config.json isn't there, or is such that every low-level runtime refuses it."""
+    """A missing config.json, or one that every low-level runtime refuses."""
 
 
 class CommandLineError(GpuhookError):
-    """A word in gpu-py's command line means something else to another low-level runtime."""
+    """A word in gpu-py's command line that low-level runtimes interpret differently."""
 
     code = "command-line"
 
 
 class StateError(GpuhookError):
-    """The container state that the runtime handed to the hook is unusable."""
+    """An unusable container state, passed by the runtime to the hook."""
 
     code = "state"
 
 
 class RuntimeMissingError(GpuhookError):
-    """None of the configured low-level runtimes exists."""
+    """No low-level runtime: none of the configured ones exists."""
 
     code = "runtime-missing"
 
 
 class RequestError(GpuhookError):
-    """The container's request is malformed or not allowed.
+    """A malformed or forbidden request of a container.
 
-    ``request`` is the Request as far as it had been understood before, if at all.
+    ``request`` is the Request as far as it was parsed, if at all.
     """
 
     code = "request"
@@ -71,167 +71,167 @@ class RequestError(GpuhookError):
 
 
 class CapabilityError(RequestError):
-    """A driver capability that is asked for is unknown or not supported."""
+    """A requested driver capability that is unknown or not supported."""
 
     code = "unsupported-capability"
 
 
 class UnknownDeviceError(RequestError):
-    """A requested GPU, MIG device or channel doesn't exist on this machine."""
+    """A requested GPU, MIG device or channel that doesn't exist on this host."""
 
     code = "unknown-device"
 
 
 class LostDeviceError(UnknownDeviceError):
-    """A requested GPU is one that has fallen off the bus."""
+    """A requested GPU that has fallen off the bus."""
 
     code = "lost-device"
 
 
 class RequirementError(RequestError):
-    """A condition that the container sets is malformed or not met by this machine."""
+    """A container's requirement that is malformed, or that this host doesn't meet."""
 
     code = "requirement"
 
 
 class LimitError(RequestError):
-    """A limit of a device's memory is malformed, not allowed, or can't be set."""
+    """A memory limit of a device that is malformed, forbidden, or can't be set."""
 
     code = "memory-limit"
 
 
 class DriverError(GpuhookError):
-    """The driver is missing, not loaded, incomplete or inconsistent."""
+    """A driver that is missing, not loaded, incomplete or inconsistent."""
 
     code = "driver"
 
 
 class NoDriverError(DriverError):
-    """There is no driver of this vendor here, or it isn't loaded: not one that fails."""
+    """A vendor's driver that is missing or not loaded, in contrast to one that fails."""
 
 
 class ElfError(DriverError):
-    """A shared library isn't a well-formed ELF file."""
+    """A shared library that isn't a well-formed ELF file."""
 
     code = "elf"
 
 
 class LdCacheError(GpuhookError):
-    """A ld.so.cache can't be read or written."""
+    """A ld.so.cache that can't be read or written."""
 
     code = "ldcache"
 
 
 class CgroupError(GpuhookError):
-    """Access to a device can't be granted in the container's cgroup."""
+    """A failure to allow access to a device in the container's cgroup."""
 
     code = "cgroup"
 
 
 class InjectError(GpuhookError):
-    """An operation on the container failed; whatever had been done was undone."""
+    """A failed operation on the container, after the rollback of all earlier ones."""
 
     code = "inject"
 
 
 class HeldError(GpuhookError):
-    """A device that one container alone may have is another one's, or that can't be told."""
+    """An exclusive device that another container has, or whose state is unknown."""
 
     code = "held"
 
 
 class VolumeError(InjectError):
-    """Something would have to be made in a folder that the container shares with the host."""
+    """A file that would have to be created in a folder shared with the host."""
 
     code = "volume"
 
 
 def in_volume(name: str) -> VolumeError:
-    """Return the error about a name that a volume hasn't got."""
+    """Return the error about a name that is missing in a volume."""
     return VolumeError(
-        f"{name!r} would have to be made in a volume of the container",
+        f"{name!r} would have to be created in a volume of the container",
         "Mount that volume elsewhere, or put the file into it: gpuhook writes to "
         "no folder that the container shares with the host",
     )
 
 
 class CdiError(GpuhookError):
-    """A CDI document, or a name in one, can't be made, or used as it is."""
+    """A CDI spec, or a name in one, that can't be created or used."""
 
     code = "cdi"
 
 
 class NoDeviceError(CdiError):
-    """There is no device that a CDI document could name."""
+    """A host without devices for a CDI spec."""
 
 
 class SimulateError(GpuhookError):
-    """A simulated driver can't be built as asked."""
+    """A simulated driver that can't be built as requested."""
 
     code = "simulate"
 
 
 class DriverFolderError(GpuhookError):
-    """The driver folder can't be made, or a folder is there that isn't one."""
+    """A driver folder that can't be created, or a folder there that isn't one."""
 
     code = "driver-folder"
 
 
 class FolderError(GpuhookError):
-    """A root folder can't be given devices or restored, or a job's folder can't be made."""
+    """A failure to add devices to a root folder, to restore it, or to create a job's folder."""
 
     code = "folder"
 
 
 class EngineError(GpuhookError):
-    """A container engine's configuration can't be read, understood or changed."""
+    """A container engine's configuration that can't be read, understood or changed."""
 
     code = "engine"
 
 
 class UntrustedPathError(GpuhookError):
-    """Root would write to a path, or rely on one, that another user could lead elsewhere."""
+    """A path that root would write or trust, and that another user could redirect."""
 
     code = "untrusted-path"
 
 
 class ReportError(GpuhookError):
-    """The doctor's archive for bug reports can't be written."""
+    """A failure to write the doctor's archive for bug reports."""
 
     code = "report"
 
 
 class ContainerError(GpuhookError):
-    """A running container can't be found or looked into."""
+    """A running container that can't be found or inspected."""
 
     code = "container"
 
 
 class WatchError(GpuhookError):
-    """The kernel's events can't be watched."""
+    """A failure to watch the kernel's events."""
 
     code = "watch"
 
 
 class PluginError(GpuhookError):
-    """The device plugin can't do its work: a package is missing, or its sockets can't be made."""
+    """A device plugin that can't work: a package is missing, or its sockets can't be created."""
 
     code = "device-plugin"
 
 
 class MpsError(GpuhookError):
-    """MPS can't be started, or its control daemon doesn't answer as it should."""
+    """A failure to start MPS, or an unexpected response of its control daemon."""
 
     code = "mps"
 
 
 class MetricsError(GpuhookError):
-    """Metrics can't be shown or served as asked."""
+    """Metrics that can't be printed or served as requested."""
 
     code = "metrics"
 
 
-# What came from an image or a user, in a message -------------------------------------------
+# Text from images and users, in a message -------------------------------------------------
 
 
 def shown(value: object) -> str:
@@ -246,7 +246,7 @@ def shown(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text with what could steer a terminal written as escapes."""
+    """Return a text with terminal control characters replaced by escapes."""
     if text.isprintable():
         return text
     return "".join(
@@ -258,7 +258,7 @@ def printable(text: str) -> str:
 
 
 def listed(values: "tuple[str, ...] | list[str]", limit: int = 8) -> str:
-    """Return at most ``limit`` values joined by commas, and how many more there are."""
+    """Return at most ``limit`` values joined by commas, and the number of the others."""
     head = ", ".join(values[:limit])
     more = len(values) - limit
     return f"{head} and {more} more" if more > 0 else head

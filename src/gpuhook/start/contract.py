@@ -1,10 +1,10 @@
-"""The contract between the house and the vendors of accelerators.
+"""The interface between gpuhook's core and the vendors of accelerators.
 
-``Vendor`` is what a vendor has to be, ``load`` returns one by its names, and a ``Grant`` is what
-one vendor gives to one container. Which vendors there are stands in ``gpuhook.vendors.registry``;
-who starts is handed that.
+``Vendor`` is the interface of a vendor, ``load`` returns one by its names, and a ``Grant`` is the
+set of devices that one vendor gives to one container. The caller passes in the vendors from
+``gpuhook.vendors.registry``.
 
-docs/engineering/add-a-vendor.md goes through it step by step.
+docs/engineering/add-a-vendor.md describes it step by step.
 """
 
 import os
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     Known = Mapping[str, ModuleType]
 
 OPTIONAL_NAMES = frozenset({"MEMORY_VARIABLES"})  # of names.py; without one, a vendor has none
-BY_DOCUMENT = "cdi"  # the source of a request that a CDI document stands for
-_SIGKILL = 9  # the module signal costs more than a look
-_REAP = 0.2  # seconds that a killed child may take to end: where the kernel hangs, it doesn't
+BY_DOCUMENT = "cdi"  # the source of a request that comes from a CDI spec
+_SIGKILL = 9  # importing the module signal is too slow here
+_REAP = 0.2  # seconds for a killed child to exit: it doesn't while the kernel hangs
 
 
 def package(names: "ModuleType") -> str:
-    """Return the package that holds a vendor: the one that its names are in."""
+    """Return the package of a vendor: the one that contains its names."""
     return names.__name__.rpartition(".")[0]
 
 
@@ -50,7 +50,7 @@ def load(names: "ModuleType") -> "Vendor":
 
 
 class Grant:
-    """What one vendor gives to one container: the devices that its request means."""
+    """The devices of one vendor that one container's request selects."""
 
     __slots__ = ("_nodes", "devices", "inventory", "request", "vendor")
 
@@ -75,9 +75,9 @@ class Grant:
         config: "Config",
         devices: "Iterable[Device]",
     ) -> "Grant":
-        """Return what a container gets to which a CDI document gives these devices.
+        """Return the grant of a container that gets these devices from a CDI spec.
 
-        That is all that belongs to them: a document doesn't know what else is asked for.
+        It includes all options of the devices: a CDI spec doesn't know what else is requested.
         """
         from gpuhook.start.request.reader import Request  # noqa: PLC0415 - imported already
 
@@ -98,11 +98,11 @@ class Grant:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """What the devices are told apart by."""
+        """The ids of the devices."""
         return tuple(device.id for device in self.devices)
 
     def rules(self) -> "dict[tuple[int, int], str]":
-        """Return the (major, minor) of all that the container may open, each with the reason."""
+        """Return the (major, minor) of every node that the container may open, with the reason."""
         found = {node.numbers: reason for node, reason in self.nodes}
         for pair, reason in self.vendor.rules(self).items():
             found.setdefault(pair, reason)
@@ -118,27 +118,27 @@ class Grant:
 
 
 class Vendor:
-    """What the house asks of a vendor; by default, that of one whose devices are nodes alone.
+    """The interface of a vendor; the defaults fit a vendor whose devices are only nodes.
 
-    Everything is a pure function of its arguments but ``discover``, ``surroundings`` and
-    ``examine``, which read. Nothing here changes anything, and no device is opened: the house does
-    what the operations say.
+    Everything is a pure function of its arguments except ``discover``, ``surroundings`` and
+    ``examine``, which read. Nothing here changes anything or opens a device: the core carries out
+    the operations.
     """
 
     names: "ModuleType"
-    # The settings that its inventory depends on beside the driver root (attributes of Config), and
-    # folders below /dev whose nodes are too many to look at each at every start: that such a
-    # folder is as it was stands for them.
+    # The settings that its inventory depends on in addition to the driver root (attributes of
+    # Config), and folders below /dev with too many nodes to check each at every start: gpuhook
+    # only checks that such a folder is unchanged.
     settings: tuple[str, ...] = ()
     crowded: tuple[str, ...] = ()
-    # Whether the kernel's dmem controller knows its devices' memory, by their bus ids.
+    # True if the kernel's dmem controller knows its devices' memory, by their bus ids.
     in_dmem = False
 
     def of(self, names: "ModuleType") -> "Vendor":  # noqa: ARG002
-        """Return the vendor with these names, which ``load`` was asked for."""
+        """Return the vendor with these names, as passed to ``load``."""
         return self
 
-    # What the machine has ---------------------------------------------------------------
+    # What the host has ------------------------------------------------------------------
 
     @property
     def inventory(self) -> "type[Inventory]":
@@ -152,11 +152,11 @@ class Vendor:
         return config.driver_root_of(self.names.NAME)
 
     def discover(self, config: "Config") -> "Inventory":
-        """Look at the driver root.
+        """Read the driver root.
 
-        NoDriverError where there is no driver of this vendor, or it isn't loaded; DriverError
-        where it doesn't work, or a file can't be looked at; a driver without devices is an
-        inventory without any.
+        NoDriverError if this vendor's driver is missing or isn't loaded; DriverError if it
+        doesn't work, or a file can't be read; a driver without devices returns an empty
+        inventory.
         """
         try:
             self.try_files(config, self.root(config), lambda: self._discover(config))
@@ -164,23 +164,23 @@ class Vendor:
         except OSError as error:  # protects: vendor-error
             where = f": {error.filename}" if error.filename else ""
             raise DriverError(
-                f"{self.names.TITLE}'s driver below {self.root(config)} can't be looked at: "
+                f"{self.names.TITLE}'s driver below {self.root(config)} can't be read: "
                 f"{error.strerror}{where}",
-                "See who has mounted or changed something there, and run gpuhook doctor",
+                "Check the mounts and files there, and run gpuhook doctor",
             ) from None
 
     def traces(self) -> "Sequence[str]":
-        """Return paths below a driver root; without one of them its driver isn't there.
+        """Return paths below a driver root; if none exists, the driver isn't there.
 
-        None where what ``discover`` waits for is in a child anyhow.
+        None if ``discover`` waits for the driver only in a child.
         """
         return ()
 
     def try_files(self, config: "Config", root: str, look: "Callable[[], object]") -> None:
-        """Have a child look first: a driver may hang in a file of /sys, and a child can be left.
+        """Read in a child first: a driver may hang in a file of /sys, and a child can be abandoned.
 
-        DriverError if it isn't done in time; what else goes wrong is for who looks then. Nothing is
-        done where the driver isn't in the root: starts may ask for each vendor.
+        DriverError if it isn't done in time; the caller's own attempt reports other failures. Does
+        nothing if the driver isn't in the root: a start may ask every vendor.
         """
         below = root.rstrip("/")
         if not any(os.path.lexists(below + path) for path in self.traces()):
@@ -192,7 +192,9 @@ class Vendor:
         if child == 0:
             try:
                 kernel.die_with_parent()
-                kernel.keep_only(())  # an engine waits until nobody has a hook's pipes any more
+                kernel.keep_only(
+                    ()
+                )  # an engine waits until all copies of a hook's pipes are closed
                 look()
             finally:
                 os._exit(0)
@@ -201,78 +203,78 @@ class Vendor:
             kernel.reap(child, _REAP)
             # protects: driver-files-hang
             raise DriverError(
-                f"{self.names.TITLE}'s driver below {root} can't be looked at: a file of it didn't "
-                f"answer within {config.nvml_timeout:g} seconds",
+                f"{self.names.TITLE}'s driver below {root} can't be read: a file of it didn't "
+                f"respond within {config.nvml_timeout:g} seconds",
                 "Look for the driver in dmesg, and load it again or reboot",
             )
 
     def _discover(self, config: "Config") -> "Inventory":
-        """Look at the driver root, as ``discover`` says; an OSError is said there.
+        """Read the driver root for ``discover``, which handles an OSError.
 
-        By default its module ``discover`` does, which is costly to import and rarely needed.
+        By default the vendor's module ``discover`` does so, which is slow to import.
         """
         module = __import__(f"{package(self.names)}.discover", fromlist=["discover"])
         found: Inventory = module.discover(self.root(config))
         return found
 
     def surroundings(self, config: "Config") -> "list[Any]":  # noqa: ARG002
-        """Return, as JSON values, what an inventory was made in: a change of it makes it stale.
+        """Return, as JSON values, the environment of an inventory: a change makes it stale.
 
-        Asked at every start, so a few reads of small files or folders at most.
+        Called at every start, so it reads a few small files or folders at most.
         """
         return []
 
     def withheld(self, config: "Config") -> list[str]:  # noqa: ARG002
-        """Return paths of device nodes that this process may not open, on this machine.
+        """Return paths of device nodes on this host that this process may not open.
 
-        A driver that shows each process what it may open shows this one a part of the machine:
-        where its device cgroup keeps it from the rest, as in a job of Slurm's.
+        Some drivers show each process only the devices that it may open. This process then sees a
+        part of the host's, if its device cgroup denies the others, as in a Slurm job.
         """
         return []
 
     def within_reach(self, inventory: "Any") -> "Any":
-        """Return what of an inventory of the whole machine its driver shows this process.
+        """Return the part of the whole host's inventory that its driver shows this process.
 
-        Numbers mean devices as the driver counts them here: see ``withheld``.
+        Device indices are those that the driver uses in this process: see ``withheld``.
         """
         return inventory
 
     def volatile_paths(self, config: "Config") -> list[str]:  # noqa: ARG002
-        """Return paths below the driver root whose coming or going makes an inventory stale.
+        """Return paths below the driver root whose creation or removal makes an inventory stale.
 
-        Those that exist when it is made are among its files, which are looked at anyhow.
+        Those that exist when it is made are among its files, which are checked anyway.
         """
         return []
 
     def watched_paths(self, config: "Config") -> list[str]:  # noqa: ARG002
         """Return folders below the driver root in which a new name makes an inventory stale.
 
-        They are looked at while they exist; ``volatile_paths`` has those that may come.
+        They are checked while they exist; ``volatile_paths`` has those that may appear.
         """
         return []
 
     def optional_modules(self, config: "Config") -> tuple[str, ...]:  # noqa: ARG002
-        """Return the modules that starts import with this configuration, and not without it."""
+        """Return the modules that starts import only with this configuration."""
         return ()
 
-    # What a container asks for ----------------------------------------------------------
+    # What a container requests ----------------------------------------------------------
 
     def options(self) -> "Record | None":
-        """Return an empty record of what its variables may say beside devices, if anything."""
+        """Return an empty record of the options of its variables other than devices, if any."""
         return None
 
     def everything(self, config: "Config") -> "Any":  # noqa: ARG002
-        """Return the options of a container that gets all that belongs to its devices.
+        """Return the options of a container that gets everything of its devices.
 
-        A CDI document can't know what a container asks for, so it brings that.
+        A CDI spec uses them, because it doesn't know the container's request.
         """
         return self.options()
 
     def offered(self, grant: "Grant") -> "tuple[list[Device], list[str]]":
-        """Return the devices to name in a CDI document, and why others aren't, a sentence each.
+        """Return the devices to name in a CDI spec, and why others aren't, a sentence each.
 
-        ``grant`` is of all devices and ``everything``. A device whose parts can be asked for is
-        none itself.
+        ``grant`` is of all devices and ``everything``. A device whose parts can be requested isn't
+        listed itself.
         """
         devices = grant.inventory.devices
         whole = {device.parent for device in devices}
@@ -281,15 +283,15 @@ class Vendor:
         return found, [f"{noun} {each.label}: {each.state}" for each in devices if each.state]
 
     def read(self, reading: "Reading", options: "Any") -> None:
-        """Fill in the options; RequestError for what is malformed or not allowed.
+        """Fill in the options; RequestError for malformed or forbidden ones.
 
-        Nothing is refused to a container that asks for no device (``reading.devices`` is None).
+        A container that requests no device (``reading.devices`` is None) is never refused.
         """
 
     def tenant_names(self, options: "Any") -> list[str]:  # noqa: ARG002
-        """Return what a container's options bring in addition to devices, for one tenant only.
+        """Return what a container's options add to devices, for one tenant only.
 
-        As qualified CDI names, which a cluster gives it by.
+        They are qualified CDI names, as in a cluster's allocation.
         """
         return []
 
@@ -297,9 +299,9 @@ class Vendor:
         """Raise a RequestError or DriverError for devices that can't be given together."""
 
     def only_by_runtime(self, grant: Grant, config: "Config") -> str:  # noqa: ARG002
-        """Return why only gpu-py may give one of the granted devices, "" where anybody may.
+        """Return why only gpu-py may give one of the granted devices, "" if there is no reason.
 
-        Documents, engines, plugins and a hook without gpu-py give nodes and files, and no more.
+        CDI specs, engines, plugins and a hook without gpu-py give only nodes and files.
         """
         return ""
 
@@ -320,12 +322,12 @@ class Vendor:
         if missing:
             raise DriverError(
                 f"{title}'s driver has no node {listed(missing)}",
-                "See that udev makes it, or load the driver again",
+                "Check that udev creates it, or load the driver again",
             )
         return existing(wanted, grant.inventory.nodes)
 
     def rules(self, grant: Grant) -> "Mapping[tuple[int, int], str]":  # noqa: ARG002
-        """Return (major, minor) to allow beyond those of the nodes, each with the reason."""
+        """Return (major, minor) to allow in addition to the nodes, each with the reason."""
         return {}
 
     def environment(self, grant: Grant) -> "list[Setting]":  # noqa: ARG002
@@ -333,36 +335,36 @@ class Vendor:
         return []
 
     def limiter(self, grant: Grant, config: "Config") -> "Limiter":  # noqa: ARG002
-        """Return what limits the memory of the granted devices; LimitError where nothing can."""
+        """Return the limiter of the granted devices' memory; LimitError if there is none."""
         if self.in_dmem:
             from gpuhook.start.limiter import Dmem  # noqa: PLC0415 - few containers have limits
 
             return Dmem(grant.devices, grant.inventory, self.names.NOUN)
         raise LimitError(
             f"The memory of {self.names.TITLE}'s devices can't be limited: neither their driver "
-            "nor the kernel can do that",
+            "nor the kernel supports it",
             "Start the container without a limit, and set none in [gpuhook.limits] on this node",
         )
 
     def examine(self, root: "Rootfs", config: "Config") -> "Record | None":  # noqa: ARG002
-        """Look at what an image brings that changes the plan; equal records make equal plans."""
+        """Probe an image for what changes the plan; equal records make equal plans."""
         return None
 
     def edits(self, grant: Grant, image: "Image") -> "list[Operation]":  # noqa: ARG002
-        """Return what is done beyond nodes and rules: files, links, covers, the loader's cache.
+        """Return operations other than nodes and rules: files, links, masks, the loader's cache.
 
-        What ``examine`` found is ``image.brings[names.NAME]``.
+        The result of ``examine`` is ``image.brings[names.NAME]``.
         """
         return []
 
 
 def check_others(grant: Grant, config: "Config") -> None:
-    """Raise RequestError where a device is given in another way than gpu-py's, and may not be."""
+    """Raise RequestError for a device that only gpu-py may give, given in another way."""
     why = grant.vendor.only_by_runtime(grant, config)
     if why:  # protects: only-by-runtime
         raise RequestError(
             why,
-            "Ask for it by a variable in a container whose runtime is gpu-py, or for another one",
+            "Request it by a variable in a container with runtime gpu-py, or request another one",
         )
 
 

@@ -1,7 +1,7 @@
-"""Limits of the memory that a container may use of its devices: which there are, and setting them.
+"""Memory limits of a container's devices: finding them and setting them.
 
-A limit belongs to the container's own cgroup: it is set after that was made and before the
-container's program runs, and is gone with it. One that can't be set fails the start.
+A limit belongs to the container's own cgroup: it is set after the cgroup was created and before
+the container's program runs, and is gone with it. One that can't be set fails the start.
 """
 
 import os
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from gpuhook.start.limiter import Limiter, Use
     from gpuhook.start.request.limits import Word, Words
 
-    # A device's id -> what the container says of it.
+    # A device's id -> the container's memory limit of it.
     Said = dict[str, list[tuple[Word, Size]]]
 
 
 class LimitMemory(Operation):
-    """Limit the memory that a container may use of a device, in its cgroup.
+    """A limit of a device's memory, set in the container's cgroup.
 
-    All of a plan's are done together, before anything is mounted: see ``Limits``.
+    All limits of a plan are set together, before anything is mounted: see ``Limits``.
     """
 
     kind = "limit-memory"
@@ -60,23 +60,23 @@ class LimitMemory(Operation):
         self.means = means
 
     def describe(self) -> str:
-        """Say which device, how much and by what."""
+        """Return the device, the amount and the means."""
         what = f"{self.noun} {self.device} to {amount(self.bytes)}"
         return f"limit the memory of {what} ({self.means})"
 
 
 class Limits:
-    """The limits of one container's devices, and what sets them."""
+    """The limits of one container's devices, and their limiters."""
 
     def __init__(self, parts: "list[tuple[Limiter, list[LimitMemory]]]") -> None:
         self.operations = [op for _, operations in parts for op in operations]
-        # Where config.json has cgroups read-only; None where the limits are the container's own.
+        # Where config.json has cgroups read-only; None if the limits are the container's own.
         self.promised: set[str] | None = None
         self._parts = parts
         self.are_slow = any(limiter.is_slow for limiter, _ in parts)
 
     def begin(self) -> None:
-        """Do beforehand what takes time."""
+        """Do slow work beforehand."""
         for limiter, _ in self._parts:
             limiter.begin()
 
@@ -86,11 +86,11 @@ class Limits:
         written: "Mapping[int, str] | None" = None,
         container: "Container | None" = None,
     ) -> None:
-        """Set all limits; LimitError, and no container may be started, if one can't be.
+        """Set all limits; LimitError if one can't be set, and then the container may not start.
 
         ``process`` is a descriptor of /proc/PID of its first process; ``written`` are its cgroups
-        by version, where they were written down. ``container`` is there where it is
-        being created: all is mounted, and its root isn't pivoted.
+        by version, if they are recorded. ``container`` is set while the container is being
+        created: all is mounted, and its root isn't pivoted.
         """
         try:
             tree, folder = dmem.place_of(process, written=written)
@@ -99,7 +99,7 @@ class Limits:
                 dmem.have_no_children(folder)  # protects: limit-childless
             for limiter, operations in self._parts:
                 limiter.set(tree, folder, {op.id: op.bytes for op in operations})
-            # The path that was limited is the container's still, and not another one's by now.
+            # The limited path must still belong to the container, and not to another one by now.
             if dmem.place_of(process, written=written) != (tree, folder):
                 raise LimitError(
                     "The container has changed its cgroup while its memory was limited",
@@ -109,9 +109,9 @@ class Limits:
             self.close()
 
     def used(self, tree: str, folders: "Iterable[str]") -> "dict[str, Use]":
-        """Return by cgroup what it uses of each device, and its limit there.
+        """Return by cgroup its use of each device, and its limit there.
 
-        By the devices' ids, in bytes; None is no limit. LimitError where that can't be had.
+        By the devices' ids, in bytes; None is no limit. LimitError if they can't be read.
         """
         places = [*folders]
         found: dict[str, Use] = {folder: {} for folder in places}
@@ -124,12 +124,12 @@ class Limits:
         return found
 
     def close(self) -> None:
-        """Let go of what ``begin`` made."""
+        """Release the resources of ``begin``."""
         for limiter, _ in self._parts:
             limiter.close()
 
     def to_json(self) -> "list[dict[str, Any]]":
-        """Return them as they are written down."""
+        """Return the limits for the container's record."""
         keys = ("vendor", "device", "id", "bytes")
         return [{key: getattr(op, key) for key in keys} for op in self.operations]
 
@@ -140,9 +140,9 @@ def recorded(
     known: "Known",
     config: "Config",
 ) -> Limits | None:
-    """Return the limits that were written down of a container, None where there are none.
+    """Return the recorded limits of a container, None if there are none.
 
-    LimitError for a device that this machine no longer has, or can't limit any more.
+    LimitError for a device that this host no longer has, or can no longer limit.
     """
     by_vendor: dict[str, dict[str, int]] = {}
     for entry in entries:
@@ -155,7 +155,7 @@ def recorded(
         devices = [device for device in every if device.id in wanted]
         if inventory is None or len(devices) < len(wanted):
             raise LimitError(
-                "The container has a limit for a device that this machine no longer has",
+                "The container has a limit for a device that this host no longer has",
                 "Start the container again",
             )
         granted = _grant(contract.load(known[name]), inventory, devices)
@@ -175,9 +175,9 @@ def find(
     asked: "Sequence[Grant]",
     inventories: "Mapping[str, Inventory]",
 ) -> Limits | None:
-    """Return the limits that a container gets, as ``resolve.limits`` does; one may concern it.
+    """Return the limits of a container for ``resolve.limits``, which has checked for any.
 
-    ``asked`` is what it is granted of what it asks us for.
+    ``asked`` are the grants of what it requests from gpuhook.
     """
     others = _given_by_others(spec, config, known, asked, inventories)
     for grant in others:  # protects: given-by-others
@@ -196,7 +196,7 @@ def find(
 
 
 def _promised(spec: "Spec") -> "set[str]":
-    """Return where config.json has the container's cgroups mounted read-only, by their type.
+    """Return the read-only cgroup mounts of config.json, by their type.
 
     A volume of cgroups isn't among them: its source may lead elsewhere by now.
     """
@@ -213,14 +213,14 @@ def _promised(spec: "Spec") -> "set[str]":
 
 
 def _check_mounts(process: int, container: "Container", promised: "set[str]") -> None:
-    """Refuse a container that has cgroup v2 mounted where it can write to it; LimitError.
+    """Refuse a container with a writable mount of cgroup v2; LimitError.
 
-    It could leave its own cgroup, or change what is set there. What another mount covers counts,
-    too: whoever shares a volume with it may rename folders under both.
+    It could leave its own cgroup, or change the settings there. Mounts under another mount count,
+    too: a process that shares a volume with the container may rename folders under both.
 
-    ``promised`` is where config.json has them read-only. crun makes a mount so after the hooks
-    alone, so its word is taken there, for a place that nothing else is mounted at: which mount of
-    config.json has come to which place isn't known otherwise, because links lead there.
+    ``promised`` are the read-only ones of config.json. crun makes a mount read-only only after the
+    hooks, so config.json is trusted for a place with no other mount. Which mount of config.json is
+    at which place isn't known otherwise, because of links.
     """
     mounts = [*container.mounts()]
     places = [path for path, _ in mounts]
@@ -235,22 +235,22 @@ def _check_mounts(process: int, container: "Container", promised: "set[str]") ->
         if path not in promised or places.count(path) > 1:
             raise LimitError(
                 f"The container may write to cgroups, which are mounted at {shown(path)}, and so "
-                "undo a limit that others set",
-                "Have the engine mount them read-only, as podman does with --systemd=false, and "
-                "with rro what they are below",
+                "remove a limit that others set",
+                "Let the engine mount them read-only, as podman does with --systemd=false, and "
+                "with rro the mounts above them",
             )
 
 
 def _is_runc(process: int) -> bool:
-    """Tell whether a container's first process, which runs no program of it yet, is runc's."""
+    """Tell whether a container's first process, before it executes its program, is runc's."""
     try:
         return proc.read("comm", process).startswith(b"runc")
-    except OSError:  # it isn't known
+    except OSError:  # unknown
         return True
 
 
 def of_grants(grants: "Sequence[Grant]", said: "Words", config: "Config") -> Limits | None:
-    """Return the limits of granted devices, None where there are none; LimitError."""
+    """Return the limits of granted devices, None if there are none; LimitError."""
     about = _about(grants, said.said)
     general = config.device_memory or config.most_device_memory
     parts: list[tuple[Limiter, list[LimitMemory]]] = []
@@ -282,14 +282,14 @@ def _check_all(grants: "Sequence[Grant]", operations: "list[LimitMemory]") -> No
         for device in grant.devices:
             if device.id not in limited:
                 raise LimitError(
-                    f"This machine gives no device without a limit of its memory, and the "
+                    f"This host gives no device without a memory limit, and the "
                     f"container has none for {grant.vendor.names.NOUN} {device.label}",
                     f"Set {MEMORY_VARIABLE} in the container, or device-memory in {words.SECTION}",
                 )
 
 
 def _about(grants: "Sequence[Grant]", said: "Iterable[Word]") -> "Said":
-    """Return what is said of each device that something is said of; LimitError."""
+    """Return the words about each device that has some; LimitError."""
     found: Said = {}
     for word in said:
         for name, size in word.entries:
@@ -299,7 +299,7 @@ def _about(grants: "Sequence[Grant]", said: "Iterable[Word]") -> "Said":
 
 
 def _named(grants: "Sequence[Grant]", name: str, source: str) -> "list[Device]":
-    """Return the container's devices that a name means, all of them for none and for all."""
+    """Return the container's devices that a name matches, all of them for none and for all."""
     if name.lower() in ("", "all"):
         return [device for grant in grants for device in grant.devices]
     kind, _, bare = name.partition("=")
@@ -309,8 +309,8 @@ def _named(grants: "Sequence[Grant]", name: str, source: str) -> "list[Device]":
     found = [matches for grant in grants if (matches := _matches(grant, name, source))]
     if len(found) > 1 and not by_kind:
         raise LimitError(
-            f"{source} names {shown(name)}, which devices of several vendors are called",
-            f"Name them by their kind, as {grants[0].vendor.names.KIND}={name} does",
+            f"{source}: {shown(name)} is ambiguous, several vendors have a device of that name",
+            f"Name it with its kind, as {grants[0].vendor.names.KIND}={name} does",
         )
     if not found:
         raise words.unknown_name(name, source)
@@ -318,7 +318,7 @@ def _named(grants: "Sequence[Grant]", name: str, source: str) -> "list[Device]":
 
 
 def _matches(grant: "Grant", name: str, source: str) -> "list[Device]":
-    """Return the devices of a grant that a name means; none where it means none at all."""
+    """Return the devices of a grant that a name matches; none if it matches no device at all."""
     if name.lower() == "all":
         return [*grant.devices]
     vendor = grant.vendor.names
@@ -341,11 +341,11 @@ def _given_by_others(
     asked: "Sequence[Grant]",
     inventories: "Mapping[str, Inventory]",
 ) -> "list[Grant]":
-    """Return what config.json gives a container of each vendor that it doesn't ask us for.
+    """Return the devices of each vendor that config.json gives without a request to gpuhook.
 
-    Engines carry out CDI documents themselves, and give nodes by --device, or by rules alone: a
-    container can make such a node itself. A privileged one that may have every device has them by
-    its privilege. LimitError where it isn't known what it has, because a driver fails.
+    Engines carry out CDI specs themselves, and give nodes by --device, or only by rules: a
+    container can create such a node itself. A privileged container with access to every device has
+    them by its privilege. LimitError if its devices are unknown, because a driver fails.
     """
     rules = [*given_nodes.objects(spec.device_rules)]
     # protects: limit-unprivileged
@@ -361,7 +361,7 @@ def _given_by_others(
         vendor = contract.load(names)
         try:
             inventory = inventories.get(names.NAME) or cache.get_inventory(config, vendor)
-        except NoDriverError:  # nobody has devices of it
+        except NoDriverError:  # no container has devices of it
             continue
         except DriverError as error:
             failed = error
@@ -381,16 +381,16 @@ def _given_by_others(
 
 
 def _check_unknown(numbers: "set[tuple[int, int]]", error: DriverError) -> None:
-    """Refuse a container with a device that may be one of a driver that fails; LimitError."""
+    """Refuse a container with a device that may belong to a failing driver; LimitError."""
     unknown = sorted(pair for pair in numbers if pair[0] not in given_nodes.SYSTEM)
     if unknown:
         raise LimitError(
-            f"It isn't known whether the memory of the container's device {unknown[0][0]}:"
+            f"It is unknown whether the memory of the container's device {unknown[0][0]}:"
             f"{unknown[0][1]} must be limited: {error.cause}",
             error.remedy,
         )
 
 
 def _grant(vendor: "Vendor", inventory: "Inventory", devices: "Iterable[Device]") -> "Grant":
-    """Return a grant of devices that nobody has asked us for."""
+    """Return a grant of devices that weren't requested from gpuhook."""
     return contract.Grant(vendor, Request(vendor.names.NAME), inventory, tuple(devices))

@@ -1,6 +1,6 @@
-"""From a spec and the configuration to what is asked for, what exists and what is granted.
+"""Resolution of a spec and the configuration to requests, existing devices and grants.
 
-The one sequence that the runtime, the hook and ``gpuhook explain`` share.
+The runtime, the hook and ``gpuhook explain`` share this sequence.
 """
 
 from gpuhook.ground import names as common
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """How far the sequence got, for those who want to show a failure's circumstances."""
+    """The state of the sequence, for reports on the circumstances of a failure."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -38,13 +38,13 @@ class Progress:
 
 
 class Resolved:
-    """Requests that can be met: what each vendor gives.
+    """Requests that can be met, with each vendor's grant.
 
-    ``groups`` are those of the host that the container's process needs to open its nodes, and
-    why; ``settings`` its variables. ``cdi_devices`` are those that documents describe, which
-    the runtime alone can give. ``absent`` says, a sentence each, which vendors' devices a
+    ``groups`` are those of the host that the container's process needs to open its nodes, with
+    reasons; ``settings`` its variables. ``cdi_devices`` are those of CDI specs, which
+    only the runtime can give. ``absent`` has a sentence for each vendor whose devices a
     container doesn't get, because there is no driver here and the configuration ignores that.
-    RequestError where two vendors need different values of one variable.
+    RequestError if two vendors need different values of one variable.
     """
 
     def __init__(
@@ -70,30 +70,30 @@ class Resolved:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """What all devices are told apart by."""
+        """The ids of all devices."""
         return tuple(found for grant in self.grants for found in grant.ids)
 
     @property
     def requests(self) -> "list[Request]":
-        """What the container asks for, of each vendor."""
+        """The container's requests, one for each vendor."""
         return [grant.request for grant in self.grants]
 
     def examiners(self) -> "dict[str, Examine]":
-        """Return how each vendor looks at an image, by vendor."""
+        """Return each vendor's image probe, by vendor."""
         return {grant.vendor.names.NAME: grant.vendor.examine for grant in self.grants}
 
     def preload_injection(self) -> None:
-        """Import what the hook's work needs, before it comes near the container."""
+        """Import the modules that the hook needs, before it accesses the container."""
         more = [each for grant in self.grants for each in preload.vendor_edits(grant.vendor.names)]
         preload.load((*preload.INJECTION, *more))
 
     def warnings(self) -> list[str]:
-        """Return what the container gets only in part, or otherwise, a sentence each."""
+        """Return what the container gets only in part, or differently, a sentence each."""
         found = [text for grant in self.grants for text in grant.vendor.warnings(grant)]
         return [*self.absent, *self.misunderstood(), *found]
 
     def misunderstood(self) -> list[str]:
-        """Return what the container asks for in words that mean nothing, a sentence each."""
+        """Return the invalid words in the container's requests, a sentence each."""
         return [text for request in self.requests for text in request.warnings]
 
 
@@ -108,14 +108,14 @@ def resolve(
     skip_absent: bool = False,
     inventories: "Mapping[str, Inventory] | None" = None,
 ) -> Resolved | None:
-    """Return how a container's requests are met, None where it asks for nothing.
+    """Return how a container's requests are met, None if it requests nothing.
 
-    ``known`` are the vendors there are. Raises the GpuhookError of the step that failed;
-    ``progress`` holds the steps before it. With ``save`` off, an inventory that had to be made is
-    not saved. ``inventories``, by vendor, are known to be the machine's. ``container`` is the
-    container's id, "" where it isn't known: where the node has a gate, its verdict decides which
+    ``known`` are all vendors. Raises the GpuhookError of the step that failed;
+    ``progress`` holds the steps before it. With ``save`` off, a new inventory isn't
+    saved. ``inventories``, by vendor, are known to be current. ``container`` is the
+    container's id, "" if unknown: if the node has a gate, its verdict decides which
     devices are given, and RequestError is raised without one. With ``skip_absent`` a vendor without
-    a driver here gives nothing, whatever is asked for.
+    a driver here gives nothing, whatever is requested.
     """
     progress = progress or Progress()
     asked, cdi_devices = _asked(spec, config, known, progress)
@@ -154,7 +154,7 @@ def resolve(
 def _verdict(
     config: "Config", container: str, asked: "Asked", cdi_devices: tuple[str, ...]
 ) -> "Verdict":
-    """Return the gate's verdict on a container; RequestError for what isn't a device by itself."""
+    """Return the gate's verdict on a container; RequestError for a name of several."""
     from gpuhook.start import verdict  # noqa: PLC0415 - on nodes with a gate
 
     found = verdict.read(config, container)
@@ -172,12 +172,12 @@ def limits(
     *,
     given: "Sequence[Grant]" = (),
 ) -> "Limits | None":
-    """Return the limits of its devices' memory that a container gets, None for one without.
+    """Return the memory limits of a container's devices, None if there are none.
 
-    ``resolved`` is what it asks us for; what engines give it by themselves counts as well.
-    LimitError for what can't be met, RequestError for a device that an engine gives and only
-    gpu-py may give. ``inventories`` as for ``resolve``; ``given`` is what it has besides, of which
-    its config.json says nothing.
+    ``resolved`` is the result of its requests; devices that engines give themselves count as well.
+    LimitError for limits that can't be met, RequestError for a device that an engine gives and only
+    gpu-py may give. ``inventories`` as for ``resolve``; ``given`` are further devices, which
+    aren't in its config.json.
     """
     if not (config.limits_memory or config.mps_devices or says_limit(spec.data, known)):
         return None
@@ -188,7 +188,7 @@ def limits(
 
 
 def says_limit(spec: "dict[str, Any]", known: "Known") -> bool:
-    """Return whether a container says how much memory it may use; its spec may have any shape."""
+    """Tell whether a container sets a memory limit; its spec may have any shape."""
     process, annotations = spec.get("process"), spec.get("annotations")
     env = process.get("env") if isinstance(process, dict) else None
     variables = [word for each in known.values() for word in getattr(each, "MEMORY_VARIABLES", ())]
@@ -210,7 +210,7 @@ def says_limit(spec: "dict[str, Any]", known: "Known") -> bool:
 def _asked(
     spec: "dict[str, Any]", config: "Config", known: "Known", progress: Progress
 ) -> "tuple[Asked, tuple[str, ...]]":
-    """Return the vendors that devices are asked of, and the CDI devices of documents."""
+    """Return the vendors of requested devices, and the CDI devices of specs."""
     reader = SpecReader(spec, config)
     asked: dict[str, tuple[Vendor, Request]] = {}
     for names in known.values():
@@ -235,7 +235,7 @@ def _read(
     known: "Known",
     progress: Progress,
 ) -> "tuple[Vendor, Request]":
-    """Return a vendor and what is asked of it; ``more`` are names that stood elsewhere."""
+    """Return a vendor and the request to it; ``more`` are names from other sources."""
     preload.load((*preload.INVENTORY, *preload.vendor(names)))
     vendor = contract.load(names)
     try:
@@ -249,17 +249,17 @@ def _read(
 
 
 def _wants(request: "Request") -> bool:
-    """Tell whether it asks for something of its vendor, and not for CDI devices alone."""
+    """Tell whether it requests anything of its vendor, and not only CDI devices."""
     return request.devices is not None and (bool(request.selectors) or not request.cdi_devices)
 
 
 def _is_general(request: "Request") -> bool:
-    """Tell whether it asks for whatever there is: images do so for machines they don't know."""
+    """Tell whether it requests all devices, as images do for hosts that they don't know."""
     return all(name.lower() == "all" for name in request.selectors)
 
 
 def _check_settings(grants: "list[Grant]") -> None:
-    """Refuse where one vendor would change what another one has set."""
+    """Refuse vendors that would override each other's variables."""
     values: dict[str, tuple[Grant, Setting]] = {}
     for grant in grants:
         for each in grant.vendor.environment(grant):
@@ -271,5 +271,5 @@ def _check_settings(grants: "list[Grant]") -> None:
                 raise RequestError(
                     f"{' and '.join(names)} need different values of the variable {each.name} in "
                     f"the container: {shown(before.value)} and {shown(each.value)}",
-                    "Ask for the devices of one of the two vendors alone",
+                    "Request only the devices of one of the two vendors",
                 )

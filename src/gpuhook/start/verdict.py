@@ -1,9 +1,9 @@
 """The gate's verdict on a container: the devices that it may have, on a node with ``gate``.
 
-``gpuhook nri`` writes it before the engine makes the container, in a folder that only root may
-enter, under the container's id. Engines choose the id, and nothing in a pod or an image is copied
+``gpuhook nri`` writes it before the engine creates the container, in a folder that only root can
+access, under the container's id. Engines choose the id, and copy nothing from a pod or an image
 to that folder: no pod can write a verdict, or use the one of another container. The runtime and
-the hook read it before anything that the container says.
+the hook read it before they read the container's requests.
 """
 
 import os
@@ -28,10 +28,10 @@ _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012345
 
 
 class Verdict(Record):
-    """What a container may have.
+    """The devices that a container may have.
 
     ``devices`` are ids by vendor, in the order in which they are given. ``names`` are qualified CDI
-    names: devices that documents describe, and what options bring (``Vendor.tenant_names``).
+    names: devices of CDI specs, and additions of options (``Vendor.tenant_names``).
     """
 
     devices: "dict[str, tuple[str, ...]]"
@@ -43,7 +43,7 @@ class Verdict(Record):
         if others:  # protects: verdict-names
             raise RequestError(
                 f"The gate of this node hasn't given the container {listed(others)}",
-                "Ask for it in the pod's resources",
+                "Request it in the pod's resources",
             )
 
     def of(self, names: "ModuleType", inventory: "Inventory") -> "tuple[Device, ...]":
@@ -54,7 +54,7 @@ class Verdict(Record):
         if gone:
             raise UnknownDeviceError(
                 f"The gate of this node has given the container {names.NOUN} {listed(gone)}, which "
-                "this machine no longer has",
+                "this host no longer has",
                 "Start the container again",
             )
         return tuple(there[name] for name in wanted)
@@ -63,21 +63,21 @@ class Verdict(Record):
 def read(config: "Config", container: str) -> Verdict:
     """Return the verdict on a container; RequestError where there is none.
 
-    ``container`` is its id, "" where that isn't known.
+    ``container`` is its id, "" if unknown.
     """
     found = _read(config.state_dir, container) if is_id(container) else None
     if found is None:  # protects: verdict-missing
         raise RequestError(
-            "The container asks for devices, and this node gives them only to containers of pods "
+            "The container requests devices, and this node gives them only to containers of pods "
             "that gpuhook nri --gate has seen (gate = true in [gpuhook])",
-            "See that gpuhook nri runs and is connected to the engine (`gpuhook doctor`), and "
-            "start the container as a pod's",
+            "Check that gpuhook nri runs and is connected to the engine (`gpuhook doctor`), and "
+            "start the container in a pod",
         )
     return found
 
 
 def is_id(container: str) -> bool:
-    """Tell whether a text can be a container's id, and so the name of a file."""
+    """Tell whether a text can be a container's id, and so a file name."""
     if not 0 < len(container) <= _LONGEST_ID or container[0] == ".":
         return False
     return _LETTERS.issuperset(container)  # protects: verdict-id

@@ -132,7 +132,7 @@ def test_a_gpu_without_its_node_costs_that_gpu_alone() -> None:
 
 
 def test_no_gpu_at_all_is_an_error() -> None:
-    with pytest.raises(CdiError, match="This machine has no GPU or MIG device"):
+    with pytest.raises(CdiError, match="This host has no GPU or MIG device"):
         generate(source(machine()))
     with pytest.raises(CdiError, match="GPU 0 is in MIG mode and has no MIG device"):
         generate(source(machine(in_mig_mode(0))))
@@ -328,7 +328,7 @@ def test_what_is_said_of_a_vendors_devices(npus: AnyInventory) -> None:
             "Only gpu-py sets ACME_DEVICES, whose value depends on all devices of a container "
             "(ACME's library opens these NPUs)"
         ),
-        "ACME_PLUGIN_PATH replaces what the image has there: ACME's library loads plugins",
+        "ACME_PLUGIN_PATH replaces the image's value: ACME's library loads plugins",
     ]
     # The serial number of a part has a slash, which no name in CDI may have.
     names = [device["name"] for device in made.document["devices"]]
@@ -337,7 +337,7 @@ def test_what_is_said_of_a_vendors_devices(npus: AnyInventory) -> None:
 
 def test_a_device_without_any_name(npus: AnyInventory) -> None:
     vendor = second_vendor.part("vendor").VENDOR
-    with pytest.raises(CdiError, match="can't be named so"):
+    with pytest.raises(CdiError, match="isn't a valid device name"):
         generate(Source(vendor, npus, Config(), HOOK), ("uuid",))
 
 
@@ -537,7 +537,7 @@ def test_all_is_planned_as_a_whole(case: Case) -> None:
     if case["name"] == "bad name":
         odd = gpu(0, 0)
         facts = vars(odd)
-        with pytest.raises(CdiError, match="can't be named so"):
+        with pytest.raises(CdiError, match="isn't a valid device name"):
             document(machine(Gpu(**{**facts, "uuid": ".-not-valid"})), "uuid")
         return
     gpus = [gpu(index, index) for index in range(len(case["input"]["devices"]))]

@@ -121,7 +121,7 @@ def test_what_is_no_device_by_itself(config: Config) -> None:
 
 def test_a_device_that_is_gone(config: Config) -> None:
     Verdicts().write(config.state_dir, ID, Verdict({"nvidia": ("GPU-gone",)}))
-    with pytest.raises(UnknownDeviceError, match="GPU-gone, which this machine no longer has"):
+    with pytest.raises(UnknownDeviceError, match="GPU-gone, which this host no longer has"):
         given_to(config, f"{VARIABLE}=all")
 
 

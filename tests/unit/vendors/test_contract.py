@@ -68,7 +68,7 @@ def test_a_file_of_the_driver_that_hangs(
     monkeypatch.setattr(loaded, "_discover", lambda _: time.sleep(20))
     config = loads(f'[gpuhook]\ndriver-roots = ["{vendor}={tmp_path}"]\n')
     config.nvml_timeout = 0.05
-    with pytest.raises(DriverError, match=r"a file of it didn't answer within 0\.05 seconds"):
+    with pytest.raises(DriverError, match=r"a file of it didn't respond within 0\.05 seconds"):
         loaded.discover(config)
 
 

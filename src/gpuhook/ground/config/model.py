@@ -1,8 +1,8 @@
-"""The configuration as the rest of gpuhook sees it, and every key that config.toml may hold.
+"""The loaded configuration, and every key that config.toml may hold.
 
 NVIDIA's keys keep NVIDIA's names and sections, so that a file written for the NVIDIA
-container toolkit can be used as it is; ours are in [gpuhook]. A key that NVIDIA has and
-that means nothing here is in WITHOUT_EFFECT, with what to do instead.
+container toolkit works unchanged; gpuhook's own are in [gpuhook]. A key of NVIDIA's tools that
+has no effect in gpuhook is in WITHOUT_EFFECT, with what to do instead.
 """
 
 import os
@@ -82,7 +82,7 @@ KEYS: "dict[str, tuple[str, str, object]]" = {
     "gpuhook.mps.version": ("mps_version", STRING, "auto"),
 }
 
-# The features are optional: absent is not the same as false in a file, though both mean off.
+# The features are optional: an absent one differs from false in a file, though both mean off.
 FEATURES = (
     "allow-ldconfig-from-container",
     "disable-cuda-compat-lib-hook",
@@ -93,15 +93,15 @@ FEATURE_PREFIX = "features."
 
 _OWN_LIBRARY = "gpuhook does this work itself and calls no such program"
 
-# NVIDIA's keys that are read by nobody here -> why.
+# NVIDIA keys that gpuhook doesn't use -> why.
 WITHOUT_EFFECT = {
     _CLI + "path": _OWN_LIBRARY,
     _CLI + "no-pivot": "gpuhook never calls pivot_root in the container",
-    "nvidia-container-runtime-hook.path": "the hook is gpuhook-prestart, found beside gpu-py",
+    "nvidia-container-runtime-hook.path": "the hook is gpuhook-prestart, next to gpu-py",
     "nvidia-container-runtime-hook.skip-mode-detection": "gpuhook's hook works in every mode",
     "nvidia-ctk.path": _OWN_LIBRARY,
     _RUNTIME
-    + "modes.csv.compat-container-root": "newer CUDA in an image isn't looked for on Tegra",
+    + "modes.csv.compat-container-root": "gpuhook doesn't look for newer CUDA in an image on Tegra",
     _RUNTIME + "modes.jit-cdi.nvcdi-feature-flags": "it tunes NVIDIA's own CDI generator",
     _RUNTIME + "modes.jit-cdi.nvcdi-disable-hooks": "it tunes NVIDIA's own CDI generator",
     FEATURE_PREFIX
@@ -111,7 +111,7 @@ WITHOUT_EFFECT = {
     FEATURE_PREFIX + "disable-imex-channel-creation": "gpuhook makes no IMEX channel nodes",
 }
 
-# What may stand for the mode: gpuhook's words, and NVIDIA's with the nearest of ours.
+# Accepted values of mode: gpuhook's own, and NVIDIA's with the nearest one of gpuhook.
 MODES = {
     "hook": "hook",
     "spec": "spec",
@@ -122,11 +122,11 @@ MODES = {
     "jit-cdi": "spec",
 }
 
-# What becomes of a container that asks for all devices of a vendor without a driver here.
+# What happens to a container that requests all devices of a vendor without a driver on this host.
 MISSING_DRIVER = ("fail", "ignore")
 
-# NVIDIA knows four words; all that do not disable it are the same thing here, because the
-# image's folder is put first in the loader's search and never mounted.
+# NVIDIA has four values; all but the one that disables it mean the same in gpuhook, because the
+# image's folder is put first in the loader's search path and never mounted.
 CUDA_COMPAT_MODES = ("disabled", "hook", "ldconfig", "mount")
 
 DEFAULT_PATH = "/etc/gpuhook/config.toml"
@@ -135,14 +135,13 @@ LOG_LEVELS = ("panic", "fatal", "error", "warning", "warn", "info", "debug", "tr
 
 
 class Config:
-    """The settings in force: what the file says, else the defaults.
+    """The effective settings: those of the file, else the defaults.
 
     ``path`` is the file that was read (None: none, all defaults). Paths are absolute or,
-    for ``driver_root``, ``root`` and ``ldcache``, "" for what isn't set; ``driver_root_of``
-    says which driver root counts. ``mode`` is one of hook, spec, cdi and auto;
-    ``nvml_timeout`` is in seconds; ``features`` holds the optional switches that the file
-    sets; ``vendors`` are those that it declares; ``ignored`` are (key, reason) pairs that
-    changed nothing.
+    for ``driver_root``, ``root`` and ``ldcache``, "" if unset; ``driver_root_of`` returns the
+    effective driver root. ``mode`` is one of hook, spec, cdi and auto; ``nvml_timeout`` is in
+    seconds; ``features`` holds the optional switches that the file sets; ``vendors`` are those
+    that it declares; ``ignored`` are (key, reason) pairs of keys without effect.
     """
 
     accept_annotations: bool
@@ -207,40 +206,40 @@ class Config:
 
     @property
     def file(self) -> str:
-        """The file to correct: the one that was read, or where one would be found."""
+        """The file to correct: the one that was read, or the default path."""
         return self.path or DEFAULT_PATH
 
     def feature(self, name: str) -> bool:
-        """Say whether the optional switch [features] ``name`` is on; absent means off."""
+        """Tell whether the optional switch [features] ``name`` is on; absent means off."""
         return self.features.get(name, False)
 
     def driver_root_of(self, vendor: str) -> str:
-        """Return the driver root of a vendor, / for the host's own.
+        """Return the effective driver root of a vendor, / for the host's own.
 
-        The first of these that is set: the vendor's own in ``driver-roots``, ``[gpuhook]
+        The first that is set of: the vendor's own in ``driver-roots``, ``[gpuhook]
         root``, ``[nvidia-container-cli] root``.
         """
         return self.own_driver_root(vendor) or self.root or self.driver_root or "/"
 
     def own_driver_root(self, vendor: str) -> str:
-        """Return the root that ``driver-roots`` names for a vendor alone, "" if there is none."""
+        """Return the root that ``driver-roots`` sets for this vendor only, "" if there is none."""
         return dict(entry.split("=", 1) for entry in self.driver_roots).get(vendor, "")
 
     @property
     def limits_memory(self) -> bool:
-        """Whether the administrator limits the memory of containers' devices."""
+        """True if the administrator limits the memory of containers' devices."""
         return bool(self.device_memory or self.most_device_memory or self.limit_required)
 
     @property
     def reads_annotations(self) -> bool:
-        """Whether annotations may name devices at all: always in mode cdi, else on request."""
+        """True if annotations may name devices: always in mode cdi, else if configured."""
         return self.mode == "cdi" or self.accept_annotations  # protects: annotations-accepted
 
     def host_ldconfig(self) -> str:
-        """Return the path of the host's ldconfig, "" if there is none that may be run.
+        """Return the path of the host's ldconfig, "" if there is none that gpuhook may run.
 
-        Debian's /sbin/ldconfig is a script around ldconfig.real, and we want the program. A
-        setting without @ means a program of the image, and such a program is never run.
+        Debian's /sbin/ldconfig is a script around ldconfig.real; this returns the program. A
+        setting without @ means a program of the image, which gpuhook never runs.
         """
         path = self.ldconfig.removeprefix("@").removesuffix(".real")
         if path == self.ldconfig.removesuffix(".real"):

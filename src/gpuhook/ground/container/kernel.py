@@ -1,4 +1,4 @@
-"""System calls that Python doesn't have, each raising OSError with the path it was about.
+"""System calls that Python lacks, each raising OSError with the path concerned.
 
 One function per call, numbers and constants named as in the kernel's headers. This module
 and ``rootfs`` are the only ones that change anything in a container.
@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Final
 
-# include/uapi/asm-generic/unistd.h: calls added since Linux 5.0 have one number everywhere.
+# include/uapi/asm-generic/unistd.h: calls added since Linux 5.0 have the same number everywhere.
 _OPEN_TREE: "Final" = 428
 _MOVE_MOUNT: "Final" = 429
 _FSOPEN: "Final" = 430
@@ -36,14 +36,14 @@ RESOLVE_NO_MAGICLINKS: "Final" = 0x02
 RESOLVE_NO_SYMLINKS: "Final" = 0x04
 RESOLVE_IN_ROOT: "Final" = 0x10
 
-# include/uapi/linux/stat.h: struct statx begins with the mask of what was filled in
+# include/uapi/linux/stat.h: struct statx starts with the mask of the fields that are filled in
 _STATX_INO: "Final" = 0x100
 _STATX_BTIME: "Final" = 0x800
 _STATX_MNT_ID: "Final" = 0x1000
 _STATX_MNT_ID_UNIQUE: "Final" = 0x4000
 _STX_INO: "Final" = 0x20
 _STX_BTIME: "Final" = 0x50  # seconds in 64 bits, nanoseconds in 32
-_STX_DEVICE: "Final" = 0x88  # major and minor of what holds it
+_STX_DEVICE: "Final" = 0x88  # major and minor of the containing device
 _STX_MNT_ID: "Final" = 0x90
 
 # include/uapi/linux/mount.h
@@ -78,19 +78,19 @@ _RLIM_INFINITY: "Final" = (1 << 64) - 1
 # include/uapi/linux/xattr.h: XATTR_NAME_SELINUX
 LABEL: "Final" = "security.selinux"
 
-# Flags with which a file is made: never over an existing one, never through a link.
+# Flags for creating a file: never replaces an existing one, never follows a link.
 CREATE_FLAGS: "Final" = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _SIGKILL: "Final" = 9
-_ends: "dict[int, Any]" = {}  # the timer of this process, by its number
+_ends: "dict[int, Any]" = {}  # the timer of this process, by its pid
 
-_PAUSE = 0.0005  # seconds between two looks at a child
+_PAUSE = 0.0005  # seconds between two checks of a child
 
 _libc = clib.Library()
 _libc.syscall.restype = clib.c_long
-_statx = (clib.c_long * 64)()  # where a long has four bytes, too, it holds a struct statx
+_statx = (clib.c_long * 64)()  # large enough for struct statx even where a long has four bytes
 
-# How often a look-up is tried again that a rename elsewhere disturbed, openat2(2), EAGAIN.
+# Attempts of a path lookup that a concurrent rename disturbed, openat2(2), EAGAIN.
 _LOOKUP_ATTEMPTS = 1000  # protects: disturbed-lookup
 
 _HINTS = {
@@ -103,7 +103,7 @@ def syscall(number: int, *args: object, path: str = "") -> int:
     """Make a system call by its number; bytes and buffers are passed as pointers.
 
     An int must fit into 32 bits: it is passed as C's int, which libffi widens for a register.
-    At most five arguments, so that none is left without a register. Raises OSError with
+    At most five arguments, so that all fit into registers. Raises OSError with
     errno, its text (and for ENOSYS and EPERM a hint) and ``path``. Source: syscall(2).
     """
     result: int = _libc.syscall(number, *args)
@@ -121,14 +121,14 @@ def _os_error(path: str) -> OSError:
 
 
 def _structure(*fields: int) -> bytes:
-    """Return a structure of 64-bit numbers, for calls that read it and write nothing to it."""
+    """Return a structure of 64-bit numbers, for calls that only read it."""
     return b"".join([field.to_bytes(8, sys.byteorder) for field in fields])
 
 
 def openat2(dir_fd: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
-    """Open a path, its resolution restricted by RESOLVE_* flags; always close-on-exec.
+    """Open a path, with its resolution restricted by RESOLVE_* flags; always close-on-exec.
 
-    Tried again while renames elsewhere make the kernel unsure that ``..`` stays inside.
+    Retries while renames elsewhere make the kernel unsure that ``..`` stays inside.
     Source: openat2(2).
     """
     # protects: confined
@@ -144,9 +144,9 @@ def openat2(dir_fd: int, path: str, flags: int, resolve: int, mode: int = 0) -> 
 
 
 def clone_tree(fd: int, path: str) -> int:
-    """Clone what an O_PATH descriptor points at into a detached mount, open_tree(2).
+    """Clone the target of an O_PATH descriptor into a detached mount, open_tree(2).
 
-    Returns the detached mount's descriptor. ``path`` is for the error text alone. Needs
+    Returns the detached mount's descriptor. ``path`` is only for the error text. Needs
     CAP_SYS_ADMIN and a source in the caller's own mount namespace.
     """
     flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH
@@ -154,7 +154,7 @@ def clone_tree(fd: int, path: str) -> int:
 
 
 def mount_id(fd: int) -> int:
-    """Return the id of the mount that a descriptor's file was reached through, statx(2).
+    """Return the id of the mount through which a descriptor was opened, statx(2).
 
     It is the one in /proc/PID/mountinfo. Needs Linux 5.8.
     """
@@ -162,9 +162,9 @@ def mount_id(fd: int) -> int:
 
 
 def identity(fd: int) -> tuple[int, int]:
-    """Return the filesystem and the inode of a descriptor's file, statx(2).
+    """Return the filesystem and the inode number of a descriptor's file, statx(2).
 
-    As the kernel knows them: who serves the filesystem isn't asked.
+    The kernel's cached values: the filesystem's server isn't asked.
     """
     inode = _stated(fd, _STATX_INO, _STX_INO)
     told = memoryview(_statx).cast("B")
@@ -172,9 +172,9 @@ def identity(fd: int) -> tuple[int, int]:
 
 
 def unique_mount_id(fd: int) -> int | None:
-    """Return the id of a descriptor's mount that no other one gets until a reboot, statx(2).
+    """Return the unique id of a descriptor's mount, not reused until a reboot; statx(2).
 
-    It is in no mount table. None before Linux 6.8.
+    It isn't in mount tables. None before Linux 6.8.
     """
     try:
         return _stated(fd, _STATX_MNT_ID_UNIQUE, _STX_MNT_ID)
@@ -186,7 +186,7 @@ def unique_mount_id(fd: int) -> int | None:
 
 def is_mounted(unique: int) -> bool:
     """Tell whether a mount is in this namespace, by its ``unique_mount_id``; statmount(2)."""
-    # struct mnt_id_req: its size in 32 bits, and as many without a meaning
+    # struct mnt_id_req: its size in 32 bits, and 32 unused bits
     request = (32).to_bytes(4, sys.byteorder) + bytes(4)
     request += _structure(unique, _STATMOUNT_MNT_BASIC, 0)
     answer = (clib.c_long * _STATMOUNT_SIZE)()
@@ -198,9 +198,9 @@ def is_mounted(unique: int) -> bool:
 
 
 def born(fd: int) -> int | None:
-    """Return when a descriptor's file was made, in ns since 1970, statx(2).
+    """Return the birth time of a descriptor's file, in ns since 1970, statx(2).
 
-    None where that isn't kept; some filesystems say 0 then.
+    None if the filesystem doesn't record it; some filesystems then report 0.
     """
     try:
         seconds = _stated(fd, _STATX_BTIME, _STX_BTIME)
@@ -214,7 +214,7 @@ def born(fd: int) -> int | None:
 
 
 def _stated(fd: int, mask: int, place: int) -> int:
-    """Return a field of 64 bits of struct statx; OSError where the kernel doesn't fill it in."""
+    """Return a 64-bit field of struct statx; OSError if the kernel doesn't fill it in."""
     if _libc.statx(fd, b"", AT_EMPTY_PATH | _AT_STATX_DONT_SYNC, mask, _statx) != 0:
         raise _os_error("")
     told = memoryview(_statx).cast("B")
@@ -230,20 +230,20 @@ def set_mount_attributes(fd: int, attributes: int, path: str, cleared: int = 0) 
 
 
 def set_read_only(fd: int, path: str, *, yes: bool) -> None:
-    """Make an attached mount, whose root the descriptor is, read-only or not; mount_setattr(2)."""
+    """Make the attached mount with this root read-only, or writable; mount_setattr(2)."""
     attributes = (MOUNT_ATTR_RDONLY, 0) if yes else (0, MOUNT_ATTR_RDONLY)
-    attr = _structure(*attributes, 0, 0)  # struct mount_attr; the propagation stays
+    attr = _structure(*attributes, 0, 0)  # struct mount_attr; the propagation is unchanged
     syscall(_MOUNT_SETATTR, fd, b"", AT_EMPTY_PATH, attr, len(attr), path=path)
 
 
 def attach_mount(mount_fd: int, target_fd: int, path: str) -> None:
-    """Attach a detached mount on the file or folder of an O_PATH descriptor, move_mount(2)."""
+    """Attach a detached mount to the file or folder of an O_PATH descriptor, move_mount(2)."""
     flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH
     syscall(_MOVE_MOUNT, mount_fd, b"", target_fd, b"", flags, path=path)
 
 
 def new_tmpfs(options: dict[str, str], attributes: int) -> int:
-    """Make a detached tmpfs with options such as {"mode": "0555"}; return its descriptor."""
+    """Create a detached tmpfs with options such as {"mode": "0555"}; return its descriptor."""
     context = syscall(_FSOPEN, b"tmpfs", FSOPEN_CLOEXEC, path="tmpfs")
     try:
         for key, value in options.items():
@@ -256,37 +256,37 @@ def new_tmpfs(options: dict[str, str], attributes: int) -> int:
 
 
 def create_file(parent: int, name: str, mode: int) -> int:
-    """Make a new file in a folder and return a descriptor to write it, openat(2)."""
+    """Create a new file in a folder and return a descriptor for writing, openat(2)."""
     return os.open(name, CREATE_FLAGS, mode, dir_fd=parent)
 
 
 def create_folder(parent: int, name: str) -> None:
-    """Make a new folder in a folder, mode 0755, mkdirat(2)."""
+    """Create a new folder in a folder, mode 0755, mkdirat(2)."""
     os.mkdir(name, 0o755, dir_fd=parent)
 
 
 def create_link(parent: int, name: str, target: str) -> None:
-    """Make a new symbolic link in a folder, symlinkat(2)."""
+    """Create a new symbolic link in a folder, symlinkat(2)."""
     os.symlink(target, name, dir_fd=parent)
 
 
 def write(fd: int, data: "bytes | memoryview") -> int:
-    """Write what the kernel takes of the data and return how many bytes those were."""
+    """Write as much of the data as the kernel accepts, and return the number of bytes."""
     return os.write(fd, data)
 
 
 def set_mode(fd: int, mode: int) -> None:
-    """Give a file its permission bits, fchmod(2)."""
+    """Set a file's permission bits, fchmod(2)."""
     os.fchmod(fd, mode)
 
 
 def set_label(fd: int, label: bytes) -> None:
-    """Give a file an SELinux label, fsetxattr(2)."""
+    """Set a file's SELinux label, fsetxattr(2)."""
     os.setxattr(fd, LABEL, label)
 
 
 def rename(parent: int, old: str, new: str) -> None:
-    """Rename within a folder, over whatever has the new name, renameat(2)."""
+    """Rename within a folder, replacing an existing file of the new name, renameat(2)."""
     os.rename(old, new, src_dir_fd=parent, dst_dir_fd=parent)
 
 
@@ -301,18 +301,18 @@ def remove_folder(parent: int, name: str) -> None:
 
 
 def change_owner(parent: int, name: str, owner: tuple[int, int]) -> None:
-    """Give a file, folder or link (itself) to a user and a group, fchownat(2)."""
+    """Set the owner and group of a file, folder or link (itself), fchownat(2)."""
     os.chown(name, *owner, dir_fd=parent, follow_symlinks=False)
 
 
 def give(fd: int, owner: tuple[int, int]) -> None:
-    """Give what a descriptor points at, a link itself, to a user and a group, fchownat(2)."""
+    """Set the owner and group of a descriptor's file, or of a link itself, fchownat(2)."""
     if _libc.fchownat(fd, b"", *owner, AT_EMPTY_PATH) != 0:
         raise _os_error("")
 
 
 def detach_mount(mount_fd: int) -> None:
-    """Detach the attached mount whose root the descriptor is, umount2(2).
+    """Detach the attached mount with this root, umount2(2).
 
     Goes through /proc/self/fd, so /proc must be mounted in the current namespace.
     """
@@ -328,9 +328,9 @@ def enter_mount_namespace(fd: int, path: str) -> None:
 
 
 def act_as(owner: tuple[int, int]) -> None:
-    """Have what this process makes belong to a user and a group, setfsuid(2), setfsgid(2).
+    """Create files as a user and a group from now on, setfsuid(2), setfsgid(2).
 
-    Any other user than 0 has less rights to files until this is called with 0 again.
+    Any user other than 0 has fewer rights to files until this is called with 0 again.
     """
     _libc.setfsgid(owner[1])
     _libc.setfsuid(owner[0])
@@ -344,9 +344,9 @@ def set_no_new_privileges() -> None:
 
 
 def give_up_root(uid: int, gid: int, *, rootless: bool) -> None:
-    """Become another user for good, without a way back; OSError where that can't be.
+    """Switch to another user for good, without a way back; OSError if impossible.
 
-    In a user's own namespace (``rootless``), which may map none, stay that user.
+    In a user namespace (``rootless``), which may map no other, keep the current user.
     """
     set_no_new_privileges()
     if os.geteuid() == 0:
@@ -357,14 +357,14 @@ def give_up_root(uid: int, gid: int, *, rootless: bool) -> None:
         except OSError:
             if not rootless:
                 raise
-    die_with_parent()  # only now: the kernel forgets it when a process changes its user
+    die_with_parent()  # only now: the kernel resets it when a process changes its user
 
 
 def end_after(seconds: int) -> None:
-    """Have the kernel kill this process in so many seconds, whatever it does; 0: not any more.
+    """Let the kernel kill this process after this time, whatever it does; 0 cancels.
 
-    Also one that is stopped (SIGSTOP) by then, which alarm(2) would leave as it is. A fork has
-    no such end, and nor has what this process becomes (execve). Source: timer_create(2).
+    This includes a process that is stopped (SIGSTOP), unlike alarm(2). Forks don't inherit the
+    timer, and execve deletes it. Source: timer_create(2).
     """
     pid = os.getpid()
     if pid not in _ends:
@@ -373,26 +373,26 @@ def end_after(seconds: int) -> None:
         timer = (clib.c_long * 1)()
         words = time.CLOCK_MONOTONIC, event, timer
         made = _libc.timer_create(*words)
-        # Timers count as signals that wait, and those of all that root has as one number: also of
+        # Timers count as pending signals, in one count for all of root's processes, including
         # containers whose root is the host's. setrlimit(2)
         if made < 0 and lift_limit(RLIMIT_SIGPENDING):  # protects: others-signals
             made = _libc.timer_create(*words)
         if made < 0:
             raise _os_error("timer_create")
-        _ends.clear()  # of a process that has forked us
+        _ends.clear()  # of the parent process, before the fork
         _ends[pid] = clib.c_long(timer[0])
-    when = _structure(0, 0, seconds, 0)  # struct itimerspec: no second time, seconds and ns
+    when = _structure(0, 0, seconds, 0)  # struct itimerspec: no interval, seconds and ns
     if _libc.timer_settime(_ends[pid], 0, when, None) < 0:
         raise _os_error("timer_settime")
 
 
 def lift_limit(number: int) -> bool:
-    """Raise a limit of this process' (RLIMIT_*) as far as it may; False where it can't be raised.
+    """Raise a limit of this process (RLIMIT_*) to its maximum; False if it can't be raised.
 
-    By the C library: this may be where an import would be from a container's image. Source:
+    Uses the C library: where this runs, an import could come from a container's image. Source:
     prlimit(2).
     """
-    had = (clib.c_long * 2)()  # struct rlimit: the limit that counts, and the most it may be
+    had = (clib.c_long * 2)()  # struct rlimit: the soft and the hard limit
     _libc.prlimit(0, number, None, had)
     for most in (_RLIM_INFINITY, had[1] & _RLIM_INFINITY):
         if _libc.prlimit(0, number, _structure(most, most), None) == 0:
@@ -401,7 +401,7 @@ def lift_limit(number: int) -> bool:
 
 
 def reap(child: int, seconds: float) -> int | None:
-    """Return a child's wait status, None if it hasn't ended in this time."""
+    """Return a child's wait status, None if it hasn't exited in this time."""
     end = time.monotonic() + seconds
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -413,14 +413,14 @@ def reap(child: int, seconds: float) -> int | None:
 
 
 def keep_only(descriptors: tuple[int, ...]) -> None:
-    """Close all descriptors but these and put /dev/null on the first three.
+    """Close all other descriptors and put /dev/null on the first three.
 
-    For a child that goes on beside its parent: nobody may wait for the end of a pipe that
-    it doesn't know it holds, nor for a lock.
+    For a child that outlives its parent's work: it must not keep open a pipe whose end others
+    wait for, nor a lock.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
-        if fd not in descriptors:  # as one is where the caller had closed it
+        if fd not in descriptors:  # as one is if the caller had closed it
             os.dup2(null, fd)
     start = 3
     for fd in sorted(descriptors):
@@ -431,24 +431,24 @@ def keep_only(descriptors: tuple[int, ...]) -> None:
 
 
 def die_with_parent(*, yes: bool = True) -> None:
-    """Have the kernel kill this process when its parent ends, or no more; prctl(2)."""
+    """Let the kernel kill this process when its parent exits, or stop doing so; prctl(2)."""
     pr_set_pdeathsig, sigkill = 1, 9  # include/uapi/linux/prctl.h
     if _libc.prctl(pr_set_pdeathsig, sigkill if yes else 0, 0, 0, 0) != 0:
         raise _os_error("prctl")
 
 
 def set_name(name: str) -> None:
-    """Call this process something, for ps and top: at most 15 characters; prctl(2)."""
+    """Set this process's name for ps and top: at most 15 characters; prctl(2)."""
     pr_set_name = 15  # include/uapi/linux/prctl.h
     _libc.prctl(pr_set_name, name.encode(), 0, 0, 0)
 
 
 def forget_personality() -> None:
-    """Have the kernel treat this process as any other, personality(2)."""
+    """Reset this process's execution domain to the default, personality(2)."""
     _libc.personality(0)
 
 
 def set_timer_slack(nanoseconds: int) -> None:
-    """Set how late this process may be woken when its time has come; prctl(2)."""
+    """Set the maximum delay of this process's timers; prctl(2)."""
     pr_set_timerslack = 29  # include/uapi/linux/prctl.h
     _libc.prctl(pr_set_timerslack, nanoseconds, 0, 0, 0)

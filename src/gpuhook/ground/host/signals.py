@@ -1,8 +1,8 @@
-"""Signals to processes: sent to descriptors of them, and nowhere else in gpuhook.
+"""Signals to processes, sent through pidfds; no other module of gpuhook sends signals.
 
-A number of a process that has ended is another's soon: on a busy node within seconds. A descriptor
-(pidfd) is never another's. So whoever found a process by its number opens it, looks then whether
-it is the one that is meant, and sends to what is open. A test forbids kill(2) elsewhere.
+The kernel soon reuses the pid of an exited process: on a busy node within seconds. A pidfd never
+refers to another process. So a caller that finds a process by its pid opens it, then checks that
+it is the intended one, and signals the open pidfd. A test forbids kill(2) elsewhere.
 
 Sources: pidfd_open(2), pidfd_send_signal(2), waitid(2).
 """
@@ -12,7 +12,7 @@ import os
 
 
 def send(process: int, number: int) -> bool:
-    """Send a signal to an open process; False where it has ended."""
+    """Send a signal to an open process; False if it has exited."""
     try:
         _signal.pidfd_send_signal(process, number)
     except ProcessLookupError:
@@ -21,9 +21,9 @@ def send(process: int, number: int) -> bool:
 
 
 def send_to_child(pid: int, number: int) -> bool:
-    """Send a signal to a child that nobody has waited for; False where it is no child (any more).
+    """Send a signal to a child that wasn't waited for yet; False if it is no child (any more).
 
-    One that has ended keeps its number until then, and what has the number since is no child.
+    An exited child keeps its pid until it is waited for; a later owner of the pid is no child.
     """
     try:
         process = os.pidfd_open(pid)
@@ -49,7 +49,7 @@ def send_to_self(number: int) -> None:
 
 
 def exists(pid: int) -> bool:
-    """Tell whether some process has this number; one that can't be told of counts as there."""
+    """Tell whether a process with this pid exists; True if that can't be determined."""
     try:
         os.close(os.pidfd_open(pid))
     except (ProcessLookupError, OverflowError):

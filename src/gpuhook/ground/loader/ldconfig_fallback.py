@@ -1,17 +1,17 @@
-"""Have the host's ldconfig make a cache for an image whose own is damaged: a last resort.
+"""A cache made by the host's ldconfig for an image whose own is damaged: a last resort.
 
-Off unless [gpuhook] ldconfig-fallback says otherwise, because a program of the host then
-reads a stranger's files. What it is given:
+Off unless [gpuhook] ldconfig-fallback is set, because a program of the host then reads
+untrusted files. It runs with:
 
-- itself, as a sealed copy in memory, which nothing in a container can change or reach; it
-  is static, so no loader and no library of the image comes into it;
-- the container's files as its root, read-only and noexec, in a mount namespace of its own,
+- a sealed copy of itself in memory, which nothing in a container can change or reach; it
+  is static, so it loads no loader and no library of the image;
+- the container's files as its root, read-only and noexec, in its own mount namespace,
   with an empty /proc, /sys and /dev; network, IPC, UTS, PID and cgroup namespaces are new;
 - no environment, no descriptor but the program's and its output's, the ids of the
   container's root user, no capability, and limits on time, memory, files and output.
 
-The one place that it can write to is a small tmpfs, from which the cache is taken, read by
-our own reader and written by our own writer: ldconfig itself changes nothing in the image.
+It can write only to a small tmpfs. gpuhook takes the cache from there, parses it with
+its own reader and writes it with its own writer: ldconfig changes nothing in the image.
 """
 
 import os
@@ -47,14 +47,14 @@ _NAMESPACES = (
     | isolation.CLONE_NEWNET
 )
 _HARMLESS = kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV | kernel.MOUNT_ATTR_NOEXEC
-# Folders that engines make in every container; the first that is there takes the result.
+# Folders that engines create in every container; the first existing one takes the result.
 _COVERED = ("/dev", "/proc", "/sys")
 _RESULT = "ld.so.cache"
 _SAID_LIMIT = 4096
 
 
 def load(path: str) -> int:
-    """Return a descriptor of a sealed copy of the host's program; LdCacheError if it's unfit."""
+    """Return a descriptor of a sealed copy of the host's program; LdCacheError if unusable."""
     try:
         with open(path, "rb") as file:
             program = file.read(64 * _MIB)
@@ -75,9 +75,9 @@ def _unfit(path: str, why: str) -> LdCacheError:
 
 
 def build(program: int, container: Container) -> bytes:
-    """Return what the ``load``-ed ldconfig makes of the container's libraries: a cache's bytes.
+    """Return the cache that the ``load``-ed ldconfig makes for the container's libraries.
 
-    This process is in the container's mount namespace. LdCacheError says why there is none.
+    This process is in the container's mount namespace. LdCacheError gives the reason of a failure.
     """
     user, group = container.owner
     options = {"mode": "0700", "uid": str(user), "gid": str(group), "size": "32m"}
@@ -104,7 +104,7 @@ def build(program: int, container: Container) -> bytes:
 
 def _failed(why: str) -> LdCacheError:
     return LdCacheError(
-        f"/etc/ld.so.cache is damaged, and the host's ldconfig can't make a new one: {why}",
+        f"/etc/ld.so.cache is damaged, and the host's ldconfig can't create a new one: {why}",
         "Run ldconfig in the image, or delete the file from it",
     )
 
@@ -113,19 +113,19 @@ def _ending(status: int | None) -> str:
     if status is None:
         return f"it took more than {TIMEOUT_S:.0f} seconds"
     if status < 0:
-        return f"it was ended by signal {-status}"
-    return f"it ended with status {status}"
+        return f"it was killed by signal {-status}"
+    return f"it exited with status {status}"
 
 
 def _words(said: int) -> str:
-    """Return the end of what it said: printable, because the image has a say in it."""
+    """Return the end of its output: printable, because the image influences it."""
     text = os.pread(said, _SAID_LIMIT, 0).decode("ascii", "replace").strip()
     line = "".join(c if c.isprintable() else "?" for c in text.rpartition("\n")[2])
     return f" ({line[:200]})" if line else ""
 
 
 def _wait(pid: int) -> int | None:
-    """Return how the process ended, None if it had to be ended."""
+    """Return how the process exited, None if it had to be killed."""
     ended = False
     try:
         pidfd = os.pidfd_open(pid)
@@ -145,7 +145,7 @@ def _wait(pid: int) -> int | None:
 def _be_ldconfig(
     program: int, root: int, output: int, said: int, owner: tuple[int, int]
 ) -> "NoReturn":
-    """Turn this forked process into ldconfig; what fails on the way is its last word."""
+    """Turn this forked process into ldconfig; a failure on the way is its last output."""
     try:
         os.fchdir(root)
         isolation.own_mounts()
@@ -165,7 +165,7 @@ def _be_ldconfig(
 
 
 def _keep_only(program: int, said: int) -> None:
-    """Close every descriptor but two that close themselves, and give it new standard ones."""
+    """Close every descriptor but two close-on-exec ones, and set new standard ones."""
     os.dup2(os.open("/", os.O_RDONLY), 0)
     first, second = sorted((program, said))
     os.closerange(3, first)
@@ -176,7 +176,7 @@ def _keep_only(program: int, said: int) -> None:
 
 
 def _cover(output: int) -> str:
-    """Hide what could lead out of the root; return the folder that the output is mounted on."""
+    """Mask paths that lead out of the root; return the folder that the output is mounted on."""
     target = ""
     for path in _COVERED:
         try:

@@ -1,13 +1,13 @@
-"""Read a low-level runtime's command line: verb, bundle, log, root.
+"""Parse a low-level runtime's command line: verb, bundle, log, root.
 
-What engines write is read: it means the same to runc 1.1 to 1.4 and to crun 1.8 to 1.28.
-Where only one of them takes a command line, or each in its own way, none is read. The tests
-compare all this with the real programs.
+gpuhook parses the command lines that engines write: they mean the same to runc 1.1 to 1.4 and
+to crun 1.8 to 1.28. If only one of them accepts a command line, or they interpret it differently,
+gpuhook doesn't interpret it. The tests compare all this with the real programs.
 """
 
 from gpuhook.ground.names import CREATING_VERBS
 
-# Options before the verb and after create and run, those that take a value and those that don't.
+# Options before the verb and after create and run, with and without a value.
 _VALUES_BEFORE = frozenset(
     {"--root", "--log", "--log-format", "--log-level", "--rootless", "--cgroup-manager"}
 )
@@ -21,25 +21,25 @@ _VALUES_AFTER = frozenset(
 _FLAGS_AFTER = frozenset(
     {"--no-pivot", "--no-new-keyring", "--no-subreaper", "--detach", "-d", "--keep"}
 )
-# With these a runtime tells of itself, or knows no such option: it creates nothing.
+# With these a runtime prints about itself, or fails for an unknown option: it creates nothing.
 _TELLING = frozenset({"--help", "-h", "-?", "--usage", "--version", "-v", "-V"})
 
 
 class Arguments:
-    """What a command line means to us.
+    """The parts of a command line that gpuhook uses.
 
-    ``verb`` is create or run where the runtime creates a container if it takes the command
-    line at all, and then ``bundle`` is the folder, None for the working directory, and ``config``
-    the file that crun reads in place of the bundle's config.json, "" for none. Any other verb, and
-    the empty one, is for the runtime alone; what comes after it is in ``rest``. ``log`` is the file
-    that the engine reads errors from, if it gave one. ``root`` is the folder in which the runtime
-    keeps its containers, "" for its own choice, and ``container`` the id of the one that is
-    created. ``unclear`` is a word with which a container may be created, and that not all runtimes
-    read in one way; it is empty where all is clear.
+    ``verb`` is create or run if the runtime creates a container, provided it accepts the command
+    line. Then ``bundle`` is the folder, None for the working directory, and ``config`` the file
+    that crun reads in place of the bundle's config.json, "" for none. Any other verb, including the
+    empty one, is only for the runtime; the words after it are in ``rest``. ``log`` is the file from
+    which the engine reads errors, if it gave one. ``root`` is the folder in which the runtime keeps
+    its state, "" for its default, and ``container`` the id of the new container. ``unclear`` is a
+    word of a command line that may create a container, and that runtimes interpret differently; it
+    is empty if all is clear.
     """
 
     def __init__(self, argv: list[str]) -> None:
-        """Read the words after the program's name."""
+        """Parse the words after the program's name."""
         self.verb = ""
         self.bundle: str | None = None
         self.config = ""
@@ -53,7 +53,7 @@ class Arguments:
             self.unclear = unclear or "an empty word"
 
     def _read(self, argv: list[str]) -> str | None:
-        """Read options, the verb, and for create and run options and the id.
+        """Parse options, the verb, and for create and run options and the id.
 
         Returns the first word that is none of these.
         """
@@ -73,7 +73,7 @@ class Arguments:
                     return None
                 continue
             name, equals, value = word.partition("=")
-            if ids or word[:3] in ("-b=", "-f="):  # crun takes the = for part of the path
+            if ids or word[:3] in ("-b=", "-f="):  # crun takes the = as part of the path
                 return word
             if word in _TELLING:
                 return None
@@ -86,12 +86,12 @@ class Arguments:
                 self._take(name, given)
             elif name not in (_FLAGS_AFTER if verb else _FLAGS_BEFORE):
                 return word
-        # Every runtime refuses to create none, or two at once.
+        # Every runtime refuses to create no container, or two at once.
         self.verb = verb if ids == 1 else ""
         return None
 
     def _take(self, name: str, value: str) -> None:
-        """Note an option's value."""
+        """Store an option's value."""
         if name in ("--bundle", "-b"):
             self.bundle = value
         elif name in ("--config", "-f"):

@@ -1,12 +1,12 @@
-"""A CDI document of what this machine has of one vendor: the plan's operations as CDI's edits.
+"""CDI specs of one vendor's devices on this host: the plan's operations as CDI edits.
 
-Every device is planned as for a container that asks for it alone, and so is a container that
-asks for none: what that one gets is common to all. Nothing is known of the image, so libraries
-go into the folders that they have on the host, and what depends on the image, or on which
-devices are given together, is the one hook's to do (``gpuhook.cdi_hook``). So are daemons'
-sockets: no container starts without what its document names, and daemons come and go.
+Every device is planned as for a container that requests only it; a container that requests
+none is planned as well, and its edits become the common ones. The image is unknown, so libraries
+go into the same folders as on the host. The hook (``gpuhook.cdi_hook``) does what depends on the
+image or on the combination of devices. It also mounts daemons' sockets: a container fails to
+start without a file that its CDI spec names, and daemons come and go.
 
-Changes nothing, and looks at nothing but whether what is mounted may be.
+Changes nothing, and only reads whether the mounted files may be mounted.
 """
 
 from gpuhook.ground import names as ours
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     Edits = dict[str, Any]
 
 ALL = "all"
-MARK = "GPUHOOK_CDI"  # a variable that nothing reads
+MARK = "GPUHOOK_CDI"  # a variable that no program reads
 _MOUNT_OPTIONS = ("rbind", "rprivate")
 
 
@@ -51,7 +51,7 @@ def _type_index(device: "Device", vendor: "Vendor") -> str:
     return f"{part if device.parent else whole}{device.label}"
 
 
-# What devices are called: a strategy's name -> the name that it gives a device.
+# Naming strategies: a strategy's name -> the name that it gives a device.
 STRATEGIES: "dict[str, Callable[[Device, Vendor], str]]" = {
     "index": lambda device, _: device.label,
     "uuid": lambda device, _: device.id,
@@ -61,28 +61,27 @@ DEFAULT_STRATEGIES = ("index", "uuid")
 
 
 class Generated(Record):
-    """A document, and what a person should know of it, a sentence each without a full stop."""
+    """A CDI spec, and warnings for the user, a sentence each without a full stop."""
 
     document: "dict[str, Any]"
     warnings: list[str]
 
 
 class Reader(Record):
-    """An engine with its version, and the highest version of documents that it takes."""
+    """An engine with its version, and the highest CDI version that it reads."""
 
     title: str
     highest: str
 
 
 class Source:
-    """What documents are made of: a vendor, its inventory, and what the configuration lets it give.
+    """The input of CDI specs: a vendor, its inventory, and the configuration's restrictions.
 
-    ``hook`` is the hook's path on the host; ``config_path`` what its --config is to name, if
-    anything. ``reader`` finds the oldest engine that has to read them, None where any may; it is
-    asked where that matters. With ``without_hook`` documents are for programs that run no hook, and
-    know what NVIDIA's is called: links are mounts there, and the loader's folders stand in its
-    words.
-    ``left_out`` says what no document names, and why, a sentence each.
+    ``hook`` is the hook's path on the host; ``config_path`` the value of its --config, if any.
+    ``reader`` finds the oldest engine that has to read the specs, None if any may; it is called
+    only when needed. With ``without_hook`` the specs are for programs that run no hooks, but know
+    NVIDIA's by name: links become mounts, and the loader's folders are arguments of that hook.
+    ``left_out`` lists what no spec contains, with the reason, a sentence each.
     """
 
     def __init__(
@@ -107,15 +106,15 @@ class Source:
         self._variables: frozenset[str] | None = None
 
     def grant(self, devices: "Iterable[Device]") -> Grant:
-        """Return what a container gets that is given these devices."""
+        """Return the grant of a container with these devices."""
         return Grant.of_document(self.vendor, self.inventory, self.config, devices)
 
     def edits(self, devices: "Iterable[Device]", *, whole: bool = False) -> "Edits":
-        """Return the edits for a container with these devices, those common to all among them.
+        """Return the edits for a container with these devices, including the common ones.
 
-        ``whole`` says that it has no others of the vendor. Else engines add the edits of others and
-        keep one value of a variable, so one whose value depends on the devices is left out.
-        RequestError for a device that only gpu-py may give.
+        ``whole`` says that it has no others of the vendor. Else engines add the edits of others
+        and keep one value of a variable, so one whose value depends on the devices is left out.
+        RequestError for a device that only gpu-py may inject.
         """
         granted = self.grant(devices)
         check_others(granted, self.config)
@@ -127,7 +126,7 @@ class Source:
         return self.written(operations, whole=whole).edits
 
     def written(self, operations: "Iterable[Operation]", *, whole: bool = False) -> "CdiWriter":
-        """Return steps as edits; ``whole`` as for ``edits``."""
+        """Return operations as edits; ``whole`` as for ``edits``."""
         common = None if whole else self._common_variables()
         return CdiWriter(self.vendor.names.FIXED_MAJORS, common).write(operations)
 
@@ -143,7 +142,7 @@ class Source:
         return self._variables
 
     def _groups(self, granted: Grant) -> "dict[int, str]":
-        """Return the groups that documents name, none where an engine here has no word for them."""
+        """Return the groups that the specs contain, none if an engine here can't read them."""
         if self.config.feature("no-additional-gids-for-device-nodes"):
             return {}
         groups = granted.groups()
@@ -151,18 +150,18 @@ class Source:
         if reader is None or not versions.is_below(reader.highest, versions.GROUPS):
             return groups
         text = (
-            f"Groups of device nodes are left out, because {reader.title} takes CDI documents up "
-            f"to version {reader.highest}, and they need {versions.GROUPS}: users other than root "
+            f"Groups of device nodes are left out, because {reader.title} reads CDI specs up to "
+            f"version {reader.highest}, and they need {versions.GROUPS}: users other than root "
             "can't open those nodes"
         )
         self.left_out[text] = None
         return {}
 
     def common(self) -> "Edits":
-        """Return the edits for every container: without devices, the hook, and no second injector.
+        """Return the edits for every container: those without devices, the hook and a marker.
 
-        A runtime that reads the variable in ``names.VOID`` finds a word there by which it does
-        nothing. Without that, a variable of ours marks the document.
+        The marker prevents a second injection: a runtime that reads the variable in ``names.VOID``
+        does nothing for its value. Without such a variable, gpuhook's own marks the spec.
         """
         edits = self.edits(())
         plan = make_plan([self.grant(self.inventory.devices)], Image(HostLayout()))
@@ -175,7 +174,7 @@ class Source:
         return edits
 
     def hook_entry(self) -> "dict[str, Any]":
-        """Return our hook as documents name it."""
+        """Return gpuhook's hook as an entry of a CDI spec."""
         config = ["--config", self._config_path] if self._config_path else []
         # protects: cdi-environment
         return {
@@ -187,7 +186,7 @@ class Source:
 
 
 def _in_nvidias_words(libraries: list[str]) -> "list[dict[str, Any]]":
-    """Return the hook by which a program that runs none learns where libraries are."""
+    """Return the hook entry that passes library folders to programs that run no hooks."""
     folders = dict.fromkeys(path.rpartition("/")[0] for path in libraries)
     if not folders:
         return []
@@ -204,11 +203,11 @@ def generate(
     *,
     all_device: bool = True,
 ) -> Generated:
-    """Return the document of a vendor's devices; CdiError where there is none to name.
+    """Return the CDI spec of a vendor's devices; CdiError if there is none to name.
 
-    Each device is named once by each strategy, and ``all`` are all of them together, unless
-    ``all_device`` is off. ``selectors`` say which devices, as containers name them;
-    UnknownDeviceError for one that the machine hasn't.
+    Each strategy names each device once, and ``all`` are all of them together, unless
+    ``all_device`` is off. ``selectors`` choose devices, as containers name them;
+    UnknownDeviceError for one that the host doesn't have.
     """
     vendor = source.vendor
     devices, warnings = _offered(source)
@@ -261,7 +260,7 @@ def _offered(source: Source) -> "tuple[list[Device], list[str]]":
 def _chosen(
     selectors: "tuple[str, ...]", source: Source, offered: "list[Device]"
 ) -> "list[Device]":
-    """Return the devices that are named, of those that a document can name."""
+    """Return the selected devices, of those that a CDI spec can name."""
     from gpuhook.start.inventory import selection  # noqa: PLC0415 - not where containers start
 
     names = source.vendor.names
@@ -270,7 +269,7 @@ def _chosen(
     for device in found:
         if device.id not in can:
             raise CdiError(
-                f"A CDI document can't name the {names.NOUN} {device.label}",
+                f"A CDI spec can't name the {names.NOUN} {device.label}",
                 "Name one of those that gpuhook cdi generate has without --device-id",
             )
     return list(found)
@@ -283,32 +282,32 @@ def _why_not_together(vendor: "Vendor", granted: Grant) -> str:
     except RequestError as error:
         return error.cause
     except DriverError:
-        pass  # concerns each of them alone, and ``offered`` has said it
+        pass  # concerns each of them by itself, and ``offered`` has reported it
     return ""
 
 
 def _nothing(vendor: "Vendor", reasons: list[str]) -> NoDeviceError:
     because = f": {'; '.join(reasons)}" if reasons else ""
     return NoDeviceError(
-        f"This machine has no {vendor.names.ANY_NOUN} that a CDI document could name{because}",
-        "Look at `gpuhook info` and `gpuhook doctor`; an older document is unchanged",
+        f"This host has no {vendor.names.ANY_NOUN} that a CDI spec could name{because}",
+        "Run `gpuhook info` and `gpuhook doctor`; an older CDI spec is unchanged",
     )
 
 
 def _names(device: "Device", vendor: "Vendor", strategies: "Iterable[str]") -> list[str]:
-    """Return what a device is called, without what can't be a device's name in CDI."""
+    """Return a device's names, without those that CDI doesn't allow."""
     names = [STRATEGIES[strategy](device, vendor) for strategy in strategies]
     found = [name for name in names if is_device(name)]
     if not found:
         raise CdiError(
-            f"The {vendor.names.NOUN} {shown(names[0])} can't be named so in a CDI document",
+            f"The {vendor.names.NOUN} {shown(names[0])} isn't a valid device name in a CDI spec",
             "Choose another --device-name-strategy",
         )
     return found
 
 
 def _unwritten(source: Source, devices: "Iterable[Device]") -> list[str]:
-    """Return what a container gets from gpuhook itself and can't get by CDI, a sentence each."""
+    """Return what containers get from gpuhook itself but not from CDI, a sentence each."""
     plan = make_plan([source.grant(devices)], Image(HostLayout()))
     return source.written(plan.operations).losses
 
@@ -317,11 +316,11 @@ def _unwritten(source: Source, devices: "Iterable[Device]") -> list[str]:
 
 
 class CdiWriter(PlanWriter):
-    """What CDI has words for of a plan: ``edits``, under CDI's names and in the library's order.
+    """The part of a plan that CDI can express: ``edits``, with CDI's names in the library's order.
 
-    The numbers of a node are written for majors that never change: those of others would be
-    taken as they are although a module that was loaded again has other ones. ``unwritten`` is the
-    hook's; ``libraries`` are the paths of those for the loader's cache. ``variables`` are the names
+    Node numbers are written only for fixed majors: engines would use others as they are, even
+    after a module was loaded again with different ones. ``unwritten`` is for the hook;
+    ``libraries`` are the paths of those for the loader's cache. ``variables`` are the names
     of those to write, None for all.
     """
 
@@ -340,15 +339,15 @@ class CdiWriter(PlanWriter):
 
     @property
     def edits(self) -> "Edits":
-        """The edits, those that there are."""
+        """The edits, without empty lists."""
         return {key: value for key, value in self._edits.items() if value}
 
     @property
     def losses(self) -> list[str]:
-        """What a container gets from gpuhook itself and can't get by CDI, a sentence each."""
+        """What containers get from gpuhook itself but not from CDI, a sentence each."""
         return (
             [
-                f"CDI has no words for it: {op.describe()} ({op.reason})"
+                f"CDI can't express it: {op.describe()} ({op.reason})"
                 for op in self._rules
                 if op.allows not in self._nodes
             ]
@@ -358,13 +357,13 @@ class CdiWriter(PlanWriter):
                 for op in self._unset
             ]
             + [
-                f"{op.setting.name} replaces what the image has there: {op.reason}"
+                f"{op.setting.name} replaces the image's value: {op.reason}"
                 for op in self._in_front
             ]
         )
 
     def rule(self, op: AllowDevice) -> None:
-        """Note a rule: CDI writes those of nodes, with the node."""
+        """Skip a rule: CDI writes those of nodes, with the node."""
         self._rules.append(op)
 
     def variable(self, op: SetVariable) -> None:
@@ -402,7 +401,7 @@ def _node(op: BindDevice, fixed_majors: tuple[int, ...]) -> "dict[str, Any]":
         entry["hostPath"] = op.source
     if op.major in fixed_majors:
         entry.update(type="c", major=op.major, minor=op.minor)
-    # Without it most runtimes make nodes for everybody, and gVisor's fails.
+    # Without it most runtimes create nodes for all users, and gVisor's fails.
     entry["fileMode"] = node.mode
     entry["permissions"] = AllowDevice.access
     if node.gid:
@@ -418,15 +417,15 @@ def _mount(op: BindFile) -> "dict[str, Any]":
     }
 
 
-# Documents as they are written -----------------------------------------------------------------
+# CDI specs as they are written ------------------------------------------------------------------
 
 
 def tidy(document: "dict[str, Any]") -> "dict[str, Any]":
-    """Return a document without anything twice, and sorted, so that equal ones are equal texts.
+    """Return a CDI spec without duplicates, and sorted, so that equal ones are equal texts.
 
-    What the common edits have goes from a device's, unless the device would have none. Devices
-    are sorted by name, nodes and mounts by the depth of their path in the container, then by the
-    path; the order of variables and hooks counts, and stays.
+    Edits of a device that the common ones contain are dropped, unless the device would have none.
+    Devices are sorted by name, nodes and mounts by the depth of their container path, then by
+    the path; the order of variables and hooks matters, and is kept.
     """
     common = _tidy_edits(document.get("containerEdits") or {})
     devices = []
@@ -442,7 +441,7 @@ def tidy(document: "dict[str, Any]") -> "dict[str, Any]":
 
 
 _LISTS = ("env", "deviceNodes", "netDevices", "hooks", "mounts", "additionalGids")
-_PATHS = {"deviceNodes": "path", "mounts": "containerPath"}  # what such entries are sorted by
+_PATHS = {"deviceNodes": "path", "mounts": "containerPath"}  # sort keys of such entries
 
 
 def _tidy_edits(edits: "Edits") -> "Edits":
@@ -465,7 +464,7 @@ def _once(entries: "list[Any]") -> "list[Any]":
 
 
 def _without(edits: "Edits", common: "Edits") -> "Edits":
-    """Return what some edits have beyond others."""
+    """Return the edits that aren't in the common ones."""
     found = {}
     for key, value in edits.items():
         shared = common.get(key)

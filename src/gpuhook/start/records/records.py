@@ -1,14 +1,14 @@
-"""What each container was given, written down when it is injected: one small file for each.
+"""Records of the devices of each container, written at injection: one small file each.
 
-    STATE-DIR/containers/PID-STARTED[-PIDS]     root's alone
+    STATE-DIR/containers/PID-STARTED[-PIDS]     only for root
 
-PID is the container's first process and STARTED when it began, in ticks since the machine
-did (proc_pid_stat(5), field 22), so that a record is another's neither by its name nor when
-the process id is. PIDS is the number of the pid namespace in which PID is its id, left out
-for the machine's first one. A record whose process is gone counts for nothing; whoever comes
-by removes it. Who can't see whether it is gone, from another pid namespace or because /proc
-hides it (hidepid), leaves it there, and a lease holds. ``gpuhook repair`` gives back what stands
-here and not what a container has in its /dev, where it can put what it likes.
+PID is the container's first process and STARTED its start time, in ticks since the host's boot
+(proc_pid_stat(5), field 22), so that a record never matches a later process of the same id. PIDS
+is the number of the pid namespace in which PID is its id, left out for the host's initial one. A
+record of an exited process is ignored, and later starts remove it. A process that can't see
+whether it exited, from another pid namespace or because /proc hides it (hidepid), keeps the
+record, and a lease remains valid. ``gpuhook repair`` restores the devices of the record, and not
+those in a container's /dev, which the container can change.
 """
 
 import errno
@@ -36,16 +36,16 @@ VERSION = 2
 
 _LIMIT = 1 << 20  # bytes of a record
 _TEXT_LIMIT = 256  # characters of a name; Kubernetes' names have at most 253
-_NAMES_LIMIT = 16  # names that are kept of what was asked for
-_SWEPT = 4  # other records that are looked at when one is written
+_NAMES_LIMIT = 16  # requested names that are kept
+_SWEPT = 4  # other records that are checked when one is written
 _LOCK = "lock"  # no record: ``leases`` has it
 _NEW = "."  # before the name of a record that is being written
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_ENDED = (errno.ENOENT, errno.ESRCH)  # what /proc says of a process that has
+_ENDED = (errno.ENOENT, errno.ESRCH)  # errors of /proc for an exited process
 
-# What an engine calls a container, its image, its pod and the pod's namespace. containerd's CRI
-# plugin (internal/cri/annotations) and CRI-O (internal/annotations) have annotations for that;
-# other keys among a container's annotations may be its pod's author's, as CRI-O copies all.
+# An engine's names of a container, its image, its pod and the pod's namespace. containerd's CRI
+# plugin (internal/cri/annotations) and CRI-O (internal/annotations) have annotations for them.
+# Other annotations of a container may come from its pod's author, as CRI-O copies all.
 _CONTAINERD_KEYS = {
     "container": "io.kubernetes.cri.container-name",
     "pod": "io.kubernetes.cri.sandbox-name",
@@ -53,7 +53,7 @@ _CONTAINERD_KEYS = {
     "uid": "io.kubernetes.cri.sandbox-uid",
     "image": "io.kubernetes.cri.image-name",
 }
-# CRI-O's are in the labels that the kubelet gives, as JSON in one annotation, but for the image.
+# CRI-O's are in the labels that the kubelet sets, as JSON in one annotation, except the image.
 _LABEL_KEYS = {
     "container": "io.kubernetes.container.name",
     "pod": "io.kubernetes.pod.name",
@@ -64,7 +64,7 @@ _CRIO_LABELS = "io.kubernetes.cri-o.Labels"
 _CRIO_IMAGE = "io.kubernetes.cri-o.ImageName"
 _MANAGER = "io.container.manager"  # written by podman and CRI-O
 _MANAGERS = {"libpod": "podman", "cri-o": "cri-o"}
-# What stands in a record, and what may. Root alone writes there, and not only by gpuhook.
+# Keys and types of a record. Only root writes there, and not only with gpuhook.
 _PAIRS = [(int, int)]
 _FORM = {
     **dict.fromkeys(("id", "engine", "bundle", *_CONTAINERD_KEYS), str),
@@ -89,14 +89,14 @@ _MAY = {
     "pids": int,
 }
 _VERSIONS = {"1", "2"}  # of cgroups
-_SHIM_FOLDER = "/io.containerd.runtime.v2.task/"  # then containerd's namespace and the id
+_SHIM_FOLDER = "/io.containerd.runtime.v2.task/"  # followed by containerd's namespace and the id
 _CONTAINERD = {"moby": "docker", "k8s.io": "kubernetes"}
 
 
 def describe(state: "State", annotations: "Any", grants: "Iterable[Grant]") -> "dict[str, Any]":
-    """Return the record of a container: who it is, what it asked for and what it is given.
+    """Return the record of a container: its identity, its request and its devices.
 
-    ``annotations`` are those of config.json, of whatever shape.
+    ``annotations`` are those of config.json, of any shape.
     """
     annotations = annotations if isinstance(annotations, dict) else {}
     engine = engine_of(state.bundle, annotations)
@@ -120,11 +120,11 @@ def _given(grant: "Grant") -> "dict[str, Any]":
 def given(
     names: "Any", inventory: "Inventory", devices: "Iterable[Device]", rules: "Iterable[Any]"
 ) -> "dict[str, Any]":
-    """Return what a container has of one vendor: ``selected`` devices, and the ``nodes`` of each.
+    """Return a container's devices of one vendor: ``selected`` ones, and the ``nodes`` of each.
 
-    Those of the devices that they are parts of are among them, because they are given too.
-    ``alone`` says whose a node is that no two devices of the machine share, by "MAJOR:MINOR".
-    ``names`` are the vendor's, ``rules`` the (major, minor) of all that it may open.
+    Their parent devices are included, because they are given too.
+    ``alone`` is the device of each node that no two devices of the host share, by "MAJOR:MINOR".
+    ``names`` are the vendor's, ``rules`` the (major, minor) of all nodes that it may open.
     """
     devices = tuple(devices)
     numbers = {node.path: list(node.numbers) for node in inventory.nodes}
@@ -153,9 +153,9 @@ def given(
 
 
 def engine_of(bundle: str, annotations: "dict[str, Any]") -> str:
-    """Return the engine's name, "" where nothing tells it.
+    """Return the engine's name, "" if it is unknown.
 
-    The folder of the bundle comes first: no annotation of a pod's changes that.
+    The folder of the bundle comes first: no annotation of a pod changes that.
     """
     _, found, rest = bundle.partition(_SHIM_FOLDER)
     if found:  # protects: pod-annotation
@@ -165,7 +165,7 @@ def engine_of(bundle: str, annotations: "dict[str, Any]") -> str:
 
 
 def _names(engine: str, annotations: "dict[str, Any]") -> dict[str, str]:
-    """Return what the engine calls the container, by the keys that it has itself written."""
+    """Return the engine's names of the container, by the keys that it writes itself."""
     read: dict[str, Any] = {}
     if engine == "kubernetes":
         read = {name: annotations.get(key) for name, key in _CONTAINERD_KEYS.items()}
@@ -188,14 +188,14 @@ def _labels(text: str) -> "dict[str, Any]":
 
 
 class Written:
-    """Write a container's record for a block; where the block fails, it is removed again.
+    """A container's record, written for a block, and removed again if the block fails.
 
-    ``process`` is a descriptor of /proc/PID, -1 where that isn't known: no record then. One
-    that can't be written fails no container: without one, ``gpuhook repair`` gives back nothing
-    that config.json doesn't. With ``add``, what was written of the same container before stays.
+    ``process`` is a descriptor of /proc/PID, -1 if unknown: then no record is written. A failed
+    write fails no container: without a record, ``gpuhook repair`` restores only the devices of
+    config.json. With ``add``, an earlier record of the same container is kept.
 
-    With devices of the kinds in ``exclusive`` it is the container's lease (``leases``):
-    HeldError where another container has one of them, or it can't be written.
+    With devices of the kinds in ``exclusive`` the record is the container's lease (``leases``):
+    HeldError if another container has one of them, or if it can't be written.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class Written:
         device = leases.wants(record, exclusive)
         if self._folder is None:
             if device:
-                unknown = "its first process isn't known" if process < 0 else ""
+                unknown = "its first process is unknown" if process < 0 else ""
                 raise _no_lease(device, unknown or "the folder of the records can't be used")
             return
         if not device:
@@ -254,7 +254,7 @@ class Written:
         if add:
             try:
                 record = _merged(_load(folder, name), record)
-            except (FileNotFoundError, ValueError):  # none, or one to be written anew
+            except (FileNotFoundError, ValueError):  # none, or one to be replaced
                 pass
         fileio.replace(name, jsontext.dumps(record).encode(), _NEW + name, folder=folder)
         self._name = name
@@ -279,20 +279,20 @@ def _same(one: "dict[str, Any]", other: "dict[str, Any]") -> bool:
 
 
 def name_of(record: "dict[str, Any]") -> str:
-    """Return what the file of a record is called."""
+    """Return the file name of a record."""
     pids = _pids_of(record)
     name = f"{record.get('pid')}-{record.get('started')}"
     return name if pids == proc.FIRST_PIDS else f"{name}-{pids}"
 
 
 def _pids_of(record: "dict[str, Any]") -> int:
-    """Return the pid namespace that a record is of; earlier versions wrote none."""
+    """Return the pid namespace of a record; earlier versions wrote none."""
     pids: int = record.get("pids", proc.FIRST_PIDS)
     return pids
 
 
 def _merged(before: "dict[str, Any]", record: "dict[str, Any]") -> "dict[str, Any]":
-    """Return a record with what an earlier one of the same container has besides."""
+    """Return a record that includes an earlier one of the same container."""
     by_vendor = {each["vendor"]: each for each in before["given"]}
     for each in record["given"]:
         old = by_vendor.get(each["vendor"])
@@ -311,7 +311,7 @@ def _merged(before: "dict[str, Any]", record: "dict[str, Any]") -> "dict[str, An
 
 
 def added(old: "dict[str, Any]", new: "dict[str, Any]") -> "dict[str, Any]":
-    """Return what a container has of one vendor in two steps, with what ``new`` says of asking."""
+    """Return one vendor's devices of a container in two steps, with the request of ``new``."""
     selected = dict.fromkeys([*old["selected"], *new["selected"]])
     devices = [*old["devices"], *(each for each in new["devices"] if each not in old["devices"])]
     nodes = {**old["nodes"], **new["nodes"]}
@@ -319,17 +319,17 @@ def added(old: "dict[str, Any]", new: "dict[str, Any]") -> "dict[str, Any]":
 
 
 def _no_lease(device: str, why: str, error: OSError | None = None) -> HeldError:
-    remedy = "Name a state-dir in [gpuhook] that is a folder of the user who runs gpuhook alone"
+    remedy = "Set state-dir in [gpuhook] to a folder that only the user who runs gpuhook can use"
     if error is not None and error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "Make room on the filesystem of the state-dir, and start the container again"
     return HeldError(f"The record that the container has {device} can't be written: {why}", remedy)
 
 
 def first_process(hook: str = "/proc/self") -> tuple[int, int]:
-    """Return who started a hook in a container's namespaces: the container's first process.
+    """Return the process that started a hook in a container's namespaces: its first process.
 
-    That is the process id that our /proc has for it, and a descriptor of /proc/PID, which the
-    caller closes; (0, -1) where it isn't in the hook's mount namespace, or may not be looked at.
+    Returns its process id in the current /proc, and a descriptor of /proc/PID, which the
+    caller closes; (0, -1) if it isn't in the hook's mount namespace, or may not be read.
     ``hook`` is the folder of the hook's process. Source: proc_pid_stat(5), field 4.
     """
     try:
@@ -348,10 +348,10 @@ def first_process(hook: str = "/proc/self") -> tuple[int, int]:
 
 
 def name_of_process(process: int, pids: int | None = None) -> str:
-    """Return what records call a process, PID-STARTED[-PIDS]; OSError if it is gone.
+    """Return a process's name in records, PID-STARTED[-PIDS]; OSError if it is gone.
 
-    ``process`` is a descriptor of /proc/PID, ``pids`` what ``proc.pids`` said, for who has another
-    /proc by now.
+    ``process`` is a descriptor of /proc/PID, ``pids`` an earlier result of ``proc.pids``, for
+    callers that have another /proc by now.
     """
     pid = int(_read("stat", process).partition(b" ")[0])
     ours = proc.pids() if pids is None else pids
@@ -359,7 +359,7 @@ def name_of_process(process: int, pids: int | None = None) -> str:
 
 
 def started(process: int) -> int:
-    """Return when a process began, in ticks since the machine did; OSError if it is gone.
+    """Return a process's start time, in ticks since the host's boot; OSError if it is gone.
 
     ``process`` is a descriptor of /proc/PID. Source: proc_pid_stat(5), field 22.
     """
@@ -367,11 +367,11 @@ def started(process: int) -> int:
 
 
 def read_all(state_dir: str, unclear: "list[str] | None" = None) -> "list[dict[str, Any]]":
-    """Return the records of the containers that run, and remove those of the others.
+    """Return the records of running containers, and remove the others.
 
-    There are none for whom they aren't: root alone may read them. Those of another pid namespace,
-    where ids mean other processes, are left out. The names of those that are no records, or of a
-    form that this version doesn't know, are added to ``unclear``.
+    Only root can read them; other users get none. Those of another pid namespace,
+    where ids mean other processes, are left out. The names of invalid records, and of those in a
+    format that this version doesn't know, are added to ``unclear``.
     """
     folder = _open(state_dir, make=False)
     if folder is None:
@@ -385,7 +385,7 @@ def read_all(state_dir: str, unclear: "list[str] | None" = None) -> "list[dict[s
 
 
 def read_every(state_dir: str, device: str) -> "list[dict[str, Any]]":
-    """Return the records of every pid namespace, for who wants an exclusive device.
+    """Return the records of every pid namespace, for a request of an exclusive device.
 
     HeldError where one can't be read.
     """
@@ -401,7 +401,7 @@ def read_every(state_dir: str, device: str) -> "list[dict[str, Any]]":
 
 
 def are_unseen(state_dir: str) -> bool:
-    """Tell whether there are records of containers whose processes aren't for us to see."""
+    """Tell whether there are records of containers whose processes this one can't see."""
     ours = proc.pids()
     if ours == proc.FIRST_PIDS:
         return False
@@ -416,17 +416,17 @@ def are_unseen(state_dir: str) -> bool:
 
 
 def _parts(name: str) -> tuple[str, str, str]:
-    """Return the id of a process, when it began, and the pid namespace, of a record's name."""
+    """Return the process id, start time and pid namespace in a record's name."""
     pid, _, rest = name.removeprefix(_NEW).partition("-")
     began, _, pids = rest.partition("-")
     return pid, began, pids or str(proc.FIRST_PIDS)
 
 
 def _read_folder(folder: int, unclear: "list[str] | None" = None) -> "list[dict[str, Any]]":
-    """Return the records that can be read.
+    """Return the readable records.
 
-    The names of those that can't be understood are added to ``unclear``. Without that, OSError or
-    HeldError where it isn't known what a container has.
+    The names of invalid ones are added to ``unclear``. Without that argument, raises OSError or
+    HeldError if a container's devices are unknown.
     """
     found, ours = [], proc.pids()
     for name in sorted(os.listdir(folder)):
@@ -450,14 +450,14 @@ def _read_folder(folder: int, unclear: "list[str] | None" = None) -> "list[dict[
 def _unclear(folder: int, name: str) -> HeldError:
     path = os.readlink(f"/proc/self/fd/{folder}")
     return HeldError(
-        f"It isn't known which devices process {_parts(name)[0]} has: {path}/{name} is damaged, or "
-        "another version's",
+        f"It is unknown which devices process {_parts(name)[0]} has: {path}/{name} is damaged, or "
+        "from another version",
         "End that process, and remove that file if it stays",
     )
 
 
 def _load(folder: int, name: str) -> "dict[str, Any]":
-    """Return a record; OSError, and ValueError for what has no form that this version knows."""
+    """Return a record; OSError, and ValueError for a format that this version doesn't know."""
     record = jsontext.loads(_read(name, folder).decode())
     known = isinstance(record, dict) and record.get("version") == VERSION
     if not known or not _is_sound(record) or name != name_of(record):
@@ -466,7 +466,7 @@ def _load(folder: int, name: str) -> "dict[str, Any]":
 
 
 def _is_sound(record: "dict[str, Any]") -> bool:
-    """Tell whether all that stands in a record has the form that it is written in."""
+    """Tell whether all values of a record have the right types."""
     may = {key: form for key, form in _MAY.items() if key in record}
     return jsontext.has_form(record, {**_FORM, **may}) and _VERSIONS.issuperset(
         record.get("cgroups", ())
@@ -474,7 +474,7 @@ def _is_sound(record: "dict[str, Any]") -> bool:
 
 
 def _sweep(folder: int, start: int) -> None:
-    """Remove some records whose processes are gone: more than are written, in the long run."""
+    """Remove some records of exited processes: in the long run, more than are written."""
     names, ours = os.listdir(folder), proc.pids()
     for number in range(min(_SWEPT, len(names))):
         name = names[(start + number) % len(names)]
@@ -483,12 +483,12 @@ def _sweep(folder: int, start: int) -> None:
 
 
 def is_gone(name: str, ours: int | None = None) -> bool:
-    """Tell whether the process has ended that a record, called PID-STARTED[-PIDS], is of.
+    """Tell whether the process of a record has exited, by the record's name PID-STARTED[-PIDS].
 
-    ``ours`` is our pid namespace, for who asks of many.
+    ``ours`` is the current pid namespace, for callers that check many.
 
-    One that can't be looked at has not: the machine may be out of memory, /proc may hide it, or it
-    is in another pid namespace.
+    One that can't be checked counts as running: the host may be out of memory, /proc may hide it,
+    or it is in another pid namespace.
     """
     if name == _LOCK:
         return False
@@ -505,9 +505,9 @@ def is_gone(name: str, ours: int | None = None) -> bool:
 
 
 def _may_live(pid: str, began: int) -> bool:
-    """Tell whether a process of another pid namespace may live, by its id there and its start.
+    """Tell whether a process of another pid namespace may run, by its id there and its start time.
 
-    Who is in the first one sees all processes, with their ids in each namespace below that.
+    A process in the initial one sees all processes, with their ids in each namespace below it.
     """
     entries = [entry for entry in os.listdir("/proc") if entry.isdecimal()]
     if proc.pids() != proc.FIRST_PIDS or "1" not in entries:  # or hidepid keeps others from us
@@ -526,25 +526,25 @@ def _may_live(pid: str, began: int) -> bool:
 
 
 def _is_hidden(pid: int) -> bool:
-    """Tell whether there is a process that /proc doesn't show us (its option hidepid)."""
+    """Tell whether /proc hides a process with this id (its option hidepid)."""
     if os.getpid() != int(os.readlink("/proc/self")):
-        return False  # ids are others to the kernel than in this /proc
+        return False  # the kernel's ids differ from those in this /proc
     from gpuhook.ground.host import signals  # noqa: PLC0415 - where /proc hides processes
 
     return pid > 0 and signals.exists(pid)  # protects: hidden-process
 
 
 def _has_ended(status: bytes) -> bool:
-    """Tell whether a process has ended, and nobody has waited for it yet.
+    """Tell whether a process has exited, and wasn't waited for yet.
 
-    One whose other threads go on has not: proc_pid_stat(5), fields 3 and 20.
+    One with other running threads has not: proc_pid_stat(5), fields 3 and 20.
     """
     fields = proc.stat_fields(status)
     return fields[0] in (b"Z", b"X") and int(fields[17]) <= 1
 
 
 def _now(process: int) -> "dict[str, Any]":
-    """Return when a process began, its cgroups by version, and our pid namespace but the first.
+    """Return a process's start time, cgroups by version, and our pid namespace but the initial one.
 
     OSError if it is gone.
     """
@@ -559,13 +559,13 @@ def _now(process: int) -> "dict[str, Any]":
 
 
 def cgroups_of(record: "dict[str, Any]") -> dict[int, str]:
-    """Return the cgroups by version that a container got its devices in, as far as is known."""
+    """Return the cgroups by version in which a container got its devices, as far as known."""
     found = record.get("cgroups", {})
     return {int(key): path for key, path in found.items()}
 
 
 def _began(status: bytes) -> int:
-    """Return field 22 of /proc/PID/stat; the second one, in brackets, may hold anything."""
+    """Return field 22 of /proc/PID/stat; the second one, in brackets, may contain anything."""
     return int(proc.stat_fields(status)[19])
 
 
@@ -578,9 +578,9 @@ def _read(path: str, folder: int | None = None) -> bytes:
 
 
 def _open(state_dir: str, *, make: bool) -> int | None:
-    """Open the folder of the records; None where another user could have written in it.
+    """Open the folder of the records; None if another user could have written to it.
 
-    A user of a rootless engine, who can't write to root's, has one of his own.
+    A user of a rootless engine, who can't write to root's, has a separate one.
     """
     found = _open_in(state_dir, make=make)
     own = _users_folder() if found is None else ""
@@ -588,10 +588,10 @@ def _open(state_dir: str, *, make: bool) -> int | None:
 
 
 def _users_folder() -> str:
-    """Return where a user's own state is, "" for root and where there is no such folder.
+    """Return the folder of a user's own state, "" for root and if there is no such folder.
 
-    In the user namespace of a rootless engine root is that user, whose number outside the map
-    has; user_namespaces(7).
+    In the user namespace of a rootless engine root is that user, whose id outside the map
+    contains; user_namespaces(7).
     """
     user = os.geteuid()
     for inside, outside, size in proc.id_map(_read("/proc/self/uid_map")):

@@ -1,8 +1,8 @@
-"""Where a container's spec holds requests: in its environment and in its mounts.
+"""The sources of requests in a container's spec: its environment and its mounts.
 
-A cluster's device plugin asks by mounting /dev/null below a folder that its vendor has given
-a name, because a user's image can't forge mounts. For the same reason limits of devices' memory
-that a pod must not lose stand there (``limit_place``).
+A cluster's device plugin requests devices by mounting /dev/null below a folder whose name its
+vendor defines, because a user's image can't forge mounts. For the same reason memory limits
+that a pod must not remove are there (``limit_place``).
 """
 
 from os.path import normpath
@@ -18,30 +18,30 @@ _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 
 SOURCE = "/dev/null"
 
-# Below a vendor's folder, before SIZE/DEVICE: what limits a device that the container has by other
-# means, and what asks for the device as well.
+# Below a vendor's folder, before SIZE/DEVICE: a limit of a device that the container gets by other
+# means, and one that requests the device as well.
 _LIMIT, _LIMITED = "limit", "memory"
 _PARTS = ("/limit", "/memory")
 FOLDERS = "-container-devices"  # in the name of every vendor's folder
 
 
 def limit_place(folder: str, device: str, size: str, *, gives: bool = False) -> str:
-    """Return where SOURCE has to be mounted in a container that may use ``size`` of a device.
+    """Return the path at which to mount SOURCE in a container that may use ``size`` of a device.
 
     ``folder`` is the vendor's ``MOUNTS``, ``device`` any of the device's names ("": each of the
-    vendor's devices that the container has), ``size`` as ``ground.sizes`` has it. For those whom a
-    pod must not undo: gpu-py and the hooks find the mount in config.json, which no image and no
-    variable writes. Of several limits of a device the smallest holds.
+    vendor's devices that the container has), ``size`` as in ``ground.sizes``. It is for limits that
+    a pod must not remove: gpu-py and the hooks find the mount in config.json, and no image or
+    variable can write there. Of several limits of a device the smallest one applies.
 
-    With ``gives`` the mount asks for the device, too. Some engines let a pod's own volume take the
-    place of a plugin's mount; it takes the device with it then, and not only the limit. CDI
-    documents, which bring the device themselves and whose mounts nothing replaces, do without.
+    With ``gives`` the mount requests the device, too. Some engines let a pod's own volume replace a
+    plugin's mount; then the device is gone as well, and not only the limit. CDI
+    specs, which contain the device themselves and whose mounts can't be replaced, do without.
     """
     return "/".join([folder, _LIMITED if gives else _LIMIT, size, *filter(None, (device,))])
 
 
 def may_limit(destination: object) -> bool:
-    """Tell whether a mount could be such a one: quick, and True for all that are."""
+    """Tell whether a mount could be a limit: quick, and True for all limits."""
     return (
         isinstance(destination, str)
         and FOLDERS in destination
@@ -50,10 +50,10 @@ def may_limit(destination: object) -> bool:
 
 
 class MountRequests:
-    """The names found: ``devices`` and ``imex`` channels in mount order, once each.
+    """The requested names: ``devices`` and ``imex`` channels in mount order, once each.
 
     ``limits`` are pairs of size and device, as ``limit_place`` takes them, and unchecked.
-    ``skipped`` says for every name that can't be understood why.
+    ``skipped`` has the reason for every invalid name.
     """
 
     __slots__ = ("devices", "imex", "limits", "skipped")
@@ -91,16 +91,16 @@ class MountRequests:
 
 
 def _name(source: str, destination: str, root: str) -> str | None:
-    """Return what a mount asks for; None for a mount that is no request."""
+    """Return the name that a mount requests; None for a mount that is no request."""
     if _clean(source) != SOURCE:
         return None
-    # The slash keeps out folders whose names only begin in the same way.
+    # The slash excludes folders whose names only start in the same way.
     head, found, name = _clean(destination).partition(root + "/")
     return name if found and not head else None
 
 
 def _clean(path: str) -> str:
-    # normpath keeps two leading slashes, which POSIX lets mean something; Linux does not.
+    # normpath keeps two leading slashes, which may be special in POSIX; not in Linux.
     return "/" + normpath(path).lstrip("/") if path.startswith("/") else path
 
 
@@ -113,11 +113,11 @@ def _qualified(name: str) -> str | None:
 
 
 def parse_environment(entries: "Iterable[str]") -> dict[str, str]:
-    """Return NAME=VALUE entries as a mapping; of several entries for a name the last counts.
+    """Return NAME=VALUE entries as a mapping; of several entries for a name the last one counts.
 
-    An entry without = is a name that is set to nothing: it never fails a container. All that reads
-    a container's environment reads it by this function: two readers that disagree on which entry
-    counts are a way around what one of them decides.
+    An entry without = is a name with an empty value: it never fails a container. All code
+    must read a container's environment with this function: if two readers disagree on which entry
+    counts, a container can bypass a decision of one of them.
     """
     variables = {}
     for entry in entries:
@@ -127,14 +127,14 @@ def parse_environment(entries: "Iterable[str]") -> dict[str, str]:
 
 
 def is_true(value: str | None) -> bool:
-    """Say whether a value means yes, by the words of Go's strconv.ParseBool; others mean no."""
+    """Tell whether a value is true for Go's strconv.ParseBool; all others are false."""
     return value in _TRUE
 
 
 def items(value: str) -> list[str]:
-    """Return the items of a comma list, blanks trimmed and empties dropped, in order.
+    """Return the items of a comma list, without blanks and empty items, in order.
 
-    Blanks around the dash of a range are no more than those around the comma: 0 - 3 is 0-3.
+    Blanks around the dash of a range are ignored like those around the comma: 0 - 3 is 0-3.
     """
     return [
         _tight(item) if "-" in item else item for part in value.split(",") if (item := part.strip())
@@ -148,14 +148,14 @@ def _tight(item: str) -> str:
 
 
 def swarm_variables(setting: str) -> list[tuple[str, str]]:
-    """Return vendor ("": not said) and variable of each item of swarm-resource, [VENDOR=]NAME."""
+    """Return vendor ("": unset) and variable of each item of swarm-resource, [VENDOR=]NAME."""
     found = [item.rpartition("=") for item in items(setting)]
     return [(vendor.strip(), variable.strip()) for vendor, _, variable in found]
 
 
 def sort(word: str) -> str:
-    """Return whose form a device's name in a swarm has: "hex" for 0x..., else "plain".
+    """Return the format of a device's name in a swarm: "hex" for 0x..., else "plain".
 
-    A swarm calls the devices of all vendors by one name, if its administrators did so.
+    A swarm uses one resource name for devices of all vendors, if its administrators configured so.
     """
     return "hex" if word[:2] in ("0x", "0X") else "plain"
