@@ -225,7 +225,7 @@ def test_nothing_is_given_without_a_limit_where_one_is_required(place: Place) ->
     for way in ("hook", "engine"):
         done = place.run(place.made(command="echo started"), way, required)
         assert done.status != 0
-        is_said(place, done, "gives no device without a limit")
+        is_said(place, done, "gives no device without a memory limit")
     assert told(place.run(place.made("GPUHOOK_DEVICE_MEMORY=8GiB"), "hook", required)) == EIGHT
 
 

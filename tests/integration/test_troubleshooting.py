@@ -310,7 +310,7 @@ OURS: dict[str, Provocation] = {
     "The hook ... doesn't exist beside gpu-py": no_hook,
     "the image has ... at ..., where ... has to be mounted": folder_in_a_files_place,
     "... is damaged or not a loader cache": damaged_cache,
-    "'...' would have to be created in a volume of the container": volume_over_libraries,
+    "'...' would have to be made in a volume of the container": volume_over_libraries,
     "what is mounted on ... in the container would show up on the host": shared_volume,
 }
 

@@ -135,7 +135,7 @@ def test_a_hosts_library_folder(
     assert contents(folder) == before
     said = scene.logged()
     assert any("libGLX_indirect.so.0" in text for text in said)
-    assert all("would have to be created in a volume of the container" in text for text in said)
+    assert all("would have to be made in a volume of the container" in text for text in said)
 
 
 @RUNTIMES
@@ -154,7 +154,7 @@ def test_a_folder_without_a_needed_library(
     before = contents(folder)
     said = scene.refused()
     assert (
-        f"'{lacking}{driver.version}' would have to be created in a volume of the container" in said
+        f"'{lacking}{driver.version}' would have to be made in a volume of the container" in said
     )
     assert contents(folder) == before
 

@@ -149,7 +149,7 @@ class VolumeError(InjectError):
 def in_volume(name: str) -> VolumeError:
     """Return the error about a name that is missing in a volume."""
     return VolumeError(
-        f"{name!r} would have to be created in a volume of the container",
+        f"{name!r} would have to be made in a volume of the container",
         "Mount that volume elsewhere, or put the file into it: gpuhook writes to "
         "no folder that the container shares with the host",
     )

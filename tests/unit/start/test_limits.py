@@ -181,7 +181,7 @@ def test_what_has_no_limit_is_refused_where_one_is_required() -> None:
     config = loads("[gpuhook.limits]\nrequired = true\n")
     assert sizes(ALL, "GPUHOOK_DEVICE_MEMORY=8GiB", config=config) == {"0": 8, "1": 8}
     for env in ((ALL,), (ALL, "GPUHOOK_DEVICE_MEMORY=0=8GiB")):
-        with pytest.raises(LimitError, match="gives no device without a limit"):
+        with pytest.raises(LimitError, match="gives no device without a memory limit"):
             found(*env, config=config)
     assert found(config=config) is None, "it has no device"
 
@@ -333,7 +333,7 @@ def test_a_rule_gives_a_device_too(rules: tuple[Any, ...], expected: dict[str, i
     """A container makes the node itself: engines leave CAP_MKNOD to it."""
     assert given(MOST, *rules) == expected
     if expected:
-        with pytest.raises(LimitError, match="gives no device without a limit"):
+        with pytest.raises(LimitError, match="gives no device without a memory limit"):
             given(REQUIRED, *rules)
 
 
