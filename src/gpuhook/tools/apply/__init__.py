@@ -1,4 +1,4 @@
-"""Devices for a root folder that no engine makes a container of: the hook's plan, applied there."""
+"""Devices for a root folder without a container engine: the hook's plan, applied there."""
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import LimitError, RequestError, listed
@@ -13,17 +13,17 @@ _MODE = "hook"
 
 
 def settle(config: Config) -> None:
-    """Set what counts for a folder, whatever config.toml says.
+    """Set the settings that apply to a folder, whatever config.toml says.
 
-    There is no config.json and no runtime, and who calls us asks: a gate is about containers.
+    There is no config.json and no runtime, and the caller asks itself: gates are for containers.
     """
     config.mode, config.gate = _MODE, False
 
 
 def check(resolved: Resolved, config: Config, spec: Spec) -> None:
-    """Refuse what a folder can't have: RequestError, or LimitError where a limit is due.
+    """Refuse what a folder can't have: RequestError, or LimitError if a limit is required.
 
-    ``spec`` is what was asked for.
+    ``spec`` holds the request.
     """
     if resolved.cdi_devices:
         raise RequestError(
@@ -49,21 +49,21 @@ def check(resolved: Resolved, config: Config, spec: Spec) -> None:
 
 
 class Starters(PlanWriter):
-    """The steps for what starts a program in the folder: its cgroup and groups."""
+    """The operations for the program that starts in the folder: its cgroup and groups."""
 
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[Operation] = []
 
     def rule(self, op: AllowDevice) -> None:
-        """Leave it, because a folder has no cgroup."""
+        """Skip it, because a folder has no cgroup."""
         self.steps.append(op)
 
     def group(self, op: AddGroup) -> None:
-        """Leave it, because a folder has no process."""
+        """Skip it, because a folder has no process."""
         self.steps.append(op)
 
 
 def undone(plan: Plan) -> list[Operation]:
-    """Return the steps for what starts a program in the folder."""
+    """Return the operations left to the program that starts in the folder."""
     return Starters().write(plan.operations).steps

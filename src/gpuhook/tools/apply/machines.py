@@ -1,8 +1,8 @@
-"""Machines of systemd-nspawn that have devices: what they asked for, and the files that say it.
+"""systemd-nspawn machines that have devices: their requests, and the files that configure them.
 
-In the state folder, ``nspawn.json`` remembers the requests, so that the files can be written again
-when the driver has changed. Root writes what it says, so it counts only where root alone has
-written it.
+In the state folder, ``nspawn.json`` stores the requests, so that the files can be written again
+when the driver has changed. Root writes the files that it describes, so it is used only if only
+root could have written it.
 """
 
 import contextlib
@@ -35,9 +35,9 @@ _STATE = "nspawn.json"
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine and what it asks for; ``rootfs`` is its root folder, "" for the usual place.
+    """A machine and its request; ``rootfs`` is its root folder, "" for the default.
 
-    ``config`` is the configuration that counts for it, None for the usual one.
+    ``config`` is its configuration file, None for the default.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Machine:
     config: str | None = None
 
     def check(self) -> None:
-        """Raise EngineError for a name that no machine has."""
+        """Raise EngineError for an invalid machine name."""
         if _NAME.fullmatch(self.name) is None:
             raise EngineError(
                 f"{shown(self.name)} can't be a machine's name",
@@ -56,21 +56,21 @@ class Machine:
 
     @property
     def folder(self) -> str | None:
-        """Its root folder, None where it is no folder: an image is taken for Debian's."""
+        """Its root folder, None if it isn't a folder: an image is treated like Debian's."""
         path = self.rootfs or os.path.join(_MACHINES, self.name)
         return path if os.path.isdir(path) else None
 
 
 @dataclass(frozen=True)
 class Files:
-    """What is to stand in a machine's .nspawn file and a drop-in of its unit, and what to say."""
+    """The contents of a machine's .nspawn file and its unit's drop-in, and messages."""
 
     units: tuple[tuple[str, str], ...]
     warnings: tuple[str, ...]
 
 
 def files(machine: Machine) -> Files:
-    """Return a machine's files, with the lines of ours; RequestError if it asks for nothing."""
+    """Return a machine's files, with gpuhook's lines; RequestError if it requests nothing."""
     machine.check()
     config = load(machine.config)
     asked = Asked(machine.settings, machine.devices, privileged=True)
@@ -83,7 +83,7 @@ def files(machine: Machine) -> Files:
 
 
 def planned(rootfs: str | None, asked: Asked, config: Config) -> tuple[work.Done, Plan]:
-    """Return what settings of systemd are made of; RequestError where nothing is asked for."""
+    """Return the plan for systemd's settings; RequestError if nothing is requested."""
     apply.settle(config)
     known = registry.known(config)
     spec = asked.spec(config, known)
@@ -100,9 +100,9 @@ def planned(rootfs: str | None, asked: Asked, config: Config) -> tuple[work.Done
 
 
 def refresh(state: str) -> tuple[list[str], list[GpuhookError]]:
-    """Write the files of all machines again; return those that changed, and what failed.
+    """Write the files of all machines again; return those that changed, and the errors.
 
-    A machine that fails keeps no other from its files: one without them may not start.
+    A failing machine doesn't stop the others: one without its files may not start.
     """
     known = remembered(state)
     if not known:
@@ -123,7 +123,7 @@ def refresh(state: str) -> tuple[list[str], list[GpuhookError]]:
 
 
 def remembered(state: str) -> list[Machine]:
-    """Return the machines that have devices; FolderError where that can't be read."""
+    """Return the machines that have devices; FolderError if the file can't be read."""
     path = os.path.join(state, _STATE)
     try:
         host_files.check_writers(path)
@@ -151,12 +151,12 @@ def _machine(fields: dict[str, object]) -> Machine:
 
 
 def remember(state: str, machine: Machine) -> None:
-    """Remember a machine, in the place of what it asked for before."""
+    """Store a machine, in place of its earlier request."""
     _save(state, [*(each for each in remembered(state) if each.name != machine.name), machine])
 
 
 def forget(state: str, paths: Iterable[str]) -> None:
-    """Forget the machines with these .nspawn files."""
+    """Remove the machines with these .nspawn files."""
     gone = {os.path.basename(path).removesuffix(".nspawn") for path in paths}
     known = remembered(state)
     rest = [each for each in known if each.name not in gone]

@@ -1,4 +1,4 @@
-"""What a container would get and why: its requests followed through the house."""
+"""A container's devices and the reasons: its requests followed through gpuhook."""
 
 import contextlib
 import os
@@ -61,7 +61,7 @@ class Row(NamedTuple):
 
 
 class Explanation:
-    """A container's requests followed through the house, as far as they get.
+    """A container's requests followed through gpuhook, as far as they get.
 
     ``mode`` is how the container gets its devices, hook or spec; ``operations`` are what is
     done then, and ``undone`` is what can't be: what only the other mode does, or only gpu-py.
@@ -92,9 +92,9 @@ class Explanation:
     def follow(
         self, spec: Spec, root_path: str | None, config_path: str | None, *, folder: bool = False
     ) -> None:
-        """Take the steps that runtime and hook would take, short of changing anything.
+        """Take the steps that runtime and hook would take, without changing anything.
 
-        With ``folder``, those that gpuhook apply takes with a root folder.
+        With ``folder``, the steps of gpuhook apply with a root folder.
         """
         try:
             config = load(config_path)
@@ -173,7 +173,7 @@ class Explanation:
         self._add_limits(limited)
 
     def _check_image(self, folders: list[str], spec: Spec) -> None:
-        """Note what keeps the driver's programs and libraries from running in the image."""
+        """Note what prevents the driver's programs and libraries from running in the image."""
         started = spec.data.get("process")
         words = started.get("args") if isinstance(started, dict) else None
         program = words[0] if isinstance(words, list) and words else ""
@@ -197,7 +197,7 @@ class Explanation:
 
     @property
     def lost(self) -> list[str]:
-        """Which devices of the vendors that are asked can't be used, a sentence each."""
+        """The devices of the requested vendors that can't be used, a sentence each."""
         found = []
         for inventory in self.progress.inventories:
             names = self.known[inventory.vendor]
@@ -211,7 +211,7 @@ class Explanation:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON of the command's contract: every key, null where it didn't get.
+        """Return the JSON of the command's output format: every key, null if not reached.
 
         ``requests`` and ``inventories`` are those of all vendors; the keys in the singular
         are the first one's.
@@ -238,7 +238,7 @@ class Explanation:
         }
 
     def to_text(self) -> str:
-        """Return every step for people."""
+        """Return every step as text."""
         lines = [f"{row.title + ':':<16} {row.text}" for row in self.circumstances]
         lines += _request_lines(self)
         if self.mode is not None:
@@ -285,7 +285,7 @@ class ApplyDocument(Operation):
 
 
 def _documents(resolved: Resolved, config: Config) -> list[ApplyDocument]:
-    """Return what documents give; UnknownDeviceError for a name that is in none."""
+    """Return the edits of CDI specs; UnknownDeviceError for a name that is in none."""
     if not resolved.cdi_devices:
         return []
     from gpuhook.start.cdi import apply, folders  # noqa: PLC0415 - slow: only for documents
@@ -303,20 +303,20 @@ def _documents(resolved: Resolved, config: Config) -> list[ApplyDocument]:
 
 
 def _with_documents(spec: Spec, documents: list[ApplyDocument]) -> Spec:
-    """Return a spec with what documents give, as the runtime writes it."""
+    """Return a spec with the edits of CDI specs, as the runtime writes it."""
     from gpuhook.start.cdi import apply  # noqa: PLC0415 - slow: only for documents
 
     return apply.apply_to_spec(spec, apply.merge(each.edits for each in documents))
 
 
 def _is_no_group(operation: Operation, spec: Spec) -> bool:
-    """Tell whether a step adds a group that the container's user namespace hasn't got."""
+    """Tell whether an operation adds a group that the container's user namespace lacks."""
     unknown = isinstance(operation, AddGroup) and process.group_inside(spec.data, operation.gid)
     return unknown is None
 
 
 def _image(root_path: str | None, config: Config, resolved: Resolved) -> image.Image:
-    """Look at the image, where there is one to look at."""
+    """Probe the image, if there is one."""
     with _opened(root_path) as root:
         if root is None:
             return image.unknown()
@@ -325,7 +325,7 @@ def _image(root_path: str | None, config: Config, resolved: Resolved) -> image.I
 
 @contextlib.contextmanager
 def _opened(root_path: str | None) -> Iterator[Rootfs | None]:
-    """Open the image, where there is one to look at."""
+    """Open the image, if there is one."""
     if root_path is None or not os.path.isdir(root_path):
         yield None
         return
@@ -334,7 +334,7 @@ def _opened(root_path: str | None) -> Iterator[Rootfs | None]:
 
 
 def _lacking(spec: Spec, plan: Plan, root_path: str | None) -> list[str]:
-    """Return what a volume of the container has no place for; VolumeError where that is needed."""
+    """Return what a volume of the container has no place for; VolumeError if that is required."""
     with _opened(root_path) as root:
         if root is None:
             return []
@@ -380,7 +380,7 @@ def _vendor_lines(request: Request, title: str, inventory: Inventory | None) -> 
 
 
 def _why_nothing(env: dict[str, str], config: Config, known: Mapping[str, ModuleType]) -> str:
-    """Return why the environment asks for nothing, "" where it names devices."""
+    """Return why the environment requests nothing, "" if it names devices."""
     swarm = environments.swarm_variables(config.swarm_resource)
     variables = [name for _, name in swarm if name in env]
     every = [name for names in known.values() for name in names.VARIABLES]

@@ -49,12 +49,12 @@ _KIND = registry.KNOWN["nvidia"].KIND
 )  # fmt: skip
 @click.option(
     "--fstab", metavar="FILE", default="",
-    help="Mount nothing, and add lines for what is to be mounted to this file; - prints them.",
+    help="Write fstab entries to this file instead of mounting; - prints them.",
 )  # fmt: skip
 @click.option("--privileged", is_flag=True, help="As if a privileged container asked.")
 @click.option(
     "--default", "defaults", metavar="NAME=VALUE", multiple=True,
-    help="A variable for where nobody sets it; may be repeated.",
+    help="Default for an unset variable; may be repeated.",
 )  # fmt: skip
 @click.option(
     "--own-environment", "own", is_flag=True,
@@ -64,10 +64,10 @@ _KIND = registry.KNOWN["nvidia"].KIND
     "--slurm", is_flag=True,
     help="Give the devices that Slurm has given to this job, whatever else is asked for.",
 )  # fmt: skip
-@click.option("--undo", is_flag=True, help="Take back what was given.")
-@click.option("--no-undo", is_flag=True, help="Remember nothing: it will not be taken back.")
+@click.option("--undo", is_flag=True, help="Remove the devices.")
+@click.option("--no-undo", is_flag=True, help="Store nothing: the devices can't be removed later.")
 @click.option("--dry-run", is_flag=True, help="Show every step, and change nothing.")
-@click.option("--state-dir", metavar="DIR", help="Where it is remembered what the folder was.")
+@click.option("--state-dir", metavar="DIR", help="The folder of the data for --undo.")
 @config_option
 @format_option
 def apply(
@@ -83,12 +83,12 @@ def apply(
     output_format: str,
     **asked: Any,
 ) -> None:
-    """Give a root folder the devices that are asked for, as the hook gives them to a container.
+    """Give a root folder the requested devices, as the hook gives them to a container.
 
-    They are mounted in the folder, in the mount namespace that this is started in; who may be
-    root of a user namespace alone may do that, too. Groups and the device cgroup are left to
-    whoever starts a program there. Nothing in the folder is trusted, and nothing is made where
-    a volume is mounted in it. A folder that has devices gets the new ones in their place.
+    They are mounted in the folder, in the current mount namespace. Works as root of a user
+    namespace as well. Groups and the device cgroup are left to the program that starts processes
+    there. Nothing in the folder is trusted, and nothing is created where a volume is mounted in
+    it. A folder that has devices gets the new ones in their place.
     """
     if not rootfs:
         raise click.UsageError("--rootfs names no folder: it is empty, as of a variable not set.")
@@ -147,7 +147,7 @@ def _undo(rootfs: str, state: str) -> None:
 
 
 def _explain(rootfs: str, given: Asked, config_path: str | None, output_format: str) -> None:
-    """Print what would be done, as gpuhook explain --rootfs does; status 1 where it would fail."""
+    """Print what would be done, as gpuhook explain --rootfs does; status 1 if it would fail."""
     explanation = Explanation()
     config = load(config_path)
     spec = given.spec(config, registry.known(config))
@@ -161,7 +161,7 @@ def _explain(rootfs: str, given: Asked, config_path: str | None, output_format: 
 
 
 def _add(path: str, lines: list[str], rootfs: str) -> None:
-    """Append lines to a file, or print them; FolderError where that can't be done."""
+    """Append lines to a file, or print them; FolderError on failure."""
     text = "".join(f"{line}\n" for line in lines)
     if not path or not text:
         return
@@ -179,7 +179,7 @@ def _add(path: str, lines: list[str], rootfs: str) -> None:
 def _say(
     done: work.Done, rootfs: str, output_format: str, printed: tuple[bool, bool] = (False, False)
 ) -> None:
-    """Print what was done; where lines were printed, they stand alone on standard output."""
+    """Print what was done; printed lines are the only text on standard output."""
     if output_format == "json":
         print_json(
             {

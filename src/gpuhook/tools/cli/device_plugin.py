@@ -1,4 +1,4 @@
-"""gpuhook device-plugin: hand this machine's devices to a Kubernetes cluster."""
+"""gpuhook device-plugin: offer this host's devices to a Kubernetes cluster."""
 
 import os
 import sys
@@ -25,7 +25,7 @@ from gpuhook.tools.vendors.plugin_option import FLAG, Option
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add every option of the plugin's, and those of NVIDIA's that have no effect, hidden."""
+    """Add every option of the plugin, and NVIDIA's that have no effect, hidden."""
     for old in reversed([*options.INEFFECTIVE]):
         command = click.option(f"--{old.flag}", hidden=True)(command)
     for option in reversed(options.OPTIONS):
@@ -35,7 +35,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _look(option: Option) -> dict[str, Any]:
-    """Return how click shows and reads an option; what it means is read elsewhere."""
+    """Return click's settings of an option; its meaning is parsed elsewhere."""
     default = options.default(option)
     text = option.help
     if default is not None and "[default" not in text:
@@ -74,13 +74,13 @@ def _default(option: Option, value: Any) -> str:
 )
 @config_option
 def device_plugin(dry_run: bool, config_path: str | None, **given: Any) -> None:
-    """Hand the machine's devices to a Kubernetes cluster, as its device plugin.
+    """Offer the host's devices to a Kubernetes cluster, as its device plugin.
 
     Registers the resources of every vendor with the kubelet, nvidia.com/gpu and others. Each
-    option can also be set by a variable of the environment that is called like it
+    option can also be set by an environment variable of the same name
     (MIG_STRATEGY, and GPUHOOK_INTERVAL for --interval and the others that NVIDIA's plugin
-    doesn't have), or in a file; flags count before the environment, and that before the file.
-    Runs until it is told to stop (SIGTERM, SIGINT). --dry-run needs no kubelet.
+    doesn't have), or in a file; flags override the environment, and that overrides the file.
+    Runs until it is stopped (SIGTERM, SIGINT). --dry-run needs no kubelet.
     """
     followed = Followed(config_path)
     config = followed.config
@@ -101,7 +101,7 @@ def device_plugin(dry_run: bool, config_path: str | None, **given: Any) -> None:
 
 
 def _flags(given: dict[str, Any]) -> dict[str, str]:
-    """Return the flags that were given, by their names; several words as one list."""
+    """Return the given flags, by their names; several words as one list."""
     found = {}
     for key, value in given.items():
         text = ",".join(value) if isinstance(value, tuple) and value else value
@@ -131,7 +131,7 @@ def _show(settings: Settings, config: Config) -> None:
 
 
 def _asked(config: Config, vendor: contract.Vendor) -> Inventory:
-    """Return what a driver says now: a saved inventory may have a GPU that is lost since."""
+    """Return the driver's current state: a saved inventory may have a GPU that is lost since."""
     return cache.follow(config, vendor, ask=True).inventory
 
 
@@ -157,7 +157,7 @@ def _show_devices(state: State) -> None:
 
 
 def _first(resource: Resource, settings: Settings) -> str:
-    """Return what the first device that can be given would be answered with, line by line."""
+    """Return the response for the first allocatable device, line by line."""
     ids = [name for name, unit in resource.offers().items() if not unit.reason]
     try:
         answer = allocate(resource, ids[:1] or [*resource.offers()][:1], settings)

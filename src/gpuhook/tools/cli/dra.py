@@ -1,4 +1,4 @@
-"""gpuhook dra: this machine's devices for a cluster's claims, by Dynamic Resource Allocation."""
+"""gpuhook dra: this host's devices for a cluster's claims, by Dynamic Resource Allocation."""
 
 import os
 import re
@@ -51,7 +51,7 @@ def _seconds(_context: click.Context, _option: click.Parameter, value: float) ->
 
 
 def _check_options(is_probe: bool, dry_run: bool) -> None:
-    """Raise RequestError for an option that was given and would do nothing."""
+    """Raise RequestError for an option that would have no effect."""
     context = click.get_current_context()
     for each in context.command.params:
         name = str(each.name)
@@ -68,7 +68,7 @@ def _check_options(is_probe: bool, dry_run: bool) -> None:
 
 
 def _check_places(places: dict[str, str]) -> None:
-    """Raise RequestError for a path that would mean another one to the kubelet and to engines."""
+    """Raise RequestError for a path that the kubelet or engines would interpret differently."""
     usual = Options()
     for name, path in places.items():
         if not path.startswith("/") and (path or getattr(usual, name)):
@@ -78,7 +78,7 @@ def _check_places(places: dict[str, str]) -> None:
 
 
 def _places(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say where things are, each with its variable."""
+    """Add the options for paths, each with its variable."""
     usual = Options()
     for name, text in reversed(_PLACES.items()):
         default = getattr(usual, name)
@@ -110,7 +110,7 @@ def _places(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--pool", metavar="NAME", help="The pool of its devices.  [default: the node's name]")
 @click.option(
     "--driver", "drivers", metavar="VENDOR=NAME", multiple=True,
-    help="Another name for a vendor's driver than its maker's own.",
+    help="Another name for a vendor's driver than the vendor's own.",
 )  # fmt: skip
 @click.option(
     "--share", "shared", metavar="VENDOR[=N]", multiple=True,
@@ -119,7 +119,7 @@ def _places(command: Callable[..., Any]) -> Callable[..., Any]:
 )  # fmt: skip
 @click.option(
     "--dynamic-mig", is_flag=True,
-    help="Publish every MIG device that GPUs could be divided into, beside the whole GPUs.",
+    help="Publish every MIG device that GPUs could be divided into, in addition to the whole GPUs.",
 )  # fmt: skip
 @click.option(
     "--kubernetes", "release", metavar="VERSION",
@@ -160,7 +160,7 @@ def dra(
     config_path: str | None,
     **places: Any,
 ) -> None:
-    """Hand the machine's devices to a Kubernetes cluster, by Dynamic Resource Allocation.
+    """Offer the host's devices to a Kubernetes cluster, by Dynamic Resource Allocation.
 
     Publishes the devices of every vendor, and prepares what claims are given for the node's
     kubelet, until it is told to stop (SIGTERM, SIGINT). An instance beside another one, as at an
@@ -231,7 +231,7 @@ def _serve(
 
 
 def _drivers(given: tuple[str, ...], config: Config) -> dict[str, str]:
-    """Return the drivers' names by vendor; RequestError for a vendor that isn't known."""
+    """Return the drivers' names by vendor; RequestError for an unknown vendor."""
     known = [*registry.known(config)]
     found = {}
     for each in given:
@@ -246,7 +246,7 @@ def _drivers(given: tuple[str, ...], config: Config) -> dict[str, str]:
 
 
 def _shares(given: tuple[str, ...], config: Config) -> dict[str, int]:
-    """Return in how many shares a vendor's devices go, 0 for any size; RequestError for rubbish."""
+    """Return the number of shares by vendor, 0 for any size; RequestError for invalid input."""
     known = [*registry.known(config)]
     found = {}
     for each in given:
@@ -268,9 +268,9 @@ def _shares(given: tuple[str, ...], config: Config) -> dict[str, int]:
 def _kubernetes(
     release: str | None, kubeconfig: str | None, api_server: str | None
 ) -> tuple[int, int]:
-    """Return the version of the cluster: as it was given, as the API server says, or our default.
+    """Return the cluster's version: the given one, the API server's, or the default.
 
-    PluginError where the API server is named and can't be asked.
+    PluginError if the API server is named and doesn't respond.
     """
     if release is not None:
         return _release(release)

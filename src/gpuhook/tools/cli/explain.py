@@ -25,7 +25,7 @@ _VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))
 
 
 class _Given(NamedTuple):
-    """What the command line names: a container that exists, or one that is spelled out."""
+    """The container of the command line: an existing one, or one that is spelled out."""
 
     container: str | None
     bundle: str | None
@@ -54,7 +54,7 @@ class _Given(NamedTuple):
             )
 
     def read(self, explanation: Explanation, config_path: str | None) -> Spec | None:
-        """Return the container's spec, None where a running one's isn't found."""
+        """Return the container's spec, None if a running one's isn't found."""
         if self.container:
             return _running.read_running(self.container, explanation, config_path)
         if self.bundle or self.spec:
@@ -95,7 +95,7 @@ class _Given(NamedTuple):
 
 
 def _setting(word: str) -> tuple[str, str | None]:
-    """Return the name and the value of -e; without one it is ours, None for none, as docker's."""
+    """Return the name and the value of -e; without a value it is the caller's, None if unset."""
     name, equals, value = word.partition("=")
     if not name:
         raise click.UsageError(f"-e takes NAME=VALUE or NAME, not {shown(word)}.")

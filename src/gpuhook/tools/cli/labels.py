@@ -1,4 +1,4 @@
-"""gpuhook labels: what a cluster's node says of its devices, as the makers' programs write it."""
+"""gpuhook labels: the labels of a cluster's node, as the vendors' programs write them."""
 
 import os
 import re
@@ -52,7 +52,7 @@ _FEATURES = "/etc/kubernetes/node-feature-discovery/features.d/gpuhook"
 @click.option("--remove", is_flag=True, help="Remove the file, or our labels from the node.")
 @click.option(
     "--interval", type=Seconds(1, 86400), metavar="SECONDS",
-    help="Look again after so many seconds, until told to stop.  [default: look once]",
+    help="Check again at this interval, until stopped.  [default: once]",
 )  # fmt: skip
 @click.option(
     "--config-file", metavar="FILE",
@@ -70,7 +70,7 @@ def labels(
     output_format: str,
     config_path: str | None,
 ) -> None:
-    """Say what this node's labels are, as the makers' own programs write them.
+    """Print the node labels that the vendors' own programs would set.
 
     Those of GPU feature discovery and of AMD's node labeller, with the same names and values:
     nvidia.com/gpu.product and so on. Which MIG devices and shares there are, the
@@ -101,7 +101,7 @@ def labels(
 
 
 def _check(output: str | None, node: str | None, remove: bool, interval: float | None) -> None:
-    """Refuse what doesn't go together."""
+    """Refuse conflicting options."""
     if output and node:
         raise RequestError("--output and --node don't go together", "Use one of them")
     if (remove or interval) and not (output or node):
@@ -147,7 +147,7 @@ def _once(
 
 
 def _write(path: str, made: dict[str, str]) -> None:
-    """Have a file say the labels; without any it is removed, as readers then have none."""
+    """Write the labels to a file; without any it is removed, as readers then have none."""
     if made:
         if write(path, node_labels.text(made)):
             say(f"wrote {path}")
@@ -165,5 +165,5 @@ def _write(path: str, made: dict[str, str]) -> None:
 
 
 def _asked(config: Config, vendor: contract.Vendor) -> Inventory:
-    """Return what a driver says now: a saved inventory may have a GPU that is lost since."""
+    """Return the driver's current state: a saved inventory may have a GPU that is lost since."""
     return cache.follow(config, vendor, ask=True).inventory

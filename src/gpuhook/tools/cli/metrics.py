@@ -1,4 +1,4 @@
-"""gpuhook metrics: who uses which device how much, for Prometheus."""
+"""gpuhook metrics: each container's use of the devices, for Prometheus."""
 
 import os
 import time
@@ -56,9 +56,9 @@ def metrics(
     driver_root_ctr_path: str,
     config_path: str | None,
 ) -> None:
-    """Tell Prometheus what the devices do, and how much of them each container uses.
+    """Serve metrics of the devices, and of each container's use of them, to Prometheus.
 
-    Runs until it is told to stop (SIGTERM, SIGINT). SIGHUP releases the drivers for half a
+    Runs until it is stopped (SIGTERM, SIGINT). SIGHUP releases the drivers for half a
     minute, so that they can be updated; without requests that happens after two minutes.
     """
     if textfile == "":

@@ -1,4 +1,4 @@
-"""gpuhook mps: keep NVIDIA's MPS, so that containers share GPUs by it."""
+"""gpuhook mps: run NVIDIA's MPS, so that containers share GPUs."""
 
 import signal
 import sys
@@ -21,10 +21,10 @@ _SHORT = 12  # characters of a container's id
 
 @group()
 def mps() -> None:
-    """Share GPUs of NVIDIA's between containers by MPS, as [gpuhook.mps] in config.toml says.
+    """Share NVIDIA GPUs between containers by MPS, as [gpuhook.mps] in config.toml says.
 
     Each container that is given such a GPU is a client of one control daemon, which these
-    commands keep. gpuhook-mps.service runs serve, and stop at its end.
+    commands manage. gpuhook-mps.service runs serve, and stop at its end.
     """
 
 
@@ -33,9 +33,9 @@ def mps() -> None:
 def start(config_path: str | None) -> None:
     """Start the control daemon, and set the compute mode of its GPUs.
 
-    Where it runs and answers, nothing is done; after a change of [gpuhook.mps] it is started
-    again, and containers that use it have to be, too. Needs root. Nobody looks after it: serve
-    does.
+    If it runs and responds, nothing is done; after a change of [gpuhook.mps] it is restarted,
+    and containers that use it must be restarted, too. Needs root. Only serve monitors the
+    daemon.
     """
     state = Keeper(load(config_path), click.echo).start()
     click.echo(f"MPS {state.version} is running")
@@ -44,9 +44,9 @@ def start(config_path: str | None) -> None:
 @mps.command(examples={"gpuhook mps stop": "End MPS, and set the compute modes back"})
 @config_option
 def stop(config_path: str | None) -> None:
-    """End the control daemon, and set the compute mode of its GPUs back.
+    """Stop the control daemon, and restore the compute mode of its GPUs.
 
-    Also after it was killed. Containers that use it lose their GPUs' work.
+    Works also after it was killed. Containers that use it lose their GPUs' work.
     """
     done = Keeper(load(config_path), click.echo).stop()
     click.echo("MPS is stopped" if done else "MPS wasn't started")
@@ -63,9 +63,9 @@ def stop(config_path: str | None) -> None:
 )
 @config_option
 def serve(interval: float, config_path: str | None) -> None:
-    """Start the control daemon and look after it, until told to stop (SIGTERM, SIGINT).
+    """Start the control daemon and monitor it, until stopped (SIGTERM, SIGINT).
 
-    A daemon that doesn't answer is started again, after a pause that grows to a minute.
+    A daemon that doesn't respond is restarted, after a pause that grows to a minute.
     """
     followed = Followed(config_path)
     keeper = Keeper(followed.config, click.echo, followed=followed)
@@ -92,7 +92,7 @@ def serve(interval: float, config_path: str | None) -> None:
 def status(output_format: str, config_path: str | None) -> None:
     """Show the control daemon, its devices and limits, and the containers that are its clients.
 
-    Status 1 where the daemon doesn't answer, or isn't there.
+    Status 1 if the daemon doesn't respond, or doesn't run.
     """
     found = status_of(load(config_path))
     if output_format == "json":

@@ -1,4 +1,4 @@
-"""gpuhook nri: give pods their devices as a plugin of the engine, without a runtime."""
+"""gpuhook nri: give pods their devices as an engine's plugin, without a runtime."""
 
 import os
 import re
@@ -63,8 +63,8 @@ def nri(
 ) -> None:
     """Give pods their devices as a plugin of containerd or CRI-O (NRI).
 
-    Containers that ask by a vendor's variable of the environment get their devices with no
-    runtime, no RuntimeClass and no restart of the engine. Runs as root until it is told to stop
+    Containers that request devices by a vendor's environment variable get them with no
+    runtime, no RuntimeClass and no restart of the engine. Runs as root until it is stopped
     (SIGTERM, SIGINT), and connects again after the engine's restart.
     """
     if not _INDEX.fullmatch(index):
@@ -101,7 +101,7 @@ def _tell(sentence: str) -> None:
 
 
 def _gate(path: str, config: Config) -> Given:
-    """Return what asks the kubelet which devices a container has; PluginError if it doesn't say."""
+    """Return a function that asks the kubelet for a container's devices; PluginError on failure."""
     from gpuhook.tools.metrics import kubelet  # noqa: PLC0415 - with a gate alone
     from gpuhook.tools.metrics.telemetry import Telemetry  # noqa: PLC0415
 

@@ -19,7 +19,7 @@ STDIO = "-"
 
 @group()
 def slurm() -> None:
-    """Hand out this machine's devices with Slurm.
+    """Offer this host's devices to Slurm.
 
     gres writes what slurmd has to know, on each node as root. request runs in a job, by a line
     of oci.conf:
@@ -48,7 +48,7 @@ def slurm() -> None:
     help="The file to replace, where it says something else; - prints it.",
 )  # fmt: skip
 def gres_(config_path: str | None, node: str | None, output: str) -> None:
-    """Write the lines of gres.conf for the devices of this machine.
+    """Write the lines of gres.conf for the devices of this host.
 
     They are in the order in which Slurm numbers them; what slurm.conf needs is a comment.
     Run it where all devices can be opened: it refuses to in a job. No file is replaced while a
@@ -134,7 +134,7 @@ def epilog(folder: str) -> None:
 
 
 def _tell(name: str) -> Callable[[str], None]:
-    """Return what warns, also in the system's log: slurmd keeps nothing of what is printed."""
+    """Return a function that warns, also in the system's log: slurmd discards printed output."""
 
     def tell(text: str) -> None:
         warn(text)

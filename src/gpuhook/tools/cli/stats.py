@@ -1,4 +1,4 @@
-"""gpuhook stats: which container uses which device how much, live in a terminal."""
+"""gpuhook stats: each container's use of the devices, live in a terminal."""
 
 import json
 import signal
@@ -22,7 +22,7 @@ from gpuhook.tools.metrics.model import Snapshot
 from gpuhook.tools.metrics.observer import Observer
 from gpuhook.tools.vendors import survey
 
-_INTERVAL = 2.0  # seconds between two looks
+_INTERVAL = 2.0  # polling interval in seconds
 _SHORTEST, _LONGEST = 0.2, 86400.0
 _END = ("q", "Q")
 
@@ -34,10 +34,10 @@ _END = ("q", "Q")
         "gpuhook stats --format json --interval 10": "A line of JSON each ten seconds",
     },
 )
-@click.option("--no-stream", is_flag=True, help="Take one look and end.")
+@click.option("--no-stream", is_flag=True, help="Print once and end.")
 @click.option(
     "--interval", type=Seconds(_SHORTEST, _LONGEST), default=_INTERVAL, show_default=True,
-    metavar="SECONDS", help=f"The time between two looks, {_SHORTEST:g} or more.",
+    metavar="SECONDS", help=f"The polling interval, {_SHORTEST:g} or more.",
 )  # fmt: skip
 @pod_resources_option
 @config_option
@@ -49,13 +49,13 @@ def stats(
     config_path: str | None,
     output_format: str,
 ) -> None:
-    """Show what the GPUs do, and how much of them each container uses, until q or Ctrl-C ends it.
+    """Show the GPUs' load, and each container's use of them, until q or Ctrl-C ends it.
 
-    On a terminal the view is drawn again at each look. Elsewhere, and on a terminal that can't
-    redraw (TERM=dumb), each look is printed below the one before; with --format json it is one
-    line. The SM column is the mean since the look before, of the first look that of two seconds.
+    On a terminal the view is redrawn at each interval. Elsewhere, and on a terminal that can't
+    redraw (TERM=dumb), each view is printed below the one before; with --format json it is one
+    line. The SM column is the mean since the view before, in the first view that of two seconds.
 
-    Run it as root: other users see their own containers alone.
+    Run it as root: other users see only their own containers.
     """
     config = load(config_path)
     observer = Observer(config, each=True, pod_resources=pod_resources)
@@ -82,7 +82,7 @@ def stats(
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP do what Ctrl-C does, so that the terminal is put in order."""
+    """Let SIGTERM and SIGHUP act like Ctrl-C, so that the terminal is restored."""
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = {each: signal.signal(each, signal.default_int_handler) for each in numbers}
     try:
@@ -93,7 +93,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def _opened(observer: Observer, look: Snapshot) -> Snapshot:
-    """Return a look that has what the driver says: the first may come while it is opened."""
+    """Return a snapshot with the driver's data: the first may come while it is opened."""
     waited = 0
     while look.errors.get("starting", 0) > waited:
         waited = look.errors["starting"]
@@ -113,14 +113,14 @@ def _line_of_json(look: Snapshot) -> None:
 
 
 class _Printed:
-    """Looks one below the other; what is missing goes to standard error, when it changes."""
+    """Snapshots one below the other; missing data is reported on standard error on changes."""
 
     def __init__(self) -> None:
         self._said: tuple[str, ...] = ()
         self._is_first = True
 
     def show(self, look: Snapshot) -> None:
-        """Print a look."""
+        """Print a snapshot."""
         if not self._is_first:
             click.echo()
         self._is_first = False
@@ -145,7 +145,7 @@ def _stream(
 
 
 def _live(observer: Observer, look: Snapshot, interval: float) -> None:
-    """Draw looks on the whole terminal, again where its size changes, until somebody types q."""
+    """Draw snapshots on the whole terminal, again when its size changes, until q is typed."""
     history = _stats_view.History()
     with _keys.Keys() as keys, _screen.live() as drawn:
         while True:
@@ -165,7 +165,7 @@ def _live(observer: Observer, look: Snapshot, interval: float) -> None:
 
 
 def _pause(drawn: Live, keys: _keys.Keys) -> None:
-    """Do what Ctrl-Z asks for: give the terminal back until somebody says to go on."""
+    """Suspend on Ctrl-Z: restore the terminal until the shell continues this process."""
     drawn.stop()
     keys.give_back()
     signals.send_to_self(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""gpuhook watch: keep the saved inventory fresh, and a process ready for the next container."""
+"""gpuhook watch: keep the saved inventory fresh, and run the prefork server."""
 
 import os
 import signal
@@ -19,18 +19,18 @@ from gpuhook.tools.engines import charliecloud
 from gpuhook.tools.host.programs import our_program
 from gpuhook.tools.vendors.uevents import concerns_us
 
-_SHORTEST, _LONGEST = 0.1, 86400.0  # seconds between two looks
+_SHORTEST, _LONGEST = 0.1, 86400.0  # polling interval in seconds
 
 
 class _Documents:
-    """The CDI documents that install --cdi keeps, refreshed again and again."""
+    """The CDI specs that install --cdi keeps, refreshed repeatedly."""
 
     def __init__(self, state: str) -> None:
         self._state = state
         self._said: list[str] = []
 
     def refresh(self) -> bool:
-        """Refresh them and print changes, and what is wrong once; False if anything failed."""
+        """Refresh them and print changes, and each problem once; False if anything failed."""
         try:
             report = refreshing.refresh(self._state) or refreshing.Report()
         except GpuhookError as error:
@@ -45,9 +45,9 @@ class _Documents:
 
 
 class _Files:
-    """What install has written for an engine of the devices, and is written again.
+    """Files with devices that install has written for an engine, to be written again.
 
-    ``write`` does so and returns the files that changed, and what failed; ``afterwards`` follows
+    ``write`` does so and returns the changed files and the errors; ``afterwards`` runs after
     changes.
     """
 
@@ -63,7 +63,7 @@ class _Files:
         self._said: list[str] = []
 
     def refresh(self) -> bool:
-        """Write them, and print what changed, and what is wrong once; False for that."""
+        """Write them, and print changes, and each problem once; False if anything failed."""
         try:
             changed, failed = self._write()
             for path in changed:
@@ -92,16 +92,16 @@ class _Files:
     show_default=True,
     type=Seconds(_SHORTEST, _LONGEST),
     metavar="SECONDS",
-    help="The time between two looks where no event comes.",
+    help="The polling interval if no events come.",
 )
-@click.option("--state-dir", metavar="DIR", help="Where install has remembered what to keep.")
+@click.option("--state-dir", metavar="DIR", help="The folder with install's data.")
 @config_option
 def watch(interval: float, state_dir: str | None, config_path: str | None) -> None:
-    """Keep the saved inventory fresh, and a process ready for the next container.
+    """Keep the saved inventory fresh, and run the prefork server.
 
     The inventory is made again whenever GPUs, MIG devices or the driver change, and a line is
-    printed; so are the CDI documents that ``gpuhook install`` keeps, also those for Charliecloud,
-    and the files of machines of nspawn that have devices. Runs until it is told to stop (SIGTERM,
+    printed; so are the CDI specs that ``gpuhook install`` keeps, including Charliecloud's,
+    and the files of nspawn machines that have devices. Runs until it is stopped (SIGTERM,
     SIGINT). The Debian package runs it as gpuhook-watch.service; where it
     doesn't run, the first container after a pause starts more slowly.
     """

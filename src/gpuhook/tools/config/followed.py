@@ -1,4 +1,4 @@
-"""config.toml as it is now, for services: they run for months, and a start reads it each time."""
+"""The current config.toml for services: they run for months, and a start reads it each time."""
 
 import os
 import signal
@@ -14,9 +14,9 @@ from gpuhook.start.inventory.freshness import identity, is_settled
 
 
 class Followed:
-    """The configuration of a service; ``config`` is what was read last.
+    """The configuration of a service; ``config`` is the last one that was read.
 
-    ``path`` is as for ``load``. ConfigError where it can't be read at first.
+    ``path`` is as for ``load``. ConfigError if it can't be read at first.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -30,7 +30,7 @@ class Followed:
         self.read()
 
     def read(self) -> bool:
-        """Read it again where the file has changed; tell whether it says something else.
+        """Read the file again if it has changed; tell whether the settings differ.
 
         ConfigError for a file that can't be read, at each call until it can be.
         """
@@ -54,15 +54,15 @@ class Followed:
             return None
 
     def check(self, tell: Callable[[str], None]) -> None:
-        """Raise Changed where it says something else than before."""
+        """Raise Changed if the settings differ from before."""
         if self.has_changed(tell):  # protects: settings-followed
             tell("config.toml has changed: starting again")
             raise Changed
 
     def has_changed(self, tell: Callable[[str], None]) -> bool:
-        """Tell whether it says something else than before; ``tell`` why it can't be read, once.
+        """Tell whether the settings differ from before; ``tell`` why the file can't be read, once.
 
-        What was read before counts until the file can be read.
+        The previous settings apply until the file can be read.
         """
         try:
             changed = self.read()
@@ -76,12 +76,12 @@ class Followed:
 
 
 class Changed(BaseException):
-    """config.toml says something else: the service is to end its children, and start again."""
+    """A change of config.toml: the service is to end its children, and start again."""
 
 
 def start_again() -> NoReturn:
-    """Become this program once more, with the words that it was started with."""
+    """Execute this program again, with the same arguments."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)  # what is ignored would stay so
+        signal.signal(number, signal.SIG_DFL)  # an ignored signal would stay ignored
     os.execv("/proc/self/exe", sys.orig_argv)  # noqa: S606 - our own program

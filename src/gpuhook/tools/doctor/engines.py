@@ -34,7 +34,7 @@ _START_PRECISION = 2.0  # seconds: /proc/stat has the boot in whole ones, and cl
 ENGINES = ("docker", "containerd", "crio", "podman")
 _PROGRAMS = {engine: engine for engine in ENGINES} | {"docker": "dockerd"}
 _OF_PODS = ("containerd", "crio")
-# What has to be right before it matters that an engine knows nothing of us.
+# Checks that must succeed before an engine's unknown runtime matters.
 REGISTERED = (
     "docker-registered",
     "containerd-registered",
@@ -42,7 +42,7 @@ REGISTERED = (
     "podman-hook",
     "podman-runtime",
 )
-# How the runtimes of vendors are called that go by variables.
+# Names of the vendors' runtimes that read environment variables.
 _OTHERS = (
     "nvidia-container-runtime",
     "amd-container-runtime",
@@ -52,7 +52,7 @@ _OTHERS = (
 
 
 def engine_found(case: Case) -> Iterator[Finding]:
-    """Ask whether there is any engine to put GPUs into containers of."""
+    """Check that there is a container engine."""
     every = [_PROGRAMS[engine] for engine in ([case.engine] if case.engine else ENGINES)]
     found = [program for program in every if _is_here(case, program)]
     if found:
@@ -70,9 +70,9 @@ def _is_here(case: Case, program: str) -> bool:
 
 
 def used(case: Case) -> Iterator[Finding]:
-    """Ask whether any engine knows gpu-py; who uses one of several lacks nothing.
+    """Check that an engine knows gpu-py; one of several engines is enough.
 
-    The CDI documents that we make serve engines without gpu-py.
+    CDI specs made by gpuhook serve engines without gpu-py.
     """
     wanted = _wanted(case)
     if not wanted or {*wanted} & {*case.registered} or is_used(case):
@@ -82,7 +82,7 @@ def used(case: Case) -> Iterator[Finding]:
         why = f"you may not read {', '.join(case.unseen)}"
         yield warning("engines-registered", f"{text}: {why}", "Run the doctor as root")
         return
-    # containerd is mostly there for Docker, which says what it is to run.
+    # containerd is mostly there for Docker, which chooses its runtime.
     asked = [engine for engine in wanted if engine != "containerd"] or wanted
     text = f"No engine here knows {names.RUNTIME} ({', '.join(asked)})"
     remedy = f"Run gpuhook install --engine {asked[0]}"
@@ -91,7 +91,7 @@ def used(case: Case) -> Iterator[Finding]:
 
 
 def _wanted(case: Case) -> list[str]:
-    """Return the engines here of which one should know gpu-py: with a kubelet, one for pods."""
+    """Return the engines of which one should know gpu-py: with a kubelet, one for pods."""
     here = [engine for engine in ENGINES if _is_here(case, _PROGRAMS[engine])]
     if case.engine:
         return [case.engine] if case.engine in here else []
@@ -101,7 +101,7 @@ def _wanted(case: Case) -> list[str]:
 
 
 def has_kubelet(case: Case) -> bool:
-    """Tell whether this machine is a node of a cluster."""
+    """Tell whether this host is a node of a cluster."""
     return _runs(case, "kubelet") is not None or case.machine.exists("/var/lib/kubelet")
 
 
@@ -110,9 +110,9 @@ def _runs(case: Case, name: str) -> Process | None:
 
 
 def containerd(case: Case) -> Iterator[Finding]:
-    """Look for the runtime in containerd's configuration and compare with when it started.
+    """Look for the runtime in containerd's configuration and compare with its start time.
 
-    What is true of several containerds alike is said once.
+    Findings that several containerds share are reported once.
     """
     yield from dict.fromkeys(_containerds(case))
 
@@ -149,7 +149,7 @@ def _one_containerd(
 
 
 def crio(case: Case) -> Iterator[Finding]:
-    """Look for the runtime in CRI-O's configuration and compare with when it started."""
+    """Look for the runtime in CRI-O's configuration and compare with its start time."""
     running = _runs(case, "crio")
     if running or case.machine.which("crio", names.SEARCH_PATH):
         machine = seen_by(running) if running else case.machine
@@ -214,10 +214,10 @@ def _registered(
 
 
 def _is_dropped(case: Case, machine: Machine, path: str, running: Process | None) -> bool:
-    """Ask containerd whether a configuration file and its imports say nothing of us to it.
+    """Ask containerd whether it drops gpuhook's part of a configuration file and its imports.
 
-    Which of several tables counts, and of which version, differs between its versions. False
-    where it can't be asked, as of files that it sees in another mount namespace than we.
+    The effective table, of several versions, differs between containerd's versions. False
+    if it can't be asked, as for files that it sees in another mount namespace.
     """
     if machine.root != case.machine.root:
         return False
@@ -234,7 +234,7 @@ def _is_dropped(case: Case, machine: Machine, path: str, running: Process | None
 
 
 def _version(machine: Machine, engine: str, running: Process | None) -> str:
-    """Return the version of a running engine, "" where the installed one counts."""
+    """Return the version of a running engine, "" if the installed one applies."""
     if running is None or machine.root:
         return ""
     said = output(machine, f"/proc/{running.pid}/exe", "--version", name=engine)
@@ -278,7 +278,7 @@ def podman(case: Case) -> Iterator[Finding]:
 
 
 def _podman_runtimes(machine: Machine, path: str) -> Iterator[Finding]:
-    """Judge the runtimes of ours in one file; podman takes the first program that is there."""
+    """Check gpuhook's runtimes in one file; podman uses the first existing program."""
     check = "podman-runtime"
     tables, problem = toml(machine, path)
     if why := unread(machine, "podman", path):
@@ -296,7 +296,7 @@ def _podman_runtimes(machine: Machine, path: str) -> Iterator[Finding]:
 
 
 def podman_files(case: Case) -> list[str]:
-    """Return podman's configuration files, the user's own included where we aren't root."""
+    """Return podman's configuration files, including the user's own if not root."""
     files = ["/usr/share/containers/containers.conf", *case.settings("containers/containers.conf")]
     return [name for path in files for name in (path, *case.machine.glob(f"{path}.d/*.conf"))]
 
@@ -314,13 +314,13 @@ def _podman_hooks(case: Case) -> Iterator[Finding]:
 
 
 def _podman_hook(case: Case, path: str, needs_podman_5: bool) -> Iterator[Finding]:
-    """Judge one hook file; one that lies where only podman 5 looks may not be read at all."""
+    """Check one hook file; one in a folder that only podman 5 reads may not be read at all."""
     if case.machine.is_closed(path):
         case.unseen.append(path)
         yield closed("podman", path)
         return
     try:
-        # podman's reader knows no byte order mark, and no other encoding.
+        # podman's reader supports neither a byte order mark nor another encoding.
         described = json.loads(case.machine.data(path).decode("utf-8"))
         program = jsontext.field(described, "hook")  # podman and CRI-O read keys in any case
         if isinstance(program, dict):

@@ -16,7 +16,7 @@ _SERVER = "gpuhook-server"  # what the plugin's server calls itself: children.py
 
 
 def device_plugin(case: Case) -> Iterator[Finding]:
-    """Ask who hands devices to the kubelet, where there is one."""
+    """Check for a device plugin, if there is a kubelet."""
     sockets = [name for name in case.machine.names(_FOLDER) if name.endswith(".sock")]
     if not sockets:
         return
@@ -56,7 +56,7 @@ def device_plugin(case: Case) -> Iterator[Finding]:
 
 
 def engines_plugin(case: Case) -> Iterator[Finding]:
-    """Ask whether `gpuhook nri` runs, where it is to: without it pods start without devices."""
+    """Check that `gpuhook nri` runs if configured: without it pods start without devices."""
     machine = case.machine
     yield from _gate(case)
     if machine.processes(PROCESS):
@@ -85,7 +85,7 @@ def engines_plugin(case: Case) -> Iterator[Finding]:
 
 
 def _gate(case: Case) -> Iterator[Finding]:
-    """Say what is no part of the gate."""
+    """Report whatever bypasses the gate."""
     if case.config_error:
         return
     unit = case.machine.text(UNIT) or ""

@@ -1,4 +1,4 @@
-"""Check of the ledger: whether devices' settings still are what their owners have set."""
+"""Check of the ledger: devices' settings against those that claims and MPS have set."""
 
 import os
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _REMEDY = "It isn't put back when this claim ends; delete the claim's pods, and 
 
 
 def device_settings(case: Case) -> Iterator[Finding]:
-    """Compare what claims and MPS have set of devices with what the driver says."""
+    """Compare the device settings of claims and MPS with the driver's."""
     records = Records(case.config.state_dir)
     if os.path.isdir(records.folder) and not os.access(records.folder, os.R_OK | os.X_OK):
         yield note(

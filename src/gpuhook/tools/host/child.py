@@ -1,6 +1,6 @@
-"""Children: processes for what may hang or crash, or takes memory that a parent shouldn't have.
+"""Child processes for work that may hang, crash or use memory that a parent shouldn't have.
 
-One that talks says lines of JSON, objects, and is asked by such lines. Times are of the clock that
+A talking child and its parent exchange lines of JSON, objects. Times are of the clock that
 is passed in, in seconds.
 """
 
@@ -21,7 +21,7 @@ from gpuhook.ground.host import signals
 
 _PAUSES = (1.0, 30.0)  # seconds before a child is started again: the first and the longest one
 _LIVED = 60.0  # seconds after which an end counts as the first one
-_REAP = 0.5  # seconds that a killed child may take to end
+_REAP = 0.5  # seconds for a killed child to exit
 _PAUSE = 0.005
 _PIECE = 1 << 20
 
@@ -30,7 +30,7 @@ Tell = Callable[[str], None]
 
 
 class BackOff:
-    """How many seconds to wait before something is tried again: each time twice as long."""
+    """The delay before the next attempt, in seconds: each time twice as long."""
 
     def __init__(self, first: float, longest: float) -> None:
         self._first = first
@@ -43,12 +43,12 @@ class BackOff:
         return self.pause
 
     def reset(self) -> None:
-        """Have the next pause be the first one again."""
+        """Reset the next pause to the first one."""
         self.pause = 0.0
 
 
 class Child:
-    """A process that is started again when it ends; ``again`` is when, while there is none."""
+    """A process that is started again when it exits; ``again`` is when, while there is none."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -62,20 +62,20 @@ class Child:
         self.pid, self._began, self.again = pid, self._clock(), None
 
     def _note_end(self) -> None:
-        """Note that it is no more, and when to start it again."""
+        """Note that it has exited, and when to start it again."""
         now = self._clock()
         if now - self._began >= _LIVED:
             self._back_off.reset()
         self.pid, self.again = 0, now + self._back_off.grow()
 
     def _kill(self) -> None:
-        """Kill it and don't wait: a driver may keep it for as long as it hangs."""
+        """Kill it and don't wait: a driver may block its exit for as long as it hangs."""
         if self.pid:
             signals.send_to_child(self.pid, signal.SIGKILL)
             self._zombies.append(self.pid)
 
     def reap(self) -> int | None:
-        """Collect what has ended; return the wait status of the child itself if it has."""
+        """Reap exited processes; return the wait status of the child itself if it has exited."""
         self._zombies = [pid for pid in self._zombies if os.waitpid(pid, os.WNOHANG)[0] == 0]
         if not self.pid:
             return None
@@ -84,21 +84,21 @@ class Child:
 
 
 class Talk:
-    """A child's end of a talk."""
+    """A child's end of the channel to its parent."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def fileno(self) -> int:
-        """Return the descriptor, for who reads and writes by other means."""
+        """Return the descriptor, for callers that read and write by other means."""
         return self._fd
 
     def say(self, line: Mapping[str, Any]) -> None:
-        """Say a line; wait until the parent takes it."""
+        """Send a line; wait until the parent accepts it."""
         write_all(self._fd, json.dumps(line).encode() + b"\n")
 
     def asked(self) -> Iterator[dict[str, Any]]:
-        """Yield what the parent asks, until it asks no more."""
+        """Yield the parent's requests, until it closes the channel."""
         with open(self._fd, "rb", closefd=False) as lines:
             yield from map(json.loads, lines)
 
@@ -107,7 +107,7 @@ Work = Callable[[Talk], None]
 
 
 class Talking(Child):
-    """A child that talks; lines of more than ``most`` bytes are passed over."""
+    """A child with a channel; lines of more than ``most`` bytes are skipped."""
 
     def __init__(self, clock: Clock, most: int) -> None:
         super().__init__(clock)
@@ -116,11 +116,11 @@ class Talking(Child):
         self._buffer = b""
 
     def fileno(self) -> int:
-        """Return the descriptor to read from when it says something, -1 while there is none."""
+        """Return the descriptor to read the child's lines from, -1 while there is none."""
         return self._fd
 
     def _begin(self, work: Work) -> None:
-        """Start one; it does ``work`` and ends."""
+        """Start a child, which does ``work`` and exits."""
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
@@ -131,7 +131,7 @@ class Talking(Child):
         self._note_start(pid)
 
     def _lines(self) -> list[dict[str, Any]]:
-        """Return what it has said until now; its descriptor is closed where it says no more."""
+        """Return the lines received until now; closes the descriptor at the end of the channel."""
         try:
             data = os.read(self._fd, _PIECE) if self._fd >= 0 else b""
         except BlockingIOError:
@@ -152,13 +152,13 @@ class Talking(Child):
         self._fd = -1
 
     def _give_up(self) -> None:
-        """Leave it to itself, and start it again later."""
+        """Abandon it, and start it again later."""
         self._kill()
         self._close()
         self._note_end()
 
     def _end(self) -> None:
-        """End it, and wait a moment for that: it may hang."""
+        """Kill it, and wait a moment for that: it may hang."""
         self._kill()
         self._close()
         self.pid = 0
@@ -167,11 +167,11 @@ class Talking(Child):
             time.sleep(_PAUSE)
 
     def _has_spoken(self) -> bool:
-        """Tell whether there is something to read that we only haven't come to."""
+        """Tell whether there is unread output."""
         return self._fd >= 0 and bool(select.select([self._fd], [], [], 0)[0])
 
     def _how_it_ended(self) -> str:
-        """Return how one that says no more has ended, "" where that isn't known in a moment."""
+        """Return how a child without further output exited, "" if unknown after a moment."""
         # In case it has only closed its side.
         signals.send_to_child(self.pid, signal.SIGKILL)
         end = time.monotonic() + _REAP
@@ -184,13 +184,13 @@ class Talking(Child):
 
 
 def how_ended(status: int) -> str:
-    """Return how a child has ended by its wait status: with signal 11, with status 1."""
+    """Return how a child has exited by its wait status: with signal 11, with status 1."""
     code = os.waitstatus_to_exitcode(status)
     return f"with signal {-code}" if code < 0 else f"with status {code}"
 
 
 def _talk(fd: int, work: Work) -> NoReturn:
-    """Be a child that talks; what it fails of is the last that it says, as {"error": text}."""
+    """Run a talking child; an error is its last line, as {"error": text}."""
     status = 1
     talk = Talk(fd)
     try:
@@ -206,7 +206,7 @@ def _talk(fd: int, work: Work) -> NoReturn:
 
 
 def _decoded(line: bytes) -> dict[str, Any]:
-    """Return a line's content; nothing of what a child said that was ended in a word."""
+    """Return a line's content; nothing for the partial line of a killed child."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -215,9 +215,9 @@ def _decoded(line: bytes) -> dict[str, Any]:
 
 
 def do(work: Callable[[], bool], seconds: int, tell: Tell, what: str) -> bool:
-    """Do something in a child, which ends then; return whether that went well, and in time.
+    """Do something in a child, which then exits; return whether it succeeded in time.
 
-    ``tell`` gets what was raised, as a sentence on ``what``.
+    ``tell`` gets the error, as a sentence about ``what``.
     """
     child = os.fork()
     if child == 0:

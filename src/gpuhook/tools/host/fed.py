@@ -1,7 +1,7 @@
-"""A child that is fed: it reads states, a line each, of which the last one counts.
+"""A child that reads states from its parent: a line each, of which only the last one counts.
 
-What is written to it never waits for it, and one that takes nothing for too long is killed. It may
-ask by lines too, and be answered: answers are never left out, but with the child that asked.
+Writing to it never blocks, and one that reads nothing for too long is killed. It may
+send requests as lines, too: responses are never dropped, except with the child that asked.
 """
 
 import os
@@ -15,18 +15,18 @@ from gpuhook.ground.host import signals
 from gpuhook.tools.host.child import Clock, Talking, Tell, how_ended
 
 _READING = 30.0  # seconds that it may leave a state unread
-_ENDING = 3.0  # seconds to end in when asked to
-_LONGEST_LINE = 16 << 20  # bytes of a line of its own
+_ENDING = 3.0  # seconds to exit after a request to
+_LONGEST_LINE = 16 << 20  # bytes of a line that it sends
 
-# What it does with the descriptor that it reads from; returns its exit status.
+# The child's work with the descriptor that it reads from; returns its exit status.
 Serve = Callable[[int], int]
 
 
 class Fed(Talking):
-    """A process that does ``serve``. ``title`` is what it is called to a person: The server.
+    """A process that runs ``serve``. ``title`` is its name in messages: The server.
 
-    ``name`` is what the kernel calls it; ``keeps`` are descriptors that it has, too. Lines of its
-    own have ``longest`` bytes at most.
+    ``name`` is its process name; ``keeps`` are further descriptors that it inherits. Lines that it
+    sends have at most ``longest`` bytes.
     """
 
     def __init__(
@@ -51,17 +51,17 @@ class Fed(Talking):
         self._stuck = 0.0
 
     def wants(self) -> int:
-        """Return the descriptor to write on when it takes something, -1 if there is nothing."""
+        """Return the descriptor to write to when it accepts data, -1 if there is nothing."""
         return self._fd if self._rest or self._is_new else -1
 
     def give(self, state: bytes) -> None:
-        """Have it read a state, a line; of several that wait only the last one counts."""
+        """Send a state, a line; of several pending ones only the last one is sent."""
         self._note_waiting()
         self._state, self._is_new = state, True
         self.write()
 
     def answer(self, line: bytes) -> None:
-        """Have it read a line before what waits, if it is still the one that asked."""
+        """Send a response before pending states, if the child is still the one that asked."""
         if self._fd >= 0:
             self._note_waiting()
             self._rest += line
@@ -72,7 +72,7 @@ class Fed(Talking):
             self._stuck = self._clock()
 
     def write(self) -> None:
-        """Write as much as it takes."""
+        """Write as much as it accepts."""
         while self._fd >= 0 and (self._rest or self._is_new):
             if not self._rest:
                 self._rest, self._is_new = self._state, False
@@ -86,11 +86,11 @@ class Fed(Talking):
             self._stuck = self._clock()
 
     def deadline(self) -> float | None:
-        """Return when something is to be done, None if never."""
+        """Return the time of the next action, None if there is none."""
         return self._stuck + _READING if self.wants() >= 0 else self.again
 
     def tend(self) -> bool:
-        """Start it where there is none, and end it where it hangs; tell whether it is a new one."""
+        """Start a missing child, and kill a hung one; tell whether it is a new one."""
         status = self.reap()
         if status is not None:
             self._tell(f"{self._title} ended {how_ended(status)}; it is started again")
@@ -120,7 +120,7 @@ class Fed(Talking):
         self.write()
 
     def _be(self, fd: int) -> None:
-        """Be the child."""
+        """Run the child."""
         status = 1
         try:
             kernel.die_with_parent()  # another child may hold the other end for a while
@@ -143,7 +143,7 @@ class Fed(Talking):
         self._rest = b""
 
     def end(self) -> None:
-        """Have it take its leave by SIGTERM, and wait for its end."""
+        """Stop it with SIGTERM, and wait for its exit."""
         self._close()
         if not self.pid:
             return

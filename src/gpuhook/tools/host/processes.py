@@ -1,10 +1,10 @@
-"""Processes of this machine that may be believed: root's own daemons, or the user's own.
+"""Trusted processes of this host: root's own daemons, or the user's own.
 
-Any user may call a process dockerd and give it whatever words it likes, and so may a
-container. What a process says of itself counts only where it is of the right user, in our own
-user and PID namespaces, and not some set-user-ID program that another user started.
+Any user, and any container, may name a process dockerd and give it any arguments. A
+process's data is trusted only if it has the right user, is in our own
+user and PID namespaces, and isn't a set-user-ID program that another user started.
 
-Nothing of another's process but its status is read: its words lie in its own memory, and it
+Of another user's process only the status is read: its arguments are in its own memory, and it
 decides how long reading them takes.
 """
 
@@ -54,7 +54,7 @@ class Process:
         return values
 
     def reads(self, own: str, ours: str) -> bool:
-        """Tell whether the file that the process knows as ``own`` is the one we call ``ours``.
+        """Tell whether the file that the process knows as ``own`` is the one we know as ``ours``.
 
         It may run in another mount namespace, so the two are compared as files. A file
         that doesn't exist is compared by name.
@@ -85,9 +85,9 @@ def running(
 
 
 def send(process: Process, number: signal.Signals) -> bool:
-    """Send a signal to a process that ``running`` returned; tell whether it still was there.
+    """Send a signal to a process that ``running`` returned; tell whether it still existed.
 
-    Never to another one that was given its id since.
+    Never to a later process with the same id.
     """
     try:
         fd = os.pidfd_open(process.pid)
@@ -115,7 +115,7 @@ class _Entry:
         self._unseen = unseen
 
     def process(self, name: str, users: Container[int]) -> Process | None:
-        """Return the process, None unless it has that name and may be believed."""
+        """Return the process, None unless it has that name and is trusted."""
         status = proc.status(self._data("status"))
         # protects: status-alone
         if status.get("Name") != [name[:_NAME]] or not self._is_believed(status, users):
@@ -134,7 +134,7 @@ class _Entry:
         )
 
     def ticks(self) -> int:
-        """Return when it began: field 22 of proc_pid_stat(5), in ticks since boot; 0 if unknown."""
+        """Return its start time: field 22 of proc_pid_stat(5), in ticks since boot; else 0."""
         fields = proc.stat_fields(self._data("stat"))
         return int(fields[19]) if len(fields) > 19 else 0
 
@@ -142,7 +142,7 @@ class _Entry:
         return f"{self._root}/proc/{self._id}/{name}"
 
     def _data(self, name: str) -> bytes:
-        """Return a file of it, b"" where there is nothing to read."""
+        """Return the contents of a file of it, b"" if there is nothing to read."""
         try:
             return host_files.read_start(self._path(name))
         except OSError:
@@ -160,7 +160,7 @@ class _Entry:
     def _is_roots(self, capabilities: int) -> bool:
         """Tell whether a process of user 0 is the host's root, started by root.
 
-        A set-user-ID program (sudo) is root's too, and whoever starts it says its words.
+        A set-user-ID program (sudo) is root's too, and its caller chooses its arguments.
         """
         if not capabilities & _CAP_SYS_ADMIN:  # protects: no-rights
             return False
@@ -184,7 +184,7 @@ class _Entry:
         return {key: value for key, _, value in pairs}
 
     def _seen_root(self) -> str:
-        """Return where its / is for us: in our mount namespace it may be in a chroot."""
+        """Return the path of its / for us: in our mount namespace it may be in a chroot."""
         own = f"{self._root}/proc/self"
         try:
             is_same = os.readlink(self._path("ns/mnt")) == os.readlink(f"{own}/ns/mnt")

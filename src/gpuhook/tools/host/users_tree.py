@@ -1,9 +1,9 @@
-"""A folder of a user's, removed by root: whatever the user has put, mounted or stacked in it.
+"""Removal of a user's folder by root, whatever the user has put, mounted or stacked in it.
 
-Root follows no link, enters no filesystem that is mounted there, and asks none: a user's own (FUSE)
-may hang, or say anything. What is mounted is detached by a descriptor of its root, which open(2)
-with O_PATH gets without asking its server. Folders below are moved up into a folder of root's and
-removed there, so no depth costs anything, and no path leads to them any more.
+Root follows no link and neither enters nor queries a filesystem that is mounted there: a user's
+own (FUSE) may hang, or return anything. A mount is detached by a descriptor of its root, which
+open(2) with O_PATH gets without asking its server. Subfolders are moved up into a folder of root
+and removed there, so depth costs nothing, and no path leads to them any more.
 
 Sources: openat2(2), umount2(2), unlink(2), rename(2).
 """
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from gpuhook.ground.container import kernel
 
-BIN = ".removed"  # root's folder for what is to be removed, beside the users' folders
+BIN = ".removed"  # root's folder for files to be removed, next to the users' folders
 # protects: users-mounts-not-entered
 _OWN = kernel.RESOLVE_NO_XDEV | kernel.RESOLVE_NO_SYMLINKS | kernel.RESOLVE_NO_MAGICLINKS
 _ITSELF = os.O_PATH | os.O_NOFOLLOW
@@ -34,9 +34,9 @@ def open_folder(parent: int, name: str) -> int:
 
 
 def uncover(parent: int, name: str, end: float) -> None:
-    """Detach all that is mounted on a name in an open folder, until a time of the clock.
+    """Detach all mounts on a name in an open folder, until a time of the clock.
 
-    OSError where that fails, TimeoutError where there is too much.
+    OSError if that fails, TimeoutError if there are too many.
     """
     while _is_covered(parent, name):
         _in_time(name, end)
@@ -63,10 +63,10 @@ def _in_time(name: str, end: float) -> None:
 
 
 class Bin:
-    """The folder in which users' folders are removed, below an open folder of root's.
+    """The folder in which users' folders are removed, below an open folder of root.
 
-    What one process takes there begins with a word of its own; the rest is others', that had too
-    little time.
+    Names that one process moves there start with its own prefix; the rest is from others, which ran
+    out of time.
     """
 
     def __init__(self, parent: int) -> None:
@@ -81,19 +81,19 @@ class Bin:
         self._word = os.urandom(8).hex()
 
     def close(self) -> None:
-        """Let go of it; what was taken stays there."""
+        """Close it; its contents stay there."""
         os.close(self._fd)
 
     def take(self, name: str, end: float) -> None:
-        """Move here what the parent folder has of a name; FileNotFoundError for nothing."""
+        """Move the parent folder's entry of a name here; FileNotFoundError if there is none."""
         self._take(self._parent, name, self._word, end)
 
     def remove_taken(self, end: float) -> None:
-        """Remove what was taken; TimeoutError, or the error of what can't be removed."""
+        """Remove the moved entries; TimeoutError, or the error of one that can't be removed."""
         self._remove(end, others=False)
 
     def remove_others(self, end: float) -> None:
-        """Remove what others have left; errors as above."""
+        """Remove what other processes have left; errors as above."""
         self._remove(end, others=True)
 
     def _remove(self, end: float, *, others: bool) -> None:
@@ -115,14 +115,14 @@ class Bin:
                 return
 
     def _names(self, *, others: bool) -> Iterator[str]:
-        """Yield what is here; it may change meanwhile."""
+        """Yield the entries; they may change meanwhile."""
         with os.scandir(self._fd) as entries:
             for each in entries:
                 if each.name.startswith(self._word) is not others:
                     yield each.name
 
     def _remove_one(self, name: str, end: float) -> None:
-        """Remove a file, or a folder whose folders are moved up first."""
+        """Remove a file, or a folder after moving its subfolders up."""
         uncover(self._fd, name, end)
         try:
             os.unlink(name, dir_fd=self._fd)
@@ -143,7 +143,7 @@ class Bin:
         os.rmdir(name, dir_fd=self._fd)
 
     def _empty(self, folder: int, name: str, word: str, end: float) -> None:
-        """Remove a file of a user's folder, or move a folder of it up."""
+        """Remove a file of a user's folder, or move a subfolder up."""
         try:
             os.unlink(name, dir_fd=folder)
         except OSError as error:
