@@ -153,9 +153,7 @@ def test_a_folder_without_a_needed_library(
     scene.mount(folder, LIBS, options)
     before = contents(folder)
     said = scene.refused()
-    assert (
-        f"'{lacking}{driver.version}' would have to be made in a volume of the container" in said
-    )
+    assert f"'{lacking}{driver.version}' would have to be made in a volume of the container" in said
     assert contents(folder) == before
 
 
