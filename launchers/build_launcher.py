@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Compile launcher.c, with a table of what the Python modules say.
+"""Compile launcher.c, with a table of constants from the Python modules.
 
 usage: launchers/build_launcher.py OUTPUT [MACHINE]
        launchers/build_launcher.py --check
 
-Without MACHINE, a C compiler of this system is used: $CC, or else musl-gcc, cc, gcc or clang, for a
-program without shared libraries where that can be linked. For a MACHINE (x86_64, aarch64), ziglang
-compiles a static program with musl, the same bytes on every system. CFLAGS and LDFLAGS are added.
---check has gcc's static analyser read it, with more warnings, each of which is an error.
+Without MACHINE, a C compiler of this system is used: $CC, or else musl-gcc, cc, gcc or clang. The
+program is static if that can be linked. For a MACHINE (x86_64, aarch64), ziglang compiles a static
+program with musl, the same bytes on every system. CFLAGS and LDFLAGS are added. --check runs gcc's
+static analyser, with more warnings, each of which is an error.
 
-A program with musl starts sooner than one with glibc, which asks the processor for its features: in
-a virtual machine, the hypervisor answers each of those questions.
+A program with musl starts faster than one with glibc, which queries the processor's features: in a
+virtual machine, the hypervisor traps each of these queries.
 """
 
 import os
@@ -24,15 +24,15 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE / "launcher.c"
-# The names that the program is installed under; which one it is called by says what it does.
+# The names that the program is installed under; the name decides what it does.
 NAMES = ("gpu-py", "gpuhook-prestart", "gpuhook-cdi-hook", "gpuhook-container-cli")
 MACHINES = ("x86_64", "aarch64")
 FLAGS = (
     "-std=c11", "-O2", "-Wall", "-Wextra", "-fPIE", "-fstack-protector-strong",
     "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack",
 )  # fmt: skip
-# Compilers in the order in which they are tried, each with options for a program without shared
-# libraries, or else for one with them. musl-gcc can't make a static one position-independent.
+# Compilers in the order in which they are tried, each with the options for a static program, and
+# then those for a dynamic one. musl-gcc can't link a position-independent static program.
 _STATIC, _DYNAMIC = "-static-pie", "-pie"
 COMPILERS = {
     "musl-gcc": ("-static",),
@@ -51,19 +51,19 @@ INSTALL = (
 
 
 class NoCompilerError(Exception):
-    """There is no C compiler that works; the message says what to install."""
+    """Error if no C compiler works; the message says what to install."""
 
 
 def table(changed: Mapping[str, str] | None = None) -> str:
-    """Return launcher_table.h; ``changed`` has other values for some of its texts."""
+    """Return launcher_table.h; ``changed`` replaces some of its texts."""
     sys.path.insert(0, str(HERE.parent / "src"))
     try:
-        from gpuhook.ground import names  # noqa: PLC0415 - of this tree, whatever is installed
+        from gpuhook.ground import names  # noqa: PLC0415 - this tree's, not an installed one
         from gpuhook.ground.config.model import DEFAULT_PATH, Config  # noqa: PLC0415
         from gpuhook.prefork import hook_worker, instance, launcher_cache, peer_check, slots  # noqa: PLC0415
     finally:
         del sys.path[0]
-    triggers = launcher_cache.words(Config()) or ()  # the defaults have some
+    triggers = launcher_cache.words(Config()) or ()  # never empty for the defaults
     texts = {
         "DEFAULT_CONFIG": DEFAULT_PATH,
         "CACHE_FOLDER": launcher_cache.FOLDER,
@@ -84,7 +84,7 @@ def table(changed: Mapping[str, str] | None = None) -> str:
         "SLOT_FIRST": slots.SLOTS,
         "SLOT_COUNT": slots.SLOT_COUNT,
         "HOOK_STATE": hook_worker.STATE_FD,
-        "HOOK_SLOT": peer_check.HOOKS_SEAT,
+        "HOOK_SLOT": peer_check.HOOK_SLOT,
     }
     lines = [f"#define {name} {_quoted(text)}" for name, text in texts.items()]
     lines += [f"#define {name} {number}" for name, number in numbers.items()]
@@ -92,7 +92,7 @@ def table(changed: Mapping[str, str] | None = None) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a text of printable ASCII and ends of lines as C has it."""
+    """Return a text of printable ASCII and newlines as a C string literal."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
 
@@ -103,7 +103,7 @@ def compile_with(
     source: Path = SOURCE,
     changed: Mapping[str, str] | None = None,
 ) -> None:
-    """Compile launcher.c, or a source that includes it, by a compiler with its options.
+    """Compile launcher.c, or a source that includes it, with a compiler and its options.
 
     CalledProcessError if it fails. ``changed`` as for ``table``.
     """
@@ -114,7 +114,7 @@ def compile_with(
 
 
 def build(output: Path, machine: str | None = None) -> None:
-    """Compile the launcher; NoCompilerError if that can't be done here."""
+    """Compile the launcher; NoCompilerError if no compiler can."""
     flags = [*FLAGS, "-s", *shlex.split(os.environ.get("CFLAGS", ""))]
     more = shlex.split(os.environ.get("LDFLAGS", ""))
     if machine is not None:
@@ -135,12 +135,12 @@ def build(output: Path, machine: str | None = None) -> None:
 
 
 def check(source: Path = SOURCE) -> None:
-    """Have gcc analyse a source; CalledProcessError says what it finds."""
+    """Run gcc's analyser on a source; CalledProcessError contains its findings."""
     compile_with([*ANALYSER], Path(os.devnull), source)
 
 
 def _compilers() -> list[tuple[list[str], tuple[str, ...]]]:
-    """Return the commands of the compilers that there are, with the options to link."""
+    """Return the commands of the installed compilers, with their link options."""
     named = shlex.split(os.environ.get("CC", ""))
     if named:
         return [(named, COMPILERS["cc"])]
@@ -148,7 +148,7 @@ def _compilers() -> list[tuple[list[str], tuple[str, ...]]]:
 
 
 def main() -> None:
-    """Compile what the command line says."""
+    """Run the command line."""
     words = sys.argv[1:]
     known = not words[1:] or words[1:] in [[each] for each in MACHINES]
     if words != ["--check"] and (not words or words[0].startswith("-") or not known):

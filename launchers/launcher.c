@@ -1,20 +1,20 @@
 // The launcher: gpu-py, gpuhook-prestart, gpuhook-cdi-hook and gpuhook-container-cli.
 //
 // Engines call an OCI runtime three or four times for every container, and a Python start costs as
-// much as all that the low-level runtime does in such a call. So this program does without Python
-// what needs none. What it does depends on the name that it is installed under:
+// much as the low-level runtime's whole call. So this program handles the calls that need no
+// Python. What it does depends on the name that it is installed under:
 //
 //   gpu-py            becomes the low-level runtime for verbs that create nothing, and for a create
 //                     whose config.json has none of the trigger strings that every request has.
-//                     For any other create, it has the prefork server edit config.json first.
-//   gpuhook-prestart  has the container's worker do the hook's work (prefork/hook_worker.py).
-//   gpuhook-cdi-hook  the same, or has the prefork server do it (prefork/supervisor.py).
+//                     For any other create, the prefork server edits config.json first.
+//   gpuhook-prestart  lets the container's hook worker do the hook's work (prefork/hook_worker.py).
+//   gpuhook-cdi-hook  does the same, or lets the prefork server do it (prefork/supervisor.py).
 //
-// Whatever it isn't sure of goes to isolated Python (_start.py), and so does everything that
-// gpuhook-container-cli is asked. It reads a bounded part of every file, waits for no process
-// without a time limit, and reads nothing that a container can write.
+// In any other case it becomes isolated Python (_start.py); gpuhook-container-cli always does. The
+// launcher reads a bounded part of every file, waits for every process with a time limit, and reads
+// nothing that a container can write.
 //
-// launchers/build_launcher.py makes launcher_table.h of the Python modules.
+// launchers/build_launcher.py generates launcher_table.h from the Python modules.
 
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -40,14 +40,14 @@
 #define CHUNK 65536 // bytes of config.json that are searched at a time
 #endif
 #ifndef ANSWER_MS
-#define ANSWER_MS 10000 // that a worker may need to take a question, and then to answer it
+#define ANSWER_MS 10000 // for a worker to take a request, and then to respond
 #endif
 #define TRIGGER_LONGEST (CHUNK / 2)
 #define TRIGGERS_MOST 1024
 #define SPEC_MOST (64L << 20) // bytes of config.json, as for Python
-#define CACHE_MOST 65536      // bytes of what Python has saved
-#define LINE_MOST 65536       // bytes of an answer
-#define ABOUT_MOST 2000       // bytes of what a question is about
+#define CACHE_MOST 65536      // bytes of the cache that Python writes
+#define LINE_MOST 65536       // bytes of a response
+#define ABOUT_MOST 2000       // bytes of a request's subject
 #define LINKS_MOST 40
 #define READING (O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC)
 #define CLAIMS_MOST 8
@@ -61,13 +61,13 @@ struct text {
 struct arguments {
     enum { FOR_PYTHON, CREATES_NOTHING, CREATES } verb;
     const char *bundle; // of create and run
-    bool is_usual;      // there is one id, and nothing follows it, as engines write it
-    const char *id;     // that one
+    bool is_usual;      // there is one id, as the last argument, as engines write it
+    const char *id;
     const char *root;   // "": none is given
-    const char *maker;  // crun or runc where that one has the container, else NULL
+    const char *maker;  // the runtime that created the container (crun, runc), else NULL
 };
 
-// Options before and after the verb, with a value and without: what all runtimes read in one way.
+// Options before and after the verb, with and without a value, that all runtimes read the same way.
 static const char *const VALUES_BEFORE[] = {
     "--root",     "--log",  "--log-format",     "--log-level",
     "--rootless", "--criu", "--cgroup-manager", NULL,
@@ -86,7 +86,8 @@ static const char *const CREATING_NOTHING[] = {
     "update", "pause",  "resume", "features", "spec", "checkpoint", NULL,
 };
 
-// What could lead an interpreter or its loader elsewhere. _start.py gives it back to the runtime.
+// Variables that could redirect an interpreter or its loader. _start.py restores them for the
+// runtime.
 #define HIDDEN_PREFIX "GPUHOOK_HIDDEN_"
 static const char *const HIDDEN[] = {
     "LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "LD_DEBUG", "LD_DEBUG_OUTPUT", "LD_PROFILE",
@@ -94,13 +95,13 @@ static const char *const HIDDEN[] = {
     "LOCPATH", "NLSPATH", NULL,
 };
 
-static char self[PATH_MAX];   // the path that was called, with the links at its end followed
+static char self[PATH_MAX];   // the path that was called, with final symlinks resolved
 static char config[PATH_MAX]; // config.toml
 static bool config_is_named;  // by the environment
 static bool config_exists;
 static struct stat config_status;
-static char saved[PATH_MAX];            // the folder of what Python has saved of it
-static const char *program = "runtime"; // what Python is to be
+static char saved[PATH_MAX];            // the folder of its cache, which Python writes
+static const char *program = "runtime"; // the program that Python runs as
 static struct text runtimes = {DEFAULT_RUNTIMES, sizeof DEFAULT_RUNTIMES - 1};
 
 // Texts and paths ---------------------------------------------------------------------------------
@@ -134,7 +135,7 @@ static bool is_number(const char *word)
     return length > 0 && length < 10 && word[length] == '\0';
 }
 
-// Tells whether a path is absolute, and has no ".." and no unusual character.
+// Returns whether a path is absolute, and has no ".." and no unusual character.
 static bool is_plain_path(const char *path)
 {
     return path[0] == '/' && strstr(path, "..") == NULL &&
@@ -147,7 +148,7 @@ static const char *base_of(const char *path)
     return slash == NULL ? path : slash + 1;
 }
 
-// Writes a text into an array; returns false, and leaves it empty, where the text is too long.
+// Writes a text into an array; returns false, and empties it, if the text is too long.
 #define PRINT(array, ...) print(array, sizeof(array), __VA_ARGS__)
 __attribute__((format(printf, 3, 4)))
 static bool print(char *to, size_t size, const char *format, ...)
@@ -172,7 +173,7 @@ static void folder_of(char *folder, const char *path)
         print(folder, PATH_MAX, "%.*s", slash == path ? 1 : (int)(slash - path), path);
 }
 
-// Takes a part off the front of a text, up to a separator; returns false where there is none.
+// Removes a part from the front of a text, up to a separator; returns false if there is none.
 static bool take(struct text *rest, char separator, struct text *part)
 {
     const char *end = memchr(rest->at, separator, rest->length);
@@ -196,7 +197,7 @@ static bool is_file(const char *path)
     return stat(path, &status) == 0 && S_ISREG(status.st_mode);
 }
 
-// Tells whether a file is younger than another one, if that exists.
+// Returns whether a file is younger than another one, or the other one doesn't exist.
 static bool is_younger(const struct stat *file, const char *path)
 {
     struct stat other;
@@ -219,10 +220,10 @@ static ssize_t read_all(int file, char *buffer, size_t size)
     return more < 0 ? -1 : (ssize_t)length;
 }
 
-// Sets self. A link to this program leads to the folder that the package is looked for from.
+// Sets self. Symlinks to this program are resolved, because the package is found relative to it.
 static void find_self(const char *called)
 {
-    const char *path = (const char *)getauxval(AT_EXECFN); // argv[0] is any word of the caller's
+    const char *path = (const char *)getauxval(AT_EXECFN); // argv[0] can be any string
     char target[PATH_MAX], folder[PATH_MAX];
     PRINT(self, "%s", path != NULL ? path : called);
     for (int links = 0; links < LINKS_MOST; links++) {
@@ -238,9 +239,10 @@ static void find_self(const char *called)
 
 // The command line --------------------------------------------------------------------------------
 
-// Returns which of crun and runc has a container, or NULL: each keeps a file that the other can't
-// read. Where another one was installed or configured meanwhile, the first of the list could
-// neither stop nor delete it. A user's folder, which su leaves in root's environment, says nothing.
+// Returns the runtime, crun or runc, that created a container, or NULL. Each keeps a state file
+// that the other can't read: if the configured runtime has changed since the create, the new one
+// could neither stop nor delete it. A user's folder, which su leaves in root's environment, is
+// ignored.
 static const char *find_maker(const char *id, const char *root)
 {
     static const struct {
@@ -265,7 +267,7 @@ static const char *find_maker(const char *id, const char *root)
     return NULL;
 }
 
-// Returns an option's value, and moves on to the word that it is; NULL where there is none.
+// Returns an option's value, and advances to it if it is the next argument; NULL if there is none.
 static const char *value_of(const char *word, int *at, int count, char *const *words)
 {
     const char *sign = strchr(word, '=');
@@ -274,7 +276,7 @@ static const char *value_of(const char *word, int *at, int count, char *const *w
     return ++*at < count ? words[*at] : NULL;
 }
 
-// Reads the words before the verb; returns its number, or that of a word that isn't known.
+// Reads the arguments before the verb; returns the verb's index, or that of an unknown argument.
 static int read_before(int count, char *const *words, struct arguments *found)
 {
     int at = 0;
@@ -292,7 +294,7 @@ static int read_before(int count, char *const *words, struct arguments *found)
     return at;
 }
 
-// Reads the words after create and run; returns false where it is Python's to tell what they mean.
+// Reads the arguments after create and run; returns false if Python has to interpret them.
 static bool read_after(int count, char *const *words, struct arguments *found)
 {
     int ids = 0;
@@ -320,7 +322,7 @@ static bool read_after(int count, char *const *words, struct arguments *found)
     return found->bundle[0] != '\0';
 }
 
-// Reads the words after gpu-py: what isn't clear is FOR_PYTHON, as in runtime_argv.py.
+// Reads gpu-py's arguments; anything unclear is FOR_PYTHON, as in runtime_argv.py.
 static struct arguments read_arguments(int count, char *const *words)
 {
     struct arguments found = {FOR_PYTHON, ".", false, "", "", NULL};
@@ -341,7 +343,7 @@ static struct arguments read_arguments(int count, char *const *words)
 
 static struct text triggers[TRIGGERS_MOST];
 static size_t trigger_count, trigger_longest;
-static unsigned char pairs[65536 / 8]; // a bit for each pair of bytes that a trigger begins with
+static unsigned char pairs[65536 / 8]; // a bit for each pair of bytes that a trigger starts with
 
 static void add_trigger(struct text trigger)
 {
@@ -355,7 +357,7 @@ static void add_trigger(struct text trigger)
         trigger_longest = trigger.length;
 }
 
-// Reads trigger strings, a line each; returns false unless END_MARKER says that there are no more.
+// Reads trigger strings, one a line; returns false unless END_MARKER is the last line.
 static bool read_triggers(struct text content)
 {
     struct text line;
@@ -369,7 +371,7 @@ static bool read_triggers(struct text content)
     return false; // protects: cache-cut-short
 }
 
-// Tells whether there is a trigger in some bytes, which a NUL follows.
+// Returns whether bytes, which are followed by a NUL, contain a trigger.
 static bool has_trigger(const char *data, size_t length)
 {
     for (size_t at = 0; at < length; at++) {
@@ -384,7 +386,7 @@ static bool has_trigger(const char *data, size_t length)
     return false;
 }
 
-// Tells whether a file has no trigger: false also for one that can't be read as a whole.
+// Returns whether a file contains no trigger; false also if it can't be read completely.
 static bool has_no_trigger(int file)
 {
     static char data[CHUNK + 1];
@@ -404,7 +406,7 @@ static bool has_no_trigger(int file)
     return false;
 }
 
-// Tells whether config.json surely asks for nothing. One that is missing or broken is Python's.
+// Returns whether config.json surely requests nothing; false if it is missing or broken.
 static bool asks_for_nothing(const char *bundle)
 {
     char path[PATH_MAX];
@@ -419,8 +421,8 @@ static bool asks_for_nothing(const char *bundle)
 
 // The configuration -------------------------------------------------------------------------------
 
-// Sets config and saved. NVIDIA's toolkit has a variable of its own, which ours overrides. Of the
-// hook of a CDI document, the words say which file it is.
+// Sets config and saved. Our variable overrides that of NVIDIA's toolkit. The hook of a CDI spec
+// receives the file as an argument.
 static void find_config(const char *given)
 {
     const char *ours = getenv("GPUHOOK_CONFIG"), *theirs = getenv("NVIDIA_CTK_CONFIG_FILE_PATH");
@@ -434,9 +436,9 @@ static void find_config(const char *given)
     PRINT(saved, "%s%s", CACHE_FOLDER, config_exists ? config : "/defaults");
 }
 
-// Takes the runtimes and the trigger strings out of what Python has saved. Returns false where that
-// isn't whole, or was made of another file than config.toml: of one that another has replaced, with
-// the same time perhaps (Nix gives all of them one), or of another time.
+// Reads the runtimes and the trigger strings from the cache. Returns false if the cache is
+// incomplete, or was made from another config.toml: an earlier version, or a replaced file, which
+// may have the same time (Nix gives all files one time).
 static bool take_cached(struct text content)
 {
     char expected[80];
@@ -448,9 +450,10 @@ static bool take_cached(struct text content)
            take(&content, '\n', &runtimes) && read_triggers(content);
 }
 
-// Reads what Python has saved of config.toml: root's own, and younger than this program, than
-// config.toml and its folder (a file that is moved there keeps its time). Returns false where
-// Python has to read config.toml, and maybe to save that again. Without one, the defaults hold.
+// Reads the cache of config.toml. It must belong to root, and be younger than this program,
+// config.toml and its folder (a file that is moved there keeps its time). Returns false if Python
+// has to read config.toml, and may have to write the cache again. Without config.toml, the defaults
+// hold.
 static bool read_cache(void)
 {
     static char buffer[CACHE_MOST];
@@ -480,8 +483,8 @@ static bool read_cache(void)
 
 // The low-level runtime ---------------------------------------------------------------------------
 
-// Becomes the program of that path, if there is one that isn't this launcher. Returns false where
-// there is none, and true where it can't be started: Python says why.
+// Becomes the program at a path, if it exists and isn't this launcher. Returns false if there is
+// none, and true if it can't be started: Python reports the reason.
 static bool become(const char *path, char **argv)
 {
     struct stat status, own;
@@ -494,7 +497,7 @@ static bool become(const char *path, char **argv)
     return true;
 }
 
-// Becomes a low-level runtime: of a path, or the first of that name in PATH and the usual folders.
+// Becomes a low-level runtime, given by path, or by name in PATH and the usual folders.
 static bool become_named(struct text name, char **argv)
 {
     char path[PATH_MAX];
@@ -508,7 +511,7 @@ static bool become_named(struct text name, char **argv)
             size_t length = strcspn(folder, ":");
             next = folder[length] == ':' ? folder + length + 1 : NULL;
             if (folder[0] != '/' || length >= PATH_MAX)
-                continue; // the caller alone knows to what it is relative
+                continue; // relative to a folder of the caller
             if (PRINT(path, "%.*s/%.*s", (int)length, folder, (int)name.length, name.at) &&
                 become(path, argv))
                 return true;
@@ -517,8 +520,8 @@ static bool become_named(struct text name, char **argv)
     return false;
 }
 
-// Becomes the low-level runtime that made the container, else the first that exists, as
-// find_runtime of runtime_shim.py says; returns where that is for Python to tell.
+// Becomes the low-level runtime that created the container, else the first that exists, in the same
+// order as find_runtime in runtime_shim.py. Returns if Python has to find it.
 static void become_runtime(const char *maker, char **argv)
 {
     struct text name;
@@ -538,9 +541,9 @@ static void become_runtime(const char *maker, char **argv)
 
 // Other processes ---------------------------------------------------------------------------------
 
-static bool was_killed; // the process that did the hook's work
+static bool was_killed; // the worker, after it had taken the hook's work
 
-// Returns a descriptor of /proc/PID, which is that process' whoever gets its number later; or -1.
+// Returns a descriptor of /proc/PID, or -1. It refers to that process even if its id is reused.
 static int open_process(const char *number)
 {
     char path[32];
@@ -549,7 +552,7 @@ static int open_process(const char *number)
                : -1;
 }
 
-// Tells whether a process has that open as a descriptor.
+// Returns whether a process' descriptor is that file.
 static bool has_open(int process, const char *fd, const struct stat *what)
 {
     struct stat status;
@@ -558,7 +561,7 @@ static bool has_open(int process, const char *fd, const struct stat *what)
            is_same(&status, what);
 }
 
-// Tells whether a process is in our namespace of a kind.
+// Returns whether a process is in our namespace of that kind.
 static bool shares(int process, const char *kind)
 {
     struct stat own, its;
@@ -567,8 +570,8 @@ static bool shares(int process, const char *kind)
            fstatat(process, path + strlen("/proc/self/"), &its, 0) == 0 && is_same(&its, &own);
 }
 
-// Tells whether a process isn't stopped, frozen, or held by a debugger that is stopped itself, so
-// that an answer may come of it. The kernel kills one that is stopped later (prefork/server.py).
+// Returns whether a process can respond: it isn't stopped, frozen, or held by a debugger. The
+// kernel kills one that is stopped later (prefork/server.py).
 static bool is_running(int process)
 {
     char text[4096];
@@ -583,7 +586,7 @@ static bool is_running(int process)
     return state != NULL && (state[8] == 'R' || state[8] == 'S');
 }
 
-// Opens the pipe that is a process' descriptor, without waiting; returns -1 where it is no pipe.
+// Opens the pipe behind a process' descriptor, without waiting; returns -1 if it isn't a pipe.
 static int open_pipe(int process, const char *fd, int flags)
 {
     struct stat status;
@@ -598,7 +601,7 @@ static int open_pipe(int process, const char *fd, int flags)
     return -1;
 }
 
-// Writes a line into a pipe at once, or not at all.
+// Writes a line into a pipe completely without waiting, or not at all.
 static bool tell(int pipe, const char *line)
 {
     struct sigaction ignored = {.sa_handler = SIG_IGN}, before;
@@ -617,7 +620,7 @@ static long long now_ms(void)
     return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
 }
 
-// What comes out of a pipe until a time, in milliseconds.
+// A response that is read from a pipe until a deadline, in milliseconds.
 struct answer {
     int pipe;
     long long end;
@@ -625,7 +628,7 @@ struct answer {
     char text[LINE_MOST];
 };
 
-// Waits for more; returns false where nothing comes in time.
+// Waits for more bytes; returns false if none come in time.
 static bool read_more(struct answer *answer)
 {
     size_t space = sizeof answer->text - answer->length;
@@ -642,7 +645,7 @@ static bool read_more(struct answer *answer)
     return more > 0;
 }
 
-// Waits for the next line; returns false where none comes in time.
+// Waits for the next line; returns false if none comes in time.
 static bool read_line(struct answer *answer, struct text *line)
 {
     do {
@@ -655,8 +658,8 @@ static bool read_line(struct answer *answer, struct text *line)
     return false;
 }
 
-// Waits so many milliseconds for the line that says that a process has taken a question, and lets
-// it have as many as it needs for the next line.
+// Waits ``patience`` milliseconds for the line "taken" of a worker that has the request, and sets
+// the deadline of the next line to ``next`` milliseconds.
 static bool is_taken(struct answer *answer, int patience, int next)
 {
     struct text line;
@@ -667,7 +670,7 @@ static bool is_taken(struct answer *answer, int patience, int next)
     return true;
 }
 
-// Writes so many bytes that come out of a pipe into a file; returns false where fewer come.
+// Copies that many bytes from a pipe into a file; returns false if fewer come.
 static bool copy(struct answer *answer, size_t length, int file)
 {
     while (length > 0) {
@@ -688,8 +691,8 @@ static bool copy(struct answer *answer, size_t length, int file)
     return true;
 }
 
-// Reads how the work went that another process does for this hook, and ends with that. Returns
-// where none has taken it, and where one has been killed then.
+// Reads the result of the work that a worker does for this hook, and exits with it. Returns if no
+// worker has taken the request, or if it was killed afterwards (was_killed).
 static void end_with(struct answer *answer, int patience)
 {
     struct text line;
@@ -705,8 +708,8 @@ static void end_with(struct answer *answer, int patience)
     _exit(1);
 }
 
-// Writes the number of this process in the /proc that is mounted: a hook of a CDI document is in
-// the container's namespaces already, but not yet in its root.
+// Writes this process' id as in the mounted /proc: a CDI spec's hook is already in the container's
+// namespaces, but not yet in its root.
 static bool find_number(char *number, size_t size)
 {
     ssize_t length = readlink("/proc/self", number, size);
@@ -716,9 +719,10 @@ static bool find_number(char *number, size_t size)
     return is_number(number);
 }
 
-// A hook, where the runtime has started a worker for it: tells the worker this process' number, so
-// that it can read the container's state from HOOK_STATE, and waits for the answer. The words are
-// the worker's number, those of its two pipes and of the bundle's folder, and the folder's path.
+// Sends a hook's request to its hook worker, and waits for the response. The request is this
+// process' id, with which the worker reads the container's state from HOOK_STATE. The arguments are
+// the worker's id, the descriptors of its two pipes and of the bundle's folder, and the folder's
+// path.
 static void ask_worker(char *const *words)
 {
     static struct answer answer;
@@ -740,9 +744,9 @@ static void ask_worker(char *const *words)
 
 // The prefork server ------------------------------------------------------------------------------
 
-// Tells whether a process is a server for this launcher: it has the folder open that root alone may
-// enter, and this very launcher, and is in our namespaces. The server itself looks from which
-// namespaces a CDI document's hook was started, because that is in the container's.
+// Returns whether a process is a prefork server for this launcher: it has this launcher and the
+// folder that only root can enter open, and is in our namespaces. For CDI hooks, which run inside
+// the container's namespaces, the worker itself checks where the runtime runs.
 static bool is_server(int process, const struct stat *folder, bool creates)
 {
     char path[PATH_MAX], own[PATH_MAX];
@@ -759,8 +763,8 @@ static bool is_server(int process, const struct stat *folder, bool creates)
     return !creates || shares(process, "pid");
 }
 
-// Claims one of the slots that answers are read from: a file can be made once. Returns its number,
-// or -1 where many have claimed theirs before.
+// Claims a response slot by creating its file with O_EXCL. Returns its number, or -1 if too many
+// slots are in use.
 static int claim_slot(int folder, const char *server, int number)
 {
     char name[48];
@@ -777,8 +781,8 @@ static int claim_slot(int folder, const char *server, int number)
     return -1;
 }
 
-// Asks a server from a claimed slot; returns false where it can't be asked. A hook reads the answer
-// from HOOK_SLOT, by which the server knows it.
+// Sends a request with a claimed slot to a server; returns false if that fails. A hook reads the
+// response from HOOK_SLOT, by which the worker identifies it.
 static bool ask_from(int slot, int process, const char *number, const char *about, bool creates,
                      struct answer *answer)
 {
@@ -789,7 +793,7 @@ static bool ask_from(int slot, int process, const char *number, const char *abou
     int requests = open_pipe(process, SERVER_REQUESTS, O_WRONLY);
     int pipe = open_pipe(process, name, O_RDONLY), reads = pipe;
     if (!creates && pipe >= 0) {
-        reads = dup3(pipe, HOOK_SLOT, O_CLOEXEC); // in the place of what was there
+        reads = dup3(pipe, HOOK_SLOT, O_CLOEXEC); // replaces the placeholder
         close(pipe);
     }
     bool asked = requests >= 0 && reads >= 0 && tell(requests, line);
@@ -799,8 +803,8 @@ static bool ask_from(int slot, int process, const char *number, const char *abou
     return asked;
 }
 
-// Puts the config.json that comes out of a pipe in the place of a bundle's, whole or not at all,
-// with the mode and owner of that.
+// Replaces a bundle's config.json atomically with one that is read from a pipe, keeping mode and
+// owner.
 static bool replace_config(const char *bundle, struct answer *answer, size_t length)
 {
     char path[PATH_MAX], new[PATH_MAX];
@@ -809,7 +813,7 @@ static bool replace_config(const char *bundle, struct answer *answer, size_t len
     if (!PRINT(path, "%s/config.json", bundle) || !PRINT(new, "%s.gpuhook", path) ||
         stat(path, &old) != 0)
         return false;
-    unlink(new); // of a start that was killed
+    unlink(new); // left by a killed start
     int file = open(new, flags, 0600);
     bool done = file >= 0 && copy(answer, length, file) &&
                 fchown(file, old.st_uid, old.st_gid) == 0 &&
@@ -821,8 +825,8 @@ static bool replace_config(const char *bundle, struct answer *answer, size_t len
     return done;
 }
 
-// Reads a worker's answer to a create: config.json stays, or is another one, which this puts there.
-// So it doesn't matter what a worker does that is late. Returns false where Python is to edit it.
+// Reads a worker's response to a create: config.json stays, or is replaced here, so a late worker
+// changes nothing. Returns false if Python has to edit it.
 static bool take_config(const char *bundle, const char *number, struct answer *answer)
 {
     struct text line, word;
@@ -830,7 +834,7 @@ static bool take_config(const char *bundle, const char *number, struct answer *a
         !take(&line, ' ', &word) || line.length == 0 || line.length > 8)
         return false;
     if (!equals(word, number))
-        return false; // it is for another process
+        return false; // a response for another process
     size_t length = 0;
     for (size_t at = 0; at < line.length; at++) {
         if (line.at[at] < '0' || line.at[at] > '9')
@@ -841,13 +845,13 @@ static bool take_config(const char *bundle, const char *number, struct answer *a
         return true;
     if (!replace_config(bundle, answer, length))
         return false;
-    umask(022); // the runtime makes the places to mount the driver's files on, which are for all
+    umask(022); // the runtime creates mount points, which all users must be able to enter
     return true;
 }
 
-// Asks the servers of this configuration, until one has answered for that bundle; or done the work
-// of a hook, which ends then, where that is NULL. Another mount namespace has a server of its own,
-// whose name is in the same folder.
+// Sends a request to the servers of this configuration, one by one, until one has responded for a
+// bundle. If the bundle is NULL, it is a hook's request, and this process exits when a worker has
+// done the work. Servers of other mount namespaces have their names in the same folder.
 static bool ask_servers(const char *about, const char *number, const char *bundle)
 {
     static struct answer answer;
@@ -881,7 +885,7 @@ static bool ask_servers(const char *about, const char *number, const char *bundl
     return done;
 }
 
-// Has a worker of a server edit the bundle's config.json, and then do the hook's work.
+// Lets a worker of a server edit the bundle's config.json, and then do the hook's work.
 static bool ask_to_edit(const struct arguments *found)
 {
     char number[16], about[ABOUT_MOST], id[ABOUT_MOST];
@@ -890,9 +894,9 @@ static bool ask_to_edit(const struct arguments *found)
            PRINT(number, "%d", (int)getpid()) && ask_servers(about, number, found->bundle);
 }
 
-// Has a server do the work of a CDI document's hook, whoever has applied the document: the words
-// are [--config FILE] KIND. Returns where none has taken it.
-static void ask_for_document(int count, char *const *words)
+// Lets a server do the work of a CDI spec's hook, whether the engine or gpu-py applied the spec.
+// The arguments are [--config FILE] KIND. Returns if no server has taken the request.
+static void ask_for_cdi_hook(int count, char *const *words)
 {
     char number[16];
     if (count == 3 && strcmp(words[0], "--config") == 0)
@@ -903,7 +907,7 @@ static void ask_for_document(int count, char *const *words)
     if (kind[0] < 'a' || kind[0] > 'z' || kind[strspn(kind, PATH_CHARACTERS)] != '\0' ||
         strlen(kind) >= ABOUT_MOST || !is_plain_path(config) || !find_number(number, sizeof number))
         return;
-    // These numbers are nothing else's then.
+    // Reserves both descriptor numbers.
     if (dup3(STDIN_FILENO, HOOK_STATE, O_CLOEXEC) < 0 ||
         dup3(STDIN_FILENO, HOOK_SLOT, O_CLOEXEC) < 0)
         return;
@@ -912,9 +916,9 @@ static void ask_for_document(int count, char *const *words)
 
 // Python ------------------------------------------------------------------------------------------
 
-// Finds the package below lib beside the bin folder, where pip and system packages put it, so that
-// Python need not look at site-packages (-S). Returns false where it is elsewhere (an editable
-// install). Sets python to the name of the interpreter that lib/python3.12 is of.
+// Finds the package in lib next to the bin folder, where pip and system packages install it, so
+// that Python need not read site-packages (-S). Returns false if it is elsewhere (an editable
+// install). Sets python to the interpreter's name, such as python3.12 for lib/python3.12.
 static bool find_packages(const char *bin, char *packages, char *python)
 {
     static const char *const kinds[] = {"site-packages", "dist-packages"};
@@ -947,7 +951,7 @@ static bool is_program(const char *path)
 }
 
 // Writes the interpreter's path: that of the virtual environment, which may have been moved, else
-// the one of that name here, or where a system has it.
+// the one of that name here or in a system folder.
 static void find_python(const char *bin, const char *name, char *python)
 {
     const char *folders[] = {bin, "/usr/local/bin", "/usr/bin"};
@@ -961,7 +965,7 @@ static void find_python(const char *bin, const char *name, char *python)
     print(python, PATH_MAX, "/usr/bin/python3");
 }
 
-// Returns the environment without what could lead Python's loader elsewhere, which has other names.
+// Returns the environment, in which variables that could redirect Python's loader are renamed.
 static char **hidden_environment(void)
 {
     size_t count = 0;
@@ -971,7 +975,7 @@ static char **hidden_environment(void)
     for (size_t at = 0, next = 0; changed != NULL && at < count; at++) {
         char *entry = environ[at];
         if (begins(entry, HIDDEN_PREFIX))
-            continue; // of nobody's but ours
+            continue; // only this program may set these
         if (is_one_of(HIDDEN, entry, strcspn(entry, "="))) {
             size_t size = strlen(HIDDEN_PREFIX) + strlen(entry) + 1;
             char *renamed = malloc(size);
@@ -984,8 +988,8 @@ static char **hidden_environment(void)
     return changed;
 }
 
-// Becomes Python, isolated from what the caller, the bundle or the working folder could put in its
-// way: _start.py where the module is that, with the words.
+// Becomes Python with a module (_start.py or another) and its arguments, isolated from the caller's
+// environment, the bundle and the working folder.
 static int become_python(const char *module, int count, char *const *words)
 {
     char bin[PATH_MAX], packages[PATH_MAX], name[NAME_MAX + 1], python[PATH_MAX], code[256];
@@ -1031,15 +1035,15 @@ int main(int argc, char **argv)
         ask_worker(words + 1);
         words += 6, count -= 6;
         if (is_hook) {
-            words -= 2, count += 2; // the bundle, which crun's state may lack
+            words -= 2, count += 2; // the bundle's path may be missing in crun's state
             words[0] = (char *)"--bundle";
         } else if (count >= 2 && strcmp(words[0], "--mounts") == 0) {
-            words += 2, count -= 2; // the mounts are read in config.json
+            words += 2, count -= 2; // the mounts are read from config.json
         }
     }
     find_config(is_cdi_hook && count == 3 && strcmp(words[0], "--config") == 0 ? words[1] : NULL);
     if (is_cdi_hook && !was_killed)
-        ask_for_document(count, words);
+        ask_for_cdi_hook(count, words);
     if (is_hook || is_cdi_hook || is_cli) {
         program = is_hook ? "hook" : is_cdi_hook ? "cdi-hook" : "cli";
     } else if (count > 0 && strcmp(words[0], SERVER_OPTION) == 0) {

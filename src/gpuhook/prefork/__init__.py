@@ -1,1 +1,1 @@
-"""What makes a start cheap: the helper, the process that stands ready, the launcher's files."""
+"""Optimisations of a start: hook worker, prefork server, and the launcher's cache."""

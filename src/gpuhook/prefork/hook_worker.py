@@ -1,16 +1,15 @@
-"""The helper: does the hook's work, begun while the low-level runtime is making the container.
+"""The hook worker, which starts a hook's work while the low-level runtime creates the container.
 
-It is forked by the runtime before that becomes the low-level runtime, or it is a child of the
-process that stands ready (``standby``). The hook, launchers/launcher.c, asks
-it through a pipe of its own, which is reached as /proc/PID/fd/N: nobody but root can open
-that, it leaves no file behind, and it is gone when the helper is. Then the hook does the work
-by itself.
+gpu-py forks it before becoming the low-level runtime, or it is a worker of the prefork server
+(``supervisor``). The hook (launchers/launcher.c) sends its request through a pipe of the hook
+worker, which it opens as /proc/PID/fd/N. Only root can open that, no file remains, and the pipe
+disappears together with the hook worker. Then the hook does the work itself.
 
-The helper holds no descriptor that it was not made with. It ends when the low-level runtime
-does, or when the hook doesn't ask in time. Once it has taken the task, the hook waits for its
-answer; if it dies then, the container is not started.
+The hook worker closes all descriptors except those that it was created with. It ends when the
+low-level runtime does, or when no request comes in time. Once it has taken the request, the hook
+waits for its response; if it dies then, the container is not started.
 
-It has what runtime_shim has imported when it is forked, and imports the rest itself.
+It inherits the modules that runtime_shim has imported, and imports the rest itself.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -32,29 +31,30 @@ if TYPE_CHECKING:
     from gpuhook.start.edit import Task
     from gpuhook.start.inventory.model import Inventory
 
-# Seconds that the low-level runtime and the hooks before ours may take, after which the hook
-# finds no helper and does the work; and seconds that the work may take.
+# Seconds for the low-level runtime and the hooks before ours, after which the hook worker is
+# gone and the hook does the work itself; also the seconds for the work.
 DEADLINE = 60
-# Seconds after which it puts off its end while it waits for the hook, and after which the kernel
-# kills one that doesn't, because somebody has stopped it: the hook waits for no other.
-_BEAT, _END = 1, 3
+# Seconds between two renewals of the timer while waiting for the hook, and seconds until the kernel
+# kills a stopped hook worker, so that the hook doesn't wait for it.
+_RENEWAL, _TIMER = 1, 3
 TAKEN = "taken"
 DONE = "done"
 
-# What a hook's work isn't given up for: the end of the unit that we are in (gpuhook-watch.service),
-# and of the process that stood ready (Server.run).
-_UNHEARD = _signal.SIGTERM, _signal.SIGHUP
+# Signals ignored during a hook's work: they come when our unit (gpuhook-watch.service) is stopped,
+# and when the prefork server ends (Server.run).
+_IGNORED = _signal.SIGTERM, _signal.SIGHUP
 
 _STATE_LIMIT = 16 << 20
-STATE_FD = 6  # where the hook keeps its standard input
+STATE_FD = 6  # the hook's copy of its standard input
 
 
 class Pipes(Record):
-    """The descriptors of one helper.
+    """The descriptors of one hook worker.
 
-    The hook asks through the pipe ``asked``, which is open for both so that it has no end
-    before it asks, and is answered through ``answer``; it knows the helper by ``bundle``,
-    the bundle's folder. ``runtime`` is a pidfd of what is, or becomes, the low-level runtime.
+    The hook sends its request through the pipe ``asked`` and reads the response from ``answer``.
+    ``asked`` is open for reading and writing, so that it has no end of file before the request. The
+    hook identifies the hook worker by ``bundle``, the bundle's folder. ``runtime`` is a pidfd of
+    the process that is, or becomes, the low-level runtime.
     """
 
     asked: int
@@ -63,15 +63,15 @@ class Pipes(Record):
     runtime: int
 
     def words(self, pid: int, folder: str) -> list[str]:
-        """Return the words by which the hook finds the helper (launchers/launcher.c)."""
+        """Return the arguments that lead the hook to the hook worker (launchers/launcher.c)."""
         return [str(pid), str(self.asked), str(self.answer), str(self.bundle), folder]
 
 
-def start(task: "Task", config: "Config", stays: str = "") -> list[str]:
-    """Fork the helper for a container; return the words by which the hook finds it.
+def start(task: "Task", config: "Config", launcher: str = "") -> list[str]:
+    """Fork the hook worker of a container; return the arguments that lead the hook to it.
 
-    No words where there can be no helper. Where ``stays`` is the path of gpu-py, the helper
-    becomes the process that stands ready for further containers.
+    The list is empty if it can't be forked. With ``launcher``, the path of gpu-py, the hook worker
+    becomes the supervisor of a prefork server for further containers.
     """
     folder = os.path.dirname(os.path.abspath(task.spec.path))
     try:
@@ -83,13 +83,13 @@ def start(task: "Task", config: "Config", stays: str = "") -> list[str]:
         return []
     pipes = Pipes(asked, answer, bundle, runtime)
     if pid == 0:
-        _main(pipes, task, config, stays)
-    # Our own copies of the descriptors close when we become the low-level runtime.
+        _main(pipes, task, config, launcher)
+    # Our own copies of the descriptors are closed by execve(2) of the low-level runtime.
     return pipes.words(pid, folder)
 
 
 def pipe_for_both() -> int:
-    """Return one descriptor that both reads from a new pipe and writes to it."""
+    """Return one descriptor for both reading from and writing to a new pipe."""
     reader, writer = os.pipe()
     try:
         return os.open(f"/proc/self/fd/{reader}", os.O_RDWR | os.O_CLOEXEC)
@@ -98,18 +98,18 @@ def pipe_for_both() -> int:
         os.close(writer)
 
 
-def _main(pipes: Pipes, task: "Task", config: "Config", stays: str) -> "NoReturn":
-    """Serve one request and end, whatever happens; never return into the caller's code."""
+def _main(pipes: Pipes, task: "Task", config: "Config", launcher: str) -> "NoReturn":
+    """Serve one request and exit, whatever happens; never return into the caller's code."""
     try:
-        from gpuhook.ground.container import kernel  # noqa: PLC0415 - in the helper, where time is not short
+        from gpuhook.ground.container import kernel  # noqa: PLC0415 - not time-critical here
 
         kernel.keep_only((pipes.asked, pipes.answer, pipes.bundle, pipes.runtime))
         injection = injection_of(task, config)
-        if stays:
-            from gpuhook.prefork import instance  # noqa: PLC0415 - now: in a container it's too late
+        if launcher:
+            from gpuhook.prefork import instance  # noqa: PLC0415 - before entering the container
         host = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-        if serve(pipes, config, injection) and stays:
-            instance.become_server(config, stays, host, pipes.runtime)
+        if serve(pipes, config, injection) and launcher:
+            instance.become_server(config, launcher, host, pipes.runtime)
     finally:
         os._exit(0)
 
@@ -119,11 +119,11 @@ def injection_of(
 ) -> "Injection | DocumentInjection":
     """Return the work of a container's hook.
 
-    ``inventories``, by vendor, are known to be the machine's.
+    ``inventories``, by vendor, are known to match the host.
     """
     known = task.resolved.known
     if task.kind:
-        from gpuhook import cdi_hook  # noqa: PLC0415 - only for documents
+        from gpuhook import cdi_hook  # noqa: PLC0415 - only for CDI specs
 
         return cdi_hook.of_kind(task.kind, task.spec, config, known, inventories or {})
     task.resolved.preload_injection()
@@ -133,7 +133,7 @@ def injection_of(
 
 
 def serve(pipes: Pipes, config: "Config", injection: "Injection | DocumentInjection") -> bool:
-    """Do the work of a container's hook when it asks; tell whether that went well.
+    """Do the work of a container's hook on its request; return whether it succeeded.
 
     Afterwards this process is in the container's mount namespace.
     """
@@ -150,10 +150,10 @@ def serve(pipes: Pipes, config: "Config", injection: "Injection | DocumentInject
 
 
 def answer(pipe: int, config: "Config", program: str, work: "Callable[[], None]") -> bool:
-    """Tell a hook that its work is being done, do it, and tell how it went; True if well."""
+    """Report to a hook that its work is taken, do it, report the result; return True on success."""
     from gpuhook.ground.container import kernel  # noqa: PLC0415 - imported already
 
-    for number in _UNHEARD:
+    for number in _IGNORED:
         _signal.signal(number, _signal.SIG_IGN)  # protects: work-goes-on
     os.write(pipe, f"{TAKEN}\n".encode())
     kernel.end_after(DEADLINE)
@@ -161,35 +161,35 @@ def answer(pipe: int, config: "Config", program: str, work: "Callable[[], None]"
     if outcome != DONE:
         log.keep(program, outcome, config)
     os.write(pipe, f"{' '.join(outcome.split())}\n".encode("utf-8", "replace"))
-    for number in _UNHEARD:
+    for number in _IGNORED:
         _signal.signal(number, _signal.SIG_DFL)
     return outcome == DONE
 
 
 def _is_asked(pipes: Pipes) -> bool:
-    """Wait for the hook; False if the low-level runtime ends first, or takes too long."""
-    import select  # noqa: PLC0415 - in the helper, where time is not short
+    """Wait for the hook's request; False if the low-level runtime ends first, or takes too long."""
+    import select  # noqa: PLC0415 - not time-critical here
 
     from gpuhook.ground.container import kernel  # noqa: PLC0415 - imported already
 
     waiting = select.poll()
     waiting.register(pipes.asked, select.POLLIN)
     waiting.register(pipes.runtime, select.POLLIN)
-    for _ in range(DEADLINE // _BEAT):
-        kernel.end_after(_END)
-        happened = waiting.poll(_BEAT * 1000)
+    for _ in range(DEADLINE // _RENEWAL):
+        kernel.end_after(_TIMER)
+        happened = waiting.poll(_RENEWAL * 1000)
         if happened:
             return pipes.asked in [fd for fd, _ in happened]
     return False
 
 
 def _outcome(work: "Callable[[], None]") -> str:
-    """Do the hook's work; return DONE, or what to tell the user instead."""
+    """Do the hook's work; return DONE, or an error message for the user."""
     try:
         work()
     except GpuhookError as error:
         return str(error)
-    except Exception as error:  # noqa: BLE001 - there is nobody else to show it to
+    except Exception as error:  # noqa: BLE001 - there is no caller to report it
         return printable(f"The helper failed: {type(error).__name__}: {error}. Please report this.")
     return DONE
 
@@ -206,7 +206,7 @@ def _finish(injection: "Injection | DocumentInjection", hook: int, bundle: int) 
 
 
 def state_text(hook: int) -> bytes:
-    """Read what the low-level runtime writes to a hook: the container's state."""
+    """Read the container's state, which the low-level runtime writes to its hook."""
     fd = os.open(f"/proc/{hook}/fd/{STATE_FD}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return read_start(fd, _STATE_LIMIT + 1)

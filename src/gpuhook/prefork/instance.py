@@ -1,7 +1,7 @@
-"""The place of the process that stands ready (``standby``): one for each mount namespace.
+"""The singleton lock of the prefork server, and the steps of becoming it.
 
-It is a folder of the configuration's, with a lock that whoever stands ready holds. Who finds
-the lock free may become that process.
+Each configuration has a folder with one lock for each mount namespace. The supervisor of
+the running prefork server holds the lock; a process that can take it may become the next one.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
-FOLDER = "ready"  # below the folder of the launcher's files for a configuration
-OPTION = "--gpuhook-standby"  # as the launcher knows it
+FOLDER = "ready"  # below the folder of the launcher's cache for a configuration
+OPTION = "--gpuhook-standby"  # the launcher recognises it
 
 
-# Who takes in processes whose parent has ended and waits for none of them: init, systemd's
-# instances for users, and containerd's shims. podman's and CRI-O's conmon waits for all.
+# Processes that adopt orphans without waiting for their end: init, systemd's user instances, and
+# containerd's shims. conmon (podman, CRI-O) waits for all of them.
 _INIT = 1
-_TAKES_IN = ("systemd", "containerd-shim")
+_ADOPTERS = ("systemd", "containerd-shim")
 
-# What Python ignores, so that it reads of errors, and what nobody can.
+# Signals that Python ignores in order to get errors instead, and those that can't be ignored.
 _PYTHONS_SIGNALS = {_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGKILL, _signal.SIGSTOP}
-_TIMER_SLACK = 50_000  # ns, as init's
+_TIMER_SLACK = 50_000  # ns, the value of init
 _LIMITS = (
     kernel.RLIMIT_AS, kernel.RLIMIT_CPU, kernel.RLIMIT_DATA, kernel.RLIMIT_FSIZE,
     kernel.RLIMIT_SIGPENDING,
@@ -40,38 +40,38 @@ _LIMITS = (
 
 
 def become_server(config: Config, launcher: str, namespace: int, runtime: int) -> None:
-    """Become the standing process, where there is none yet; return where there is.
+    """Turn a hook worker that has done its work into a supervisor; return if one is running.
 
-    For a helper that has done its work: ``namespace`` is the host's mount namespace, to which
-    it goes back, ``runtime`` a pidfd of its parent, for whose end it waits.
+    ``namespace`` is the host's mount namespace, to which it returns. ``runtime`` is a pidfd of its
+    parent, for whose end it waits.
     """
     kernel.enter_mount_namespace(namespace, "the host's mount namespace")
-    ended = select.poll()
-    ended.register(runtime, select.POLLIN)
-    ended.poll()
-    if not _is_free(os.getppid()):
+    exited = select.poll()
+    exited.register(runtime, select.POLLIN)
+    exited.poll()
+    if not _may_stay(os.getppid()):
         return
-    lock = _find_place(config, launcher)
+    lock = _lock_instance(config, launcher)
     if lock is not None:
         _become(config, launcher, lock, config.standby)
 
 
-def _is_free(parent: int) -> bool:
-    """Tell whether nobody waits for the end of a process with that parent."""
+def _may_stay(parent: int) -> bool:
+    """Return whether that parent doesn't wait for the end of its adopted children."""
     try:
         with open(f"/proc/{parent}/comm", "rb", buffering=0) as file:
             name = os.fsdecode(file.read())
     except OSError:
         return False
-    return parent == _INIT or name.startswith(_TAKES_IN)
+    return parent == _INIT or name.startswith(_ADOPTERS)
 
 
 def start(config: Config, launcher: str) -> int | None:
-    """Start a standing process that stays until this one ends, where there is none yet.
+    """Start a prefork server that runs until this process ends, unless one is running.
 
-    Returns its process id.
+    Return the supervisor's process id, None if none was started.
     """
-    lock = _find_place(config, launcher) if config.helper and config.standby else None
+    lock = _lock_instance(config, launcher) if config.helper and config.standby else None
     if lock is None:
         return None
     try:
@@ -87,8 +87,8 @@ def start(config: Config, launcher: str) -> int | None:
         os.close(lock)
 
 
-def _find_place(config: Config, launcher: str) -> int | None:
-    """Return the lock of whoever stands ready; None where somebody has it, or there is none."""
+def _lock_instance(config: Config, launcher: str) -> int | None:
+    """Take the lock of this instance; None if another process holds it, or it can't be created."""
     folder = open_folder(config)
     if folder is None:
         return None
@@ -99,7 +99,7 @@ def _find_place(config: Config, launcher: str) -> int | None:
 
 
 def _become(config: Config, launcher: str, lock: int, seconds: float) -> "NoReturn":
-    """Become the standing process: a new interpreter, which keeps nothing of ours but the lock."""
+    """Become the supervisor: execute a new interpreter, which inherits only the lock."""
     kernel.keep_only((lock,))
     os.set_inheritable(lock, True)
     os.setsid()
@@ -111,7 +111,7 @@ def _become(config: Config, launcher: str, lock: int, seconds: float) -> "NoRetu
 
 
 def open_folder(config: Config) -> int | None:
-    """Open the folder of those that stand ready, made if missing; None where it can't be."""
+    """Open the folder of the prefork servers, created if missing; None if that fails."""
     folder = launcher_cache.folder_of(config)
     if folder is None:
         return None
@@ -133,12 +133,12 @@ def open_folder(config: Config) -> int | None:
 
 
 def take_name(folder: int, name: str, lock: "Callable[[int], bool]") -> int | None:
-    """Return a locked file of that name, made if missing; None where another process has it."""
+    """Return a locked file of that name, created if missing; None if another process holds it."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.open(name, flags, 0o600, dir_fd=folder)
     try:
         if lock(file) and os.path.samestat(os.fstat(file), os.stat(name, dir_fd=folder)):
-            return file  # and not one that its owner has just removed
+            return file  # and not a file that its owner has just removed
     except OSError:
         pass
     os.close(file)
@@ -146,17 +146,16 @@ def take_name(folder: int, name: str, lock: "Callable[[int], bool]") -> int | No
 
 
 def lock_name(launcher: str) -> str:
-    """Return what the lock of this mount namespace's standing process is called."""
+    """Return the name of the lock for this launcher in this mount namespace."""
     program, namespace = os.stat(launcher), os.stat("/proc/self/ns/mnt")
     return f".lock-{namespace.st_ino}-{program.st_dev}-{program.st_ino}"
 
 
 def reset_process_attributes() -> None:
-    """Keep nothing that the caller of the first container lends its children but its rights.
+    """Reset everything inherited from the first container's caller, except its privileges.
 
-    Others' containers don't start more slowly, or not at all, because that one was started with a
-    low priority, small limits, signals that are ignored, or another personality. Each step is for
-    the better, and none is needed.
+    Otherwise a low priority, small limits, ignored signals or another personality of that caller
+    would slow down or prevent the starts of other containers. A step that fails is skipped.
     """
     for number in _signal.valid_signals() - _PYTHONS_SIGNALS:
         _signal.signal(number, _signal.SIG_DFL)
@@ -168,23 +167,23 @@ def reset_process_attributes() -> None:
     steps: list[tuple[Callable[..., object], tuple[object, ...]]] = [
         (os.sched_setscheduler, (0, os.SCHED_OTHER, os.sched_param(0))),
         (os.setpriority, (os.PRIO_PROCESS, 0, 0)),
-        # As init's, which keeps off CPUs that are for others.
+        # The affinity of init, which excludes reserved CPUs.
         (os.sched_setaffinity, (0, os.sched_getaffinity(_INIT))),
         (os.setgroups, ([],)),
         (os.setresgid, (0, 0, 0)),
     ]
-    for step, words in steps:
+    for step, arguments in steps:
         try:
-            step(*words)
+            step(*arguments)
         except OSError:
             continue
 
 
 def leave_caller_cgroups() -> None:
-    """Keep nothing of whoever started the first container: its cgroups, OOM score.
+    """Leave the cgroups of the first container's caller, and reset its OOM score.
 
-    A cgroup that we stayed in would count us, and its scope or pod would not end before us.
-    Each step is for the better, and none is needed.
+    Such a cgroup would account for us, and its scope or pod would not end before us. A step that
+    fails is skipped.
     """
     # protects: outermost-cgroups
     for path in ("/proc/self/oom_score_adj", *access.outermost("/proc")):

@@ -1,13 +1,14 @@
-"""The launcher's cache: one file in /run with what it must know of config.toml.
+"""The launcher's cache: one file in /run with the settings of config.toml that it needs.
 
-The first line says of which configuration file it was made: by device, inode and time. The second
-names the low-level runtimes. Then come the trigger strings, of which config.json holds one wherever
-a GPU is asked for, a line each; the last line is END_MARKER. The launcher uses it while it is
-root's own, whole, of the very file that is there, and younger than that and its folder. Otherwise
-Python does the work, and writes the file again. Without a config.toml, the launcher has the
-defaults itself (launchers/build_launcher.py).
+The first line identifies the configuration file by device, inode and time. The second names the
+low-level runtimes. Then come the trigger strings, one a line: a config.json that requests a GPU
+contains at least one. The last line is END_MARKER.
 
-It runs once after every change of the configuration.
+The launcher uses the cache if it belongs to root, is complete, identifies the present config.toml,
+and is younger than that and its folder. Otherwise Python does the work, and writes the cache again.
+Without a config.toml, the launcher uses its built-in defaults (launchers/build_launcher.py).
+
+This module runs once after every change of the configuration.
 """
 
 import errno
@@ -25,30 +26,30 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuhook.ground.config.model import Config
 
-# Not below state-dir: the launcher has to find it before it has read any configuration.
+# Not below state-dir: the launcher must find it before it knows any setting.
 FOLDER = "/run/gpuhook/launcher"
 CACHE = "cache"
 
 PATH_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_./")
-# What JSON has one way to write, or two: itself, and \u and its number.
+# Characters that JSON writes as themselves, or as \u and their number.
 _PLAIN = PATH_CHARACTERS - {"/"}
-# How the number of a plain character may begin, - and . and the digits and the letters.
+# The first digits of those numbers, for - and ., digits, and letters.
 ESCAPES = (
     *("\\u002" + digit for digit in "dDeE"),
     *("\\u003" + digit for digit in "0123456789"),
     *("\\u00" + digit for digit in "4567"),
 )
-END_MARKER = "=+=+=+=+="  # no trigger string begins with a part of it
-_ANY = ("{",)  # is in any config.json
+END_MARKER = "=+=+=+=+="  # no trigger string starts with a part of it
+_ANY = ("{",)  # in any config.json
 _MARGIN = 20_000_000  # nanoseconds by which a file's time may lag behind the clock
-LONG_AGO = 1 << 29  # seconds, in 1987: files that are older were all given the same time
+LONG_AGO = 1 << 29  # seconds, in 1987: older files were given one fixed time
 
 
 def words(config: "Config") -> tuple[str, ...] | None:
-    """Return words of which one is in any config.json that asks for a GPU.
+    """Return the trigger strings: any config.json that requests a GPU contains one of them.
 
-    None where there are no such words, because the configuration names something that JSON
-    could write in many ways, or limits the memory of devices, whoever gave them.
+    None if there are none, because the configuration has names that JSON can write in many ways,
+    or limits the memory of all devices, including those that engines add.
     """
     if config.limits_memory:
         return None  # protects: limits-launcher
@@ -58,9 +59,9 @@ def words(config: "Config") -> tuple[str, ...] | None:
     if not all(plain):
         return None
     fixed = [
-        word
+        trigger
         for vendor in registry.known(config).values()
-        for word in (
+        for trigger in (
             *vendor.VARIABLES,
             *vendor.LEGACY[:1],
             vendor.MOUNTS.rpartition("/")[2],
@@ -72,9 +73,9 @@ def words(config: "Config") -> tuple[str, ...] | None:
 
 
 def _shared(config: "Config") -> "list[str]":
-    """Return words of which one is in any config.json that gives a device which is shared.
+    """Return trigger strings for shared devices, which other programs may add.
 
-    Its node's path, or its number in a rule.
+    They are the paths of the device nodes, and the device numbers in cgroup rules.
     """
     if not config.mps_devices:
         return []
@@ -83,16 +84,16 @@ def _shared(config: "Config") -> "list[str]":
 
 
 def _plain_part(text: str) -> str:
-    """Return the longest part of a text whose letters JSON escapes by their numbers alone."""
+    """Return a text's longest part in which JSON escapes characters only by their number."""
     parts = "".join(char if char in _PLAIN else " " for char in text).split(" ")
     return max(parts, key=len)
 
 
 def save(path: str | None) -> None:
-    """Write the cache for a configuration file, whole or not at all; nothing for None.
+    """Write the cache for a configuration file atomically; do nothing for None.
 
-    Failing to costs time alone. Root owns /run, so nobody else is in the way. The file is read
-    here, after it was looked which one it is.
+    A failure only costs time. No other user can interfere, as root owns /run. The configuration is
+    read here, after its identity was taken.
     """
     if path is None:
         return
@@ -120,10 +121,10 @@ def save(path: str | None) -> None:
 
 
 def _identity(path: str) -> str:
-    """Return which file a path means, as the launcher writes it: device, inode, nanoseconds.
+    """Return the identity of a file in the launcher's format: device, inode, nanoseconds.
 
-    OSError for a file of long ago that can be written to: Nix, ostree and reproducible builds
-    give all their files one time, so another content could come with the same time.
+    OSError for a writable file with a fixed time: Nix, ostree and reproducible builds give all
+    their files the same time, so other content could have the same identity.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -136,7 +137,7 @@ def _identity(path: str) -> str:
 
 
 def folder_of(config: "Config") -> str | None:
-    """Return the folder of the launcher's cache; None where it couldn't find or read it."""
+    """Return the folder of the launcher's cache; None if the launcher couldn't find or read it."""
     path = "/defaults" if config.path is None else config.path
     if not path.startswith("/") or ".." in path:
         return None
@@ -148,6 +149,6 @@ def folder_of(config: "Config") -> str | None:
 
 
 def make_folders(path: str) -> None:
-    """Make a folder and those above it; OSError if that fails."""
+    """Create a folder and its missing parents; OSError if that fails."""
     if not os.path.isdir(path):
         os.makedirs(path, exist_ok=True)

@@ -1,46 +1,46 @@
-"""Who asks the process that stands ready: whether it is who it is said to be, and where we are."""
+"""Verification that a requester is the launcher or hook it claims to be, in our namespaces."""
 
 import os
 
 from gpuhook.ground.container import kernel
 from gpuhook.ground.host import proc
 
-# Where the hook of a CDI document has the slot that it reads from, and how many ancestors of it
+# The descriptor from which the hook of a CDI spec reads its slot, and how many of its ancestors
 # may be in the container.
-HOOKS_SEAT, _ANCESTORS = 9, 4
+HOOK_SLOT, _ANCESTORS = 9, 4
 
 
 def check_hook(pid: int, answer: int) -> None:
-    """ValueError unless a hook waits for an answer, in a container that was made where we are.
+    """Raise ValueError unless a hook waits for this response, in a container of our namespaces.
 
-    It runs in the container's namespaces. The low-level runtime that made those is the first of
-    its ancestors that has others.
+    The hook runs in the container's namespaces. The low-level runtime that created them is its
+    first ancestor in another mount namespace.
     """
     hook = f"/proc/{pid}"
     # protects: asking-hook
-    if not os.path.samestat(os.stat(f"{hook}/fd/{HOOKS_SEAT}"), os.fstat(answer)):
+    if not os.path.samestat(os.stat(f"{hook}/fd/{HOOK_SLOT}"), os.fstat(answer)):
         raise ValueError("another process waits for this answer")
-    inside = os.stat(f"{hook}/ns/mnt")
-    if os.path.samestat(inside, os.stat("/proc/self/ns/mnt")):
+    container = os.stat(f"{hook}/ns/mnt")
+    if os.path.samestat(container, os.stat("/proc/self/ns/mnt")):
         raise ValueError("it isn't in a container")
     for _ in range(_ANCESTORS):
         pid = int(proc.stat_fields(proc.read(f"/proc/{pid}/stat"))[1])
-        if not os.path.samestat(os.stat(f"/proc/{pid}/ns/mnt"), inside):
+        if not os.path.samestat(os.stat(f"/proc/{pid}/ns/mnt"), container):
             break
-    if not _is_where_we_are(pid):  # protects: hooks-runtime
+    if not _shares_namespaces(pid):  # protects: hooks-runtime
         raise ValueError("the container was made in other namespaces")
 
 
 def open_launcher(pid: int) -> int:
-    """Return a pidfd of the launcher; ValueError for one in other namespaces, or another root."""
+    """Return a pidfd of the launcher; ValueError if its namespaces or root aren't ours."""
     launcher = os.pidfd_open(pid)
-    if not _is_where_we_are(pid):  # protects: also-namespaces
+    if not _shares_namespaces(pid):  # protects: also-namespaces
         raise ValueError("the launcher is in other namespaces")
     return launcher
 
 
-def _is_where_we_are(pid: int) -> bool:
-    """Tell whether paths and numbers mean to a process what they mean to us."""
+def _shares_namespaces(pid: int) -> bool:
+    """Return whether paths and process ids mean the same to a process as to us."""
     return _root(str(pid)) == _root("self") and all(
         os.path.samestat(os.stat(f"/proc/{pid}/{name}"), os.stat(f"/proc/self/{name}"))
         for name in ("ns/mnt", "ns/pid", "ns/user")
@@ -48,7 +48,7 @@ def _is_where_we_are(pid: int) -> bool:
 
 
 def _root(process: str) -> tuple[int, tuple[int, int]]:
-    """Return which root a process has: a folder, and the mount of it."""
+    """Return the identity of a process' root: its mount and its folder."""
     root = os.open(f"/proc/{process}/root", os.O_PATH | os.O_CLOEXEC)
     try:
         return kernel.mount_id(root), kernel.identity(root)

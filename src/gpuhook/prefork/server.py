@@ -1,9 +1,8 @@
-"""The process that serves: has a child for each question, and ends those that hang.
+"""The prefork server: passes each request to a worker, and kills workers that hang.
 
-The process kills a child that doesn't report in time, and may do so at any moment: the launcher
-puts the new config.json into the bundle, or starts Python where it got none. The process itself is
-killed by the kernel: it has a timer that it puts off while it goes on, because somebody may stop it
-(SIGSTOP).
+The server kills a worker that doesn't report in time. That is safe at any moment: the launcher
+writes the new config.json into the bundle, or starts Python if it got none. The server itself may
+be stopped (SIGSTOP), so it keeps renewing a timer; if it doesn't, the kernel kills it.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -25,56 +24,56 @@ if TYPE_CHECKING:
 
     from gpuhook.prefork.snapshot import LoadedState
 
-_BEAT = 1.0  # seconds after which it puts off its end again
-_END = 3  # seconds after which the kernel kills what doesn't
-_LOOK = 10.0  # seconds between two looks in detail whether all is as it was
+_RENEWAL = 1.0  # seconds between two renewals of the timer
+_TIMER = 3  # seconds after which the kernel kills a process that doesn't renew it
+_CHECK = 10.0  # seconds between two detailed checks that the loaded state is unchanged
 
 
-def poll(several: select.poll, seconds: float, end: int = _END) -> list[int]:
-    """Return the descriptors on which something happens in this time; put off our end."""
-    kernel.end_after(end)
-    return [fd for fd, _ in several.poll(seconds * 1000)]
+def poll(poller: select.poll, seconds: float, timer: int = _TIMER) -> list[int]:
+    """Renew our timer, and return the descriptors with events within this time."""
+    kernel.end_after(timer)
+    return [fd for fd, _ in poller.poll(seconds * 1000)]
 
 
-class Child:
-    """One forked child, as its parent knows it.
+class WorkerHandle:
+    """The server's view of one worker.
 
-    It is asked through ``question``. ``late`` is when it is killed unless it reports something,
-    0 before its question and after its answer. ``limits`` says that its container has limits that
-    a driver sets.
+    The request is written to ``request``. The worker is killed at ``deadline`` unless it reports
+    before; 0, before the request and after the response, means never. ``limits`` is set if its
+    container has memory limits that a driver sets.
     """
 
-    def __init__(self, pid: int, question: int, report: int) -> None:
+    def __init__(self, pid: int, request: int, report: int) -> None:
         self.pid = pid
-        self.question = question
+        self.request = request
         self.report = report
-        self.late = 0.0
+        self.deadline = 0.0
         self.limits = False
 
 
 class Server:
-    """The process that stands ready: has a child for each question, and ends those that hang."""
+    """The prefork server: one worker for each request, and one spare worker."""
 
-    def __init__(self, around: "LoadedState", launcher: str, seconds: float) -> None:
-        self._around = around
+    def __init__(self, state: "LoadedState", launcher: str, seconds: float) -> None:
+        self._state = state
         self._launcher = launcher
         self._seconds = seconds
-        self._children: dict[int, Child] = {}  # by the descriptor that they report by
-        self._ahead: Child | None = None  # the one that waits for a question
+        self._workers: dict[int, WorkerHandle] = {}  # by the descriptor of their reports
+        self._spare: WorkerHandle | None = None  # waits for a request
         self._poll = select.poll()
-        self._worked = self._looked = time.monotonic()
+        self._worked = self._checked = time.monotonic()
         self._nvml = ReadyNvml(self._poll)
 
     def run(self, parent: int) -> "NoReturn":
-        """Serve until there was no work for long enough, or something has changed."""
+        """Serve until there was no request for long enough, or the loaded state has changed."""
         try:
             _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
-            kernel.end_after(_END)
+            kernel.end_after(_TIMER)
             kernel.die_with_parent()
             if os.getppid() != parent:
                 os._exit(0)
-            # When we end, the kernel resumes children that are stopped (setpgid(2): SIGHUP and
-            # SIGCONT to a group that nobody is left to control), those too that had no end yet.
+            # When we end, the kernel resumes stopped workers, even those without a timer yet: it
+            # sends SIGHUP and SIGCONT to an orphaned process group (setpgid(2)).
             os.setpgid(0, 0)  # protects: stopped-child
             os.dup2(slots.moved(hook_worker.pipe_for_both()), REQUEST_PIPE, inheritable=False)
             for slot in range(SLOT_COUNT):
@@ -83,7 +82,7 @@ class Server:
             self._poll.register(REQUEST_PIPE, select.POLLIN)
             self._fork_spare()
             name = instance.take_name(FOLDER_FD, str(os.getpid()), locking.hold)
-            if name is None:  # there is one of that number, in another pid namespace
+            if name is None:  # a server in another pid namespace has the same process id
                 raise SystemExit
             while not 0 < self._seconds <= time.monotonic() - self._worked:
                 self._wait()
@@ -91,54 +90,53 @@ class Server:
             os._exit(0)
 
     def _wait(self) -> None:
-        """Wait for something to happen, and deal with it."""
+        """Wait for events or the next deadline, and handle them."""
         now = time.monotonic()
-        ends = [child.late for child in self._children.values() if child.late]
+        deadlines = [worker.deadline for worker in self._workers.values() if worker.deadline]
         if self._seconds:
-            ends.append(self._worked + self._seconds)
-        happened = poll(self._poll, max(0.0, min([now + _BEAT, *ends]) - now))
-        for fd in happened:
+            deadlines.append(self._worked + self._seconds)
+        for fd in poll(self._poll, max(0.0, min([now + _RENEWAL, *deadlines]) - now)):
             if fd == REQUEST_PIPE:
                 self._read_requests()
             elif self._nvml.hear(fd):
-                self._renew()
+                self._replace_spare()
             else:
-                self._hear(self._children[fd])
+                self._read_report(self._workers[fd])
         self._kill_late()
-        if now >= self._looked + _LOOK:
-            self._looked = now
-            self._tidy()
+        if now >= self._checked + _CHECK:
+            self._checked = now
+            self._check()
 
     def _read_requests(self) -> None:
-        """Hand each question on: SEAT PID BUNDLE ID, or SEAT PID KIND of a CDI hook."""
-        for line in os.read(REQUEST_PIPE, slots.QUESTIONS).split(b"\n")[:-1]:
-            kernel.end_after(_END)
-            if self._ahead is None:
+        """Pass each request on: SLOT PID BUNDLE ID, or SLOT PID KIND of a CDI hook."""
+        for line in os.read(REQUEST_PIPE, slots.REQUESTS_MOST).split(b"\n")[:-1]:
+            kernel.end_after(_TIMER)
+            if self._spare is None:
                 self._fork_spare()
-            self._ask(line)
+            self._pass_on(line)
             slots.free(int(line.partition(b" ")[0]))
-            self._fork_spare()  # now: it has to know the new slot
+            self._fork_spare()  # only now, so that it inherits the new slot
         self._worked = time.monotonic()
 
-    def _ask(self, line: bytes) -> None:
-        """Hand a question to the child that is ahead.
+    def _pass_on(self, line: bytes) -> None:
+        """Pass a request to the spare worker.
 
-        Where there is none, for want of memory, or where it has just been killed, the new slot is
-        an end of file for who has the old one.
+        If there is none, because memory is short or it was just killed, the requester reads an end
+        of file as soon as its slot gets a new pipe.
         """
-        child, self._ahead = self._ahead, None
-        if child is None:
+        worker, self._spare = self._spare, None
+        if worker is None:
             return
         try:
-            os.write(child.question, line + b"\n")
-            child.late = time.monotonic() + PATIENCE
+            os.write(worker.request, line + b"\n")
+            worker.deadline = time.monotonic() + PATIENCE
         except BrokenPipeError:
             pass
-        os.close(child.question)
+        os.close(worker.request)
 
     def _fork_spare(self) -> None:
-        """Fork the child that gets the next question; without memory for it, there is none."""
-        asked, question = (slots.moved(fd) for fd in os.pipe())
+        """Fork the worker for the next request; there is none if memory is short."""
+        reader, request = (slots.moved(fd) for fd in os.pipe())
         report, reporting = (slots.moved(fd) for fd in os.pipe())
         parent = os.getpid()
         try:
@@ -146,64 +144,64 @@ class Server:
         except OSError:
             pid = -1
             os.close(report)
-            os.close(question)
+            os.close(request)
         if pid == 0:
-            Worker(self._launcher, self._around, self._nvml).run(parent, asked, reporting)
-        os.close(asked)
+            Worker(self._launcher, self._state, self._nvml).run(parent, reader, reporting)
+        os.close(reader)
         os.close(reporting)
         if pid > 0:
-            self._ahead = self._children[report] = Child(pid, question, report)
-            self._poll.register(report, 0)  # its end alone: nobody waits for what it says before
+            self._spare = self._workers[report] = WorkerHandle(pid, request, report)
+            self._poll.register(report, 0)  # only its end; earlier reports aren't urgent
 
-    def _renew(self) -> None:
-        """Have another child ahead, which knows of NVML and slots what this process knows now."""
-        child, self._ahead = self._ahead, None
-        if child is not None:
-            os.close(child.question)
-            # Also one that is stopped: it holds the slots.
-            signals.send_to_child(child.pid, _signal.SIGKILL)
+    def _replace_spare(self) -> None:
+        """Fork another spare worker, which inherits the current state of NVML and the slots."""
+        worker, self._spare = self._spare, None
+        if worker is not None:
+            os.close(worker.request)
+            # SIGKILL also ends a stopped worker, which holds the slots.
+            signals.send_to_child(worker.pid, _signal.SIGKILL)
         self._fork_spare()
 
-    def _hear(self, child: Child) -> None:
-        """Read what a child reports, or that it has ended."""
-        said = os.read(child.report, 16)
-        if said:
-            child.late = time.monotonic() + LONG if said == TAKEN else 0.0
-            child.limits |= LIMITED in said
-            if STALE in said:
+    def _read_report(self, worker: WorkerHandle) -> None:
+        """Read a worker's report, or reap it if it has ended."""
+        report = os.read(worker.report, 16)
+        if report:
+            worker.deadline = time.monotonic() + LONG if report == TAKEN else 0.0
+            worker.limits |= LIMITED in report
+            if STALE in report:
                 raise SystemExit
             return
-        self._poll.unregister(child.report)
-        os.close(child.report)
-        del self._children[child.report]
-        os.waitpid(child.pid, 0)
-        if child is self._ahead:  # somebody has killed it
-            os.close(child.question)
-            self._ahead = None
-        if child.limits:
-            inventory = self._around.inventories.get("nvidia")
-            self._nvml.keep(inventory, self._around.config)
+        self._poll.unregister(worker.report)
+        os.close(worker.report)
+        del self._workers[worker.report]
+        os.waitpid(worker.pid, 0)
+        if worker is self._spare:  # another process has killed it
+            os.close(worker.request)
+            self._spare = None
+        if worker.limits:
+            inventory = self._state.inventories.get("nvidia")
+            self._nvml.keep(inventory, self._state.config)
 
     def _kill_late(self) -> None:
-        """Kill children that don't report in time; those that are stopped can't do it themselves.
+        """Kill workers that don't report in time; a stopped worker has no timer of its own.
 
-        What a child reports is read here: nobody waits for it before.
+        Reports are read only here, as nothing waits for them earlier.
         """
-        for child in list(self._children.values()):
-            if not 0 < child.late <= time.monotonic():  # protects: late-child
+        for worker in list(self._workers.values()):
+            if not 0 < worker.deadline <= time.monotonic():  # protects: late-child
                 continue
             reports = select.poll()
-            reports.register(child.report, select.POLLIN)
+            reports.register(worker.report, select.POLLIN)
             if reports.poll(0):
-                self._hear(child)
+                self._read_report(worker)
             else:
-                signals.send_to_child(child.pid, _signal.SIGKILL)
-                child.late = 0.0
+                signals.send_to_child(worker.pid, _signal.SIGKILL)
+                worker.deadline = 0.0
 
-    def _tidy(self) -> None:
-        """See whether all is as it was, and free slots that nobody sits on."""
-        if not self._around.is_same_in_detail() or not os.fstat(FOLDER_FD).st_nlink:
+    def _check(self) -> None:
+        """End the server if the loaded state has changed, and free abandoned slots."""
+        if not self._state.is_same_in_detail() or not os.fstat(FOLDER_FD).st_nlink:
             raise SystemExit
         self._nvml.end_in_time()
         if slots.free_late(PATIENCE):
-            self._renew()  # protects: freed-slots
+            self._replace_spare()  # protects: freed-slots

@@ -19,20 +19,20 @@ SLOTS, SLOT_COUNT = 64, 192
 # A worker's, in addition to FOLDER_FD: the hook's pipes, and the one for reports to its parent.
 # Before its request, a worker has the pipe that brings it in place of the one for the response.
 ASKED, ANSWER, REPORT = 3, 4, 7
-QUESTION = ANSWER
-QUESTIONS = 1 << 16  # bytes: as many as a pipe holds
-_FREE = 16  # from here to the slots a descriptor is in nobody's way
+REQUEST = ANSWER
+REQUESTS_MOST = 1 << 16  # bytes, the capacity of a pipe
+_FREE = 16  # from here to the slots, descriptors have no fixed meaning
 
 
 def moved(fd: int) -> int:
-    """Return a copy of a descriptor that is in nobody's way."""
+    """Move a descriptor out of the fixed numbers; return its new number."""
     copy: int = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FREE)
     os.close(fd)
     return copy
 
 
 def renew(slot: int) -> None:
-    """Give a slot a new pipe, of which we have the writing end alone."""
+    """Give a slot a new pipe, of which only we have the writing end."""
     reader, writer = os.pipe()
     os.dup2(writer, SLOTS + slot, inheritable=False)
     os.close(writer)
@@ -40,15 +40,15 @@ def renew(slot: int) -> None:
 
 
 def free(slot: int) -> None:
-    """Let another launcher claim a slot, which gets a new pipe."""
+    """Free a slot for another launcher; it gets a new pipe."""
     renew(slot)
     _remove(_claim_name(slot))
 
 
 def free_late(seconds: float) -> bool:
-    """Free the slots that were claimed longer ago; tell whether there were any.
+    """Free the slots that were claimed longer ago; return whether there were any.
 
-    Their launchers have ended, or are so late that they find the end of a file.
+    Their launchers have ended, or are so late that they read an end of file.
     """
     claimed = set(os.listdir(FOLDER_FD))
     names = {slot: _claim_name(slot) for slot in range(SLOT_COUNT)}
@@ -63,7 +63,7 @@ def _claim_name(slot: int) -> str:
 
 
 def _is_older(name: str, seconds: float) -> bool:
-    """Tell whether a file was made longer ago; one of times to come was, before a clock's jump."""
+    """Return whether a file is older; one with a future time is, as the clock was set back."""
     try:
         return abs(time.time() - os.stat(name, dir_fd=FOLDER_FD).st_mtime) > seconds
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def _remove_names(pid: int) -> None:
 
 
 def remove_forgotten() -> None:
-    """Remove the names of processes that have ended, of whatever pid namespace they were."""
+    """Remove the files of servers that have ended, in any pid namespace."""
     for name in os.listdir(FOLDER_FD):
         # protects: others-names
         file = instance.take_name(FOLDER_FD, name, locking.hold) if name.isdecimal() else None

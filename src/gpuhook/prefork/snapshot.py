@@ -1,4 +1,4 @@
-"""What the process that stands ready has read, and whether all is as it was then."""
+"""State loaded at the prefork server's start, and the check that none of it changed."""
 
 import os
 import sys
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class LoadedState:
-    """Everything that the standing process has read, and whether it is still so."""
+    """Configuration, inventories and CDI specs, with the identities of all files behind them."""
 
     def __init__(self, path: str | None, launcher: str) -> None:
-        """Look at it, and read configuration (of that path) and inventory after that.
+        """Record the identities of all files, then load configuration and inventories.
 
-        GpuhookError where the machine has no driver, OSError where a change could be missed.
+        GpuhookError if the host has no driver, OSError if a change could be missed.
         """
         files = _our_files()
         folders = {os.path.dirname(file) for file in files}
@@ -41,15 +41,15 @@ class LoadedState:
             raise OSError("something has changed while it was read")
 
     def is_same(self) -> bool:
-        """Tell whether all is as it was: configuration, our own files, inventories, machine.
+        """Return whether configuration, our own files, inventories and host are unchanged.
 
-        Of files that are replaced, as packages and pip do it, their folders tell.
+        Packages and pip replace files, which changes their folders; only the folders are checked.
         """
         latest = all(each.is_latest(self.config) for each in self._loaded.values())
         return latest and _are_same(self._seen)  # protects: machine-changed
 
     def is_same_in_detail(self) -> bool:
-        """Tell it by looking at each file too; read documents that have changed."""
+        """Check each file as well; load CDI specs that have changed."""
         if not self.is_same() or not _are_same(self._files):  # protects: written-in-place
             return False
         for each in self._loaded.values():
@@ -59,9 +59,9 @@ class LoadedState:
 
 
 def _load_inventories(config: Config, known: "Known") -> dict[str, cache.Loaded]:
-    """Return the inventories of the vendors that this machine has, by vendor.
+    """Return the inventories of the vendors that this host has, by vendor.
 
-    GpuhookError if it has none. A vendor that it has later finds its own way (``resolve``).
+    GpuhookError if it has none. A vendor that appears later is found by ``resolve``.
     """
     found: dict[str, cache.Loaded] = {}
     failures: list[GpuhookError] = []
@@ -78,7 +78,7 @@ def _load_inventories(config: Config, known: "Known") -> dict[str, cache.Loaded]
 def _load_inventory(config: Config, vendor: contract.Vendor) -> cache.Loaded:
     loaded = cache.load(config, vendor)
     if loaded is None:
-        cache.get_inventory(config, vendor)  # which saves it
+        cache.get_inventory(config, vendor)  # saves it
         loaded = cache.load(config, vendor)
     if loaded is None:
         raise OSError("the inventory can't be saved, so nothing would notice when it changes")

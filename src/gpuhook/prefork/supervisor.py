@@ -40,14 +40,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-_START = 60  # seconds that it may take to load all, where a driver may have to be asked
-_SELDOM, _LAST = 2.0, 5  # as for the process that serves (server), but nobody waits for this one
+_START = 60  # seconds for loading everything; a driver may have to be queried
+# Seconds between timer renewals, and until the kernel kills the supervisor. No start waits for it.
+_RENEWAL, _TIMER = 2.0, 5
 
 
 def main(launcher: str, argv: list[str]) -> "NoReturn":
-    """Stand ready until it is time to end; ``argv`` is the option, the lock, and the seconds.
+    """Run the prefork server until it ends; ``argv`` is the option, the lock, and the seconds.
 
-    The seconds are those without work; 0 stands for ever.
+    The server ends after that many seconds without a request; 0 means never.
     """
     try:
         kernel.end_after(_START)  # protects: stopped-start
@@ -59,17 +60,17 @@ def main(launcher: str, argv: list[str]) -> "NoReturn":
         folder = instance.open_folder(config)
         if folder is not None and config.helper and config.standby:
             name = instance.lock_name(launcher)
-            _arrange(folder, launcher, int(lock))
+            _place_descriptors(folder, launcher, int(lock))
             if float(seconds):
                 instance.leave_caller_cgroups()
             try:
                 slots.remove_forgotten()
                 _import_all(config)
-                _stand(Server(LoadedState(config.path, launcher), launcher, float(seconds)))
+                _supervise(Server(LoadedState(config.path, launcher), launcher, float(seconds)))
             finally:
                 os.unlink(name, dir_fd=FOLDER_FD)  # the launcher may have been replaced
     except (GpuhookError, OSError):
-        pass  # the next container goes the ordinary way, and says what is wrong
+        pass  # the next container's start is a cold one, and reports the error
     finally:
         os._exit(0)
 
@@ -78,8 +79,8 @@ def _end(*_: object) -> "NoReturn":
     raise SystemExit
 
 
-def _arrange(folder: int, launcher: str, lock: int) -> None:
-    """Put the descriptors where children have them, and keep none but those and the lock."""
+def _place_descriptors(folder: int, launcher: str, lock: int) -> None:
+    """Move the descriptors to the numbers that workers expect; close all others but the lock."""
     program = os.open(launcher, os.O_PATH | os.O_CLOEXEC)
     free = [slots.moved(fd) for fd in (folder, program, lock)]
     os.dup2(free[0], FOLDER_FD, inheritable=False)
@@ -87,18 +88,18 @@ def _arrange(folder: int, launcher: str, lock: int) -> None:
     kernel.keep_only((FOLDER_FD, LAUNCHER, free[2]))
 
 
-def _stand(server: Server) -> None:
-    """Fork the process that serves, wait for its end, and remove what it leaves.
+def _supervise(server: Server) -> None:
+    """Fork the server, wait for its end, and remove the files that it leaves behind.
 
-    It is our child for the rule by which the kernel resumes its own (``Server.run``), too.
+    The server must be our child, so that the kernel resumes stopped workers (``Server.run``).
     """
     pid = os.fork()
     if pid == 0:
         server.run(os.getppid())
     try:
-        ended = select.poll()
-        ended.register(os.pidfd_open(pid), select.POLLIN)
-        while not poll(ended, _SELDOM, _LAST):
+        exited = select.poll()
+        exited.register(os.pidfd_open(pid), select.POLLIN)
+        while not poll(exited, _RENEWAL, _TIMER):
             pass
     finally:
         signals.send_to_child(pid, _signal.SIGKILL)
@@ -107,7 +108,7 @@ def _stand(server: Server) -> None:
 
 
 def _import_all(config: Config) -> None:
-    """Import what any container may need, so that no child imports anything any more."""
+    """Import all modules that a container may need, so that no worker imports any."""
     known = registry.known(config).values()
     vendors = [
         name for each in known for name in (*preload.vendor(each), *preload.vendor_edits(each))
@@ -115,14 +116,14 @@ def _import_all(config: Config) -> None:
     documents = (*preload.DOCUMENTS, *preload.DOCUMENT_HOOK)
     modules = (*preload.RUNTIME, *preload.INJECTION, *documents, *vendors)
     preload.load(modules)
-    for name in modules:  # those that weren't compiled
+    for name in modules:  # modules without a compiled file
         __import__(f"gpuhook.{name}")
     for each in known:
         for name in contract.load(each).optional_modules(config):
             __import__(name)
     import json.decoder  # noqa: F401, PLC0415
 
-    from gpuhook.ground.cgroup import bpf, device_program, v2  # noqa: F401, PLC0415 - to have them
+    from gpuhook.ground.cgroup import bpf, device_program, v2  # noqa: F401, PLC0415 - preloaded
     from gpuhook.ground.loader import ldconfig_fallback  # noqa: F401, PLC0415
     from gpuhook.ground.oci import lost_bundle, process  # noqa: F401, PLC0415
     from gpuhook.start import dev_char, limiter, limits, verdict  # noqa: F401, PLC0415

@@ -1,10 +1,12 @@
-"""A child of the process that stands ready: serves one question.
+"""A worker of the prefork server: serves one request.
 
-It edits one config.json, answers with the new one, and is the container's helper from then on. The
-launcher puts that into the bundle, so a child that is late changes nothing. Or the child does the
-work of the hook of a CDI document. That asks wherever the engine or gpu-py applied the document,
-and is in the container's namespaces already, so the child finds out itself whether those were made
-in ours.
+For a launcher, it edits one config.json, responds with the new one, and is then that container's
+hook worker. The launcher writes the new config.json into the bundle, so a late worker changes
+nothing.
+
+For the hook of a CDI spec, it does that hook's work. The hook sends a request whether the engine or
+gpu-py applied the CDI spec. It already runs in the container's namespaces, so the worker itself
+checks that those were created from ours.
 """
 
 import os
@@ -16,7 +18,7 @@ from gpuhook.ground.errors import GpuhookError
 from gpuhook.ground.fileio import write_all
 from gpuhook.ground.oci.spec import read_spec
 from gpuhook.prefork import hook_worker, peer_check, slots
-from gpuhook.prefork.slots import ANSWER, ASKED, FOLDER_FD, QUESTION, REPORT, SLOT_COUNT, SLOTS
+from gpuhook.prefork.slots import ANSWER, ASKED, FOLDER_FD, REPORT, REQUEST, SLOT_COUNT, SLOTS
 from gpuhook.start import contract
 from gpuhook.start.edit import edit
 
@@ -28,20 +30,20 @@ if TYPE_CHECKING:
     from gpuhook.prefork.snapshot import LoadedState
     from gpuhook.vendors.nvidia.ready_nvml import ReadyNvml
 
-# Seconds that it may take to take the question, and then to answer it. The first shows that it goes
-# on; the second is more than that takes where a hundred containers start at once.
+# Seconds for taking the request, and then for the response. The first shows that the worker runs;
+# the second suffices even if a hundred containers start at once.
 PATIENCE, LONG = 2.0, 10.0
-TAKEN, ANSWERED, STALE, LIMITED = b"t", b"a", b"s", b"l"  # what its parent hears
-NAME = "gpuhook-standby"  # what the process is called, and a child that has a question
+TAKEN, ANSWERED, STALE, LIMITED = b"t", b"a", b"s", b"l"  # reports to the server
+NAME = "gpuhook-standby"  # process name of the server, and of a worker with a request
 _SPARE_NAME = "gpuhook-next"
 _NO = b"no\n"
 
 
 def _read_line(pipe: int) -> bytes:
-    """Wait for a question, and return it; end where none comes any more."""
+    """Wait for a request, and return it; exit at the end of the pipe."""
     line = b""
     while not line.endswith(b"\n"):
-        more = os.read(pipe, slots.QUESTIONS)
+        more = os.read(pipe, slots.REQUESTS_MOST)
         if not more:
             os._exit(0)
         line += more
@@ -49,57 +51,57 @@ def _read_line(pipe: int) -> bytes:
 
 
 class Worker:
-    """A child: edits one config.json, answers, and then is that container's helper."""
+    """A worker: edits one config.json, responds, and then is that container's hook worker."""
 
-    def __init__(self, launcher: str, around: "LoadedState", nvml: "ReadyNvml") -> None:
-        self._config = around.config
+    def __init__(self, launcher: str, state: "LoadedState", nvml: "ReadyNvml") -> None:
+        self._config = state.config
         self._nvml = nvml
         self._folder = os.path.dirname(os.path.abspath(launcher))
-        self._around = around
+        self._state = state
         self._bundle = ""
 
-    def run(self, parent: int, question: int, report: int) -> "NoReturn":
-        """Do all of it and end, whatever happens; never return into the parent's code."""
+    def run(self, parent: int, request: int, report: int) -> "NoReturn":
+        """Serve one request and exit, whatever happens; never return into the server's code."""
         try:
-            self._prepare(parent, question, report)
-            slot, asker, about = os.fsdecode(_read_line(QUESTION)).split(" ", 2)
+            self._prepare(parent, request, report)
+            slot, requester, about = os.fsdecode(_read_line(REQUEST)).split(" ", 2)
             kernel.set_name(NAME)
             os.dup2(SLOTS + int(slot), ANSWER, inheritable=False)
             kernel.keep_only((ASKED, ANSWER, FOLDER_FD, REPORT, *self._nvml.descriptors()))
-            self._answer(int(asker), about)
+            self._answer(int(requester), about)
         finally:
             os._exit(0)
 
-    def _prepare(self, parent: int, question: int, report: int) -> None:
-        """Hold nothing but what a child needs, and the slots; end with the parent.
+    def _prepare(self, parent: int, request: int, report: int) -> None:
+        """Keep only a worker's descriptors and the slots; end together with the server.
 
-        There is no end for want of a question: the parent has one, and is ours.
+        A spare worker needs no timer: the server has one, and the worker ends with it.
         """
         kernel.die_with_parent()
         kernel.set_name(_SPARE_NAME)
-        os.dup2(question, QUESTION, inheritable=False)
+        os.dup2(request, REQUEST, inheritable=False)
         os.dup2(report, REPORT, inheritable=False)
         asked = hook_worker.pipe_for_both()
         os.dup2(asked, ASKED, inheritable=False)
-        every = range(SLOTS, SLOTS + SLOT_COUNT)
-        kernel.keep_only((ASKED, QUESTION, FOLDER_FD, REPORT, *self._nvml.descriptors(), *every))
+        all_slots = range(SLOTS, SLOTS + SLOT_COUNT)
+        kernel.keep_only((ASKED, REQUEST, FOLDER_FD, REPORT, *self._nvml.descriptors(), *all_slots))
         if os.getppid() != parent:
             os._exit(0)
 
-    def _answer(self, asker: int, about: str) -> None:
-        """Answer the launcher or hook of that process id.
+    def _answer(self, requester: int, about: str) -> None:
+        """Respond to the launcher or hook of that process id.
 
-        ``about`` is a bundle's path and the container's id where the launcher asks that becomes the
-        low-level runtime, and the kind of a CDI document where its hook asks.
+        ``about`` is a bundle's path and the container's id if the requester is gpu-py, and the kind
+        of a CDI spec if it is that spec's hook.
         """
         try:
             if about.startswith("/"):
                 self._bundle, _, container = about.rpartition(" ")
-                self._serve(asker, container)
+                self._serve(requester, container)
             else:
-                self._serve_hook(asker, about)
+                self._serve_hook(requester, about)
         except (GpuhookError, OSError, ValueError, KeyError):
-            os.write(ANSWER, _NO)  # the launcher starts Python, which says what is wrong
+            os.write(ANSWER, _NO)  # the launcher starts Python, which reports the error
 
     def _serve(self, launcher: int, container: str) -> None:
         os.write(ANSWER, b"taken\n")
@@ -108,44 +110,44 @@ class Worker:
         if not self._is_same():
             return
         spec = read_spec(f"{self._bundle}/config.json")
-        around = self._around
+        state = self._state
         edited = edit(
-            spec, self._config, around.known, self._folder, has_worker=True,
-            inventories=around.inventories, documents=around.documents, container=container,
+            spec, self._config, state.known, self._folder, has_worker=True,
+            inventories=state.inventories, documents=state.documents, container=container,
         )  # fmt: skip
         task = edited.task if edited is not None else None
-        words = self._as_helper() if task is not None else ()
+        words = self._become_hook_worker() if task is not None else ()
         data = edited.finish(words).encoded() if edited is not None else b""
         kernel.end_after(hook_worker.DEADLINE)
         kernel.die_with_parent(yes=False)
         os.write(REPORT, ANSWERED)
         write_all(ANSWER, b"%d %d\n" % (launcher, len(data)) + data)
         if task is not None:
-            injection = hook_worker.injection_of(task, self._config, around.inventories)
+            injection = hook_worker.injection_of(task, self._config, state.inventories)
             self._report_limits(injection)
             hook_worker.serve(
                 hook_worker.Pipes(ASKED, ANSWER, FOLDER_FD, runtime), self._config, injection
             )
 
     def _report_limits(self, injection: "Injection | cdi_hook.DocumentInjection") -> None:
-        """Say that the container has limits that NVML sets; keep no way to ask it for others."""
+        """Report limits of the container that NVML sets; without any, drop our access to NVML."""
         if injection.limits is not None and injection.limits.are_slow:
             os.write(REPORT, LIMITED)
         else:
             self._nvml.forget()
 
     def _is_same(self) -> bool:
-        """Tell whether all is as it was; where it isn't, everything ends."""
-        if self._around.is_same():
+        """Return whether the loaded state is unchanged; if not, make the server end."""
+        if self._state.is_same():
             return True
         os.write(REPORT, STALE)
         os.write(ANSWER, _NO)
         return False
 
     def _serve_hook(self, hook: int, kind: str) -> None:
-        """Do the work of a CDI document's hook, whoever has applied the document."""
-        vendor_names = {each.KIND: each for each in self._around.known.values()}[kind]
-        inventory = self._around.inventories[vendor_names.NAME]
+        """Do the work of a CDI spec's hook, whether the engine or gpu-py applied the spec."""
+        vendor_names = {each.KIND: each for each in self._state.known.values()}[kind]
+        inventory = self._state.inventories[vendor_names.NAME]
         peer_check.check_hook(hook, ANSWER)
         if not self._is_same():
             return
@@ -160,8 +162,8 @@ class Worker:
 
         hook_worker.answer(ANSWER, self._config, names.CDI_HOOK, work)
 
-    def _as_helper(self) -> list[str]:
-        """Be the container's helper; return the words by which the hook finds it."""
+    def _become_hook_worker(self) -> list[str]:
+        """Become the container's hook worker; return the arguments that lead the hook to it."""
         bundle = os.open(self._bundle, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         os.dup2(bundle, FOLDER_FD, inheritable=False)
         os.close(bundle)

@@ -1,4 +1,4 @@
-"""The process that stands ready: whom it kills, and what it knows of itself."""
+"""The prefork server: workers that it kills, modules that it loads, its files."""
 
 import ast
 import os
@@ -15,14 +15,14 @@ import pytest
 from gpuhook.ground import preload
 from gpuhook.ground.host import lock
 from gpuhook.prefork import instance, slots, snapshot, supervisor
-from gpuhook.prefork.server import Child, Server
+from gpuhook.prefork.server import Server, WorkerHandle
 from gpuhook.prefork.worker import ANSWERED, TAKEN
 from gpuhook.start.inventory import freshness
 from gpuhook.vendors.registry import KNOWN
 
 
 class Late:
-    """A child that was asked long ago; with ``word`` it has reported that, and lives on."""
+    """A worker whose deadline has passed; with ``word`` it has reported that, and keeps running."""
 
     def __init__(self, server: Server, word: bytes) -> None:
         reader, writer = os.pipe()
@@ -35,30 +35,30 @@ class Late:
         os.close(writer)
         if word:
             select.select([reader], [], [])
-        self.child = Child(self.pid, -1, reader)
-        self.child.late = time.monotonic() - 60
-        server._children[reader] = self.child
+        self.handle = WorkerHandle(self.pid, -1, reader)
+        self.handle.deadline = time.monotonic() - 60
+        server._workers[reader] = self.handle
         server._poll.register(reader, select.POLLIN)
 
     def state(self) -> str:
-        """Return how the child is, as ps has it."""
+        """Return the worker's state, as ps shows it."""
         with open(f"/proc/{self.pid}/stat", encoding="ascii") as file:
             return file.read().rpartition(")")[2].split()[0]
 
     def end(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
-        os.close(self.child.report)
+        os.close(self.handle.report)
 
 
 @pytest.fixture
 def server() -> Server:
     made = Server.__new__(Server)
-    made._children, made._ahead, made._poll = {}, None, select.poll()
+    made._workers, made._spare, made._poll = {}, None, select.poll()
     return made
 
 
-def test_late_child_is_killed(server: Server) -> None:
+def test_late_worker_is_killed(server: Server) -> None:
     late = Late(server, b"")
     try:
         server._kill_late()
@@ -68,27 +68,27 @@ def test_late_child_is_killed(server: Server) -> None:
         late.end()
 
 
-def test_child_that_has_answered_is_no_late_one(server: Server) -> None:
-    """Though its answer was not heard: on a busy machine, other work came first."""
+def test_worker_that_has_answered_is_not_killed(server: Server) -> None:
+    """Its report is still unread: on a busy machine, other work came first."""
     late = Late(server, ANSWERED)
     try:
         server._kill_late()
         while (state := late.state()) in ("T", "R"):
             time.sleep(0.01)
         assert state == "S"
-        assert late.child.late == 0
+        assert late.handle.deadline == 0
     finally:
         late.end()
 
 
-def test_child_that_has_taken_its_question_has_more_time(server: Server) -> None:
-    """It runs, and a hundred others do, too."""
+def test_worker_that_has_taken_its_request_has_more_time(server: Server) -> None:
+    """A hundred others run at the same time."""
     late = Late(server, TAKEN)
     try:
         server._kill_late()
         assert late.state() in "SR"
-        assert late.child.late > time.monotonic()
-        late.child.late = time.monotonic()
+        assert late.handle.deadline > time.monotonic()
+        late.handle.deadline = time.monotonic()
         server._kill_late()
         os.waitid(os.P_PID, late.pid, os.WEXITED | os.WNOWAIT)
     finally:
@@ -125,7 +125,7 @@ def test_names_of_those_that_have_ended_are_removed(
         os.close(reader)
 
 
-def test_every_module_of_ours_is_looked_at() -> None:
+def test_every_loaded_module_is_checked() -> None:
     files = snapshot._our_files()
     assert supervisor.__file__ in files
     assert sys.modules["gpuhook"].__file__ in files
@@ -143,8 +143,8 @@ supervisor._import_all(Config())
 for name, module in sys.modules.items():
     print(name, getattr(module, "__file__", None))
 """
-# What a child never does: it has the configuration and the inventory from its parent.
-NOT_A_CHILDS = {
+# A worker never uses these: it inherits configuration and inventory.
+NOT_IN_WORKERS = {
     "gpuhook.ground.config.loader",
     "gpuhook.ground.config.source",
     "gpuhook.start.inventory.cache",
@@ -182,7 +182,7 @@ DECLARED = {"gpuhook.vendors.declared.names"}
 MPS = {"gpuhook.vendors.nvidia.mps", "gpuhook.vendors.nvidia.mps_mounts"}
 
 
-def test_no_child_imports_anything() -> None:
+def test_no_worker_imports_anything() -> None:
     """Where a container's mount namespace is entered, it would even be from the image."""
     words = [sys.executable, "-I", "-S", "-c", LOADS]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
@@ -194,14 +194,14 @@ def test_no_child_imports_anything() -> None:
     assert not MPS & ours, "who shares nothing pays nothing"
     missing = {
         (name, other)
-        for name in ours - NOT_A_CHILDS
+        for name in ours - NOT_IN_WORKERS
         for other in late_imports(Path(loaded[name]).read_text())
         if other not in {*loaded, *DISCOVERY, *DOCUMENTS, *DECLARED, *REFUSALS, *MPS}
     }
     assert missing == set()
 
 
-def test_no_child_imports_anything_for_a_declared_vendor() -> None:
+def test_no_worker_imports_anything_for_a_declared_vendor() -> None:
     text = '[[gpuhook.vendors]]\nname = "maker"\nkind = "maker.com/npu"\n'
     text += 'variable = "MAKER_VISIBLE_DEVICES"\nnodes = ["/dev/maker{n}"]\n'
     code = LOADS.replace("model import Config\n", "loader import loads\n").replace(
@@ -214,7 +214,7 @@ def test_no_child_imports_anything_for_a_declared_vendor() -> None:
     assert "gpuhook.vendors.declared.discover" not in loaded
 
 
-def test_no_child_imports_anything_for_mps() -> None:
+def test_no_worker_imports_anything_for_mps() -> None:
     code = LOADS.replace("model import Config\n", "loader import loads\n").replace(
         "Config()", """loads('gpuhook.mps.devices = "all"')"""
     )

@@ -200,7 +200,7 @@ def test_no_process_can_stand_ready(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_who_finds_another_in_the_place_keeps_nothing(folder: Path) -> None:
-    lock = instance._find_place(loads(""), "/bin/true")
+    lock = instance._lock_instance(loads(""), "/bin/true")
     assert lock is not None
     before = descriptors()
     for _ in range(3):
