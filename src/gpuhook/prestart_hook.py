@@ -1,4 +1,4 @@
-"""gpuhook-prestart, the OCI hook: read the state, work out the request, inject what it means."""
+"""gpuhook-prestart, the OCI hook: injection of the devices that a container requests."""
 
 import os
 import sys
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 USAGE = f"""usage: {names.HOOK} [--config FILE] [--bundle DIR] [prestart | precreate | lease]
        {names.HOOK} -version
 
-Reads an OCI container state on standard input and puts the GPUs that the container asks
-for into it. Register it as a prestart or createRuntime hook.
+Reads an OCI container state on standard input and injects the GPUs that the container
+requests. Register it as a prestart or createRuntime hook.
 
-DIR is the container's bundle, for where the state has none but /: crun's, for a container
-with a user namespace and devices. gpu-py names it.
+DIR is the container's bundle. It is used if the state names only /, as crun's does for a
+container with a user namespace and devices. gpu-py passes it.
 
-With precreate, podman's stage before the runtime is called, reads a config.json instead,
+With precreate, podman's stage before it calls the runtime, it reads a config.json instead,
 and prints it with the device rules and the hook that its GPUs need.
 
-With lease, which gpu-py adds where it puts the devices into config.json itself, it takes
-exclusive devices for the container, limits its devices' memory, and does nothing else.
+With lease, it only allocates exclusive devices to the container and limits the memory of
+its devices. gpu-py uses this if it adds the devices to config.json itself.
 """
 _STATE_LIMIT = 16 << 20
 _INPUT = "The configuration on standard input"
 _SPEC_LIMIT = 64 << 20
-# NVIDIA's hook has verbs of which only the first does anything; hook files name them.
+# NVIDIA's hook accepts these verbs and does nothing; hook files name them.
 _IDLE_VERBS = ("poststart", "poststop")
 _VERBS = ("prestart", names.LEASE_VERB, *_IDLE_VERBS)
 _OPTIONS = ("--config", "-config", names.BUNDLE_OPTION)
 
 
 def main(argv: list[str]) -> "NoReturn":
-    """Act as the hook on the words after the program's name; exit with 0, 1 or 2."""
+    """Run the hook with the given arguments; exit with status 0, 1 or 2."""
     if "-h" in argv or "--help" in argv:
         sys.stdout.write(USAGE)
         sys.exit(0)
@@ -67,13 +67,13 @@ def main(argv: list[str]) -> "NoReturn":
     except GpuhookError as error:
         log.error(names.HOOK, str(error), config)
         sys.exit(1)
-    os._exit(0)  # nothing is buffered, and taking the interpreter apart takes 2 ms
+    os._exit(0)  # nothing is buffered, and a regular exit of the interpreter takes 2 ms
 
 
 def read_arguments(argv: list[str]) -> tuple[str | None, str, str]:
-    """Return the configuration file given (None: none), the bundle ("": none) and the verb.
+    """Return the configuration file (None: none), the bundle ("": none) and the verb.
 
-    Other words: usage, and exit 2.
+    Other arguments print the usage and exit with status 2.
     """
     given: dict[str, str] = {}
     words = list(argv)
@@ -93,7 +93,7 @@ def read_arguments(argv: list[str]) -> tuple[str | None, str, str]:
 
 
 def _drain(most: int) -> bytes:
-    """Read standard input to its end, so that the writer never fails; keep a byte over ``most``."""
+    """Read all of standard input, so that the writer never fails; keep ``most`` bytes and one."""
     data = b""
     try:
         data = read_start(0, most + 1)
@@ -105,7 +105,7 @@ def _drain(most: int) -> bytes:
 
 
 def _read(state_text: bytes, bundle: str) -> "tuple[State, Spec]":
-    """Return a container's state and its config.json; ``bundle`` is what an argument names."""
+    """Return a container's state and its config.json; ``bundle`` is the one in the arguments."""
     state = parse_state(state_text)
     if state.bundle == "/":
         from gpuhook.ground.oci import lost_bundle  # noqa: PLC0415 - few containers need it
@@ -115,17 +115,17 @@ def _read(state_text: bytes, bundle: str) -> "tuple[State, Spec]":
 
 
 def run(state_text: bytes, config: Config, bundle: str = "") -> None:
-    """Inject what the container of this state asks for; GpuhookError if that can't be done.
+    """Inject the devices that the container requests; GpuhookError if that fails.
 
-    ``bundle`` is the one that an argument names, "" for none.
+    ``bundle`` is the one in the arguments, "" for none.
     """
     state, spec = _read(state_text, bundle)
     resolved = resolve(spec.data, config, registry.known(config), container=state.container_id)
     if resolved is not None and resolved.absent and not resolved.grants:
         log.without(spec.path, resolved.absent, config)
-    if resolved is not None and resolved.grants:  # what documents give is the runtime's to do
+    if resolved is not None and resolved.grants:  # the runtime applies CDI specs
         resolved.preload_injection()
-        from gpuhook.inject import Injection  # noqa: PLC0415 - only where a GPU is asked for
+        from gpuhook.inject import Injection  # noqa: PLC0415 - only for requests of a GPU
 
         Injection(spec, config, resolved).finish(state)
         return
@@ -135,9 +135,9 @@ def run(state_text: bytes, config: Config, bundle: str = "") -> None:
 
 
 def take(state_text: bytes, config: Config, bundle: str) -> None:
-    """Take what the container of this state has of exclusive devices, and limit their memory.
+    """Allocate the container's exclusive devices to it, and limit the memory of its devices.
 
-    ``bundle`` is as for ``run``. HeldError or LimitError if that can't be.
+    ``bundle`` is as for ``run``. HeldError or LimitError if that fails.
     """
     state, spec = _read(state_text, bundle)
     known = registry.known(config)
@@ -163,15 +163,15 @@ def _take(
 
 
 def precreate(folder: str, argv: list[str]) -> "NoReturn":
-    """Be podman's hook of that stage: edit a config.json on its way to the runtime.
+    """Run podman's precreate hook, which edits config.json before podman calls its runtime.
 
-    podman hands it over on standard input before it calls its runtime, and takes the edited
-    one from standard output (oci-hooks(5), "precreate"). So device rules and our prestart hook
-    get into it whatever the runtime is. Exits with 0, or with 1 and the reason.
+    podman writes it to our standard input, and reads the edited one from standard output
+    (oci-hooks(5), "precreate"). This adds device rules and our prestart hook with any runtime. Exit
+    with status 0, or with 1 and an error message.
 
-    ``folder`` is where gpuhook-prestart lies; ``argv`` may hold ``--config FILE``.
+    ``folder`` contains gpuhook-prestart; ``argv`` may contain ``--config FILE``.
     """
-    from gpuhook.start.edit import edit  # noqa: PLC0415 - of this stage alone
+    from gpuhook.start.edit import edit  # noqa: PLC0415 - only for this stage
 
     config_path, _, _ = read_arguments(argv)
     text = _drain(_SPEC_LIMIT)

@@ -1,4 +1,4 @@
-"""gpu-py, the OCI runtime: add the hook and the device rules on create, then be the real one."""
+"""gpu-py, the OCI runtime: edits config.json on create, then executes the low-level runtime."""
 
 import _signal  # type: ignore[import-not-found]
 import os
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 
-# What a low-level runtime keeps of a container in its folder.
+# The state file that each low-level runtime keeps for a container.
 _KEPT = {"crun": "status", "runc": "state.json"}
 
 
@@ -34,12 +34,12 @@ def main(
     *,
     save: bool = False,
 ) -> "NoReturn":
-    """Act on a command line and become the low-level runtime, or exit with status 1.
+    """Process a command line and become the low-level runtime, or exit with status 1.
 
-    ``launcher`` is the absolute path of gpu-py, ``argv`` the words after it,
-    ``environment`` what the low-level runtime is to get, and ``umask`` too where the container gets
-    no GPU: where it does, that runtime makes the places to mount the driver's files on. With
-    ``save``, what the launcher must know of the configuration is saved for it.
+    ``launcher`` is the absolute path of gpu-py, ``argv`` its arguments, and ``environment`` the
+    environment of the low-level runtime. ``umask`` is restored unless devices are injected, because
+    then that runtime creates mount points that all users must be able to enter. With ``save``, the
+    launcher's cache is written.
     """
     arguments = Arguments(argv)
     config = Config()
@@ -73,7 +73,7 @@ def _unclear(word: str) -> CommandLineError:
 
 
 def _load_config(creating: bool) -> Config:
-    """Load the configuration; one that can't be read must not stop kill, delete or state."""
+    """Load the configuration; an unreadable one must not prevent kill, delete or state."""
     try:
         return load()
     except ConfigError:
@@ -83,11 +83,11 @@ def _load_config(creating: bool) -> Config:
 
 
 def _become(runtime: str, argv: list[str], environment: dict[bytes, bytes]) -> "NoReturn":
-    # Python ignores these two, and what is ignored stays so across exec, into every hook.
+    # Python ignores these two signals, which the runtime and all hooks would inherit.
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
         _signal.signal(number, _signal.SIG_DFL)
     try:
-        os.execve(runtime, [runtime, *argv], environment)  # noqa: S606 - becoming it is the point
+        os.execve(runtime, [runtime, *argv], environment)  # noqa: S606 - intended
     except OSError as error:
         raise RuntimeMissingError(
             f"The low-level runtime {runtime} can't be started: {error.strerror}",
@@ -96,12 +96,12 @@ def _become(runtime: str, argv: list[str], environment: dict[bytes, bytes]) -> "
 
 
 def find_maker(arguments: Arguments, runtime_dir: str) -> str:
-    """Return which of crun and runc has the container of a command line, "" for neither.
+    """Return the runtime, crun or runc, that created a command line's container; "" for neither.
 
-    Each keeps a file of its own there that the other can't read: where another one was installed
-    or configured meanwhile, the first of the list could neither stop nor delete the container.
-    ``runtime_dir`` is XDG_RUNTIME_DIR; without --root, containers are kept there or in /run. A
-    user's, which su leaves in root's environment, says nothing.
+    Each keeps a state file that the other can't read. If the configured runtime has changed since
+    the create, the new one could neither stop nor delete the container. ``runtime_dir`` is
+    XDG_RUNTIME_DIR; without --root, containers are kept there or in /run. A user's folder, which su
+    leaves in root's environment, is ignored.
     """
     if not _is_own(runtime_dir):  # protects: own-runtime-dir
         runtime_dir = "/run"
@@ -133,11 +133,11 @@ def _is_own(folder: str) -> bool:
 def find_runtime(candidates: tuple[str, ...], path: bytes, launcher: str, made: str = "") -> str:
     """Return the first low-level runtime that exists; RuntimeMissingError if none does.
 
-    A candidate with a slash is a path, another one is looked for in PATH and then in the
-    usual folders. ``launcher`` is never its own low-level runtime. ``made`` is crun or runc, which
-    made the container: the other one, of whatever version, comes after it.
+    A candidate with a slash is a path; others are searched for in PATH and then in the usual
+    folders. ``launcher`` is never its own low-level runtime. ``made`` is the runtime that created
+    the container, crun or runc; all candidates of the other one, of any version, come after it.
     """
-    ourselves = os.path.realpath(launcher)
+    own_path = os.path.realpath(launcher)
     folders = [folder for folder in os.fsdecode(path).split(":") if folder.startswith("/")]
     other = {"crun": "runc", "runc": "crun"}.get(made, "/")
     able = [each for each in candidates if other not in each.rpartition("/")[2]]
@@ -150,7 +150,7 @@ def find_runtime(candidates: tuple[str, ...], path: bytes, launcher: str, made: 
             ]
         for place in places:
             usable = os.path.isfile(place) and os.access(place, os.X_OK)
-            if usable and os.path.realpath(place) != ourselves:
+            if usable and os.path.realpath(place) != own_path:
                 return place
     raise RuntimeMissingError(
         f"None of the low-level runtimes {', '.join(candidates) or '(empty list)'} was found",
@@ -159,9 +159,9 @@ def find_runtime(candidates: tuple[str, ...], path: bytes, launcher: str, made: 
 
 
 def check_restored(words: tuple[str, ...], config: Config) -> None:
-    """Refuse to restore a container as ``edit.check_restored`` does, whatever its bundle is.
+    """Apply ``edit.check_restored`` to each bundle that a restore may mean.
 
-    Of the command line's ``words`` each may name it, whatever option stands before it.
+    Any of the command line's ``words`` may name the bundle, after any option.
     """
     from gpuhook.ground.oci.spec import read_spec  # noqa: PLC0415 - other verbs don't need it
     from gpuhook.start import edit  # noqa: PLC0415 - as above
@@ -172,17 +172,18 @@ def check_restored(words: tuple[str, ...], config: Config) -> None:
         path = os.path.join(folder, "config.json")
         try:
             spec = read_spec(path) if os.path.isfile(path) else None
-        except UnusableSpecError:  # which the low-level runtime refuses
+        except UnusableSpecError:  # the low-level runtime refuses it
             continue
         if spec is not None:
             edit.check_restored(spec, config, registry.known(config))
 
 
 def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> bool:
-    """Rewrite a bundle's config.json for the GPUs it asks for; tell whether it asks for any.
+    """Rewrite a bundle's config.json for the GPUs it requests; return whether it requests any.
 
-    One that isn't there, or is no JSON for anybody, is for the low-level runtime to refuse, in
-    its own words. A helper is started that does the hook's work while we are that runtime.
+    A config.json that is missing or surely invalid JSON is left to the low-level runtime, which
+    refuses it with its own message. A hook worker is forked, which does the hook's work while this
+    process is that runtime.
     """
     from gpuhook.ground.oci.spec import read_spec  # noqa: PLC0415 - other verbs don't need it
     from gpuhook.start.edit import check_other_config, edit  # noqa: PLC0415 - as above
@@ -204,10 +205,10 @@ def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> bool:
         return False
     words: list[str] = []
     if has_worker and edited.task is not None:
-        from gpuhook.prefork import hook_worker  # noqa: PLC0415 - only where a GPU is asked for
+        from gpuhook.prefork import hook_worker  # noqa: PLC0415 - only for requests of a GPU
 
-        # Whoever runs a container to its end waits, as crun does, for all that was started.
-        stays = launcher if config.standby and arguments.verb == "create" else ""
-        words = hook_worker.start(edited.task, config, stays)
+        # With run, crun waits for the end of all its children, so no prefork server is started.
+        prefork = launcher if config.standby and arguments.verb == "create" else ""
+        words = hook_worker.start(edited.task, config, prefork)
     edited.finish(words).write()
     return True

@@ -134,7 +134,7 @@ def test_another_config_that_asks_for_a_gpu(bundle: GpuBundle, driver: Driver) -
     words = ["run", "--bundle", str(bundle.path), "--config"]
     with nothing_left(driver.root, pid=bundle.namespace.pid):
         done = bundle.call(bundle.gpu_py, *words, other, bundle.name, env=bundle.env).failed()
-    assert done.stderr.startswith(f"gpu-py: The container asks for devices in {other}, which isn't")
+    assert done.stderr.startswith(f"gpu-py: The container requests devices in {other}, which isn't")
     bundle.config.write_text(asking)
     for same in (bundle.config, "config.json"):
         done = bundle.call(bundle.gpu_py, *words, same, bundle.name, env=bundle.env)

@@ -307,7 +307,7 @@ OURS: dict[str, Provocation] = {
         ALL, config=scene.config('[nvidia-container-runtime]\nruntimes = ["no-such-runc"]\n')
     ),
     "It isn't clear what ... means to the low-level runtime in this command line": glued_option,
-    "The hook ... doesn't exist beside gpu-py": no_hook,
+    "The hook ... doesn't exist next to gpu-py": no_hook,
     "the image has ... at ..., where ... has to be mounted": folder_in_a_files_place,
     "... is damaged or not a loader cache": damaged_cache,
     "'...' would have to be made in a volume of the container": volume_over_libraries,

@@ -55,8 +55,8 @@ _WIDE = {
 
 def machine_name() -> str:
     """Return the result of uname -m, independent of this process' personality(2) (linux32)."""
-    told = os.uname().machine
-    return _WIDE.get(told, told) if sys.maxsize >> 32 else told  # protects: own-machine
+    machine = os.uname().machine
+    return _WIDE.get(machine, machine) if sys.maxsize >> 32 else machine  # protects: own-machine
 
 
 def cdi_parts(name: str) -> tuple[str, str, str] | None:

@@ -1,6 +1,6 @@
 """The edit of config.json for the devices that a container is granted.
 
-gpu-py calls it, podman's precreate hook does, and so does the process that stands ready.
+Its callers are gpu-py, podman's precreate hook, and the workers of the prefork server.
 """
 
 import os
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from gpuhook.start.inventory.model import Inventory
     from gpuhook.start.resolve import Resolved
 
-# Words of our hook that only gpu-py writes.
+# Arguments of our hook that only gpu-py writes.
 _OF_GPU_PY = (names.HELPER_OPTION, names.BUNDLE_OPTION, names.LEASE_VERB)
 
 
 class Task(Record):
-    """A worker's task: the work of a container's hook.
+    """A hook worker's task: the work of a container's hook.
 
-    ``kind`` is that of the CDI document whose hook it is, "" for gpuhook-prestart.
+    ``kind`` is that of the CDI spec with the hook, "" for gpuhook-prestart.
     """
 
     spec: "Spec"
@@ -38,7 +38,7 @@ class Task(Record):
 
 
 class Edited:
-    """An edited spec, and the task of a worker: None where no worker can serve its hook."""
+    """An edited spec, and a hook worker's task: None if no worker can serve its hook."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Edited:
         task: Task | None = None,
         place: int = 0,
     ) -> None:
-        """Take the spec without the words of its hook; a document's hook has that ``place``."""
+        """Take a spec without its hook's arguments; ``place`` is a CDI spec hook's index."""
         self.task = task
         self._spec = spec
         self._config = config
@@ -56,7 +56,7 @@ class Edited:
         self._place = place
 
     def finish(self, words: "Sequence[str]" = ()) -> "Spec":
-        """Return the spec as it is to be; ``words`` lead its hook to a worker, none without one."""
+        """Return the final spec; ``words``, if any, lead its hook to a worker."""
         words = [names.HELPER_OPTION, *words] if words else []
         if self.task is None or (self.task.kind and not words):
             return self._spec
@@ -78,18 +78,18 @@ def edit(
     documents: "Documents | None" = None,
     container: str = "",
 ) -> Edited | None:
-    """Return a spec with what its devices need; None where it gets none.
+    """Return a spec edited for its devices; None if it gets none.
 
-    ``known`` are the vendors there are. ``folder`` is where gpuhook-prestart lies. ``has_worker``
-    says whether a worker may do the hook's work. ``inventories``, by vendor, are known to be the
-    machine's; ``documents`` were read before. ``container`` is the container's id, "" where it
-    isn't known.
+    ``known`` are all vendors. ``folder`` contains gpuhook-prestart. ``has_worker`` says whether a
+    worker may do the hook's work. ``inventories``, by vendor, are known to match the host;
+    ``documents`` are CDI specs that were read before. ``container`` is the container's id, "" if
+    unknown.
     """
     resolved = resolve(spec.data, config, known, container=container, inventories=inventories)
     if resolved is None or not (resolved.grants or resolved.cdi_devices):
         if resolved is not None:
             log.without(spec.path, resolved.absent, config)
-        # It may have devices all the same: engines carry out documents themselves.
+        # It may have devices all the same: engines apply CDI specs themselves.
         # protects: engines-lease
         edited = _take(spec, resolved, config, known, folder, "", inventories)
         return None if edited is spec else Edited(edited, config, folder)
@@ -125,9 +125,9 @@ def _take(
     way: str,
     inventories: "Mapping[str, Inventory] | None",
 ) -> "Spec":
-    """Return the spec with a hook for leases and limits of its devices, where needed.
+    """Return the spec with a hook for exclusive devices and memory limits, if it needs one.
 
-    Raises as ``_needs_hook``. In the way ``hook`` the hook that injects does it.
+    Raises as ``_needs_hook``. In mode ``hook``, the injecting hook does this as well.
     """
     needed = _needs_hook(spec, resolved, config, known, inventories)
     if not needed or way == "hook":
@@ -136,11 +136,11 @@ def _take(
 
 
 def check_restored(spec: "Spec", config: "Config", known: "Known") -> None:
-    """Refuse a container made of a checkpoint, where devices are limited, shared or exclusive.
+    """Refuse to restore a container with limited, shared or exclusive devices from a checkpoint.
 
-    Nothing is edited for such a container, so no hook of ours sees to it before its program goes
-    on. LimitError; what a start raises, where it would be refused as well. There is no verdict of a
-    gate on such a container.
+    Nothing is edited for such a container, so no hook of ours runs before its program continues.
+    Raises LimitError, or the error of a start that would be refused as well. The gate has no
+    verdict on such a container.
     """
     gated = config.gate  # protects: restored-gate
     ruled = gated or config.exclusive or config.mps_devices or config.limits_memory
@@ -152,8 +152,8 @@ def check_restored(spec: "Spec", config: "Config", known: "Known") -> None:
     shared = any(grant.vendor.only_by_runtime(grant, config) for grant in grants)
     if _needs_hook(spec, resolved, config, known) or shared:  # protects: restored-limits
         raise LimitError(
-            "The container has devices that are limited, shared or exclusive, which is seen to "
-            "where a container is created, and not where one is restored from a checkpoint",
+            "The container has devices that are limited, shared or exclusive, which gpuhook can "
+            "enforce when a container is created, but not when one is restored from a checkpoint",
             "Start it again instead",
         )
 
@@ -161,17 +161,17 @@ def check_restored(spec: "Spec", config: "Config", known: "Known") -> None:
 def check_other_config(spec: "Spec", config: "Config", known: "Known") -> None:
     """Refuse a container with devices whose config.json isn't its bundle's (crun's --config).
 
-    Hooks are told of the bundle, and would go by another config.json. SpecError; what a start
-    raises, where it would be refused as well.
+    Hooks only receive the bundle, and would read another config.json. Raises SpecError, or the
+    error of a start that would be refused as well.
     """
     resolved = resolve(spec.data, config, known)
     asks = resolved is not None and (resolved.grants or resolved.cdi_devices)
     # protects: other-config
     if asks or _needs_hook(spec, resolved, config, known):
         raise SpecError(
-            f"The container asks for devices in {spec.path}, which isn't its bundle's config.json "
+            f"The container requests devices in {spec.path}, which isn't its bundle's config.json "
             "(--config), and hooks find no other",
-            "Start it without --config, from a bundle whose config.json it is",
+            "Start it without --config, from a bundle with that file as its config.json",
         )
 
 
@@ -182,14 +182,14 @@ def _needs_hook(
     known: "Known",
     inventories: "Mapping[str, Inventory] | None" = None,
 ) -> bool:
-    """Tell whether devices of the container are limited or exclusive.
+    """Return whether devices of the container are limited or exclusive.
 
-    HeldError where another container has an exclusive one now, LimitError for a limit that can't
-    be, RequestError for a device that the engine gives and only we may give.
+    HeldError if another container uses an exclusive one now, LimitError for an impossible limit,
+    RequestError for a device that the engine adds and that only gpuhook may add.
     """
     needed = limits(spec, config, known, resolved, inventories) is not None
     if config.exclusive:
-        from gpuhook.start.records import claims  # noqa: PLC0415 - few have exclusive devices
+        from gpuhook.start.records import claims  # noqa: PLC0415 - rarely configured
 
         needed = claims.check(spec, resolved, known, config) or needed
     return needed
@@ -204,15 +204,15 @@ def _apply_documents(
     *,
     has_worker: bool,
 ) -> "tuple[Spec, Task | None, int]":
-    """Return the spec with what CDI documents say of the devices that they describe.
+    """Return the spec with the edits of CDI specs, a hook worker's task, and its hook's index.
 
-    Then a worker's task, and the place of the hook that it is of. There is one worker for a
-    container: for our hook, where that is to inject devices too.
+    A container has one worker. If gpuhook-prestart also injects devices, the worker is for that
+    hook, and no task is returned here.
     """
     if not resolved.cdi_devices:
         return spec, None, 0
     preload.load(preload.DOCUMENTS)
-    from gpuhook.start.cdi import apply, own_hook, saved  # noqa: PLC0415 - only for documents
+    from gpuhook.start.cdi import apply, own_hook, saved  # noqa: PLC0415 - only for CDI specs
 
     found = saved.read_folders(config, documents)
     edits = apply.resolve(found, resolved.cdi_devices)
@@ -220,7 +220,7 @@ def _apply_documents(
     spec = own_hook.without_words(spec)
     if not has_worker or resolved.grants:
         return apply.apply_to_spec(spec, edits), None, 0
-    from gpuhook.start.cdi import with_helper  # noqa: PLC0415 - only where there is a worker
+    from gpuhook.start.cdi import with_helper  # noqa: PLC0415 - only with a worker
 
     edited, place, kind = with_helper.apply_to_spec(spec, edits, resolved, config, folder)
     return edited, Task(edited, resolved, kind) if kind else None, place
@@ -245,19 +245,19 @@ def _edit_for_hook(spec: "Spec", resolved: "Resolved") -> "Spec":
 
 
 def _link_nodes(spec: "Spec", resolved: "Resolved") -> None:
-    """Let systemd, where it manages the container's cgroup, find the devices allowed in it."""
+    """Link the allowed devices for systemd, if it manages the container's cgroup."""
     if spec.is_in_scope:
-        from gpuhook.start import dev_char  # noqa: PLC0415 - only where systemd has the cgroup
+        from gpuhook.start import dev_char  # noqa: PLC0415 - only with systemd's cgroups
 
         for grant in resolved.grants:
             allowed = grant.rules()
             nodes = grant.inventory.nodes
-            given = (node for node in nodes if node.numbers in allowed)
-            dev_char.make_links(given, grant.inventory.root)
+            granted = (node for node in nodes if node.numbers in allowed)
+            dev_char.make_links(granted, grant.inventory.root)
 
 
 def _edit_spec(spec: "Spec", resolved: "Resolved", config: "Config") -> "Spec":
-    """Return the spec with all that mode spec does, for the image as the engine laid it out."""
+    """Return the spec edited for mode spec, for the root filesystem that the engine prepared."""
     from gpuhook.ground.container.rootfs import Rootfs  # noqa: PLC0415
     from gpuhook.start.plan import image, spec_edits  # noqa: PLC0415 - only in mode spec
     from gpuhook.start.plan.operations import Plan, usable  # noqa: PLC0415
@@ -271,12 +271,12 @@ def _edit_spec(spec: "Spec", resolved: "Resolved", config: "Config") -> "Spec":
             plan = Plan(usable(operations)[0])
             done = spec_edits.written(spec, plan, root)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "that is no path"
+        why = error.strerror if isinstance(error, OSError) else "it is not a path"
         raise SpecError(
             f"The root filesystem {spec.root_path} can't be opened: {why}",
-            "Have it mounted before the runtime is called, or use mode hook",
+            "Mount it before the runtime is called, or use mode hook",
         ) from None
-    for stage in names.HOOK_STAGES:  # nothing is left for them to do
+    for stage in names.HOOK_STAGES:  # their work is done
         spec = spec.drop_hooks(stage, (*names.TOOLKIT_HOOKS, names.HOOK))
     if done.left_out:
         log.left_out(spec.path, done.left_out, config)
@@ -296,8 +296,8 @@ def _add_device_rules(spec: "Spec", devices: list[tuple[int, int]]) -> "Spec":
 def without_old_hooks(spec: "Spec") -> "Spec":
     """Return a spec without the hooks that ours replaces.
 
-    NVIDIA's, which Docker's --gpus adds, and our own of an earlier start, whose helper is gone,
-    which names the bundle of then, or which took a lease alone.
+    These are NVIDIA's hooks, which Docker's --gpus adds, and our own hook of an earlier start. That
+    one leads to a worker that has ended, names the earlier bundle, or only takes a lease.
     """
     for stage in names.HOOK_STAGES:
         spec = spec.drop_hooks(stage, names.TOOLKIT_HOOKS)
@@ -311,7 +311,7 @@ def without_old_hooks(spec: "Spec") -> "Spec":
 
 
 def has_hook(spec: "Spec") -> bool:
-    """Tell whether somebody else, a hooks folder of podman's, has added our hook already."""
+    """Return whether our hook is already there, for example from a podman hooks folder."""
     return any(
         hook_name(hook) == names.HOOK for stage in names.HOOK_STAGES for hook in spec.hooks(stage)
     )
@@ -324,15 +324,15 @@ def add_hook(
     words: "Sequence[str]" = (),
     verb: str = "prestart",
 ) -> "Spec":
-    """Return the spec with our hook as the last prestart hook; ``words`` lead to its helper."""
+    """Return the spec with our hook as the last prestart hook; ``words`` lead to its worker."""
     path = os.path.join(os.path.abspath(folder), names.HOOK)
     if not os.access(path, os.X_OK):
         raise RuntimeMissingError(
-            f"The hook {path} doesn't exist beside {names.RUNTIME}",
-            "Reinstall gpuhook, so that both are in one folder",
+            f"The hook {path} doesn't exist next to {names.RUNTIME}",
+            "Reinstall gpuhook, so that both are in the same folder",
         )
     options = ["--config", os.path.abspath(config.path)] if config.path else []
-    if spec.bundle and not words:  # the words name it, too
+    if spec.bundle and not words:  # the words already contain it
         options = [names.BUNDLE_OPTION, spec.bundle, *options]
     args = [names.HOOK, *words, *options, verb]
     # protects: hook-environment

@@ -1,4 +1,4 @@
-"""The OCI bundle: config.json read and edited without loss, and the state a hook is given.
+"""The OCI bundle: lossless reading and editing of config.json, and the state that hooks receive.
 
 Sources: OCI runtime specification 1.0 to 1.2, config.md and runtime.md (state).
 """
@@ -18,9 +18,9 @@ _READ_LIMIT = 64 << 20  # a config.json with 10^6 environment entries has about 
 
 
 class Spec:
-    """One config.json: its text, and its data as read.
+    """One config.json: its text, and its parsed data.
 
-    ``text`` keeps bytes that aren't UTF-8 as surrogates, so that writing gives them back.
+    ``text`` keeps bytes that aren't UTF-8 as surrogates, so that they are written unchanged.
     """
 
     def __init__(self, path: str, text: str) -> None:
@@ -32,18 +32,18 @@ class Spec:
             broken = UnusableSpecError if jsontext.surely_broken(text) else SpecError
             raise broken(
                 f"{path} is not valid JSON: {error}",
-                "Have the container engine write the bundle again",
+                "Make the container engine write the bundle again",
             ) from None
         if not isinstance(data, dict):
             raise SpecError(
                 f"{path} isn't a JSON object",
-                "Have the container engine write the bundle again",
+                "Make the container engine write the bundle again",
             )
         self.data: dict[str, Any] = data
 
     @property
     def bundle(self) -> str:
-        """The bundle's absolute path; "" where the text is in no bundle (podman's precreate)."""
+        """The bundle's absolute path; "" if the text isn't in a bundle (podman's precreate)."""
         folder, name = os.path.split(os.path.abspath(self.path))
         return folder if name == "config.json" else ""
 
@@ -59,13 +59,13 @@ class Spec:
 
     @property
     def has_mount_namespace(self) -> bool:
-        """Whether the container gets a mount namespace of its own, not one that exists."""
+        """True if the container gets a new mount namespace, not an existing one."""
         # protects: namespace-path
         return any(not item.get("path") for item in self._namespaces("mount"))
 
     @property
     def has_user_namespace(self) -> bool:
-        """Whether the container is in a user namespace, its own or one that exists."""
+        """True if the container is in a user namespace, a new or an existing one."""
         return bool(self._namespaces("user"))
 
     def _namespaces(self, kind: str) -> "list[dict[str, Any]]":
@@ -76,22 +76,22 @@ class Spec:
 
     @property
     def is_in_scope(self) -> bool:
-        """Whether systemd makes the container's cgroup: its path is then slice:prefix:name."""
+        """True if systemd creates the container's cgroup: its path is then slice:prefix:name."""
         linux = self.data.get("linux")
         path = linux.get("cgroupsPath") if isinstance(linux, dict) else None
         return isinstance(path, str) and path.count(":") == 2
 
     def require_mount_namespace(self) -> None:
-        """Raise SpecError where what is mounted for the container would stay on the host."""
+        """Raise SpecError if the container's mounts would appear and remain on the host."""
         if not self.has_mount_namespace:  # protects: mount-namespace
             raise SpecError(
                 f"{self.path} gives the container no mount namespace of its own",
-                "Give it one (linux.namespaces): what gpuhook mounts would stay on the host",
+                "Give it one (linux.namespaces): gpuhook's mounts would remain on the host",
             )
 
     @property
     def device_rules(self) -> "list[Any]":
-        """The rules of linux.resources.devices, empty where there are none."""
+        """The rules of linux.resources.devices, empty if there are none."""
         node: Any = self.data
         for key in ("linux", "resources", "devices"):
             node = node.get(key) if isinstance(node, dict) else None
@@ -112,15 +112,15 @@ class Spec:
             raise self._bad_shape(error) from None
 
     def replace_items(self, path: tuple[str, ...], changed: dict[int, str]) -> "Spec":
-        """Return a new spec with other strings at these positions of the list at ``path``."""
+        """Return a new spec with these strings replaced, by their index in the list at ``path``."""
         texts = {index: jsontext.quote_bytes(item) for index, item in changed.items()}
         return Spec(self.path, jsontext.replace_items(self.text, path, texts))
 
     def put(self, values: "dict[tuple[str, ...], Any]") -> "Spec":
         """Return a new spec with these values, by their paths (object keys from the top).
 
-        Items of a list that are the old list's own objects keep their text. SpecError where
-        something else than an object is in the way.
+        Items that are the same objects as in the old list keep their text. SpecError if a path
+        leads through a value that isn't an object.
         """
         text = self.text
         try:
@@ -131,7 +131,7 @@ class Spec:
             raise self._bad_shape(error) from None
 
     def _written(self, text: str, path: tuple[str, ...], value: "Any") -> str:
-        """Return a value as JSON, what it has in common with the list that is there as it is."""
+        """Return a value as JSON; items that the present list has as well keep their text."""
         old: Any = self.data
         for key in path:
             old = old.get(key) if isinstance(old, dict) else None
@@ -155,15 +155,15 @@ class Spec:
     def _bad_shape(self, error: ValueError) -> SpecError:
         return SpecError(
             f"{self.path} can't be edited: {error}",
-            "Have the container engine write the bundle again",
+            "Make the container engine write the bundle again",
         )
 
     def encoded(self) -> bytes:
-        """Return what the file is to hold."""
+        """Return the content of the file."""
         return self.text.encode("utf-8", "surrogateescape")
 
     def write(self) -> None:
-        """Replace the file whole, keeping its mode and owner; SpecError if that fails."""
+        """Replace the file atomically, keeping its mode and owner; SpecError if that fails."""
         try:
             old, data = os.stat(self.path), self.encoded()
             replace(self.path, data, f"{self.path}.gpuhook", finish=lambda fd: _be_like(fd, old))
@@ -175,9 +175,9 @@ class Spec:
 
 
 def read_spec(path: str) -> Spec:
-    """Read a bundle's config.json; SpecError says what is wrong with it.
+    """Read a bundle's config.json; SpecError if it can't be used.
 
-    Where every low-level runtime refuses it as well, that is an UnusableSpecError.
+    If every low-level runtime refuses it as well, that is an UnusableSpecError.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -189,7 +189,7 @@ def read_spec(path: str) -> Spec:
         there = not isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError))
         raise (SpecError if there else UnusableSpecError)(
             f"{path} can't be read: {error.strerror}",
-            "Pass the bundle's folder with --bundle, and have a config.json in it",
+            "Pass the bundle's folder, with a config.json in it, by --bundle",
         ) from None
     if len(data) > _READ_LIMIT:
         raise SpecError(
@@ -201,14 +201,14 @@ def read_spec(path: str) -> Spec:
     except UnusableSpecError as error:
         if os.path.isfile(path):
             raise
-        # A pipe: a runtime waits until somebody writes into it.
+        # A pipe: a runtime waits until a process writes into it.
         raise SpecError(error.cause, error.remedy) from None
 
 
 def _be_like(fd: int, old: os.stat_result) -> None:
-    """Give a file its owner and mode; where only root could, it stays its folder's user's.
+    """Copy a file's owner and mode; without root's privileges, its owner is the current user.
 
-    Slurm writes root's config.json into a folder of the user's, who runs the container.
+    Slurm writes a config.json owned by root into a folder of the user who runs the container.
     """
     if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
         try:
@@ -226,7 +226,7 @@ def hook_name(hook: "Any") -> str:
 
 
 class State(Record):
-    """The container state on a hook's standard input: what we need of it."""
+    """The parts that we need of the container state on a hook's standard input."""
 
     container_id: str
     pid: int
@@ -235,12 +235,12 @@ class State(Record):
 
 
 def parse_state(data: bytes, *, needs_pid: bool = True) -> State:
-    """Read the state JSON; StateError where pid or bundle are missing or malformed.
+    """Parse the state JSON; StateError if pid or bundle is missing or malformed.
 
-    A createContainer hook is told what the container's process is called in there, 1, or
-    nothing; it goes without (``needs_pid``), and so does the State that is returned then.
-    ``bundlePath`` is the name that runc had before 1.0; ``root`` is crun's addition, which
-    newer ones give as it stands in config.json, perhaps relative to the bundle.
+    A createContainer hook receives the process id inside the container, 1, or none. It works
+    without one (``needs_pid``), and the returned State has pid 0. ``bundlePath`` is the key of runc
+    before 1.0. ``root`` is crun's addition, in newer versions the value of config.json, which may
+    be relative to the bundle.
     """
     try:
         state = jsontext.loads(data.decode("utf-8", "surrogateescape"))
@@ -269,5 +269,5 @@ def parse_state(data: bytes, *, needs_pid: bool = True) -> State:
 def _bad_state(what: str) -> StateError:
     return StateError(
         f"The container state on standard input {what}",
-        "Register gpuhook-prestart as a prestart or createRuntime hook, which gets the state",
+        "Register gpuhook-prestart as a prestart or createRuntime hook, which receives the state",
     )

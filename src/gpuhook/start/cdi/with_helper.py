@@ -64,7 +64,7 @@ def apply_to_spec(
 
 
 def with_words(spec: "Spec", place: int, words: "Sequence[str]") -> "Spec":
-    """Return a spec in which the createContainer hook of that place has other first words."""
+    """Return a spec in which the createContainer hook of that place has other first arguments."""
     return spec.put({HOOKS: _with_first(spec.hooks(names.CDI_HOOK_STAGE), place, words)})
 
 
