@@ -79,7 +79,7 @@ def test_the_commands_show_it(asking: GpuBundle, driver: Driver) -> None:
     asking.start(config).ok()
     findings = json.loads(asking.call(command, "doctor", *options).stdout)["findings"]
     [found] = [each["message"] for each in findings if each["check"] == "recent-warnings"]
-    assert found.startswith("A container asks for what there isn't, within a day, the last: ")
+    assert found.startswith("A container requests something unavailable, within a day, the last: ")
     assert found.endswith(f"gpuhook-prestart: {SENTENCE}")
 
 

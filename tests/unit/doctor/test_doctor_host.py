@@ -96,7 +96,7 @@ def test_launchers_of_another_machine(tree: Tree, name: str, header: bytes, mach
     (tree.root / f"{BIN}/{name}".lstrip("/")).write_bytes(header)
     status, message = said(install.launchers(tree.case))["launchers"]
     assert status == "failure"
-    assert f"{BIN}/{name} is a program for {machine}, and this machine is " in message
+    assert f"{BIN}/{name} is a program for {machine}, and this host is " in message
 
 
 @pytest.mark.parametrize("text", ["", "#!/bin/sh\n", "\x7fELF"])
@@ -131,7 +131,7 @@ def test_a_runtime_that_starts(tree: Tree) -> None:
 def test_a_runtime_that_does_not_start(tree: Tree) -> None:
     status, message = _starts(tree, "echo first; echo it is broken >&2; exit 3")["runtime-starts"]
     assert status == "failure"
-    assert message == "gpu-py --version ends with status 3 and says: it is broken"
+    assert message == "gpu-py --version exits with status 3: it is broken"
 
 
 def test_no_low_level_runtime(tree: Tree) -> None:
@@ -145,11 +145,11 @@ def test_keys_that_change_nothing(tree: Tree) -> None:
         "configuration": ("ok", "/etc/gpuhook/config.toml is valid"),
         "configuration-unused-keys": (
             "ok",
-            "Keys of NVIDIA's that change nothing here: nvidia-ctk.path",
+            "NVIDIA's keys without effect here: nvidia-ctk.path",
         ),
         "configuration-keys": (
             "warning",
-            "nvidia-ctk.pth changes nothing: gpuhook doesn't know this key",
+            "nvidia-ctk.pth has no effect: gpuhook doesn't know this key",
         ),
     }
 
@@ -264,11 +264,13 @@ def test_recent_warnings_are_shown(tree: Tree) -> None:
     now = log.timestamp()
     line = {"level": "warning", "msg": "gpu-py: 'x' isn't a driver capability", "time": now}
     path = f"{tree.case.config.state_dir}/{log.WARNINGS}"
-    for count, start in ((1, "A container asks"), (2, "2 containers ask")):
+    for count, start in ((1, "A container requests"), (2, "2 containers request")):
         tree.write(path, (json.dumps(line) + "\n") * count)
         status, words = said(install.recent_warnings(tree.case))["recent-warnings"]
         assert status == "note"
-        assert words == f"{start} for what there isn't, within a day, the last: {now} {line['msg']}"
+        assert (
+            words == f"{start} something unavailable, within a day, the last: {now} {line['msg']}"
+        )
 
 
 def test_no_errors_are_no_finding(tree: Tree) -> None:

@@ -186,7 +186,7 @@ def test_each_vendor_is_examined_below_its_own_root(
     assert "NVIDIA's below /run/all" in found[1].message
     tree.config.driver_roots = ()
     [found_once] = [each for each in examine(tree.case) if each.check == "driver-roots"]
-    assert found_once.message == "Drivers are looked for below /run/all"
+    assert found_once.message == "Drivers are searched for below /run/all"
     tree.config.root = ""
     assert "driver-roots" not in {each.check for each in examine(tree.case)}
 

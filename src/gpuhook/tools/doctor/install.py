@@ -27,16 +27,16 @@ from gpuhook.tools.running import limitable
 from gpuhook.vendors import registry
 
 _LAUNCHERS = (names.RUNTIME, names.HOOK)
-_ELF_HEADER = 20  # bytes of it, up to the machine
+_ELF_HEADER = 20  # bytes of the header, up to the architecture
 _PATIENCE = 20.0  # seconds
-# Machines by the number in a program's header (elf.h), as uname -m has them.
+# Architectures as in uname -m, by the number in a program's header (elf.h).
 _MACHINES = {3: "i686", 21: "ppc64le", 22: "s390x", 40: "arm", 62: "x86_64", 183: "aarch64",
              243: "riscv64", 258: "loongarch64"}  # fmt: skip
 _REINSTALL = "Reinstall gpuhook, so that gpu-py and gpuhook-prestart are in one folder"
 
 
 def launchers(case: Case) -> Iterator[Finding]:
-    """Look for the programs that engines call, and who may change them."""
+    """Check the programs that engines call, and that only root can change them."""
     missing = [name for name in _LAUNCHERS if not case.machine.is_program(f"{case.bin}/{name}")]
     if missing:
         text = f"{' and '.join(missing)} can't be executed in {case.bin}"
@@ -48,8 +48,8 @@ def launchers(case: Case) -> Iterator[Finding]:
         if of and of != ours:
             yield failure(
                 "launchers",
-                f"{case.bin}/{name} is a program for {of}, and this machine is {ours}",
-                f"Install the wheel or package of gpuhook that is for {ours}",
+                f"{case.bin}/{name} is a program for {of}, and this host is {ours}",
+                f"Install gpuhook's wheel or package for {ours}",
             )
             return
     yield ok("launchers", f"gpu-py and gpuhook-prestart {__version__} are in {case.bin}")
@@ -57,13 +57,13 @@ def launchers(case: Case) -> Iterator[Finding]:
     if open_to_all:
         yield failure(
             "launcher-owner",
-            f"Others than root may change {', '.join(open_to_all)}, which root runs",
-            "Remove the permission to write (chmod go-w, chown root), or install elsewhere",
+            f"Other users than root can change {', '.join(open_to_all)}, which root runs",
+            "Remove the write permission (chmod go-w, chown root), or install elsewhere",
         )
 
 
 def _program_machine(header: bytes) -> str:
-    """Return the machine that a program is compiled for, "" for what isn't compiled."""
+    """Return the architecture that a program is compiled for, "" if it isn't compiled."""
     if header[:4] != elf.MAGIC or len(header) < _ELF_HEADER:
         return ""
     order: Literal["little", "big"] = "little" if header[5] == elf.LITTLE_ENDIAN else "big"
@@ -93,7 +93,7 @@ def _writable_by_others(case: Case, path: str) -> bool:
 
 
 def low_level_runtime(case: Case) -> Iterator[Finding]:
-    """Look for the runtime that gpu-py hands over to."""
+    """Check that the low-level runtime of gpu-py exists."""
     launcher = f"{case.bin}/{names.RUNTIME}"
     try:
         folders = os.fsencode(os.environ.get("PATH", ""))
@@ -101,11 +101,11 @@ def low_level_runtime(case: Case) -> Iterator[Finding]:
     except RuntimeMissingError as error:
         yield failure("low-level-runtime", error.cause, error.remedy)
     else:
-        yield ok("low-level-runtime", f"gpu-py hands over to {low_level}")
+        yield ok("low-level-runtime", f"gpu-py calls {low_level}")
 
 
 def runtime_starts(case: Case) -> Iterator[Finding]:
-    """Start gpu-py, which starts its low-level runtime, and take the time."""
+    """Run gpu-py, which starts its low-level runtime, and measure the time."""
     launcher = f"{case.bin}/{names.RUNTIME}"
     before = time.monotonic()
     try:
@@ -121,23 +121,21 @@ def runtime_starts(case: Case) -> Iterator[Finding]:
     milliseconds = (time.monotonic() - before) * 1000
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip().split("\n")
-        text = (
-            f"gpu-py --version ends with status {done.returncode} and says: {said[-1] or 'nothing'}"
-        )
+        text = f"gpu-py --version exits with status {done.returncode}: {said[-1] or 'no message'}"
         yield failure("runtime-starts", text, _REINSTALL)
     else:
         yield ok("runtime-starts", f"gpu-py --version takes {milliseconds:.0f} ms")
 
 
 def python(case: Case) -> Iterator[Finding]:
-    """Tell which interpreter this is."""
+    """Report the interpreter and its version."""
     del case
     version = ".".join(map(str, sys.version_info[:3]))
     yield ok("python", f"Python {version} from {sys.executable}")
 
 
 def configuration(case: Case) -> Iterator[Finding]:
-    """Check the configuration: valid, safe from others, every key of use."""
+    """Check that the configuration is valid, has no unused keys, and only root can change it."""
     if case.config_error:
         cause, _, remedy = case.config_error.rstrip(".").rpartition(". ")
         yield failure("configuration", cause or remedy, remedy)
@@ -147,27 +145,27 @@ def configuration(case: Case) -> Iterator[Finding]:
     if path and _writable_by_others(case, path):
         yield failure(
             "configuration-owner",
-            f"Others than root may change {path}",
+            f"Other users than root can change {path}",
             f"Run chown root:root {path} and chmod go-w {path}",
         )
     yield from _keys_without_effect(case)
 
 
 def _keys_without_effect(case: Case) -> Iterator[Finding]:
-    """Warn of keys that nobody knows; NVIDIA's that change nothing here do no harm."""
+    """Warn of unknown keys; report NVIDIA's keys that have no effect here."""
     known = [key for key, _ in case.config.ignored if key in WITHOUT_EFFECT]
     if known:
-        text = f"Keys of NVIDIA's that change nothing here: {', '.join(known)}"
+        text = f"NVIDIA's keys without effect here: {', '.join(known)}"
         yield ok("configuration-unused-keys", text)
     for key, reason in case.config.ignored:
         if key not in WITHOUT_EFFECT:
-            text = f"{key} changes nothing: {reason}"
+            text = f"{key} has no effect: {reason}"
             remedy = f"Correct or delete it in {case.config.path}"
             yield warning("configuration-keys", text, remedy)
 
 
 def driver_roots(case: Case) -> Iterator[Finding]:
-    """Say where the vendors' drivers are looked for, if not on the host itself."""
+    """Report the driver roots, if they aren't the host's root."""
     known = registry.known(case.config)
     for entry in case.config.driver_roots:
         vendor = entry.partition("=")[0]
@@ -180,19 +178,19 @@ def driver_roots(case: Case) -> Iterator[Finding]:
     roots = {names.TITLE: case.config.driver_root_of(name) for name, names in known.items()}
     first, *others = dict.fromkeys(roots.values())
     if others:
-        places = ", ".join(f"{title}'s below {root}" for title, root in roots.items())
-        yield ok("driver-roots", f"Drivers are looked for: {places}")
+        places = ", ".join(f"{title} below {root}" for title, root in roots.items())
+        yield ok("driver-roots", f"Drivers are searched for: {places}")
     elif first != "/":
-        yield ok("driver-roots", f"Drivers are looked for below {first}")
+        yield ok("driver-roots", f"Drivers are searched for below {first}")
 
 
 def saved_inventory(case: Case) -> Iterator[Finding]:
-    """Ask whether container starts find a fresh inventory, and who may write it."""
+    """Check that a fresh inventory is saved, and that only root can change it."""
     folder = case.config.state_dir
     if case.machine.exists(folder) and _writable_by_others(case, folder):
         yield failure(
             "saved-inventory",
-            f"Others than root may change {folder}, and so nothing saved there is used",
+            f"Other users than root can change {folder}, so nothing saved there is used",
             f"Run chown root:root {folder} and chmod 755 {folder}",
         )
         return
@@ -206,12 +204,12 @@ def saved_inventory(case: Case) -> Iterator[Finding]:
         yield note(
             "saved-inventory",
             f"No fresh inventory is saved in {folder}: the next GPU container waits for the driver",
-            "To have it done now, as root: gpuhook refresh",
+            "Run gpuhook refresh as root to save one now",
         )
 
 
 def memory_limits(case: Case) -> Iterator[Finding]:
-    """Ask whether the limits of memory that the configuration sets can be set here."""
+    """Check that the configured memory limits can be set on this host."""
     config = case.config
     if not config.limits_memory:
         return
@@ -224,18 +222,18 @@ def memory_limits(case: Case) -> Iterator[Finding]:
         lacking = limitable.what_it_takes(vendor, inventory, config)
         title = vendor.names.TITLE
         if lacking is None:
-            yield ok("memory-limits", f"The memory of {title}'s devices can be limited")
+            yield ok("memory-limits", f"The memory of {title} devices can be limited")
         else:
             yield failure(
                 "memory-limits",
-                f"[gpuhook.limits] limits the memory of {title}'s devices, and no container with "
+                f"[gpuhook.limits] limits the memory of {title} devices, and no container with "
                 f"one starts: {lacking.cause}",
                 lacking.remedy,
             )
 
 
 def _borders(case: Case) -> Iterator[Finding]:
-    """Ask whether a process can leave its cgroup by one that another container can write to.
+    """Check that no process can leave its cgroup for one that another container can write.
 
     Source: Documentation/admin-guide/cgroup-v2.rst, nsdelegate.
     """
@@ -245,36 +243,38 @@ def _borders(case: Case) -> Iterator[Finding]:
             yield warning(
                 "memory-limits",
                 f"Cgroups are mounted at {shown(place)} without nsdelegate, so a container that "
-                "may write to its own helps another one out of a limit",
-                f"mount -o remount,nsdelegate {place}, as systemd does when the machine boots",
+                "can write to its own cgroup can help another one to escape a limit",
+                f"mount -o remount,nsdelegate {place}, as systemd does when the host boots",
             )
             return
 
 
 def recent_errors(case: Case) -> Iterator[Finding]:
-    """Show what stopped containers lately: not every engine shows what gpuhook says."""
+    """Report recent errors of container starts: not every engine shows gpuhook's messages."""
     lately = _lately(case, log.ERRORS)
     if lately:
         count = f"{len(lately)} containers failed" if len(lately) > 1 else "A container failed"
-        remedy = "Do what the message says; crun, and podman at precreate, hide what hooks say"
+        remedy = (
+            "Do what the message says; crun, and podman at precreate, hide the messages of hooks"
+        )
         yield note("recent-errors", f"{count} within a day, the last: {lately[-1]}", remedy)
 
 
 def recent_warnings(case: Case) -> Iterator[Finding]:
-    """Show which containers started lately with other parts of the driver than they asked for."""
+    """Report recent containers that started without a part of the driver they requested."""
     lately = _lately(case, log.WARNINGS)
     if lately:
         many = len(lately) > 1
-        count = f"{len(lately)} containers ask" if many else "A container asks"
+        count = f"{len(lately)} containers request" if many else "A container requests"
         yield note(
             "recent-warnings",
-            f"{count} for what there isn't, within a day, the last: {lately[-1]}",
-            "Correct the variable in the image, or in what starts the container",
+            f"{count} something unavailable, within a day, the last: {lately[-1]}",
+            "Correct the variable in the image, or in the container's definition",
         )
 
 
 def _lately(case: Case, name: str) -> list[str]:
-    """Return the messages of the last day in a file of the state folder, each with its time."""
+    """Return the last day's messages in a file of the state folder, each with its time."""
     text = case.machine.text(f"{case.config.state_dir}/{name}") or ""
     yesterday = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 86400))
     lately = []
@@ -282,14 +282,14 @@ def _lately(case: Case, name: str) -> list[str]:
         try:
             record = json.loads(line)
         except ValueError:
-            continue  # cut off while it was written
+            continue  # a truncated line
         if isinstance(record, dict) and str(record.get("time", "")) > yesterday:
             lately.append(f"{record['time']} {record.get('msg', '')}".rstrip("."))
     return lately
 
 
 def launcher_settings(case: Case) -> Iterator[Finding]:
-    """Ask whether the launcher knows the configuration, or has to start Python to read it."""
+    """Check that the launcher's cache is fresh; otherwise Python has to read config.toml."""
     path = case.config.path
     if path is None or case.config_error:
         return
@@ -298,13 +298,13 @@ def launcher_settings(case: Case) -> Iterator[Finding]:
     newest = [case.machine.stat(place) for place in (path, os.path.dirname(path))]
     times = [status.st_mtime for status in newest if status is not None]
     if saved is not None and saved.st_uid == 0 and all(saved.st_mtime > time for time in times):
-        yield ok("launcher-settings", f"gpu-py knows what {path} says")
+        yield ok("launcher-settings", f"gpu-py's cache of {path} is fresh")
     elif times and times[0] < launcher_cache.LONG_AGO:
         yield note(
             "launcher-settings",
-            f"{path} has the time of all files of a reproducible build, so gpu-py, which couldn't "
-            "tell a new one by it, may read it at each call",
-            f"To save that time: touch {path}",
+            f"{path} has the fixed time of a reproducible build, by which gpu-py can't notice a "
+            "change, so it may read the file at each call",
+            f"Run touch {path} to avoid that",
         )
     else:
         yield ok(
