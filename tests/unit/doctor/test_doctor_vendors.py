@@ -183,7 +183,7 @@ def test_each_vendor_is_examined_below_its_own_root(
     assert files["nodes.txt"].startswith("/dev/acme0 ")
     assert [each.status for each in found] == ["warning", "ok"]
     assert "the vendor 'amce'" in found[0].message
-    assert "NVIDIA's below /run/all" in found[1].message
+    assert "NVIDIA below /run/all" in found[1].message
     tree.config.driver_roots = ()
     [found_once] = [each for each in examine(tree.case) if each.check == "driver-roots"]
     assert found_once.message == "Drivers are searched for below /run/all"
