@@ -187,7 +187,9 @@ def test_a_broken_configuration(machine: Machine) -> None:
     wrong, _, end = text.rpartition("\n\n")
     assert "failure" not in wrong.partition("\nfailure  configuration: ")[0]
     assert wrong.splitlines()[-2].startswith("failure  configuration: ")
-    assert re.search(r"^\d+ checks skipped, .*\n\d+ ok, \d+ notes?, 0 warnings, 1 failure\n$", end)
+    assert re.search(
+        r"^\d+ checks skipped because .*\n\d+ ok, \d+ notes?, 0 warnings, 1 failure\n$", end
+    )
 
 
 def test_no_driver(machine: Machine) -> None:

@@ -129,7 +129,7 @@ def test_roots_own_daemon_gets_the_signal(site: Site) -> None:
     words = [f"--config-file={site.config}"]
     with pretender(site.folder / "dockerd", *words, way=()) as daemon:
         done = site.gpuhook("install", "--reload").ok()
-        assert f"docker: process {daemon.pid} has read " in done.stdout
+        assert f"docker: process {daemon.pid} has reloaded " in done.stdout
         assert daemon.wait(30) == -signal.SIGHUP
 
 

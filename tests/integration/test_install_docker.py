@@ -126,7 +126,7 @@ def test_install_run_uninstall(site: Site, driver: Driver) -> None:
     assert '+\t\t"gpu-py": {' in shown.splitlines()
 
     done = site.gpuhook("install", "--reload").ok()
-    assert f"docker: process {site.docker.pid} has read {site.config} again" in done.stdout
+    assert f"docker: process {site.docker.pid} has reloaded {site.config}" in done.stdout
     assert "gpu-py" in site.runtimes()
     assert site.default_runtime() == "runc"
     inside = seen(site.docker.run(DEBIAN, *look(driver.minors), env=TWO))

@@ -363,9 +363,9 @@ def test_what_a_killed_build_leaves_goes_with_the_next(folder: Path) -> None:
     ("options", "sentence"),
     [
         ("ro", "can't be built: Read-only file system. Choose a folder"),
-        ("size=200k", "can't be built: No space left on device. Make room"),
-        ("size=1m", "can't be built: No space left on device. Make room"),
-        ("nr_inodes=40", "can't be built: No space left on device. Make room"),
+        ("size=200k", "can't be built: No space left on device. Free space"),
+        ("size=1m", "can't be built: No space left on device. Free space"),
+        ("nr_inodes=40", "can't be built: No space left on device. Free space"),
     ],
 )
 def test_a_disk_that_takes_nothing(folder: Path, options: str, sentence: str) -> None:

@@ -117,10 +117,10 @@ def test_refresh_command_saves(host: Host, installation: Any) -> None:
     )
     left = Path(f"/run/gpuhook/launcher{config}")
     left.mkdir(parents=True)
-    (left / "runtimes").write_text("of another config.toml with an older time:")
+    (left / "cache").write_text("of another config.toml with an older time\n")
     told = run([installation.command, "refresh", "--config", config]).ok().stdout
     assert "3 GPUs" in told
-    assert (left / "runtimes").read_text() == "runc:crun:\n"
+    assert (left / "cache").read_text().splitlines()[1] == "runc:crun:"
     # What another installation saved, ours doesn't believe; but the file is there and whole.
     (saved,) = Path(host.config.state_dir).glob("inventory-nvidia-????????????????")
     assert saved.read_text().count('"uuid"') == 3
