@@ -69,6 +69,11 @@ def running(bundle: Bundle, runtime: str) -> Iterator[None]:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
+            # The container's program may be faster than what its runtime writes down of it.
+            wait_until(
+                lambda: bundle.namespace.run(runtime, "state", bundle.name).status == 0,
+                "the runtime knows the container",
+            )
             yield
         finally:
             bundle.namespace.run(runtime, "kill", bundle.name, "KILL")

@@ -150,7 +150,7 @@ class Source:
         if reader is None or not versions.is_below(reader.highest, versions.GROUPS):
             return groups
         text = (
-            f"Groups of device nodes are left out, because {reader.title} reads CDI specs up to "
+            f"Groups of device nodes are left out, because {reader.title} supports CDI specs up to "
             f"version {reader.highest}, and they need {versions.GROUPS}: users other than root "
             "can't open those nodes"
         )
