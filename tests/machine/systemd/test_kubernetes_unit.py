@@ -76,5 +76,9 @@ def test_before_the_kubelet(node: None) -> None:
     call("systemd-analyze", "verify", UNIT)
     assert f"removed {UNIT.name}" in apply("remove", "remove", "--engine=none")
     assert not UNIT.exists()
-    loaded = call("systemctl", "show", "--property=LoadState", UNIT.name)
-    assert loaded == "LoadState=not-found\n"
+    # A package of gpuhook that is installed has a unit of that name, which it doesn't enable.
+    words = ("--property=FragmentPath", "--property=ActiveState", "--property=UnitFileState")
+    left = call("systemctl", "show", *words, UNIT.name).splitlines()
+    assert f"FragmentPath={UNIT}" not in left
+    assert "ActiveState=inactive" in left
+    assert "UnitFileState=enabled" not in left
