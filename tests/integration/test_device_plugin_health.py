@@ -85,7 +85,7 @@ def test_the_log_says_why_devices_are_unhealthy_until_they_are_well(node: Node) 
     halves = Sharing(GPUS, 2, GPUS, (), True, ("50%", "50%"))
     node.start(sharing={GPUS: halves}, device_list_strategy=("volume-mounts",))
     node.healthy(0, 4)
-    why = f"{every} are unhealthy: NVIDIA's driver limits memory from release 615 on"
+    why = f"{every} are unhealthy: NVIDIA's driver limits memory since release 615"
     node.until(lambda: node.said(why), "the reason is said")
     node.simulate("--gpus=2", "--driver-version=615.10.01")
     node.healthy(4, 4)

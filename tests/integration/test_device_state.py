@@ -124,7 +124,7 @@ def test_a_refused_claim_has_changed_nothing(node: Node, driver: Driver) -> None
         node_path.rename(kept)
         try:
             answer = ask(node, claim)  # the second where the service has noticed it before
-            assert "doesn't say what the compute mode" in answer or "isn't here" in answer
+            assert "doesn't report the compute mode" in answer or "isn't here" in answer
         finally:
             kept.rename(node_path)
         assert state(driver) == (MODES, SLICES)
@@ -422,7 +422,7 @@ def test_a_damaged_record_of_mps(node: Node, driver: Driver, has_state: bool) ->
     with node.service():
         assert f"{record} can't be read" in mps(node, "start").stderr
         assert f"{record} can't be read" in ask(node, claim)
-        assert "GPUs keep those" in mps(node, "stop").ok().stdout
+        assert "GPUs keep their current mode" in mps(node, "stop").ok().stdout
         assert not record.exists()
         assert not daemons(driver)
         assert values(driver, "compute") == {0: EXCLUSIVE_PROCESS}

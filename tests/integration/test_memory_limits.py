@@ -157,10 +157,10 @@ def test_nvidias_own_variables_limit_a_container(place: Place, way: str) -> None
 
 
 REFUSED = {
-    "old driver": (("--gpus=1", "--set=driver-version=610.10"), "", "from release 615 on"),
+    "old driver": (("--gpus=1", "--set=driver-version=610.10"), "", "since release 615"),
     "MIG": ((*OPTIONS, "--set=mig=0:1g.10gb"), "", "no limits for GPUs in MIG mode"),
-    "no cgroups in the root": (OPTIONS, "sys/fs/cgroup", "There is no folder "),
-    "no file systems in the root": (OPTIONS, "sys/fs", "There is no folder "),
+    "no cgroups in the root": (OPTIONS, "sys/fs/cgroup", "The folder "),
+    "no file systems in the root": (OPTIONS, "sys/fs", "The folder "),
 }
 
 
@@ -216,7 +216,7 @@ def test_cgroup_v1_is_refused(place: Place, way: str) -> None:
     done = place.run(made, way)
     assert done.status != 0
     assert "started" not in done.stdout
-    is_said(place, done, "limits memory by cgroup v2 at /sys/fs/cgroup, and here that is at")
+    is_said(place, done, "limits memory by cgroup v2 at /sys/fs/cgroup, and here it is at")
 
 
 @ONE

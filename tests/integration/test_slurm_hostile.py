@@ -188,7 +188,7 @@ def test_a_folder_of_another_user_is_put_away(scripts: Scripts, folder: Path) ->
     """As one of a user who had this name before, and whose epilog didn't run."""
     scripts.prolog(folder, ADA, 5).ok()
     (theirs(folder / f"{ADA}.6", BEA) / "hers").touch()
-    assert "another user's" in scripts.prolog(folder, ADA, 6).ok().stderr
+    assert "another user" in scripts.prolog(folder, ADA, 6).ok().stderr
     assert os.listdir(folder / f"{ADA}.6") == []
     assert (folder / f"{ADA}.6").stat().st_uid == ADA
     scripts.epilog(folder, ADA, 6).ok()

@@ -179,7 +179,7 @@ def test_the_epilog_removes_nothing_elsewhere(scripts: Scripts, site: Path, fold
     scripts.epilog(folder, ADA, 5).ok()  # no job has done anything on this node yet
     his = theirs(site / "his", ADA)
     kept = theirs(his / f"{ADA}.5", ADA)
-    assert f"which is user {ADA}'s" in scripts.epilog(his, ADA, 5).failed().stderr
+    assert f"which belongs to user {ADA}" in scripts.epilog(his, ADA, 5).failed().stderr
     folder.symlink_to(his)
     assert "Not a directory" in scripts.epilog(folder, ADA, 5).failed().stderr
     assert kept.is_dir()

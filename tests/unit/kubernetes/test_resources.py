@@ -410,7 +410,7 @@ def test_no_share_of_memory_of_what_has_no_limit(tmp_path: Path) -> None:
     shared = Sharing(GPU, 2, GPU, memory=("50%", "50%"))
     facts: dict[str, Any] = {"device_list_strategy": ("volume-mounts",)}
     one = only(offered(machine(tmp_path, gpu(0, 0)), sharing={GPU: shared}, **facts))
-    assert ["from release 615 on" in each for each in reasons(one)] == [True]
+    assert ["since release 615" in each for each in reasons(one)] == [True]
     gaudi = paper.machine("gaudi", tmp_path / "gaudi", 1)
     other = Sharing("habana.ai/gaudi", 2, "habana.ai/gaudi", memory=("50%", "50%"))
     one = only(offered(gaudi, sharing={other.name: other}, **facts))

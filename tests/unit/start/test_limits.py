@@ -267,7 +267,7 @@ def test_a_mount_for_all_devices_of_a_vendor_in_whichever_ways_they_came() -> No
 @pytest.mark.parametrize(
     ("inventory", "why"),
     [
-        (nvidia(version="610.1"), "from release 615 on, and this is 610.1"),
+        (nvidia(version="610.1"), "since release 615, and this is 610.1"),
         (nvidia(gpu(0, 3, (mig(0, 1, 12, 13),))), "GPUs in MIG mode"),
         (nvidia().but(platform="wsl"), "The platform wsl"),
         (machine(gpu(0, 3)).but(version="615.1"), "how much memory GPU 0 has"),

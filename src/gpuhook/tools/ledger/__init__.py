@@ -1,1 +1,1 @@
-"""The ledger of this node's devices: who has which, and which of their settings were changed."""
+"""Ledger of this node's devices: the owner of each, and the settings that owners changed."""

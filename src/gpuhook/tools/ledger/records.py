@@ -1,21 +1,21 @@
-"""The ledger's records on disk: which owner has which devices, and what it changed of them.
+"""Ledger records on disk: the devices of each owner, and the settings that it changed.
 
-One file for each owner, all of one form, in a folder of the state folder:
+There is one file per owner, all of the same form, in a folder of the state folder:
 
-    claim_UID_DRIVER.json    what a claim has of one driver (gpuhook dra)
-    pod_DIGEST.json          a device that gpuhook device-plugin gave to a pod
+    claim_UID_DRIVER.json    the devices that a claim has from one driver (gpuhook dra)
+    pod_DIGEST.json          a device that gpuhook device-plugin allocated to a pod
     mps.json                 the devices that gpuhook mps shares
 
-A record is *started* before anything is touched for its owner, and *completed* when all of it is
-there. A record of an earlier boot counts for nothing: nothing that was made then is there. Every
-change needs the lock, whatever instance of gpuhook makes it: during an update two run at once, and
-pods mount this folder of the node.
+A record is *started* before anything is changed for its owner, and *completed* when everything in
+it exists. Records from a previous boot are ignored: everything they describe is gone. Every change
+needs the lock, in every instance of gpuhook: during an update two instances run at once, and pods
+mount this folder of the node.
 
-The device plugin is not told when a container ends, so its records stay. A claim that is refused
-because of one asks the kubelet whether some pod has the device.
+The device plugin is not told when a container ends, so its records stay. If one of them conflicts
+with a claim, the kubelet is asked whether a pod still has the device.
 
-What another version of gpuhook wrote is read as far as it is known. While a record can't be read
-at all, no device is handed out: the record may say that a container has it.
+Unknown fields of other gpuhook versions are ignored. While a record is unreadable, no device is
+allocated: the record may say that a container has it.
 """
 
 import contextlib
@@ -37,13 +37,13 @@ FOLDER = "devices"  # in the state folder; the manifests mount it
 CLAIM, POD, MPS = "claim", "pod", "mps"  # owners
 STARTED, COMPLETED = "started", "completed"
 _LOCK = "lock"
-_WAIT = 20  # seconds that another owner's work may take
+_WAIT = 20  # seconds that another process may hold the lock
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 _DRIVER = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 _END = ".json"
 _MOST = 1 << 20  # bytes of a record
 _MODE = 0o600
-# What reading a file may raise that is damaged, or that another program wrote.
+# Errors from reading a file that is damaged, or that another program wrote.
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _REMEDIES = {
     CLAIM: "Delete its claim's pods; remove the file if it is still there when no container of "
@@ -56,13 +56,13 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Held:
-    """A device that an owner has.
+    """A device that belongs to an owner.
 
-    ``vendor`` is ours; ``unit`` and ``whole`` are ids as the device plugin has them
-    (``state.Unit``). The other fields are those of a claim's allocation result: ``request`` without
-    a subrequest, ``device`` the slice's name, ``share`` the share's id where several claims may
-    have the device at once, ``consumed`` what of its capacity this one has, in bytes or pieces.
-    ``cdi`` are the names that engines are given.
+    ``vendor`` is gpuhook's name; ``unit`` and ``whole`` are ids of the device plugin
+    (``state.Unit``). The other fields come from a claim's allocation result: ``request`` without
+    a subrequest, ``device`` the name in the slice, ``share`` the share's id if several claims may
+    use the device at once, ``consumed`` the capacity that this claim uses, in bytes or pieces.
+    ``cdi`` are the CDI names that engines receive.
     """
 
     request: str = ""
@@ -77,12 +77,12 @@ class Held:
     cdi: tuple[str, ...] = ()
 
     def shares(self, other: "Held") -> bool:
-        """Tell whether both are shares of a device that several claims may have."""
+        """Return whether both are shares of a device that several claims may use."""
         both = bool(self.share and other.share)
         return both and (self.vendor, self.device) == (other.vendor, other.device)
 
     def conflicts(self, other: "Held") -> bool:
-        """Tell whether two owners can't have both: one device, or one is a part of the other."""
+        """Return whether two owners can't have both: one device, or a device and its part."""
         if self.admin or other.admin or self.shares(other) or self.vendor != other.vendor:
             return False
         return self.unit in (other.unit, other.whole) or self.whole == other.unit
@@ -92,8 +92,8 @@ class Held:
 class Setting:
     """A setting of a device that its owner has changed to ``value``.
 
-    ``before`` is what it was, and is put back. ``device`` is the inventory's id, ``name`` the
-    vendor's name of the setting.
+    ``before`` is the original value, which is restored. ``device`` is the inventory's id, ``name``
+    the vendor's name of the setting.
     """
 
     vendor: str
@@ -105,12 +105,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Record:
-    """An owner, the devices it has, and what has to be undone for it.
+    """An owner, its devices, and the changes to roll back when it releases them.
 
-    ``effects`` are started programs, each a plain dict of its vendor's. ``name`` is the claim's,
-    or the resource that a pod asked for. ``at`` is when work on it started, in seconds from the
-    boot on, and ``gone`` since when the claim isn't in the cluster any more: 0 where it is, or
-    nothing has asked.
+    ``effects`` are started programs, each a plain dict that its vendor defines. ``name`` is the
+    claim's, or the resource that a pod requested. ``at`` is when the record was started, in
+    seconds since boot. ``gone`` is when the claim was found missing from the cluster: 0 if it
+    exists, or was not looked up yet.
     """
 
     driver: str
@@ -139,36 +139,36 @@ class Record:
 
     @property
     def key(self) -> str:
-        """The name of its file."""
+        """The record's file name."""
         words = {CLAIM: (self.uid, self.driver), POD: (self.uid,), MPS: ()}[self.owner]
         return "_".join((self.owner, *words)) + _END
 
     @property
     def claim(self) -> str:
-        """The claim as a sentence names it."""
+        """The claim's name for messages."""
         return f"{self.namespace}/{self.name}" if self.name else f"with the uid {self.uid}"
 
     def __str__(self) -> str:
-        """Return the owner as a sentence names it."""
+        """Return the owner's name for messages."""
         if self.owner == MPS:
             return "gpuhook mps"
         return f"claim {self.claim}" if self.owner == CLAIM else f"a pod that asked for {self.name}"
 
 
 def _known(kind: type[Any], data: dict[str, Any]) -> dict[str, Any]:
-    """Return what of some data is a field: a newer version may have written more."""
+    """Return the known fields of some data: a newer version may have written more."""
     return {each.name: data[each.name] for each in fields(kind) if each.name in data}
 
 
 def now() -> float:
-    """Return the seconds from the boot on, whatever the clock is set to."""
+    """Return the seconds since boot, independent of the wall clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def in_the_way(
     wanted: Iterable[Held], records: Iterable[Record]
 ) -> list[tuple[Held, Held, Record]]:
-    """Return each wanted device that another owner has: ours, theirs, and that owner's record."""
+    """Return each wanted device that another owner has: ours, theirs, and its owner's record."""
     ours = [*wanted]
     return [
         (each, other, record)
@@ -180,7 +180,7 @@ def in_the_way(
 
 
 def _read(path: str) -> dict[str, Any]:
-    """Return the object in a file; one of ``_DAMAGE`` where there is none."""
+    """Return the JSON object in a file; raise one of ``_DAMAGE`` if there is none."""
     found = json.loads(files.read(path, _MOST))
     if not isinstance(found, dict):
         raise TypeError(path)
@@ -188,9 +188,9 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def remove(path: str) -> None:
-    """Remove a file, and temporary files that were to become it; OSError where that can't be.
+    """Remove a file, and the temporary files of its writers; OSError on failure.
 
-    Needs the lock: another writer's temporary file would go, too.
+    Needs the lock, because another writer's temporary file would be removed as well.
     """
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
@@ -202,12 +202,12 @@ def _remove_remains(folder: str, start: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir(folder):
             if name.startswith(start):
-                with contextlib.suppress(OSError):  # nothing reads them
+                with contextlib.suppress(OSError):  # nothing reads these files
                     os.unlink(f"{folder}/{name}")
 
 
 def check_names(driver: str, uid: str) -> None:
-    """Raise PluginError for what can't be in the name of a file."""
+    """Raise PluginError for a driver or uid that can't be part of a file name."""
     if not _UID.fullmatch(uid) or not _DRIVER.fullmatch(driver):  # protects: dra-names
         raise PluginError(
             f"{shown(uid)} can't be the uid of a claim", "Look at the kubelet's log: it has sent it"
@@ -215,7 +215,7 @@ def check_names(driver: str, uid: str) -> None:
 
 
 class Records:
-    """The records of this node; nothing is changed without ``locked``."""
+    """The records of this node; every change needs ``locked``."""
 
     def __init__(self, state_dir: str) -> None:
         self._state_dir = state_dir
@@ -224,7 +224,7 @@ class Records:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Exclude all other changes of records for a block; PluginError where that fails."""
+        """Hold the lock on the records for a block; PluginError on failure."""
         fd = self._open_lock()
         try:
             if not lock.take(fd, _WAIT):  # protects: dra-lock
@@ -237,7 +237,7 @@ class Records:
             os.close(fd)
 
     def make(self) -> None:
-        """Make the folder where it isn't there; PluginError where it can't be used."""
+        """Create the folder if it is missing; PluginError if it can't be used."""
         os.close(self._open_lock())
 
     def _open_lock(self) -> int:
@@ -251,9 +251,9 @@ class Records:
             os.close(folder)
 
     def _open_folder(self) -> int:
-        """Open our folder, made where it isn't there; PluginError where others may change it.
+        """Open the folder, and create it if missing; PluginError if other users may change it.
 
-        In a pod it is a mount, below a folder that everybody may write to (an emptyDir): only root
+        In a pod it is a mount below a folder that all users can write to (an emptyDir): only root
         can change a mount.
         """
         if not os.path.ismount(self.folder):
@@ -261,8 +261,8 @@ class Records:
         found = cache.open_folder(self.folder)  # protects: dra-folder
         if found is None:
             raise PluginError(
-                f"{self.folder} can't be used, or isn't root's alone",
-                "See that it is a folder of root's that nobody else may write to",
+                f"{self.folder} can't be used, or others may write to it",
+                "Make it a folder that belongs to root and that no other user can write to",
             )
         return found
 
@@ -270,7 +270,7 @@ class Records:
         above = cache.make_folder(self._state_dir)
         if above is None:
             raise PluginError(
-                f"{self._state_dir} can't be used, or isn't root's alone",
+                f"{self._state_dir} can't be used, or others may write to it",
                 "Correct state-dir in [gpuhook]",
             )
         try:
@@ -288,16 +288,16 @@ class Records:
     # Reading ----------------------------------------------------------------------------------
 
     def read(self, driver: str, uid: str) -> Record | None:
-        """Return a claim's record, None where there is none that can be read."""
+        """Return a claim's record, None if it is missing or unreadable."""
         return self._load(Record(driver, uid, "", "", "", "").key)
 
     def mps(self) -> Record | None:
-        """Return the record of gpuhook mps of this boot, None where there is none."""
+        """Return the record of gpuhook mps of this boot, None if there is none."""
         found = self._load(f"{MPS}{_END}")
         return found if found is not None and found.boot == self.boot else None
 
     def _load(self, key: str) -> Record | None:
-        """Return what a file says that is an owner's own record; None for anything else."""
+        """Return the record in a file if it belongs to the file's owner, else None."""
         try:
             found = Record.from_json(_read(f"{self.folder}/{key}"))
             is_its = found.key == key  # protects: record-owner
@@ -306,7 +306,7 @@ class Records:
         return found if is_its else None
 
     def keys(self) -> list[str]:
-        """Return the names of all records' files, those that can't be read among them."""
+        """Return the file names of all records, including unreadable ones."""
         try:
             entries = sorted(os.listdir(self.folder))
         except FileNotFoundError:
@@ -319,28 +319,28 @@ class Records:
         ]
 
     def claims(self) -> list[tuple[str, str]]:
-        """Return driver and uid of every claim's record, those that can't be read among them."""
+        """Return driver and uid of every claim's record, including unreadable ones."""
         return [found for key in self.keys() if (found := _names(key)) is not None]
 
     def current(self) -> list[Record]:
-        """Return the records of this boot that can be read."""
+        """Return the readable records of this boot."""
         found = (self._load(key) for key in self.keys())
         return [each for each in found if each is not None and each.boot == self.boot]
 
     def others(self, key: str) -> list[Record]:
-        """Return the current records of all owners but one."""
+        """Return the current records of all owners except one."""
         return [each for each in self.current() if each.key != key]
 
     def is_unknown(self, driver: str, uid: str) -> bool:
-        """Tell whether a claim's record can't be read that may be of this boot."""
+        """Return whether a claim has an unreadable record that may be of this boot."""
         return self._is_unknown(Record(driver, uid, "", "", "", "").key)
 
     def is_mps_unknown(self) -> bool:
-        """Tell whether the record of gpuhook mps can't be read that may be of this boot."""
+        """Return whether gpuhook mps has an unreadable record that may be of this boot."""
         return self._is_unknown(f"{MPS}{_END}")
 
     def _is_unknown(self, key: str) -> bool:
-        """Tell whether a file is there and no record, and isn't said to be of another boot."""
+        """Return whether a file exists, isn't a record, and doesn't name another boot."""
         if self._load(key) is not None:
             return False
         try:
@@ -352,25 +352,25 @@ class Records:
         return str(data.get("boot", self.boot)) == self.boot
 
     def check_readable(self, but: str = "", owners: Iterable[str] = (CLAIM, POD, MPS)) -> None:
-        """Raise PluginError where it isn't known what owners have, ``but`` for one record."""
+        """Raise PluginError if an owner's record is unreadable, except the record ``but``."""
         for key in self.keys():
             owner = key.removesuffix(_END).partition("_")[0]
             # protects: dra-unreadable
             if key != but and owner in owners and self._is_unknown(key):
                 raise PluginError(
-                    f"{self.folder}/{key} can't be read, which says who has devices: nothing is "
-                    "handed out meanwhile",
+                    f"{self.folder}/{key} can't be read, which records the owner of devices: no "
+                    "device is allocated until that is fixed",
                     _REMEDIES[owner],
                 )
 
     def is_complete(self, record: Record | None) -> bool:
-        """Tell whether all that a record names was there when it was written, since this boot."""
+        """Return whether a record of this boot was completed."""
         return record is not None and (record.state, record.boot) == (COMPLETED, self.boot)
 
     # Writing ----------------------------------------------------------------------------------
 
     def write(self, record: Record) -> None:
-        """Write a record, in one step; PluginError where that fails."""
+        """Write a record atomically; PluginError on failure."""
         text = json.dumps(asdict(record)).encode()
         path = f"{self.folder}/{record.key}"
         try:
@@ -383,9 +383,9 @@ class Records:
             ) from None
 
     def forget(self, key: str) -> None:
-        """Remove a record that may be there, and the temporary files of killed writers.
+        """Remove a record if it exists, and the temporary files of killed writers.
 
-        PluginError where that can't be.
+        PluginError on failure.
         """
         try:
             remove(f"{self.folder}/{key}")
@@ -393,16 +393,16 @@ class Records:
             raise self._unusable(error) from None
 
     def tidy(self) -> None:
-        """Remove the temporary files of killed writers; the lock excludes living ones."""
+        """Remove the temporary files of killed writers; the lock excludes running ones."""
         _remove_remains(self.folder, ".")
 
     # Pods of the device plugin ----------------------------------------------------------------
 
     def lend(self, vendor: str, resource: str, units: Iterable[tuple[str, str]]) -> None:
-        """Write down what the device plugin gives a pod; RequestError where a claim has one of it.
+        """Record the device plugin's allocation to a pod; RequestError if a claim has a device.
 
-        ``units`` are pairs of a unit's id and its whole device's. PluginError where that can't be
-        written, or it isn't known what claims have.
+        ``units`` are pairs of a unit's id and its whole device's. PluginError if that can't be
+        written, or a claim's record is unreadable.
         """
         made = [self._of_pod(vendor, resource, *each) for each in units]
         with self.locked():
@@ -411,8 +411,8 @@ class Records:
             wanted = [held for record in made for held in record.devices]
             for ours, _, record in in_the_way(wanted, claims):  # protects: dra-not-twice-plugin
                 raise RequestError(
-                    f"{ours.unit} is claim {record.claim}'s, which gpuhook dra gave it to",
-                    "Let one of gpuhook dra and gpuhook device-plugin hand out a node's devices; "
+                    f"{ours.unit} is allocated to claim {record.claim} by gpuhook dra",
+                    "Run only one of gpuhook dra and gpuhook device-plugin on a node; "
                     "the pod can start when the claim's pods have ended",
                 )
             for each in made:
@@ -426,7 +426,7 @@ class Records:
 
 
 def _names(key: str) -> tuple[str, str] | None:
-    """Return driver and uid of a claim by its file's name; None for other files."""
+    """Return driver and uid from the file name of a claim's record; None for other files."""
     owner, _, rest = key.removesuffix(_END).partition("_")
     uid, _, driver = rest.partition("_")
     whole = owner == CLAIM and _UID.fullmatch(uid) and _DRIVER.fullmatch(driver)

@@ -1,7 +1,7 @@
-"""Settings of devices that an owner changes, such as the compute mode: set, and put back.
+"""Device settings that owners change and restore, such as the compute mode.
 
-The vendor's ``settings`` module speaks with the driver. What was before is in the owner's record
-before anything is changed, so that any process can put it back, after kill -9 too.
+The vendor's ``settings`` module calls the driver. The original value is saved in the owner's record
+before anything is changed, so any process can restore it, even after kill -9.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,19 +14,19 @@ from gpuhook.tools.ledger.records import Setting
 from gpuhook.tools.vendors import parts
 from gpuhook.vendors import registry
 
-Values = Mapping[str, int]  # by the names of settings
-Inventories = Callable[[str], Any]  # of a vendor, None without its driver
+Values = Mapping[str, int]  # by name of the setting
+Inventories = Callable[[str], Any]  # by vendor; None without its driver
 
 
 class Difference(NamedTuple):
-    """A setting that isn't what its owner set it to; ``value`` is what it is."""
+    """A setting that differs from what its owner set; ``value`` is the current one."""
 
     setting: Setting
     value: int
 
 
 class Settings:
-    """The settings of this machine's devices; ``inventory`` returns a vendor's."""
+    """The settings of this host's devices; ``inventory`` returns a vendor's inventory."""
 
     def __init__(self, config: Config, inventory: Inventories) -> None:
         self._config = config
@@ -35,10 +35,10 @@ class Settings:
     def planned(
         self, vendor: str, wanted: Mapping[str, Values], kept: Sequence[Setting] = ()
     ) -> tuple[Setting, ...]:
-        """Return what is to be changed of a vendor's devices, with what it is now.
+        """Return the changes to a vendor's devices, with the current values.
 
-        ``wanted`` is by the inventory's ids. ``kept`` is what the owner has changed already: what
-        was before that stays so. DriverError where the driver can't be asked.
+        ``wanted`` is keyed by the inventory's ids. ``kept`` are the owner's earlier changes: their
+        original values are preserved. DriverError if the driver can't be queried.
         """
         before = {
             (device, name): value
@@ -47,8 +47,8 @@ class Settings:
         }
         for device, title in self._unread(vendor, wanted, before):  # protects: setting-read
             raise DriverError(
-                f"The driver doesn't say what the {title} of {device} is",
-                "Look at the kernel's log",
+                f"The driver doesn't report the {title} of {device}",
+                "See the kernel's log",
             )
         first = {(each.device, each.name): each.before for each in kept if each.vendor == vendor}
         before.update(first)  # protects: mps-first-mode
@@ -61,7 +61,7 @@ class Settings:
     def _unread(
         self, vendor: str, wanted: Mapping[str, Values], known: Collection[tuple[str, str]]
     ) -> list[tuple[str, str]]:
-        """Return devices with a setting that should have been read and wasn't, by its title."""
+        """Return the readable settings that the driver didn't report: device and title."""
         driver = module(self._config, vendor)
         every = [(device, name) for device, values in wanted.items() for name in values]
         return [
@@ -71,7 +71,7 @@ class Settings:
         ]
 
     def apply(self, settings: Sequence[Setting]) -> None:
-        """Change settings; DriverError where one can't be changed."""
+        """Change settings; DriverError if one can't be changed."""
         for vendor, its in _by_vendor(settings).items():
             wanted = _wanted({each: each.value for each in its})
             failures = self._write(vendor, wanted)
@@ -80,16 +80,16 @@ class Settings:
                 raise DriverError(first.cause, first.remedy)
 
     def restore(self, settings: Sequence[Setting]) -> list[tuple[Setting, parts.NotSet]]:
-        """Put settings back; return those that can't be, each with the reason.
+        """Restore settings; return those that can't be restored, each with the reason.
 
-        One that is something else by now than what was set stays: another hand has changed it.
-        DriverError where the driver can't be asked.
+        A setting that no longer has the value set here is kept: another program has changed it.
+        DriverError if the driver can't be queried.
         """
         found = []
         for vendor, its in _by_vendor(settings).items():
             inventory = self._inventory(vendor)
             if inventory is None:
-                continue  # without a driver nothing of it is left
+                continue  # without a driver no setting is left
             values = self._read(vendor, _wanted(dict.fromkeys(its, 0)))
             due = {(each.device, each.name): each for each in its if _is_ours(each, values)}
             failures = self._write(vendor, _wanted({each: each.before for each in due.values()}))
@@ -97,7 +97,7 @@ class Settings:
         return found
 
     def differences(self, settings: Sequence[Setting]) -> list[Difference]:
-        """Return the settings that aren't as their owner set them; DriverError."""
+        """Return the settings that differ from what their owner set; DriverError on failure."""
         found = []
         for vendor, its in _by_vendor(settings).items():
             values = self._read(vendor, _wanted(dict.fromkeys(its, 0)))
@@ -121,7 +121,7 @@ class Settings:
 
 
 def module(config: Config, vendor: str) -> parts.DeviceSettings:
-    """Return what reads and changes settings of a vendor's devices; RequestError without one."""
+    """Return the vendor's settings module; RequestError if it has none."""
     names = registry.known(config)[vendor]
     found = parts.settings(names)
     if found is None:
@@ -144,7 +144,7 @@ def wanted_of(pairs: Sequence[tuple[Device, Values]]) -> dict[str, dict[str, int
 
 
 def _is_ours(setting: Setting, values: Mapping[str, Values]) -> bool:
-    """Tell whether a setting still is what its owner set; one that can't be read may be."""
+    """Return whether a setting still is what its owner set; an unreadable one may be."""
     value = values.get(setting.device, {}).get(setting.name, setting.value)
     return value == setting.value != setting.before  # protects: anothers-change
 

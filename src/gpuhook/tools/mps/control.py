@@ -1,7 +1,7 @@
-"""MPS' control daemon: its program, the lines that it is told, and what it answers.
+"""MPS control daemon: its program, commands and responses.
 
-Source: NVIDIA's MPS guide of release 615, for both versions of the interface. What it answers
-beside numbers is not written down there, so an answer that isn't understood is an error.
+Source: NVIDIA's MPS guide of release 615, for both versions of the interface. The guide documents
+no responses except numbers, so an unexpected response is an error.
 """
 
 import os
@@ -18,30 +18,30 @@ from gpuhook.start.records import records
 from gpuhook.tools.host import driver_program
 from gpuhook.vendors.nvidia import mps
 
-SERVER = "gpuhook"  # what our server is called, in version 3
-_PATIENCE = 20.0  # seconds for an answer: the first one may start the server
+SERVER = "gpuhook"  # name of gpuhook's server, in version 3
+_PATIENCE = 20.0  # seconds for a response: the first one may start the server
 _PROBE = 5.0
-_END = 10.0  # seconds that it may take to end
+_END = 10.0  # seconds for the daemon to exit
 _PAUSE = 0.05
 _PID = "nvidia-cuda-mps-control.pid"  # in the pipe folder
-_COMM = 15  # bytes that the kernel keeps of a process' name
+_COMM = 15  # bytes of a process name in the kernel
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_SHORT = 200  # characters of an answer that are shown
-# The daemon, and so its server, has our shared memory at /dev/shm (version 2).
+_SHORT = 200  # characters of a response that are shown
+# The daemon and its server use gpuhook's shared memory at /dev/shm (version 2).
 _WITH_SHM = 'mount --bind "$1" /dev/shm && shift && exec "$@"'
 
 
 class Control:
     """The control daemon of a folder; ``program`` is its path on this host.
 
-    ``libraries`` is the folder of the driver's libraries, "" where the loader finds them.
+    ``libraries`` is the folder of the driver's libraries, "" if the loader finds them.
     """
 
     def __init__(self, program: str, base: str, version: int, libraries: str = "") -> None:
         self._program = program
         self._base = base
         self._pid_file = f"{base}/{mps.PIPE}/{_PID}"
-        self._lock = f"{base}/{mps.LOG}"  # which root alone can open, and so lock
+        self._lock = f"{base}/{mps.LOG}"  # only root can open it, and so lock it
         self.version = version
         self._environment = {
             "PATH": names.SYSTEM_PATH,
@@ -53,7 +53,7 @@ class Control:
             self._environment["LD_LIBRARY_PATH"] = libraries
 
     def start(self, devices: Sequence[str]) -> str:
-        """Start it for the devices with these UUIDs; return its process, as records call it."""
+        """Start it for the devices with these UUIDs; return its process id as in records."""
         words = [self._program, "-d"]
         if self.version >= 3:
             words += ["-p", str(self.version)]
@@ -63,7 +63,7 @@ class Control:
             words = [*inside, "sh", "-c", _WITH_SHM, "sh", shm, *words]
         fd = os.open(self._lock, _FOLDER)
         try:
-            lock.take(fd)  # what we start has it, too
+            lock.take(fd)  # the daemon inherits it
             visible = {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
             self._run(words, "", visible, _PATIENCE, fd)
         finally:
@@ -71,7 +71,7 @@ class Control:
         return self._started()
 
     def settle(self) -> None:
-        """Wait until what somebody started who was killed then is the daemon, or is nothing."""
+        """Wait until a start by a killed process has produced the daemon, or has failed."""
         try:
             fd = os.open(self._lock, _FOLDER)
         except OSError:
@@ -84,7 +84,7 @@ class Control:
             os.close(fd)
 
     def _started(self) -> str:
-        """Wait for the daemon's process, and return it."""
+        """Wait for the daemon's process, and return its id as in records."""
         end = time.monotonic() + _PATIENCE
         while time.monotonic() < end:
             found = self.process()
@@ -93,13 +93,13 @@ class Control:
             time.sleep(_PAUSE)
         raise MpsError(
             f"MPS' control daemon was started, and {self._pid_file} doesn't name its process",
-            f"Look at the log in {self._base}/{mps.LOG}",
+            f"See the log in {self._base}/{mps.LOG}",
         )
 
     def process(self) -> str:
-        """Return the process of a daemon that runs here, as records call it; "" for none.
+        """Return the id of the running daemon's process as in records; "" for none.
 
-        One that nobody has written down was started by somebody who was killed just then.
+        A daemon that is in no record was started by a process that was killed before writing it.
         """
         try:
             pid = int(files.read(self._pid_file, 64))
@@ -115,16 +115,16 @@ class Control:
         return found if is_it and not records.is_gone(found) else ""
 
     def tell(self, *lines: str) -> None:
-        """Tell it lines, each of which it has to accept."""
+        """Send commands; MpsError if one isn't accepted."""
         for line in lines:
             answer = self.ask(line)
             if "error" in answer.lower() or "fail" in answer.lower():
                 raise _unexpected(line, answer)
 
     def start_first_server(self) -> None:
-        """Start a server (version 2); MpsError where a client has had one started before.
+        """Start a server (version 2); MpsError if a client has already caused one to start.
 
-        That one hasn't got the defaults that were set since.
+        Such a server lacks the defaults that were set since.
         """
         if _numbers(self.ask("get_server_list")):  # protects: mps-first-server
             raise MpsError(
@@ -134,11 +134,11 @@ class Control:
         self.tell("start_server -uid 0")
 
     def ask(self, line: str, patience: float = _PATIENCE) -> str:
-        """Return what it answers to a line, without the last newline."""
+        """Return the response to a command, without the last newline."""
         return self._run([self._program], f"{line}\n", {}, patience).removesuffix("\n")
 
     def check(self, threads: int) -> None:
-        """Raise MpsError unless it answers, and has the limit of threads that it was given."""
+        """Raise MpsError unless it responds and has the thread limit that was set."""
         if self.version >= 3:
             line = "server list --format=csv,noheader"
             answer = self.ask(line, _PROBE)
@@ -163,7 +163,7 @@ class Control:
         return [pid for each in found for pid in each]
 
     def end(self, process: str) -> None:
-        """End it: by its own command, else by force. ``process`` is what records call it."""
+        """Stop it with its own command, else kill it. ``process`` is its id as in records."""
         if records.is_gone(process):
             return
         try:
@@ -174,7 +174,7 @@ class Control:
             pid = int(process.partition("-")[0])
             fd = os.pidfd_open(pid)
             try:
-                if _called(pid) == process:  # and not one of that number here
+                if _called(pid) == process:  # not another process with the same number
                     signals.send(fd, signal.SIGKILL)
             finally:
                 os.close(fd)
@@ -192,7 +192,7 @@ class Control:
         except subprocess.TimeoutExpired:
             raise MpsError(
                 f"MPS' control daemon didn't answer within {patience:g} seconds",
-                f"Look at the log in {self._base}/{mps.LOG}",
+                f"See the log in {self._base}/{mps.LOG}",
             ) from None
         except OSError as error:
             raise MpsError(
@@ -202,19 +202,19 @@ class Control:
         if done.returncode:
             raise MpsError(
                 f"MPS' control daemon failed: {said or f'status {done.returncode}'}",
-                f"Look at the log in {self._base}/{mps.LOG}, and run gpuhook mps start again",
+                f"See the log in {self._base}/{mps.LOG}, and run gpuhook mps start again",
             )
         return done.stdout.decode(errors="replace")
 
 
 def _numbers(text: str) -> list[int]:
-    """Return the numbers with which lines begin; other lines are passed over."""
+    """Return the number at the start of each line; other lines are skipped."""
     first = [line.partition(",")[0].strip() for line in text.split("\n")]
     return [int(each) for each in first if each.isascii() and each.isdecimal() and len(each) < 10]
 
 
 def _called(pid: int) -> str:
-    """Return what records call a process; "" where it is gone."""
+    """Return a process' id as in records; "" if it is gone."""
     try:
         fd = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -240,13 +240,13 @@ def _unexpected(line: str, answer: str) -> MpsError:
     said = printable(answer)[:_SHORT] or "nothing"
     return MpsError(
         f"MPS' control daemon answered {line.partition(' --')[0]!r} with {said!r}",
-        "Run gpuhook mps start again; if it stays so, this daemon speaks otherwise than NVIDIA's "
-        "guide says: report it",
+        "Run gpuhook mps start again; if that doesn't help, report it: this daemon differs from "
+        "NVIDIA's guide",
     )
 
 
 def program_of(inventory: Inventory) -> str:
-    """Return the daemon's program of a driver; MpsError where there is none."""
+    """Return the path of a driver's control daemon; MpsError if there is none."""
     name = "nvidia-cuda-mps-control"
     found = driver_program.find(inventory, name)
     if found is None:

@@ -1,6 +1,6 @@
-"""The devices that ``gpuhook mps`` shares, as the ledger has them: their claims and compute modes.
+"""Ledger record of the devices that ``gpuhook mps`` shares, and their compute modes.
 
-A program that goes around MPS gets nothing of a GPU in the mode EXCLUSIVE_PROCESS.
+In the mode EXCLUSIVE_PROCESS, a program that bypasses MPS can't use the GPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,21 +30,21 @@ _WANTED = {MODE: EXCLUSIVE_PROCESS}
 
 
 class Devices:
-    """The record of ``gpuhook mps``; ``inventory`` returns NVIDIA's."""
+    """The record of ``gpuhook mps``; ``inventory`` returns NVIDIA's inventory."""
 
     def __init__(self, config: Config, inventory: Callable[[], Any]) -> None:
         self._records = Records(config.state_dir)
         self._settings = Settings(config, lambda _: inventory())
 
     def check(self, devices: Sequence[mps.Shared]) -> None:
-        """Raise RequestError where a claim has one of these devices."""
+        """Raise RequestError if a claim has one of these devices."""
         with self._records.locked():
             self._check(_held(devices))
 
     def hold(self, devices: Sequence[mps.Shared]) -> None:
-        """Take these devices, and set their compute mode; what was held besides is put back.
+        """Record these devices, set their compute mode, and restore that of dropped devices.
 
-        RequestError as ``check``; DriverError where a mode can't be set.
+        RequestError as in ``check``; DriverError if a mode can't be set.
         """
         held = _held(devices)
         with self._records.locked():
@@ -60,15 +60,15 @@ class Devices:
                 self._put_back(record, dropped, settings)
 
     def are_held(self) -> bool:
-        """Tell whether there is a record of them."""
+        """Return whether there is a record of shared devices."""
         return self._records.mps() is not None or self.are_unknown()
 
     def are_unknown(self) -> bool:
-        """Tell whether that record can't be read, and so what to put back isn't known."""
+        """Return whether the record is unreadable, so that the original modes are unknown."""
         return self._records.is_mps_unknown()
 
     def release(self) -> None:
-        """Put back what was changed and forget the devices; DriverError where that fails."""
+        """Restore the compute modes and remove the record; DriverError on failure."""
         with self._records.locked():
             record = self._records.mps()
             if record is not None and record.settings:
@@ -76,7 +76,7 @@ class Devices:
             self._records.forget(self._new().key)
 
     def _check(self, held: tuple[Held, ...]) -> None:
-        # The mode before is in the record of mps itself: read again, it would be the one set then.
+        # The original mode is only in the record: the driver would report the mode set by MPS.
         self._records.check_readable(owners=(CLAIM, MPS))  # protects: mps-unreadable
         claims = [each for each in self._records.current() if each.owner == CLAIM]
         for ours, _, record in in_the_way(held, claims):  # protects: mps-not-a-claims
@@ -88,7 +88,7 @@ class Devices:
     def _put_back(
         self, record: Record, settings: Sequence[Setting], kept: Sequence[Setting] = ()
     ) -> None:
-        """Restore settings; write down those that can't be, and raise DriverError for them."""
+        """Restore settings; record those that can't be restored, and raise DriverError for them."""
         failures = self._settings.restore(settings)
         left = tuple(setting for setting, _ in failures)
         self._records.write(replace(record, settings=(*kept, *left)))

@@ -1,6 +1,6 @@
-"""Start, look after and end a control daemon of MPS, as [gpuhook.mps] says.
+"""Controller of an MPS control daemon, as configured in [gpuhook.mps].
 
-What is written down comes first, so that any later process finds it, after kill -9 too. The GPUs'
+State is written before each change, so a later process finds it, even after kill -9. The GPUs'
 compute modes are in the ledger: ``devices`` for ``gpuhook mps``, the claim's record for a claim.
 """
 
@@ -30,20 +30,20 @@ from gpuhook.vendors.nvidia import names as nvidia
 from gpuhook.vendors.nvidia.model import WSL, Gpu, Inventory
 
 _THIRD = 615  # the first driver with version 3
-_WAIT = 60.0  # seconds that another gpuhook mps may take
-_LOCK = "mps.lock"  # in the state folder, which everybody may open, and so lock
+_WAIT = 60.0  # seconds that another gpuhook mps may hold the lock
+_LOCK = "mps.lock"  # in the state folder itself, which every user may open and so lock
 _MEGA = 1 << 20
 _SHM_SIZE = "size=1g,mode=1777,nosuid,nodev,noexec"
-_DETACHING = 10.0  # seconds for what users have mounted in the shared memory
+_DETACHING = 10.0  # seconds to detach mounts of users in the shared memory
 _BACK_OFF = (1.0, 60.0)  # seconds before the daemon is started again: the first, the longest
 
 
 class Keeper:
-    """MPS of this machine; ``tell`` is given a sentence for whatever happens.
+    """Controller of this host's MPS daemon; ``tell`` receives a sentence for each event.
 
-    A claim's daemon is ``for_claim``: its record in the ledger holds the devices, and ``memory``
-    has limits in bytes of some of them, by UUID, in place of the configuration's. ``inventory`` is
-    NVIDIA's, where it is known. ``followed`` has the settings for a daemon that is started again.
+    A claim's daemon is ``for_claim``: the claim's record in the ledger holds the devices, and
+    ``memory`` has memory limits in bytes by UUID, which replace the configured ones. ``inventory``
+    is NVIDIA's, if known. ``followed`` provides the settings when the daemon is restarted.
     """
 
     def __init__(
@@ -67,15 +67,15 @@ class Keeper:
     # Starting ----------------------------------------------------------------------------------
 
     def start(self) -> mps.State:
-        """Start the daemon where it isn't there; return what is kept.
+        """Start the daemon if it isn't running; return its state.
 
-        MpsError or DriverError where that can't be, and then nothing has changed.
+        MpsError or DriverError on failure, and then nothing has changed.
         """
         with self._locked():
             before = mps.read(self._config.state_dir)
             wanted = self.wanted(before)
             if self._devices is not None:
-                self._devices.check(wanted.devices)  # before anything is ended
+                self._devices.check(wanted.devices)  # before a daemon is stopped
             if before is not None:
                 if before.but(daemon="", ready=False) == wanted and self._answers(before):
                     self._hold(wanted)
@@ -95,10 +95,10 @@ class Keeper:
             control = self.control(state)
             daemon = control.start([each.uuid for each in state.devices])
             state = state.but(daemon=daemon)
-            self._save(state.but(places=()))  # whoever ends it has to know it
+            self._save(state.but(places=()))  # a later process needs it to stop the daemon
             state = self._set_up(control, state).but(ready=True)
             control.check(state.threads)
-        except BaseException:  # a signal's, too
+        except BaseException:  # those of signals, too
             self._undo()
             raise
         self._save(state)
@@ -107,7 +107,7 @@ class Keeper:
         return state
 
     def _set_up(self, control: Control, state: mps.State) -> mps.State:
-        """Give the daemon its limits, and make the places of version 3."""
+        """Set the daemon's limits, and create the namespaces of version 3."""
         if state.version < 3:
             if state.threads:
                 control.tell(f"set_default_active_thread_percentage {state.threads}")
@@ -115,7 +115,7 @@ class Keeper:
                 if each.memory:
                     limit = f"{each.memory // _MEGA}M"
                     control.tell(f"set_default_device_pinned_mem_limit {place} {limit}")
-            control.start_first_server()  # after the defaults: it has those of its beginning
+            control.start_first_server()  # last: a server keeps the defaults of its start
             return state
         uuids = ",".join(each.uuid for each in state.devices)
         control.tell(f"server create {SERVER} --uid=0 --allowed-devices={uuids}")
@@ -130,20 +130,20 @@ class Keeper:
         return state.but(places=tuple(self._folder_of(name) for name in places))
 
     def _folder_of(self, name: str) -> str:
-        """Return where a namespace's folder is below the pipe folder."""
+        """Return a namespace's folder, relative to the pipe folder."""
         pipe = f"{self.base}/{mps.PIPE}"
         for found, folders, _ in os.walk(pipe):
             if name in folders:
                 return os.path.relpath(f"{found}/{name}", pipe)
         raise MpsError(
-            f"MPS' control daemon made the namespace {name} without a folder below {pipe}",
+            f"MPS' control daemon created the namespace {name} without a folder below {pipe}",
             "Set version = 2 in [gpuhook.mps], and report it",
         )
 
     def wanted(self, before: mps.State | None = None) -> mps.State:
-        """Return what config.toml and the machine ask for, without a daemon.
+        """Return the state that config.toml and the host's devices call for, without a daemon.
 
-        MpsError or DriverError where that can't be.
+        MpsError or DriverError for a configuration that isn't possible.
         """
         config = self._config
         if not config.mps_devices:
@@ -161,7 +161,7 @@ class Keeper:
                 raise MpsError(
                     f"The memory limit of GPU {gpu.index} is {asked}, and it has "
                     f"{total // _MEGA} MiB",
-                    "Give a size from 1MiB to what the GPU has, or a share such as 50%",
+                    "Set a size from 1MiB to the GPU's memory, or a share such as 50%",
                 )
             devices.append(mps.Shared(gpu.uuid, gpu.index, memory, total))
         version = self._version()
@@ -183,7 +183,7 @@ class Keeper:
         return 3 if has_third and wanted != "2" else 2
 
     def _gpus(self) -> list[Gpu]:
-        """Return the GPUs to share; MpsError where one of them can't be."""
+        """Return the GPUs to share; MpsError if one of them can't be shared."""
         inventory = self._inventory()
         if inventory.platform:
             title = "WSL2" if inventory.platform == WSL else inventory.platform
@@ -195,7 +195,7 @@ class Keeper:
         unknown = [word for word in map(str.strip, words.split(",")) if word not in known]
         if (words != "all" and unknown) or not gpus:
             raise MpsError(
-                f"gpuhook.mps.devices names {listed(unknown) or words}, and no such GPU is here",
+                f"gpuhook.mps.devices names {listed(unknown) or words}, and there is no such GPU",
                 "Correct it; `gpuhook info` shows the GPUs",
             )
         mig = [str(gpu.index) for gpu in gpus if gpu.mig_enabled]
@@ -203,7 +203,7 @@ class Keeper:
         if mig:
             raise MpsError(
                 f"GPU {listed(mig)} is in MIG mode, and gpuhook shares no such GPU by MPS",
-                "Leave it out of gpuhook.mps.devices, or end its MIG mode",
+                "Remove it from gpuhook.mps.devices, or disable its MIG mode",
             )
         return gpus
 
@@ -214,14 +214,14 @@ class Keeper:
         return found
 
     def control(self, state: mps.State) -> Control:
-        """Return who talks to the daemon."""
+        """Return the client of the daemon."""
         inventory = self._inventory()
         cuda = next((each.path for each in inventory.files if "/libcuda.so." in each.path), "")
         own = inventory.root != "/"
         libraries = inventory.root.rstrip("/") + os.path.dirname(cuda) if own and cuda else ""
         return Control(program_of(inventory), self.base, state.version, libraries)
 
-    # Looking after ------------------------------------------------------------------------------
+    # Monitoring ---------------------------------------------------------------------------------
 
     def _answers(self, state: mps.State) -> bool:
         try:
@@ -231,7 +231,7 @@ class Keeper:
         return True
 
     def check(self, state: mps.State) -> None:
-        """Raise MpsError where the daemon isn't there or doesn't answer."""
+        """Raise MpsError if the daemon isn't running or doesn't respond."""
         if not mps.lives(state):
             raise MpsError("MPS' control daemon isn't running", mps.START)
         if not state.ready:  # protects: mps-set-up
@@ -239,7 +239,7 @@ class Keeper:
         self.control(state).check(state.threads)
 
     def serve(self, interval: float, ready: Callable[[], None]) -> None:
-        """Start the daemon, and start it again whenever it doesn't answer; for ever."""
+        """Start the daemon, and restart it whenever it doesn't respond; never return."""
         self.start()
         ready()
         back_off = BackOff(*_BACK_OFF)
@@ -256,9 +256,9 @@ class Keeper:
                 pause = interval
 
     def look_after(self) -> bool:
-        """Start the daemon again where it doesn't answer; tell whether it had to be.
+        """Restart the daemon if it doesn't respond; return whether it was restarted.
 
-        A GpuhookError if that fails.
+        GpuhookError on failure.
         """
         state = mps.read(self._config.state_dir)
         if state is not None:
@@ -273,10 +273,10 @@ class Keeper:
         self.start()
         return True
 
-    # Ending ---------------------------------------------------------------------------------------
+    # Stopping -------------------------------------------------------------------------------------
 
     def stop(self) -> bool:
-        """End the daemon and put compute modes back; False where there was nothing."""
+        """Stop the daemon and restore compute modes; False if there was nothing to stop."""
         with self._locked():
             return self._undo()
 
@@ -288,7 +288,7 @@ class Keeper:
         if self._devices is not None and (is_held or state is not None):
             if self._devices.are_unknown():
                 self._tell(
-                    "The record of compute modes can't be read: GPUs keep those that they have; "
+                    "The record of compute modes can't be read: GPUs keep their current mode; "
                     "nvidia-smi -c sets another"
                 )
             self._devices.release()
@@ -299,7 +299,7 @@ class Keeper:
         return True
 
     def _unmount_shm(self) -> None:
-        """Detach the shared memory, and what users have mounted in it; MpsError if that fails."""
+        """Detach the shared memory and all mounts of users in it; MpsError on failure."""
         try:
             folder = os.open(self.base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -329,13 +329,13 @@ class Keeper:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other gpuhook mps away for a block."""
+        """Hold the lock of gpuhook mps for a block."""
         if os.geteuid() != 0:
-            raise MpsError("MPS is root's to start and to stop", "Run this as root")
+            raise MpsError("Only root can start or stop MPS", "Run this as root")
         folder = cache.make_folder(self._config.state_dir)
         if folder is None:
             raise MpsError(
-                f"{self._config.state_dir} can't be used, or isn't root's alone",
+                f"{self._config.state_dir} can't be used, or others may write to it",
                 "Correct state-dir in [gpuhook]",
             )
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -380,13 +380,13 @@ class Keeper:
 
 
 def _folder(path: str, mode: int) -> None:
-    """Make a folder of root's with that mode; an existing one must be such."""
+    """Create a folder of root with that mode; an existing one must belong to root."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, mode)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if os.fstat(fd).st_uid != os.geteuid():
-            raise MpsError(f"{path} isn't root's", "Remove it")
+            raise MpsError(f"{path} doesn't belong to root", "Remove it")
         if not os.path.ismount(path):
             os.fchmod(fd, mode)
     finally:

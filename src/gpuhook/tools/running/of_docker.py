@@ -1,8 +1,8 @@
-"""What Docker says its containers were started with, for a user who isn't root but may ask it.
+"""Devices of Docker's containers from docker inspect, for non-root users with access to Docker.
 
-Such a user, of group docker for example, can read neither our records nor what a container of
-root's has mounted. Docker's answer has the settings of ``docker run``, of which gpu-py made
-devices by rules that are applied here once more.
+Such a user, for example in the group docker, can read neither gpuhook's records nor the mounts of
+root's containers. Docker returns the settings of ``docker run``. gpu-py derived the devices from
+them, and the same rules are applied here again.
 
 Source: ContainerInspect of the Docker Engine API (api/swagger.yaml of moby/moby).
 """
@@ -25,16 +25,17 @@ from gpuhook.tools.running.names import docker_sockets
 from gpuhook.tools.running.nodes import Numbers
 from gpuhook.vendors import registry
 
-_PATIENCE = 0.5  # seconds for all that is asked: to ask for names may take another half
+_PATIENCE = 0.5  # seconds for all queries; those for names may take another half
 _ADMINISTRATOR = {"ALL", "SYS_ADMIN", "CAP_SYS_ADMIN"}
 
 
 def asked(
     config: Config, inventories: Collection[Inventory], but: Collection[Container] = ()
 ) -> list[Container]:
-    """Return Docker's running containers that have devices, without those that are in ``but``.
+    """Return Docker's running containers that have devices, except those in ``but``.
 
-    None for root, who sees more by looking, and none of a Docker that doesn't answer us in time.
+    Empty for root, because other sources show root more. A Docker that doesn't respond in time
+    is skipped.
     """
     if os.geteuid() == 0 or not inventories:
         return []
@@ -54,7 +55,7 @@ def asked(
 
 
 class _Docker:
-    """One daemon that is asked until ``end``, a time of the monotonic clock.
+    """A Docker daemon, queried until ``end``, a time of the monotonic clock.
 
     Its methods raise OSError or ValueError as ``docker_api.ask`` does.
     """
@@ -65,14 +66,14 @@ class _Docker:
         self._runtimes: dict[str, str] | None = None
 
     def containers(self) -> Iterator[dict[str, Any]]:
-        """Yield what describes each running container."""
+        """Yield the description of each running container."""
         for each in docker_api.containers(self._path, self._left()):
             answer = docker_api.container(self._path, str(each.get("Id")), self._left())
             if isinstance(answer, dict):
                 yield answer
 
     def has_ours_as(self, runtime: object) -> bool:
-        """Tell whether it calls gpu-py by this name."""
+        """Return whether the daemon's runtime of this name is gpu-py."""
         if self._runtimes is None:
             self._runtimes = docker_api.runtimes_of(docker_api.ask(self._path, self._left()))
         program = os.path.realpath(self._runtimes.get(str(runtime), ""))
@@ -88,7 +89,7 @@ class _Docker:
 def _container(
     docker: _Docker, entry: dict[str, Any], config: Config, inventories: Collection[Inventory]
 ) -> Container | None:
-    """Return a container with the devices that it was started with, None if it has none."""
+    """Return a container with the devices from its start, None if it has none."""
     settings = _table(entry, "HostConfig")
     pid = _table(entry, "State").get("Pid")
     requests = _list(settings, "DeviceRequests")
@@ -98,7 +99,7 @@ def _container(
     resolved = _resolved(str(entry.get("Id")), spec, config, inventories)
     if resolved and (gpus or docker.has_ours_as(settings.get("Runtime"))):
         devices += resolved
-    elif settings.get("Privileged"):  # an engine gives it whatever stands in /dev
+    elif settings.get("Privileged"):  # engines give it every node in /dev
         devices += [(each, device) for each in inventories for device in each.devices]
     nodes = _numbers(devices) | _of_paths(settings, inventories)
     if not nodes or not isinstance(pid, int):
@@ -108,7 +109,7 @@ def _container(
 
 
 def _spec(entry: dict[str, Any], gpus: list[str]) -> dict[str, Any]:
-    """Return of its config.json what a request may stand in."""
+    """Return the parts of its config.json that can contain a request."""
     settings = _table(entry, "HostConfig")
     added = {str(each).upper() for each in _list(settings, "CapAdd")}
     may_all = settings.get("Privileged") or not added.isdisjoint(_ADMINISTRATOR)
@@ -133,13 +134,13 @@ Found = tuple[Inventory, Device]
 def _resolved(
     container: str, spec: dict[str, Any], config: Config, inventories: Collection[Inventory]
 ) -> list[Found]:
-    """Return what gpu-py, or its hook that Docker adds for --gpus, makes of it."""
+    """Return the devices that gpu-py, or its hook that Docker adds for --gpus, gives it."""
     ours = {each.vendor: each for each in inventories}
     vendors = {name: each for name, each in registry.known(config).items() if name in ours}
     try:
         made = resolve(spec, config, vendors, container=container, save=False, inventories=ours)
     except GpuhookError:
-        return []  # it would not start today, so what it was given isn't known
+        return []  # it would not start now, so its devices are unknown
     grants = made.grants if made is not None else ()
     return [(grant.inventory, device) for grant in grants for device in grant.devices]
 
@@ -147,14 +148,14 @@ def _resolved(
 def _of_documents(
     requests: list[Any], config: Config, inventories: Collection[Inventory]
 ) -> Iterator[Found]:
-    """Yield the devices that Docker gave by CDI documents (--device nvidia.com/gpu=0)."""
+    """Yield the devices that Docker gave from CDI specs (--device nvidia.com/gpu=0)."""
     known = registry.known(config)
     for name in docker_gpus.cdi_names(requests):
         kind, _, device = name.partition("=")
         for inventory in inventories:
             vendor = known[inventory.vendor]
             if kind == vendor.KIND:
-                with contextlib.suppress(GpuhookError):  # it isn't here any more
+                with contextlib.suppress(GpuhookError):  # the device is gone
                     yield from ((inventory, each) for each in select([device], inventory, vendor))
 
 

@@ -1,8 +1,8 @@
-"""Which devices Slurm has given to the job that this process is in, and the request for them.
+"""Devices that Slurm allocated to the job of this process, and the request for them.
 
-The kernel is asked, which nobody in the job can change: Slurm's task/cgroup keeps a job from the
-devices of others (ConstrainDevices), and access(2) says which are those, without opening any.
-Variables such as SLURM_STEP_GPUS are the user's to write, and Slurm 22.05 puts them neither
+The kernel is queried, because no process in the job can change its answer. Slurm's task/cgroup
+denies a job the devices of others (ConstrainDevices), and access(2) tells which, without opening
+any. Variables such as SLURM_STEP_GPUS can be changed by the user. Slurm 22.05 puts them neither
 into a container's config.json nor into the runtime's environment.
 """
 
@@ -22,8 +22,8 @@ from gpuhook.vendors import registry
 
 CGROUP_CONF = "/etc/slurm/cgroup.conf"
 VOID = "void"
-_REASON = "what Slurm gave to this job"
-# Numbers of devices as Slurm's node has them mean nothing in a container that has a few of them.
+_REASON = "the devices that Slurm allocated to this job"
+# Device indices of the node are wrong in a container that has only some of its devices.
 _COUNTS = {
     "CUDA_VISIBLE_DEVICES": "nvidia",
     "ROCR_VISIBLE_DEVICES": "amd",
@@ -33,10 +33,10 @@ _COUNTS = {
 
 
 def write_request(bundle: str, config: Config, cgroup_conf: str = CGROUP_CONF) -> list[Owned]:
-    """Let a bundle's config.json ask for the devices that the job has, and return those.
+    """Write a request for the job's devices into a bundle's config.json, and return them.
 
-    Whatever else asks for devices by a variable no longer counts. ConfigError where Slurm doesn't
-    keep jobs from each other's devices, SpecError for a bundle that can't be read or written.
+    It replaces all other requests by variables. ConfigError if Slurm doesn't constrain jobs to
+    their own devices, SpecError for a bundle that can't be read or written.
     """
     by_slurm = guarded(cgroup_conf)
     spec = read_spec(os.path.join(bundle, "config.json"))
@@ -48,18 +48,18 @@ def write_request(bundle: str, config: Config, cgroup_conf: str = CGROUP_CONF) -
 
 
 def given(spec: Spec, config: Config, cgroup_conf: str = CGROUP_CONF) -> Spec:
-    """Return a spec that asks for the devices that the job has; errors as in ``write_request``."""
+    """Return a spec that requests the job's devices; errors as in ``write_request``."""
     return requesting(spec, *_mine(config, guarded(cgroup_conf)), config)
 
 
 def _mine(config: Config, by_slurm: Guarded) -> tuple[list[Owned], list[Owned]]:
-    """Return the job's devices, and all of the machine."""
+    """Return the job's devices, and all devices of the host."""
     try:
         machine = devices_here(config, whole=False)
     except NoDriverError:
         if by_slurm.has_any:
             raise
-        return [], []  # one of the nodes without devices, where containers run, too
+        return [], []  # a node without devices, where containers run as well
     if machine.failed:
         raise machine.failed[0]
     # protects: slurm-guards
@@ -72,9 +72,9 @@ def _mine(config: Config, by_slurm: Guarded) -> tuple[list[Owned], list[Owned]]:
 
 
 def requesting(spec: Spec, mine: list[Owned], every: list[Owned], config: Config) -> Spec:
-    """Return a spec that asks for ``mine`` and for nothing else, by each vendor's first variable.
+    """Return a spec that requests only ``mine``, with each vendor's first variable.
 
-    Vendors that this machine has nothing of, and that the spec doesn't ask, aren't mentioned.
+    Vendors without devices on this host that the spec doesn't request either are left out.
     """
     here = {each.vendor.names.NAME for each in every}
     for name, names in registry.known(config).items():
@@ -91,7 +91,7 @@ def requesting(spec: Spec, mine: list[Owned], every: list[Owned], config: Config
 
 
 def _counted(mine: list[Owned], vendor: str) -> str:
-    """Return what a vendor's library calls the devices in a container that has these alone."""
+    """Return the vendor library's names of the devices in a container that has only these."""
     devices = [each.device for each in mine if vendor == each.vendor.names.NAME]
     if any(device.parent for device in devices):
         return ",".join(device.id for device in devices)
@@ -105,25 +105,25 @@ def _value(spec: Spec, variable: str) -> str | None:
 
 
 def answer(path: str) -> int:
-    """Return what the kernel says to this process reading a device: 0, EPERM or EACCES.
+    """Return the kernel's answer to read access by this process: 0, EPERM or EACCES.
 
-    EPERM is the device cgroup's answer, EACCES that of the node's mode. Opens nothing.
-    RequestError where the kernel can't say.
+    EPERM comes from the device cgroup, EACCES from the node's mode. Nothing is opened.
+    RequestError for any other answer.
     """
     number = answers.answer(path)
     if number in (0, errno.EPERM, errno.EACCES):
         return number
     raise RequestError(
-        f"The kernel can't say who may open {path}: {os.strerror(number)}",
-        "See that the driver's device nodes are there, and run `gpuhook doctor`",
+        f"The kernel can't check the access to {path}: {os.strerror(number)}",
+        "Check that the driver's device nodes exist, and run `gpuhook doctor`",
     )
 
 
 def is_given(answers: Iterable[int]) -> bool:
-    """Tell by the answers for a device's nodes whether Slurm gave it.
+    """Return whether Slurm allocated a device, from the answers for its nodes.
 
-    The mode of a node says nothing of that: capabilities of MIG devices are there to be read, and
-    many users may open a GPU's render node and not its card.
+    Node modes don't count: capabilities of MIG devices are readable by all users, and many users
+    may open a GPU's render node but not its card.
     """
     found = {*answers}
     return 0 in found and errno.EPERM not in found  # protects: cgroup-refuses

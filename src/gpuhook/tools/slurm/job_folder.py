@@ -1,8 +1,8 @@
-"""The folder of a Slurm job's containers, in one of root's: made before a job, removed after it.
+"""Folder of a Slurm job's containers, created before the job and removed after it.
 
-Users change only their own job's folder. What one leaves in there, mounts on it or fills, never
-fails a start: slurmd drains a node whose prolog or epilog fails, so they fail only for what root
-alone can have done.
+It is in a folder of root, and users can change only their own job's folder. Files, mounts or a full
+disk that a user leaves behind never fail a start. slurmd drains a node whose prolog or epilog
+fails, so they fail only for states that only root can have caused.
 """
 
 import contextlib
@@ -21,18 +21,18 @@ _MODE = 0o711
 _WAY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _FULL = errno.ENOSPC, errno.EDQUOT
-_CLEARING = 5.0  # seconds for what is in a new job's way
+_CLEARING = 5.0  # seconds to clear the path of a new job's folder
 _REMOVING = 20.0  # seconds for a job's folder
-_OTHERS_LEFT = 2.0  # seconds for what earlier epilogs had no time for
+_OTHERS_LEFT = 2.0  # seconds for folders that earlier epilogs had no time for
 
 Warn = Callable[[str], None]
 
 
 def make(parent: int, path: str, job: Job, warn: Warn) -> None:
-    """Make a job's folder, its user's alone, in ``parent``, which is at ``path``.
+    """Create a job's folder, private to its user, in ``parent``, which is at ``path``.
 
-    One that the user has is kept, as slurmd runs its prolog again where it was restarted.
-    UntrustedPathError where root has put something else there, FolderError for other reasons.
+    The user's existing folder is kept, because a restarted slurmd runs the prolog again.
+    UntrustedPathError if root has put something else there, FolderError for other reasons.
     """
     try:
         _make(parent, path, job, warn)
@@ -48,7 +48,7 @@ def _make(parent: int, path: str, job: Job, warn: Warn) -> None:
     with _bin(parent) as removed:
         if _is_strangers(parent, path, name, job):
             removed.take(name, end)
-            warn(f"{path}/{name} was another user's: it is put away")
+            warn(f"{path}/{name} belonged to another user: it is moved away")
         try:
             _make_folder(parent, name, removed)
         except OSError as error:
@@ -58,7 +58,7 @@ def _make(parent: int, path: str, job: Job, warn: Warn) -> None:
             return
     folder = users_tree.open_folder(parent, name)
     try:
-        # It is root's still where a prolog was killed here.
+        # It still belongs to root if an earlier prolog was killed here.
         os.fchown(folder, job.uid, -1)  # protects: job-owner
     finally:
         os.close(folder)
@@ -69,7 +69,7 @@ def _bin(parent: int) -> "contextlib.closing[users_tree.Bin]":
 
 
 def _make_folder(parent: int, name: str, removed: users_tree.Bin) -> None:
-    """Make a job's folder, if there is none; where there is no room, make some first."""
+    """Create a job's folder if it is missing; on a full disk, free some space first."""
     for is_last in (False, True):
         try:
             os.mkdir(name, 0o700, dir_fd=parent)
@@ -85,9 +85,9 @@ def _make_folder(parent: int, name: str, removed: users_tree.Bin) -> None:
 
 
 def _is_strangers(parent: int, path: str, name: str, job: Job) -> bool:
-    """Tell whether a folder of another user has the name; UntrustedPathError for no folder.
+    """Return whether the folder belongs to another user; UntrustedPathError for no folder.
 
-    Only root can have put a link or a file there, which is left as it is.
+    Only root can have put a link or a file there, which is left unchanged.
     """
     try:
         folder = users_tree.open_folder(parent, name)
@@ -95,7 +95,7 @@ def _is_strangers(parent: int, path: str, name: str, job: Job) -> bool:
         return False
     except OSError:
         raise UntrustedPathError(
-            f"{path}/{name} has to be a folder", "See what root put there, and remove it"
+            f"{path}/{name} has to be a folder", "Check what root put there, and remove it"
         ) from None
     try:
         return os.fstat(folder).st_uid not in (0, job.uid)  # protects: job-strangers
@@ -104,9 +104,9 @@ def _is_strangers(parent: int, path: str, name: str, job: Job) -> bool:
 
 
 def remove(parent: int, path: str, job: Job, warn: Warn) -> bool:
-    """Remove a job's folder from ``parent``, which is at ``path``, if there is one; return True.
+    """Remove a job's folder from ``parent``, which is at ``path``, if it exists; return True.
 
-    What can't be removed in time is told, and left to later calls.
+    What can't be removed in time is reported, and left to later calls.
     """
     name = f"{job.user}.{job.number}"
     try:
@@ -116,18 +116,18 @@ def remove(parent: int, path: str, job: Job, warn: Warn) -> bool:
             removed.remove_taken(time.monotonic() + _REMOVING)
             removed.remove_others(time.monotonic() + _OTHERS_LEFT)
     except OSError as error:
-        warn(f"{path}/{name} isn't removed as a whole yet: {error.strerror}")
+        warn(f"{path}/{name} isn't completely removed yet: {error.strerror}")
     return True
 
 
 @contextlib.contextmanager
 def opened(path: str, *, make: bool = False) -> Iterator[int]:
-    """Open or make root's folder for jobs' folders.
+    """Open or create root's folder for jobs' folders.
 
-    UntrustedPathError where others than root may change the way to it.
+    UntrustedPathError if users other than root may change a part of its path.
     """
     if not path.startswith("/") or path != os.path.normpath(path) or path.startswith("//"):
-        raise _unfit(path, "isn't a whole path")
+        raise _unfit(path, "isn't an absolute path")
     fd = os.open("/", _WAY)
     try:
         names = path.split("/")[1:]
@@ -153,9 +153,7 @@ def _make_top(fd: int, name: str, path: str) -> None:
 
 
 def _not_made(path: str, error: OSError) -> FolderError:
-    return FolderError(
-        f"{path} can't be made: {error.strerror}", "See what is wrong with its filesystem"
-    )
+    return FolderError(f"{path} can't be made: {error.strerror}", "Check its filesystem")
 
 
 def _below(fd: int, name: str, path: str, part: str) -> int:
@@ -168,16 +166,16 @@ def _below(fd: int, name: str, path: str, part: str) -> int:
 def _check(fd: int, path: str, part: str, *, is_last: bool) -> None:
     status = os.fstat(fd)
     if status.st_uid != 0:  # protects: jobs-folder-owner
-        raise _unfit(path, f"leads through {part}, which is user {status.st_uid}'s")
-    # In a sticky one, such as /tmp, others can't change what is root's.
+        raise _unfit(path, f"leads through {part}, which belongs to user {status.st_uid}")
+    # In a sticky folder, such as /tmp, others can't change entries of root.
     is_sticky = status.st_mode & stat.S_ISVTX and not is_last
     if status.st_mode & _OTHERS and not is_sticky:  # protects: jobs-folder-mode
-        raise _unfit(path, f"leads through {part}, which others than root may change")
+        raise _unfit(path, f"leads through {part}, which users other than root may change")
 
 
 def _unfit(path: str, why: str) -> UntrustedPathError:
     return UntrustedPathError(
         f"{path} {why}",
-        "Name a folder by its whole path without a link, on a way that only root may change, and "
-        "see what others did there",
+        "Use an absolute path without links in which only root may change each part, and check "
+        "what others did there",
     )

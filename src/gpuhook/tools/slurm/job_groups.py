@@ -1,8 +1,8 @@
-"""The cgroups of a Slurm job on this node, and the end of what still runs in them.
+"""Cgroups of a Slurm job on this node, and the killing of processes left in them.
 
-A process counts by the cgroups that Slurm made for the job, where Slurm makes them and in folders
-that are root's: in cgroups of their own, users make others with any name. A process is opened
-(pidfd) before its cgroups are read, so that no signal reaches one that has its number later.
+Only cgroups in Slurm's own places count, in folders of root: users can create cgroups with any
+name inside their own. A process is opened (pidfd) before its cgroups are read, so that no signal
+reaches a later process with the same number.
 
 Sources: Slurm's cgroup plugins; cgroups(7), the kernel's cgroup-v1/freezer-subsystem.rst and
 cgroup-v2.rst.
@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from gpuhook.ground.host import proc, signals
 
-_FREEZING = 1.0  # seconds: a process in a driver may not freeze
-_SECONDS = 10.0  # for all processes to end
+_FREEZING = 1.0  # seconds: a process inside a driver call may not freeze
+_SECONDS = 10.0  # for all processes to exit
 _PAUSE = 0.05
 _KILL = 9
 _ENDED = ("Z", "X")  # proc_pid_status(5), State
@@ -35,9 +35,9 @@ class Job(NamedTuple):
 
 
 class JobGroup(NamedTuple):
-    """A cgroup of a job, as /proc/PID/cgroup shows it, and its folder.
+    """A cgroup of a job, as in /proc/PID/cgroup, and its folder.
 
-    cgroup v2 has no controllers there.
+    For cgroup v2, the only controller is the empty string.
     """
 
     controllers: frozenset[bytes]
@@ -45,7 +45,7 @@ class JobGroup(NamedTuple):
     folder: str
 
     def holds(self, groups: Mapping[str, str]) -> bool:
-        """Tell whether a process with these cgroups is in this one, or below it."""
+        """Return whether a process with these cgroups is in this one, or below it."""
         return any(
             f"{path}/".startswith(f"{self.path}/")  # protects: epilog-own-group
             for key, path in groups.items()
@@ -54,7 +54,7 @@ class JobGroup(NamedTuple):
 
 
 def find(job: Job) -> list[JobGroup]:
-    """Return the job's cgroups in all hierarchies that are mounted here."""
+    """Return the job's cgroups in all mounted hierarchies."""
     found = []
     for mount in proc.Mounts(proc.data_of("/proc/self/mountinfo")):
         if mount.kind in (b"cgroup", b"cgroup2"):
@@ -70,7 +70,7 @@ def find(job: Job) -> list[JobGroup]:
 
 
 def _places(point: str, job: Job, *, is_v2: bool) -> list[str]:
-    """Return where below a mount point Slurm may have made cgroups for a job."""
+    """Return the paths below a mount point where Slurm may have created a job's cgroups."""
     tops = [name for name in _names(point) if name.startswith("slurm")]
     places = [f"{top}/uid_{job.uid}/job_{job.number}" for top in tops]
     if is_v2:
@@ -92,7 +92,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _is_roots(point: str, place: str) -> bool:
-    """Tell whether a cgroup is there, and only root may make cgroups in those above it."""
+    """Return whether a cgroup exists, and only root may create cgroups on its path."""
     try:
         fd = os.open(point, _FOLDER)
     except OSError:
@@ -113,7 +113,7 @@ def _is_roots(point: str, place: str) -> bool:
 
 
 def end_processes(groups: list[JobGroup], seconds: float = _SECONDS) -> list[int]:
-    """Kill all processes of a job but root's, which are Slurm's; return those that don't end."""
+    """Kill a job's processes except root's (Slurm's own); return those that don't exit."""
     end = time.monotonic() + seconds
     while groups:
         with _frozen(groups):
@@ -125,7 +125,7 @@ def end_processes(groups: list[JobGroup], seconds: float = _SECONDS) -> list[int
 
 
 def has_processes(groups: list[JobGroup]) -> bool:
-    """Tell whether a process of the job's user runs."""
+    """Return whether a process of the job's user is running."""
     return bool(groups) and any(_kill(pid, groups, number=0) for pid in _pids())
 
 
@@ -134,13 +134,13 @@ def _pids() -> Iterator[int]:
 
 
 def _kill(pid: int, groups: list[JobGroup], number: int = _KILL) -> bool:
-    """Send a signal to a process if it is a user's in these cgroups; tell whether it is."""
+    """Send a signal to a process if a user runs it in these cgroups; return whether so."""
     try:
         process = os.pidfd_open(pid)
     except OSError:
         return False
     try:
-        # The number may be another process' by now: what is open isn't that one.
+        # Checked after the open: the number may belong to another process by now.
         if not _is_jobs(pid, groups):
             return False
         signals.send(process, number)  # protects: epilog-processes
@@ -150,11 +150,11 @@ def _kill(pid: int, groups: list[JobGroup], number: int = _KILL) -> bool:
 
 
 def _is_jobs(pid: int, groups: list[JobGroup]) -> bool:
-    """Tell whether a process is a user's and in these cgroups, by what no user chooses of it."""
+    """Return whether a user's process is in these cgroups, from data that no user controls."""
     status = proc.status(proc.data_of(f"/proc/{pid}/status"))
     if not set(status.get("Uid", ())) - {"0"}:  # protects: epilog-not-slurms
         return False
-    # The first thread may have ended, or be in another cgroup (v1), and others go on.
+    # The first thread may have exited, or be in another cgroup (v1), while others run.
     threads = [f"/proc/{pid}"]
     if status.get("Threads") != ["1"]:  # protects: epilog-threads
         threads = [f"/proc/{pid}/task/{name}" for name in _names(f"/proc/{pid}/task")]
@@ -166,9 +166,9 @@ def _is_jobs(pid: int, groups: list[JobGroup]) -> bool:
 
 @contextlib.contextmanager
 def _frozen(groups: list[JobGroup]) -> Iterator[None]:
-    """Freeze a job: processes that fork and end are gone before they are found.
+    """Freeze a job for a block: processes that fork and exit would otherwise be missed.
 
-    Only root freezes and thaws the job's own cgroup.
+    Only root can freeze and thaw the job's own cgroup.
     """
     try:
         _set(groups, frozen=True)  # protects: epilog-frozen
@@ -178,7 +178,7 @@ def _frozen(groups: list[JobGroup]) -> Iterator[None]:
 
 
 def _set(groups: list[JobGroup], *, frozen: bool) -> None:
-    """Freeze or thaw cgroups, and wait until that is done, or for a moment."""
+    """Freeze or thaw cgroups, and wait a limited time until that is done."""
     waits = []
     for group in groups:
         if group.controllers == {b""}:
@@ -198,7 +198,7 @@ def _set(groups: list[JobGroup], *, frozen: bool) -> None:
 
 
 def _says(path: str, line: bytes) -> bool:
-    """Tell whether a cgroup's file has a line; one that is gone needs no waiting."""
+    """Return whether a cgroup's file has a line, or is gone."""
     data = proc.data_of(path)
     return not data or line in proc.lines(data)
 

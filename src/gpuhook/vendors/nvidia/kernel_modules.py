@@ -1,10 +1,10 @@
-"""Have the driver make its device nodes where they are missing, with its own nvidia-modprobe.
+"""Creation of missing device nodes with the driver's own nvidia-modprobe.
 
-After a boot without a display nobody has opened the driver yet: its modules may not be
-loaded and /dev/nvidia-uvm doesn't exist. NVIDIA's programs call nvidia-modprobe in that
-case; so do we, before NVML is asked, and only if a node is missing. It is a program of the
-driver root that nobody but root can have written, started below it, with an environment of
-ours. Whether it succeeds is seen by what exists afterwards, so failures are not errors here.
+After a boot without a display, no process has opened the driver yet: its modules may not be
+loaded, and /dev/nvidia-uvm doesn't exist. NVIDIA's programs call nvidia-modprobe in that case.
+gpuhook does the same before it queries NVML, and only if a node is missing. The program is in the
+driver root, writable only by root, and runs below that root with gpuhook's environment. Failures
+are not errors here: later steps check which nodes exist.
 """
 
 import os
@@ -33,9 +33,9 @@ _REAP_SECONDS = 0.5
 
 
 def prepare(root: "Rootfs", locations: "Locations", environment: tuple[str, ...] = ()) -> bool:
-    """Run nvidia-modprobe if a control node is missing; return whether it was run.
+    """Run nvidia-modprobe if a control node is missing; return whether it ran.
 
-    ``environment`` are NAME=VALUE settings for it. Does nothing without root's rights.
+    ``environment`` are NAME=VALUE settings for it. Does nothing unless root.
     """
     if os.geteuid() != 0 or all(root.exists(node) for node in _NODES):
         return False
@@ -58,11 +58,11 @@ def prepare(root: "Rootfs", locations: "Locations", environment: tuple[str, ...]
 
 
 def check_program(root: "Rootfs", path: str) -> None:
-    """Raise UntrustedPathError where another user than root can have written a root's program.
+    """Raise UntrustedPathError if users other than root can have written a program.
 
-    It gets all of root's rights. Links are followed as it is started, below the root.
+    It runs with all of root's rights. Links are resolved below the driver root, as at its start.
     """
-    from gpuhook.ground.host import files  # noqa: PLC0415 - where a node is missing alone
+    from gpuhook.ground.host import files  # noqa: PLC0415 - only if a node is missing
 
     fd = root.open(path)
     try:

@@ -1,8 +1,8 @@
-"""Limits of GPUs' memory by cgroup, which NVIDIA's driver keeps from release 615 on.
+"""GPU memory limits by cgroup, which NVIDIA's driver enforces since release 615.
 
-NVML sets them, in a child: the driver may hang, crash or be slow to start. It keeps root's
-rights, because NVML demands them for this alone. The child is started before the container's
-process exists, so that nvmlInit takes its time while the low-level runtime takes its own.
+NVML sets them, in a child process: the driver may hang, crash or be slow to start. The child keeps
+root's rights, because NVML requires them for this call. It is started before the container's
+process exists, so that nvmlInit runs in parallel with the low-level runtime.
 
 Source: NVML 13.4 (nvml.h): nvmlDeviceSetMemoryLimits_v1 and nvmlDeviceGetMemoryLimits_v1.
 """
@@ -35,31 +35,31 @@ LIBRARY = "libnvidia-ml.so.1"
 UNLIMITED = (1 << 64) - 1
 _SET, _GET = "nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"
 _SPARE_SECONDS = 5
-_PATIENCE = 120  # seconds that the container may take to be made, as a helper waits
+_PATIENCE = 120  # seconds for the container's creation, as in the helper
 _REAP_SECONDS = 0.5
 SIGKILL = 9
 _MOST = 1 << 20
 _WORD = 8
-# nvmlReturn_t in nvml.h, as far as these calls answer so -> what it means here.
+# nvmlReturn_t in nvml.h -> meaning for these calls.
 _MEANINGS = {
-    2: "it knows no such argument",
+    2: "it rejects an argument",
     3: "the driver doesn't account memory by cgroup here",
-    4: "it is root's alone",
+    4: "only root may do that",
     6: "the driver finds no such GPU, or no cgroup of that path",
     9: "the driver isn't loaded",
     15: "the GPU has fallen off the bus",
     18: "the libraries are of another release than the loaded driver",
 }
-# What the driver answers of a cgroup that never had a limit: where it counts by itself, and else.
+# The driver's results for a cgroup that never had a limit, with and without its own accounting.
 _NEVER_SET = (3, 6)
-# How a process that stands ready has limits set for the containers that it serves; tells whether
-# that is done, for a driver root and library, a cgroup and what is wanted (``ready_nvml``).
+# Sets limits through the prefork server's open NVML, and returns whether that succeeded. Its
+# arguments are driver root and library, cgroup and limits (``ready_nvml``).
 kept: "Callable[[tuple[str, str], str, Bytes], bool] | None" = None
 _OLD = f"Install NVIDIA's driver {DRIVER} or newer, or start without a limit"
 
 
 class Nvml(Limiter):
-    """Limits by NVML; LimitError where this driver or these devices can't have any."""
+    """Limits by NVML; LimitError if this driver or these devices don't support them."""
 
     is_slow = True
 
@@ -75,16 +75,16 @@ class Nvml(Limiter):
         unknown = [device.label for device in grant.devices if not self.memory[device.id]]
         if unknown:
             raise LimitError(
-                f"NVML doesn't say how much memory GPU {unknown[0]} has",
+                f"NVML doesn't report how much memory GPU {unknown[0]} has",
                 "Make nvidia-smi work on the host first",
             )
 
     def means(self, device: "Device") -> str:  # noqa: ARG002
-        """Say by what."""
+        """Return the interface's name."""
         return "NVML"
 
     def begin(self) -> None:
-        """Start the child, which calls nvmlInit, unless one is kept ready."""
+        """Start the child, which calls nvmlInit, unless the prefork server has one."""
         if kept is None:
             self._started()
 
@@ -95,13 +95,13 @@ class Nvml(Limiter):
         return self._child
 
     def set(self, tree: str, folder: str, wanted: "Bytes") -> None:
-        """Have NVML set the limits, and say what it knows of them afterwards."""
+        """Set the limits with NVML, and check them afterwards."""
         ready = kept if tree == TREE else None
         if ready is None or not ready((self._root, self._library), folder, wanted):
             self._ask(tree, [folder], wanted)
 
     def used(self, tree: str, folders: "Iterable[str]") -> "dict[str, Use]":
-        """Ask NVML what cgroups use."""
+        """Query the memory use of cgroups from NVML."""
         answer = self._ask(tree, [*folders], {})
         return {
             folder: {
@@ -114,8 +114,8 @@ class Nvml(Limiter):
     def _ask(self, tree: str, folders: list[str], wanted: "Bytes") -> "dict[str, Any]":
         if tree != TREE:
             raise LimitError(
-                f"NVIDIA's driver limits memory by cgroup v2 at {TREE}, and here that is at {tree}",
-                "Boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1)",
+                f"NVIDIA's driver limits memory by cgroup v2 at {TREE}, and here it is at {tree}",
+                "Boot with cgroup v2 only (systemd.unified_cgroup_hierarchy=1)",
             )
         try:
             question = {"folders": folders, "wanted": dict(wanted)}
@@ -130,36 +130,36 @@ class Nvml(Limiter):
         if "error" in answer:
             raise LimitError(
                 f"The memory of the container's GPUs can't be limited: {answer['error']}",
-                "See that the driver accounts memory by cgroup: gpuhook doctor says what it takes",
+                "Make the driver account memory by cgroup: gpuhook doctor says what that needs",
             )
         return answer
 
     def close(self) -> None:
-        """End the child."""
+        """Stop the child."""
         if self._child is not None:
             self._child.end()
             self._child = None
 
 
 def library_of(inventory: "Inventory") -> str:
-    """Return the path of NVML below the driver root; LimitError without one."""
+    """Return the path of NVML below the driver root; LimitError if there is none."""
     for file in inventory.files:
         if file.kind == "library" and file.soname == LIBRARY:
             return file.path
-    raise LimitError(f"The driver has no {LIBRARY}, by which limits are set", _OLD)
+    raise LimitError(f"The driver has no {LIBRARY}, which sets limits", _OLD)
 
 
 def _check(grant: "Grant") -> None:
     inventory = grant.inventory
     if inventory.platform:
         raise LimitError(
-            f"The platform {inventory.platform} has no limits of GPUs' memory",
+            f"The platform {inventory.platform} has no GPU memory limits",
             "Start the container without a limit",
         )
     major = inventory.version.partition(".")[0]
     if not (major.isdecimal() and int(major) >= DRIVER):
         raise LimitError(
-            f"NVIDIA's driver limits memory from release {DRIVER} on, and this is "
+            f"NVIDIA's driver limits memory since release {DRIVER}, and this is "
             f"{inventory.version}",
             _OLD,
         )
@@ -173,13 +173,13 @@ def _check(grant: "Grant") -> None:
     place = inventory.root.rstrip("/") + TREE
     if not os.path.isdir(place):
         raise LimitError(
-            f"There is no folder {place}, in which the driver looks for a container's cgroup",
-            f"Make it: mkdir -p {place}" if inventory.root != "/" else "Mount cgroup v2 there",
+            f"The folder {place} doesn't exist, where the driver looks up cgroups",
+            f"Create it: mkdir -p {place}" if inventory.root != "/" else "Mount cgroup v2 there",
         )
 
 
 class _Child:
-    """A child with NVML ready for one question."""
+    """A child with NVML initialized for one query."""
 
     def __init__(self, root: str, library: str, uuids: list[str], seconds: int) -> None:
         reader, self._asks = os.pipe2(os.O_CLOEXEC)
@@ -191,7 +191,7 @@ class _Child:
         os.close(writer)
 
     def ask(self, question: "dict[str, Any]", timeout: float) -> "dict[str, Any] | None":
-        """Return the answer, None without one in time; an error where the child has died."""
+        """Return the response, None on timeout; an error if the child has died."""
         end = time.monotonic() + timeout
         data = b""
         try:
@@ -206,11 +206,11 @@ class _Child:
                 data += chunk
             found: dict[str, Any] = jsontext.loads(data.decode())
         except (OSError, ValueError):
-            return {"error": "NVML has ended without an answer"}
+            return {"error": "NVML exited without a response"}
         return found
 
     def end(self) -> None:
-        """End it, and wait for that as long as it is worth."""
+        """Kill the child, and wait a limited time for its exit."""
         os.close(self._asks)
         os.close(self._answers)
         signals.send_to_child(self._pid, SIGKILL)
@@ -221,7 +221,7 @@ class _Child:
 
 
 class NvmlError(Exception):
-    """What NVML has answered instead, in words, and its number (0: it answered well)."""
+    """An error of NVML: its text and number (0: the call itself succeeded)."""
 
     def __init__(self, text: str, number: int = 0) -> None:
         super().__init__(text)
@@ -231,16 +231,16 @@ class NvmlError(Exception):
 def _serve(
     reader: int, writer: int, root: str, library: str, uuids: list[str], seconds: int
 ) -> "NoReturn":
-    """Answer one question and end, whatever happens."""
+    """Answer one query and exit in any case."""
     status = 1
     try:
-        kernel.keep_only((reader, writer))  # not our parent's lock, nor the pipes of its engine
+        kernel.keep_only((reader, writer))  # without the parent's lock and its engine's pipes
         kernel.end_after(seconds + _SPARE_SECONDS)
         kernel.die_with_parent()
         try:
             ready: Any = Setter(root, library)
             ready.find(uuids)
-        except Exception as error:  # noqa: BLE001 - nobody else would say it
+        except Exception as error:  # noqa: BLE001 - reported to the parent
             ready = error
         data = b""
         while not data.endswith(b"\n"):
@@ -277,7 +277,7 @@ def _sentence(error: Exception) -> str:
 class Setter:
     """NVML, initialized, with the handles of GPUs.
 
-    OSError, AttributeError or NvmlError for what fails.
+    Its methods raise OSError, AttributeError or NvmlError.
     """
 
     def __init__(self, root: str, library: str) -> None:
@@ -289,22 +289,22 @@ class Setter:
         self._handles: dict[str, Any] = {}
 
     def find(self, uuids: list[str]) -> None:
-        """Look up GPUs, of which ``used`` speaks."""
+        """Look up the handles of GPUs, which ``used`` covers."""
         for uuid in uuids:
             if uuid not in self._handles:
                 self._handles[uuid] = self._handle(uuid)
 
     def limit(self, uuid: str, folder: str, limit: int) -> None:
-        """Set a hard limit in bytes, and see that the driver has it."""
+        """Set a hard limit in bytes, and read it back from the driver."""
         self.find([uuid])
         name = _name(folder)
         self._call(_SET, self._handles[uuid], _struct(name, 0, limit))
         _, hard = self._get(uuid, folder)
         if hard > limit:  # protects: nvml-read-back
-            raise NvmlError(f"{_GET} says {hard} bytes after {limit} were set")
+            raise NvmlError(f"{_GET} returns {hard} bytes after {limit} were set")
 
     def used(self, folder: str) -> dict[str, tuple[int, int]]:
-        """Return what a cgroup uses of each GPU, and its hard limit, in bytes."""
+        """Return a cgroup's memory use and hard limit on each GPU, in bytes."""
         found = {}
         for uuid in self._handles:
             try:
@@ -329,11 +329,11 @@ class Setter:
         result = getattr(self._nvml, name)(*arguments)
         if result != 0:
             why = _MEANINGS.get(result)
-            raise NvmlError(f"{name} answers {result}" + (f" ({why})" if why else ""), result)
+            raise NvmlError(f"{name} returned {result}" + (f" ({why})" if why else ""), result)
 
 
 def _name(folder: str) -> "Any":
-    """Return a path as C has it, in an array whose memory can be pointed to."""
+    """Return a path as a C string, in an array that a pointer can refer to."""
     data = os.fsencode(folder) + b"\0"
     data += bytes(-len(data) % _WORD)
     numbers = [
@@ -344,16 +344,16 @@ def _name(folder: str) -> "Any":
 
 
 def _struct(name: "Any", *numbers: int) -> "Any":
-    """Return a structure of NVML's: a pointer to the cgroup's path, then numbers of 64 bits.
+    """Return an NVML structure: a pointer to the cgroup's path, then 64-bit numbers.
 
-    The caller keeps the path as long as what points to it.
+    The caller keeps the path alive as long as the structure.
     """
     return (clib.c_long * (1 + len(numbers)))(clib.addressof(name), *numbers)
 
 
 def _enter(root: str) -> None:
-    """Make a driver root ours, with the host's cgroups where the driver looks for them."""
-    from gpuhook.ground.container import isolation  # noqa: PLC0415 - for such roots alone
+    """Change root to a driver root, with the host's cgroups where the driver looks for them."""
+    from gpuhook.ground.container import isolation  # noqa: PLC0415 - only for such roots
 
     tree = os.open(TREE, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     cgroups = kernel.clone_tree(tree, TREE)

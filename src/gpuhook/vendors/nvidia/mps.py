@@ -1,8 +1,7 @@
-"""Devices that containers share by MPS: which, by what daemon, with what limits.
+"""Devices that containers share by MPS, with their daemon and limits.
 
-``gpuhook mps`` keeps the daemon and writes down, in the state folder, what it has made; a start
-reads that. Loaded where [gpuhook.mps] names devices alone. Source: NVIDIA's MPS guide of release
-615.
+``gpuhook mps`` controls the daemon and saves its state in the state folder; a container start reads
+that. Loaded only if [gpuhook.mps] names devices. Source: NVIDIA's MPS guide of release 615.
 """
 
 import os
@@ -33,12 +32,12 @@ PLACE = "/run/nvidia-mps"  # the pipe folder in containers
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 _THREADS, _MEMORY = MPS_LIMITS
 _MEGA = 1 << 20
-_DIGITS = 4  # of a device's place, in a container's own words
+_DIGITS = 4  # of a device's ordinal, in a container's own limits
 START = "Start it (systemctl start gpuhook-mps, or gpuhook mps start)"
 
 
 class Wish(Record):
-    """What config.toml shares (``devices``), where its state is, and what a container asks for."""
+    """Request for MPS: the shared ``devices`` of config.toml, the state folder, and limits."""
 
     devices: str
     state_dir: str
@@ -50,7 +49,7 @@ class Wish(Record):
 class Shared(Record):
     """A device that is shared now.
 
-    ``memory`` is what a container may use of it in bytes, 0 for no limit, ``total`` what it has.
+    ``memory`` is a container's memory limit in bytes, 0 for none, ``total`` the device's memory.
     """
 
     uuid: str
@@ -60,12 +59,12 @@ class Shared(Record):
 
 
 class State(Record, devices=Shared):
-    """What is kept of MPS: by which ``version``, for which ``devices``.
+    """Saved state of MPS: interface ``version`` and shared ``devices``.
 
-    ``daemon`` is the control daemon's process, as the records call it, "" where there
-    is none. ``threads`` are percent, 0 for no limit; at most ``clients`` containers have a device.
-    ``places`` are the folders, below the pipe folder, of the namespaces that containers get one
-    each of (version 3). ``ready`` says that the daemon has its limits and places.
+    ``daemon`` is the control daemon's process id as in records, "" if there is none. ``threads``
+    is a percentage, 0 for no limit; at most ``clients`` containers share a device. ``places`` are
+    folders of namespaces below the pipe folder, one for each container (version 3). ``ready``
+    means that the daemon has its limits and namespaces.
     """
 
     version: int
@@ -77,12 +76,12 @@ class State(Record, devices=Shared):
     ready: bool = False
 
     def device(self, uuid: str) -> Shared | None:
-        """Return one of the devices, None where it isn't shared."""
+        """Return one of the devices, None if it isn't shared."""
         return next((each for each in self.devices if each.uuid == uuid), None)
 
 
 def read(state_dir: str) -> State | None:
-    """Return what root has written down of MPS; None where there is nothing to believe."""
+    """Return the state that root saved; None if there is none that can be trusted."""
     folder = open_folder(state_dir)
     if folder is None:
         return None
@@ -96,29 +95,29 @@ def read(state_dir: str) -> State | None:
 
 
 def lives(state: State) -> bool:
-    """Tell whether the control daemon's process is there."""
+    """Return whether the control daemon's process is running."""
     return bool(state.daemon) and not records.is_gone(state.daemon)
 
 
 def is_meant(devices: str, device: "Device") -> bool:
-    """Tell whether the setting means a device: all, or one of its names."""
+    """Return whether the setting includes a device: all, or one of its names."""
     words = {word.strip() for word in devices.split(",")}
     return "all" in words or any(not words.isdisjoint(each) for each in device.names.values())
 
 
 def is_shared(grant: "Grant") -> bool:
-    """Tell whether what is granted is shared by MPS; ``check`` sees that all of it is."""
+    """Return whether granted devices are shared by MPS; ``check`` requires that all are."""
     mps = grant.request.options.mps
     return bool(mps) and any(_is_among(mps[0], grant, device) for device in grant.devices)
 
 
 def shares(config: "Config", grant: "Grant", device: "Device") -> bool:
-    """Tell whether the configuration shares one of the granted devices, whoever gives it."""
+    """Return whether the configuration shares a granted device, in any mode."""
     return _is_among(config.mps_devices, grant, device)
 
 
 def _is_among(devices: str, grant: "Grant", device: "Device") -> bool:
-    """Tell whether a setting means a device, or what that is a part of."""
+    """Return whether a setting includes a device, or the device that it is part of."""
     whole = next((each for each in grant.inventory.devices if each.id == device.parent), device)
     return is_meant(devices, whole)
 
@@ -145,13 +144,13 @@ def check(grant: "Grant") -> None:
     if others:
         raise RequestError(
             f"GPU {listed(others)} isn't among the devices that MPS serves now, and a container "
-            "has all of its devices by MPS or none",
+            "uses MPS for all of its devices or for none",
             "Ask for other devices, or run gpuhook mps start after a change of [gpuhook.mps]",
         )
 
 
 def _check_ways(grant: "Grant", wish: Wish) -> None:
-    """Refuse where MPS can't be."""
+    """Raise RequestError if MPS isn't possible for these devices or in this mode."""
     if grant.inventory.platform == WSL:
         raise RequestError(
             "[gpuhook.mps] shares devices, and WSL2 has no MPS", "Remove gpuhook.mps.devices"
@@ -161,20 +160,20 @@ def _check_ways(grant: "Grant", wish: Wish) -> None:
         if device.parent or gpus[device.id].mig_enabled:  # protects: mps-mig
             raise RequestError(
                 f"GPU {device.label} is in MIG mode, and gpuhook shares no such GPU by MPS",
-                "Leave it out of gpuhook.mps.devices, or end its MIG mode",
+                "Remove it from gpuhook.mps.devices, or disable its MIG mode",
             )
     if effective_mode(wish.mode, [grant.request]) == "spec":
         raise RequestError(
-            "A device that is shared by MPS can't be given in mode spec: which of MPS' places is "
-            "free is known when the container starts",
-            "Set mode = hook, or leave the device out of gpuhook.mps.devices",
+            "A device that is shared by MPS can't be given in mode spec: its MPS namespace is "
+            "chosen when the container starts",
+            "Set mode = hook, or remove the device from gpuhook.mps.devices",
         )
 
 
 def environment(grant: "Grant") -> "list[Setting]":
-    """Return the variables of a client: its folder, and limits that are the administrator's.
+    """Return the variables of a client: its folder, and the administrator's limits.
 
-    A smaller one that the container asks for stays; another one is replaced.
+    A smaller limit that the container requests is kept; others are replaced.
     """
     if not is_shared(grant):
         return []
@@ -182,7 +181,7 @@ def environment(grant: "Grant") -> "list[Setting]":
     state = read(wish.state_dir)
     if state is None:
         return []
-    found = [Setting(PIPE_VARIABLE, PLACE, "where MPS listens")]
+    found = [Setting(PIPE_VARIABLE, PLACE, "the socket folder of MPS")]
     if state.threads:
         threads = smaller_percentage(wish.threads, state.threads)
         found.append(Setting(_THREADS, threads, f"at most {state.threads} % of the threads"))
@@ -194,12 +193,12 @@ def environment(grant: "Grant") -> "list[Setting]":
     if limits:
         ids = {device.id: place for place, device in enumerate(grant.devices)}
         memory = smaller_memory(wish.memory, limits, ids)
-        found.append(Setting(_MEMORY, memory, "at most so much of each device's memory"))
+        found.append(Setting(_MEMORY, memory, "the memory limit of each device"))
     return found
 
 
 def smaller_percentage(asked: str, most: int) -> str:
-    """Return what a container asked for where that is less than ``most``, else ``most``."""
+    """Return the requested percentage if it is less than ``most``, else ``most``."""
     digits = asked.replace(".", "", 1)
     plain = digits.isascii() and digits.isdecimal() and len(asked) <= 16
     # protects: mps-threads
@@ -207,10 +206,10 @@ def smaller_percentage(asked: str, most: int) -> str:
 
 
 def smaller_memory(asked: str, most: "Mapping[int, int]", ids: "Mapping[str, int]") -> str:
-    """Return limits such as 0=8192M,1=4096M, none above ``most`` bytes, by the device's place.
+    """Return limits such as 0=8192M,1=4096M, at most ``most`` bytes, by the device's ordinal.
 
-    ``asked`` has such limits by place or by UUID, ``ids`` the places by UUID; what can't be read
-    counts for nothing.
+    ``asked`` has such limits by ordinal or UUID, ``ids`` the ordinals by UUID; invalid entries are
+    ignored.
     """
     limits = dict(most)
     for part in asked.split(","):

@@ -1,10 +1,10 @@
-"""Ask NVML, through pynvml, which GPUs exist; in a child process that can do no harm.
+"""GPU discovery with NVML, through pynvml, in an isolated child process.
 
-NVML runs vendor code that may hang, crash, change device files or start programs. So it
-runs in a child: below the driver root (chroot) where that isn't /, with its privileges
-dropped, with a deadline, its answer read over a pipe.
+NVML runs vendor code that may hang, crash, change device files or start programs. So it runs in a
+child with a deadline and without privileges, below the driver root (chroot) if that isn't /. Its
+response is read over a pipe.
 
-pynvml takes 20 ms to import and is imported in the child alone.
+pynvml takes 20 ms to import and is only imported in the child.
 """
 
 import os
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
 
-# nvmlBrandType_t in nvml.h, with the words NVIDIA's tools print.
+# nvmlBrandType_t in nvml.h, with the names that NVIDIA's tools print.
 _BRANDS = {
     1: "Quadro",
     2: "Tesla",
@@ -45,7 +45,7 @@ _BRANDS = {
     16: "TitanRTX",
 }
 
-# nvmlReturn_t in nvml.h -> what to do about it.
+# nvmlReturn_t in nvml.h -> remedy.
 _REMEDIES = {
     4: "Give the configured user ([nvidia-container-cli] user) access to the driver's device nodes",
     9: "Load the driver (modprobe nvidia) and make nvidia-smi work on the host first",
@@ -59,17 +59,17 @@ _GPU_IS_LOST = 15
 _NOT_LOADED = 9
 
 _NOBODY = 65534  # the kernel's overflowuid and overflowgid
-# libnvidia-ml.so.1 needs these; below a driver root of its own there may be no C library.
+# Needed by libnvidia-ml.so.1; a separate driver root may contain no C library.
 _PRELOAD = ("libm.so.6", "librt.so.1", "libpthread.so.0", "libdl.so.2")
 _ANSWER_LIMIT = 16 << 20
 _SIGKILL = 9
-# A child that the kernel can't end just now, because the driver hangs in it, is left to init.
+# A child that can't be killed, because it hangs in the driver, is left to init.
 _REAP_SECONDS = 0.5
 _SPARE_SECONDS = 5
 
 
 class Answer(Record):
-    """What NVML said: versions, the GPUs it could ask, and the indices of those it lost."""
+    """NVML's response: versions, the GPUs, and the indices of lost GPUs."""
 
     driver_version: str
     cuda_version: str
@@ -78,9 +78,9 @@ class Answer(Record):
 
 
 def ask(root: str, library: str, user: str, timeout: float) -> Answer:
-    """Ask the NVML at ``library`` (a path below the driver root) what there is.
+    """Query versions and GPUs from the NVML at ``library``, a path below the driver root.
 
-    ``user`` is the name or number to ask as ("" for nobody), with an optional :group;
+    ``user`` is the name or number to run as ("" for nobody), with an optional :group;
     ``timeout`` is in seconds. Raises DriverError when NVML fails, crashes or is too slow.
     """
     answer = query(root, library, user, timeout, _everything)
@@ -99,9 +99,9 @@ def query(
     timeout: float,
     question: "Callable[[Any], dict[str, Any]]",
 ) -> "dict[str, Any]":
-    """Return what ``question`` returns in the child, JSON values; it is given pynvml.
+    """Return the result of ``question``, which is called in the child with pynvml.
 
-    The other arguments, and what is raised, are as for ``ask``.
+    The result consists of JSON values. Other arguments and exceptions are those of ``ask``.
     """
     uid, gid = ids(user)
     reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -117,7 +117,7 @@ def query(
         data = _read_until(reader, time.monotonic() + timeout)
     finally:
         os.close(reader)
-        # It has answered and is ending, or will never answer.
+        # It has responded and is exiting, or will never respond.
         signals.send_to_child(child, _SIGKILL)
         status = kernel.reap(child, _REAP_SECONDS)
     if data is None:
@@ -129,13 +129,13 @@ def query(
 
 
 def ids(user: str) -> tuple[int, int]:
-    """Return the user and the group to ask NVML as; DriverError where there is no such user."""
+    """Return the user and group to run NVML as; DriverError if there is no such user."""
     if not user:
         return _NOBODY, _NOBODY
     name, _, group = user.partition(":")
     try:
         if name.isdecimal() and group:
-            return int(name), _group(group)  # no entry is needed, and enroot's users may have none
+            return int(name), _group(group)  # needs no passwd entry: enroot's users may have none
         uid, gid = _user(name)
         return uid, _group(group) if group else gid
     except KeyError:
@@ -199,14 +199,14 @@ def _decode(data: bytes, status: int, root: str) -> "dict[str, Any]":
 
 
 def _child(writer: int, seconds: int, answer: "Callable[[], dict[str, Any]]") -> "NoReturn":
-    """Answer on the pipe and end, whatever happens."""
+    """Write the response to the pipe and exit in any case."""
     status = 1
     try:
-        kernel.keep_only((writer,))  # not our parent's lock, nor the pipes of its engine
+        kernel.keep_only((writer,))  # without the parent's lock and its engine's pipes
         kernel.end_after(seconds)
         try:
             said = answer()
-        except Exception as error:  # noqa: BLE001 - nobody else would say it
+        except Exception as error:  # noqa: BLE001 - reported to the parent
             said = _reason(error)
         write_all(writer, jsontext.dumps(said).encode())
         status = 0
@@ -233,7 +233,7 @@ def _reason(error: Exception) -> "dict[str, Any]":
 
 
 def start(root: str, library: str, uid: int, gid: int) -> "Any":
-    """Return pynvml with this NVML loaded and all privileges dropped; OSError if that fails."""
+    """Return pynvml with this NVML loaded and all privileges dropped; OSError on failure."""
     import pynvml  # noqa: PLC0415 - 20 ms, and only in a child
 
     pynvml.nvmlLib = _load(root, library, uid, gid)
@@ -241,10 +241,10 @@ def start(root: str, library: str, uid: int, gid: int) -> "Any":
 
 
 def _load(root: str, library: str, uid: int, gid: int) -> "Any":
-    """Load NVML with as little privilege as it needs; OSError if that fails."""
-    import ctypes  # noqa: PLC0415 - beside pynvml, which imports it anyway
+    """Load NVML with the least privileges that it needs; OSError on failure."""
+    import ctypes  # noqa: PLC0415 - pynvml imports it anyway
 
-    rootless = not in_first_user_namespace()  # asked while /proc is still the host's
+    rootless = not in_first_user_namespace()  # checked before chroot, while /proc is the host's
     if root == "/" or os.geteuid() != 0:
         loaded = ctypes.CDLL(root.rstrip("/") + library)
         kernel.give_up_root(uid, gid, rootless=rootless)
@@ -280,7 +280,7 @@ def _everything(nvml: "Any") -> "dict[str, Any]":
 
 
 def _gpu(nvml: "Any", index: int, handle: "Any") -> Gpu:
-    """Return a GPU; WSL2 knows no minors (-1 then), and Tegra's NVML not all that others do."""
+    """Return a GPU; WSL2 has no minors (-1), and Tegra's NVML lacks some functions."""
     capability = _supported(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle, ())
     brand = _supported(nvml, nvml.nvmlDeviceGetBrand, handle, 0)
     mig_enabled = _mig_enabled(nvml, handle)
@@ -303,7 +303,7 @@ def _bus_id(nvml: "Any") -> "Callable[[Any], str | bytes]":
 
 
 def _supported(nvml: "Any", ask: "Callable[[Any], Any]", handle: "Any", default: "Any") -> "Any":
-    """Return what NVML says of a GPU, ``default`` where its platform hasn't got that."""
+    """Return a value of a GPU from NVML, ``default`` if the platform doesn't support it."""
     try:
         return ask(handle)
     except nvml.NVMLError as error:
@@ -342,5 +342,5 @@ def _mig(nvml: "Any", parent: "Any") -> list[Mig]:
 
 
 def text_of(value: "str | bytes") -> str:
-    """Return a text of NVML's; older pynvmls return bytes."""
+    """Return a text from NVML; older versions of pynvml return bytes."""
     return value.decode() if isinstance(value, bytes) else value

@@ -1,12 +1,12 @@
-"""NVML that is kept ready to limit memory, so that no container waits for a driver to start.
+"""NVML kept open to set memory limits, so that no container waits for nvmlInit.
 
-It is in a child of the process that stands ready, made after a container had a limit. As the child
-of one container (``limits``) it keeps root's rights, because NVML demands them, and has no
-descriptor but its own. It ends with that process, and some time after the last container with a
-limit, because no driver can be unloaded that is in use.
+It runs in a child of the prefork server, started after a container had a limit. Like the child of
+one container (``limits``) it keeps root's rights, because NVML requires them, and has no
+descriptors except its own. It exits with the server, and some time after the last container with a
+limit, because a driver in use can't be unloaded.
 
-It is asked through a socket that only that process and its children have; a question brings the
-pipe for its answer. After anything but a yes in time the container's helper goes its own way.
+Queries come through a socket that only the server and its children have; each query passes the
+pipe for its response. Without success in time, the container's helper starts NVML itself.
 """
 
 import _socket
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from gpuhook.start.limiter import Bytes
 
 _KEPT = 60.0  # seconds after the last container with a limit
-_PATIENCE = 1.0  # seconds that an answer may take
-_BEAT = 1.0  # seconds after which it puts off its end again
-_END = 3  # seconds after which the kernel kills what doesn't
-_MOST = 1 << 16  # bytes of a question
-_FREE = 16  # the first descriptor that is in nobody's way (``standby``)
-_WORD = 4  # bytes of a descriptor's number
+_PATIENCE = 1.0  # seconds for a response
+_BEAT = 1.0  # seconds between two extensions of its deadline
+_END = 3  # seconds of the deadline, after which the kernel kills it
+_MOST = 1 << 16  # bytes of a query
+_FREE = 16  # the first descriptor that no other part uses (``prefork``)
+_WORD = 4  # bytes of a descriptor number
 _YES, _NO = b"y", b"n"
 
 
 class ReadyNvml:
-    """The child, if there is one: its parent keeps it, and that one's further children ask it."""
+    """The child with NVML, if there is one: managed by its parent, queried by its siblings."""
 
     def __init__(self, poll: "select.poll") -> None:
-        """Take what its parent waits with for something to happen."""
+        """Take the poll object of the parent's event loop."""
         self._poll = poll
         self._pid = self._news = 0
         self._until = 0.0
@@ -52,14 +52,14 @@ class ReadyNvml:
         self._socket: _socket.socket | None = None
 
     def keep(self, inventory: "Inventory | None", config: "Config") -> None:
-        """Have it ready, now that a container has had its limits. Where it can't be, it isn't."""
+        """Start the child, after a container had limits. Failures are ignored."""
         self._until = time.monotonic() + _KEPT
         if self._pid or inventory is None:
             return
         try:
             self._key = inventory.root, limits.library_of(inventory)
             self._start(int(config.nvml_timeout))
-        except (LimitError, OSError):  # the next container says what is wrong
+        except (LimitError, OSError):  # the next container reports the problem
             return
         self._poll.register(self._news, select.POLLIN)
 
@@ -73,13 +73,13 @@ class ReadyNvml:
             _run(parent, theirs, telling, self._key, patience)
         theirs.close()
         os.close(telling)
-        # Where no child that asks has a descriptor of its own.
+        # To a number that the children with queries don't use themselves.
         moved = fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, _FREE)
         ours.close()
         self._pid, self._news, self._socket = pid, news, _socket.socket(fileno=moved)
 
     def hear(self, descriptor: int) -> bool:
-        """Take in that NVML is ready, or that the child has ended; False: it's somebody else's."""
+        """Handle that NVML is ready, or the child has exited; False for other descriptors."""
         if not self._pid or descriptor != self._news:
             return False
         if os.read(self._news, 1):
@@ -94,25 +94,25 @@ class ReadyNvml:
         return True
 
     def end_in_time(self) -> None:
-        """End the child if there were no limits for long enough; ``hear`` has the rest."""
+        """Kill the child if there were no limits for long enough; ``hear`` reaps it."""
         if self._pid and time.monotonic() >= self._until:
             limits.kept = None
             signals.send_to_child(self._pid, limits.SIGKILL)
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return what a process has to hold that may ask."""
+        """Return the descriptors that a process needs for queries."""
         return () if self._socket is None else (self._socket.fileno(),)
 
     def forget(self) -> None:
-        """Have no way to ask any more."""
+        """Close the socket for queries."""
         if self._socket is not None:
             self._socket.close()
         self._socket = None
 
     def ask(self, key: tuple[str, str], folder: str, wanted: "Bytes") -> bool:
-        """Have it set limits for a cgroup; tell whether that is done. For children of the parent.
+        """Set limits for a cgroup; return whether that succeeded. Called in the parent's children.
 
-        ``key`` are driver root and library: it has to be the driver that is meant.
+        ``key`` is driver root and library, which have to be those of the child.
         """
         if key != self._key or self._socket is None:  # protects: ready-driver
             return False
@@ -126,7 +126,7 @@ class ReadyNvml:
             writer = -1
             happened = select.select([reader], [], [], _PATIENCE)[0]
             return bool(happened) and os.read(reader, 1) == _YES  # protects: ready-yes
-        except OSError:  # it has ended, or has too many questions
+        except OSError:  # it has exited, or its queue is full
             return False
         finally:
             os.close(reader)
@@ -140,10 +140,10 @@ class ReadyNvml:
 def _run(
     parent: int, socket: _socket.socket, telling: int, key: tuple[str, str], patience: int
 ) -> "NoReturn":
-    """Answer until the parent ends, whatever happens; never return into its code."""
+    """Answer queries until the parent exits; never return into its code."""
     try:
         kernel.keep_only((socket.fileno(), telling))
-        kernel.end_after(max(patience, 1))  # 0 would be no end
+        kernel.end_after(max(patience, 1))  # 0 would be no deadline
         kernel.die_with_parent()
         if os.getppid() == parent:
             setter = limits.Setter(*key)
@@ -156,7 +156,7 @@ def _run(
 
 
 def _answer(socket: _socket.socket, setter: limits.Setter) -> None:
-    """Wait for a question, and deal with it."""
+    """Wait for a query, and answer it."""
     happened = select.select([socket.fileno()], [], [], _BEAT)[0]
     kernel.end_after(_END)
     if not happened:
@@ -164,7 +164,7 @@ def _answer(socket: _socket.socket, setter: limits.Setter) -> None:
     data, beside, _, _ = socket.recvmsg(_MOST, 64)
     pipes = [int.from_bytes(each[:_WORD], sys.byteorder) for _, _, each in beside]
     if not data or len(pipes) != 1:
-        raise OSError("this is no question")
+        raise OSError("this is not a query")
     question = jsontext.loads(data.decode())
     done = _YES
     try:
@@ -174,6 +174,6 @@ def _answer(socket: _socket.socket, setter: limits.Setter) -> None:
         done = _NO
     try:
         os.write(pipes[0], done)
-    except OSError:  # whoever asked has waited long enough
+    except OSError:  # the caller has timed out
         pass
     os.close(pipes[0])

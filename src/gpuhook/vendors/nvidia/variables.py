@@ -1,8 +1,8 @@
-"""The variables by which containers ask for NVIDIA's GPUs, and the grammar of their values.
+"""Variables with which containers request NVIDIA GPUs, and the grammar of their values.
 
-Driver capabilities say which part of the driver a container asks for; IMEX channels are the
-numbers that name /dev/nvidia-caps-imex-channels/*; requirements are conditions that an image
-sets on the machine, whose own grammar is in ``requirements``.
+Driver capabilities select the parts of the driver that a container needs. IMEX channels are the
+numbers of /dev/nvidia-caps-imex-channels/*. Requirements are an image's conditions on the host;
+their grammar is in ``requirements``.
 """
 
 from gpuhook.ground.errors import CapabilityError, RequestError, RequirementError, listed, shown
@@ -21,10 +21,10 @@ DRIVER_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 IMEX_CHANNELS = "NVIDIA_IMEX_CHANNELS"
 MIG_CONFIG = "NVIDIA_MIG_CONFIG_DEVICES"
 MIG_MONITOR = "NVIDIA_MIG_MONITOR_DEVICES"
-REQUIRE = "NVIDIA_REQUIRE_"  # and what the requirement is about
+REQUIRE = "NVIDIA_REQUIRE_"  # followed by the requirement's subject
 DISABLE_REQUIRE = "NVIDIA_DISABLE_REQUIRE"
 CUDA_VERSION, _REQUIRE_CUDA = names.LEGACY
-# What a program itself asks of MPS: percent of the threads, and memory by device.
+# A program's own MPS limits: percentage of the threads, and memory by device.
 MPS_LIMITS = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
 FEATURES = ("gds", "mofed", "gdrcopy", "nvswitch")  # NVIDIA_GDS=enabled and so on
 
@@ -35,18 +35,18 @@ CHANNELS = 1 << 20  # the driver makes IMEX channels 0 to 1048575
 _CHANNEL_DIGITS = len(str(CHANNELS))
 
 _REQUIRE_JETPACK = f"{REQUIRE}JETPACK"  # tunes Tegra's mounts and requires nothing
-CSV_MOUNTS = "csv-mounts"  # what _REQUIRE_JETPACK asks for: what all of Tegra's lists name
+CSV_MOUNTS = "csv-mounts"  # requested by _REQUIRE_JETPACK: the entries of all Tegra lists
 _UINT32 = 1 << 32
 
 
 class NvidiaOptions(Record):
-    """What a container asks for beside GPUs.
+    """A container's requests in addition to GPUs.
 
     ``capabilities`` are the parts of the driver, sorted; ``requirements`` the image's
-    conditions, not to be looked at where ``requirements_disabled``; ``imex_channels`` are
-    numbers; ``mig_config`` and ``mig_monitor`` the devices whose MIG it manages (None: no);
-    ``features`` the drivers of other makers that it wants, sorted. ``mps`` is what ``mps.Wish``
-    is made of, () where no device is shared so.
+    conditions, ignored if ``requirements_disabled``; ``imex_channels`` are numbers; ``mig_config``
+    and ``mig_monitor`` the devices whose MIG it manages (None: none); ``features`` the requested
+    drivers of other vendors, sorted. ``mps`` are the fields of ``mps.Wish``, () if no device is
+    shared by MPS.
     """
 
     capabilities: tuple[str, ...] = ()
@@ -59,13 +59,13 @@ class NvidiaOptions(Record):
     mps: tuple[str, ...] = ()
 
     def to_json(self) -> "dict[str, Any]":
-        """Return the fields, but for what is said of MPS by operations."""
+        """Return the fields, except those of MPS, which operations describe."""
         found = super().to_json()
         del found["mps"]
         return found
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return what there is to tell a person, each with its title."""
+        """Return the facts for display, each with its title."""
         disabled = " (disabled)" if self.requirements_disabled else ""
         return [
             ("Capabilities", ", ".join(self.capabilities) or "none"),
@@ -74,9 +74,9 @@ class NvidiaOptions(Record):
 
 
 def read(reading: "Reading", options: NvidiaOptions) -> None:
-    """Fill in the options of a container; RequestError or a subclass for what is wrong.
+    """Fill in the options of a container; RequestError or a subclass for invalid values.
 
-    Nothing is wrong with a container that asks for no device.
+    A container that requests no device never causes an error.
     """
     disabled = reading.config.disable_require or sources.is_true(reading.env.get(DISABLE_REQUIRE))
     options.requirements_disabled = disabled
@@ -109,7 +109,7 @@ def read(reading: "Reading", options: NvidiaOptions) -> None:
 
 
 def feature_variable(name: str) -> str:
-    """Return the variable that asks for a feature with the value enabled."""
+    """Return the variable that requests a feature with the value enabled."""
     return f"NVIDIA_{name.upper()}"
 
 
@@ -123,7 +123,7 @@ def _imex_names(reading: "Reading") -> tuple[str, ...] | None:
 
 
 def _mig(reading: "Reading", variable: str) -> str | None:
-    """Return what is asked of MIG's management, which only a privileged container may."""
+    """Return a request for MIG management, which needs a privileged container."""
     value = reading.env.get(variable)
     if value and not reading.is_privileged():
         raise RequestError(
@@ -137,12 +137,12 @@ def _mig(reading: "Reading", variable: str) -> str | None:
 
 
 def split_capabilities(value: str) -> tuple[str, ...]:
-    """Return the words of a comma list, blanks trimmed, duplicates and empties dropped, sorted."""
+    """Return the words of a comma list, trimmed and sorted, without duplicates and empty ones."""
     return tuple(sorted({word for part in value.split(",") if (word := part.strip())}))
 
 
 def common_capabilities(asked: tuple[str, ...], supported: tuple[str, ...]) -> tuple[str, ...]:
-    """Return, sorted, what both hold; a member ``all`` of either stands for the other."""
+    """Return the intersection, sorted; ``all`` in either matches every word of the other."""
     if "all" in supported:
         return tuple(sorted(asked))
     if "all" in asked:
@@ -164,9 +164,9 @@ def granted_capabilities(
     """Return the capabilities, sorted, that a container gets.
 
     ``value`` is NVIDIA_DRIVER_CAPABILITIES (None: not set), ``legacy`` says that the image
-    is older than that variable. A list with a word that is none means the default as well, where
-    everything is supported. Where less is, CapabilityError, naming the words, is raised for such
-    a list, and for one that holds more than is supported (``all`` never does).
+    is older than that variable. If all capabilities are supported, unknown words add the default
+    ones. If fewer are, CapabilityError names unknown words, or those that aren't supported
+    (``all`` is always accepted).
     """
     if value is None and legacy:
         return supported
@@ -194,14 +194,14 @@ def granted_capabilities(
 def unknown_words(value: str | None) -> tuple[str, ...]:
     """Return the words of NVIDIA_DRIVER_CAPABILITIES that are no capability, sorted.
 
-    None of a list with ``all``, which means the same whatever else it holds.
+    Empty for a list with ``all``, because that overrides all other words.
     """
     asked = split_capabilities(value or "")
     return () if "all" in asked else tuple(word for word in asked if word not in CAPABILITIES)
 
 
 def _left_out(words: tuple[str, ...], granted: tuple[str, ...]) -> str:
-    """Return the warning about words that mean nothing."""
+    """Return the warning about unknown words."""
     return (
         f"{_said_of(words)}{_hint(words)}, so the container gets "
         f"{' and '.join(DEFAULT_CAPABILITIES)} as well: {','.join(granted)}"
@@ -226,7 +226,7 @@ def _hint(words: tuple[str, ...]) -> str:
 
 
 def _meant(word: str) -> list[str]:
-    """Return the known words that a misspelled one, perhaps several of them, must stand for."""
+    """Return the known words for a misspelled word, which may hold several separated by blanks."""
     parts = word.lower().split()
     found = [
         next((name for name in (*CAPABILITIES, "all") if _near(part, name)), "") for part in parts
@@ -235,7 +235,7 @@ def _meant(word: str) -> list[str]:
 
 
 def _near(word: str, name: str) -> bool:
-    """Tell whether one letter too many, too few or wrong, or two swapped, is all the difference."""
+    """Return whether two words differ by one letter, or by two swapped letters."""
     if abs(len(word) - len(name)) > 1:
         return False
     while word and name and word[0] == name[0]:
@@ -249,7 +249,7 @@ def _near(word: str, name: str) -> bool:
 
 
 def imex_channel(text: str) -> int:
-    """Return a channel's number; RequestError for all but plain decimal digits in range."""
+    """Return a channel's number; RequestError unless it is plain decimal digits in range."""
     plain = text.isascii() and text.isdecimal() and len(text) <= _CHANNEL_DIGITS
     if plain and (text == "0" or text[0] != "0") and int(text) < CHANNELS:
         return int(text)
@@ -261,9 +261,9 @@ def imex_channel(text: str) -> int:
 
 
 def imex_channels(names: tuple[str, ...] | None) -> tuple[int, ...]:
-    """Return the numbers in order, once each; of nothing, ``none`` and ``all`` none.
+    """Return the numbers in order, without duplicates; () for None and for ``all``.
 
-    ``all`` names no channel in particular: which exist is a matter of the whole rack.
+    ``all`` selects no channel, because the existing channels depend on the whole rack.
     """
     if names is None or names == ("all",):
         return ()
@@ -274,9 +274,9 @@ def imex_channels(names: tuple[str, ...] | None) -> tuple[int, ...]:
 
 
 def asked_requirements(env: "dict[str, str]") -> tuple[str, ...]:
-    """Return the requirements of an environment, sorted, once each, blank ones left out.
+    """Return the requirements of an environment, sorted, without duplicates and blank ones.
 
-    Raises RequirementError for a legacy image whose CUDA_VERSION is no version.
+    Raises RequirementError for a legacy image whose CUDA_VERSION is not a version.
     """
     found = {
         text
@@ -293,7 +293,7 @@ def asked_requirements(env: "dict[str, str]") -> tuple[str, ...]:
 def major_minor(text: str) -> str:
     """Return "major.minor" of a CUDA_VERSION such as 9, v11.6 or 12.2.1-rc1+build.
 
-    Raises RequirementError if it is none, or if a part does not fit into 32 bits.
+    Raises RequirementError for other texts, or if a part does not fit into 32 bits.
     """
     core, plus, build = text.removeprefix("v").partition("+")
     core, dash, pre = core.partition("-")

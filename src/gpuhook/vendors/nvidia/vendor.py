@@ -1,4 +1,4 @@
-"""NVIDIA by the contract: which of its modules answers what the house asks."""
+"""NVIDIA's implementation of the vendor contract."""
 
 import os
 
@@ -33,7 +33,7 @@ _NODE_FOLDERS = (CAPS_FOLDER, IMEX_FOLDER, "/dev/infiniband", "/dev/dri")
 _GPU = "nvidia"  # a number follows
 _NODE_PREFIXES = ("nvidia", "gdrdrv")
 _NVGPU = "/dev/nvgpu/igpu0"
-# Where Windows puts its driver: an update comes as another folder in the second.
+# Folders of the Windows driver: an update adds a folder to the second.
 _WSL_NODE = "dxg"
 _WSL_FOLDERS = ("/usr/lib/wsl/lib", "/usr/lib/wsl/drivers")
 
@@ -90,7 +90,7 @@ class Nvidia(Vendor):
         paths = [path for each in inventory.devices for path in each.nodes]
         if all(os.access(root + path, os.R_OK) for path in paths):
             return inventory
-        from gpuhook.vendors.nvidia import reach  # noqa: PLC0415 - in a job of Slurm's, say
+        from gpuhook.vendors.nvidia import reach  # noqa: PLC0415 - for example in a Slurm job
 
         return reach.within_reach(inventory)  # protects: counted-here
 
@@ -189,9 +189,9 @@ class Nvidia(Vendor):
 
 
 def _tegra(folder: str, nodes: "list[str]", more: str) -> "list[Any]":
-    """Return Tegra's lists and all nodes, any of which they may name; nothing without lists.
+    """Return Tegra's lists and all nodes, any of which they may name; [] without lists.
 
-    ``more`` is the folder of others.
+    ``more`` is a folder with further nodes.
     """
     names = listed(folder)
     lists = [[name, status(f"{folder}/{name}")] for name in names]
@@ -199,9 +199,9 @@ def _tegra(folder: str, nodes: "list[str]", more: str) -> "list[Any]":
 
 
 def _mig_instances(folder: str) -> "list[Any]":
-    """Return the names of all GPU and compute instances, gone through once.
+    """Return the names of all GPU and compute instances.
 
-    The inode is part of it: an instance destroyed and made again is another one.
+    The inode is included, to detect an instance that was destroyed and created again.
     """
     found: list[Any] = []
     for gpu in listed(folder):
@@ -213,9 +213,9 @@ def _mig_instances(folder: str) -> "list[Any]":
 
 
 def _may_have_folders(path: str) -> bool:
-    """Tell whether a folder may have folders in it: each adds a link to it, ``..``.
+    """Return whether a folder may have subfolders: each adds a link to it, ``..``.
 
-    It has two links without them, and one on filesystems that don't count.
+    It has two links without subfolders, and one on filesystems that don't count links.
     """
     try:
         return os.stat(path).st_nlink != 2

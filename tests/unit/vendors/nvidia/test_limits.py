@@ -61,9 +61,9 @@ def test_a_driver_root_without_a_place_for_cgroups(tmp_path: Path) -> None:
     grant = contract.Grant(VENDOR, Request("nvidia"), inventory, inventory.devices)
     for there in ("", "sys", "sys/fs"):
         (tmp_path / there).mkdir(exist_ok=True)
-        with pytest.raises(LimitError, match=f"no folder {tmp_path}/sys/fs/cgroup") as caught:
+        with pytest.raises(LimitError, match=f"The folder {tmp_path}/sys/fs/cgroup") as caught:
             VENDOR.limiter(grant, Config())
-        assert caught.value.remedy == f"Make it: mkdir -p {tmp_path}/sys/fs/cgroup"
+        assert caught.value.remedy == f"Create it: mkdir -p {tmp_path}/sys/fs/cgroup"
     (tmp_path / "sys/fs/cgroup").mkdir()
     assert VENDOR.limiter(grant, Config()).memory == {inventory.devices[0].id: 80 * GIB}
 
@@ -89,17 +89,17 @@ def test_a_cgroup_that_never_had_a_limit(make: Make, number: int) -> None:
 @pytest.mark.parametrize(
     ("does", "why"),
     [
-        ({"set_": ""}, r"says \d+ bytes after 8589934592 were set"),
-        ({"set_": "hard = it->hard + 1"}, "says 8589934593 bytes after"),
-        ({"set_": "return 3"}, r"answers 3 \(the driver doesn't account"),
-        ({"set_": "return 4"}, r"answers 4 \(it is root's"),
-        ({"set_": "return 6"}, r"answers 6 \(the driver finds no such"),
-        ({"set_": "return 12345"}, "answers 12345"),
-        ({"get": "return 3"}, "nvmlDeviceGetMemoryLimits_v1 answers 3"),
-        ({"init": "return 9"}, r"nvmlInit_v2 answers 9 \(the driver isn't loaded"),
-        ({"init": "abort()"}, "ended without an answer"),
-        ({"set_": "_exit(0)"}, "ended without an answer"),
-        ({"set_": 'puts("x"); fflush(stdout); return 2'}, "answers 2"),
+        ({"set_": ""}, r"returns \d+ bytes after 8589934592 were set"),
+        ({"set_": "hard = it->hard + 1"}, "returns 8589934593 bytes after"),
+        ({"set_": "return 3"}, r"returned 3 \(the driver doesn't account"),
+        ({"set_": "return 4"}, r"returned 4 \(only root may"),
+        ({"set_": "return 6"}, r"returned 6 \(the driver finds no such"),
+        ({"set_": "return 12345"}, "returned 12345"),
+        ({"get": "return 3"}, "nvmlDeviceGetMemoryLimits_v1 returned 3"),
+        ({"init": "return 9"}, r"nvmlInit_v2 returned 9 \(the driver isn't loaded"),
+        ({"init": "abort()"}, "exited without a response"),
+        ({"set_": "_exit(0)"}, "exited without a response"),
+        ({"set_": 'puts("x"); fflush(stdout); return 2'}, "returned 2"),
     ],
 )
 def test_whatever_answers_otherwise_is_an_error(make: Make, does: dict[str, str], why: str) -> None:
@@ -139,6 +139,6 @@ def test_what_takes_time_is_done_beforehand(make: Make, tmp_path: Path) -> None:
 
 def test_cgroups_in_another_place(make: Make) -> None:
     nvml = make()
-    with pytest.raises(LimitError, match="/sys/fs/cgroup, and here that is at /elsewhere"):
+    with pytest.raises(LimitError, match="/sys/fs/cgroup, and here it is at /elsewhere"):
         nvml.set("/elsewhere", "/elsewhere/container", {})
     nvml.close()

@@ -133,7 +133,7 @@ def test_devices_that_are_not_shared(config: Config, capabilities: str) -> None:
     assert not is_client(found)
     assert found.settings == []
     for words in ("0,2", "all", "2,nvidia.com/gpu=1"):
-        with pytest.raises(RequestError, match="has all of its devices by MPS or none"):
+        with pytest.raises(RequestError, match="uses MPS for all of its devices or for none"):
             asked(config, f"{VARIABLE}={words}", env)
     none = asked(config, f"{VARIABLE}=none", env)
     assert none is not None
