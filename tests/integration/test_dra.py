@@ -198,8 +198,8 @@ WITHOUT = {
     "a recovery": (("--dry-run", "--recovery", "5"), "--recovery isn't for --dry-run"),
     "a probe": (("--probe", "--dry-run"), "--dry-run isn't for --probe"),
     "a probe's node": (("--probe", "--node", "a"), "--node isn't for --probe"),
-    "no path": (("--plugins", "x"), "--plugins 'x' is no path from / on"),
-    "an empty path": (("--cdi-folder", ""), "--cdi-folder '' is no path from / on"),
+    "no path": (("--plugins", "x"), "--plugins 'x' is no absolute path"),
+    "an empty path": (("--cdi-folder", ""), "--cdi-folder '' is no absolute path"),
     "no time": (("--recovery", "-1"), "recovery"),
     "no number": (("--recovery", "nan"), "recovery"),
 }

@@ -132,7 +132,7 @@ def test_a_dry_run_with_nothing_to_give(amd: Inventory, empty: str) -> None:
 
 def test_a_dry_run_without_devices(amd: Inventory, empty: str) -> None:
     amd.devices = ()
-    with pytest.raises(PluginError, match="no device to hand out"):
+    with pytest.raises(PluginError, match="no device to allocate"):
         run("--config", empty, "--dry-run")
 
 

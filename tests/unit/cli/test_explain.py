@@ -306,15 +306,15 @@ def test_what_is_printed_is_what_is_done_in_the_mode(
     undone = {op["kind"] for op in report["undone"]}
     done = {op["kind"] for op in report["operations"]}
     if mode == "hook":
-        assert "What the hook does, in order:" in text
+        assert "Steps of the hook, in order:" in text
         assert "mount the device node /dev/nvidia3 (195:3)" in text
         assert undone == set()
         assert done >= {"allow-device", "proc-driver", "device", "bind", "symlink", "ldcache"}
     else:
-        assert "What gpu-py writes into config.json (mode spec), in order:" in text
+        assert "gpu-py writes into config.json (mode spec), in order:" in text
         assert "make the device node /dev/nvidia3 (195:3)" in text
-        assert "Left undone, because config.json can't express it:" in text
-        assert "add 5 libraries to /etc/ld.so.cache" in text.partition("Left undone")[2]
+        assert "Skipped, because config.json can't express it:" in text
+        assert "add 5 libraries to /etc/ld.so.cache" in text.partition("Skipped")[2]
         assert undone == {"proc-driver", "ldcache"}
         assert done == {"allow-device", "device", "bind"}
 

@@ -1,4 +1,4 @@
-"""A container's devices and the reasons: its requests followed through gpuhook."""
+"""Devices of a container and the reasons, from its requests followed through gpuhook."""
 
 import contextlib
 import os
@@ -31,27 +31,27 @@ from gpuhook.tools.cli import _image_checks, _meant
 from gpuhook.vendors import registry
 
 _HEADINGS = {
-    "cdi": "What gpu-py writes into config.json, from CDI documents:",
-    "folder": "What gpuhook apply does, in order:",
-    "hook": "What the hook does, in order:",
-    "spec": "What gpu-py writes into config.json (mode spec), in order:",
+    "cdi": "gpu-py writes into config.json, from CDI specs:",
+    "folder": "Steps of gpuhook apply, in order:",
+    "hook": "Steps of the hook, in order:",
+    "spec": "gpu-py writes into config.json (mode spec), in order:",
 }
 
-_UNDONE = "Left undone, because config.json can't express it:"
-_UNDONE_IN_FOLDERS = "Left to who starts a program there:"
-_UNDONE_ALONE = "Left undone, because only the runtime gpu-py can do it:"
+_UNDONE = "Skipped, because config.json can't express it:"
+_UNDONE_IN_FOLDERS = "Left to the program that starts processes there:"
+_UNDONE_ALONE = "Skipped, because only the runtime gpu-py can do it:"
 
 
 _GATED = (
-    "This node has a gate: of the devices below a pod's container gets those that the kubelet gave "
-    "it, and any other container none"
+    "This node has a gate: a pod's container gets only those of the devices below that the kubelet "
+    "allocated to it, and any other container none"
 )
 
 
 class Row(NamedTuple):
-    """One fact, a sentence without title; ``tone`` is good, poor or bad.
+    """A fact, shown as a sentence if it has no title; ``tone`` is good, poor or bad.
 
-    One that is ``extra`` is the first to be left out where there is no room.
+    An ``extra`` fact is omitted first if there is no room.
     """
 
     title: str
@@ -61,15 +61,14 @@ class Row(NamedTuple):
 
 
 class Explanation:
-    """A container's requests followed through gpuhook, as far as they get.
+    """A container's requests followed through gpuhook, up to the first error.
 
-    ``mode`` is how the container gets its devices, hook or spec; ``operations`` are what is
-    done then, and ``undone`` is what can't be: what only the other mode does, or only gpu-py.
-    ``hints`` are sentences on variables that may have been meant to ask for devices, and on what
-    fails in the image. ``layers`` are the folders with its files, where no root has them all, and
-    ``architecture`` is what its engine says that it is for, "" where none is asked.
-    ``circumstances`` are facts to begin with, and ``container`` is the running container that it
-    is about, as JSON.
+    ``mode`` is the way in which the container gets its devices: cdi, hook, spec or folder.
+    ``operations`` are the steps, and ``undone`` those that are skipped: only another mode, or only
+    gpu-py, can do them. ``hints`` are sentences on variables that may have been meant as requests,
+    and on problems in the image. ``layers`` are the folders with its files, if no single root has
+    them all. ``architecture`` is the image's as its engine reports it, or "". ``circumstances``
+    are facts shown first, and ``container`` describes a running container, as JSON.
     """
 
     def __init__(self, *, hook_alone: bool = False) -> None:
@@ -92,16 +91,16 @@ class Explanation:
     def follow(
         self, spec: Spec, root_path: str | None, config_path: str | None, *, folder: bool = False
     ) -> None:
-        """Take the steps that runtime and hook would take, without changing anything.
+        """Follow the steps of runtime and hook, without changing anything.
 
-        With ``folder``, the steps of gpuhook apply with a root folder.
+        With ``folder``, follow those of gpuhook apply with a root folder.
         """
         try:
             config = load(config_path)
             if folder:
                 apply.settle(config)
             elif config.gate and self.container is None:
-                config.gate = False  # there is no container, and so no verdict
+                config.gate = False  # without a container there is no verdict
                 self.hints.append(_GATED)
             self.known = registry.known(config)
             reader = SpecReader(spec.data, config)
@@ -191,7 +190,7 @@ class Explanation:
 
     @property
     def warnings(self) -> list[str]:
-        """What the container would get only in part."""
+        """Warnings about devices and files that the container lacks."""
         found = [] if self.resolved is None else self.resolved.warnings()
         return list(dict.fromkeys([*found, *self.left_out]))
 
@@ -214,7 +213,7 @@ class Explanation:
         """Return the JSON of the command's output format: every key, null if not reached.
 
         ``requests`` and ``inventories`` are those of all vendors; the keys in the singular
-        are the first one's.
+        are those of the first vendor.
         """
         requests = [request.to_json() for request in self.progress.requests]
         inventories = [
@@ -257,7 +256,7 @@ class Explanation:
 
 
 class ApplyDocument(Operation):
-    """Do what a CDI document says of a device: by the runtime, in config.json."""
+    """Application of a CDI device's edits to config.json, by the runtime."""
 
     kind = "cdi-device"
     by_runtime = True
@@ -269,9 +268,9 @@ class ApplyDocument(Operation):
         self.edits = edits
 
     def describe(self) -> str:
-        """Say which device of which file, and how much of what it brings."""
+        """Return a sentence with the device, its file and the number of its edits."""
         counts = [f"{len(value)} {field}" for field, value in self.edits.items() if value]
-        return f"do what {self.file} says of {self.name} ({', '.join(counts) or 'nothing'})"
+        return f"apply {self.name} from {self.file} ({', '.join(counts) or 'nothing'})"
 
     def to_json(self) -> dict[str, Any]:
         """Add the device's name, its file and its edits."""
@@ -298,7 +297,7 @@ def _documents(resolved: Resolved, config: Config) -> list[ApplyDocument]:
         common = {} if device.file in seen else device.document.get("containerEdits") or {}
         seen.add(device.file)
         edits = apply.merge([common, device.edits])
-        operations.append(ApplyDocument(device.name, device.file, edits, "asked for by name"))
+        operations.append(ApplyDocument(device.name, device.file, edits, "requested by name"))
     return operations
 
 
@@ -310,7 +309,7 @@ def _with_documents(spec: Spec, documents: list[ApplyDocument]) -> Spec:
 
 
 def _is_no_group(operation: Operation, spec: Spec) -> bool:
-    """Tell whether an operation adds a group that the container's user namespace lacks."""
+    """Return whether an operation adds a group that the container's user namespace lacks."""
     unknown = isinstance(operation, AddGroup) and process.group_inside(spec.data, operation.gid)
     return unknown is None
 
@@ -334,7 +333,7 @@ def _opened(root_path: str | None) -> Iterator[Rootfs | None]:
 
 
 def _lacking(spec: Spec, plan: Plan, root_path: str | None) -> list[str]:
-    """Return what a volume of the container has no place for; VolumeError if that is required."""
+    """Return the entries that a volume can't hold; VolumeError for required ones."""
     with _opened(root_path) as root:
         if root is None:
             return []
@@ -375,7 +374,7 @@ def _vendor_lines(request: Request, title: str, inventory: Inventory | None) -> 
     ]
     if inventory is not None:
         facts.append(("Driver root", inventory.root))
-        facts.append(("This machine", inventory.sentence()))
+        facts.append(("This host", inventory.sentence()))
     return [f"{title + ':':<16} {text}" for title, text in facts]
 
 

@@ -60,17 +60,17 @@ def _default(option: Option, value: Any) -> str:
 @command(
     "device-plugin",
     examples={
-        "gpuhook device-plugin --dry-run": "Print the resources, and what a container would get",
+        "gpuhook device-plugin --dry-run": "Print the resources and a container's devices",
         "gpuhook device-plugin --mig-strategy single": "Serve MIG devices of one size as GPUs",
     },
 )
 @_options
 @click.option(
     "--config-file", metavar="FILE",
-    help="A file with these options, as NVIDIA's plugin has it (version: v1).",
+    help="A file with these options, in the format of NVIDIA's plugin (version: v1).",
 )  # fmt: skip
 @click.option(
-    "--dry-run", is_flag=True, help="Print the devices and what a container would get, and end."
+    "--dry-run", is_flag=True, help="Print the devices and what a container would get, and exit."
 )
 @config_option
 def device_plugin(dry_run: bool, config_path: str | None, **given: Any) -> None:
@@ -92,7 +92,7 @@ def device_plugin(dry_run: bool, config_path: str | None, **given: Any) -> None:
     if dry_run:
         _show(settings, config)
         return
-    from gpuhook.tools.kubernetes import service  # noqa: PLC0415 - nothing of it is needed above
+    from gpuhook.tools.kubernetes import service  # noqa: PLC0415 - not needed above
 
     try:
         sys.exit(service.run(settings, config, followed))
@@ -110,7 +110,7 @@ def _flags(given: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-# What would be ----------------------------------------------------------------------------------
+# Dry run ------------------------------------------------------------------------------------
 
 
 def _show(settings: Settings, config: Config) -> None:
@@ -121,8 +121,8 @@ def _show(settings: Settings, config: Config) -> None:
         click.echo(f"gpuhook: {printable(warning)}.", err=True)
     if not state.resources:
         raise PluginError(
-            "There is no device to hand out",
-            "Look at `gpuhook info` and `gpuhook doctor`",
+            "There is no device to allocate",
+            "See `gpuhook info` and `gpuhook doctor`",
         )
     _show_devices(state)
     for resource in state.resources:

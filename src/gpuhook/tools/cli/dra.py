@@ -26,21 +26,21 @@ from gpuhook.tools.ledger.records import FOLDER
 from gpuhook.tools.vendors import survey
 from gpuhook.vendors import registry
 
-# Of the command as it serves a kubelet: a field of dra.options.Options, and what the help says.
+# Options for serving a kubelet: a field of dra.options.Options, and its help text.
 _PLACES = {
-    "plugins": "The kubelet's folder in which each driver's socket is.",
-    "registry": "The kubelet's folder in which drivers are registered.",
-    "cdi_folder": "Where engines look for the CDI documents of claims.",
-    "cdi_hook_path": "The hook's path on the host.  [default: beside this program]",
+    "plugins": "The kubelet's folder for the drivers' sockets.",
+    "registry": "The kubelet's folder for the registration of drivers.",
+    "cdi_folder": "The folder for the CDI specs of claims, which engines read.",
+    "cdi_hook_path": "The hook's path on the host.  [default: in this program's folder]",
     "driver_root": "The driver root on the host.",
     "driver_root_ctr_path": "The driver root as this process sees it, in a pod.",
-    "dev_root": "The folder on the host above the nodes' /dev, if not the driver root.",
+    "dev_root": "The folder on the host that contains the nodes' /dev, if not the driver root.",
 }
-_PATIENCE = 60.0  # seconds for each call of a probe; a driver that hangs keeps us for 30
+_PATIENCE = 60.0  # seconds for each call of a probe; a hanging driver takes 30
 _NUMBER = re.compile(r"[0-9]{1,3}")
 _MOST_SHARES = 128
 _LONGEST = 10**9  # seconds
-_FOR_PROBE = ("is_probe", "registry", "config_path")  # the options that a probe heeds
+_FOR_PROBE = ("is_probe", "registry", "config_path")  # the options that a probe uses
 _VERSION = re.compile(r"v?([0-9]{1,3})\.([0-9]{1,4})(?:\.[0-9A-Za-z.+-]*)?")
 
 
@@ -64,7 +64,7 @@ def _check_options(is_probe: bool, dry_run: bool) -> None:
         else:
             mode = "is for --dry-run" if name in ("form", "release") else ""
         if mode:
-            raise RequestError(f"{each.opts[0]} {mode}", "Leave one of the two out")
+            raise RequestError(f"{each.opts[0]} {mode}", "Omit one of the two")
 
 
 def _check_places(places: dict[str, str]) -> None:
@@ -73,7 +73,7 @@ def _check_places(places: dict[str, str]) -> None:
     for name, path in places.items():
         if not path.startswith("/") and (path or getattr(usual, name)):
             raise RequestError(
-                f"--{name.replace('_', '-')} {shown(path)} is no path from / on", "Write it whole"
+                f"--{name.replace('_', '-')} {shown(path)} is no absolute path", "Start it with /"
             )
 
 
@@ -94,53 +94,55 @@ def _places(command: Callable[..., Any]) -> Callable[..., Any]:
     examples={
         "gpuhook dra": "Publish this node's devices, and prepare claims for its kubelet",
         "gpuhook dra --dry-run --node gpu7": "Print what the node gpu7 would publish, as YAML",
-        "gpuhook dra --dry-run --dynamic-mig --format json": "With all MIG devices that could be",
-        "gpuhook dra --dry-run --driver amd=gpu.example.com": "Under another driver's name",
-        "gpuhook dra --share nvidia=4": "Let four claims have a GPU, each with a quarter of it",
+        "gpuhook dra --dry-run --dynamic-mig --format json": "Include all possible MIG devices",
+        "gpuhook dra --dry-run --driver amd=gpu.example.com": "Print it with another driver name",
+        "gpuhook dra --share nvidia=4": "Share a GPU between four claims, a quarter each",
     },
 )
-@click.option("--dry-run", is_flag=True, help="Print what would be published, and end.")
+@click.option("--dry-run", is_flag=True, help="Print what would be published, and exit.")
 @click.option(
     "--format", "form", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True,
-    help="How to print them.",
+    help="The output format of --dry-run.",
 )  # fmt: skip
 @click.option(
-    "--node", metavar="NAME", help="The node's name.  [default: $NODE_NAME, else the host's]"
+    "--node", metavar="NAME", help="The node's name.  [default: $NODE_NAME, else the host name]"
 )
 @click.option("--pool", metavar="NAME", help="The pool of its devices.  [default: the node's name]")
 @click.option(
     "--driver", "drivers", metavar="VENDOR=NAME", multiple=True,
-    help="Another name for a vendor's driver than the vendor's own.",
+    help="A name for a vendor's driver, in place of the default; may be repeated.",
 )  # fmt: skip
 @click.option(
     "--share", "shared", metavar="VENDOR[=N]", multiple=True,
-    help="Let several claims have a vendor's device, each with a part of its memory: of any size, "
-    "or N equal ones.",
+    help="Share a vendor's devices between claims, each with a part of the memory: of any size, "
+    "or N equal parts.",
 )  # fmt: skip
 @click.option(
     "--dynamic-mig", is_flag=True,
-    help="Publish every MIG device that GPUs could be divided into, in addition to the whole GPUs.",
+    help="Publish every possible MIG device, in addition to whole GPUs.",
 )  # fmt: skip
 @click.option(
     "--kubernetes", "release", metavar="VERSION",
-    help="The version of the cluster to print for: 1.34 wants counters and devices in one slice.  "
-    "[default: that of the API server that is named, or 1.35]",
+    help="The cluster's version for --dry-run: 1.34 needs counters and devices in one slice.  "
+    "[default: the version of the given API server, or 1.35]",
 )  # fmt: skip
 @click.option(
     "--kubeconfig",
     metavar="FILE",
-    help="How to ask the API server, outside of a pod: by a certificate or a token.",
+    help="Access to the API server outside a pod, with a certificate or a token.",
 )
 @click.option(
-    "--api-server", metavar="URL", help="Its address, https://..., in place of the usual one."
+    "--api-server",
+    metavar="URL",
+    help="The API server's address, https://..., in place of the default.",
 )
 @click.option(
     "--probe", "is_probe", is_flag=True,
-    help="Ask the plugin of this pod ($POD_UID) by its sockets, as the kubelet does, and end.",
+    help="Query this pod's plugin ($POD_UID) through its sockets, as the kubelet does, and exit.",
 )  # fmt: skip
 @click.option(
     "--recovery", metavar="SECONDS", default=300.0, show_default=True, callback=_seconds,
-    help="After how long without trouble a device that answers is well again; 0 for never.",
+    help="Time without errors until a responding device is healthy again; 0 for never.",
 )  # fmt: skip
 @_places
 @config_option
@@ -162,11 +164,11 @@ def dra(
 ) -> None:
     """Offer the host's devices to a Kubernetes cluster, by Dynamic Resource Allocation.
 
-    Publishes the devices of every vendor, and prepares what claims are given for the node's
-    kubelet, until it is told to stop (SIGTERM, SIGINT). An instance beside another one, as at an
-    update, needs a name of its own: $POD_UID. --dry-run prints the ResourceSlices and the
-    DeviceClasses that claims name, as kubectl apply takes them; devices that can't be used have a
-    taint, and the reason is a warning. No cluster is needed for that.
+    Publishes the devices of every vendor, and prepares claims' devices for the node's kubelet,
+    until it is stopped (SIGTERM, SIGINT). A second instance, as during an update, needs its own
+    name: $POD_UID. --dry-run prints the ResourceSlices and DeviceClasses in the format of kubectl
+    apply. Unusable devices have a taint, and the reason is printed as a warning. No cluster is
+    needed for that.
     """
     _check_options(is_probe, dry_run)
     _check_places(places)
@@ -185,8 +187,8 @@ def dra(
     if not dry_run:
         if dynamic_mig:
             raise RequestError(
-                "gpuhook prepares no MIG device that has to be made first",
-                "Use --dynamic-mig with --dry-run alone",
+                "gpuhook doesn't prepare MIG devices that have to be created first",
+                "Use --dynamic-mig only with --dry-run",
             )
         options = Options(instance=os.environ.get("POD_UID", ""), recovery=recovery, **places)
         try:
@@ -194,7 +196,7 @@ def dra(
         except Changed:
             start_again()
     choices = replace(choices, kubernetes=_kubernetes(release, kubeconfig, api_server))
-    # Asks each driver: what is saved may have a GPU that is lost since. Saves nothing itself.
+    # Queries each driver: a saved inventory may have a GPU that is lost since. Saves nothing.
     found, failed = survey.present(config, lambda vendor: (vendor, vendor.discover(config)))
     objects, warnings = describing.objects(found, choices, config)
     for warning in warnings:
@@ -214,7 +216,7 @@ def _serve(
     api_server: str | None,
 ) -> int:
     """Serve the kubelet, and publish, until told to stop; return the exit status."""
-    from gpuhook.tools.dra import cluster, publish, service  # noqa: PLC0415 - nothing of it is needed above
+    from gpuhook.tools.dra import cluster, publish, service  # noqa: PLC0415 - not needed above
     from gpuhook.tools.dra.devices import Devices  # noqa: PLC0415
     from gpuhook.tools.kubernetes.service import check_packages, tell  # noqa: PLC0415
 
@@ -238,7 +240,7 @@ def _drivers(given: tuple[str, ...], config: Config) -> dict[str, str]:
         vendor, equals, name = each.partition("=")
         if not equals or vendor not in known:
             raise RequestError(
-                f"--driver {shown(each)} names no vendor and its driver",
+                f"--driver {shown(each)} isn't a vendor and its driver",
                 f"Write VENDOR=NAME, with one of {', '.join(known)}",
             )
         found[vendor] = name
@@ -253,13 +255,13 @@ def _shares(given: tuple[str, ...], config: Config) -> dict[str, int]:
         vendor, equals, number = each.partition("=")
         if vendor not in known:
             raise RequestError(
-                f"--share {shown(each)} names no vendor",
+                f"--share {shown(each)} doesn't start with a vendor",
                 f"Write VENDOR or VENDOR=N, with one of {', '.join(known)}",
             )
         if equals and not (_NUMBER.fullmatch(number) and 2 <= int(number) <= _MOST_SHARES):
             raise RequestError(
                 f"--share {shown(each)} has no number of shares",
-                f"Write one from 2 to {_MOST_SHARES} after the =, or leave both out",
+                f"Write a number from 2 to {_MOST_SHARES} after =, or omit both",
             )
         found[vendor] = int(number or 0)
     return found

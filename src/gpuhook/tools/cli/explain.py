@@ -25,7 +25,7 @@ _VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))
 
 
 class _Given(NamedTuple):
-    """The container of the command line: an existing one, or one that is spelled out."""
+    """The container of the command line: an existing one, or one described by options."""
 
     container: str | None
     bundle: str | None
@@ -39,7 +39,7 @@ class _Given(NamedTuple):
     environ: str
 
     def check(self) -> None:
-        """Raise UsageError unless it is one container."""
+        """Raise UsageError unless the options describe exactly one container."""
         spelled = self.image or self.environment or self.privileged or self.gpus is not None
         if self.rootfs and not (self.image or self.gpus is not None):
             spelled = True
@@ -49,12 +49,12 @@ class _Given(NamedTuple):
             )
         if sum(map(bool, (self.container, self.bundle, self.spec, spelled))) != 1:
             raise click.UsageError(
-                "Give one of CONTAINER, --bundle, --spec, or what docker run would be given: "
+                "Give one of CONTAINER, --bundle, --spec, or options as for docker run: "
                 "--image, -e, --gpus."
             )
 
     def read(self, explanation: Explanation, config_path: str | None) -> Spec | None:
-        """Return the container's spec, None if a running one's isn't found."""
+        """Return the container's spec, None if that of a running container isn't found."""
         if self.container:
             return _running.read_running(self.container, explanation, config_path)
         if self.bundle or self.spec:
@@ -69,7 +69,7 @@ class _Given(NamedTuple):
         return self._spelled_out(explanation)
 
     def _spelled_out(self, explanation: Explanation) -> Spec:
-        """Return the spec that an engine would make of it; EngineError for an unknown image."""
+        """Return the spec that an engine would create; EngineError for an unknown image."""
         changes = [_setting(word) for word in self.environment]
         try:
             gpus = docker_gpus.variables(self.gpus) if self.gpus is not None else []
@@ -95,7 +95,7 @@ class _Given(NamedTuple):
 
 
 def _setting(word: str) -> tuple[str, str | None]:
-    """Return the name and the value of -e; without a value it is the caller's, None if unset."""
+    """Return name and value of -e; the value defaults to the caller's, None if unset."""
     name, equals, value = word.partition("=")
     if not name:
         raise click.UsageError(f"-e takes NAME=VALUE or NAME, not {shown(word)}.")
@@ -104,10 +104,10 @@ def _setting(word: str) -> tuple[str, str | None]:
 
 @command(
     examples={
-        "gpuhook explain training": "Show what a running container was given",
-        f"gpuhook explain -e {_VARIABLE}=0,2": "Ask for two GPUs",
-        "gpuhook explain --gpus 2": "Ask as docker run --gpus does",
-        "gpuhook explain --spec config.json -v": "Every step for a container with this spec",
+        "gpuhook explain training": "Show the devices of a running container",
+        f"gpuhook explain -e {_VARIABLE}=0,2": "Request two GPUs",
+        "gpuhook explain --gpus 2": "Request GPUs as docker run --gpus does",
+        "gpuhook explain --spec config.json -v": "Show every step for a container with this spec",
     },
 )
 @click.argument("container", required=False, shell_complete=completing.containers)
@@ -115,21 +115,23 @@ def _setting(word: str) -> tuple[str, str | None]:
 @click.option("--spec", "spec_path", metavar="FILE", help="An OCI spec (config.json).")
 @click.option(
     "--image", metavar="IMAGE",
-    help="An image that Docker or podman has here: what it sets counts as in docker run.",
+    help="An image of Docker or podman on this host; its settings apply as in docker run.",
 )  # fmt: skip
 @click.option(
     "-e", "--env", "environment", metavar="NAME[=VALUE]", multiple=True,
     shell_complete=completing.variables,
-    help="An environment variable of the container; may be repeated. NAME alone takes it from "
-    "your own environment.",
+    help="An environment variable of the container; may be repeated. Without a value it is taken "
+    "from your own environment.",
 )  # fmt: skip
 @click.option(
     "--gpus", metavar="GPUS",
-    help="As docker run has it: all, 2, device=0, '\"device=0,1\"', capabilities=video.",
+    help="As for docker run: all, 2, device=0, '\"device=0,1\"', capabilities=video.",
 )  # fmt: skip
-@click.option("--privileged", is_flag=True, help="As if the container were privileged.")
+@click.option("--privileged", is_flag=True, help="Treat the container as privileged.")
 @click.option(
-    "--rootfs", metavar="DIR", help="A root folder: what gpuhook apply would give it, with -e."
+    "--rootfs",
+    metavar="DIR",
+    help="A root folder, to show what gpuhook apply would give it, with -e.",
 )
 @click.option(
     "--device", "devices", metavar="KIND=NAME", multiple=True,
@@ -141,7 +143,7 @@ def _setting(word: str) -> tuple[str, str | None]:
 )  # fmt: skip
 @click.option(
     "--hook-alone", is_flag=True,
-    help="As if podman's --hooks-dir had added the hook, and the runtime weren't gpu-py.",
+    help="Assume that podman's --hooks-dir added the hook, and the runtime isn't gpu-py.",
 )  # fmt: skip
 @click.option("-v", "--verbose", is_flag=True, help="Show every step, with its reason.")
 @config_option
@@ -162,12 +164,12 @@ def explain(
     config_path: str | None,
     output_format: str,
 ) -> None:
-    """Show what a container would get, and why; or what a running one was given.
+    """Show what a container would get, and why, or what a running one got.
 
-    CONTAINER is a running container's id or name: root sees what it was given when it was
-    started, and what it would be given now. Any other is given by its bundle, by its spec, or
-    spelled out as for docker run: --image, -e and --gpus. Nothing is changed, and without
-    CONTAINER no root is needed. The exit status is 1 if the container could not be started.
+    CONTAINER is a running container's id or name: root sees its devices from the start, and those
+    that it would get now. Other containers are described by a bundle, a spec, or options as for
+    docker run: --image, -e and --gpus. Nothing is changed, and only CONTAINER needs root. The exit
+    status is 1 if the container could not be started.
     """
     what = container, bundle, spec_path, image, gpus, environment, privileged
     given = _Given(*what, rootfs, devices, environ)

@@ -1,4 +1,4 @@
-"""gpuhook nri: give pods their devices as an engine's plugin, without a runtime."""
+"""gpuhook nri: give pods their devices as a plugin of the engine, without a runtime."""
 
 import os
 import re
@@ -24,8 +24,8 @@ _INDEX = re.compile(r"[0-9]{2}")
 
 @command(
     examples={
-        "gpuhook nri": "Serve the containerd or CRI-O of this node, as a service",
-        "gpuhook nri --gate": "Give containers no device but those that the kubelet gave them",
+        "gpuhook nri": "Run as the plugin of this node's containerd or CRI-O",
+        "gpuhook nri --gate": "Restrict containers to devices that the kubelet allocated",
     },
 )
 @click.option(
@@ -34,23 +34,23 @@ _INDEX = re.compile(r"[0-9]{2}")
 )  # fmt: skip
 @click.option(
     "--index", metavar="NN", default="50", show_default=True,
-    help="Two digits by which the engine calls plugins in order.",
+    help="Two digits that set the order in which the engine calls plugins.",
 )  # fmt: skip
 @click.option(
     "--gate", is_flag=True,
-    help="Give containers only what the kubelet has given them, as with gate = true in [gpuhook].",
+    help="Give containers only devices from the kubelet, as with gate = true in [gpuhook].",
 )  # fmt: skip
 @click.option(
     "--pod-resources", metavar="PATH",
     default="/var/lib/kubelet/pod-resources/kubelet.sock", show_default=True,
-    help="The kubelet's socket that says so.",
+    help="The kubelet's socket for its allocations (PodResources).",
 )  # fmt: skip
 @click.option(
     "--cdi", is_flag=True,
-    help="Answer with names of CDI devices (containerd 2.1, CRI-O 1.34), which gpuhook install "
-    "--cdi describes.",
+    help="Return names of CDI devices (containerd 2.1, CRI-O 1.34); gpuhook install --cdi writes "
+    "their CDI specs.",
 )  # fmt: skip
-@click.option("--hook-path", metavar="PATH", help="Where the host has gpuhook-cdi-hook.")
+@click.option("--hook-path", metavar="PATH", help="The path of gpuhook-cdi-hook on the host.")
 @config_option
 def nri(
     socket: str,
@@ -65,19 +65,19 @@ def nri(
 
     Containers that request devices by a vendor's environment variable get them with no
     runtime, no RuntimeClass and no restart of the engine. Runs as root until it is stopped
-    (SIGTERM, SIGINT), and connects again after the engine's restart.
+    (SIGTERM, SIGINT), and reconnects after a restart of the engine.
     """
     if not _INDEX.fullmatch(index):
         raise RequestError(f"--index {shown(index)} isn't two digits", "Use 00 to 99")
-    from gpuhook.tools.nri import service  # noqa: PLC0415 - says what is missing: protobuf
+    from gpuhook.tools.nri import service  # noqa: PLC0415 - reports that protobuf is missing
 
     followed = Followed(config_path)
-    hook = hook_path or our_program(ours.CDI_HOOK, "Give its place with --hook-path")
+    hook = hook_path or our_program(ours.CDI_HOOK, "Give its path with --hook-path")
     kubelet = cache(lambda: _gate(pod_resources, followed.config))
     if gate and not followed.config.gate:
         _tell(
-            "gate isn't set in [gpuhook] of config.toml: what starts while this plugin is away, or "
-            "by words that runtimes read in different ways, has no gate or is refused"
+            "gate isn't set in [gpuhook] of config.toml: containers that start without this plugin "
+            "have no gate, and runtimes may refuse or read some requests differently"
         )
 
     def current() -> Way:
@@ -86,7 +86,7 @@ def nri(
         config.path = _own_path(config)
         return Way(config, hook, cdi, kubelet() if gate or config.gate else None)
 
-    current()  # so that the child is there before the first container
+    current()  # starts the child before the first container
     service.run(socket, current, _tell, index=index)
 
 
@@ -102,20 +102,20 @@ def _tell(sentence: str) -> None:
 
 def _gate(path: str, config: Config) -> Given:
     """Return a function that asks the kubelet for a container's devices; PluginError on failure."""
-    from gpuhook.tools.metrics import kubelet  # noqa: PLC0415 - with a gate alone
+    from gpuhook.tools.metrics import kubelet  # noqa: PLC0415 - only with a gate
     from gpuhook.tools.metrics.telemetry import Telemetry  # noqa: PLC0415
 
     place = kubelet.Place(path)
     asking = Telemetry(kubelet, "Kubernetes", config, time.monotonic, PATIENCE, "kubelet")
-    asking.ask(place)  # so that the child stands ready
+    asking.ask(place)  # starts the child early
 
     def given(namespace: str, pod: str, container: str, left: float) -> list[tuple[str, str]]:
         found = asking.ask(place, patience=left)
         if found is None or "pods" not in found:
             raise PluginError(
-                f"The kubelet at {path} doesn't say which devices containers have: "
-                f"{asking.problem or 'it is silent'}",
-                "See that the plugin can reach that socket; without --gate it isn't asked",
+                f"The kubelet at {path} doesn't report the devices of containers: "
+                f"{asking.problem or 'no response'}",
+                "Check that the plugin can reach that socket; it isn't needed without --gate",
             )
         return [
             (resource, name)

@@ -21,43 +21,43 @@ STDIO = "-"
 def slurm() -> None:
     """Offer this host's devices to Slurm.
 
-    gres writes what slurmd has to know, on each node as root. request runs in a job, by a line
-    of oci.conf:
+    gres writes gres.conf for slurmd, on each node as root. request runs in a job, from a line of
+    oci.conf:
 
     \b
     RunTimeRun="gpuhook slurm request %b && gpu-py run -b %b %n.%u.%j.%s.%t"
 
-    prolog and epilog are what the scripts of that name run, which slurm.conf names.
+    prolog and epilog run as Prolog and Epilog in slurm.conf.
     """  # noqa: D301 - \b keeps click from filling the line
 
 
 @slurm.command(
     "gres",
     examples={
-        "gpuhook slurm gres --output /etc/slurm/gres.conf": "Write the lines of this node, as root",
-        "gpuhook slurm gres --node gpu7": "Print those of a node with another name in slurm.conf",
+        "gpuhook slurm gres --output /etc/slurm/gres.conf": "Write this node's lines, as root",
+        "gpuhook slurm gres --node gpu7": "Print the lines for another NodeName",
     },
 )
 @config_option
 @click.option(
     "--node", metavar="NAME",
-    help="The NodeName in slurm.conf, or of several alike: node[0-7].  [default: the host's name]",
+    help="The NodeName in slurm.conf, or a range of nodes: node[0-7].  [default: the host name]",
 )  # fmt: skip
 @click.option(
     "--output", metavar="FILE", default=STDIO, show_default=True,
-    help="The file to replace, where it says something else; - prints it.",
+    help="The file to write if its contents change; - prints to stdout.",
 )  # fmt: skip
 def gres_(config_path: str | None, node: str | None, output: str) -> None:
     """Write the lines of gres.conf for the devices of this host.
 
-    They are in the order in which Slurm numbers them; what slurm.conf needs is a comment.
-    Run it where all devices can be opened: it refuses to in a job. No file is replaced while a
-    driver fails, because every job may open what the file lacks.
+    They are in Slurm's own order; the lines for slurm.conf are a comment.
+    Run it where all devices can be opened: it fails inside a job. No file is replaced while a
+    driver fails, because jobs may open all devices that the file lacks.
     """
     config = load(config_path)
     machine = devices.devices_here(config)
     if output != STDIO:
-        raise_last(machine.failed)  # every job may open what the file lacks
+        raise_last(machine.failed)  # every job may open the devices that the file lacks
     links, unknown = devices.links(machine.devices, config)
     cores = Cores()
     entries = [_entry(each, cores, links) for each in machine.devices]
@@ -83,20 +83,20 @@ def _entry(owned: devices.Owned, cores: Cores, links: devices.Links) -> gres.Ent
 
 @slurm.command(
     examples={
-        "gpuhook slurm request /run/user/1000/job/bundle": "Give a bundle the job's devices",
+        "gpuhook slurm request /run/user/1000/job/bundle": "Request the job's devices for a bundle",
     },
 )
 @config_option
 @click.option(
     "--cgroup-conf", metavar="FILE", default=job.CGROUP_CONF, show_default=True,
-    help="Slurm's file that says ConstrainDevices=yes; slurm.conf and gres.conf are beside it.",
+    help="Slurm's file with ConstrainDevices=yes; slurm.conf and gres.conf are in its folder.",
 )  # fmt: skip
 @click.argument("bundle", metavar="BUNDLE")
 def request(config_path: str | None, cgroup_conf: str, bundle: str) -> None:
-    """Let the container of BUNDLE ask for the devices that Slurm gave to this job.
+    """Request the devices that Slurm allocated to this job for the container of BUNDLE.
 
-    Runs in the job, before gpu-py, by a pattern of oci.conf, in which %b is the bundle. The devices
-    are those of gres.conf that the kernel lets this process open; no variable adds one.
+    Runs in the job, before gpu-py, from a line of oci.conf in which %b is the bundle. The devices
+    are those of gres.conf that the kernel lets this process open; variables can't add any.
     """
     job.write_request(bundle, load(config_path), cgroup_conf)
 
@@ -105,29 +105,29 @@ folder_argument = click.argument("folder", metavar="[FOLDER]", default=job_folde
 
 
 @slurm.command(
-    examples={"gpuhook slurm prolog": "Make a job's folder; slurmd's environment says whose"},
+    examples={"gpuhook slurm prolog": "Create a job's folder; slurmd sets the job's variables"},
 )
 @folder_argument
 def prolog(folder: str) -> None:
-    """Make the folder in which a job's containers are kept, as root, before the job starts.
+    """Create the folder for a job's containers, as root, before the job starts.
 
-    In FOLDER, which is root's (/run/slurm-containers unless named), the job gets USER.ID, for its
-    user. What users left or mounted in its place is moved away. It fails, and Slurm drains the
-    node, only where root has put something else there, or others may change the way to it.
+    It is USER.ID in FOLDER (default: /run/slurm-containers), which belongs to root. Leftovers and
+    mounts of users in its place are moved away. It fails, and Slurm drains the node, only if root
+    has put something else there, or other users may change a part of its path.
     """
     with _logging("slurm-prolog"):
         scripts.prolog(folder, scripts.job_of(os.environ), _tell("slurm-prolog"))
 
 
 @slurm.command(
-    examples={"gpuhook slurm epilog": "Clean up after a job; slurmd's environment says which"},
+    examples={"gpuhook slurm epilog": "Clean up after a job; slurmd sets the job's variables"},
 )
 @folder_argument
 def epilog(folder: str) -> None:
-    """End what is left of a job's containers, as root, and remove what prolog made.
+    """Kill a job's remaining processes, as root, and remove the folder that prolog created.
 
-    Processes in the job's cgroups are killed, except root's, and what is mounted in its folder is
-    detached. What can't be removed in time is removed after the next job.
+    Processes in the job's cgroups are killed, except root's, and mounts in its folder are
+    detached. Files that can't be removed in time are removed after the next job.
     """
     with _logging("slurm-epilog"):
         scripts.epilog(folder, scripts.job_of(os.environ), _tell("slurm-epilog"))
