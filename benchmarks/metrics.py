@@ -27,7 +27,7 @@ from device_plugin import memory, name, spent
 from machine import isolate
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuhook.start.records import records
+from gpuhook.core.records import records
 from gpuhook_simulate.vendors.nvidia import Options, build
 
 COMMAND = Path(sys.executable).with_name("gpuhook")

@@ -58,8 +58,8 @@ def table(changed: Mapping[str, str] | None = None) -> str:
     """Return launcher_table.h; ``changed`` replaces some of its texts."""
     sys.path.insert(0, str(HERE.parent / "src"))
     try:
-        from gpuhook.ground import names  # noqa: PLC0415 - this tree's, not an installed one
-        from gpuhook.ground.config.model import DEFAULT_PATH, Config  # noqa: PLC0415
+        from gpuhook.base import names  # noqa: PLC0415 - this tree's, not an installed one
+        from gpuhook.base.config.model import DEFAULT_PATH, Config  # noqa: PLC0415
         from gpuhook.prefork import hook_worker, instance, launcher_cache, peer_check, slots  # noqa: PLC0415
     finally:
         del sys.path[0]

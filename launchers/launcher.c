@@ -1055,6 +1055,6 @@ int main(int argc, char **argv)
                       ask_to_edit(&found)))
             become_runtime(found.maker, argv);
     }
-    const char *module = is_cli ? "gpuhook.tools.nvidia_cli.__main__" : "gpuhook._start";
+    const char *module = is_cli ? "gpuhook.nvidia_cli.__main__" : "gpuhook._start";
     return become_python(module, count, words);
 }

@@ -1,9 +1,9 @@
-"""Write the lists of src/gpuhook/ground/preload.py: what each kind of start imports, and when.
+"""Write the lists of src/gpuhook/base/preload.py: what each kind of start imports, and when.
 
 usage: .venv/bin/python scripts/lib/preload_lists.py
 
 What is imported is measured, in interpreters as the launchers start them: the order is the one in
-which modules are complete, so that none asks for a later one. A test (tests/unit/start) fails while
+which modules are complete, so that none asks for a later one. A test (tests/unit/core) fails while
 the file has other lists.
 """
 
@@ -12,24 +12,24 @@ import sys
 import textwrap
 from pathlib import Path
 
-from gpuhook.ground.names import VENDORS
+from gpuhook.base.names import VENDORS
 
 SOURCES = Path(__file__).parents[2] / "src"
-FILE = SOURCES / "gpuhook/ground/preload.py"
+FILE = SOURCES / "gpuhook/base/preload.py"
 BEGIN = "# Made by scripts/lib/preload_lists.py; don't edit the lists below.\n"
 END = "# Until here.\n"
 
 # What starts import: the modules that their programs name, and those that are imported later,
 # inside of functions. Where nothing is asked for, those of the first two lists are all.
-_RUNTIME = ("runtime_shim", "start.edit", "vendors.registry")
+_RUNTIME = ("runtime_shim", "core.edit", "vendors.registry")
 _HOOK = ("prestart_hook",)
-_INVENTORY = ("start.inventory.cache", "start.inventory.selection")
-_EDIT = ("ground.cgroup.access", "prefork.hook_worker")
-_INJECTION = ("ground.cgroup.access", "inject")
-_DOCUMENTS = ("start.cdi.apply", "start.cdi.with_helper", "start.cdi.saved")
-_DOCUMENT_HOOK = ("cdi_hook", "start.cdi.hook")
+_INVENTORY = ("core.inventory.cache", "core.inventory.selection")
+_EDIT = ("base.cgroup.access", "prefork.hook_worker")
+_INJECTION = ("base.cgroup.access", "inject")
+_DOCUMENTS = ("core.cdi.apply", "core.cdi.with_helper", "core.cdi.saved")
+_DOCUMENT_HOOK = ("cdi_hook", "core.cdi.hook")
 # Imported in the ordinary way.
-_BEFORE = {"gpuhook", "gpuhook.ground", "gpuhook.ground.names", "gpuhook.ground.preload"}
+_BEFORE = {"gpuhook", "gpuhook.base", "gpuhook.base.names", "gpuhook.base.preload"}
 
 
 def imported(*modules: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 Each function returns a whole page in Markdown: ``commands`` of the command line's own help,
 ``settings`` of the commented config.toml, ``series`` of what the exporter of metrics gives, and
-``errors`` of the classes in gpuhook.ground.errors. Nothing of it looks at the machine.
+``errors`` of the classes in gpuhook.base.errors. Nothing of it looks at the machine.
 """
 
 import html
@@ -16,11 +16,11 @@ import click
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuhook.ground import errors as gpuhook_errors
-from gpuhook.ground.config.model import KEYS
+from gpuhook.base import errors as gpuhook_errors
+from gpuhook.base.config.model import KEYS
+from gpuhook.metrics import exporter
+from gpuhook.metrics.model import Container, Device, SeriesOptions, Snapshot, Usage
 from gpuhook.tools.cli import cli
-from gpuhook.tools.metrics import exporter
-from gpuhook.tools.metrics.model import Container, Device, SeriesOptions, Snapshot, Usage
 
 _KEY = re.compile(r"#([a-z][a-z0-9-]*) = (.*)")
 _CODE = re.compile(r"(``.+?``|`[^`]+`)")
@@ -249,7 +249,7 @@ def errors() -> str:
 
 def _errors() -> Iterator[str]:
     yield from ("# Errors", "")
-    yield "This page is made from `gpuhook.ground.errors`. An error is a sentence of what is"
+    yield "This page is made from `gpuhook.base.errors`. An error is a sentence of what is"
     yield "wrong and one of what to do; its code is what `gpuhook explain --format json` prints."
     yield from ("[Troubleshooting](../troubleshooting.md) goes by the message.", "")
     meanings: dict[str, list[str]] = {}

@@ -9,7 +9,7 @@ import gc
 import os
 import sys
 
-from gpuhook.ground import names, preload
+from gpuhook.base import names, preload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ import os
 import sys
 
 from gpuhook import __version__
-from gpuhook.ground import log, names, preload
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import CdiError, GpuhookError, InjectError, StateError, shown
-from gpuhook.ground.oci.spec import State, hook_name, parse_state, read_spec
-from gpuhook.start import contract
-from gpuhook.start.cdi import own_hook
-from gpuhook.start.resolve import limits
+from gpuhook.base import log, names, preload
+from gpuhook.base.config.loader import load
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import CdiError, GpuhookError, InjectError, StateError, shown
+from gpuhook.base.oci.spec import State, hook_name, parse_state, read_spec
+from gpuhook.core import contract
+from gpuhook.core.cdi import own_hook
+from gpuhook.core.resolve import limits
 from gpuhook.vendors import registry
 
 TYPE_CHECKING = False
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import NoReturn
 
-    from gpuhook.ground.container.changes import Container
-    from gpuhook.ground.oci.spec import Spec
+    from gpuhook.base.container.changes import Container
+    from gpuhook.base.oci.spec import Spec
+    from gpuhook.core.contract import Grant, Known, Vendor
+    from gpuhook.core.inventory.model import Inventory
+    from gpuhook.core.limits import Limits
+    from gpuhook.core.plan.image import Examine
+    from gpuhook.core.records.records import Written
     from gpuhook.inject import Prepared
-    from gpuhook.start.contract import Grant, Known, Vendor
-    from gpuhook.start.inventory.model import Inventory
-    from gpuhook.start.limits import Limits
-    from gpuhook.start.plan.image import Examine
-    from gpuhook.start.records.records import Written
 
 USAGE = f"""usage: {names.CDI_HOOK} [--config FILE] KIND
 
@@ -113,8 +113,8 @@ def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
     if _says_all(spec):
         spec.require_mount_namespace()
     preload_injection(vendor_names)
-    from gpuhook.start.inventory import cache  # noqa: PLC0415 - preloaded, as what follows
-    from gpuhook.start.records import records  # noqa: PLC0415
+    from gpuhook.core.inventory import cache  # noqa: PLC0415 - preloaded, as what follows
+    from gpuhook.core.records import records  # noqa: PLC0415
 
     vendor = contract.load(vendor_names)
     # In the container's cgroup, a driver shows only the container's devices, so this isn't saved.
@@ -189,7 +189,7 @@ def _of_hook(text: bytes, hook: int) -> tuple[State, int]:
     ``hook`` is the hook's process id. The caller closes the descriptor of that process's /proc/PID.
     StateError if that process isn't in the container.
     """
-    from gpuhook.start.records import records  # noqa: PLC0415 - preloaded
+    from gpuhook.core.records import records  # noqa: PLC0415 - preloaded
 
     state = parse_state(text, needs_pid=False)
     pid, process = records.first_process(f"/proc/{hook}")
@@ -216,7 +216,7 @@ def of_kind(
     if vendor_names is None:
         raise _unknown_kind(kind)
     preload_injection(vendor_names)
-    from gpuhook.start.inventory import cache  # noqa: PLC0415 - preloaded
+    from gpuhook.core.inventory import cache  # noqa: PLC0415 - preloaded
 
     vendor = contract.load(vendor_names)
     inventory = inventories.get(vendor_names.NAME) or cache.get_inventory(config, vendor)
@@ -228,9 +228,9 @@ def preload_injection(vendor_names: "ModuleType") -> None:
     modules = (*preload.vendor(vendor_names), *preload.vendor_edits(vendor_names))
     preload.load((*preload.INJECTION, *modules, *preload.DOCUMENT_HOOK))
     from gpuhook import inject  # noqa: F401, PLC0415
-    from gpuhook.start.cdi import hook  # noqa: F401, PLC0415
-    from gpuhook.start.inventory import cache  # noqa: F401, PLC0415
-    from gpuhook.start.records import records  # noqa: F401, PLC0415
+    from gpuhook.core.cdi import hook  # noqa: F401, PLC0415
+    from gpuhook.core.inventory import cache  # noqa: F401, PLC0415
+    from gpuhook.core.records import records  # noqa: F401, PLC0415
 
 
 def _limits(spec: "Spec", config: Config, given: "Sequence[Grant]") -> "Limits | None":
@@ -265,8 +265,8 @@ class DocumentInjection:
         With ``seen``, mounts are read from the container, because its config.json doesn't list
         them: Apptainer's has only the root.
         """
-        from gpuhook.start import given_nodes  # noqa: PLC0415 - preloaded, as what follows
-        from gpuhook.start.cdi import hook  # noqa: PLC0415
+        from gpuhook.core import given_nodes  # noqa: PLC0415 - preloaded, as what follows
+        from gpuhook.core.cdi import hook  # noqa: PLC0415
 
         self._spec = spec
         self._config = config
@@ -326,11 +326,11 @@ class DocumentInjection:
 
     def _record(self, state: State, process: int) -> "Written":
         """Return a context manager that records the container's devices."""
-        from gpuhook.start.records import records  # noqa: PLC0415 - preloaded
+        from gpuhook.core.records import records  # noqa: PLC0415 - preloaded
 
         config, grants = self._config, [self._work.grant]
         if config.exclusive:
-            from gpuhook.start.records import claims  # noqa: PLC0415 - few have exclusive devices
+            from gpuhook.core.records import claims  # noqa: PLC0415 - few have exclusive devices
 
             known = registry.known(config)
             record = claims.describe(state, self._spec, grants, (), known, config, save=False)

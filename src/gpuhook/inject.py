@@ -17,31 +17,31 @@ import os
 import sys
 from _frozen_importlib import BuiltinImporter
 
-from gpuhook.ground import log, names
-from gpuhook.ground.cgroup import access
-from gpuhook.ground.container import kernel
-from gpuhook.ground.container.changes import Container, Journal
-from gpuhook.ground.container.rootfs import PATH_FLAGS, RESOLVE, Rootfs, Roots
-from gpuhook.ground.errors import GpuhookError, InjectError, VolumeError
-from gpuhook.ground.host import proc
-from gpuhook.ground.oci.spec import parse_state
-from gpuhook.start import contract
-from gpuhook.start.plan import image
-from gpuhook.start.plan.operations import SetVariable
-from gpuhook.start.planner import make_plan
-from gpuhook.start.records import records
-from gpuhook.start.resolve import limits
+from gpuhook.base import log, names
+from gpuhook.base.cgroup import access
+from gpuhook.base.container import kernel
+from gpuhook.base.container.changes import Container, Journal
+from gpuhook.base.container.rootfs import PATH_FLAGS, RESOLVE, Rootfs, Roots
+from gpuhook.base.errors import GpuhookError, InjectError, VolumeError
+from gpuhook.base.host import proc
+from gpuhook.base.oci.spec import parse_state
+from gpuhook.core import contract
+from gpuhook.core.plan import image
+from gpuhook.core.plan.operations import SetVariable
+from gpuhook.core.planner import make_plan
+from gpuhook.core.records import records
+from gpuhook.core.resolve import limits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, TypeVar
 
-    from gpuhook.ground.config.model import Config
-    from gpuhook.ground.oci.spec import Spec, State
-    from gpuhook.start.plan.image import Examine, Image
-    from gpuhook.start.plan.operations import Operation, Plan
-    from gpuhook.start.resolve import Resolved
+    from gpuhook.base.config.model import Config
+    from gpuhook.base.oci.spec import Spec, State
+    from gpuhook.core.plan.image import Examine, Image
+    from gpuhook.core.plan.operations import Operation, Plan
+    from gpuhook.core.resolve import Resolved
 
     Folder = TypeVar("Folder", bound=Container)
 
@@ -114,7 +114,7 @@ class Injection:
         state = parse_state(text)
         if state.bundle != "/":
             return state
-        from gpuhook.ground.oci import lost_bundle  # noqa: PLC0415 - few containers need it
+        from gpuhook.base.oci import lost_bundle  # noqa: PLC0415 - few containers need it
 
         return lost_bundle.with_bundle(state, self._spec)
 
@@ -159,7 +159,7 @@ class Injection:
         if not self._config.exclusive:
             annotations = self._spec.data.get("annotations")
             return records.describe(state, annotations, self._resolved.grants)
-        from gpuhook.start.records import claims  # noqa: PLC0415 - few have exclusive devices
+        from gpuhook.core.records import claims  # noqa: PLC0415 - few have exclusive devices
 
         found = self._resolved
         asked = found.grants, found.cdi_devices

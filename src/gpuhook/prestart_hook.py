@@ -4,22 +4,22 @@ import os
 import sys
 
 from gpuhook import __version__
-from gpuhook.ground import log, names
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import GpuhookError, InjectError, SpecError
-from gpuhook.ground.fileio import read_start
-from gpuhook.ground.oci.spec import Spec, parse_state, read_spec
-from gpuhook.start.resolve import limits, resolve
+from gpuhook.base import log, names
+from gpuhook.base.config.loader import load
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import GpuhookError, InjectError, SpecError
+from gpuhook.base.fileio import read_start
+from gpuhook.base.oci.spec import Spec, parse_state, read_spec
+from gpuhook.core.resolve import limits, resolve
 from gpuhook.vendors import registry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from gpuhook.ground.oci.spec import State
-    from gpuhook.start.limits import Limits
-    from gpuhook.start.resolve import Resolved
+    from gpuhook.base.oci.spec import State
+    from gpuhook.core.limits import Limits
+    from gpuhook.core.resolve import Resolved
 
 USAGE = f"""usage: {names.HOOK} [--config FILE] [--bundle DIR] [prestart | precreate | lease]
        {names.HOOK} -version
@@ -108,7 +108,7 @@ def _read(state_text: bytes, bundle: str) -> "tuple[State, Spec]":
     """Return a container's state and its config.json; ``bundle`` is the one in the arguments."""
     state = parse_state(state_text)
     if state.bundle == "/":
-        from gpuhook.ground.oci import lost_bundle  # noqa: PLC0415 - few containers need it
+        from gpuhook.base.oci import lost_bundle  # noqa: PLC0415 - few containers need it
 
         return lost_bundle.read(state, bundle)
     return state, read_spec(os.path.join(state.bundle, "config.json"))
@@ -154,8 +154,8 @@ def _take(
     config: Config,
     found: "Limits | None",
 ) -> None:
+    from gpuhook.core.records import claims  # noqa: PLC0415
     from gpuhook.inject import open_container  # noqa: PLC0415 - few containers need it, and claims
-    from gpuhook.start.records import claims  # noqa: PLC0415
 
     known = registry.known(config)
     with open_container(state.pid, state.root or spec.root_path) as container:
@@ -171,7 +171,7 @@ def precreate(folder: str, argv: list[str]) -> "NoReturn":
 
     ``folder`` contains gpuhook-prestart; ``argv`` may contain ``--config FILE``.
     """
-    from gpuhook.start.edit import edit  # noqa: PLC0415 - only for this stage
+    from gpuhook.core.edit import edit  # noqa: PLC0415 - only for this stage
 
     config_path, _, _ = read_arguments(argv)
     text = _drain(_SPEC_LIMIT)

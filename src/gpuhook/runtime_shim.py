@@ -4,10 +4,10 @@ import _signal  # type: ignore[import-not-found]
 import os
 import sys
 
-from gpuhook.ground import log, names
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import (
+from gpuhook.base import log, names
+from gpuhook.base.config.loader import load
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import (
     CommandLineError,
     ConfigError,
     GpuhookError,
@@ -15,7 +15,7 @@ from gpuhook.ground.errors import (
     UnusableSpecError,
     shown,
 )
-from gpuhook.ground.oci.runtime_argv import Arguments
+from gpuhook.base.oci.runtime_argv import Arguments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -163,8 +163,8 @@ def check_restored(words: tuple[str, ...], config: Config) -> None:
 
     Any of the command line's ``words`` may name the bundle, after any option.
     """
-    from gpuhook.ground.oci.spec import read_spec  # noqa: PLC0415 - other verbs don't need it
-    from gpuhook.start import edit  # noqa: PLC0415 - as above
+    from gpuhook.base.oci.spec import read_spec  # noqa: PLC0415 - other verbs don't need it
+    from gpuhook.core import edit  # noqa: PLC0415 - as above
     from gpuhook.vendors import registry  # noqa: PLC0415 - as above
 
     named = [part for word in words for part in (word, word.partition("=")[2], word[2:])]
@@ -185,8 +185,8 @@ def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> bool:
     refuses it with its own message. A hook worker is forked, which does the hook's work while this
     process is that runtime.
     """
-    from gpuhook.ground.oci.spec import read_spec  # noqa: PLC0415 - other verbs don't need it
-    from gpuhook.start.edit import check_other_config, edit  # noqa: PLC0415 - as above
+    from gpuhook.base.oci.spec import read_spec  # noqa: PLC0415 - other verbs don't need it
+    from gpuhook.core.edit import check_other_config, edit  # noqa: PLC0415 - as above
     from gpuhook.vendors import registry  # noqa: PLC0415 - as above
 
     path = os.path.join(arguments.bundle or "", "config.json")

@@ -18,16 +18,16 @@ from harness.root_folders import OWNER, Folder, killed, snapshot
 from harness.sandbox import contents
 
 from gpuhook import inject
-from gpuhook.ground.config.loader import load as load_config
-from gpuhook.ground.config.loader import loads
-from gpuhook.ground.errors import FolderError
-from gpuhook.start.inventory.model import Node
-from gpuhook.start.plan.operations import BindDevice, Plan
-from gpuhook.start.resolve import Progress, resolve
-from gpuhook.tools.apply import mounted, units, work
-from gpuhook.tools.apply import record as records
-from gpuhook.tools.apply.folder import Folder as Root
-from gpuhook.tools.apply.request import Asked
+from gpuhook.base.config.loader import load as load_config
+from gpuhook.base.config.loader import loads
+from gpuhook.base.errors import FolderError
+from gpuhook.core.inventory.model import Node
+from gpuhook.core.plan.operations import BindDevice, Plan
+from gpuhook.core.resolve import Progress, resolve
+from gpuhook.hpc.rootfs import mounted, units, work
+from gpuhook.hpc.rootfs import record as records
+from gpuhook.hpc.rootfs.folder import Folder as Root
+from gpuhook.tools.root_folder.request import Asked
 from gpuhook.vendors import registry
 
 ASK = "NVIDIA_VISIBLE_DEVICES"

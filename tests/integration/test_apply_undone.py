@@ -22,15 +22,15 @@ from harness.root_folders import OWNER, Folder, killed, snapshot
 from harness.sandbox import contents
 
 from gpuhook import inject
-from gpuhook.ground.config.loader import load as load_config
-from gpuhook.ground.container import kernel
-from gpuhook.ground.errors import FolderError
-from gpuhook.ground.host import files as host_files
-from gpuhook.start.plan.operations import UpdateLdCache
-from gpuhook.start.resolve import Progress, resolve
-from gpuhook.tools.apply import before, mounted, work
-from gpuhook.tools.apply.folder import Folder as Root
-from gpuhook.tools.apply.request import Asked
+from gpuhook.base.config.loader import load as load_config
+from gpuhook.base.container import kernel
+from gpuhook.base.errors import FolderError
+from gpuhook.base.host import files as host_files
+from gpuhook.core.plan.operations import UpdateLdCache
+from gpuhook.core.resolve import Progress, resolve
+from gpuhook.hpc.rootfs import before, mounted, work
+from gpuhook.hpc.rootfs.folder import Folder as Root
+from gpuhook.tools.root_folder.request import Asked
 from gpuhook.vendors import registry
 
 ASK = "NVIDIA_VISIBLE_DEVICES=0"

@@ -19,7 +19,7 @@ from harness.namespaces import Namespace
 from harness.snapshot import nothing_left, tree
 from harness.standing import ONE, RUNTIMES
 
-from gpuhook.ground.oci.jsontext import surely_broken
+from gpuhook.base.oci.jsontext import surely_broken
 
 DEBIAN = image("debian")
 

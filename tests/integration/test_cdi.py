@@ -22,7 +22,7 @@ from harness.namespaces import Namespace
 from harness.podman import Podman, podman
 from harness.snapshot import nothing_left
 
-from gpuhook.start.cdi.document import read
+from gpuhook.core.cdi.document import read
 
 CONTROL = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
 

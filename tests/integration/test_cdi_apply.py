@@ -6,9 +6,9 @@ from pathlib import Path
 from harness.bundles import Bundle
 from harness.namespaces import Namespace
 
-from gpuhook.ground.names import HOOK_ENVIRONMENT
-from gpuhook.ground.oci.spec import read_spec
-from gpuhook.start.cdi import apply, folders
+from gpuhook.base.names import HOOK_ENVIRONMENT
+from gpuhook.base.oci.spec import read_spec
+from gpuhook.core.cdi import apply, folders
 
 # No driver has these nodes: to who may open them the kernel says that there is no device.
 DENIED, ALLOWED = "Operation not permitted", "No such device or address"

@@ -22,7 +22,7 @@ from harness.snapshot import contents, nothing_left
 from harness.standing import RUNTIMES
 
 from gpuhook import inject as injection
-from gpuhook.ground.errors import InjectError
+from gpuhook.base.errors import InjectError
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 HOOK = "gpuhook-cdi-hook"

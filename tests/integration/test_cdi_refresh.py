@@ -17,8 +17,8 @@ from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.podman import Podman, cdi_folder, podman
 
-from gpuhook.start.cdi import folders
-from gpuhook.start.cdi.document import read
+from gpuhook.core.cdi import folders
+from gpuhook.core.cdi.document import read
 from gpuhook.tools.cdi import refresh as refreshing
 
 FOLDER = cdi_folder()  # the session has a /run and an /etc of its own

@@ -13,7 +13,7 @@ MAJOR, GIVEN, REFUSED = 195, (3, 255), (0, 4)
 
 ALLOW = """
 import os, sys
-from gpuhook.ground.cgroup import access
+from gpuhook.base.cgroup import access
 print(access.allow(os.open(f"/proc/{sys.argv[1]}", os.O_PATH), [(195, 3), (195, 255)]))
 """
 

@@ -15,9 +15,9 @@ from harness import pids
 from harness.commands import Result
 from harness.namespaces import Namespace, namespace
 
-from gpuhook.ground.cgroup import access, bpf, v2
-from gpuhook.ground.cgroup import device_program as program
-from gpuhook.ground.errors import CgroupError
+from gpuhook.base.cgroup import access, bpf, v2
+from gpuhook.base.cgroup import device_program as program
+from gpuhook.base.errors import CgroupError
 
 MAJOR = 195
 GIVEN, REFUSED = [(MAJOR, 0), (MAJOR, 255)], [(MAJOR, 1), (MAJOR, 2)]
@@ -58,7 +58,7 @@ print(tries, unexpected)
 
 ALLOW = """
 import os, sys
-from gpuhook.ground.cgroup import access
+from gpuhook.base.cgroup import access
 print(access.allow(os.open(f"/proc/{sys.argv[1]}", os.O_PATH), [(195, 0), (195, 255)]))
 """
 

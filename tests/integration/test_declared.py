@@ -18,8 +18,8 @@ from harness.snapshot import nothing_left
 from harness.standing import ONE, RUNTIMES
 from harness.vendors import MODES, USER, Devices, as_user, in_mode, nodes_seen
 
-from gpuhook.ground.config.loader import loads
-from gpuhook.start.cdi import apply, folders
+from gpuhook.base.config.loader import loads
+from gpuhook.core.cdi import apply, folders
 
 TABLES = declared_vendors.tables()
 GROUP = 1234

@@ -8,7 +8,7 @@ import pytest
 from harness.installation import Installation
 from harness.node import GPUS, Node, plugin_node
 
-from gpuhook.tools.kubernetes.settings import Sharing
+from gpuhook.cluster.device_plugin.settings import Sharing
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from harness.commands import wait_until
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import DriverError
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import DriverError
 from gpuhook.vendors.nvidia.discover import discover
 from gpuhook.vendors.nvidia.model import Inventory
 from gpuhook_simulate.vendors.nvidia import Built, Failure, Options, build, remove

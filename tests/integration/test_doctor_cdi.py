@@ -1,6 +1,6 @@
 """What the doctor says of a document when the driver below it has changed: real ones, simulated.
 
-tests/unit/doctor/test_doctor_cdi.py has the faults that need no driver, and the engines.
+tests/unit/tools/doctor/test_doctor_cdi.py has the faults that need no driver, and the engines.
 """
 
 import json

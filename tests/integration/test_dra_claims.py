@@ -19,9 +19,9 @@ from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
 from pod_resources import PodResources
 
-from gpuhook.ground.errors import PluginError
-from gpuhook.tools.dra.probe import probe
-from gpuhook.tools.dra.work import LIMIT
+from gpuhook.base.errors import PluginError
+from gpuhook.cluster.dra.probe import probe
+from gpuhook.cluster.dra.work import LIMIT
 
 PREFIX = "k8s.gpu.nvidia.com/claim="
 SHORT = 8  # seconds for a claim's work, instead of those that a kubelet waits for

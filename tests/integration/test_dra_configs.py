@@ -22,7 +22,7 @@ from harness.installation import Installation, write_config
 from harness.mps import daemons
 from harness.namespaces import Namespace, host_cgroups, runtime_layouts
 
-from gpuhook.start.cdi import apply, folders
+from gpuhook.core.cdi import apply, folders
 
 NVIDIA = "resource.nvidia.com/v1beta1"
 EACH = "defaultPerDevicePinnedMemoryLimit"

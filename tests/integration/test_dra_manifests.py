@@ -14,9 +14,9 @@ from harness.helm import rendered
 from harness.manifests import Document, containers, pod_of, render
 from kubernetes import client
 
-from gpuhook.ground.config.model import Config
-from gpuhook.start import contract
-from gpuhook.tools.kubernetes import dra
+from gpuhook.base.config.model import Config
+from gpuhook.cluster.dra import slices as dra
+from gpuhook.core import contract
 from gpuhook.vendors import registry
 
 ACCOUNT = "system:serviceaccount:gpuhook:gpuhook-dra"

@@ -28,9 +28,9 @@ from harness.nri import Node, running
 from harness.releases import NAMES
 from pod_resources import PodResources
 
-from gpuhook.ground.config.loader import load
-from gpuhook.tools.nri.answer import Way, decide
-from gpuhook.tools.nri.asked import Asked
+from gpuhook.base.config.loader import load
+from gpuhook.cluster.nri.answer import Way, decide
+from gpuhook.cluster.nri.asked import Asked
 
 OURS, STRANGER = "gpu-py", "stranger"
 PLAIN = image("debian")

@@ -16,10 +16,10 @@ from harness.sandbox import contents, in_child, sandbox, see_drivers, unshare_mo
 from harness.snapshot import mount_table
 
 from gpuhook import inject as injection
-from gpuhook.ground.container import kernel, mounts
-from gpuhook.ground.container.changes import Container
-from gpuhook.ground.errors import InjectError, VolumeError
-from gpuhook.start.plan.operations import (
+from gpuhook.base.container import kernel, mounts
+from gpuhook.base.container.changes import Container
+from gpuhook.base.errors import InjectError, VolumeError
+from gpuhook.core.plan.operations import (
     FILE_OPTIONS,
     BindFile,
     Operation,

@@ -23,9 +23,9 @@ from harness.sandbox import (
 from harness.snapshot import mount_table
 
 from gpuhook import inject as injection
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import GpuhookError, InjectError
-from gpuhook.start.plan.operations import FILE_OPTIONS, BindFile, Plan
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import GpuhookError, InjectError
+from gpuhook.core.plan.operations import FILE_OPTIONS, BindFile, Plan
 
 OPEN_TREE, MOVE_MOUNT, OPENAT2, MOUNT_SETATTR = 428, 429, 437, 442  # asm-generic/unistd.h
 ENOSYS, EPERM = 38, 1

@@ -25,10 +25,10 @@ from harness.sandbox import (
 )
 from harness.snapshot import mount_table
 
-from gpuhook.ground.container import kernel, mounts
-from gpuhook.ground.errors import InjectError, VolumeError
-from gpuhook.start.inventory.model import Node
-from gpuhook.start.plan.operations import (
+from gpuhook.base.container import kernel, mounts
+from gpuhook.base.errors import InjectError, VolumeError
+from gpuhook.core.inventory.model import Node
+from gpuhook.core.plan.operations import (
     FILE_OPTIONS,
     BindDevice,
     BindFile,

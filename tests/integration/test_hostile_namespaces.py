@@ -19,8 +19,8 @@ from harness.metrics import GIB, exporter, of_container, scrape, using
 from harness.standing import ONE
 from harness.strangers import UID, process
 
+from gpuhook.metrics.processes import sees_all_processes
 from gpuhook.tools.driver_folder import place
-from gpuhook.tools.metrics.processes import sees_all_processes
 
 # Makes namespaces of a table of 7 MB each, with so many processes of nobody's in each: arguments
 # are how many of either, a folder for the mounts, and a root.

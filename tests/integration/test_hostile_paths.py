@@ -20,8 +20,8 @@ from harness.installation import Installation, harden, write_config
 from harness.standing import ONE, Site
 from harness.strangers import UID
 
-from gpuhook.ground.container.rootfs import Rootfs, find_socket
-from gpuhook.ground.errors import UntrustedPathError
+from gpuhook.base.container.rootfs import Rootfs, find_socket
+from gpuhook.base.errors import UntrustedPathError
 
 DAEMON = 120  # a system user, as Debian gives one to nvidia-persistenced
 SOCKET = "run/nvidia-persistenced/socket"

@@ -21,7 +21,7 @@ from harness.strangers import (
     process,
 )
 
-from gpuhook.tools.host import processes as host_processes
+from gpuhook.monitor.host import processes as host_processes
 
 LIMIT_S = 60.0  # what a command may take that takes two seconds
 OLD = '{"debug":   true}\n'

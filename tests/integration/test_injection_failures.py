@@ -11,11 +11,11 @@ from harness.sandbox import Sandbox, Volume, contents, in_child, sandbox, see_dr
 from harness.snapshot import mount_table
 
 from gpuhook import inject as injection
-from gpuhook.ground.container import kernel
-from gpuhook.ground.container.changes import Journal
-from gpuhook.ground.errors import InjectError
-from gpuhook.start.inventory.model import Node
-from gpuhook.start.plan.operations import (
+from gpuhook.base.container import kernel
+from gpuhook.base.container.changes import Journal
+from gpuhook.base.errors import InjectError
+from gpuhook.core.inventory.model import Node
+from gpuhook.core.plan.operations import (
     FILE_OPTIONS,
     BindDevice,
     BindFile,

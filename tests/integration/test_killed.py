@@ -21,7 +21,7 @@ from harness.namespaces import host_cgroups, namespace
 from harness.sandbox import Sandbox, contents, sandbox
 from harness.snapshot import mount_table
 
-from gpuhook.start.records import records
+from gpuhook.core.records import records
 
 KILLS = int(os.environ.get("GPUHOOK_TEST_KILLS", "60"))
 RUNTIME_KILLS = 20

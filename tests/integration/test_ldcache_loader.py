@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness.commands import run
 
-from gpuhook.ground.loader import layout, ldcache
+from gpuhook.base.loader import layout, ldcache
 
 HOST_LIBRARY = Path("/lib/x86_64-linux-gnu/libz.so.1")
 

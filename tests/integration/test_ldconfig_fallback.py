@@ -24,7 +24,7 @@ from harness.loader import (
 from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
 
-from gpuhook.ground.loader import ldcache
+from gpuhook.base.loader import ldcache
 
 MAPPED = 100_000
 DAMAGED: dict[str, Callable[[bytes], bytes]] = {

@@ -25,8 +25,8 @@ from harness.namespaces import Namespace
 from harness.podman import Podman, podman
 from harness.standing import ONE, RUNTIMES
 
-from gpuhook.start.cdi import apply, folders
-from gpuhook.start.records import records
+from gpuhook.core.cdi import apply, folders
+from gpuhook.core.records import records
 
 EXCLUSIVE = 'exclusive = ["nvidia.com/gpu"]\n'
 QUIET = ("sh", "-c", 'exec "$@" </dev/null >output 2>&1', "sh")

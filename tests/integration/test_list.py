@@ -22,8 +22,8 @@ from harness.podman import Podman
 from harness.standing import ONE
 from yardstick import of_children, yardstick
 
-from gpuhook.ground.oci.spec import State
-from gpuhook.start.records import records
+from gpuhook.base.oci.spec import State
+from gpuhook.core.records import records
 
 SLEEP = ("sleep", "1000")
 

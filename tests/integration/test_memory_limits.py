@@ -27,8 +27,8 @@ from harness.installation import Installation, write_config
 from harness.namespaces import Namespace, host_cgroups, runtime_layouts
 from harness.recorder import recorder
 
-from gpuhook.start.records import records
-from gpuhook.start.request.sources import SOURCE, limit_place
+from gpuhook.core.records import records
+from gpuhook.core.request.sources import SOURCE, limit_place
 
 GIB = 1 << 30
 OPTIONS = ("--gpus=2", "--model=H100", "--set=driver-version=615.10.01")

@@ -24,7 +24,7 @@ from harness.metrics import (
     using,
 )
 
-from gpuhook.ground.host import proc
+from gpuhook.base.host import proc
 from gpuhook_simulate.vendors.nvidia import report_xid
 from gpuhook_simulate.vendors.nvidia.state import load_machine
 

@@ -229,7 +229,7 @@ def test_starts_that_are_killed_leave_nothing_that_stop_does_not_find(site: Site
 KILLED = """
 import sys
 import time
-from gpuhook.ground.config.loader import load
+from gpuhook.base.config.loader import load
 from gpuhook.tools.mps import control, keep
 def stop(*words):
     print("here", flush=True)
@@ -279,7 +279,7 @@ def test_a_client_that_comes_before_the_limits(site: Site) -> None:
     site.kill()
     program_of = site.installation.command.parent / "python"
     code = (
-        "import time; from gpuhook.ground.config.loader import load;"
+        "import time; from gpuhook.base.config.loader import load;"
         "from gpuhook.tools.mps import keep; set_up = keep.Keeper._set_up;"
         "keep.Keeper._set_up = lambda *words: time.sleep(3) or set_up(*words);"
         "keep.Keeper(load(), print).start()"
@@ -297,7 +297,7 @@ def test_a_daemon_that_nobody_wrote_down_is_ended(site: Site) -> None:
     program = site.installation.command.parent / "python"
     code = (
         "from gpuhook.vendors.nvidia import mps; from gpuhook.tools.mps.keep import Keeper;"
-        "from gpuhook.ground.config.loader import load; c = load();"
+        "from gpuhook.base.config.loader import load; c = load();"
         "Keeper(c, print)._save(mps.read(c.state_dir).but(daemon=''))"
     )
     run([program, "-c", code], env={"GPUHOOK_CONFIG": str(site.config)}).ok()

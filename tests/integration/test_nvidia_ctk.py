@@ -16,7 +16,7 @@ from harness.commands import Result, run
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
 
-from gpuhook.start.cdi import folders
+from gpuhook.core.cdi import folders
 
 PROGRAM = "nvidia-ctk"
 CONTROL = {"nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools"}

@@ -17,8 +17,8 @@ from harness.parsers import WORK, RealParser, Runtime, real_parser
 from harness.recorder import recorder
 from launchers import Builds, Probe, probing
 
-from gpuhook.ground.names import CREATING_VERBS
-from gpuhook.ground.oci.runtime_argv import Arguments
+from gpuhook.base.names import CREATING_VERBS
+from gpuhook.base.oci.runtime_argv import Arguments
 
 SEED = int(os.environ.get("GPUHOOK_PARSER_SEED", "1"))
 COUNT = int(os.environ.get("GPUHOOK_PARSER_COUNT", "500"))

@@ -23,7 +23,7 @@ echo a >"/sys/fs/cgroup/devices$1/devices.deny"
     "v2": f"""
 exec {sys.executable} -c '
 import os, sys
-from gpuhook.ground.cgroup import bpf, device_program as code
+from gpuhook.base.cgroup import bpf, device_program as code
 cgroup = os.open("/sys/fs/cgroup" + sys.argv[1], os.O_RDONLY)
 denied = code.instruction(code.SET_32, 0, imm=0) + code.instruction(code.EXIT)
 new = bpf.load_program(denied, False, "test")

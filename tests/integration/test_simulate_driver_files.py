@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.ground.loader import ldcache
+from gpuhook.base.loader import ldcache
 from gpuhook_simulate.vendors.nvidia import Built, Options, build
 
 

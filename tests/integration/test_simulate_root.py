@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gpuhook.ground.errors import SimulateError, UntrustedPathError
-from gpuhook.ground.loader import ldcache
+from gpuhook.base.errors import SimulateError, UntrustedPathError
+from gpuhook.base.loader import ldcache
 from gpuhook.tools.cli import cli
 from gpuhook_simulate.place import new_tree
 from gpuhook_simulate.vendors.nvidia import (

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import vendors
-from gpuhook.ground.errors import SimulateError
+from gpuhook.base.errors import SimulateError
 from gpuhook.tools.cli import cli
 from gpuhook_simulate.build import build
 from gpuhook_simulate.place import MARKER

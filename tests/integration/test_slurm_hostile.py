@@ -268,8 +268,8 @@ def test_a_users_own_cgroup_is_no_job(
 # at the job's process that is 400, and before the signal, that one ends, and Bea's gets its number.
 REUSED = """
 import os, signal, sys
-from gpuhook.tools.slurm import job_groups
-from gpuhook.tools.slurm.job_groups import Job
+from gpuhook.hpc.slurm import job_groups
+from gpuhook.hpc.slurm.job_groups import Job
 group, ada, bea, job = sys.argv[1], *map(int, sys.argv[2:])
 
 def born(user, place=None):

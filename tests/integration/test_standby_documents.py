@@ -17,9 +17,9 @@ from harness.installation import copied
 from harness.standing import ONE, Site, ended_in_a_container
 from limits import in_time
 
-from gpuhook.ground.names import CDI_HOOK, HELPER_OPTION
+from gpuhook.base.names import CDI_HOOK, HELPER_OPTION
+from gpuhook.core.cdi.own_hook import MOUNTS_OPTION
 from gpuhook.prefork.slots import REQUEST_PIPE, SLOTS
-from gpuhook.start.cdi.own_hook import MOUNTS_OPTION
 
 NAMES = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"]
 

@@ -378,9 +378,7 @@ def replace(path: Path) -> None:
 
 
 FILES: dict[str, Callable[[Installation], Path]] = {
-    "package": lambda installed: next(
-        installed.bin.parent.glob("lib/*/*/gpuhook/start/planner.py")
-    ),
+    "package": lambda installed: next(installed.bin.parent.glob("lib/*/*/gpuhook/core/planner.py")),
     "launcher": lambda installed: installed.runtime,
     "interpreter": lambda installed: Path(os.path.realpath(installed.bin / "python3")),
 }

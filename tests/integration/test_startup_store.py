@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import DriverError
-from gpuhook.start.inventory import cache
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import DriverError
+from gpuhook.core.inventory import cache
 from gpuhook.vendors.nvidia.model import Inventory
 from gpuhook.vendors.nvidia.vendor import VENDOR
 from gpuhook_simulate.vendors.nvidia import Failure, Options, build, remove

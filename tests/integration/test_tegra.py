@@ -18,10 +18,10 @@ from harness.standing import ONE
 from harness.vendor_engines import documents, podman_with_hook, run_with
 from harness.vendors import MODES, USER, Devices, as_user, in_mode, nodes_seen
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import DriverError, NoDriverError
-from gpuhook.start.inventory import freshness
+from gpuhook.base.config.model import Config
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import DriverError, NoDriverError
+from gpuhook.core.inventory import freshness
 from gpuhook.vendors.nvidia.discover import discover
 from gpuhook.vendors.nvidia.model import Gpu, Inventory
 from gpuhook.vendors.nvidia.nvml import Answer

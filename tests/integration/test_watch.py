@@ -17,11 +17,11 @@ from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
 from harness.podman import cdi_folder
 
-from gpuhook.ground.config.model import Config
-from gpuhook.start.cdi import folders
+from gpuhook.base.config.model import Config
+from gpuhook.core.cdi import folders
+from gpuhook.monitor.host.uevents import Event
+from gpuhook.monitor.vendors.uevents import concerns_us
 from gpuhook.tools.cdi.kept import last_errors
-from gpuhook.tools.host.uevents import Event
-from gpuhook.tools.vendors.uevents import concerns_us
 from gpuhook.tools.watch import Events
 
 # What a watch waits in, select or pselect6: asm/unistd.h.

@@ -19,8 +19,8 @@ from harness.standing import ONE
 from harness.vendor_engines import documents, podman_with_hook, run_with
 from harness.vendors import MODES, Devices, in_mode, nodes_seen
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import DriverError, NoDriverError
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import DriverError, NoDriverError
 from gpuhook.vendors.nvidia.discover import discover
 from gpuhook.vendors.nvidia.model import Inventory
 

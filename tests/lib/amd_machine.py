@@ -6,7 +6,7 @@ from typing import Any
 
 import paper
 
-from gpuhook.start.inventory.model import Inventory, Node
+from gpuhook.core.inventory.model import Inventory, Node
 from gpuhook.vendors.amd import discover
 from gpuhook_simulate.vendors import amd as simulate
 

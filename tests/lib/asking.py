@@ -6,12 +6,12 @@ from typing import Any
 from paper import spec_with
 from steps import resolve
 
-from gpuhook.ground.config.model import Config
-from gpuhook.start.inventory.model import Inventory
-from gpuhook.start.plan import image
-from gpuhook.start.plan.operations import Plan
-from gpuhook.start.planner import make_plan
-from gpuhook.start.resolve import Resolved
+from gpuhook.base.config.model import Config
+from gpuhook.core.inventory.model import Inventory
+from gpuhook.core.plan import image
+from gpuhook.core.plan.operations import Plan
+from gpuhook.core.planner import make_plan
+from gpuhook.core.resolve import Resolved
 
 
 def answered(

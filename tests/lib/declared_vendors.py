@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from gpuhook.ground.config.model import Config
-from gpuhook.start import contract
-from gpuhook.start.inventory.model import Inventory, Node
+from gpuhook.base.config.model import Config
+from gpuhook.core import contract
+from gpuhook.core.inventory.model import Inventory, Node
 from gpuhook.vendors import registry
 from gpuhook_simulate.tree import Tree
 from gpuhook_simulate.vendors import simulator

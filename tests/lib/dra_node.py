@@ -7,9 +7,9 @@ from typing import Any
 
 from api_server import TOKEN, ApiServer
 
-from gpuhook.tools.dra.access import Access
-from gpuhook.tools.dra.api_client import Client
-from gpuhook.tools.dra.keeper import APART, TOGETHER, Keeper
+from gpuhook.cluster.dra.access import Access
+from gpuhook.cluster.dra.api_client import Client
+from gpuhook.cluster.dra.keeper import APART, TOGETHER, Keeper
 
 Object = dict[str, Any]
 

@@ -15,14 +15,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.errors import PluginError
-from gpuhook.tools.dra import service, work
-from gpuhook.tools.dra.claims import ClaimGoneError
-from gpuhook.tools.dra.devices import Devices
-from gpuhook.tools.dra.options import Options
-from gpuhook.tools.kubernetes.dra import Choices
-from gpuhook.tools.kubernetes.service import tell
+from gpuhook.base.config.loader import load
+from gpuhook.base.errors import PluginError
+from gpuhook.cluster.device_plugin.service import tell
+from gpuhook.cluster.dra import service, work
+from gpuhook.cluster.dra.claims import ClaimGoneError
+from gpuhook.cluster.dra.devices import Devices
+from gpuhook.cluster.dra.options import Options
+from gpuhook.cluster.dra.slices import Choices
 
 KILL = "kill"
 _CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.chmod", "os.truncate")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import own
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.start.inventory.model import DriverFile
+from gpuhook.base.config.model import Config
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.core.inventory.model import DriverFile
 from gpuhook.vendors.nvidia import driver_files
 from gpuhook.vendors.nvidia.locations import Locations
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import own
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.loader import ldcache
+from gpuhook.base.config.model import Config
+from gpuhook.base.loader import ldcache
 from gpuhook.tools.doctor import Case, Finding
 from gpuhook.tools.doctor.machine import Machine
 

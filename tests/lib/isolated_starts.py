@@ -9,9 +9,9 @@ START = """
 import sys
 sys.path.append(sys.argv[1])
 {before}
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import GpuhookError
-from gpuhook.start.resolve import resolve
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import GpuhookError
+from gpuhook.core.resolve import resolve
 from gpuhook.vendors.registry import known
 config = Config()
 config.state_dir, root, *env = sys.argv[2:]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from machines import gpu, machine
 
-from gpuhook.ground.config.model import Config
-from gpuhook.start import contract
-from gpuhook.start.inventory.model import DriverFile
-from gpuhook.start.request.reader import Request
+from gpuhook.base.config.model import Config
+from gpuhook.core import contract
+from gpuhook.core.inventory.model import DriverFile
+from gpuhook.core.request.reader import Request
 from gpuhook.vendors.nvidia import limits
 from gpuhook.vendors.nvidia.limits import Nvml
 from gpuhook.vendors.nvidia.vendor import VENDOR

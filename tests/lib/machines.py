@@ -4,15 +4,15 @@ from typing import Any
 
 import own
 
-from gpuhook.ground.config.model import Config
-from gpuhook.start.contract import Grant
-from gpuhook.start.inventory.model import DriverFile, Node
-from gpuhook.start.inventory.selection import select
-from gpuhook.start.plan import image
-from gpuhook.start.plan.image import Image
-from gpuhook.start.plan.operations import Plan
-from gpuhook.start.planner import make_plan
-from gpuhook.start.request.reader import Request, SpecReader
+from gpuhook.base.config.model import Config
+from gpuhook.core.contract import Grant
+from gpuhook.core.inventory.model import DriverFile, Node
+from gpuhook.core.inventory.selection import select
+from gpuhook.core.plan import image
+from gpuhook.core.plan.image import Image
+from gpuhook.core.plan.operations import Plan
+from gpuhook.core.planner import make_plan
+from gpuhook.core.request.reader import Request, SpecReader
 from gpuhook.vendors.nvidia import names
 from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig
 from gpuhook.vendors.nvidia.variables import NvidiaOptions

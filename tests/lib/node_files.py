@@ -10,8 +10,8 @@ from unittest import mock
 
 from paper import NodesOnPaper
 
-from gpuhook.start.contract import package
-from gpuhook.start.inventory.model import Node
+from gpuhook.core.contract import package
+from gpuhook.core.inventory.model import Node
 from gpuhook.vendors import registry
 from gpuhook_simulate.vendors import simulator
 

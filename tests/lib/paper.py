@@ -6,8 +6,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gpuhook.start.contract import package
-from gpuhook.start.inventory.model import Inventory, Node
+from gpuhook.core.contract import package
+from gpuhook.core.inventory.model import Inventory, Node
 from gpuhook.vendors import registry
 from gpuhook_simulate.tree import Tree
 from gpuhook_simulate.vendors import Simulator

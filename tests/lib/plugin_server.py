@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 from typing import Self
 
-from gpuhook.tools.kubernetes.state import Resource, State, Unit
+from gpuhook.cluster.device_plugin.state import Resource, State, Unit
 
 PATIENCE_S = 60
 _CODE = """
 import sys
-from gpuhook.tools.kubernetes import folder, server, settings
+from gpuhook.cluster.device_plugin import folder, server, settings
 if sys.argv[2] == "False":
     folder._libc.inotify_init1 = lambda flags: -1
 exec(sys.argv[4])

@@ -3,8 +3,8 @@
 from dataclasses import fields
 from typing import Any
 
-from gpuhook.tools.kubernetes.settings import Settings
-from gpuhook.tools.vendors.nvidia.plugin import PluginSettings
+from gpuhook.cluster.device_plugin.settings import Settings
+from gpuhook.cluster.vendors.nvidia.plugin import PluginSettings
 
 _NVIDIAS = {field.name for field in fields(PluginSettings)}
 

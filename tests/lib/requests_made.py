@@ -4,8 +4,8 @@ from typing import Any
 
 from machines import read_request
 
-from gpuhook.ground.config.model import Config
-from gpuhook.start.request.reader import Request
+from gpuhook.base.config.model import Config
+from gpuhook.core.request.reader import Request
 
 __all__ = ["ROOT", "config_of", "mounts_request", "read_request", "request_for", "spec_of"]
 

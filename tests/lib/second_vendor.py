@@ -13,14 +13,14 @@ from steps import resolve
 import gpuhook.tools.vendors
 import gpuhook.vendors
 import gpuhook_simulate.vendors
-from gpuhook.ground.config.model import Config
-from gpuhook.start.inventory.model import Inventory
-from gpuhook.start.inventory.selection import select
-from gpuhook.start.plan import image
-from gpuhook.start.plan.operations import Plan
-from gpuhook.start.planner import make_plan
-from gpuhook.start.request.reader import Request, SpecReader
-from gpuhook.start.resolve import Resolved
+from gpuhook.base.config.model import Config
+from gpuhook.core.inventory.model import Inventory
+from gpuhook.core.inventory.selection import select
+from gpuhook.core.plan import image
+from gpuhook.core.plan.operations import Plan
+from gpuhook.core.planner import make_plan
+from gpuhook.core.request.reader import Request, SpecReader
+from gpuhook.core.resolve import Resolved
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia import names as nvidia
 

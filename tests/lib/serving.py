@@ -10,11 +10,11 @@ from pathlib import Path
 
 from limits import in_time
 
-from gpuhook.ground.config.loader import load
-from gpuhook.tools.metrics import serve, service
-from gpuhook.tools.metrics.model import SeriesOptions, Snapshot
-from gpuhook.tools.metrics.observer import Observer
-from gpuhook.tools.metrics.web_files import WebFiles
+from gpuhook.base.config.loader import load
+from gpuhook.metrics import serve, service
+from gpuhook.metrics.model import SeriesOptions, Snapshot
+from gpuhook.metrics.observer import Observer
+from gpuhook.metrics.web_files import WebFiles
 
 
 class Breaking(Observer):

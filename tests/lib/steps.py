@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.oci.spec import Spec
-from gpuhook.start import edit as editing
-from gpuhook.start import resolve as resolving
-from gpuhook.start.resolve import Progress, Resolved
+from gpuhook.base.config.model import Config
+from gpuhook.base.oci.spec import Spec
+from gpuhook.core import edit as editing
+from gpuhook.core import resolve as resolving
+from gpuhook.core.resolve import Progress, Resolved
 from gpuhook.vendors.registry import known
 
 

@@ -28,8 +28,8 @@ DRIVER_WORDS = ()
 LOST_REMEDY = "Mend it"
 """
 VENDOR = """
-from gpuhook.ground.errors import DriverError
-from gpuhook.start.contract import Vendor
+from gpuhook.base.errors import DriverError
+from gpuhook.core.contract import Vendor
 from {name} import names
 
 

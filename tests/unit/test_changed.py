@@ -19,15 +19,15 @@ def test_a_source_file_is_a_module(path: str, name: str) -> None:
 
 
 def test_tests_belong_to_the_modules_that_they_import() -> None:
-    found = changed.tests_of(["src/gpuhook/ground/loader/elf.py"])
-    assert "tests/unit/loader/test_elf.py" in found
+    found = changed.tests_of(["src/gpuhook/base/loader/elf.py"])
+    assert "tests/unit/base/loader/test_elf.py" in found
     assert "tests/unit/test_layers.py" in found
     assert "tests/unit/test_log.py" not in found
 
 
 def test_a_name_within_parentheses_is_an_import() -> None:
     found = changed.tests_of(["src/gpuhook/vendors/nvidia/vendor.py"])
-    assert "tests/unit/plan/test_copies.py" in found
+    assert "tests/unit/core/plan/test_copies.py" in found
 
 
 def test_a_changed_test_is_chosen_and_a_removed_one_is_not() -> None:

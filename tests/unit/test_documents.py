@@ -20,8 +20,8 @@ import results
 import yaml
 from command_lines import commands
 
-from gpuhook.ground import errors
-from gpuhook.ground.config.model import FEATURE_PREFIX, FEATURES, KEYS
+from gpuhook.base import errors
+from gpuhook.base.config.model import FEATURE_PREFIX, FEATURES, KEYS
 from gpuhook.tools.cli import cli
 
 REPOSITORY = Path(__file__).parents[2]

@@ -64,29 +64,29 @@ FORBIDDEN_MODULES = {
 
 # Module, function and call -> why it is no path of an image.
 ALLOWED = {
-    "ground/container/rootfs.__init__: os.open": "the root itself, named by its maker",
-    "ground/container/rootfs.reopen: os.open": "our own descriptor, through /proc/self/fd",
-    "ground/container/rootfs._inside: os.readlink": "our own descriptors, through /proc/self/fd",
-    "ground/container/rootfs._socket_in: os.scandir": "a descriptor",
-    "ground/container/rootfs.list_folder: os.listdir": "a descriptor",
-    "ground/container/rootfs.list_folder: os.scandir": "a descriptor",
-    "ground/container/mounts.__init__: os.open": "our own mount table",
-    "ground/container/changes.real_place: os.readlink": "our own descriptor, through /proc/self/fd",
+    "base/container/rootfs.__init__: os.open": "the root itself, named by its maker",
+    "base/container/rootfs.reopen: os.open": "our own descriptor, through /proc/self/fd",
+    "base/container/rootfs._inside: os.readlink": "our own descriptors, through /proc/self/fd",
+    "base/container/rootfs._socket_in: os.scandir": "a descriptor",
+    "base/container/rootfs.list_folder: os.listdir": "a descriptor",
+    "base/container/rootfs.list_folder: os.scandir": "a descriptor",
+    "base/container/mounts.__init__: os.open": "our own mount table",
+    "base/container/changes.real_place: os.readlink": "our own descriptor, through /proc/self/fd",
     "inject.open_folder: os.open": "our own /proc/PID, opened once",
-    "tools/apply/fstab._is_folder: os.stat": "the driver's file",
-    "start/plan/volumes._is_same: os.stat": "the driver's file",
-    "tools/apply/work.take_back: os.path.isdir": "our own state folder",
-    "tools/apply/machines.folder: os.path.isdir": "whether a root is opened, and not who has it",
-    "tools/apply/machines._save: os.makedirs": "our own state folder, after a look at the way",
-    "tools/apply/machines._save: os.unlink": "our own state folder",
-    "tools/apply/machines._save: os.rmdir": "our own state folder",
-    "tools/apply/callers._inside: os.stat": "where the caller's path meets the root",
-    "tools/apply/callers._opened: os.open": "our own descriptor, through /proc/self/fd",
-    "tools/apply/callers.append: os.open": "a folder of the caller's, after a look at the way",
+    "hpc/rootfs/fstab._is_folder: os.stat": "the driver's file",
+    "core/plan/volumes._is_same: os.stat": "the driver's file",
+    "hpc/rootfs/work.take_back: os.path.isdir": "our own state folder",
+    "hpc/rootfs/machines.folder: os.path.isdir": "whether a root is opened, and not who has it",
+    "hpc/rootfs/machines._save: os.makedirs": "our own state folder, after a look at the way",
+    "hpc/rootfs/machines._save: os.unlink": "our own state folder",
+    "hpc/rootfs/machines._save: os.rmdir": "our own state folder",
+    "hpc/rootfs/callers._inside: os.stat": "where the caller's path meets the root",
+    "hpc/rootfs/callers._opened: os.open": "our own descriptor, through /proc/self/fd",
+    "hpc/rootfs/callers.append: os.open": "a folder of the caller's, after a look at the way",
     "vendors/nvidia/own_files._kernel_has_none: os.path.exists": "our own /proc",
     "vendors/nvidia/mps_mounts.claims: os.listdir": "a descriptor",
     "vendors/nvidia/mps_mounts._own_name: os.open": "our own /proc/self",
-    "start/edit.add_hook: os.access": "our own hook, beside gpu-py",
+    "core/edit.add_hook: os.access": "our own hook, beside gpu-py",
     "inject.open_container: os.open": "/proc/PID, opened once",
     "inject.open_inside: os.open": "our own /proc/PID, opened once",
     "inject._is_first_namespace: os.stat": "our own namespace, and the first process'",
@@ -109,14 +109,14 @@ def room_of(module: str) -> str:
 def handling_images() -> dict[str, str]:
     """Return the modules that hold a Rootfs or a Container, by what they import: name -> text."""
     words = (
-        "gpuhook.ground.container.rootfs",
-        "gpuhook.ground.container.changes",
-        "gpuhook.start.plan.operations",
+        "gpuhook.base.container.rootfs",
+        "gpuhook.base.container.changes",
+        "gpuhook.core.plan.operations",
     )
     found = {}
     for path in sorted(SOURCE.rglob("*.py")):
         name, text = str(path.relative_to(SOURCE).with_suffix("")), path.read_text()
-        itself = name in ("ground/container/mounts", "ground/container/rootfs")
+        itself = name in ("base/container/mounts", "base/container/rootfs")
         holds = any(f"from {word} import" in text for word in words)
         if itself or (holds and room_of(name) not in WITHOUT_IMAGES):
             found[name] = text
@@ -126,9 +126,9 @@ def handling_images() -> dict[str, str]:
 # Modules that hold a Rootfs of the host or of the driver, or change nothing in an image.
 OF_THE_HOST = {
     "tools/vendors/nvidia/driver_folder": "reads a plan, and carries out none",
-    "tools/host/driver_program": "runs in the driver root",
+    "monitor/host/driver_program": "runs in the driver root",
     "tools/driver_folder/keep": "reads the driver root; writes to a folder of the host's",
-    "start/inventory/freshness": "looks at the driver root",
+    "core/inventory/freshness": "looks at the driver root",
     "vendors/nvidia/vendor": "looks at the driver root",
     "vendors/nvidia/discover": "looks at the driver root",
     "vendors/nvidia/device_nodes": "looks at the driver root",
@@ -136,7 +136,7 @@ OF_THE_HOST = {
     "vendors/nvidia/graphics_files": "looks at the driver root",
     "tools/running/nodes": "reads, for gpuhook list",
     "vendors/nvidia/kernel_modules": "runs in the driver root",
-    "ground/loader/ldconfig_fallback": "runs the host's ldconfig, sealed, in namespaces of its own",
+    "base/loader/ldconfig_fallback": "runs the host's ldconfig, sealed, in namespaces of its own",
 }
 
 
@@ -161,8 +161,8 @@ def violations(module: str, text: str) -> list[str]:
 def test_images_are_reached_through_descriptors_alone() -> None:
     modules = {name: text for name, text in handling_images().items() if name not in OF_THE_HOST}
     needed = {
-        "ground/container/changes", "start/plan/operations", "inject", "start/plan/image",
-        "ground/loader/layout",
+        "base/container/changes", "core/plan/operations", "inject", "core/plan/image",
+        "base/loader/layout",
     }  # fmt: skip
     assert needed <= set(modules)
     assert [each for item in modules.items() for each in violations(*item)] == []
@@ -182,7 +182,7 @@ def test_every_exception_is_still_needed() -> None:
 ROOMS = (
     "tools/engines", "tools/doctor", "tools/cli", "tools/driver_folder", "tools/vendors/*/doctor",
 )  # fmt: skip
-COMMANDS_MODULES = ("tools/host/processes",)
+COMMANDS_MODULES = ("monitor/host/processes",)
 OF_OTHERS = {
     "open": "waits for a pipe's other end, and reads without bound; use host_files.read",
     "os.open": "as open; use host_files.read or host_files.create_private",
@@ -276,7 +276,7 @@ CUTTING = {
 }
 # Module, function and call -> whose text it is.
 ALLOWED_TO_CUT = {
-    "start/cdi/tree._decoded: .split": "base64, in which every blank is one",
+    "core/cdi/tree._decoded: .split": "base64, in which every blank is one",
     "tools/cdi/units.shipped: .read_text": "a file of our own package",
     "packaging/kubernetes/image/node_unit.py.shipped: .read_text": "a file of our own package",
     "tools/cli/_help.first_sentence: .split": "our own docstrings",
@@ -284,12 +284,12 @@ ALLOWED_TO_CUT = {
     "tools/cli/_manual.config_page: .read_text": "a file of our own package",
     "tools/cli/_shipped._texts: .read_text": "a file of our own package",
     "tools/cli/config.default_text: .read_text": "a file of our own package",
-    "ground/loader/ldcache.order_key: .split": "names in which all but letters became blanks",
-    "tools/nvidia_cli/ctk._to_standard_error: open": "written to, and nowhere",
-    "tools/nvidia_cli/gpu_docker._split: .split": "a user's own command line",
+    "base/loader/ldcache.order_key: .split": "names in which all but letters became blanks",
+    "nvidia_cli/ctk._to_standard_error: open": "written to, and nowhere",
+    "nvidia_cli/gpu_docker._split: .split": "a user's own command line",
     "prefork/hook_worker.answer: .split": "our own sentence, made one line",
     "prefork/instance.leave_caller_cgroups: open": "written to",
-    "tools/vendors/ascend/cluster.resource: .split": "our own name of a model",
+    "cluster/vendors/ascend/cluster.resource: .split": "our own name of a model",
     "vendors/nvidia/requirements.parse: .split": "one variable, as NVIDIA reads it",
     "vendors/nvidia/variables._meant: .split": "one name of a model",
     "simulate/vendors/nvidia/activity._places: .split": "our own file",

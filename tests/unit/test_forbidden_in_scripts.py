@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 SENDING = ("os.kill", "os.killpg", "signal.pthread_kill")
 SENDING_METHODS = (".kill", ".killpg", ".terminate", ".send_signal", ".pidfd_send_signal")
-ALLOWED_TO_SEND = {"ground/host/signals.send: _signal.pidfd_send_signal"}
+ALLOWED_TO_SEND = {"base/host/signals.send: _signal.pidfd_send_signal"}
 
 
 def sending(module: str, text: str) -> list[str]:

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import ConfigError, GpuhookError
-from gpuhook.ground.oci import jsontext
-from gpuhook.ground.oci.spec import Spec
-from gpuhook.start.cdi import document
-from gpuhook.start.request.reader import SpecReader
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import ConfigError, GpuhookError
+from gpuhook.base.oci import jsontext
+from gpuhook.base.oci.spec import Spec
+from gpuhook.cluster.device_plugin import config_file
+from gpuhook.cluster.dra import access, configs
+from gpuhook.core.cdi import document
+from gpuhook.core.request.reader import SpecReader
+from gpuhook.metrics import web_files
 from gpuhook.tools.doctor import docker as doctors_docker
 from gpuhook.tools.doctor.machine import Machine
-from gpuhook.tools.dra import access, configs
 from gpuhook.tools.engines import docker
-from gpuhook.tools.kubernetes import config_file
-from gpuhook.tools.metrics import web_files
 from gpuhook.vendors.nvidia import cuda_compat
 from gpuhook.vendors.nvidia import names as nvidia
 

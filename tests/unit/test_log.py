@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.ground import log
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import HeldError, RequestError
+from gpuhook.base import log
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import HeldError, RequestError
 
 SENTENCES = "It failed. Mend it."
 MESSAGE = f"gpu-py: {SENTENCES}"
@@ -94,8 +94,8 @@ def test_a_closed_stderr_loses_no_log_line(tmp_path: Path) -> None:
     engine, state = tmp_path / "log.json", tmp_path / "state"
     code = f"""
 import os
-from gpuhook.ground import log
-from gpuhook.ground.config.model import Config
+from gpuhook.base import log
+from gpuhook.base.config.model import Config
 os.close(2)
 config = Config()
 config.state_dir = {str(state)!r}

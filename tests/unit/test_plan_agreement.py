@@ -16,15 +16,15 @@ import pytest
 from machines import gpu, machine, mig
 
 from gpuhook import inject, prestart_hook, runtime_shim
-from gpuhook.ground.cgroup import access
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.container.changes import Container, Journal
-from gpuhook.ground.container.rootfs import PATH_FLAGS
-from gpuhook.ground.errors import GpuhookError
-from gpuhook.ground.oci.runtime_argv import Arguments
-from gpuhook.ground.oci.spec import read_spec
-from gpuhook.start.plan.operations import Plan, usable
-from gpuhook.start.records import records
+from gpuhook.base.cgroup import access
+from gpuhook.base.config.loader import load
+from gpuhook.base.container.changes import Container, Journal
+from gpuhook.base.container.rootfs import PATH_FLAGS
+from gpuhook.base.errors import GpuhookError
+from gpuhook.base.oci.runtime_argv import Arguments
+from gpuhook.base.oci.spec import read_spec
+from gpuhook.core.plan.operations import Plan, usable
+from gpuhook.core.records import records
 from gpuhook.tools.cli._explanation import Explanation
 
 SPECS = 300
@@ -112,7 +112,7 @@ class Stage:
                 (folder / image / file).parent.mkdir(parents=True, exist_ok=True)
                 (folder / image / file).touch()
         found = machine(gpu(0, 3, (mig(0, 1, 12, 13), mig(1, 2, 21, 22))), gpu(1, 1))
-        monkeypatch.setattr("gpuhook.start.inventory.cache.get_inventory", lambda *_, **__: found)
+        monkeypatch.setattr("gpuhook.core.inventory.cache.get_inventory", lambda *_, **__: found)
         monkeypatch.setattr(inject, "open_container", self.open_container)
         monkeypatch.setattr(inject, "prepare", lambda *_: None)
         monkeypatch.setattr(inject, "allow_devices", lambda *_, **__: "")

@@ -36,13 +36,13 @@ from node_nri import put_nri
 from node_plugin import put_plugin, refuse_plugin, remove_plugin
 from node_settings import refuse_runtime, settle, unsettle
 
-from gpuhook.ground import names
-from gpuhook.ground.errors import EngineError, GpuhookError
-from gpuhook.ground.host import files as host_files
-from gpuhook.ground.host import proc
+from gpuhook.base import names
+from gpuhook.base.errors import EngineError, GpuhookError
+from gpuhook.base.host import files as host_files
+from gpuhook.base.host import proc
+from gpuhook.monitor.host import processes as host_processes
+from gpuhook.monitor.host.processes import Process
 from gpuhook.tools.engines import containerd_files, distributions, in_use
-from gpuhook.tools.host import processes as host_processes
-from gpuhook.tools.host.processes import Process
 
 SOURCE = "/usr/lib/gpuhook-node"
 FOLDER = "/opt/gpuhook"

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import click
 
-from gpuhook.ground import names
-from gpuhook.ground.config.model import DEFAULT_PATH
-from gpuhook.ground.config.source import read_text
-from gpuhook.ground.errors import EngineError
+from gpuhook.base import names
+from gpuhook.base.config.model import DEFAULT_PATH
+from gpuhook.base.config.source import read_text
+from gpuhook.base.errors import EngineError
+from gpuhook.cluster.device_plugin.settings import CDI_FOLDER
 from gpuhook.tools.engines.lock import Lock
-from gpuhook.tools.kubernetes.settings import CDI_FOLDER
 
 # What the kubelet shows of a pod's end.
 LAST_WORDS = "/dev/termination-log"

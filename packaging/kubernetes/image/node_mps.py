@@ -5,8 +5,8 @@ import hashlib
 from node import Node, text_of
 from node_unit import Unit, shipped
 
-from gpuhook.ground.config.loader import loads
-from gpuhook.ground.errors import EngineError
+from gpuhook.base.config.loader import loads
+from gpuhook.base.errors import EngineError
 
 UNIT = Unit("gpuhook-mps.service", "keeps MPS' control daemon", waits=False)
 # For where a node has no driver yet, or no GPU at all. A restart ends the daemon, and its clients.

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from node import Node, say, text_of
 from node_unit import Unit, shipped
 
-from gpuhook.ground.errors import EngineError, shown
-from gpuhook.ground.host import files as host_files
-from gpuhook.tools.kubernetes import configure
-from gpuhook.tools.kubernetes.options import VARIABLES
+from gpuhook.base.errors import EngineError, shown
+from gpuhook.base.host import files as host_files
+from gpuhook.cluster.device_plugin import configure
+from gpuhook.cluster.device_plugin.options import VARIABLES
 
 UNIT = Unit("gpuhook-device-plugin.service", "runs the device plugin")
 # Where a ConfigMap's file of the plugin's options is, if there is one.

@@ -6,10 +6,10 @@ from typing import Any
 
 from node import NO_ENGINE, Node, say, text_of
 
-from gpuhook.ground.config.loader import loads
-from gpuhook.ground.config.source import flatten, parse
-from gpuhook.ground.errors import ConfigError, EngineError
-from gpuhook.ground.host import files as host_files
+from gpuhook.base.config.loader import loads
+from gpuhook.base.config.source import flatten, parse
+from gpuhook.base.errors import ConfigError, EngineError
+from gpuhook.base.host import files as host_files
 from gpuhook.tools.cli.config import save
 from gpuhook.tools.config.edit import parse_assignment, set_value
 from gpuhook.vendors import registry

@@ -7,8 +7,8 @@ from importlib import resources
 
 from node import Node, say, systemctl, text_of
 
-from gpuhook.ground.errors import EngineError
-from gpuhook.ground.host import files as host_files
+from gpuhook.base.errors import EngineError
+from gpuhook.base.host import files as host_files
 
 _FIRST_LINE = "# Made by gpuhook's installer, which replaces and removes it.\n"
 

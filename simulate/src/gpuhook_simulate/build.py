@@ -4,8 +4,8 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-from gpuhook.ground.errors import SimulateError
-from gpuhook.ground.host.files import check_way, remedy
+from gpuhook.base.errors import SimulateError
+from gpuhook.base.host.files import check_way, remedy
 from gpuhook_simulate.place import check_place, new_tree, put_in_place
 from gpuhook_simulate.tree import Tree
 

@@ -7,9 +7,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import SimulateError, shown
+from gpuhook.base.config.loader import load
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import SimulateError, shown
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option

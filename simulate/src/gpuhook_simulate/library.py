@@ -3,7 +3,7 @@
 import os
 import struct
 
-from gpuhook.ground.errors import SimulateError
+from gpuhook.base.errors import SimulateError
 
 # uname -m -> the ELF header's e_machine. Source: elf.h.
 _MACHINES = {"x86_64": 62, "aarch64": 183, "riscv64": 243}

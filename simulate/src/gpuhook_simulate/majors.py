@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from gpuhook.ground.errors import SimulateError
-from gpuhook.ground.host import proc
+from gpuhook.base.errors import SimulateError
+from gpuhook.base.host import proc
 
 # The kernel's range for dynamic majors, in its order (Documentation/admin-guide/devices.txt).
 _DYNAMIC_MAJORS = range(511, 383, -1)

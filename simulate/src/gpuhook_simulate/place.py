@@ -10,9 +10,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
-from gpuhook.ground.errors import SimulateError
-from gpuhook.ground.host import lock, proc
-from gpuhook.ground.host.files import check_way, exchange
+from gpuhook.base.errors import SimulateError
+from gpuhook.base.host import lock, proc
+from gpuhook.base.host.files import check_way, exchange
 
 _MOUNTS = "/proc/self/mountinfo"
 MARKER = ".gpuhook-simulated"  # at the top of every simulated root

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from gpuhook.ground.errors import SimulateError, shown
+from gpuhook.base.errors import SimulateError, shown
 
 
 def checked(given: Mapping[str, str], known: Mapping[str, str], whose: str) -> dict[str, str]:

@@ -3,7 +3,7 @@
 import os
 import stat
 
-from gpuhook.ground.errors import SimulateError
+from gpuhook.base.errors import SimulateError
 from gpuhook.tools.engines.prefix import checked
 
 

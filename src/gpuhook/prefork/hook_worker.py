@@ -15,21 +15,21 @@ It inherits the modules that runtime_shim has imported, and imports the rest its
 import _signal  # type: ignore[import-not-found]
 import os
 
-from gpuhook.ground import log
-from gpuhook.ground.errors import GpuhookError, StateError, printable
-from gpuhook.ground.fileio import read_start
-from gpuhook.ground.oci.jsontext import Record
+from gpuhook.base import log
+from gpuhook.base.errors import GpuhookError, StateError, printable
+from gpuhook.base.fileio import read_start
+from gpuhook.base.oci.jsontext import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import NoReturn
 
+    from gpuhook.base.config.model import Config
     from gpuhook.cdi_hook import DocumentInjection
-    from gpuhook.ground.config.model import Config
+    from gpuhook.core.edit import Task
+    from gpuhook.core.inventory.model import Inventory
     from gpuhook.inject import Injection
-    from gpuhook.start.edit import Task
-    from gpuhook.start.inventory.model import Inventory
 
 # Seconds for the low-level runtime and the hooks before ours, after which the hook worker is
 # gone and the hook does the work itself; also the seconds for the work.
@@ -101,7 +101,7 @@ def pipe_for_both() -> int:
 def _main(pipes: Pipes, task: "Task", config: "Config", launcher: str) -> "NoReturn":
     """Serve one request and exit, whatever happens; never return into the caller's code."""
     try:
-        from gpuhook.ground.container import kernel  # noqa: PLC0415 - not time-critical here
+        from gpuhook.base.container import kernel  # noqa: PLC0415 - not time-critical here
 
         kernel.keep_only((pipes.asked, pipes.answer, pipes.bundle, pipes.runtime))
         injection = injection_of(task, config)
@@ -137,7 +137,7 @@ def serve(pipes: Pipes, config: "Config", injection: "Injection | DocumentInject
 
     Afterwards this process is in the container's mount namespace.
     """
-    from gpuhook.ground.container import kernel  # noqa: PLC0415 - imported already
+    from gpuhook.base.container import kernel  # noqa: PLC0415 - imported already
 
     kernel.end_after(DEADLINE)
     injection.begin()
@@ -151,7 +151,7 @@ def serve(pipes: Pipes, config: "Config", injection: "Injection | DocumentInject
 
 def answer(pipe: int, config: "Config", program: str, work: "Callable[[], None]") -> bool:
     """Report to a hook that its work is taken, do it, report the result; return True on success."""
-    from gpuhook.ground.container import kernel  # noqa: PLC0415 - imported already
+    from gpuhook.base.container import kernel  # noqa: PLC0415 - imported already
 
     for number in _IGNORED:
         _signal.signal(number, _signal.SIG_IGN)  # protects: work-goes-on
@@ -170,7 +170,7 @@ def _is_asked(pipes: Pipes) -> bool:
     """Wait for the hook's request; False if the low-level runtime ends first, or takes too long."""
     import select  # noqa: PLC0415 - not time-critical here
 
-    from gpuhook.ground.container import kernel  # noqa: PLC0415 - imported already
+    from gpuhook.base.container import kernel  # noqa: PLC0415 - imported already
 
     waiting = select.poll()
     waiting.register(pipes.asked, select.POLLIN)

@@ -8,12 +8,12 @@ import _signal  # type: ignore[import-not-found]
 import os
 import select
 
-from gpuhook.ground import names
-from gpuhook.ground.cgroup import access
-from gpuhook.ground.config.loader import PATH_VARIABLE
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.container import kernel
-from gpuhook.ground.host import lock as locking
+from gpuhook.base import names
+from gpuhook.base.cgroup import access
+from gpuhook.base.config.loader import PATH_VARIABLE
+from gpuhook.base.config.model import Config
+from gpuhook.base.container import kernel
+from gpuhook.base.host import lock as locking
 from gpuhook.prefork import launcher_cache
 
 TYPE_CHECKING = False

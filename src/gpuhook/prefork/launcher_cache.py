@@ -15,16 +15,16 @@ import errno
 import os
 import time
 
-from gpuhook.ground import fileio
-from gpuhook.ground import names as common
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.errors import ConfigError
-from gpuhook.start.request import sources
+from gpuhook.base import fileio
+from gpuhook.base import names as common
+from gpuhook.base.config.loader import load
+from gpuhook.base.errors import ConfigError
+from gpuhook.core.request import sources
 from gpuhook.vendors import registry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuhook.ground.config.model import Config
+    from gpuhook.base.config.model import Config
 
 # Not below state-dir: the launcher must find it before it knows any setting.
 FOLDER = "/run/gpuhook/launcher"

@@ -2,8 +2,8 @@
 
 import os
 
-from gpuhook.ground.container import kernel
-from gpuhook.ground.host import proc
+from gpuhook.base.container import kernel
+from gpuhook.base.host import proc
 
 # The descriptor from which the hook of a CDI spec reads its slot, and how many of its ancestors
 # may be in the container.

@@ -10,9 +10,9 @@ import os
 import select
 import time
 
-from gpuhook.ground.container import kernel
-from gpuhook.ground.host import lock as locking
-from gpuhook.ground.host import signals
+from gpuhook.base.container import kernel
+from gpuhook.base.host import lock as locking
+from gpuhook.base.host import signals
 from gpuhook.prefork import hook_worker, instance, slots
 from gpuhook.prefork.slots import FOLDER_FD, LAUNCHER, REQUEST_PIPE, SLOT_COUNT, SLOTS
 from gpuhook.prefork.worker import LIMITED, LONG, PATIENCE, STALE, TAKEN, Worker

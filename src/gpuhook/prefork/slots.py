@@ -9,7 +9,7 @@ import fcntl
 import os
 import time
 
-from gpuhook.ground.host import lock as locking
+from gpuhook.base.host import lock as locking
 from gpuhook.prefork import instance
 
 # Descriptors of the prefork server, as the launcher knows them: requests come through a pipe, and

@@ -3,17 +3,17 @@
 import os
 import sys
 
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.config.model import DEFAULT_PATH, Config
-from gpuhook.ground.errors import GpuhookError
-from gpuhook.start import contract
-from gpuhook.start.cdi import saved
-from gpuhook.start.inventory import cache, freshness
+from gpuhook.base.config.loader import load
+from gpuhook.base.config.model import DEFAULT_PATH, Config
+from gpuhook.base.errors import GpuhookError
+from gpuhook.core import contract
+from gpuhook.core.cdi import saved
+from gpuhook.core.inventory import cache, freshness
 from gpuhook.vendors import registry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuhook.start.contract import Known
+    from gpuhook.core.contract import Known
 
 
 class LoadedState:

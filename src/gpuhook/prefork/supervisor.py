@@ -22,18 +22,18 @@ import _signal  # type: ignore[import-not-found]
 import os
 import select
 
-from gpuhook.ground import preload
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.container import kernel
-from gpuhook.ground.errors import GpuhookError
-from gpuhook.ground.host import signals
+from gpuhook.base import preload
+from gpuhook.base.config.loader import load
+from gpuhook.base.config.model import Config
+from gpuhook.base.container import kernel
+from gpuhook.base.errors import GpuhookError
+from gpuhook.base.host import signals
+from gpuhook.core import contract
 from gpuhook.prefork import instance, slots
 from gpuhook.prefork.server import Server, poll
 from gpuhook.prefork.slots import FOLDER_FD, LAUNCHER
 from gpuhook.prefork.snapshot import LoadedState
 from gpuhook.prefork.worker import NAME
-from gpuhook.start import contract
 from gpuhook.vendors import registry
 
 TYPE_CHECKING = False
@@ -123,9 +123,9 @@ def _import_all(config: Config) -> None:
             __import__(name)
     import json.decoder  # noqa: F401, PLC0415
 
-    from gpuhook.ground.cgroup import bpf, device_program, v2  # noqa: F401, PLC0415 - preloaded
-    from gpuhook.ground.loader import ldconfig_fallback  # noqa: F401, PLC0415
-    from gpuhook.ground.oci import lost_bundle, process  # noqa: F401, PLC0415
-    from gpuhook.start import dev_char, limiter, limits, verdict  # noqa: F401, PLC0415
-    from gpuhook.start.plan import spec_edits  # noqa: F401, PLC0415
-    from gpuhook.start.records import claims, engine_names  # noqa: F401, PLC0415
+    from gpuhook.base.cgroup import bpf, device_program, v2  # noqa: F401, PLC0415 - preloaded
+    from gpuhook.base.loader import ldconfig_fallback  # noqa: F401, PLC0415
+    from gpuhook.base.oci import lost_bundle, process  # noqa: F401, PLC0415
+    from gpuhook.core import dev_char, limiter, limits, verdict  # noqa: F401, PLC0415
+    from gpuhook.core.plan import spec_edits  # noqa: F401, PLC0415
+    from gpuhook.core.records import claims, engine_names  # noqa: F401, PLC0415

@@ -12,15 +12,15 @@ checks that those were created from ours.
 import os
 
 from gpuhook import cdi_hook
-from gpuhook.ground import names
-from gpuhook.ground.container import kernel
-from gpuhook.ground.errors import GpuhookError
-from gpuhook.ground.fileio import write_all
-from gpuhook.ground.oci.spec import read_spec
+from gpuhook.base import names
+from gpuhook.base.container import kernel
+from gpuhook.base.errors import GpuhookError
+from gpuhook.base.fileio import write_all
+from gpuhook.base.oci.spec import read_spec
+from gpuhook.core import contract
+from gpuhook.core.edit import edit
 from gpuhook.prefork import hook_worker, peer_check, slots
 from gpuhook.prefork.slots import ANSWER, ASKED, FOLDER_FD, REPORT, REQUEST, SLOT_COUNT, SLOTS
-from gpuhook.start import contract
-from gpuhook.start.edit import edit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

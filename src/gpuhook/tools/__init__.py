@@ -1,1 +1,1 @@
-"""Code for commands and services, which a container start never imports."""
+"""The command line, engines, doctor and running containers; no container start imports them."""

@@ -18,15 +18,15 @@ from pyroute2 import UeventSocket
 from pyroute2.netlink.nlsocket import NetlinkSocket
 from pyroute2.netlink.uevent import MarshalUevent
 
-from gpuhook.ground.config.model import Config
+from gpuhook.base.config.model import Config
+from gpuhook.core import contract, dev_char
+from gpuhook.core.inventory import cache
+from gpuhook.core.inventory.model import Inventory
+from gpuhook.monitor.host.uevents import GROUP, Event, KernelEvents
+from gpuhook.monitor.systemd import report_ready
+from gpuhook.monitor.vendors import survey
 from gpuhook.prefork import instance
-from gpuhook.start import contract, dev_char
-from gpuhook.start.inventory import cache
-from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.config.followed import Followed
-from gpuhook.tools.host.uevents import GROUP, Event, KernelEvents
-from gpuhook.tools.ready import report_ready
-from gpuhook.tools.vendors import survey
 
 _SETTLE = 0.5  # seconds of quiet after an event: a driver is loaded in many steps
 _LONGEST = 10.0  # seconds after the first event for which to wait for quiet

@@ -3,16 +3,16 @@
 Only sysfs is read.
 """
 
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import DriverError, NoDriverError
-from gpuhook.start.inventory.model import Node
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import DriverError, NoDriverError
+from gpuhook.core.inventory.model import Node
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import TypeVar
 
-    from gpuhook.start.inventory.model import Inventory
+    from gpuhook.core.inventory.model import Inventory
 
     T = TypeVar("T", bound=Inventory)
 

@@ -7,12 +7,12 @@ that would give a container access to its engine, and paths that non-root users 
 import os
 import stat
 
-from gpuhook.ground.container.rootfs import find_socket
-from gpuhook.ground.errors import UntrustedPathError
+from gpuhook.base.container.rootfs import find_socket
+from gpuhook.base.errors import UntrustedPathError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuhook.ground.container.rootfs import Rootfs
+    from gpuhook.base.container.rootfs import Rootfs
 
 # Sockets and data of engines.
 _ENGINES = (

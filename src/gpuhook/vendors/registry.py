@@ -5,16 +5,16 @@ nothing more of a vendor that it doesn't request. ``known`` returns those and th
 configuration declares.
 """
 
-from gpuhook.ground.errors import ConfigError, shown
-from gpuhook.ground.names import VENDORS
-from gpuhook.start.request.sources import swarm_variables
+from gpuhook.base.errors import ConfigError, shown
+from gpuhook.base.names import VENDORS
+from gpuhook.core.request.sources import swarm_variables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from gpuhook.ground.config.model import Config
-    from gpuhook.start.contract import Known
+    from gpuhook.base.config.model import Config
+    from gpuhook.core.contract import Known
 
 # A vendor's name -> its names (vendors/NAME/names.py).
 KNOWN: "dict[str, ModuleType]" = {
@@ -56,7 +56,7 @@ def _check_swarm(config: "Config", found: "Known") -> None:
     """Refuse a swarm-resource variable of an unknown vendor: it would have no effect."""
     for vendor, _ in swarm_variables(config.swarm_resource):
         if vendor and vendor not in found:
-            from gpuhook.ground.config.loader import wrong_setting  # noqa: PLC0415 - for errors
+            from gpuhook.base.config.loader import wrong_setting  # noqa: PLC0415 - for errors
 
             problem = f"names the vendor {shown(vendor)}, which isn't one of {', '.join(found)}"
             raise wrong_setting(config, "swarm-resource", problem)

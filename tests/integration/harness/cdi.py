@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpuhook.start.cdi import apply, folders
-from gpuhook.start.cdi.document import read
+from gpuhook.core.cdi import apply, folders
+from gpuhook.core.cdi.document import read
 from harness.bundles import Bundle, Spec
 from harness.commands import run
 from harness.driver import Driver

@@ -25,9 +25,9 @@ _COMMAND = "from gpuhook.tools.cli import main; main()"
 PROGRAM = f"import sys; del sys.argv[0]; {_COMMAND}"
 _MODULES = ("gpuhook.tools.cli",)
 _OF_TESTS = (
-    "gpuhook.tools.dra",
-    "gpuhook.tools.kubernetes",
-    "gpuhook.tools.metrics",
+    "gpuhook.cluster.dra",
+    "gpuhook.cluster.device_plugin",
+    "gpuhook.metrics",
     "dra_program",
 )
 _OURS = ("gpuhook.tools", "dra_program")  # code with one of these is ours

@@ -11,7 +11,7 @@ from pathlib import Path
 from kubelet import Kubelet
 from plugin_settings import settings_of
 
-from gpuhook.tools.kubernetes.settings import Settings
+from gpuhook.cluster.device_plugin.settings import Settings
 from harness.commands import Process, background, run, stop, wait_until
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
@@ -19,10 +19,10 @@ from harness.installation import Installation, write_config
 GPUS = "nvidia.com/gpu"
 _CODE = """
 import sys
-from gpuhook.ground.config.loader import load
-from gpuhook.tools.kubernetes import service
-from gpuhook.tools.kubernetes.settings import Settings, Sharing
-from gpuhook.tools.vendors.nvidia.plugin import PluginSettings
+from gpuhook.base.config.loader import load
+from gpuhook.cluster.device_plugin import service
+from gpuhook.cluster.device_plugin.settings import Settings, Sharing
+from gpuhook.cluster.vendors.nvidia.plugin import PluginSettings
 sys.exit(service.run(eval(sys.argv[2]), load(sys.argv[1])))
 """
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from gpuhook import inject as injection
-from gpuhook.ground.container import kernel
-from gpuhook.start.plan.operations import Operation, Plan
+from gpuhook.base.container import kernel
+from gpuhook.core.plan.operations import Operation, Plan
 
 T = TypeVar("T")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import dashboard
 import pytest
 
-from gpuhook.tools.metrics import exporter
-from gpuhook.tools.metrics.model import SeriesOptions, Snapshot
-from gpuhook.tools.vendors.nvidia.xids import XIDS
-from gpuhook.tools.vendors.parts import FATAL
+from gpuhook.metrics import exporter
+from gpuhook.metrics.model import SeriesOptions, Snapshot
+from gpuhook.monitor.vendor_parts import FATAL
+from gpuhook.monitor.vendors.nvidia.xids import XIDS
 
 PAGE = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
 NAMES = re.compile(r"\b(?:gpuhook|container_accelerator|DCGM_FI_(?:DEV|PROF))_\w+")

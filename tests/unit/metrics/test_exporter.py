@@ -8,9 +8,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuhook import __version__
-from gpuhook.ground.errors import MetricsError
-from gpuhook.tools.metrics import exporter
-from gpuhook.tools.metrics.model import Container, Device, SeriesOptions, Snapshot, Usage
+from gpuhook.base.errors import MetricsError
+from gpuhook.metrics import exporter
+from gpuhook.metrics.model import Container, Device, SeriesOptions, Snapshot, Usage
 
 GPU = Device(
     "nvidia", "GPU-1", "0", 3, "0000:1b:00.0", "NVIDIA H200",

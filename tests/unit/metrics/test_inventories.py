@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import vendors
-from gpuhook.ground.config.model import Config
-from gpuhook.tools.host import child
-from gpuhook.tools.kubernetes.machine import HostDevices
-from gpuhook.tools.metrics.inventories import Inventories
+from gpuhook.base.config.model import Config
+from gpuhook.metrics.inventories import Inventories
+from gpuhook.monitor.host import child
+from gpuhook.monitor.machine import HostDevices
 from gpuhook.vendors import registry
 
 PATIENCE_S = 300.0  # of a test, on a busy machine whose disk may take its time
@@ -24,9 +24,9 @@ import signal
 import time
 from pathlib import Path
 
-from gpuhook.ground.errors import DriverError, NoDriverError
-from gpuhook.start.inventory.model import Device, Inventory
-from gpuhook.start.contract import Vendor
+from gpuhook.base.errors import DriverError, NoDriverError
+from gpuhook.core.inventory.model import Device, Inventory
+from gpuhook.core.contract import Vendor
 from hanging import names
 
 

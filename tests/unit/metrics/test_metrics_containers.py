@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.host import proc
-from gpuhook.start.inventory.model import Device, Inventory
-from gpuhook.tools.metrics import containers, pods, processes
-from gpuhook.tools.metrics import observer as observers
-from gpuhook.tools.metrics.containers import Assigned, Owner
-from gpuhook.tools.metrics.model import Container
-from gpuhook.tools.metrics.observer import Observer
-from gpuhook.tools.metrics.pods import Pod
-from gpuhook.tools.metrics.processes import Processes, find, poses
+from gpuhook.base.config.loader import load
+from gpuhook.base.host import proc
+from gpuhook.core.inventory.model import Device, Inventory
+from gpuhook.metrics import containers, pods, processes
+from gpuhook.metrics import observer as observers
+from gpuhook.metrics.containers import Assigned, Owner
+from gpuhook.metrics.model import Container
+from gpuhook.metrics.observer import Observer
+from gpuhook.metrics.pods import Pod
+from gpuhook.metrics.processes import Processes, find, poses
 
 Case = dict[str, Any]
 

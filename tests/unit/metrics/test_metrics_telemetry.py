@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.config.model import Config
-from gpuhook.tools.host.child import Talk, Work
-from gpuhook.tools.metrics.observer import Observer
-from gpuhook.tools.metrics.telemetry import Files, Telemetry
+from gpuhook.base.config.loader import load
+from gpuhook.base.config.model import Config
+from gpuhook.metrics.observer import Observer
+from gpuhook.monitor.host.child import Talk, Work
+from gpuhook.monitor.telemetry import Files, Telemetry
 from gpuhook.vendors import registry
 
 HERE: Any = SimpleNamespace(root="/", version="1", devices=[SimpleNamespace(id="GPU-1", label="0")])

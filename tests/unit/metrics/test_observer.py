@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from gpuhook.ground.config.loader import load
-from gpuhook.tools.metrics.assigned import Holder
-from gpuhook.tools.metrics.containers import owner_of
-from gpuhook.tools.metrics.model import Usage
-from gpuhook.tools.metrics.observer import Observer
+from gpuhook.base.config.loader import load
+from gpuhook.metrics.assigned import Holder
+from gpuhook.metrics.containers import owner_of
+from gpuhook.metrics.model import Usage
+from gpuhook.metrics.observer import Observer
 from gpuhook.tools.running import holders, memory
 
 ID = "a" * 64

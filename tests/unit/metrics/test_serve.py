@@ -16,7 +16,7 @@ from limits import in_time
 from serving import serving
 from yardstick import of_this_process, yardstick
 
-from gpuhook.tools.metrics import connections, exporter, http_request, service
+from gpuhook.metrics import connections, exporter, http_request, service
 
 PATIENCE = 60.0
 SLOW = 40  # more connections than are kept

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from limits import in_time
 from serving import Breaking, serving
 
-from gpuhook.tools.metrics import answers, service
-from gpuhook.tools.metrics.model import Container, Device, SeriesOptions, Snapshot, Usage
-from gpuhook.tools.metrics.web_files import WebContent
+from gpuhook.metrics import answers, service
+from gpuhook.metrics.model import Container, Device, SeriesOptions, Snapshot, Usage
+from gpuhook.metrics.web_files import WebContent
 
 REQUEST = b"GET /metrics HTTP/1.1\r\n\r\n"
 
@@ -78,7 +78,7 @@ def test_another_one_serves_where_it_ends(tmp_path: Path) -> None:
 
 def test_root_loads_nothing_that_speaks_to_strangers() -> None:
     code = (
-        "import sys; import gpuhook.tools.cli.metrics; "
+        "import sys; import gpuhook.metrics.commands.metrics; "
         "print(*{'ssl', 'bcrypt', 'prometheus_client', 'http.server'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

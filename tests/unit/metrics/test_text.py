@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.openmetrics import exposition as openmetrics_exposition
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuhook.tools.metrics.text import encode, is_openmetrics
+from gpuhook.metrics.text import encode, is_openmetrics
 
 Families = list[Any]
 

@@ -18,9 +18,9 @@ import pytest
 from limits import in_time
 from serving import serving
 
-from gpuhook.ground.errors import MetricsError
-from gpuhook.tools.metrics.web_config import Web
-from gpuhook.tools.metrics.web_files import WebFiles
+from gpuhook.base.errors import MetricsError
+from gpuhook.metrics.web_config import Web
+from gpuhook.metrics.web_files import WebFiles
 
 PASSWORD = "secret: with a colon"  # noqa: S105 - of a test
 TLS = "tls_server_config: {cert_file: server.pem, key_file: server.key}\n"

@@ -6,10 +6,10 @@ import machines
 import pytest
 
 from gpuhook import inject
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import RequestError
-from gpuhook.start.contract import Grant
-from gpuhook.tools.nvidia_cli import configure
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import RequestError
+from gpuhook.core.contract import Grant
+from gpuhook.nvidia_cli import configure
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
 

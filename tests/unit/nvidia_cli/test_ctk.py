@@ -16,11 +16,11 @@ from click.testing import CliRunner, Result
 from command_lines import commands
 
 from gpuhook import __version__
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import CdiError
-from gpuhook.tools.nvidia_cli import ctk_cdi
-from gpuhook.tools.nvidia_cli.ctk import ctk, status_of
+from gpuhook.base.config.loader import load
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import CdiError
+from gpuhook.nvidia_cli import ctk_cdi
+from gpuhook.nvidia_cli.ctk import ctk, status_of
 from gpuhook.tools.vendors.nvidia.program_links import LINKS
 
 Case = dict[str, Any]
@@ -99,7 +99,7 @@ def test_folders_of_manifests_are_known_or_configured() -> None:
 
 
 def test_the_program() -> None:
-    words = [sys.executable, "-m", "gpuhook.tools.nvidia_cli.ctk"]
+    words = [sys.executable, "-m", "gpuhook.nvidia_cli.ctk"]
     done = subprocess.run([*words, "--help"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     done = subprocess.run([*words, "x"], capture_output=True, text=True, check=False)

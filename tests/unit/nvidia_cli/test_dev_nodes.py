@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from gpuhook.ground.errors import DriverError
-from gpuhook.tools.nvidia_cli import dev_nodes
-from gpuhook.tools.nvidia_cli.dev_nodes import Node
+from gpuhook.base.errors import DriverError
+from gpuhook.nvidia_cli import dev_nodes
+from gpuhook.nvidia_cli.dev_nodes import Node
 
 Case = dict[str, Any]
 

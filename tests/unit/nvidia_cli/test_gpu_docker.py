@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuhook.nvidia_cli.gpu_docker import command_line
 from gpuhook.tools.engines.docker_gpus import variables
-from gpuhook.tools.nvidia_cli.gpu_docker import command_line
 
 GPU = "--runtime=gpu-py"
 
@@ -101,7 +101,7 @@ def fake_docker(tmp_path: Path) -> Path:
 
 def _gpu_docker(*words: bytes, **environment: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        [sys.executable.encode(), b"-m", b"gpuhook.tools.nvidia_cli.gpu_docker", *words],
+        [sys.executable.encode(), b"-m", b"gpuhook.nvidia_cli.gpu_docker", *words],
         env={"PATH": os.environ["PATH"], **environment},
         capture_output=True,
         check=False,

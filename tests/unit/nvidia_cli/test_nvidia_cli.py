@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.start.inventory.model import DriverFile, Node
-from gpuhook.tools.nvidia_cli import callers
-from gpuhook.tools.nvidia_cli.argp import FLAG, OPTIONAL, VALUE, Option, UsageError, parse
-from gpuhook.tools.nvidia_cli.errors import CliError
-from gpuhook.tools.nvidia_cli.main import _pid, main
-from gpuhook.tools.nvidia_cli.report import Wanted, info, listing
+from gpuhook.core.inventory.model import DriverFile, Node
+from gpuhook.nvidia_cli import callers
+from gpuhook.nvidia_cli.argp import FLAG, OPTIONAL, VALUE, Option, UsageError, parse
+from gpuhook.nvidia_cli.errors import CliError
+from gpuhook.nvidia_cli.main import _pid, main
+from gpuhook.nvidia_cli.report import Wanted, info, listing
 from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig, Selection
 
 MIG = Mig(0, "MIG-1", 1, 0, "1g.10gb", 12, 13)
@@ -150,8 +150,8 @@ def test_errors(words: list[str], message: str) -> None:
 # Who calls ------------------------------------------------------------------------------------
 
 
-ASK = "import sys; sys.path[:0] = sys.argv[1:]; from gpuhook.tools.nvidia_cli import callers; "
-FOLDER = str(Path(callers.__file__).parents[3])
+ASK = "import sys; sys.path[:0] = sys.argv[1:]; from gpuhook.nvidia_cli import callers; "
+FOLDER = str(Path(callers.__file__).parents[4])
 
 
 def answer(code: str, *before: str) -> str:

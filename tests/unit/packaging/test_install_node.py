@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 from fabricated import Tree
 
-from gpuhook.ground.config.loader import loads
-from gpuhook.ground.errors import ConfigError, EngineError
+from gpuhook.base.config.loader import loads
+from gpuhook.base.errors import ConfigError, EngineError
 
 FOLDER = Path(__file__).parents[3] / "packaging/kubernetes/image"
 SERVICE = "12:pids:/system.slice/containerd.service\n0::/system.slice/containerd.service\n"

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuhook.ground.errors import SimulateError
-from gpuhook.ground.loader import elf
+from gpuhook.base.errors import SimulateError
+from gpuhook.base.loader import elf
 from gpuhook_simulate.library import shared_library
 from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
 

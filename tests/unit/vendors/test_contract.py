@@ -12,18 +12,18 @@ import pytest
 from asking import answered, labels, places, planned, resolved
 from node_files import Machine, machine
 
-from gpuhook.ground.config.loader import loads
-from gpuhook.ground.errors import (
+from gpuhook.base.config.loader import loads
+from gpuhook.base.errors import (
     DriverError,
     LostDeviceError,
     NoDriverError,
     SimulateError,
     UnknownDeviceError,
 )
-from gpuhook.start import contract, given_nodes
-from gpuhook.start.cdi.generate import Source, generate
-from gpuhook.start.inventory import freshness
-from gpuhook.start.inventory.model import Inventory, Node
+from gpuhook.core import contract, given_nodes
+from gpuhook.core.cdi.generate import Source, generate
+from gpuhook.core.inventory import freshness
+from gpuhook.core.inventory.model import Inventory, Node
 from gpuhook.vendors import registry
 
 VENDORS = [name for name in registry.KNOWN if name != "nvidia"]

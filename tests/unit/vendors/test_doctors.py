@@ -8,8 +8,8 @@ import pytest
 from fabricated import Tree
 from node_files import Machine
 
-from gpuhook.ground.config.loader import loads
-from gpuhook.start.inventory.model import Node
+from gpuhook.base.config.loader import loads
+from gpuhook.core.inventory.model import Node
 
 Found = list[tuple[str, str]]
 

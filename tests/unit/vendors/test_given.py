@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from gpuhook.ground.config.declared import Declared
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import DriverError
-from gpuhook.start import contract
-from gpuhook.start.plan.operations import FILE_OPTIONS, BindFile, usable
-from gpuhook.tools.vendors import survey
+from gpuhook.base.config.declared import Declared
+from gpuhook.base.config.model import Config
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import DriverError
+from gpuhook.core import contract
+from gpuhook.core.plan.operations import FILE_OPTIONS, BindFile, usable
+from gpuhook.monitor.vendors import survey
 from gpuhook.vendors import given, registry
 from gpuhook.vendors.ascend import lists
 from gpuhook.vendors.ascend.model import LISTS

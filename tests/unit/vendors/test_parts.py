@@ -5,44 +5,34 @@ from pathlib import Path
 import pytest
 
 import gpuhook.tools.vendors
+from gpuhook.cluster.vendor_parts import ClaimConfig, Labels, Plugin
+from gpuhook.cluster.vendors.amd import labels as amd_labels
+from gpuhook.cluster.vendors.nvidia import claim_config as nvidia_claim_config
+from gpuhook.cluster.vendors.nvidia import labels as nvidia_labels
+from gpuhook.cluster.vendors.nvidia import plugin as nvidia_plugin
+from gpuhook.metrics.vendor_parts import MakersSeries, Readings, Telemetry
+from gpuhook.metrics.vendors.amd import telemetry as amd_telemetry
+from gpuhook.metrics.vendors.intel_gpu import telemetry as intel_gpu_telemetry
+from gpuhook.metrics.vendors.nvidia import makers_series as nvidia_makers_series
+from gpuhook.metrics.vendors.nvidia import telemetry as nvidia_telemetry
+from gpuhook.monitor.vendor_parts import DeviceSettings, Events, Links
+from gpuhook.monitor.vendors.nvidia import events as nvidia_events
+from gpuhook.monitor.vendors.nvidia import links as nvidia_links
+from gpuhook.monitor.vendors.nvidia import settings as nvidia_settings
+from gpuhook.tools.vendor_parts import Doctor, DriverFolder, Programs
 from gpuhook.tools.vendors.amd import doctor as amd_doctor
-from gpuhook.tools.vendors.amd import labels as amd_labels
 from gpuhook.tools.vendors.amd import programs as amd_programs
-from gpuhook.tools.vendors.amd import telemetry as amd_telemetry
 from gpuhook.tools.vendors.ascend import doctor as ascend_doctor
 from gpuhook.tools.vendors.ascend import programs as ascend_programs
 from gpuhook.tools.vendors.gaudi import doctor as gaudi_doctor
 from gpuhook.tools.vendors.intel_gpu import doctor as intel_gpu_doctor
 from gpuhook.tools.vendors.intel_gpu import programs as intel_gpu_programs
-from gpuhook.tools.vendors.intel_gpu import telemetry as intel_gpu_telemetry
 from gpuhook.tools.vendors.intel_npu import doctor as intel_npu_doctor
 from gpuhook.tools.vendors.neuron import doctor as neuron_doctor
 from gpuhook.tools.vendors.neuron import programs as neuron_programs
-from gpuhook.tools.vendors.nvidia import claim_config as nvidia_claim_config
 from gpuhook.tools.vendors.nvidia import doctor as nvidia_doctor
 from gpuhook.tools.vendors.nvidia import driver_folder as nvidia_driver_folder
-from gpuhook.tools.vendors.nvidia import events as nvidia_events
-from gpuhook.tools.vendors.nvidia import labels as nvidia_labels
-from gpuhook.tools.vendors.nvidia import links as nvidia_links
-from gpuhook.tools.vendors.nvidia import makers_series as nvidia_makers_series
-from gpuhook.tools.vendors.nvidia import plugin as nvidia_plugin
 from gpuhook.tools.vendors.nvidia import programs as nvidia_programs
-from gpuhook.tools.vendors.nvidia import settings as nvidia_settings
-from gpuhook.tools.vendors.nvidia import telemetry as nvidia_telemetry
-from gpuhook.tools.vendors.parts import (
-    ClaimConfig,
-    DeviceSettings,
-    Doctor,
-    DriverFolder,
-    Events,
-    Labels,
-    Links,
-    MakersSeries,
-    Plugin,
-    Programs,
-    Readings,
-    Telemetry,
-)
 from gpuhook_simulate import vendors as simulators
 from gpuhook_simulate.vendors import Simulator, amd, ascend, gaudi, intel_gpu, intel_npu, neuron
 

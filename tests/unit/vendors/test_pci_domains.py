@@ -10,12 +10,12 @@ from asking import labels, places, planned, resolved
 from node_files import Machine
 from steps import resolve
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.start.inventory.model import Inventory
-from gpuhook.tools.kubernetes import dra
-from gpuhook.tools.slurm.cores import Cores
-from gpuhook.tools.vendors import pci
+from gpuhook.base.config.model import Config
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.cluster.dra import slices as dra
+from gpuhook.core.inventory.model import Inventory
+from gpuhook.hpc.slurm.cores import Cores
+from gpuhook.monitor.vendors import pci
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.model import Gpu
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gpuhook.ground.config.loader import load, loads
-from gpuhook.ground.errors import ConfigError
+from gpuhook.base.config.loader import load, loads
+from gpuhook.base.errors import ConfigError
 from gpuhook.tools.cli.config import config as command
 from gpuhook.vendors import registry
 

@@ -7,14 +7,14 @@ import pytest
 import second_vendor
 from paper import machine
 
-from gpuhook.ground.config.loader import loads
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.start.inventory.model import Node
-from gpuhook.tools.vendors import sensors
-from gpuhook.tools.vendors.amd import telemetry as amd
-from gpuhook.tools.vendors.intel_gpu import telemetry as intel
-from gpuhook.tools.vendors.uevents import concerns_us
+from gpuhook.base.config.loader import loads
+from gpuhook.base.config.model import Config
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.core.inventory.model import Node
+from gpuhook.metrics.vendors.amd import telemetry as amd
+from gpuhook.metrics.vendors.intel_gpu import telemetry as intel
+from gpuhook.monitor.vendors import sensors
+from gpuhook.monitor.vendors.uevents import concerns_us
 from gpuhook.vendors import bound
 
 

@@ -6,9 +6,9 @@ import paper
 import pytest
 from isolated_starts import started
 
-from gpuhook.ground.config.model import Config
-from gpuhook.start import contract
-from gpuhook.start.inventory import cache
+from gpuhook.base.config.model import Config
+from gpuhook.core import contract
+from gpuhook.core.inventory import cache
 from gpuhook.vendors import registry
 
 
@@ -35,4 +35,4 @@ def test_a_start_with_a_saved_inventory_is_thin(
     assert {name.removeprefix(own) for name in loaded if name.startswith(own)} == modules
     others = {name for name in loaded if name.startswith("gpuhook.vendors.")}
     assert {name for name in others if name.endswith(".vendor")} == {f"{own}vendor"}
-    assert not {"_ctypes", "re", "json", "gpuhook.start.plan.operations"} & loaded
+    assert not {"_ctypes", "re", "json", "gpuhook.core.plan.operations"} & loaded

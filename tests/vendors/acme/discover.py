@@ -3,9 +3,9 @@
 /sys/class/acme/acme0 is NPU 0, acme0.1 the second part of it; each is a folder of small files.
 """
 
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import DriverError, NoDriverError
-from gpuhook.start.inventory.model import Device, Inventory, Node
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import DriverError, NoDriverError
+from gpuhook.core.inventory.model import Device, Inventory, Node
 from gpuhook.vendors.acme import names
 from gpuhook.vendors.acme.vendor import CLASS
 

@@ -1,17 +1,17 @@
 """ACME by the contract: NPUs on boards, whole ones and parts of split ones."""
 
-from gpuhook.ground.errors import RequestError
-from gpuhook.ground.oci.process import Setting
-from gpuhook.start.contract import Vendor
-from gpuhook.start.inventory import freshness
+from gpuhook.base.errors import RequestError
+from gpuhook.base.oci.process import Setting
+from gpuhook.core.contract import Vendor
+from gpuhook.core.inventory import freshness
 from gpuhook.vendors.acme import names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpuhook.ground.config.model import Config
-    from gpuhook.start.contract import Grant
+    from gpuhook.base.config.model import Config
+    from gpuhook.core.contract import Grant
 
 CLASS = "/sys/class/acme"  # the driver's, with a folder for each NPU and each part of one
 PLUGINS = "/opt/acme/plugins"

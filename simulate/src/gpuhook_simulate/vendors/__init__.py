@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Protocol
 
-from gpuhook.start import contract
+from gpuhook.core import contract
 from gpuhook_simulate.tree import Tree
 
 

@@ -5,7 +5,7 @@
 
 from typing import NamedTuple
 
-from gpuhook.ground.errors import SimulateError, listed, shown
+from gpuhook.base.errors import SimulateError, listed, shown
 from gpuhook.vendors.amd import names
 from gpuhook.vendors.amd.discover import bus_id
 from gpuhook.vendors.amd.paths import CONTROL, GPUS, MODULE, NODES, PARTITION, PLATFORM, TOPOLOGY

@@ -6,7 +6,7 @@ start at 0, ``vnpus`` (100,101), ``group`` of the nodes, ``missing`` nodes (davi
 class, ``lists=no`` for no lists of files, ``decoys=yes`` for files that only resemble an NPU.
 """
 
-from gpuhook.ground.errors import SimulateError, shown
+from gpuhook.base.errors import SimulateError, shown
 from gpuhook.vendors.ascend import discover
 from gpuhook.vendors.ascend.lists import DEFAULT
 from gpuhook.vendors.ascend.model import (

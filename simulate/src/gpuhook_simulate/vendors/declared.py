@@ -5,7 +5,7 @@ Settings: ``numbers`` of the devices (0,2,5), ``group`` and ``mode`` of the node
 
 from types import ModuleType
 
-from gpuhook.ground.config.declared import DRIVER, PCI, Declared
+from gpuhook.base.config.declared import DRIVER, PCI, Declared
 from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
 from gpuhook_simulate.settings import checked
 from gpuhook_simulate.tree import Tree

@@ -6,7 +6,7 @@ module ids of all devices, in order; lists of numbers (0,2) are ``gap`` (devices
 ports) and ``uverbs`` (with RDMA; by default all).
 """
 
-from gpuhook.ground.errors import SimulateError, shown
+from gpuhook.base.errors import SimulateError, shown
 from gpuhook.vendors.gaudi.discover import MODELS, VERSION
 from gpuhook.vendors.gaudi.model import DRIVER
 from gpuhook.vendors.gaudi.names import PCI_VENDOR

@@ -6,7 +6,7 @@ without a render node (0,2), ``no-node`` GPUs of the driver without nodes, ``vm`
 further GPUs bound to a driver for virtual machines, ``video`` and ``render`` the nodes' groups.
 """
 
-from gpuhook.ground.errors import SimulateError, shown
+from gpuhook.base.errors import SimulateError, shown
 from gpuhook.vendors.intel_gpu.discover import DRIVERS
 from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
 from gpuhook_simulate.settings import checked

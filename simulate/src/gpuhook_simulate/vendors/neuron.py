@@ -5,7 +5,7 @@ are numbers (0,2) of devices that are gone, have no serial number, no node, or o
 ``stray`` are numbers of nodes without a device; ``cores`` is the number of each device's cores.
 """
 
-from gpuhook.ground.errors import SimulateError, shown
+from gpuhook.base.errors import SimulateError, shown
 from gpuhook.vendors.neuron.discover import PCI, PRODUCTS, VERSION
 from gpuhook.vendors.neuron.model import CLASS
 from gpuhook.vendors.neuron.names import PCI_VENDOR

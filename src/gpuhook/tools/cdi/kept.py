@@ -19,9 +19,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar, get_origin
 
-from gpuhook.ground.config.loader import PATH_VARIABLE
-from gpuhook.ground.errors import CdiError, shown
-from gpuhook.ground.host import files as host_files
+from gpuhook.base.config.loader import PATH_VARIABLE
+from gpuhook.base.errors import CdiError, shown
+from gpuhook.base.host import files as host_files
 from gpuhook.tools.cdi.write import FORMATS
 from gpuhook.tools.engines import prefix as prefixes
 from gpuhook.tools.engines.files import make_folders

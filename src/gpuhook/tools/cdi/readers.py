@@ -7,8 +7,8 @@ would take all devices from an old one.
 import functools
 from collections.abc import Callable, Iterable
 
-from gpuhook.start.cdi import versions
-from gpuhook.start.cdi.generate import Reader
+from gpuhook.core.cdi import versions
+from gpuhook.core.cdi.generate import Reader
 from gpuhook.tools.engines import installed
 
 

@@ -10,15 +10,15 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpuhook.ground import names as ours
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.config.model import DEFAULT_PATH, Config
-from gpuhook.ground.errors import CdiError, GpuhookError, NoDeviceError, NoDriverError
-from gpuhook.ground.host import files as host_files
-from gpuhook.start import contract, dev_char
-from gpuhook.start.cdi import folders
-from gpuhook.start.cdi.generate import Generated, Reader, Source, generate
-from gpuhook.start.inventory import cache
+from gpuhook.base import names as ours
+from gpuhook.base.config.loader import load
+from gpuhook.base.config.model import DEFAULT_PATH, Config
+from gpuhook.base.errors import CdiError, GpuhookError, NoDeviceError, NoDriverError
+from gpuhook.base.host import files as host_files
+from gpuhook.core import contract, dev_char
+from gpuhook.core.cdi import folders
+from gpuhook.core.cdi.generate import Generated, Reader, Source, generate
+from gpuhook.core.inventory import cache
 from gpuhook.tools.cdi import readers
 from gpuhook.tools.cdi import write as writing
 from gpuhook.tools.cdi.kept import Failure, Kept, kept, save_errors

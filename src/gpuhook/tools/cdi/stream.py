@@ -4,7 +4,7 @@ from typing import Any
 
 import yaml
 
-from gpuhook.start.cdi import tree
+from gpuhook.core.cdi import tree
 
 
 def rest(data: bytes) -> int | None:

@@ -6,8 +6,8 @@ the spec.
 
 import copy
 
-from gpuhook.ground.errors import CdiError, shown
-from gpuhook.start.cdi import versions
+from gpuhook.base.errors import CdiError, shown
+from gpuhook.core.cdi import versions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 import json
 import os
 
-from gpuhook.ground.errors import CdiError
-from gpuhook.ground.host import files as host_files
-from gpuhook.start.cdi.names import file_stem, split_kind
+from gpuhook.base.errors import CdiError
+from gpuhook.base.host import files as host_files
+from gpuhook.core.cdi.names import file_stem, split_kind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,31 +3,27 @@
 import importlib
 import os
 import sys
+from collections.abc import Mapping
 from typing import NoReturn
 
 import click
 from click.shell_completion import CompletionItem
 
 from gpuhook import __version__
-from gpuhook.ground import names
-from gpuhook.ground.errors import GpuhookError
+from gpuhook.base import names
+from gpuhook.base.errors import GpuhookError
+from gpuhook.monitor.host import streams
+from gpuhook.tools import extensions
 from gpuhook.tools.cli import _completion
 from gpuhook.tools.cli._help import Group
-from gpuhook.tools.host import streams
 
 _COMPLETE = "_GPUHOOK_COMPLETE"  # set by the shells' completion scripts
 # name -> (module, one line for --help); the module holds a click command of that name.
 _COMMANDS = {
-    "apply": ("gpuhook.tools.cli.apply", "Add devices to a root folder, without an engine."),
     "cdi": ("gpuhook.tools.cli.cdi", "Generate and check CDI specs for container engines."),
     "completion": ("gpuhook.tools.cli.completion", "Print a shell's completion script."),
     "config": ("gpuhook.tools.cli.config", "Show, check and change the configuration."),
-    "device-plugin": (
-        "gpuhook.tools.cli.device_plugin",
-        "Run the Kubernetes device plugin.",
-    ),
     "doctor": ("gpuhook.tools.cli.doctor", "Check the installation and suggest fixes."),
-    "dra": ("gpuhook.tools.cli.dra", "Run the Kubernetes DRA driver."),
     "driver-folder": (
         "gpuhook.tools.cli.driver_folder",
         "Copy the driver into one folder, for runtimes without GPU support.",
@@ -37,40 +33,26 @@ _COMMANDS = {
     "help": ("gpuhook.tools.cli.help", "Show the help of a command."),
     "install": ("gpuhook.tools.cli.install", "Set up container engines to use gpu-py."),
     "info": ("gpuhook.tools.cli.info", "Show the driver and the GPUs of this host."),
-    "labels": ("gpuhook.tools.cli.labels", "Print the node labels that the vendors' tools set."),
     "list": ("gpuhook.tools.cli.list", "List GPUs and the containers that use them."),
-    "metrics": (
-        "gpuhook.tools.cli.metrics",
-        "Export GPU usage per container to Prometheus.",
-    ),
     "mps": ("gpuhook.tools.cli.mps", "Share GPUs between containers with NVIDIA MPS."),
-    "nspawn-arguments": (
-        "gpuhook.tools.cli.nspawn_arguments",
-        "Print systemd-nspawn arguments that add devices.",
-    ),
-    "nri": ("gpuhook.tools.cli.nri", "Add devices to pods as an NRI plugin."),
     "repair": ("gpuhook.tools.cli.repair", "Restore GPU access of running containers."),
     "refresh": (
         "gpuhook.tools.cli.refresh",
         "Save the host's device inventory before containers start.",
     ),
     "uninstall": ("gpuhook.tools.cli.uninstall", "Remove the changes of install."),
-    "runtime": (
-        "gpuhook.tools.cli.runtime",
-        "Configure an engine with the options of nvidia-ctk.",
-    ),
+    "runtime": ("gpuhook.tools.cli.runtime", "Configure an engine with the options of nvidia-ctk."),
     "simulate": (
         "gpuhook.tools.cli.simulate",
         "Build a simulated driver with GPUs that don't exist.",
     ),
-    "slurm": ("gpuhook.tools.cli.slurm", "Write Slurm's gres.conf, and print a job's devices."),
-    "stats": ("gpuhook.tools.cli.stats", "Show live GPU usage per container."),
-    "unit-lines": (
-        "gpuhook.tools.cli.unit_lines",
-        "Print settings that add devices to a systemd unit.",
-    ),
     "watch": ("gpuhook.tools.cli.watch", "Keep the saved inventory up to date, as a service."),
 }
+
+
+def _commands() -> Mapping[str, tuple[str, str]]:
+    """Return all commands: ours, and those of the installed packages."""
+    return {**_COMMANDS, **extensions.commands()}
 
 
 class _LazyGroup(Group):
@@ -78,13 +60,13 @@ class _LazyGroup(Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
-        return sorted(_COMMANDS)
+        return sorted(_commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         del ctx
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in _commands():
             return None
-        module = importlib.import_module(_COMMANDS[cmd_name][0])
+        module = importlib.import_module(_commands()[cmd_name][0])
         # A command named like a Python builtin (list) has a trailing _ in its module.
         name = cmd_name.replace("-", "_")
         command: click.Command = getattr(module, name, None) or getattr(module, f"{name}_")
@@ -93,12 +75,12 @@ class _LazyGroup(Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing any."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, _COMMANDS[name][1]) for name in self.list_commands(ctx)])
+            formatter.write_dl([(name, _commands()[name][1]) for name in self.list_commands(ctx)])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete a command's name without importing any."""
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
-        found = [CompletionItem(name, help=_COMMANDS[name][1]) for name in names]
+        found = [CompletionItem(name, help=_commands()[name][1]) for name in names]
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
 

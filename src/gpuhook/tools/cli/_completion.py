@@ -11,8 +11,8 @@ import click
 from click import shell_completion
 from click.shell_completion import BashComplete, CompletionItem, FishComplete
 
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.config.model import (
+from gpuhook.base.config.loader import load
+from gpuhook.base.config.model import (
     ALL_CAPABILITIES,
     CUDA_COMPAT_MODES,
     FEATURE_PREFIX,
@@ -23,7 +23,7 @@ from gpuhook.ground.config.model import (
     MODES,
     Config,
 )
-from gpuhook.ground.config.source import BOOL
+from gpuhook.base.config.source import BOOL
 
 _PATIENCE = 0.5  # seconds to wait for a Docker daemon's answer
 _KINDS = {"FILE": "file", "[FILE]...": "file", "PATH": "file", "DIR": "dir", "FOLDER": "dir"}
@@ -131,8 +131,8 @@ def _in_list(typed: str, words: Iterable[str]) -> list[str]:
 
 def _devices(config: Config, vendor: str) -> list[str]:
     """Return the device names saved at the last container start."""
-    from gpuhook.start import contract  # noqa: PLC0415
-    from gpuhook.start.inventory import cache  # noqa: PLC0415
+    from gpuhook.core import contract  # noqa: PLC0415
+    from gpuhook.core.inventory import cache  # noqa: PLC0415
     from gpuhook.vendors import registry  # noqa: PLC0415
 
     saved = cache.saved(config, contract.load(registry.known(config)[vendor]))
@@ -143,7 +143,7 @@ def _devices(config: Config, vendor: str) -> list[str]:
 @never_failing
 def containers(ctx: click.Context, _: str) -> list[str]:
     """Complete a running container that has a device, by its name in the engine or its id."""
-    from gpuhook.start.records import records  # noqa: PLC0415
+    from gpuhook.core.records import records  # noqa: PLC0415
     from gpuhook.tools.cli import _containers  # noqa: PLC0415
     from gpuhook.tools.running.names import Names  # noqa: PLC0415
 

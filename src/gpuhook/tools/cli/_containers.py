@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 import click
 
-from gpuhook.ground.errors import printable
+from gpuhook.base.errors import printable
+from gpuhook.monitor.kubelet import SOCKET
 from gpuhook.tools.cli._output import say
-from gpuhook.tools.metrics.kubelet import SOCKET
 from gpuhook.tools.running.holders import WITHOUT_ROOT, Container
 from gpuhook.tools.running.names import Names
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 
 import click
 
-from gpuhook.ground import names
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.errors import CdiError, ConfigError, GpuhookError
-from gpuhook.ground.host import files as host_files
-from gpuhook.start.cdi import versions
+from gpuhook.base import names
+from gpuhook.base.config.loader import load
+from gpuhook.base.errors import CdiError, ConfigError, GpuhookError
+from gpuhook.base.host import files as host_files
+from gpuhook.core.cdi import versions
+from gpuhook.monitor.host.programs import our_program
 from gpuhook.tools.cdi import refresh as refreshing
 from gpuhook.tools.cdi import units
 from gpuhook.tools.cdi.kept import Kept, below, forget, save
@@ -22,7 +23,6 @@ from gpuhook.tools.cli.cdi_refresh import tell
 from gpuhook.tools.engines import installed
 from gpuhook.tools.engines.files import Change
 from gpuhook.tools.engines.made import MadeFolders
-from gpuhook.tools.host.programs import our_program
 
 _FORMAT = "yaml"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import click
 
-from gpuhook.ground.errors import EngineError, shown
+from gpuhook.base.errors import EngineError, shown
 from gpuhook.tools.cli._output import say, warn
 from gpuhook.tools.engines.installer import Outcome
 from gpuhook.tools.engines.known import ENGINES

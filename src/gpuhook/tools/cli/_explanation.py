@@ -7,26 +7,26 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from gpuhook import inject
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import GpuhookError, printable
-from gpuhook.ground.oci import process
-from gpuhook.ground.oci.spec import Spec
-from gpuhook.start import contract
-from gpuhook.start.inventory.model import Inventory
-from gpuhook.start.inventory.selection import fallen_off
-from gpuhook.start.limits import Limits
-from gpuhook.start.plan import image, spec_edits
-from gpuhook.start.plan.operations import AddGroup, Operation, Plan, usable
-from gpuhook.start.plan.volumes import Volumes
-from gpuhook.start.plan.writer import Places
-from gpuhook.start.planner import make_plan
-from gpuhook.start.records import claims
-from gpuhook.start.request import sources as environments
-from gpuhook.start.request.reader import Request, SpecReader, effective_mode
-from gpuhook.start.resolve import Progress, Resolved, limits, resolve
-from gpuhook.tools import apply
+from gpuhook.base.config.loader import load
+from gpuhook.base.config.model import Config
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import GpuhookError, printable
+from gpuhook.base.oci import process
+from gpuhook.base.oci.spec import Spec
+from gpuhook.core import contract
+from gpuhook.core.inventory.model import Inventory
+from gpuhook.core.inventory.selection import fallen_off
+from gpuhook.core.limits import Limits
+from gpuhook.core.plan import image, spec_edits
+from gpuhook.core.plan.operations import AddGroup, Operation, Plan, usable
+from gpuhook.core.plan.volumes import Volumes
+from gpuhook.core.plan.writer import Places
+from gpuhook.core.planner import make_plan
+from gpuhook.core.records import claims
+from gpuhook.core.request import sources as environments
+from gpuhook.core.request.reader import Request, SpecReader, effective_mode
+from gpuhook.core.resolve import Progress, Resolved, limits, resolve
+from gpuhook.tools import root_folder
 from gpuhook.tools.cli import _image_checks, _meant
 from gpuhook.vendors import registry
 
@@ -98,7 +98,7 @@ class Explanation:
         try:
             config = load(config_path)
             if folder:
-                apply.settle(config)
+                root_folder.settle(config)
             elif config.gate and self.container is None:
                 config.gate = False  # without a container there is no verdict
                 self.hints.append(_GATED)
@@ -136,7 +136,7 @@ class Explanation:
         folder: bool,
     ) -> None:
         if folder:
-            apply.check(resolved, config, spec)
+            root_folder.check(resolved, config, spec)
         documents = _documents(resolved, config)
         found = _image(root_path, config, resolved)
         if config.exclusive and self.container is None:
@@ -153,7 +153,7 @@ class Explanation:
         self.mode = effective_mode(config.mode, resolved.requests) if resolved.grants else "cdi"
         if folder:
             self.mode = "folder"
-            self.undone = apply.undone(plan)
+            self.undone = root_folder.undone(plan)
         elif self._hook_alone:
             self.mode = "hook"
             self.undone = inject.left_to_runtime(plan, spec.data)
@@ -287,7 +287,7 @@ def _documents(resolved: Resolved, config: Config) -> list[ApplyDocument]:
     """Return the edits of CDI specs; UnknownDeviceError for a name that is in none."""
     if not resolved.cdi_devices:
         return []
-    from gpuhook.start.cdi import apply, folders  # noqa: PLC0415 - slow: only for documents
+    from gpuhook.core.cdi import apply, folders  # noqa: PLC0415 - slow: only for documents
 
     found = folders.read_folders(config.cdi_spec_dirs)
     apply.resolve(found, resolved.cdi_devices)
@@ -303,7 +303,7 @@ def _documents(resolved: Resolved, config: Config) -> list[ApplyDocument]:
 
 def _with_documents(spec: Spec, documents: list[ApplyDocument]) -> Spec:
     """Return a spec with the edits of CDI specs, as the runtime writes it."""
-    from gpuhook.start.cdi import apply  # noqa: PLC0415 - slow: only for documents
+    from gpuhook.core.cdi import apply  # noqa: PLC0415 - slow: only for documents
 
     return apply.apply_to_spec(spec, apply.merge(each.edits for each in documents))
 

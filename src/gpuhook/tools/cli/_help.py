@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from gpuhook.ground.errors import shown
+from gpuhook.base.errors import shown
 from gpuhook.tools.cli import _completion
 from gpuhook.tools.config.misspelt import did_you_mean, similar
 

@@ -3,10 +3,10 @@
 import os
 from collections.abc import Iterator, Sequence
 
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import ElfError, GpuhookError
-from gpuhook.ground.loader import elf
-from gpuhook.ground.names import machine_name
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import ElfError, GpuhookError
+from gpuhook.base.loader import elf
+from gpuhook.base.names import machine_name
 
 # Where glibc's loader is, or would be where a layer has no link to it (x86-64, 64-bit ARM).
 _GLIBC = tuple(

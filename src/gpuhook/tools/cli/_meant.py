@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 
+from gpuhook.tools import vendor_parts
 from gpuhook.tools.config.misspelt import similar
-from gpuhook.tools.vendors import parts
 
 _LIKENESS = 0.75  # difflib ratio of two names; names with another meaning have less
 
@@ -36,7 +36,7 @@ def for_programs(env: Iterable[str], known: Mapping[str, ModuleType]) -> list[st
 
 def programs(known: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
     """Return the variables that programs use to select devices, each with its vendor."""
-    return {name: vendor for vendor in known.values() for name in parts.programs(vendor)}
+    return {name: vendor for vendor in known.values() for name in vendor_parts.programs(vendor)}
 
 
 def _near(

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from gpuhook.ground.errors import GpuhookError, printable
+from gpuhook.base.errors import GpuhookError, printable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -4,20 +4,20 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from gpuhook.ground import names
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import DriverError, GpuhookError, listed
-from gpuhook.ground.oci.spec import Spec, read_spec
-from gpuhook.start.inventory.cache import get_inventory
-from gpuhook.start.inventory.model import Inventory
-from gpuhook.start.records import records
+from gpuhook.base import names
+from gpuhook.base.config.loader import load
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import DriverError, GpuhookError, listed
+from gpuhook.base.oci.spec import Spec, read_spec
+from gpuhook.core.inventory.cache import get_inventory
+from gpuhook.core.inventory.model import Inventory
+from gpuhook.core.records import records
+from gpuhook.monitor.vendors import survey
 from gpuhook.tools.cli._containers import short, title
 from gpuhook.tools.cli._explanation import Explanation, Row
 from gpuhook.tools.running import repair
 from gpuhook.tools.running.find import Found, find
 from gpuhook.tools.running.holders import Container
-from gpuhook.tools.vendors import survey
 
 # Engines whose pods select a runtime with a RuntimeClass, and the engine that has the default.
 _OF_PODS = ("kubernetes", "cri-o")

@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gpuhook.ground.errors import printable
+from gpuhook.base.errors import printable
 
 GOOD, POOR, BAD, FAINT, TITLE = "green", "yellow", "red", "dim", "bold"
 TONES = {"": "", "good": GOOD, "poor": POOR, "bad": BAD}

@@ -4,16 +4,10 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 
-from gpuhook.ground.errors import listed
-from gpuhook.start.contract import Grant
-from gpuhook.start.plan.operations import (
-    LD_CACHE,
-    BindFile,
-    BindSocket,
-    Operation,
-    UpdateLdCache,
-)
-from gpuhook.start.request.reader import Request
+from gpuhook.base.errors import listed
+from gpuhook.core.contract import Grant
+from gpuhook.core.plan.operations import LD_CACHE, BindFile, BindSocket, Operation, UpdateLdCache
+from gpuhook.core.request.reader import Request
 from gpuhook.tools.cli._explanation import ApplyDocument, Explanation, Row
 
 MOST = 30  # lines

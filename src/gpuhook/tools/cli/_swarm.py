@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable
 
-from gpuhook.ground.config.model import Config
-from gpuhook.start import contract
-from gpuhook.start.request.sources import swarm_variables
+from gpuhook.base.config.model import Config
+from gpuhook.core import contract
+from gpuhook.core.request.sources import swarm_variables
+from gpuhook.monitor.vendors import survey
 from gpuhook.tools.cli._output import warn
 from gpuhook.tools.engines import json_text, swarm
 from gpuhook.tools.engines.docker import node_resources
 from gpuhook.tools.engines.store import Target
-from gpuhook.tools.vendors import survey
 
 
 def resources(config: Config) -> tuple[swarm.Resource, ...]:

@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import click
 
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.errors import GpuhookError, printable
-from gpuhook.ground.host import files as host_files
-from gpuhook.start.cdi import folders
-from gpuhook.start.cdi.folders import FileError, Found
-from gpuhook.start.cdi.reading import MOST_BYTES
+from gpuhook.base.config.loader import load
+from gpuhook.base.errors import GpuhookError, printable
+from gpuhook.base.host import files as host_files
+from gpuhook.core.cdi import folders
+from gpuhook.core.cdi.folders import FileError, Found
+from gpuhook.core.cdi.reading import MOST_BYTES
 from gpuhook.tools.cdi import kept
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json

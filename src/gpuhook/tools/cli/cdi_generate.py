@@ -6,16 +6,18 @@ from typing import Any
 
 import click
 
-from gpuhook.ground import names
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import CdiError, DriverError, listed, shown
-from gpuhook.ground.host import files as host_files
-from gpuhook.start import contract
-from gpuhook.start.cdi import document as reader
-from gpuhook.start.cdi.generate import ALL, DEFAULT_STRATEGIES, STRATEGIES, Generated, Source
-from gpuhook.start.cdi.generate import generate as generate_document
-from gpuhook.start.cdi.reading import MOST_BYTES
+from gpuhook.base import names
+from gpuhook.base.config.loader import load
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import CdiError, DriverError, listed, shown
+from gpuhook.base.host import files as host_files
+from gpuhook.core import contract
+from gpuhook.core.cdi import document as reader
+from gpuhook.core.cdi.generate import ALL, DEFAULT_STRATEGIES, STRATEGIES, Generated, Source
+from gpuhook.core.cdi.generate import generate as generate_document
+from gpuhook.core.cdi.reading import MOST_BYTES
+from gpuhook.monitor.host.programs import our_program
+from gpuhook.monitor.vendors import survey
 from gpuhook.tools.cdi import readers, stream
 from gpuhook.tools.cdi import refresh as refreshing
 from gpuhook.tools.cdi import transform as transforming
@@ -24,8 +26,6 @@ from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._help import command, group
 from gpuhook.tools.cli._output import config_option, print_json, raise_last, say, warn
 from gpuhook.tools.engines.files import Change
-from gpuhook.tools.host.programs import our_program
-from gpuhook.tools.vendors import survey
 from gpuhook.vendors import registry
 
 STDIO = "-"

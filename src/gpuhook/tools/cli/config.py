@@ -7,12 +7,12 @@ from importlib import resources
 
 import click
 
-from gpuhook.ground.config.loader import PATH_VARIABLE, examine, load, loads
-from gpuhook.ground.config.locate import line_of
-from gpuhook.ground.config.model import DEFAULT_PATH, WITHOUT_EFFECT
-from gpuhook.ground.config.source import UTF_8_MARK, read_text
-from gpuhook.ground.errors import ConfigError
-from gpuhook.ground.host import files as host_files
+from gpuhook.base.config.loader import PATH_VARIABLE, examine, load, loads
+from gpuhook.base.config.locate import line_of
+from gpuhook.base.config.model import DEFAULT_PATH, WITHOUT_EFFECT
+from gpuhook.base.config.source import UTF_8_MARK, read_text
+from gpuhook.base.errors import ConfigError
+from gpuhook.base.host import files as host_files
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._help import group
 from gpuhook.tools.cli._output import say

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import click
 
 from gpuhook import __version__
-from gpuhook.ground.errors import printable
+from gpuhook.base.errors import printable
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json
 from gpuhook.tools.doctor import Case, Examination, Finding, Status, examine, worst

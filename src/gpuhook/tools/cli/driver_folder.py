@@ -4,16 +4,16 @@ import sys
 
 import click
 
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.errors import NoDriverError
-from gpuhook.start import contract
-from gpuhook.start.inventory import cache
+from gpuhook.base.config.loader import load
+from gpuhook.base.errors import NoDriverError
+from gpuhook.core import contract
+from gpuhook.core.inventory import cache
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, say
 from gpuhook.tools.driver_folder import keep as keeping
+from gpuhook.tools.vendor_parts import DriverContent
 from gpuhook.tools.vendors.nvidia.driver_folder import content_of
-from gpuhook.tools.vendors.parts import DriverContent
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.names import NAME
 

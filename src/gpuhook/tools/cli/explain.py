@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 
 import click
 
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.errors import GpuhookError, shown
-from gpuhook.ground.oci import jsontext
-from gpuhook.ground.oci.spec import Spec, read_spec
-from gpuhook.start.request.sources import parse_environment
-from gpuhook.tools.apply.request import Asked, settings
+from gpuhook.base.config.loader import load
+from gpuhook.base.errors import GpuhookError, shown
+from gpuhook.base.oci import jsontext
+from gpuhook.base.oci.spec import Spec, read_spec
+from gpuhook.core.request.sources import parse_environment
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli import _running, _summary
 from gpuhook.tools.cli._explanation import Explanation
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json
 from gpuhook.tools.engines import docker_gpus, images
+from gpuhook.tools.root_folder.request import Asked, settings
 from gpuhook.vendors import registry
 
 _VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 
 import click
 
-from gpuhook.ground.errors import shown
+from gpuhook.base.errors import shown
+from gpuhook.monitor.host.programs import our_program
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli import _shipped as shipped
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.config.misspelt import did_you_mean, similar
-from gpuhook.tools.host.programs import our_program
 
 
 def _files() -> dict[str, shipped.File]:

@@ -5,13 +5,13 @@ from types import ModuleType
 
 import click
 
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.config.model import Config
-from gpuhook.start import contract
-from gpuhook.start.inventory.model import Inventory
+from gpuhook.base.config.loader import load
+from gpuhook.base.config.model import Config
+from gpuhook.core import contract
+from gpuhook.core.inventory.model import Inventory
+from gpuhook.monitor.vendors import survey
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json, raise_last
-from gpuhook.tools.vendors import survey
 from gpuhook.vendors import registry
 
 # Columns to drop when space is short, in this order.

@@ -8,13 +8,12 @@ from typing import Any
 
 import click
 
-from gpuhook.ground import names
-from gpuhook.ground.config.loader import PATH_VARIABLE, load
-from gpuhook.ground.errors import EngineError
-from gpuhook.start.cdi import versions
-from gpuhook.tools.apply import machines
-from gpuhook.tools.apply.machines import Machine
-from gpuhook.tools.apply.request import settings
+from gpuhook.base import names
+from gpuhook.base.config.loader import PATH_VARIABLE, load
+from gpuhook.base.errors import EngineError
+from gpuhook.core.cdi import versions
+from gpuhook.monitor.host.programs import our_program
+from gpuhook.tools import extensions
 from gpuhook.tools.cdi.kept import Kept, kept
 from gpuhook.tools.cli import _documents as documents
 from gpuhook.tools.cli import _engines as shared
@@ -26,9 +25,10 @@ from gpuhook.tools.engines import ask as options
 from gpuhook.tools.engines import docker, installer
 from gpuhook.tools.engines.ask import Answer, Ask
 from gpuhook.tools.engines.known import ENGINES
+from gpuhook.tools.engines.nspawn import NAME as NSPAWN
 from gpuhook.tools.engines.prefix import checked
 from gpuhook.tools.engines.store import Record, Store
-from gpuhook.tools.host.programs import our_program
+from gpuhook.tools.root_folder.request import settings
 from gpuhook.tools.vendors.nvidia import program_links as aliases
 from gpuhook.vendors import registry
 
@@ -350,7 +350,7 @@ def install(**given: Any) -> None:
         Job(chosen, ask, state, links, told.reload, told.dry_run, bool(told.cdi), roots, as_json)
     )
     if spawned and not told.dry_run:
-        machines.remember(state, spawned)
+        _nspawn().remember(state, spawned)
 
 
 def _check(told: Options) -> None:
@@ -364,7 +364,7 @@ def _check(told: Options) -> None:
     shared.check_name(told.runtime_name)
 
 
-def _asked(told: Options, spawned: Machine | None) -> Ask:
+def _asked(told: Options, spawned: Any) -> Ask:
     """Return the settings for engines; EngineError if gpu-py can't be executed."""
     prefix = told.prefix and os.path.abspath(told.prefix)
 
@@ -391,10 +391,15 @@ def _asked(told: Options, spawned: Machine | None) -> Ask:
     )
 
 
-def _machine(told: Options) -> Machine | None:
-    """Return the nspawn machine that is given; UsageError for incomplete options."""
+def _nspawn() -> Any:
+    """Return the module for nspawn machines; EngineError without gpuhook-hpc."""
+    return extensions.needed("nspawn", "Support for systemd-nspawn")
+
+
+def _machine(told: Options) -> Any:
+    """Return the given nspawn machine, None if none is; UsageError for incomplete options."""
     name, engines = told.machine, told.engines
-    if (machines.ENGINE in engines) != bool(name) or (name and len(engines) != 1):
+    if (NSPAWN in engines) != bool(name) or (name and len(engines) != 1):
         raise click.UsageError("--machine and --engine nspawn need each other.")
     if not name:
         if told.variables or told.devices or told.rootfs:
@@ -402,17 +407,18 @@ def _machine(told: Options) -> Machine | None:
         return None
     config = shared.absolute(os.environ.get(PATH_VARIABLE))
     place = os.path.abspath(told.rootfs) if told.rootfs else ""
-    return Machine(name, settings(told.variables), told.devices, place, config)
+    return _nspawn().Machine(name, settings(told.variables), told.devices, place, config)
 
 
-def _units(machine: Machine | None) -> tuple[tuple[str, str], ...]:
+def _units(machine: Any) -> tuple[tuple[str, str], ...]:
     """Return an nspawn machine's files, and warn of features that don't work there."""
     if machine is None:
         return ()
-    found = machines.files(machine)
+    found = _nspawn().files(machine)
     for warning in found.warnings:
         warn(warning)
-    return found.units
+    units: tuple[tuple[str, str], ...] = found.units
+    return units
 
 
 def _taken_back(told: Options) -> frozenset[str]:

@@ -7,19 +7,19 @@ from typing import Any
 
 import click
 
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.sizes import amount
-from gpuhook.start.inventory.cache import get_inventory
-from gpuhook.start.inventory.model import Inventory
-from gpuhook.start.inventory.selection import fallen_off
+from gpuhook.base.config.loader import load
+from gpuhook.base.sizes import amount
+from gpuhook.core.inventory.cache import get_inventory
+from gpuhook.core.inventory.model import Inventory
+from gpuhook.core.inventory.selection import fallen_off
+from gpuhook.monitor.vendors import survey
+from gpuhook.tools import extensions
 from gpuhook.tools.cli import _containers
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json, raise_last
-from gpuhook.tools.metrics.named import with_pods
 from gpuhook.tools.running import memory, of_docker
 from gpuhook.tools.running.holders import Container, running, whole_nodes
 from gpuhook.tools.running.names import Names
-from gpuhook.tools.vendors import survey
 from gpuhook.vendors import registry
 
 _LESS_SURE = {
@@ -49,7 +49,9 @@ def list_(files: bool, pod_resources: str, config_path: str | None, output_forma
     inventories, failed = survey.present(config, lambda vendor: get_inventory(config, vendor))
     containers, problems = running(inventories, config.state_dir)
     containers = [*containers, *of_docker.asked(config, inventories, containers)]
-    containers, nameless = with_pods(containers, inventories, config, pod_resources)
+    nameless = ""
+    if namer := extensions.module("pod-names"):
+        containers, nameless = namer.with_pods(containers, inventories, config, pod_resources)
     _containers.say_what_is_missing([*problems, *([nameless] if nameless else [])])
     names = _containers.names_of(containers)
     used, unknown = memory.look(containers, inventories, config)

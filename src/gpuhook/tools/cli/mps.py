@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from gpuhook.ground.config.loader import load
+from gpuhook.base.config.loader import load
+from gpuhook.monitor.systemd import report_ready
 from gpuhook.tools.cli._help import Seconds, group
 from gpuhook.tools.cli._output import config_option, format_option, print_json
 from gpuhook.tools.config.followed import Followed
 from gpuhook.tools.mps.keep import Keeper
 from gpuhook.tools.mps.status import status as status_of
-from gpuhook.tools.ready import report_ready
 
 _MEBI = 1 << 20
 _SHORT = 12  # characters of a container's id

@@ -2,15 +2,15 @@
 
 import click
 
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.errors import DriverError
+from gpuhook.base.config.loader import load
+from gpuhook.base.errors import DriverError
+from gpuhook.core import contract, dev_char
+from gpuhook.core.inventory import cache
+from gpuhook.core.inventory.model import Inventory
+from gpuhook.monitor.vendors import survey
 from gpuhook.prefork import launcher_cache
-from gpuhook.start import contract, dev_char
-from gpuhook.start.inventory import cache
-from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, raise_last, say
-from gpuhook.tools.vendors import survey
 
 
 @command(

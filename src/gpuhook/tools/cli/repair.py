@@ -2,10 +2,11 @@
 
 import click
 
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import ContainerError, GpuhookError, listed, printable
-from gpuhook.start.inventory.model import Inventory
+from gpuhook.base.config.loader import load
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import ContainerError, GpuhookError, listed, printable
+from gpuhook.core.inventory.model import Inventory
+from gpuhook.monitor.vendors import survey
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._containers import names_of, say_what_is_missing, title
 from gpuhook.tools.cli._help import command
@@ -14,7 +15,6 @@ from gpuhook.tools.running import holders
 from gpuhook.tools.running import repair as repairs
 from gpuhook.tools.running.holders import Container
 from gpuhook.tools.running.names import Names
-from gpuhook.tools.vendors import survey
 
 _SHOWN = 16  # most nodes of a container to name
 
@@ -45,7 +45,7 @@ def repair(names: tuple[str, ...], everything: bool, config_path: str | None) ->
     continues to run. It gets the devices recorded at its start, never more, and the restored
     ones are named. CONTAINER is an id, the start of an id, or the engine's name for it.
     """
-    from gpuhook.start.inventory.cache import get_inventory  # noqa: PLC0415
+    from gpuhook.core.inventory.cache import get_inventory  # noqa: PLC0415
 
     if bool(names) == everything:
         raise click.UsageError("Name the containers, or use only --all.")

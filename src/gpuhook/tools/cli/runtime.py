@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 import click
 
-from gpuhook.ground import names
-from gpuhook.ground.config.loader import PATH_VARIABLE
-from gpuhook.ground.errors import EngineError
+from gpuhook.base import names
+from gpuhook.base.config.loader import PATH_VARIABLE
+from gpuhook.base.errors import EngineError
+from gpuhook.monitor.host.programs import our_program
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli._help import command, group
@@ -20,7 +21,6 @@ from gpuhook.tools.engines.ask import Ask
 from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.podman import HOOK_KEYS, hook_document
 from gpuhook.tools.engines.store import Store, Target
-from gpuhook.tools.host.programs import our_program
 
 _HOOK_MODES = ("oci-hook", "hook")
 

@@ -3,7 +3,7 @@
 import click
 
 from gpuhook import __version__
-from gpuhook.ground.errors import SimulateError
+from gpuhook.base.errors import SimulateError
 from gpuhook.tools.cli._help import command
 
 try:

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from gpuhook.ground import names
-from gpuhook.tools.apply import machines
+from gpuhook.base import names
+from gpuhook.monitor.host.programs import our_program
+from gpuhook.tools import extensions
 from gpuhook.tools.cdi.kept import Kept, kept
 from gpuhook.tools.cli import _documents as documents
 from gpuhook.tools.cli import _engines as shared
@@ -19,8 +20,8 @@ from gpuhook.tools.engines import in_use, installer
 from gpuhook.tools.engines.ask import Ask
 from gpuhook.tools.engines.installer import Outcome
 from gpuhook.tools.engines.known import ENGINES
+from gpuhook.tools.engines.nspawn import NAME as NSPAWN
 from gpuhook.tools.engines.store import Record, Store
-from gpuhook.tools.host.programs import our_program
 from gpuhook.tools.vendors.nvidia import program_links as nvidia_names
 
 _NOTHING = "gpuhook install changed nothing here: there is nothing to remove"
@@ -129,8 +130,9 @@ def _take_back(chosen: Chosen) -> dict[str, Any]:
             if chosen.reload:
                 _have_forgotten(records, outcomes)
             outcomes = installer.uninstall(store, records)
-            ours = [record.config for record in records if record.engine == machines.ENGINE]
-            machines.forget(state, ours)
+            ours = [record.config for record in records if record.engine == NSPAWN]
+            if ours:
+                extensions.needed("nspawn", "Support for systemd-nspawn").forget(state, ours)
         shared.tell(outcomes, dry_run=dry_run)
         gone = shared.take_links_back(links, is_last=is_last, dry_run=dry_run)
         if before and ends:

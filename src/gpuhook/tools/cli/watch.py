@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 
 import click
 
-from gpuhook.ground.errors import GpuhookError, WatchError
-from gpuhook.tools.apply import machines
+from gpuhook.base.errors import GpuhookError, WatchError
+from gpuhook.monitor.host.programs import our_program
+from gpuhook.monitor.vendors.uevents import concerns_us
+from gpuhook.tools import extensions
 from gpuhook.tools.cdi import refresh as refreshing
 from gpuhook.tools.cli import _systemd as systemd
 from gpuhook.tools.cli._help import Seconds, command
@@ -16,8 +18,7 @@ from gpuhook.tools.cli._places import state_folder
 from gpuhook.tools.cli.cdi_refresh import sentence
 from gpuhook.tools.config.followed import Followed
 from gpuhook.tools.engines import charliecloud
-from gpuhook.tools.host.programs import our_program
-from gpuhook.tools.vendors.uevents import concerns_us
+from gpuhook.tools.engines.nspawn import NAME as NSPAWN
 
 _SHORTEST, _LONGEST = 0.1, 86400.0  # polling interval in seconds
 
@@ -119,15 +120,19 @@ def watch(interval: float, state_dir: str | None, config_path: str | None) -> No
         ) from None
     with listening as events:
         state = state_folder(state_dir, "")
-        kept = (
+        kept: list[_Documents | _Files] = [
             _Documents(state),
-            _Files(
-                machines.ENGINE,
-                lambda: machines.refresh(state),
-                lambda: systemd.call("daemon-reload"),
-            ),
             _Files("charliecloud", lambda: charliecloud.refresh(state, config_path)),
-        )
+        ]
+        machines = extensions.module("nspawn")
+        if machines:
+            kept.append(
+                _Files(
+                    NSPAWN,
+                    lambda: machines.refresh(state),
+                    lambda: systemd.call("daemon-reload"),
+                )
+            )
         launcher = our_program("gpu-py")
 
         def refresh() -> bool:

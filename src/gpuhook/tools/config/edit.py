@@ -7,10 +7,10 @@ from typing import Any
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from gpuhook.ground.config.loader import examine
-from gpuhook.ground.config.model import FEATURE_PREFIX, FEATURES, KEYS, WITHOUT_EFFECT
-from gpuhook.ground.config.source import BOOL, LIST, NUMBER, PAUSE, SECONDS, flatten, parse
-from gpuhook.ground.errors import ConfigError, shown
+from gpuhook.base.config.loader import examine
+from gpuhook.base.config.model import FEATURE_PREFIX, FEATURES, KEYS, WITHOUT_EFFECT
+from gpuhook.base.config.source import BOOL, LIST, NUMBER, PAUSE, SECONDS, flatten, parse
+from gpuhook.base.errors import ConfigError, shown
 from gpuhook.tools.config.misspelt import did_you_mean, similar
 
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")

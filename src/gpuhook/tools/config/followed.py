@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from gpuhook.ground.config.loader import PATH_VARIABLE, load
-from gpuhook.ground.config.model import DEFAULT_PATH, Config
-from gpuhook.ground.config.source import read_text
-from gpuhook.ground.errors import ConfigError
-from gpuhook.start.inventory.freshness import identity, is_settled
+from gpuhook.base.config.loader import PATH_VARIABLE, load
+from gpuhook.base.config.model import DEFAULT_PATH, Config
+from gpuhook.base.config.source import read_text
+from gpuhook.base.errors import ConfigError
+from gpuhook.core.inventory.freshness import identity, is_settled
 
 
 class Followed:

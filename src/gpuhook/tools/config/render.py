@@ -1,6 +1,6 @@
 """The settings in effect as TOML text for display."""
 
-from gpuhook.ground.config.model import FEATURE_PREFIX, KEYS, Config
+from gpuhook.base.config.model import FEATURE_PREFIX, KEYS, Config
 
 
 def as_toml(config: Config) -> str:

@@ -5,11 +5,11 @@ import os
 import sysconfig
 from functools import cached_property
 
-from gpuhook.ground import names
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import ConfigError
-from gpuhook.start.cdi import folders
+from gpuhook.base import names
+from gpuhook.base.config.loader import load
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import ConfigError
+from gpuhook.core.cdi import folders
 from gpuhook.tools.doctor.machine import Machine
 from gpuhook.tools.engines import docker_api
 from gpuhook.tools.engines.docker_api import DockerInfo

@@ -8,13 +8,13 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
-from gpuhook.ground import names as ours
-from gpuhook.ground.errors import DriverError, GpuhookError, NoDriverError, listed, shown
-from gpuhook.start import contract
-from gpuhook.start.cdi import folders
-from gpuhook.start.cdi.generate import STRATEGIES
-from gpuhook.start.inventory import cache
-from gpuhook.start.inventory.model import Device, Inventory
+from gpuhook.base import names as ours
+from gpuhook.base.errors import DriverError, GpuhookError, NoDriverError, listed, shown
+from gpuhook.core import contract
+from gpuhook.core.cdi import folders
+from gpuhook.core.cdi.generate import STRATEGIES
+from gpuhook.core.inventory import cache
+from gpuhook.core.inventory.model import Device, Inventory
 from gpuhook.tools.cdi import kept
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuhook.ground.errors import GpuhookError, listed
-from gpuhook.start.cdi import versions
+from gpuhook.base.errors import GpuhookError, listed
+from gpuhook.core.cdi import versions
 from gpuhook.tools.cdi import kept
 from gpuhook.tools.doctor import engine_files, engines
 from gpuhook.tools.doctor.case import Case

@@ -2,17 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 
-from gpuhook.ground.config.model import Config
-from gpuhook.tools.doctor import (
-    cdi,
-    cdi_engines,
-    docker,
-    engines,
-    host,
-    install,
-    kubernetes,
-    settings,
-)
+from gpuhook.base.config.model import Config
+from gpuhook.tools import extensions
+from gpuhook.tools.doctor import cdi, cdi_engines, docker, engines, host, install, settings
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, Status, failure
 from gpuhook.tools.doctor.step import DRIVER, Check, Step, step_of
@@ -51,18 +43,17 @@ STEPS: tuple[Step, ...] = (
     Step(cdi.conflicts, needs=(CONFIGURATION,)),
     Step(cdi.refresh_errors, needs=_DOCUMENTS),
     Step(cdi_engines.readers, needs=(CONFIGURATION,)),
-    Step(kubernetes.device_plugin),
-    Step(kubernetes.engines_plugin),
     Step(settings.device_settings, needs=_DOCUMENTS),
 )
 
 
 def every_step(config: Config) -> list[Step]:
-    """Return all steps: configuration, the vendors' drivers, ours, the vendors' others."""
+    """Return all steps: configuration, drivers, ours, the packages', the vendors' others."""
     vendors = list(doctors(config))
     drivers = [step for vendor in vendors for step in vendor.driver_checks]
     hosts = [step for vendor in vendors for step in vendor.host_checks]
-    return [FIRST, *drivers, *STEPS, *hosts]
+    packages = [step for module in extensions.check_modules() for step in module.STEPS]
+    return [FIRST, *drivers, *STEPS, *packages, *hosts]
 
 
 class Examination:

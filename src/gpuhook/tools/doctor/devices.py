@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
-from gpuhook.ground.errors import listed
-from gpuhook.start.inventory.model import EVERYBODY, Device, Inventory
+from gpuhook.base.errors import listed
+from gpuhook.core.inventory.model import EVERYBODY, Device, Inventory
 from gpuhook.tools.doctor.finding import Finding, failure, warning
 from gpuhook.tools.doctor.machine import Machine
 

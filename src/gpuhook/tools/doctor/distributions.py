@@ -4,8 +4,8 @@ import os
 import re
 from collections.abc import Iterator
 
-from gpuhook.ground import names
-from gpuhook.ground.errors import shown
+from gpuhook.base import names
+from gpuhook.base.errors import shown
 from gpuhook.tools.doctor.docker import is_gpu_py
 from gpuhook.tools.doctor.engine_files import imports, programs_of, strings, toml
 from gpuhook.tools.doctor.finding import Finding, failure, warning

@@ -6,8 +6,8 @@ import os
 import shlex
 from collections.abc import Iterator
 
-from gpuhook.ground import names
-from gpuhook.start.cdi import versions
+from gpuhook.base import names
+from gpuhook.core.cdi import versions
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.engine_files import unread
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning

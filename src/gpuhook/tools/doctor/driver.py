@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gpuhook.ground.errors import DriverError
-from gpuhook.start.contract import Vendor
+from gpuhook.base.errors import DriverError
+from gpuhook.core.contract import Vendor
 from gpuhook.tools.doctor import devices
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.devices import IsOurs

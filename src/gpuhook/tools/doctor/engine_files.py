@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any
 
-from gpuhook.ground import names
+from gpuhook.base import names
 from gpuhook.tools.doctor.machine import Machine
 from gpuhook.tools.engines import marks
 

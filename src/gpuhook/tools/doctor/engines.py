@@ -5,8 +5,9 @@ import os
 import tomllib
 from collections.abc import Iterator
 
-from gpuhook.ground import names
-from gpuhook.ground.oci import jsontext
+from gpuhook.base import names
+from gpuhook.base.oci import jsontext
+from gpuhook.monitor.host.processes import Process
 from gpuhook.tools.doctor import distributions
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.cdi import is_used
@@ -24,7 +25,6 @@ from gpuhook.tools.doctor.engine_files import (
 )
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.doctor.machine import Machine, seen_by
-from gpuhook.tools.host.processes import Process
 
 CONTAINERD_FILE = "/etc/containerd/config.toml"
 _FILES = {"containerd": CONTAINERD_FILE, "crio": "/etc/crio/crio.conf"}

@@ -4,9 +4,9 @@ import os
 import re
 from collections.abc import Iterator
 
-from gpuhook.ground import names
-from gpuhook.ground.host import files as host_files
-from gpuhook.ground.host import proc
+from gpuhook.base import names
+from gpuhook.base.host import files as host_files
+from gpuhook.base.host import proc
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, ok, warning
 from gpuhook.tools.doctor.machine import Machine

@@ -11,16 +11,16 @@ from typing import Literal
 
 import gpuhook
 from gpuhook import __version__
-from gpuhook.ground import log, names
-from gpuhook.ground.config.model import WITHOUT_EFFECT
-from gpuhook.ground.errors import RuntimeMissingError, shown
-from gpuhook.ground.host import files as host_files
-from gpuhook.ground.host import proc
-from gpuhook.ground.loader import elf
+from gpuhook.base import log, names
+from gpuhook.base.config.model import WITHOUT_EFFECT
+from gpuhook.base.errors import RuntimeMissingError, shown
+from gpuhook.base.host import files as host_files
+from gpuhook.base.host import proc
+from gpuhook.base.loader import elf
+from gpuhook.core import contract
+from gpuhook.core.inventory import cache
 from gpuhook.prefork import launcher_cache
 from gpuhook.runtime_shim import find_runtime
-from gpuhook.start import contract
-from gpuhook.start.inventory import cache
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.running import limitable

@@ -4,11 +4,11 @@ import glob
 import os
 from collections.abc import Container
 
-from gpuhook.ground.container import kernel
-from gpuhook.ground.host import files as host_files
+from gpuhook.base.container import kernel
+from gpuhook.base.host import files as host_files
+from gpuhook.monitor.host import processes as host_processes
+from gpuhook.monitor.host.processes import Process
 from gpuhook.tools.engines import marks
-from gpuhook.tools.host import processes as host_processes
-from gpuhook.tools.host.processes import Process
 
 _ROOT = 0
 

@@ -9,13 +9,13 @@ import time
 from collections.abc import Iterable, Iterator
 
 from gpuhook import __version__
-from gpuhook.ground.errors import GpuhookError, ReportError
-from gpuhook.ground.host import files as host_files
-from gpuhook.start.inventory.cache import get_inventory
+from gpuhook.base.errors import GpuhookError, ReportError
+from gpuhook.base.host import files as host_files
+from gpuhook.core.inventory.cache import get_inventory
+from gpuhook.monitor.vendors import survey
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding
 from gpuhook.tools.doctor.vendors import doctors
-from gpuhook.tools.vendors import survey
 
 _FOLDER = "gpuhook-report"
 _LOG_LINES = 200

@@ -4,13 +4,13 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from gpuhook.ground.errors import GpuhookError
-from gpuhook.start import contract
-from gpuhook.start.inventory import cache
+from gpuhook.base.errors import GpuhookError
+from gpuhook.core import contract
+from gpuhook.core.inventory import cache
+from gpuhook.monitor.ledger.records import MPS, Record, Records
+from gpuhook.monitor.ledger.settings import Difference, Settings, module
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
-from gpuhook.tools.ledger.records import MPS, Record, Records
-from gpuhook.tools.ledger.settings import Difference, Settings, module
 from gpuhook.vendors import registry
 
 _CHECK = "device-settings"

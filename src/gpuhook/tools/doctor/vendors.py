@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from gpuhook.ground.config.model import Config
+from gpuhook.base.config.model import Config
+from gpuhook.tools import vendor_parts
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, failure
 from gpuhook.tools.doctor.step import DRIVER, Check, Step, step_of
-from gpuhook.tools.vendors import parts
 from gpuhook.vendors import registry
 
 # The check of driver locations, which every check of a vendor needs.
@@ -36,7 +36,7 @@ def doctors(config: Config) -> Iterator[VendorDoctor]:
     """Yield each vendor's part; if it is unusable, a check that reports that."""
     for name, names in registry.known(config).items():
         try:
-            module = parts.doctor(names)
+            module = vendor_parts.doctor(names)
             if module is None:
                 continue
             found = VendorDoctor(

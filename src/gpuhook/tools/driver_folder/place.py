@@ -14,11 +14,11 @@ import stat
 import time
 from collections.abc import Iterator
 
-from gpuhook.ground.errors import DriverFolderError
-from gpuhook.ground.host import files as host_files
-from gpuhook.ground.host import lock
-from gpuhook.ground.host.proc import FIRST_PIDS, Mounts
-from gpuhook.tools.host.namespaces import Look
+from gpuhook.base.errors import DriverFolderError
+from gpuhook.base.host import files as host_files
+from gpuhook.base.host import lock
+from gpuhook.base.host.proc import FIRST_PIDS, Mounts
+from gpuhook.monitor.host.namespaces import Look
 
 MARKER = ".gpuhook-driver-folder"  # in every complete driver folder
 FOLDER_MODE = 0o755

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 
-from gpuhook.ground.errors import shown
+from gpuhook.base.errors import shown
 from gpuhook.tools.engines.files import Change, users_folder
 from gpuhook.tools.engines.prefix import below, checked
 from gpuhook.tools.engines.store import Target

@@ -9,17 +9,17 @@ import os
 import shutil
 from dataclasses import dataclass
 
-from gpuhook.ground.config.loader import load
-from gpuhook.ground.errors import DriverError, NoDeviceError
-from gpuhook.start import contract
-from gpuhook.start.cdi.generate import Source, generate
-from gpuhook.start.cdi.names import file_stem, split_kind
-from gpuhook.start.inventory import cache
+from gpuhook.base.config.loader import load
+from gpuhook.base.errors import DriverError, NoDeviceError
+from gpuhook.core import contract
+from gpuhook.core.cdi.generate import Source, generate
+from gpuhook.core.cdi.names import file_stem, split_kind
+from gpuhook.core.inventory import cache
+from gpuhook.monitor.vendors import survey
 from gpuhook.tools.engines import installer, whole_text
 from gpuhook.tools.engines.ask import Answer, Ask, Engine
 from gpuhook.tools.engines.files import DROP_IN_HEADER
 from gpuhook.tools.engines.store import Record, Store, Target
-from gpuhook.tools.vendors import survey
 
 VARIABLE = "CH_RUN_CDI_DIRS"
 _SYSTEM = "/etc/charliecloud/cdi"

@@ -9,7 +9,7 @@ import os
 import shlex
 from dataclasses import replace
 
-from gpuhook.ground.errors import EngineError
+from gpuhook.base.errors import EngineError
 from gpuhook.tools.engines import (
     containerd_distributions,
     containerd_files,

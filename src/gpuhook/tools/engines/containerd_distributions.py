@@ -8,8 +8,8 @@ merges the files of its own folder.
 import os
 from dataclasses import dataclass, replace
 
-from gpuhook.ground.errors import EngineError
-from gpuhook.start.cdi.versions import order
+from gpuhook.base.errors import EngineError
+from gpuhook.core.cdi.versions import order
 from gpuhook.tools.engines import distributions, installed, placeholders, toml_text, unit_text
 from gpuhook.tools.engines.ask import Answer, Ask
 from gpuhook.tools.engines.containerd_files import restart

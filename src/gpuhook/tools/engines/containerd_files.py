@@ -10,14 +10,14 @@ import shlex
 import shutil
 from collections.abc import Iterator
 
-from gpuhook.ground.errors import EngineError, UntrustedPathError
-from gpuhook.ground.host import files as host_files
+from gpuhook.base.errors import EngineError, UntrustedPathError
+from gpuhook.base.host import files as host_files
+from gpuhook.monitor.host import processes as host_processes
 from gpuhook.tools.engines import distributions, installed, toml_text
 from gpuhook.tools.engines.ask import Ask
 from gpuhook.tools.engines.containerd_settings import ENGINE, Version, disables_cri
 from gpuhook.tools.engines.distributions import Distribution
 from gpuhook.tools.engines.files import read_text
-from gpuhook.tools.host import processes as host_processes
 
 USUAL = "/etc/containerd/config.toml"
 DOCKERS = "/docker/containerd/"  # part of the path of a file that dockerd writes for containerd

@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from gpuhook.ground import names as our_names
-from gpuhook.ground.errors import EngineError
+from gpuhook.base import names as our_names
+from gpuhook.base.errors import EngineError
 from gpuhook.tools.engines import marks, toml_text
 from gpuhook.tools.engines.ask import CDI, SET_DEFAULT, Ask
 from gpuhook.tools.engines.files import decode, read, read_text

@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable, Container
 from functools import partial
 
-from gpuhook.ground import names as our_names
-from gpuhook.ground.errors import EngineError, shown
-from gpuhook.ground.oci import jsontext
+from gpuhook.base import names as our_names
+from gpuhook.base.errors import EngineError, shown
+from gpuhook.base.oci import jsontext
+from gpuhook.monitor.host import processes as host_processes
+from gpuhook.monitor.host.processes import Process
 from gpuhook.tools.engines import (
     docker_api,
     installed,
@@ -30,8 +32,6 @@ from gpuhook.tools.engines.docker_api import DEFAULT_CONFIG
 from gpuhook.tools.engines.files import Change, decode, read, read_json, read_text, remove_folders
 from gpuhook.tools.engines.merge import Document, Path, get
 from gpuhook.tools.engines.store import Target
-from gpuhook.tools.host import processes as host_processes
-from gpuhook.tools.host.processes import Process
 
 _DATA = "/var/lib/docker"
 # Settings that a reload changes only if the file contains them, with dockerd's defaults.

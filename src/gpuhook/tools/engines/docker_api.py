@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gpuhook.ground.host import files as host_files
-from gpuhook.tools.host.processes import Process
+from gpuhook.base.host import files as host_files
+from gpuhook.monitor.host.processes import Process
 
 DEFAULT_CONFIG = "/etc/docker/daemon.json"
 _DEFAULT_SOCKET = "/var/run/docker.sock"

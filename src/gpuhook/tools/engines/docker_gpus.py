@@ -6,7 +6,7 @@ Source: GpuOpts of docker/cli (opts/gpus.go) and moby's daemon/nvidia_linux.go.
 import csv
 from typing import Any
 
-from gpuhook.ground.errors import listed, shown
+from gpuhook.base.errors import listed, shown
 from gpuhook.vendors.nvidia.names import NAME, VARIABLES
 from gpuhook.vendors.nvidia.variables import DRIVER_CAPABILITIES
 

@@ -10,8 +10,8 @@ import os
 import re
 from dataclasses import dataclass
 
-from gpuhook.ground.errors import EngineError, printable
-from gpuhook.ground.host import files as host_files
+from gpuhook.base.errors import EngineError, printable
+from gpuhook.base.host import files as host_files
 from gpuhook.tools.engines import marks
 from gpuhook.tools.engines.merge import Document
 

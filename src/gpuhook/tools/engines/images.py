@@ -4,9 +4,9 @@ import json
 import subprocess
 from typing import NamedTuple
 
-from gpuhook.ground.errors import EngineError, shown
+from gpuhook.base.errors import EngineError, shown
+from gpuhook.monitor.host import processes
 from gpuhook.tools.engines import docker_api
-from gpuhook.tools.host import processes
 
 _PATIENCE = 5.0  # timeout in seconds for Docker's answer
 _TIMEOUT = 20  # timeout in seconds for podman, which opens its whole store

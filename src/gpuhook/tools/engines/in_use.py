@@ -11,13 +11,13 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from gpuhook.ground.errors import EngineError
-from gpuhook.ground.host import files as host_files
+from gpuhook.base.errors import EngineError
+from gpuhook.base.host import files as host_files
+from gpuhook.monitor.host import processes as host_processes
+from gpuhook.monitor.host.processes import Process
 from gpuhook.tools.engines import containerd_files, docker_api
 from gpuhook.tools.engines.merge import Document
 from gpuhook.tools.engines.store import Record, Store
-from gpuhook.tools.host import processes as host_processes
-from gpuhook.tools.host.processes import Process
 
 _PATH_LIMIT = 4096  # bytes, PATH_MAX
 _SCRIPT = 4096  # bytes of the script that Docker writes for a runtime with arguments

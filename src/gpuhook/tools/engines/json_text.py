@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from gpuhook.ground.errors import EngineError
+from gpuhook.base.errors import EngineError
 from gpuhook.tools.engines.merge import Document, steps
 
 _DEFAULT_INDENT = "    "

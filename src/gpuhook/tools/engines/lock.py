@@ -9,9 +9,9 @@ import stat
 import time
 from collections.abc import Iterator
 
-from gpuhook.ground.errors import GpuhookError
-from gpuhook.ground.host import files as host_files
-from gpuhook.ground.host import lock
+from gpuhook.base.errors import GpuhookError
+from gpuhook.base.host import files as host_files
+from gpuhook.base.host import lock
 from gpuhook.tools.engines.files import make_folders, remove_folders
 
 NAME = "lock"  # the file in the folder

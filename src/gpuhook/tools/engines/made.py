@@ -9,8 +9,8 @@ import json
 import os
 from collections.abc import Iterable
 
-from gpuhook.ground.errors import EngineError
-from gpuhook.ground.host import files as host_files
+from gpuhook.base.errors import EngineError
+from gpuhook.base.host import files as host_files
 from gpuhook.tools.engines.files import make_folders, missing_folders, remove_folders
 from gpuhook.tools.engines.prefix import check_kept
 

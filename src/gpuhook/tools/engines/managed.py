@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable
 
-from gpuhook.ground.errors import EngineError, printable, shown
+from gpuhook.base.errors import EngineError, printable, shown
 from gpuhook.tools.engines.files import has_header, read_text
 
 _PAGE = "docs/engines/distributions.md"

@@ -8,8 +8,8 @@ lacks; BurntSushi/toml's 381.
 import codecs
 from collections.abc import Callable
 
-from gpuhook.ground.errors import EngineError
-from gpuhook.start.cdi.versions import order
+from gpuhook.base.errors import EngineError
+from gpuhook.core.cdi.versions import order
 
 UTF8, UTF16, UTF32 = "UTF-8", "UTF-16", "UTF-32"
 # The longer ones first: the mark of UTF-16 is a prefix of one of UTF-32.

@@ -1,6 +1,6 @@
 """systemd-nspawn: a machine's .nspawn file, and the devices allowed for its unit.
 
-``tools.apply.machines`` generates the lines from a plan; the Ask contains them.
+``hpc.rootfs.machines`` generates the lines from a plan; the Ask contains them.
 Sources: systemd.nspawn(5), systemd.resource-control(5).
 """
 
@@ -11,11 +11,13 @@ from gpuhook.tools.engines.store import Target
 
 _AFTERWARDS = "Reload systemd's units, and restart the machine: systemctl daemon-reload"
 
+NAME = "nspawn"
+
 
 class Nspawn(Engine):
     """systemd-nspawn, for one machine at a time."""
 
-    name = "nspawn"
+    name = NAME
     has_runtimes = False
 
     def install(self, ask: Ask) -> Answer:

@@ -7,7 +7,7 @@ ignored.
 import re
 from collections.abc import Container, Iterator
 
-from gpuhook.ground.errors import EngineError, shown
+from gpuhook.base.errors import EngineError, shown
 
 _FORMS = re.compile(
     r"""

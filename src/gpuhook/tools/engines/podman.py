@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpuhook.ground import names
+from gpuhook.base import names
 from gpuhook.tools.engines import installed, json_text, marks, placeholders, toml_text
 from gpuhook.tools.engines.ask import HOOK, Answer, Ask, Engine
 from gpuhook.tools.engines.files import DROP_IN_HEADER, read, read_json, read_text

@@ -7,7 +7,7 @@ are followed, and all others are refused. "" and "/" mean the host, whose links 
 
 import os
 
-from gpuhook.ground.errors import EngineError, printable
+from gpuhook.base.errors import EngineError, printable
 
 _LINKS = 40  # most links in a path, as in the kernel (path_resolution(7))
 

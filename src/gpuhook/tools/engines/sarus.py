@@ -8,8 +8,8 @@ an installation is refused here. Sources: Sarus' pages "Configuring Sarus for OC
 import os
 import stat
 
-from gpuhook.ground import names
-from gpuhook.ground.errors import EngineError, shown
+from gpuhook.base import names
+from gpuhook.base.errors import EngineError, shown
 from gpuhook.tools.engines.ask import Answer, Ask, Engine
 from gpuhook.tools.engines.files import read_json
 from gpuhook.tools.engines.podman import HOOK_KEYS, hook_document

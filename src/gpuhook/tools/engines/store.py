@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
-from gpuhook.ground import names
-from gpuhook.ground.errors import EngineError, printable, shown
-from gpuhook.ground.host import files as host_files
+from gpuhook.base import names
+from gpuhook.base.errors import EngineError, printable, shown
+from gpuhook.base.host import files as host_files
 from gpuhook.tools.engines import (
     json_text,
     lock,

@@ -6,7 +6,7 @@ contain exactly the wanted document.
 
 import tomllib
 
-from gpuhook.ground.errors import EngineError
+from gpuhook.base.errors import EngineError
 from gpuhook.tools.engines.merge import Document
 
 

@@ -10,12 +10,12 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from gpuhook.ground import names
-from gpuhook.ground.errors import MpsError, printable
-from gpuhook.ground.host import files, lock, proc, signals
-from gpuhook.start.inventory.model import Inventory
-from gpuhook.start.records import records
-from gpuhook.tools.host import driver_program
+from gpuhook.base import names
+from gpuhook.base.errors import MpsError, printable
+from gpuhook.base.host import files, lock, proc, signals
+from gpuhook.core.inventory.model import Inventory
+from gpuhook.core.records import records
+from gpuhook.monitor.host import driver_program
 from gpuhook.vendors.nvidia import mps
 
 SERVER = "gpuhook"  # name of gpuhook's server, in version 3

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import DriverError, RequestError
-from gpuhook.tools.ledger.records import (
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import DriverError, RequestError
+from gpuhook.monitor.ledger.records import (
     CLAIM,
     COMPLETED,
     MPS,
@@ -20,11 +20,11 @@ from gpuhook.tools.ledger.records import (
     in_the_way,
     now,
 )
-from gpuhook.tools.ledger.settings import Settings
+from gpuhook.monitor.ledger.settings import Settings
+from gpuhook.monitor.vendors.nvidia.settings import MODE
 from gpuhook.vendors.nvidia import mps
 from gpuhook.vendors.nvidia import names as nvidia
 
-MODE = "compute-mode"
 DEFAULT, EXCLUSIVE_PROCESS = 0, 3  # nvmlComputeMode_t in nvml.h
 _WANTED = {MODE: EXCLUSIVE_PROCESS}
 

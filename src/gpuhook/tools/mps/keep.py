@@ -11,18 +11,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
-from gpuhook.ground import names
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.config.mps import bytes_of
-from gpuhook.ground.errors import GpuhookError, MpsError, listed
-from gpuhook.ground.fileio import remove
-from gpuhook.ground.host import lock
-from gpuhook.ground.oci import jsontext
-from gpuhook.start import contract
-from gpuhook.start.inventory import cache
+from gpuhook.base import names
+from gpuhook.base.config.model import Config
+from gpuhook.base.config.mps import bytes_of
+from gpuhook.base.errors import GpuhookError, MpsError, listed
+from gpuhook.base.fileio import remove
+from gpuhook.base.host import lock
+from gpuhook.base.oci import jsontext
+from gpuhook.core import contract
+from gpuhook.core.inventory import cache
+from gpuhook.monitor.host import users_tree
+from gpuhook.monitor.host.child import BackOff
 from gpuhook.tools.config.followed import Followed
-from gpuhook.tools.host import users_tree
-from gpuhook.tools.host.child import BackOff
 from gpuhook.tools.mps.control import SERVER, Control, program_of
 from gpuhook.tools.mps.devices import Devices
 from gpuhook.vendors.nvidia import mps

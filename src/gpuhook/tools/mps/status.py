@@ -3,11 +3,11 @@
 import os
 from typing import Any
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import GpuhookError, MpsError
-from gpuhook.ground.host import proc
-from gpuhook.start.inventory.cache import open_folder
-from gpuhook.start.records import records
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import GpuhookError, MpsError
+from gpuhook.base.host import proc
+from gpuhook.core.inventory.cache import open_folder
+from gpuhook.core.records import records
 from gpuhook.tools.mps.keep import Keeper
 from gpuhook.tools.running.names import Names
 from gpuhook.vendors.nvidia import mps, mps_mounts

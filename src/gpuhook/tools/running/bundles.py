@@ -13,11 +13,11 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from gpuhook.ground.cgroup import access
-from gpuhook.ground.errors import SpecError
-from gpuhook.ground.host import files as host_files
-from gpuhook.ground.oci.spec import read_spec
-from gpuhook.tools.host import processes
+from gpuhook.base.cgroup import access
+from gpuhook.base.errors import SpecError
+from gpuhook.base.host import files as host_files
+from gpuhook.base.oci.spec import read_spec
+from gpuhook.monitor.host import processes
 from gpuhook.tools.running import names
 
 _STATE_FILES = (

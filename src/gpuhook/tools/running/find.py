@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from gpuhook.ground.errors import ContainerError, shown
-from gpuhook.start.inventory.model import Inventory
-from gpuhook.start.records import records
+from gpuhook.base.errors import ContainerError, shown
+from gpuhook.core.inventory.model import Inventory
+from gpuhook.core.records import records
+from gpuhook.monitor.host import processes
 from gpuhook.tools.engines import docker_api
-from gpuhook.tools.host import processes
 from gpuhook.tools.running import bundles, holders, names
 from gpuhook.tools.running.holders import Container
 

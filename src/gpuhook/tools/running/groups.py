@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from gpuhook.ground.host import files, proc
+from gpuhook.base.host import files, proc
 
 _ID = re.compile(r"[0-9a-f]{64}")
 _ENGINES = (

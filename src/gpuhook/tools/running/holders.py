@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gpuhook.ground.errors import listed
-from gpuhook.ground.host import proc
-from gpuhook.start.inventory.model import Inventory
-from gpuhook.start.records import records
-from gpuhook.tools.host.namespaces import PATIENCE, Look, mounts_of
+from gpuhook.base.errors import listed
+from gpuhook.base.host import proc
+from gpuhook.core.inventory.model import Inventory
+from gpuhook.core.records import records
+from gpuhook.monitor.host.namespaces import PATIENCE, Look, mounts_of
 from gpuhook.tools.running.groups import Identity, Made, groups_of, identify, own_path, path_of
 from gpuhook.tools.running.nodes import HostNodes, Numbers, has_our_root, nodes_of
 

@@ -2,12 +2,12 @@
 
 import os
 
-from gpuhook.ground.cgroup import dmem
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import GpuhookError, LimitError
-from gpuhook.start.contract import Grant, Vendor
-from gpuhook.start.inventory.model import Device, Inventory
-from gpuhook.start.request.reader import Request
+from gpuhook.base.cgroup import dmem
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import GpuhookError, LimitError
+from gpuhook.core.contract import Grant, Vendor
+from gpuhook.core.inventory.model import Device, Inventory
+from gpuhook.core.request.reader import Request
 
 
 def what_it_takes(

@@ -9,12 +9,12 @@ import os
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
-from gpuhook.ground.cgroup import dmem
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import GpuhookError
-from gpuhook.start.inventory.model import Inventory
-from gpuhook.start.limits import recorded
-from gpuhook.start.records import records
+from gpuhook.base.cgroup import dmem
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import GpuhookError
+from gpuhook.core.inventory.model import Inventory
+from gpuhook.core.limits import recorded
+from gpuhook.core.records import records
 from gpuhook.tools.running.holders import Container
 from gpuhook.vendors import registry
 

@@ -4,9 +4,9 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from gpuhook.start.records import engine_names
+from gpuhook.core.records import engine_names
+from gpuhook.monitor.host import processes
 from gpuhook.tools.engines import docker_api
-from gpuhook.tools.host import processes
 
 _PATIENCE = 1.0  # timeout in seconds for Docker's answer
 _PAUSE = 10.0  # seconds between two queries

@@ -10,11 +10,11 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 
-from gpuhook.ground.container import kernel
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.host import proc
-from gpuhook.start.inventory.model import Inventory
-from gpuhook.tools.host.namespaces import Look
+from gpuhook.base.container import kernel
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.host import proc
+from gpuhook.core.inventory.model import Inventory
+from gpuhook.monitor.host.namespaces import Look
 
 _NODES_LIMIT = 1 << 14  # most entries of a container's /dev to read
 _RESOLVE_CACHED = 0x20  # linux/openat2.h, Linux 5.12: EAGAIN instead of asking a filesystem

@@ -13,12 +13,12 @@ import time
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from gpuhook.ground import names
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import GpuhookError
-from gpuhook.start.inventory.model import Device, Inventory
-from gpuhook.start.inventory.selection import select
-from gpuhook.start.resolve import resolve
+from gpuhook.base import names
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import GpuhookError
+from gpuhook.core.inventory.model import Device, Inventory
+from gpuhook.core.inventory.selection import select
+from gpuhook.core.resolve import resolve
 from gpuhook.tools.engines import docker_api, docker_gpus
 from gpuhook.tools.running.holders import LIMIT, Container, command_of
 from gpuhook.tools.running.names import docker_sockets

@@ -13,14 +13,14 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from gpuhook.ground.cgroup import access, dmem
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import ContainerError
-from gpuhook.ground.host import proc
-from gpuhook.start import dev_char
-from gpuhook.start.inventory.model import Inventory, Node
-from gpuhook.start.limits import recorded
-from gpuhook.start.records import records
+from gpuhook.base.cgroup import access, dmem
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import ContainerError
+from gpuhook.base.host import proc
+from gpuhook.core import dev_char
+from gpuhook.core.inventory.model import Inventory, Node
+from gpuhook.core.limits import recorded
+from gpuhook.core.records import records
 from gpuhook.tools.running import bundles, verdict
 from gpuhook.tools.running.groups import group_of
 from gpuhook.tools.running.holders import Container, believed

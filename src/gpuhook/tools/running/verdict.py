@@ -9,9 +9,9 @@ import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping
 
-from gpuhook.ground.cgroup import access, v2
-from gpuhook.ground.cgroup import device_program as code
-from gpuhook.ground.errors import CgroupError
+from gpuhook.base.cgroup import access, v2
+from gpuhook.base.cgroup import device_program as code
+from gpuhook.base.errors import CgroupError
 
 _STEPS = 1 << 16  # instructions; the kernel's verifier allows no longer program without maps
 _WIDE = (1 << 64) - 1

@@ -9,9 +9,9 @@ import re
 from collections import Counter
 from typing import NamedTuple
 
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import NoDriverError
-from gpuhook.start.inventory.model import Device, Inventory, Node
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import NoDriverError
+from gpuhook.core.inventory.model import Device, Inventory, Node
 from gpuhook.vendors import bound
 from gpuhook.vendors.amd import names
 from gpuhook.vendors.amd.paths import CONTROL, GPUS, MODULE, NODES, PARTITION, PLATFORM, TOPOLOGY

@@ -1,8 +1,8 @@
 """The vendor AMD: only nodes, because AMD's libraries are in the image."""
 
-from gpuhook.start.contract import Vendor
-from gpuhook.start.inventory.freshness import names as listed
-from gpuhook.start.inventory.freshness import status, text
+from gpuhook.core.contract import Vendor
+from gpuhook.core.inventory.freshness import names as listed
+from gpuhook.core.inventory.freshness import status, text
 from gpuhook.vendors.amd import names
 from gpuhook.vendors.amd.paths import GPUS, MODULE, NODES, PARTITION, PLATFORM, TOPOLOGY
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from gpuhook.ground.config.model import Config
+    from gpuhook.base.config.model import Config
 
 
 class Amd(Vendor):

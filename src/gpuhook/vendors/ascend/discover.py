@@ -5,11 +5,11 @@ its class. If both are missing (chips that aren't on a PCI bus), nodes count tha
 major from /proc/devices.
 """
 
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import NoDriverError
-from gpuhook.ground.oci.jsontext import Record
-from gpuhook.start.inventory import freshness
-from gpuhook.start.inventory.model import Device, Node
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import NoDriverError
+from gpuhook.base.oci.jsontext import Record
+from gpuhook.core.inventory import freshness
+from gpuhook.core.inventory.model import Device, Node
 from gpuhook.vendors import bound
 from gpuhook.vendors.ascend import lists, names
 from gpuhook.vendors.ascend.model import (

@@ -3,17 +3,17 @@
 Pure: reads nothing, changes nothing.
 """
 
-from gpuhook.ground.loader import layout
-from gpuhook.ground.names import machine_name
-from gpuhook.start.plan.operations import FILE_OPTIONS, BindFile, UpdateLdCache
+from gpuhook.base.loader import layout
+from gpuhook.base.names import machine_name
+from gpuhook.core.plan.operations import FILE_OPTIONS, BindFile, UpdateLdCache
 from gpuhook.vendors.ascend.model import FILE, LIBRARY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuhook.start.contract import Grant
-    from gpuhook.start.inventory.model import DriverFile
-    from gpuhook.start.plan.image import Image
-    from gpuhook.start.plan.operations import Operation
+    from gpuhook.core.contract import Grant
+    from gpuhook.core.inventory.model import DriverFile
+    from gpuhook.core.plan.image import Image
+    from gpuhook.core.plan.operations import Operation
     from gpuhook.vendors.ascend.model import Inventory
 
 

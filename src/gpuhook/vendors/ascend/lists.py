@@ -8,11 +8,11 @@ container gets (``vendors.given``).
 import os
 import stat
 
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import ElfError
-from gpuhook.ground.host.files import is_roots
-from gpuhook.ground.loader import elf, layout
-from gpuhook.start.inventory.model import DriverFile
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import ElfError
+from gpuhook.base.host.files import is_roots
+from gpuhook.base.loader import elf, layout
+from gpuhook.core.inventory.model import DriverFile
 from gpuhook.vendors import given
 from gpuhook.vendors.ascend.model import DRIVER, FILE, LIBRARY, LIBRARY_FOLDERS, LISTS, MountList
 from gpuhook.vendors.ascend.variables import BASE

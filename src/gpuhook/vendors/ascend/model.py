@@ -1,7 +1,7 @@
 """Ascend's part of the inventory beyond NPUs: the lists of files that containers get."""
 
-from gpuhook.ground.oci.jsontext import Record
-from gpuhook.start.inventory import model
+from gpuhook.base.oci.jsontext import Record
+from gpuhook.core.inventory import model
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,14 +1,14 @@
 """Variables for a container's requests beyond its Ascend NPUs."""
 
-from gpuhook.ground.errors import RequestError, shown
-from gpuhook.ground.oci.jsontext import Record
-from gpuhook.start.request import sources
+from gpuhook.base.errors import RequestError, shown
+from gpuhook.base.oci.jsontext import Record
+from gpuhook.core.request import sources
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpuhook.start.request.reader import Reading
+    from gpuhook.core.request.reader import Reading
 
 OPTIONS = "ASCEND_RUNTIME_OPTIONS"
 LISTS = "ASCEND_RUNTIME_MOUNTS"

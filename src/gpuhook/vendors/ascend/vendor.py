@@ -1,9 +1,9 @@
 """The vendor Ascend: NPUs from the driver, files from the host's lists."""
 
-from gpuhook.ground.errors import DriverError, RequestError
-from gpuhook.ground.oci.process import Setting
-from gpuhook.start.contract import Vendor
-from gpuhook.start.inventory import freshness
+from gpuhook.base.errors import DriverError, RequestError
+from gpuhook.base.oci.process import Setting
+from gpuhook.core.contract import Vendor
+from gpuhook.core.inventory import freshness
 from gpuhook.vendors.ascend import names, variables
 from gpuhook.vendors.ascend.model import (
     CLASS,
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from gpuhook.ground.config.model import Config
-    from gpuhook.start.contract import Grant
-    from gpuhook.start.inventory.model import Node
-    from gpuhook.start.plan.image import Image
-    from gpuhook.start.plan.operations import Operation
-    from gpuhook.start.request.reader import Reading
+    from gpuhook.base.config.model import Config
+    from gpuhook.core.contract import Grant
+    from gpuhook.core.inventory.model import Node
+    from gpuhook.core.plan.image import Image
+    from gpuhook.core.plan.operations import Operation
+    from gpuhook.core.request.reader import Reading
 
 _NODES = ("davinci", "vdavinci")
 

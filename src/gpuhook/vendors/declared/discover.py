@@ -6,13 +6,13 @@ import stat
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 
-from gpuhook.ground.config.declared import DRIVER, PCI, Declared
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import DriverError, ElfError, LdCacheError, NoDriverError
-from gpuhook.ground.loader import elf, ldcache
-from gpuhook.ground.loader.layout import cache_flags
-from gpuhook.ground.names import machine_name
-from gpuhook.start.inventory.model import Device, DriverFile, Inventory, Node
+from gpuhook.base.config.declared import DRIVER, PCI, Declared
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import DriverError, ElfError, LdCacheError, NoDriverError
+from gpuhook.base.loader import elf, ldcache
+from gpuhook.base.loader.layout import cache_flags
+from gpuhook.base.names import machine_name
+from gpuhook.core.inventory.model import Device, DriverFile, Inventory, Node
 from gpuhook.vendors import given
 from gpuhook.vendors.declared.names import DRIVER_PLACES, LD_CACHE, PCI_DEVICES, WRITABLE
 

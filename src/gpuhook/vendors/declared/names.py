@@ -2,14 +2,14 @@
 
 import sys
 
-from gpuhook.ground.config.declared import DRIVER, PCI, VARIABLE
+from gpuhook.base.config.declared import DRIVER, PCI, VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from gpuhook.ground.config.declared import Declared
+    from gpuhook.base.config.declared import Declared
 
 LD_CACHE = "/etc/ld.so.cache"
 PCI_DEVICES = "/sys/bus/pci/devices"

@@ -1,9 +1,9 @@
 """The vendor of a table in config.toml, as the contract requires."""
 
-from gpuhook.ground.names import machine_name
-from gpuhook.ground.oci.process import Setting
-from gpuhook.start.contract import Vendor, existing
-from gpuhook.start.inventory import freshness
+from gpuhook.base.names import machine_name
+from gpuhook.base.oci.process import Setting
+from gpuhook.core.contract import Vendor, existing
+from gpuhook.core.inventory import freshness
 from gpuhook.vendors.declared import names as declared
 from gpuhook.vendors.declared.names import DRIVER_PLACES, LD_CACHE, PCI_DEVICES, WRITABLE
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from gpuhook.ground.config.declared import Declared as Table
-    from gpuhook.ground.config.model import Config
-    from gpuhook.start.contract import Grant
-    from gpuhook.start.inventory.model import DriverFile, Inventory, Node
-    from gpuhook.start.plan.image import Image
-    from gpuhook.start.plan.operations import Operation
+    from gpuhook.base.config.declared import Declared as Table
+    from gpuhook.base.config.model import Config
+    from gpuhook.core.contract import Grant
+    from gpuhook.core.inventory.model import DriverFile, Inventory, Node
+    from gpuhook.core.plan.image import Image
+    from gpuhook.core.plan.operations import Operation
 
 NUMBERS = "{n}"  # in a value of the environment: the numbers of the container's devices
 
@@ -109,7 +109,7 @@ class Declared(Vendor):
         return [Setting(name, value.replace(NUMBERS, numbers), reason) for name, _, value in pairs]
 
     def edits(self, grant: "Grant", image: "Image") -> "list[Operation]":
-        from gpuhook.start.plan.operations import FILE_OPTIONS, BindFile, BindFolder  # noqa: PLC0415 - the hook's
+        from gpuhook.core.plan.operations import FILE_OPTIONS, BindFile, BindFolder  # noqa: PLC0415 - the hook's
 
         root, reason = grant.inventory.root, f"declared for {self.names.TITLE}"
         libraries = [file for file in grant.inventory.files if file.kind == "library"]
@@ -127,8 +127,8 @@ def _libraries(
     root: str, files: "list[DriverFile]", image: "Image", reason: str
 ) -> "Iterator[Operation]":
     """Yield mounts of libraries, the links that ldconfig would make, and the loader's cache."""
-    from gpuhook.ground.loader import layout  # noqa: PLC0415 - the hook's
-    from gpuhook.start.plan.operations import FILE_OPTIONS, BindFile, Symlink, UpdateLdCache  # noqa: PLC0415 - as above
+    from gpuhook.base.loader import layout  # noqa: PLC0415 - the hook's
+    from gpuhook.core.plan.operations import FILE_OPTIONS, BindFile, Symlink, UpdateLdCache  # noqa: PLC0415 - as above
 
     folders: dict[str, list[tuple[str, str | None]]] = {}
     for file in files:

@@ -7,9 +7,9 @@ seat is the same at every boot. Source: habanalabs driver, sysfs ABI
 (Documentation/ABI/testing/sysfs-driver-habanalabs).
 """
 
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import NoDriverError
-from gpuhook.start.inventory.model import Device, Node
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import NoDriverError
+from gpuhook.core.inventory.model import Device, Node
 from gpuhook.vendors import bound
 from gpuhook.vendors.gaudi import names
 from gpuhook.vendors.gaudi.model import DRIVER, Inventory

@@ -1,6 +1,6 @@
 """Inventory of Intel Gaudi devices, and the driver's folder."""
 
-from gpuhook.start.inventory import model
+from gpuhook.core.inventory import model
 
 # The driver's folder, with a folder for each of its devices, by PCI address. Nodes in /dev/accel
 # may belong to other drivers.

@@ -5,9 +5,9 @@ variable is set to the seats of a container's devices. Habana's hook moves the c
 ports into a container; gpuhook doesn't.
 """
 
-from gpuhook.ground.oci.process import Setting
-from gpuhook.start.contract import Vendor
-from gpuhook.start.inventory import freshness
+from gpuhook.base.oci.process import Setting
+from gpuhook.core.contract import Vendor
+from gpuhook.core.inventory import freshness
 from gpuhook.vendors.gaudi import names
 from gpuhook.vendors.gaudi.model import DRIVER, Inventory, seats
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from gpuhook.ground.config.model import Config
-    from gpuhook.start.contract import Grant
+    from gpuhook.base.config.model import Config
+    from gpuhook.core.contract import Grant
 
 MODULES = "HABANA_VISIBLE_MODULES"
 

@@ -5,9 +5,9 @@ virtual machines, and have no nodes. GPUs are numbered by address. A virtual fun
 its GPU, so creating some changes no other GPU's number.
 """
 
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import NoDriverError
-from gpuhook.start.inventory.model import Device, Inventory, Node
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import NoDriverError
+from gpuhook.core.inventory.model import Device, Inventory, Node
 from gpuhook.vendors import bound
 from gpuhook.vendors.intel_gpu import names
 

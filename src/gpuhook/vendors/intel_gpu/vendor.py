@@ -1,7 +1,7 @@
 """The vendor Intel for GPUs: nodes, and the links that programs use to find them."""
 
-from gpuhook.start.contract import Vendor
-from gpuhook.start.inventory import freshness
+from gpuhook.core.contract import Vendor
+from gpuhook.core.inventory import freshness
 from gpuhook.vendors.intel_gpu import names
 
 TYPE_CHECKING = False
@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from gpuhook.ground.config.model import Config
-    from gpuhook.start.contract import Grant
-    from gpuhook.start.plan.image import Image
-    from gpuhook.start.plan.operations import Operation
+    from gpuhook.base.config.model import Config
+    from gpuhook.core.contract import Grant
+    from gpuhook.core.plan.image import Image
+    from gpuhook.core.plan.operations import Operation
 
 _PCI_DRIVERS = ("/sys/bus/pci/drivers/i915", "/sys/bus/pci/drivers/xe")
 
@@ -38,7 +38,7 @@ class IntelGpu(Vendor):
         ]
 
     def edits(self, grant: "Grant", image: "Image") -> "list[Operation]":  # noqa: ARG002
-        from gpuhook.start.plan.operations import Symlink  # noqa: PLC0415 - the hook's, not the runtime's
+        from gpuhook.core.plan.operations import Symlink  # noqa: PLC0415 - the hook's, not the runtime's
 
         given = {node.path for node, _ in grant.nodes}
         found: list[Operation] = []

@@ -4,9 +4,9 @@
 is bound to. A device has its node's number.
 """
 
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import NoDriverError
-from gpuhook.start.inventory.model import Device, Inventory, Node
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import NoDriverError
+from gpuhook.core.inventory.model import Device, Inventory, Node
 from gpuhook.vendors import bound
 from gpuhook.vendors.intel_npu import names
 

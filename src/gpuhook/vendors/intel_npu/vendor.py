@@ -1,7 +1,7 @@
 """The vendor Intel for NPUs: only nodes."""
 
-from gpuhook.start.contract import Vendor
-from gpuhook.start.inventory import freshness
+from gpuhook.core.contract import Vendor
+from gpuhook.core.inventory import freshness
 from gpuhook.vendors.intel_npu import names
 
 TYPE_CHECKING = False
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from gpuhook.ground.config.model import Config
+    from gpuhook.base.config.model import Config
 
 _PCI_DRIVER = "/sys/bus/pci/drivers/intel_vpu"
 

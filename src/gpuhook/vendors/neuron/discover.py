@@ -5,9 +5,9 @@ files of the driver, such as ultraserver_mode. Source: aws-neuron-driver 2.24, n
 neuron_sysfs_metrics.c.
 """
 
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import NoDriverError
-from gpuhook.start.inventory.model import Device, Node
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import NoDriverError
+from gpuhook.core.inventory.model import Device, Node
 from gpuhook.vendors import bound
 from gpuhook.vendors.neuron import names
 from gpuhook.vendors.neuron.model import CLASS, SERIAL, Inventory

@@ -1,6 +1,6 @@
 """Inventory of AWS Neuron devices, and the driver's folders."""
 
-from gpuhook.start.inventory import model
+from gpuhook.core.inventory import model
 
 CLASS = "/sys/class/neuron_device"  # of the driver: a folder for each device, and other things
 SERIAL = "info/serial_number"  # in a device's folder

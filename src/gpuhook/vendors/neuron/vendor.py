@@ -6,10 +6,10 @@ has the cores 48 to 51. So devices keep their numbers. The application itself se
 (NEURON_RT_VISIBLE_CORES); gpuhook only compares them with the devices.
 """
 
-from gpuhook.ground.errors import RequestError, listed
-from gpuhook.ground.oci.jsontext import Record
-from gpuhook.start.contract import Vendor
-from gpuhook.start.inventory import freshness
+from gpuhook.base.errors import RequestError, listed
+from gpuhook.base.oci.jsontext import Record
+from gpuhook.core.contract import Vendor
+from gpuhook.core.inventory import freshness
 from gpuhook.vendors.neuron import names
 from gpuhook.vendors.neuron.model import CLASS, SERIAL, Inventory
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any
 
-    from gpuhook.ground.config.model import Config
-    from gpuhook.start.contract import Grant
-    from gpuhook.start.request.reader import Reading
+    from gpuhook.base.config.model import Config
+    from gpuhook.core.contract import Grant
+    from gpuhook.core.request.reader import Reading
 
 CORES = "NEURON_RT_VISIBLE_CORES"
 _MOST_CORES = 1 << 12  # more than any host has

@@ -6,8 +6,8 @@ never refused: it may want the driver's other files.
 Pure: reads nothing.
 """
 
-from gpuhook.ground.errors import DriverError, listed
-from gpuhook.start.inventory.selection import fallen_off
+from gpuhook.base.errors import DriverError, listed
+from gpuhook.core.inventory.selection import fallen_off
 from gpuhook.vendors.nvidia import names
 from gpuhook.vendors.nvidia.model import EVERYTHING, MANIFEST, MODESET, UVM, WSL
 from gpuhook.vendors.nvidia.variables import DRIVER_CAPABILITIES
@@ -16,8 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from gpuhook.start.contract import Grant
-    from gpuhook.start.inventory.model import DriverFile, Node
+    from gpuhook.core.contract import Grant
+    from gpuhook.core.inventory.model import DriverFile, Node
     from gpuhook.vendors.nvidia.model import Inventory
     from gpuhook.vendors.nvidia.variables import NvidiaOptions
 

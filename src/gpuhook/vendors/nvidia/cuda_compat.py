@@ -7,17 +7,17 @@ older than itself. Its ELF section .note.cuda.fwd_compatibility may list the dri
 import os
 import stat
 
-from gpuhook.ground.errors import ElfError
-from gpuhook.ground.oci import jsontext
-from gpuhook.ground.oci.jsontext import Record
+from gpuhook.base.errors import ElfError
+from gpuhook.base.oci import jsontext
+from gpuhook.base.oci.jsontext import Record
 from gpuhook.vendors.nvidia import requirements
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpuhook.ground.config.model import Config
-    from gpuhook.ground.container.rootfs import Rootfs
+    from gpuhook.base.config.model import Config
+    from gpuhook.base.container.rootfs import Rootfs
 
 SECTION = ".note.cuda.fwd_compatibility"
 OWNER = "NVIDIA Corporation"
@@ -160,7 +160,7 @@ def _is_regular(root: "Rootfs", place: str, name: str) -> bool:
 
 
 def _soname(root: "Rootfs", path: str) -> str | None:
-    from gpuhook.ground.loader import elf  # noqa: PLC0415 - only if the image has such libraries
+    from gpuhook.base.loader import elf  # noqa: PLC0415 - only if the image has such libraries
 
     fd = root.open_file(path)
     if fd is None:
@@ -174,7 +174,7 @@ def _soname(root: "Rootfs", path: str) -> str | None:
 
 
 def _note(root: "Rootfs", path: str) -> "Note | None":
-    from gpuhook.ground.loader import elf  # noqa: PLC0415 - as above
+    from gpuhook.base.loader import elf  # noqa: PLC0415 - as above
 
     fd = root.open_file(path)
     if fd is None:

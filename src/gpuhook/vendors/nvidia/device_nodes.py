@@ -3,8 +3,8 @@
 Pure: reads nothing.
 """
 
-from gpuhook.ground.errors import RequestError, UnknownDeviceError, shown
-from gpuhook.start.contract import existing
+from gpuhook.base.errors import RequestError, UnknownDeviceError, shown
+from gpuhook.core.contract import existing
 from gpuhook.vendors.nvidia.model import (
     CAPS_FOLDER,
     CONTROL,
@@ -25,9 +25,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpuhook.ground.container.rootfs import Rootfs
-    from gpuhook.start.contract import Grant
-    from gpuhook.start.inventory.model import Node
+    from gpuhook.base.container.rootfs import Rootfs
+    from gpuhook.core.contract import Grant
+    from gpuhook.core.inventory.model import Node
     from gpuhook.vendors.nvidia.model import Inventory, Selection
     from gpuhook.vendors.nvidia.variables import NvidiaOptions
 

@@ -4,9 +4,9 @@ The order matters: NVML reports the driver's version, which determines the files
 the driver. WSL2 and Tegra have modules of their own.
 """
 
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import DriverError, NoDriverError, listed
-from gpuhook.start.inventory.model import Node
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import DriverError, NoDriverError, listed
+from gpuhook.core.inventory.model import Node
 from gpuhook.vendors.nvidia import (  # fmt: skip
     device_nodes,
     driver_files,
@@ -30,7 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpuhook.ground.config.model import Config
+    from gpuhook.base.config.model import Config
 
 MIG_MINORS = "/proc/driver/nvidia-caps/mig-minors"
 _SMALL_FILE = 1 << 20

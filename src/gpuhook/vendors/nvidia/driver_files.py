@@ -7,12 +7,12 @@ the loaded driver's version. Folders outside the cache are searched after that.
 import os
 import stat
 
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import ElfError, NoDriverError, UntrustedPathError
-from gpuhook.ground.loader import elf, ldcache
-from gpuhook.ground.loader.layout import cache_flags
-from gpuhook.ground.names import machine_name
-from gpuhook.start.inventory.model import SOCKET, DriverFile
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import ElfError, NoDriverError, UntrustedPathError
+from gpuhook.base.loader import elf, ldcache
+from gpuhook.base.loader.layout import cache_flags
+from gpuhook.base.names import machine_name
+from gpuhook.core.inventory.model import SOCKET, DriverFile
 from gpuhook.vendors import given
 from gpuhook.vendors.nvidia import device_nodes, graphics_files, manifests
 from gpuhook.vendors.nvidia.locations import (
@@ -27,7 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from gpuhook.ground.config.model import Config
+    from gpuhook.base.config.model import Config
 
 LIBRARIES = {
     "utility": ("libnvidia-ml.so", "libnvidia-cfg.so", "libnvidia-nscq.so"),

@@ -5,11 +5,11 @@ Pure: reads nothing, changes nothing.
 
 import os
 
-from gpuhook.ground.loader import layout
-from gpuhook.ground.loader.layout import cache_flags, winners
-from gpuhook.ground.names import machine_name
-from gpuhook.start.inventory.model import SOCKET
-from gpuhook.start.plan.operations import (
+from gpuhook.base.loader import layout
+from gpuhook.base.loader.layout import cache_flags, winners
+from gpuhook.base.names import machine_name
+from gpuhook.core.inventory.model import SOCKET
+from gpuhook.core.plan.operations import (
     FILE_OPTIONS,
     SOCKET_OPTIONS,
     BindFile,
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from gpuhook.ground.container.rootfs import Rootfs
-    from gpuhook.ground.loader.layout import Layout
-    from gpuhook.start.contract import Grant
-    from gpuhook.start.inventory.model import DriverFile, Node
-    from gpuhook.start.plan.image import Image
-    from gpuhook.start.plan.operations import Operation, _Writer
-    from gpuhook.start.plan.writer import Aliases
+    from gpuhook.base.container.rootfs import Rootfs
+    from gpuhook.base.loader.layout import Layout
+    from gpuhook.core.contract import Grant
+    from gpuhook.core.inventory.model import DriverFile, Node
+    from gpuhook.core.plan.image import Image
+    from gpuhook.core.plan.operations import Operation, _Writer
+    from gpuhook.core.plan.writer import Aliases
     from gpuhook.vendors.nvidia.cuda_compat import CudaCompat
     from gpuhook.vendors.nvidia.model import Inventory, Selection
     from gpuhook.vendors.nvidia.variables import NvidiaOptions

@@ -5,15 +5,15 @@ These files are used by the X server and by OptiX.
 
 import stat
 
-from gpuhook.ground.loader import layout
-from gpuhook.ground.names import machine_name
-from gpuhook.start.inventory.model import DriverFile
+from gpuhook.base.loader import layout
+from gpuhook.base.names import machine_name
+from gpuhook.core.inventory.model import DriverFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpuhook.ground.container.rootfs import Rootfs
+    from gpuhook.base.container.rootfs import Rootfs
     from gpuhook.vendors.nvidia.locations import Locations
 
 # Names below /usr/share in the container, and below a folder of shared data on the host.

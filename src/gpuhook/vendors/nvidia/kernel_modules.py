@@ -9,10 +9,10 @@ are not errors here: later steps check which nodes exist.
 
 import os
 
-from gpuhook.ground import names
-from gpuhook.ground.container import kernel
-from gpuhook.ground.errors import UntrustedPathError
-from gpuhook.ground.host import signals
+from gpuhook.base import names
+from gpuhook.base.container import kernel
+from gpuhook.base.errors import UntrustedPathError
+from gpuhook.base.host import signals
 from gpuhook.vendors.nvidia import driver_files
 from gpuhook.vendors.nvidia.model import CONTROL, UVM
 
@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from gpuhook.ground.container.rootfs import Rootfs
+    from gpuhook.base.container.rootfs import Rootfs
     from gpuhook.vendors.nvidia.locations import Locations
 
 PROGRAM = "nvidia-modprobe"
@@ -62,7 +62,7 @@ def check_program(root: "Rootfs", path: str) -> None:
 
     It runs with all of root's rights. Links are resolved below the driver root, as at its start.
     """
-    from gpuhook.ground.host import files  # noqa: PLC0415 - only if a node is missing
+    from gpuhook.base.host import files  # noqa: PLC0415 - only if a node is missing
 
     fd = root.open(path)
     try:

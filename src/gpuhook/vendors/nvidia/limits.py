@@ -12,23 +12,23 @@ import select
 import sys
 import time
 
-from gpuhook.ground.cgroup.dmem import TREE
-from gpuhook.ground.container import clib, kernel
-from gpuhook.ground.errors import LimitError
-from gpuhook.ground.fileio import write_all
-from gpuhook.ground.host import signals
-from gpuhook.ground.oci import jsontext
-from gpuhook.start.limiter import Limiter
+from gpuhook.base.cgroup.dmem import TREE
+from gpuhook.base.container import clib, kernel
+from gpuhook.base.errors import LimitError
+from gpuhook.base.fileio import write_all
+from gpuhook.base.host import signals
+from gpuhook.base.oci import jsontext
+from gpuhook.core.limiter import Limiter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any, NoReturn
 
-    from gpuhook.ground.config.model import Config
-    from gpuhook.start.contract import Grant
-    from gpuhook.start.inventory.model import Device, Inventory
-    from gpuhook.start.limiter import Bytes, Use
+    from gpuhook.base.config.model import Config
+    from gpuhook.core.contract import Grant
+    from gpuhook.core.inventory.model import Device, Inventory
+    from gpuhook.core.limiter import Bytes, Use
 
 DRIVER = 615
 LIBRARY = "libnvidia-ml.so.1"
@@ -353,7 +353,7 @@ def _struct(name: "Any", *numbers: int) -> "Any":
 
 def _enter(root: str) -> None:
     """Change root to a driver root, with the host's cgroups where the driver looks for them."""
-    from gpuhook.ground.container import isolation  # noqa: PLC0415 - only for such roots
+    from gpuhook.base.container import isolation  # noqa: PLC0415 - only for such roots
 
     tree = os.open(TREE, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     cgroups = kernel.clone_tree(tree, TREE)

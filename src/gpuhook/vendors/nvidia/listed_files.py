@@ -2,14 +2,14 @@
 
 import os
 
-from gpuhook.ground.errors import ElfError
-from gpuhook.ground.loader import elf
-from gpuhook.ground.loader.layout import is_library_name
-from gpuhook.start.inventory.model import DriverFile
+from gpuhook.base.errors import ElfError
+from gpuhook.base.loader import elf
+from gpuhook.base.loader.layout import is_library_name
+from gpuhook.core.inventory.model import DriverFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuhook.ground.container.rootfs import Rootfs
+    from gpuhook.base.container.rootfs import Rootfs
 
 
 def driver_file(

@@ -6,16 +6,16 @@ Bottlerocket below /usr/libexec/nvidia. config.toml can add more. Environment va
 a container's files must not depend on the process that starts it.
 """
 
-from gpuhook.ground.errors import UntrustedPathError, shown
-from gpuhook.ground.loader.layout import triplet, triplet32
+from gpuhook.base.errors import UntrustedPathError, shown
+from gpuhook.base.loader.layout import triplet, triplet32
 from gpuhook.vendors.nvidia.names import NAME
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from gpuhook.ground.config.model import Config
-    from gpuhook.ground.container.rootfs import Rootfs
+    from gpuhook.base.config.model import Config
+    from gpuhook.base.container.rootfs import Rootfs
 
 # NixOS: the driver's own links, and the system's programs and shared data.
 _NIXOS, _NIXOS32, _NIXOS_SYSTEM = (

@@ -10,8 +10,8 @@ icd_enumeration.md, the specification of cl_khr_icd.
 
 import os
 
-from gpuhook.ground.oci import jsontext
-from gpuhook.start.inventory.model import DriverFile
+from gpuhook.base.oci import jsontext
+from gpuhook.core.inventory.model import DriverFile
 from gpuhook.vendors.nvidia.locations import data_folders
 from gpuhook.vendors.nvidia.model import ALIAS, MANIFEST, MANIFEST32
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from gpuhook.ground.config.model import Config
-    from gpuhook.ground.container.rootfs import Rootfs
+    from gpuhook.base.config.model import Config
+    from gpuhook.base.container.rootfs import Rootfs
     from gpuhook.vendors.nvidia.locations import Locations
 
 CAPABILITY = "graphics"

@@ -4,9 +4,9 @@ Other packages see these records as devices with names (``inventory.model``); th
 NVIDIA's own modules.
 """
 
-from gpuhook.ground.oci.jsontext import Record
-from gpuhook.start.inventory import model
-from gpuhook.start.inventory.model import Device, DriverFile, Node
+from gpuhook.base.oci.jsontext import Record
+from gpuhook.core.inventory import model
+from gpuhook.core.inventory.model import Device, DriverFile, Node
 from gpuhook.vendors.nvidia.names import NAME
 
 TYPE_CHECKING = False

@@ -6,14 +6,14 @@ that. Loaded only if [gpuhook.mps] names devices. Source: NVIDIA's MPS guide of 
 
 import os
 
-from gpuhook.ground.config.mps import bytes_of
-from gpuhook.ground.errors import DriverError, RequestError, listed
-from gpuhook.ground.oci import jsontext
-from gpuhook.ground.oci.jsontext import Record
-from gpuhook.ground.oci.process import Setting
-from gpuhook.start.inventory.cache import open_folder, read_whole
-from gpuhook.start.records import records
-from gpuhook.start.request.reader import effective_mode
+from gpuhook.base.config.mps import bytes_of
+from gpuhook.base.errors import DriverError, RequestError, listed
+from gpuhook.base.oci import jsontext
+from gpuhook.base.oci.jsontext import Record
+from gpuhook.base.oci.process import Setting
+from gpuhook.core.inventory.cache import open_folder, read_whole
+from gpuhook.core.records import records
+from gpuhook.core.request.reader import effective_mode
 from gpuhook.vendors.nvidia.model import WSL
 from gpuhook.vendors.nvidia.variables import MPS_LIMITS
 
@@ -21,9 +21,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpuhook.ground.config.model import Config
-    from gpuhook.start.contract import Grant
-    from gpuhook.start.inventory.model import Device
+    from gpuhook.base.config.model import Config
+    from gpuhook.core.contract import Grant
+    from gpuhook.core.inventory.model import Device
 
 STATE = "mps.json"  # in the state folder, like the folder below
 FOLDER = "mps"

@@ -9,20 +9,20 @@ MPS version 3 a place is a namespace, whose folder no other container has.
 import os
 import stat
 
-from gpuhook.ground import fileio
-from gpuhook.ground.container.rootfs import PATH_FLAGS
-from gpuhook.ground.errors import DriverError, HeldError
-from gpuhook.ground.host import lock, proc
-from gpuhook.start.plan.operations import _Bind
-from gpuhook.start.records import records
+from gpuhook.base import fileio
+from gpuhook.base.container.rootfs import PATH_FLAGS
+from gpuhook.base.errors import DriverError, HeldError
+from gpuhook.base.host import lock, proc
+from gpuhook.core.plan.operations import _Bind
+from gpuhook.core.records import records
 from gpuhook.vendors.nvidia import mps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuhook.ground.container.changes import Container
-    from gpuhook.ground.container.rootfs import Rootfs
-    from gpuhook.start.contract import Grant
-    from gpuhook.start.plan.operations import Operation
+    from gpuhook.base.container.changes import Container
+    from gpuhook.base.container.rootfs import Rootfs
+    from gpuhook.core.contract import Grant
+    from gpuhook.core.plan.operations import Operation
 
 _SHM = "/dev/shm"  # noqa: S108 - of the container
 # Sockets work in a read-only folder; no process can put another one in their place.

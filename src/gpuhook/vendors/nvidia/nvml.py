@@ -11,13 +11,13 @@ import os
 import select
 import time
 
-from gpuhook.ground.cgroup.access import in_first_user_namespace
-from gpuhook.ground.container import kernel
-from gpuhook.ground.errors import DriverError, NoDriverError
-from gpuhook.ground.fileio import write_all
-from gpuhook.ground.host import signals
-from gpuhook.ground.oci import jsontext
-from gpuhook.ground.oci.jsontext import Record
+from gpuhook.base.cgroup.access import in_first_user_namespace
+from gpuhook.base.container import kernel
+from gpuhook.base.errors import DriverError, NoDriverError
+from gpuhook.base.fileio import write_all
+from gpuhook.base.host import signals
+from gpuhook.base.oci import jsontext
+from gpuhook.base.oci.jsontext import Record
 from gpuhook.vendors.nvidia.model import Gpu, Mig
 
 TYPE_CHECKING = False

@@ -11,17 +11,17 @@ granted.
 import os
 import stat
 
-from gpuhook.ground.container import kernel
-from gpuhook.ground.fileio import write_all
-from gpuhook.start.plan.operations import Operation, attributes_of
+from gpuhook.base.container import kernel
+from gpuhook.base.fileio import write_all
+from gpuhook.core.plan.operations import Operation, attributes_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from gpuhook.ground.container.changes import Container
-    from gpuhook.ground.container.rootfs import Rootfs
+    from gpuhook.base.container.changes import Container
+    from gpuhook.base.container.rootfs import Rootfs
 
 PROC_DRIVER = "/proc/driver/nvidia"
 PROC_OPTIONS = ("ro", "nosuid", "nodev", "noexec")
@@ -135,7 +135,7 @@ class MaskProc(Operation):
     def execute(self, container: "Container") -> None:
         """Mount the tmpfs and the clones in it, then make it read-only."""
         # Mode spec, which executes nothing, doesn't need this; the hook has imported it already.
-        from gpuhook.ground.container.changes import Container, Journal  # noqa: PLC0415
+        from gpuhook.base.container.changes import Container, Journal  # noqa: PLC0415
 
         if self._tmpfs < 0 or not container.exists(PROC_DRIVER):
             return

@@ -5,7 +5,7 @@ restricted like this, writes such numbers into CUDA_VISIBLE_DEVICES. Device node
 numbers.
 """
 
-from gpuhook.ground.cgroup.answers import is_withheld
+from gpuhook.base.cgroup.answers import is_withheld
 from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig, devices_of
 
 

@@ -16,19 +16,19 @@ import select
 import sys
 import time
 
-from gpuhook.ground.container import kernel
-from gpuhook.ground.errors import LimitError
-from gpuhook.ground.host import signals
-from gpuhook.ground.oci import jsontext
+from gpuhook.base.container import kernel
+from gpuhook.base.errors import LimitError
+from gpuhook.base.host import signals
+from gpuhook.base.oci import jsontext
 from gpuhook.vendors.nvidia import limits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from gpuhook.ground.config.model import Config
-    from gpuhook.start.inventory.model import Inventory
-    from gpuhook.start.limiter import Bytes
+    from gpuhook.base.config.model import Config
+    from gpuhook.core.inventory.model import Inventory
+    from gpuhook.core.limiter import Bytes
 
 _KEPT = 60.0  # seconds after the last container with a limit
 _PATIENCE = 1.0  # seconds for a response

@@ -10,7 +10,7 @@ Properties are cuda and driver (versions), arch (a GPU's compute capability) and
 alternative that has no factor left; a requirement without alternatives always holds.
 """
 
-from gpuhook.ground.errors import RequirementError, shown
+from gpuhook.base.errors import RequirementError, shown
 from gpuhook.vendors.nvidia.model import selection
 from gpuhook.vendors.nvidia.variables import DISABLE_REQUIRE, REQUIRE
 
@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpuhook.start.contract import Grant
+    from gpuhook.core.contract import Grant
     from gpuhook.vendors.nvidia.model import Gpu, Inventory
 
     Factor = tuple[str, str, str]  # property, operator, value

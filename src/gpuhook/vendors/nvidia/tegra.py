@@ -10,9 +10,9 @@ import fnmatch
 import os
 import stat
 
-from gpuhook.ground.container.rootfs import read_link
-from gpuhook.ground.errors import DriverError, UntrustedPathError
-from gpuhook.start.inventory.model import DriverFile, Node
+from gpuhook.base.container.rootfs import read_link
+from gpuhook.base.errors import DriverError, UntrustedPathError
+from gpuhook.core.inventory.model import DriverFile, Node
 from gpuhook.vendors import given
 from gpuhook.vendors.nvidia.listed_files import driver_file
 from gpuhook.vendors.nvidia.model import TEGRA, Gpu, Inventory
@@ -22,8 +22,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from gpuhook.ground.config.model import Config
-    from gpuhook.ground.container.rootfs import Rootfs
+    from gpuhook.base.config.model import Config
+    from gpuhook.base.container.rootfs import Rootfs
     from gpuhook.vendors.nvidia.nvml import Answer
 
 RELEASE = "/etc/nv_tegra_release"

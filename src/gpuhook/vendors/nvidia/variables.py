@@ -5,17 +5,17 @@ numbers of /dev/nvidia-caps-imex-channels/*. Requirements are an image's conditi
 their grammar is in ``requirements``.
 """
 
-from gpuhook.ground.errors import CapabilityError, RequestError, RequirementError, listed, shown
-from gpuhook.ground.oci.jsontext import Record
-from gpuhook.start.request import sources
-from gpuhook.start.request.reader import decided, is_legacy
+from gpuhook.base.errors import CapabilityError, RequestError, RequirementError, listed, shown
+from gpuhook.base.oci.jsontext import Record
+from gpuhook.core.request import sources
+from gpuhook.core.request.reader import decided, is_legacy
 from gpuhook.vendors.nvidia import names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpuhook.start.request.reader import Reading
+    from gpuhook.core.request.reader import Reading
 
 DRIVER_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 IMEX_CHANNELS = "NVIDIA_IMEX_CHANNELS"

@@ -2,11 +2,11 @@
 
 import os
 
-from gpuhook.ground import preload
-from gpuhook.ground.errors import listed as listed_names
-from gpuhook.start.contract import Vendor
-from gpuhook.start.inventory.freshness import names as listed
-from gpuhook.start.inventory.freshness import status, text
+from gpuhook.base import preload
+from gpuhook.base.errors import listed as listed_names
+from gpuhook.core.contract import Vendor
+from gpuhook.core.inventory.freshness import names as listed
+from gpuhook.core.inventory.freshness import status, text
 from gpuhook.vendors.nvidia import completeness, device_nodes, names, variables
 from gpuhook.vendors.nvidia.model import CAPS_FOLDER, IMEX_FOLDER, Inventory
 
@@ -14,16 +14,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpuhook.ground.config.model import Config
-    from gpuhook.ground.container.rootfs import Rootfs
-    from gpuhook.ground.oci.jsontext import Record
-    from gpuhook.ground.oci.process import Setting
-    from gpuhook.start.contract import Grant
-    from gpuhook.start.inventory.model import Device, Node
-    from gpuhook.start.limiter import Limiter
-    from gpuhook.start.plan.image import Image
-    from gpuhook.start.plan.operations import Operation
-    from gpuhook.start.request.reader import Reading
+    from gpuhook.base.config.model import Config
+    from gpuhook.base.container.rootfs import Rootfs
+    from gpuhook.base.oci.jsontext import Record
+    from gpuhook.base.oci.process import Setting
+    from gpuhook.core.contract import Grant
+    from gpuhook.core.inventory.model import Device, Node
+    from gpuhook.core.limiter import Limiter
+    from gpuhook.core.plan.image import Image
+    from gpuhook.core.plan.operations import Operation
+    from gpuhook.core.request.reader import Reading
 
 _REQUIREMENTS = ("vendors.nvidia.requirements",)
 _PROC = "/proc/driver/nvidia"
@@ -77,7 +77,7 @@ class Nvidia(Vendor):
         ]
 
     def withheld(self, config: "Config") -> "list[str]":
-        from gpuhook.ground.cgroup import answers  # noqa: PLC0415 - as discover
+        from gpuhook.base.cgroup import answers  # noqa: PLC0415 - as discover
 
         root = self.root(config).rstrip("/")
         nodes = [name for name in listed(f"{root}/dev") if name.startswith(_GPU)]

@@ -5,8 +5,8 @@ Windows' driver store. Instead, the folder with CUDA's library is used; of sever
 the newest library.
 """
 
-from gpuhook.ground.errors import NoDriverError
-from gpuhook.start.inventory.model import DriverFile, Node
+from gpuhook.base.errors import NoDriverError
+from gpuhook.core.inventory.model import DriverFile, Node
 from gpuhook.vendors.nvidia import nvml
 from gpuhook.vendors.nvidia.listed_files import driver_file
 from gpuhook.vendors.nvidia.model import WSL, Gpu, Inventory
@@ -15,8 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpuhook.ground.config.model import Config
-    from gpuhook.ground.container.rootfs import Rootfs
+    from gpuhook.base.config.model import Config
+    from gpuhook.base.container.rootfs import Rootfs
 
 NODE = "/dev/dxg"
 LIBRARIES = "/usr/lib/wsl/lib"

@@ -7,7 +7,7 @@ import pytest
 import second_vendor
 from second_vendor import Inventories
 
-from gpuhook.start.inventory.model import Inventory
+from gpuhook.core.inventory.model import Inventory
 
 
 @pytest.fixture(autouse=True)

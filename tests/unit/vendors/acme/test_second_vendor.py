@@ -15,12 +15,12 @@ from second_vendor import (
 )
 from steps import resolve
 
-from gpuhook.ground.config.loader import loads
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import DriverError, LostDeviceError, RequestError, UnknownDeviceError
-from gpuhook.ground.oci.process import Setting
-from gpuhook.start.inventory.model import Inventory, Node
-from gpuhook.start.plan.operations import BindFile, Operation, UpdateLdCache
+from gpuhook.base.config.loader import loads
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import DriverError, LostDeviceError, RequestError, UnknownDeviceError
+from gpuhook.base.oci.process import Setting
+from gpuhook.core.inventory.model import Inventory, Node
+from gpuhook.core.plan.operations import BindFile, Operation, UpdateLdCache
 from gpuhook.vendors.nvidia.vendor import VENDOR as NVIDIA
 
 UNPRIVILEGED = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"

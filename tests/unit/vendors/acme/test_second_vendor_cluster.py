@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import second_vendor
 
-from gpuhook.ground.config.model import Config
-from gpuhook.start import contract
-from gpuhook.start.inventory.model import Inventory
-from gpuhook.tools.kubernetes.resources import resources
-from gpuhook.tools.kubernetes.settings import Settings
-from gpuhook.tools.vendors.parts import Plugin
+from gpuhook.base.config.model import Config
+from gpuhook.cluster.device_plugin.resources import resources
+from gpuhook.cluster.device_plugin.settings import Settings
+from gpuhook.cluster.vendor_parts import Plugin
+from gpuhook.core import contract
+from gpuhook.core.inventory.model import Inventory
 
 KNOWS = f"""
 import json, os, sys
@@ -26,12 +26,12 @@ from gpuhook.vendors.acme import names
 registry.KNOWN["acme"] = names
 """
 READ = """
-from gpuhook.tools.kubernetes import configure
+from gpuhook.cluster.device_plugin import configure
 settings, said = configure.read(json.loads(sys.argv[1]), os.environ)
 print(json.dumps([settings.vendors["acme"].whole, settings.vendors["nvidia"].mig_strategy, said]))
 """
 HELP = """
-from gpuhook.tools.cli.device_plugin import device_plugin
+from gpuhook.cluster.commands.device_plugin import device_plugin
 device_plugin.main(["--help"])
 """
 

@@ -13,13 +13,13 @@ from isolated_starts import SOURCES, started
 from second_vendor import GROUP, Inventories, resolved, spec_with
 from steps import resolve
 
-from gpuhook.ground.config.loader import loads
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import DriverError
-from gpuhook.ground.oci.spec import Spec
-from gpuhook.start import contract
-from gpuhook.start.inventory import cache
-from gpuhook.start.inventory.model import Inventory
+from gpuhook.base.config.loader import loads
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import DriverError
+from gpuhook.base.oci.spec import Spec
+from gpuhook.core import contract
+from gpuhook.core.inventory import cache
+from gpuhook.core.inventory.model import Inventory
 from gpuhook.tools.cli import cli
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia import discover as nvidia_discover

@@ -10,21 +10,21 @@ import amd_machine
 import pytest
 from steps import resolve
 
-from gpuhook.ground.config.loader import loads
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import CdiError, DriverError, GpuhookError, HeldError
-from gpuhook.ground.names import CREATING_VERBS
-from gpuhook.ground.oci.runtime_argv import Arguments
-from gpuhook.start.cdi.apply import merge
-from gpuhook.start.cdi.generate import Source, generate
-from gpuhook.start.inventory.model import Inventory, Node
-from gpuhook.start.inventory.selection import select
-from gpuhook.start.plan import image
-from gpuhook.start.plan.operations import AllowDevice, BindDevice
-from gpuhook.start.planner import make_plan
-from gpuhook.start.records import leases
-from gpuhook.start.resolve import Resolved
+from gpuhook.base.config.loader import loads
+from gpuhook.base.config.model import Config
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import CdiError, DriverError, GpuhookError, HeldError
+from gpuhook.base.names import CREATING_VERBS
+from gpuhook.base.oci.runtime_argv import Arguments
+from gpuhook.core.cdi.apply import merge
+from gpuhook.core.cdi.generate import Source, generate
+from gpuhook.core.inventory.model import Inventory, Node
+from gpuhook.core.inventory.selection import select
+from gpuhook.core.plan import image
+from gpuhook.core.plan.operations import AllowDevice, BindDevice
+from gpuhook.core.planner import make_plan
+from gpuhook.core.records import leases
+from gpuhook.core.resolve import Resolved
 from gpuhook.tools.cdi.write import write
 from gpuhook.vendors.amd import names
 from gpuhook.vendors.amd.discover import (

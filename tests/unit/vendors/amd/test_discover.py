@@ -8,8 +8,8 @@ import amd_machine
 import pytest
 from amd_machine import fabricate, kfd_node, write
 
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.start.inventory.model import Device, Inventory
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.core.inventory.model import Device, Inventory
 from gpuhook.vendors.amd.discover import bus_id, discover, parse_properties
 
 GPUS = "sys/module/amdgpu/drivers/pci:amdgpu"

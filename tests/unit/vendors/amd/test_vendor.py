@@ -11,15 +11,15 @@ from asking import resolved
 from paper import NodesOnPaper, spec_with
 from steps import resolve
 
-from gpuhook.ground.config.loader import loads
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import SimulateError
-from gpuhook.start.inventory import cache
-from gpuhook.start.inventory.model import Inventory
-from gpuhook.start.inventory.selection import select
-from gpuhook.start.plan import image
-from gpuhook.start.planner import make_plan
-from gpuhook.start.request.reader import Request, SpecReader
+from gpuhook.base.config.loader import loads
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import SimulateError
+from gpuhook.core.inventory import cache
+from gpuhook.core.inventory.model import Inventory
+from gpuhook.core.inventory.selection import select
+from gpuhook.core.plan import image
+from gpuhook.core.planner import make_plan
+from gpuhook.core.request.reader import Request, SpecReader
 from gpuhook.tools.doctor import Case, Finding
 from gpuhook.tools.doctor.finding import Status
 from gpuhook.tools.doctor.machine import Machine

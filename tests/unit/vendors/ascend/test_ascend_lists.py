@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from node_files import Machine
 
-from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.vendors.ascend import lists
 from gpuhook.vendors.ascend.model import DRIVER, FILE, LIBRARY, LISTS
 

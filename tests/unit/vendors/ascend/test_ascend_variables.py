@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import RequestError
-from gpuhook.start.request.reader import Request, SpecReader
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import RequestError
+from gpuhook.core.request.reader import Request, SpecReader
 from gpuhook.vendors.ascend import names, variables
 from gpuhook.vendors.ascend.variables import AscendOptions
 from gpuhook.vendors.ascend.vendor import VENDOR

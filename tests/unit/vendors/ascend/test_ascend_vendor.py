@@ -10,14 +10,14 @@ from node_files import Machine, machine
 from paper import spec_with
 from steps import resolve
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import DriverError, GpuhookError, LostDeviceError, RequestError
-from gpuhook.ground.loader.layout import Layout
-from gpuhook.ground.oci.process import has_variable
-from gpuhook.start.cdi.generate import Source, generate
-from gpuhook.start.plan import image
-from gpuhook.start.plan.operations import Plan
-from gpuhook.start.planner import make_plan
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import DriverError, GpuhookError, LostDeviceError, RequestError
+from gpuhook.base.loader.layout import Layout
+from gpuhook.base.oci.process import has_variable
+from gpuhook.core.cdi.generate import Source, generate
+from gpuhook.core.plan import image
+from gpuhook.core.plan.operations import Plan
+from gpuhook.core.planner import make_plan
 from gpuhook.vendors.ascend.model import DRIVER, LISTS, Inventory
 from gpuhook.vendors.ascend.vendor import VENDOR
 

@@ -16,19 +16,19 @@ from asking import of_kind, places, planned
 from second_vendor import spec_with
 from steps import resolve
 
-from gpuhook.ground.config.declared import FIELDS
-from gpuhook.ground.config.loader import loads
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import ConfigError, DriverError, RequestError, UnknownDeviceError
-from gpuhook.ground.loader import ldcache
+from gpuhook.base.config.declared import FIELDS
+from gpuhook.base.config.loader import loads
+from gpuhook.base.config.model import Config
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import ConfigError, DriverError, RequestError, UnknownDeviceError
+from gpuhook.base.loader import ldcache
+from gpuhook.core import contract
+from gpuhook.core.cdi import apply
+from gpuhook.core.cdi.generate import Generated, Source, generate
+from gpuhook.core.inventory import cache
+from gpuhook.core.inventory.model import Inventory, Node
+from gpuhook.core.plan.operations import usable
 from gpuhook.prefork import launcher_cache
-from gpuhook.start import contract
-from gpuhook.start.cdi import apply
-from gpuhook.start.cdi.generate import Generated, Source, generate
-from gpuhook.start.inventory import cache
-from gpuhook.start.inventory.model import Inventory, Node
-from gpuhook.start.plan.operations import usable
 from gpuhook.tools.cdi import refresh
 from gpuhook.vendors import given, registry
 
@@ -269,7 +269,7 @@ def test_when_it_is_looked_at_again(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
 ) -> None:
     config, _ = made()
-    monkeypatch.setattr("gpuhook.start.inventory.freshness.same_nodes", lambda *_: True)
+    monkeypatch.setattr("gpuhook.core.inventory.freshness.same_nodes", lambda *_: True)
     vendor = contract.load(registry.known(config)["maker"])
     cache.get_inventory(config, vendor)
     (tmp_path / "driver/dev/tty7").touch()
@@ -282,7 +282,7 @@ def test_a_pci_device_that_is_pulled_out(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its nodes may outlive it, and then show nothing."""
-    monkeypatch.setattr("gpuhook.start.inventory.freshness.same_nodes", lambda *_: True)
+    monkeypatch.setattr("gpuhook.core.inventory.freshness.same_nodes", lambda *_: True)
     config, _ = made(TABLE.replace("/proc/driver/maker", "pci:ab12"))
     vendor = contract.load(registry.known(config)["maker"])
     cache.get_inventory(config, vendor)

@@ -11,18 +11,18 @@ from asking import answered, labels, places, planned, resolved
 from paper import spec_with
 from steps import resolve
 
-from gpuhook.ground.config.loader import loads
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import LostDeviceError, UnknownDeviceError
-from gpuhook.ground.oci.process import set_variable
-from gpuhook.ground.oci.runtime_argv import Arguments
-from gpuhook.ground.oci.spec import Spec
-from gpuhook.start.cdi.generate import Source, generate
-from gpuhook.start.inventory.model import Inventory as AnyInventory
-from gpuhook.start.plan import image
-from gpuhook.start.planner import make_plan
-from gpuhook.start.request.reader import is_privileged
-from gpuhook.start.resolve import Resolved
+from gpuhook.base.config.loader import loads
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import LostDeviceError, UnknownDeviceError
+from gpuhook.base.oci.process import set_variable
+from gpuhook.base.oci.runtime_argv import Arguments
+from gpuhook.base.oci.spec import Spec
+from gpuhook.core.cdi.generate import Source, generate
+from gpuhook.core.inventory.model import Inventory as AnyInventory
+from gpuhook.core.plan import image
+from gpuhook.core.planner import make_plan
+from gpuhook.core.request.reader import is_privileged
+from gpuhook.core.resolve import Resolved
 from gpuhook.vendors.gaudi import discover
 from gpuhook.vendors.gaudi.model import Inventory
 from gpuhook.vendors.gaudi.vendor import VENDOR

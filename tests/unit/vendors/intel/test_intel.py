@@ -7,10 +7,10 @@ import pytest
 from asking import of_kind, planned, resolved
 from node_files import Machine, machine
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import UnknownDeviceError
-from gpuhook.start.cdi.generate import Source, generate
-from gpuhook.start.inventory.model import Inventory
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import UnknownDeviceError
+from gpuhook.core.cdi.generate import Source, generate
+from gpuhook.core.inventory.model import Inventory
 from gpuhook.vendors.intel_gpu.vendor import VENDOR
 from gpuhook.vendors.intel_npu.vendor import VENDOR as NPUS
 

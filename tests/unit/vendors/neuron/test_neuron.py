@@ -11,12 +11,12 @@ from asking import places, planned, resolved
 from paper import spec_with
 from steps import edit, resolve
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import DriverError, LostDeviceError, RequestError
-from gpuhook.ground.oci.spec import Spec
-from gpuhook.start.cdi.generate import Source, generate
-from gpuhook.start.inventory.model import Inventory as AnyInventory
-from gpuhook.start.inventory.model import Node
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import DriverError, LostDeviceError, RequestError
+from gpuhook.base.oci.spec import Spec
+from gpuhook.core.cdi.generate import Source, generate
+from gpuhook.core.inventory.model import Inventory as AnyInventory
+from gpuhook.core.inventory.model import Node
 from gpuhook.vendors.neuron import discover
 from gpuhook.vendors.neuron.model import Inventory
 from gpuhook.vendors.neuron.vendor import VENDOR, between, core_list, core_sizes, cores, ranges

@@ -5,8 +5,8 @@ from collections.abc import Collection
 import pytest
 from machines import FILES, VERSION, asked, gpu, granted, library, machine, mig
 
-from gpuhook.ground.errors import DriverError, RequestError
-from gpuhook.start.inventory.model import DriverFile
+from gpuhook.base.errors import DriverError, RequestError
+from gpuhook.core.inventory.model import DriverFile
 from gpuhook.vendors.nvidia import completeness
 from gpuhook.vendors.nvidia.device_nodes import check_mig_management
 from gpuhook.vendors.nvidia.model import Inventory

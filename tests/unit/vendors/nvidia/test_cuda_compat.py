@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yardstick import of_this_process, yardstick
 
-from gpuhook.ground.config.loader import loads
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.base.config.loader import loads
+from gpuhook.base.config.model import Config
+from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.vendors.nvidia import cuda_compat
 
 Case = dict[str, Any]

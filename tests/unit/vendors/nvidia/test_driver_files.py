@@ -8,7 +8,7 @@ import own
 import pytest
 from driver_tree import LIBS, VERSION, Root, targets
 
-from gpuhook.ground.errors import DriverError, LdCacheError
+from gpuhook.base.errors import DriverError, LdCacheError
 from gpuhook.vendors.nvidia.model import EVERYTHING
 
 

@@ -4,9 +4,9 @@ import own
 import pytest
 from machines import VERSION, gpu, library, machine
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import DriverFolderError, RequestError
-from gpuhook.start.inventory.model import DriverFile
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import DriverFolderError, RequestError
+from gpuhook.core.inventory.model import DriverFile
 from gpuhook.tools.vendors.nvidia.driver_folder import FOLDERS, content_of
 from gpuhook.vendors.nvidia.model import WSL
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from machines import gpu, mig
 
-from gpuhook.start.inventory.model import Node
-from gpuhook.tools.metrics.containers import Assigned, assigned
-from gpuhook.tools.vendors import slices
-from gpuhook.tools.vendors.nvidia import events, xids
-from gpuhook.tools.vendors.nvidia.telemetry import mean
-from gpuhook.tools.vendors.nvidia.xids import EVERY
-from gpuhook.tools.vendors.parts import ACTIONS, APPLICATION, FATAL, IGNORE
+from gpuhook.cluster.vendors import slices
+from gpuhook.core.inventory.model import Node
+from gpuhook.metrics.containers import Assigned, assigned
+from gpuhook.metrics.vendors.nvidia.telemetry import mean
+from gpuhook.monitor.vendor_parts import ACTIONS, APPLICATION, FATAL, IGNORE
+from gpuhook.monitor.vendors.nvidia import events, xids
+from gpuhook.monitor.vendors.nvidia.xids import EVERY
 from gpuhook.vendors.nvidia import names
 from gpuhook.vendors.nvidia.model import Gpu, Inventory
 

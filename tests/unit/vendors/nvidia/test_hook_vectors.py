@@ -9,11 +9,11 @@ from typing import Any
 import own
 import pytest
 
-from gpuhook.ground.loader import layout
-from gpuhook.start.cdi import hook
-from gpuhook.start.inventory.model import DriverFile
-from gpuhook.start.plan.image import Image
-from gpuhook.start.plan.operations import Symlink, UpdateLdCache, WriteFile
+from gpuhook.base.loader import layout
+from gpuhook.core.cdi import hook
+from gpuhook.core.inventory.model import DriverFile
+from gpuhook.core.plan.image import Image
+from gpuhook.core.plan.operations import Symlink, UpdateLdCache, WriteFile
 from gpuhook.vendors.nvidia import edits
 
 Case = dict[str, Any]

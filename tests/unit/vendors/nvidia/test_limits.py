@@ -13,11 +13,11 @@ from limiting_nvml import FOLDER, GIB, TAKES, limiter
 from limits import in_time
 from machines import gpu, machine
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import LimitError
-from gpuhook.start import contract
-from gpuhook.start.inventory.model import DriverFile
-from gpuhook.start.request.reader import Request
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import LimitError
+from gpuhook.core import contract
+from gpuhook.core.inventory.model import DriverFile
+from gpuhook.core.request.reader import Request
 from gpuhook.vendors.nvidia import limits
 from gpuhook.vendors.nvidia.limits import Nvml
 from gpuhook.vendors.nvidia.vendor import VENDOR

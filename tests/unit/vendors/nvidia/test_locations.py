@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from driver_tree import LIBS, Root, targets
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.start.inventory import freshness
+from gpuhook.base.config.model import Config
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.core.inventory import freshness
 from gpuhook.vendors.nvidia import driver_files, locations, manifests
 
 ELF = b"\x7fELF and so on"

@@ -9,7 +9,7 @@ from driver_tree import LIBS, Root
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.start.inventory.model import DriverFile
+from gpuhook.core.inventory.model import DriverFile
 from gpuhook.vendors.nvidia import manifests
 from gpuhook.vendors.nvidia.model import ALIAS, MANIFEST, MANIFEST32
 

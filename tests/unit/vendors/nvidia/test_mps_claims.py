@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.ground.errors import HeldError
-from gpuhook.start.records import records
+from gpuhook.base.errors import HeldError
+from gpuhook.core.records import records
 from gpuhook.vendors.nvidia import mps
 from gpuhook.vendors.nvidia.mps_mounts import BindPipe
 

@@ -11,22 +11,22 @@ import machines
 import pytest
 
 from gpuhook import inject
-from gpuhook.ground.config.loader import loads
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import DriverError, GpuhookError, LimitError, RequestError
-from gpuhook.ground.oci.spec import Spec
-from gpuhook.start import contract, edit
-from gpuhook.start.cdi import generate
-from gpuhook.start.inventory import cache
-from gpuhook.start.inventory.model import Node
-from gpuhook.start.plan import image
-from gpuhook.start.planner import make_plan
-from gpuhook.start.records import claims, records
-from gpuhook.start.resolve import Resolved, limits, resolve
-from gpuhook.tools import apply
-from gpuhook.tools.nri.answer import Way, decide
-from gpuhook.tools.nri.asked import Asked
-from gpuhook.tools.nvidia_cli import configure
+from gpuhook.base.config.loader import loads
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import DriverError, GpuhookError, LimitError, RequestError
+from gpuhook.base.oci.spec import Spec
+from gpuhook.cluster.nri.answer import Way, decide
+from gpuhook.cluster.nri.asked import Asked
+from gpuhook.core import contract, edit
+from gpuhook.core.cdi import generate
+from gpuhook.core.inventory import cache
+from gpuhook.core.inventory.model import Node
+from gpuhook.core.plan import image
+from gpuhook.core.planner import make_plan
+from gpuhook.core.records import claims, records
+from gpuhook.core.resolve import Resolved, limits, resolve
+from gpuhook.nvidia_cli import configure
+from gpuhook.tools import root_folder
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia import mps, mps_mounts
 from gpuhook.vendors.nvidia.model import Inventory
@@ -273,7 +273,7 @@ WAYS: dict[str, Callable[[Config], object]] = {
     "nvidia-container-cli": lambda config: configure.configure(
         configure.Target(1, "/none"), granted(config), config, configure.Switches(False, False)
     ),
-    "a root folder": lambda config: apply.check(
+    "a root folder": lambda config: root_folder.check(
         resolved(config), config, Spec("config.json", "{}")
     ),
     "a hook alone": lambda config: inject.Injection(

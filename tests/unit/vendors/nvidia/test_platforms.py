@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from machines import asked, granted, planned, read_request
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import RequestError, UnknownDeviceError
-from gpuhook.ground.loader.layout import HostLayout, debian
-from gpuhook.start.inventory.model import DriverFile, Node
-from gpuhook.start.plan.image import Image
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import RequestError, UnknownDeviceError
+from gpuhook.base.loader.layout import HostLayout, debian
+from gpuhook.core.inventory.model import DriverFile, Node
+from gpuhook.core.plan.image import Image
 from gpuhook.vendors.nvidia.model import Gpu, Inventory
 from gpuhook.vendors.nvidia.vendor import VENDOR
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from machines import asked, granted
 from yardstick import of_this_process
 
-from gpuhook.ground.errors import GpuhookError, RequirementError
+from gpuhook.base.errors import GpuhookError, RequirementError
 from gpuhook.vendors.nvidia import requirements, variables
 from gpuhook.vendors.nvidia.model import Gpu, Inventory
 

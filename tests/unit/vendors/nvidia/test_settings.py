@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuhook.tools.vendors.nvidia import settings
+from gpuhook.monitor.vendors.nvidia import settings
 
 # As nvidia-smi 535.309.01 prints it.
 TABLE = """\

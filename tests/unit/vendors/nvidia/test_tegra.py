@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import DriverError
+from gpuhook.base.config.model import Config
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import DriverError
 from gpuhook.vendors.nvidia import tegra
 
 Case = dict[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from gpuhook.tools.vendors.nvidia import telemetry
+from gpuhook.metrics.vendors.nvidia import telemetry
 
 UUID = "GPU-1"
 NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from requests_made import mounts_request, request_for
 
-from gpuhook.ground.config.loader import loads
-from gpuhook.ground.config.model import ALL_CAPABILITIES
-from gpuhook.ground.errors import CapabilityError, ConfigError, RequestError
+from gpuhook.base.config.loader import loads
+from gpuhook.base.config.model import ALL_CAPABILITIES
+from gpuhook.base.errors import CapabilityError, ConfigError, RequestError
 from gpuhook.vendors.nvidia import variables
 
 Case = dict[str, Any]

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.tools.vendors.cluster import Cluster, Offers
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.cluster.vendors.cluster import Cluster, Offers
 
 
 class AcmeCluster(Cluster):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gpuhook.ground.errors import DriverError
+from gpuhook.base.errors import DriverError
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.devices import missing_nodes, unusable
 from gpuhook.tools.doctor.finding import Finding, failure, ok

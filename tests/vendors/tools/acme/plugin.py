@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpuhook.tools.vendors.plugin_option import FLAG, Option
+from gpuhook.cluster.plugin_option import FLAG, Option
 
 VARIABLES = ()
 

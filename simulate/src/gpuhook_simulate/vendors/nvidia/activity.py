@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from gpuhook.ground.errors import SimulateError, shown
+from gpuhook.base.errors import SimulateError, shown
 from gpuhook_simulate.vendors.nvidia import state
 from gpuhook_simulate.vendors.nvidia.machine import SimulatedGpu, SimulatedMig
 

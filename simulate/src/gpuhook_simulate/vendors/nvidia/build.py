@@ -6,8 +6,8 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 
-from gpuhook.ground.errors import SimulateError
-from gpuhook.ground.loader import layout
+from gpuhook.base.errors import SimulateError
+from gpuhook.base.loader import layout
 from gpuhook_simulate import majors
 from gpuhook_simulate.build import build as build_root
 from gpuhook_simulate.tree import Tree

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gpuhook.ground.errors import SimulateError
+from gpuhook.base.errors import SimulateError
 from gpuhook_simulate.tree import Tree
 from gpuhook_simulate.vendors.nvidia import devices, driver, kernel_files, state
 from gpuhook_simulate.vendors.nvidia.machine import (

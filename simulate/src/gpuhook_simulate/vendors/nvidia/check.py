@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from gpuhook.ground.errors import shown
+from gpuhook.base.errors import shown
 from gpuhook_simulate.vendors.nvidia import state
 from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine
 

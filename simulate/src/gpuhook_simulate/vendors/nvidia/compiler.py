@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass, field
 
-from gpuhook.ground.errors import SimulateError
+from gpuhook.base.errors import SimulateError
 
 SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "c")
 

@@ -4,7 +4,7 @@ import itertools
 import uuid
 from dataclasses import dataclass
 
-from gpuhook.ground.errors import SimulateError, shown
+from gpuhook.base.errors import SimulateError, shown
 from gpuhook_simulate.vendors.nvidia.models import MigProfile, Model, find_model
 from gpuhook_simulate.vendors.nvidia.options import (
     DEFAULT_DRIVER,

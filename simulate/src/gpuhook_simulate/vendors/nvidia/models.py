@@ -5,7 +5,7 @@ The values are those that NVML and ``nvidia-smi`` report for the product.
 
 from dataclasses import dataclass
 
-from gpuhook.ground.errors import SimulateError
+from gpuhook.base.errors import SimulateError
 
 _NVIDIA = 0x10DE
 

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gpuhook.ground.errors import SimulateError
-from gpuhook.ground.host import lock
-from gpuhook.ground.host.files import check_way
+from gpuhook.base.errors import SimulateError
+from gpuhook.base.host import lock
+from gpuhook.base.host.files import check_way
 from gpuhook_simulate.tree import Tree
 from gpuhook_simulate.vendors.nvidia.machine import SimulatedGpu, SimulatedMachine, make_machine
 from gpuhook_simulate.vendors.nvidia.options import Failure, Options

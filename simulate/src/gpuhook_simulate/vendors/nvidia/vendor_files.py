@@ -10,7 +10,7 @@ import re
 import shutil
 from dataclasses import dataclass
 
-from gpuhook.ground.errors import SimulateError
+from gpuhook.base.errors import SimulateError
 from gpuhook_simulate.tree import Tree
 
 _CUDA = re.compile(r"libcuda\.so\.([0-9]{2,4}(?:\.[0-9]+)+)")

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import DriverError, listed
-from gpuhook.start.inventory.model import Inventory
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import DriverError, listed
+from gpuhook.core.inventory.model import Inventory
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.devices import is_on_bus, missing_nodes, unusable
 from gpuhook.tools.doctor.finding import Finding, failure, ok, warning

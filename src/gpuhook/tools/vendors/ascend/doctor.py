@@ -5,10 +5,10 @@ A host without any sign of an NPU is not checked: most have none.
 
 from collections.abc import Callable, Iterator
 
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import DriverError
-from gpuhook.ground.oci import jsontext
-from gpuhook.start.inventory import model
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import DriverError
+from gpuhook.base.oci import jsontext
+from gpuhook.core.inventory import model
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.devices import is_on_bus, missing_nodes, unusable
 from gpuhook.tools.doctor.finding import Finding, failure, ok, warning

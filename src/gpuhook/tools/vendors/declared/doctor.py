@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from types import ModuleType
 
-from gpuhook.ground.errors import DriverError
-from gpuhook.start import contract
+from gpuhook.base.errors import DriverError
+from gpuhook.core import contract
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, ok, warning
 

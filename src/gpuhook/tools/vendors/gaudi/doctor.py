@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from gpuhook.ground.errors import listed
+from gpuhook.base.errors import listed
 from gpuhook.tools.doctor.driver import Driver
 from gpuhook.tools.doctor.finding import Finding, note, warning
 from gpuhook.tools.doctor.machine import Machine

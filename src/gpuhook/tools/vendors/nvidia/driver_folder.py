@@ -6,19 +6,18 @@ Nothing is changed. The only check of files is whether containers may get them.
 from collections.abc import Iterable
 from typing import Any
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import DriverFolderError, RequestError, listed, shown
-from gpuhook.ground.loader.layout import Layout
-from gpuhook.start import contract
-from gpuhook.start.plan.image import Image
-from gpuhook.start.plan.operations import usable
-from gpuhook.start.plan.writer import Places
-from gpuhook.tools.vendors.nvidia.cluster import NvidiaCluster
-from gpuhook.tools.vendors.parts import DriverContent
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import DriverFolderError, RequestError, listed, shown
+from gpuhook.base.loader.layout import Layout
+from gpuhook.core import contract
+from gpuhook.core.plan.image import Image
+from gpuhook.core.plan.operations import usable
+from gpuhook.core.plan.writer import Places
+from gpuhook.tools.vendor_parts import DriverContent
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.names import NAME
 
-INSIDE = NvidiaCluster.driver_folder  # where CUDA images' PATH and LD_LIBRARY_PATH look
+INSIDE = "/usr/local/nvidia"  # where CUDA images' PATH and LD_LIBRARY_PATH look
 FOLDERS = ("bin", "lib", "lib64")  # lib is for 32-bit libraries
 _PROGRAMS = "/usr/bin/"
 _ALL = "all"

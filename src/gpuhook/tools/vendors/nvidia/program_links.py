@@ -10,9 +10,9 @@ import json
 import os
 from dataclasses import dataclass
 
-from gpuhook.ground import names
-from gpuhook.ground.errors import EngineError
-from gpuhook.ground.host import files as host_files
+from gpuhook.base import names
+from gpuhook.base.errors import EngineError
+from gpuhook.base.host import files as host_files
 from gpuhook.tools.engines.made import MadeFolders
 from gpuhook.tools.engines.prefix import check_kept, is_plain
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from nvml_program import Program
 
-from gpuhook.ground.errors import SimulateError
+from gpuhook.base.errors import SimulateError
 from gpuhook_simulate.vendors.nvidia import (
     Process,
     change,

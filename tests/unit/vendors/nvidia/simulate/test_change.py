@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nvml_program import LIBRARY_DIR, Program
 
-from gpuhook.ground.errors import SimulateError
+from gpuhook.base.errors import SimulateError
 from gpuhook_simulate.vendors.nvidia import Process, change, report_xid, run_process, state
 from gpuhook_simulate.vendors.nvidia.check import skipped_lines
 from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine, make_machine

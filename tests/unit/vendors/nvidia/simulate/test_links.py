@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from nvml_program import Program
 
-from gpuhook.ground.errors import SimulateError
+from gpuhook.base.errors import SimulateError
 from gpuhook_simulate.vendors.nvidia import change
 from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine, make_machine
 from gpuhook_simulate.vendors.nvidia.options import Options

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.ground.errors import SimulateError
+from gpuhook.base.errors import SimulateError
 from gpuhook_simulate.vendors.nvidia.devices import DRIVERS, FEATURE_NODES
 from gpuhook_simulate.vendors.nvidia.driver import with_soname
 from gpuhook_simulate.vendors.nvidia.kernel_files import mig_minors_text, version_text

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpuhook.ground.errors import SimulateError
+from gpuhook.base.errors import SimulateError
 from gpuhook_simulate.vendors.nvidia.models import MODELS, Model, find_model
 from gpuhook_simulate.vendors.nvidia.options import (
     Failure,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from nvml_program import LIBRARY_DIR
 
-from gpuhook.ground.errors import DriverError
+from gpuhook.base.errors import DriverError
 from gpuhook.vendors.nvidia import nvml
 from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine
 

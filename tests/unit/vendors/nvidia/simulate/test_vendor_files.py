@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.ground.errors import SimulateError
+from gpuhook.base.errors import SimulateError
 from gpuhook_simulate.tree import Tree
 from gpuhook_simulate.vendors.nvidia.vendor_files import (
     VendorFiles,

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import DriverError, LdCacheError
-from gpuhook.ground.loader import ldcache
-from gpuhook.start import contract
-from gpuhook.start.inventory.selection import fallen_off
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import DriverError, LdCacheError
+from gpuhook.base.loader import ldcache
+from gpuhook.core import contract
+from gpuhook.core.inventory.selection import fallen_off
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.doctor.step import Check

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gpuhook.ground.errors import GpuhookError
+from gpuhook.base.errors import GpuhookError
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, failure, ok
 

@@ -5,7 +5,7 @@ import re
 import stat
 from collections.abc import Iterator
 
-from gpuhook.ground import names
+from gpuhook.base import names
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
 from gpuhook.vendors.nvidia import names as vendor_names

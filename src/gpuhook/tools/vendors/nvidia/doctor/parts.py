@@ -8,8 +8,8 @@ XDG_DATA_DIRS are reported, with the setting for them.
 import os
 from collections.abc import Iterator
 
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import DriverError, UntrustedPathError, listed
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import DriverError, UntrustedPathError, listed
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
 from gpuhook.tools.vendors.nvidia.doctor.driver import opened

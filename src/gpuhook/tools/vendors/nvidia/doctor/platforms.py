@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import DriverError, LdCacheError, listed
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import DriverError, LdCacheError, listed
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
 from gpuhook.vendors.nvidia import driver_files, tegra, wsl

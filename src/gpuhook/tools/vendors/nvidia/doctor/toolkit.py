@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from gpuhook.ground import names
+from gpuhook.base import names
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.cdi import host_paths, remake
 from gpuhook.tools.doctor.finding import Finding, note, ok, warning

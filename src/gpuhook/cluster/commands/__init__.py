@@ -1,0 +1,1 @@
+"""The commands for clusters, one per file."""

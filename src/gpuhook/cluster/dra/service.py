@@ -1,0 +1,234 @@
+"""``gpuhook dra``'s supervisor: monitors the host, and processes claims in children.
+
+It has one thread and one loop. It doesn't load gRPC, and so may fork. The server process also
+publishes devices.
+"""
+
+import select
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from gpuhook.base.errors import PluginError, shown
+from gpuhook.cluster.device_plugin import folder
+from gpuhook.cluster.device_plugin.service import Signals, Stopped, check_packages, tell
+from gpuhook.cluster.dra.claims import Claims
+from gpuhook.cluster.dra.devices import Devices
+from gpuhook.cluster.dra.handing import Handing
+from gpuhook.cluster.dra.options import Options
+from gpuhook.cluster.dra.publish import Publisher, wanted
+from gpuhook.cluster.dra.work import LIMIT, Job, Server
+from gpuhook.monitor import kubelet
+from gpuhook.monitor.host.pages import give_back
+from gpuhook.monitor.ledger.records import Records
+from gpuhook.monitor.systemd import report_ready
+from gpuhook.tools.config.followed import Followed
+
+_MOST = 16  # claims that are processed at once; others wait for one to end
+_BUSY = "Work on other claims took all of the time. The kubelet tries again"
+_SWEEP = 600.0  # seconds between two searches for leftover claims
+_KUBELET = 5.0  # seconds for the kubelet to report pods' devices
+_POLL = 1.0  # seconds between checks whether a killed process has ended
+_UNKNOWN, _HEALTHY, _UNHEALTHY = 0, 1, 2  # as in api, which this process doesn't import
+
+
+def run(
+    devices: Devices,
+    options: Options,
+    claims: Claims,
+    publisher: Publisher | None,
+    followed: Followed | None = None,
+) -> int:
+    """Serve this node's kubelet until SIGTERM or SIGINT; return the exit status.
+
+    Raises Changed if ``followed`` has changed since the start. PluginError if the packages for
+    talking to the kubelet are missing, or its folder was deleted.
+    """
+    check_packages()
+    give_back()  # before children are started, which would share the pages
+    with Signals() as signals:
+        supervisor = Supervisor(devices, options, claims, publisher, signals)
+        supervisor.followed = followed
+        try:
+            supervisor.run()
+        except Stopped:
+            return 0
+        finally:
+            signals.ignore()
+            supervisor.end()
+    return 0
+
+
+class Supervisor:
+    """The supervisor's loop and its state."""
+
+    followed: Followed | None = None
+
+    def __init__(
+        self,
+        devices: Devices,
+        options: Options,
+        claims: Claims,
+        publisher: Publisher | None,
+        signals: Signals,
+    ) -> None:
+        self._devices = devices
+        self._options = options
+        self._publisher = publisher
+        self._signals = signals
+        self._clock = time.monotonic
+        self._handing = Handing(devices, claims, options, partial(in_use, options.pod_resources))
+        self._server = Server(options, publisher, tell, self._clock)
+        self._jobs: list[Job] = []
+        # Calls that wait for a free slot, each with the time until which the kubelet waits.
+        self._calls: list[tuple[float, Mapping[str, Any]]] = []
+        self._old: set[str] = set()  # drivers that served claims before
+        self._sweep_at = 0.0
+        self._dying: list[Job] = []
+
+    def run(self) -> None:
+        """Run the loop; never returns."""
+        self._devices.tend()
+        problem = self._devices.observed.machine.why_nothing()
+        if problem is not None:
+            tell(str(problem))
+            tell("Waiting until there is a device")
+        records = Records(self._devices.config.state_dir)
+        records.make()
+        self._old = {driver for driver, _ in records.claims()}
+        self._report()
+        while True:
+            self._tend()
+            report_ready()
+            self._wait()
+
+    def end(self) -> None:
+        """Stop all children."""
+        self._server.end()
+        for job in (*self._jobs, *self._dying):
+            job.stop()
+        self._devices.observed.end()
+
+    def _tend(self) -> None:
+        if self._signals.hangup:
+            self._signals.hangup = False
+            self._devices.observed.hang_up()
+        if self._devices.observed.is_due():
+            if self.followed is not None:
+                self.followed.check(tell)
+            for each in (self._options.registry, self._options.plugins):
+                folder.check_there(each)
+        if self._devices.tend():
+            self._report()
+        if self._server.tend():
+            self._calls = []  # no kubelet waits for them any more, and their numbers are reused
+            for job in self._jobs:
+                job.call = 0
+        for job in [*self._jobs]:
+            job.tend()
+            self._take_from(job)
+        self._dying = [job for job in self._dying if not job.is_gone()]
+        if self._clock() >= self._sweep_at:
+            self._sweep_at = self._clock() + _SWEEP
+            self._begin({"call": 0, "do": "sweep", "driver": "", "claim": {}})
+        while self._calls and self._clock() >= self._calls[0][0]:  # protects: dra-in-time
+            self._server.reply(self._calls.pop(0)[1]["call"], {"error": _BUSY})
+        while len(self._jobs) < _MOST and (call := self._next()) is not None:
+            self._begin(call)
+
+    def _wait(self) -> None:
+        """Wait for messages or the next deadline, and process the messages."""
+        times = [*self._devices.observed.deadlines(), self._sweep_at]
+        times += [job.limit for job in self._jobs]
+        times += [at for at, _ in self._calls[:1]]
+        times += [self._clock() + _POLL for _ in self._dying]
+        reading: list[Any] = [self._signals, *self._devices.observed.readers(), *self._jobs]
+        if self._server.fileno() >= 0:
+            reading.append(self._server)
+        times.append(self._server.deadline())
+        writing = [self._server.wants()] if self._server.wants() >= 0 else []
+        end = min(at for at in times if at is not None)
+        ready, free, _ = select.select(reading, writing, [], max(0.0, end - self._clock()))
+        if self._signals in ready:
+            self._signals.read()
+        self._devices.observed.read(ready)
+        if self._server in ready:
+            for call in self._server.calls():
+                if call["claim"]:
+                    self._calls.append((self._clock() + LIMIT, call))
+                else:
+                    self._server.reply(call["call"], {})
+        for job in self._jobs:
+            if job in ready:
+                job.read()
+        if free:
+            self._server.write()
+
+    # Claims -----------------------------------------------------------------------------------
+
+    def _next(self) -> Mapping[str, Any] | None:
+        """Take the first call that can be started, None for none.
+
+        Calls about one claim are processed in order. A restarted kubelet may request to unprepare a
+        claim whose preparation it started before and no longer knows.
+        """
+        busy = {job.about for job in self._jobs}
+        for number, (_, call) in enumerate(self._calls):
+            if _about(call) not in busy:  # protects: dra-in-order
+                del self._calls[number]
+                return call
+        return None
+
+    def _begin(self, call: Mapping[str, Any]) -> None:
+        claim = call["claim"]
+        what = (
+            f"claim {shown(claim['namespace'])}/{shown(claim['name'])}" if claim else "old claims"
+        )
+        job = Job(self._clock, call["call"], _about(call), what)
+        job.begin(self._handing, call["do"], call["driver"], claim)
+        self._jobs.append(job)
+
+    def _take_from(self, job: Job) -> None:
+        """Forward the messages of a claim's child, and remove the job if it has ended."""
+        for sentence in job.sentences:
+            tell(sentence)
+        job.sentences.clear()
+        if job.answer is not None and job.call:
+            self._server.reply(job.call, job.answer)
+            job.call = 0
+        if job.has_ended:
+            self._jobs.remove(job)
+            job.leave()
+            self._dying.append(job)
+
+    def _report(self) -> None:
+        """Send the server all drivers, their devices' health, and the devices to publish."""
+        pool = self._devices.choices.pool or self._devices.choices.node
+        state: dict[str, list[dict[str, Any]]] = {name: [] for name in sorted(self._old)}
+        self._old |= {*self._devices.drivers()}
+        for known in self._devices.look():
+            failure = self._devices.failure(known)
+            health = _UNKNOWN if failure else _UNHEALTHY if known.reason else _HEALTHY
+            state.setdefault(known.driver, []).append(
+                {
+                    "pool": pool,
+                    "device": known.name,
+                    "health": health,
+                    "message": failure or known.reason,
+                }
+            )
+        self._server.know(state, {} if self._publisher is None else wanted(self._devices))
+
+
+def _about(call: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the driver and the claim's uid of a call."""
+    return call["driver"], call["claim"].get("uid", "")
+
+
+def in_use(socket: str) -> kubelet.Used | None:
+    """Return the kubelet's list of pods' devices, None if it doesn't answer."""
+    with suppress(PluginError):
+        return kubelet.used(socket, _KUBELET)
+    return None

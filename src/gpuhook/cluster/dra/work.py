@@ -1,0 +1,143 @@
+"""The children of ``gpuhook dra``: the server, and a worker for each claim that is being processed.
+
+Work for a claim may wait for the API server or a driver, so each has a child and a time limit. A
+hung child becomes an error in that claim's response before the kubelet gives up. The children
+send lines of JSON:
+
+    {"call": 7, "do": "prepare", "driver": name, "claim": {...}}   a call of the server
+    {"answer": {...}}                            the result of a claim's child
+    {"say": text}                                a sentence for the log
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from gpuhook.base.container import kernel
+from gpuhook.base.errors import GpuhookError
+from gpuhook.cluster.dra.handing import Handing
+from gpuhook.cluster.dra.options import Options
+from gpuhook.cluster.dra.publish import Publisher
+from gpuhook.monitor.host.child import Clock, Talk, Talking, Tell
+from gpuhook.monitor.host.fed import Fed
+
+LIMIT = 38.0  # seconds for a claim's work; the kubelet waits for 45
+_LONGEST_LINE = 16 << 20
+_LATE = "It took longer than {:g} seconds and was stopped; unfinished steps are rolled back later"
+
+
+class Job(Talking):
+    """One job, in a separate child; ``call`` is the server's number of the call, 0 for none.
+
+    ``about`` is the driver and the uid of its claim, "" for all.
+    """
+
+    def __init__(self, clock: Clock, call: int, about: tuple[str, str], what: str) -> None:
+        super().__init__(clock, _LONGEST_LINE)
+        self.call = call
+        self.about = about
+        self.what = what
+        self.limit = clock() + LIMIT
+        self.answer: dict[str, Any] | None = None
+        self.has_ended = False
+        self.sentences: list[str] = []
+
+    def begin(self, handing: Handing, do: str, driver: str, claim: Mapping[str, str]) -> None:
+        """Start it: ``do`` is prepare, unprepare or sweep."""
+        self._begin(lambda talk: _work(talk, handing, do, driver, claim))
+
+    def read(self) -> None:
+        """Process its lines; ``answer`` is set once it ``has_ended``, or before."""
+        for line in self._lines():
+            if "say" in line:
+                self.sentences.append(str(line["say"]))
+            elif "error" in line:
+                self.sentences.append(f"{self.what}: {line['error']}")
+            elif isinstance(line.get("answer"), dict):
+                self.answer = line["answer"]
+        if self._fd < 0:
+            self._finish(f"The process that worked on {self.what} ended early; see the log")
+
+    def tend(self) -> None:
+        """Stop it if it takes too long."""
+        late = self._fd >= 0 and self._clock() >= self.limit  # protects: dra-deadline
+        if late and not self._has_spoken():
+            self._finish(_LATE.format(LIMIT))
+
+    def _finish(self, otherwise: str) -> None:
+        self.has_ended = True
+        if self.answer is None:
+            self.answer = {"error": otherwise}
+            self.sentences.append(f"{self.what}: {otherwise}")
+
+    def leave(self) -> None:
+        """Kill it without waiting: it has answered, or never will."""
+        self._kill()
+        self._close()
+        self.pid = 0
+
+    def is_gone(self) -> bool:
+        """Tell whether all its processes have been reaped."""
+        self.reap()
+        return not self._zombies
+
+    def stop(self) -> None:
+        """Stop it."""
+        self._end()
+
+
+def _work(talk: Talk, handing: Handing, do: str, driver: str, claim: Mapping[str, str]) -> None:
+    kernel.end_after(int(LIMIT) + 1)
+    kernel.set_name(f"gpuhook-{do}")
+    handing.say_by(lambda sentence: talk.say({"say": sentence}))
+    try:
+        answer: dict[str, Any] = {}
+        if do == "prepare":
+            record = handing.prepare(driver, claim)
+            answer = {"devices": [asdict(each) for each in record.devices]}
+        elif do == "unprepare":
+            handing.unprepare(driver, claim)
+        else:
+            handing.sweep()
+        talk.say({"answer": answer})
+    except GpuhookError as error:
+        talk.say({"answer": {"error": str(error)}})
+    except Exception as error:  # noqa: BLE001 - nothing else logs this process's errors
+        talk.say({"answer": {"error": f"It failed: {type(error).__name__}: {error}"}})
+    if claim:
+        handing.report(claim)  # the kubelet has its response already
+
+
+class Server(Fed):
+    """The process that talks to the kubelet: it receives the state, sends calls, gets responses.
+
+    ``publisher`` runs in it, too.
+    """
+
+    def __init__(
+        self, options: Options, publisher: Publisher | None, tell: Tell, clock: Clock
+    ) -> None:
+        def serve(fd: int) -> int:
+            # gRPC is imported only here: it has threads, and a process with them can't fork.
+            from gpuhook.cluster.dra import server  # noqa: PLC0415
+
+            return server.serve(options, publisher, fd, tell)
+
+        super().__init__(serve, "The server", "gpuhook-server", tell, clock)
+
+    def know(self, state: Mapping[str, Any], slices: Mapping[str, Any]) -> None:
+        """Send the state to the server, now and after each restart of it.
+
+        ``slices`` is the input of its publisher.
+        """
+        line = {"state": state, "slices": slices}
+        self.give(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+
+    def reply(self, call: int, answer: Mapping[str, Any]) -> None:
+        """Answer a call."""
+        self.answer(json.dumps({"call": call, "answer": answer}).encode() + b"\n")
+
+    def calls(self) -> list[dict[str, Any]]:
+        """Return its calls."""
+        return [line for line in self._lines() if "call" in line]

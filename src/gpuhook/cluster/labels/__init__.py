@@ -1,0 +1,1 @@
+"""Node labels that describe the devices."""

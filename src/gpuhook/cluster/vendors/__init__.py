@@ -1,0 +1,1 @@
+"""Vendors' modules for clusters."""

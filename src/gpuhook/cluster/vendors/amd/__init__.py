@@ -1,0 +1,1 @@
+"""AMD GPUs: as resources of a cluster."""

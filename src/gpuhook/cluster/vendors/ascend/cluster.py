@@ -1,0 +1,35 @@
+"""NPUs under the resource names of Huawei's device plugin.
+
+The plugin has one name for a family of chips: Ascend910 for 910, 910B and 910C. Newer families, and
+chips that the driver doesn't name, are npu, as in its newer versions. A vNPU's size is unknown
+here, so vNPUs have one name for all sizes.
+"""
+
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.cluster.vendors.cluster import Cluster
+from gpuhook.core.inventory.model import Device
+
+_DOMAIN = "huawei.com"
+_FAMILIES = {
+    "310": "Ascend310",
+    "310B": "Ascend310B",
+    "310P": "Ascend310P",
+    "910": "Ascend910",
+    "910B": "Ascend910",
+    "910C": "Ascend910",
+}
+_VIRTUAL = "vNPU"
+
+
+class AscendCluster(Cluster):
+    """NPUs, and vNPUs by their chip."""
+
+    def resource(self, device: Device, root: Rootfs) -> str:
+        del root
+        words = device.model.split()
+        chip = words[1] if len(words) > 1 else ""
+        name = f"{_DOMAIN}/{_FAMILIES.get(chip, 'npu')}"
+        return f"{name}-vnpu" if _VIRTUAL in words else name
+
+
+CLUSTER = AscendCluster

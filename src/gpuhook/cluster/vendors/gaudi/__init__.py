@@ -1,0 +1,1 @@
+"""Intel Gaudi (Habana): as resources of a cluster."""

@@ -1,0 +1,1 @@
+"""Intel GPUs: as resources of a cluster."""

@@ -1,0 +1,1 @@
+"""Intel NPUs: as resources of a cluster."""

@@ -1,0 +1,19 @@
+"""NPUs under the resource name of Intel's device plugin."""
+
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.cluster.vendors.cluster import Cluster
+from gpuhook.core.inventory.model import Device
+
+
+class IntelNpuCluster(Cluster):
+    """NPUs by address, because node numbers may change at a reboot."""
+
+    def id(self, device: Device) -> str:
+        return device.bus_id or device.id
+
+    def resource(self, device: Device, root: Rootfs) -> str:
+        del device, root
+        return "npu.intel.com/accel"
+
+
+CLUSTER = IntelNpuCluster

@@ -1,0 +1,1 @@
+"""AWS Neuron: as resources of a cluster."""

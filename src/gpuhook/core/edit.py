@@ -1,0 +1,341 @@
+"""The edit of config.json for the devices that a container is granted.
+
+Its callers are gpu-py, podman's precreate hook, and the workers of the prefork server.
+"""
+
+import os
+
+from gpuhook.base import log, names, preload
+from gpuhook.base.errors import LimitError, RuntimeMissingError, SpecError
+from gpuhook.base.oci.jsontext import Record
+from gpuhook.base.oci.spec import hook_name
+from gpuhook.core.resolve import limits, resolve, says_limit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpuhook.base.config.model import Config
+    from gpuhook.base.oci.spec import Spec
+    from gpuhook.core.cdi.saved import Documents
+    from gpuhook.core.contract import Known
+    from gpuhook.core.inventory.model import Inventory
+    from gpuhook.core.resolve import Resolved
+
+# Arguments of our hook that only gpu-py writes.
+_OF_GPU_PY = (names.HELPER_OPTION, names.BUNDLE_OPTION, names.LEASE_VERB)
+
+
+class Task(Record):
+    """A hook worker's task: the work of a container's hook.
+
+    ``kind`` is that of the CDI spec with the hook, "" for gpuhook-prestart.
+    """
+
+    spec: "Spec"
+    resolved: "Resolved"
+    kind: str
+
+
+class Edited:
+    """An edited spec, and a hook worker's task: None if no worker can serve its hook."""
+
+    def __init__(
+        self,
+        spec: "Spec",
+        config: "Config",
+        folder: str,
+        task: Task | None = None,
+        place: int = 0,
+    ) -> None:
+        """Take a spec without its hook's arguments; ``place`` is a CDI spec hook's index."""
+        self.task = task
+        self._spec = spec
+        self._config = config
+        self._folder = folder
+        self._place = place
+
+    def finish(self, words: "Sequence[str]" = ()) -> "Spec":
+        """Return the final spec; ``words``, if any, lead its hook to a worker."""
+        words = [names.HELPER_OPTION, *words] if words else []
+        if self.task is None or (self.task.kind and not words):
+            return self._spec
+        if not self.task.kind:
+            return add_hook(self._spec, self._config, self._folder, words)
+        from gpuhook.core.cdi import with_helper  # noqa: PLC0415 - loaded with the task
+
+        return with_helper.with_words(self._spec, self._place, words)
+
+
+def edit(
+    spec: "Spec",
+    config: "Config",
+    known: "Known",
+    folder: str,
+    *,
+    has_worker: bool = False,
+    inventories: "Mapping[str, Inventory] | None" = None,
+    documents: "Documents | None" = None,
+    container: str = "",
+) -> Edited | None:
+    """Return a spec edited for its devices; None if it gets none.
+
+    ``known`` are all vendors. ``folder`` contains gpuhook-prestart. ``has_worker`` says whether a
+    worker may do the hook's work. ``inventories``, by vendor, are known to match the host;
+    ``documents`` are CDI specs that were read before. ``container`` is the container's id, "" if
+    unknown.
+    """
+    resolved = resolve(spec.data, config, known, container=container, inventories=inventories)
+    if resolved is None or not (resolved.grants or resolved.cdi_devices):
+        if resolved is not None:
+            log.without(spec.path, resolved.absent, config)
+        # It may have devices all the same: engines apply CDI specs themselves.
+        # protects: engines-lease
+        edited = _take(spec, resolved, config, known, folder, "", inventories)
+        return None if edited is spec else Edited(edited, config, folder)
+    spec.require_mount_namespace()
+    edited, task, place = _apply_documents(
+        spec, resolved, config, documents, folder, has_worker=has_worker
+    )
+    edited = _edit_process(edited, resolved)
+    way = "cdi"
+    if resolved.grants:
+        preload.load(preload.EDIT)
+        from gpuhook.core.request import reader  # noqa: PLC0415 - only where a GPU is asked for
+
+        way = reader.effective_mode(config.mode, resolved.requests)
+        if way == "spec":
+            edited = _edit_spec(edited, resolved, config)
+        else:
+            edited = _edit_for_hook(edited, resolved)
+            task = Task(edited, resolved, "")
+            if has_hook(edited):  # protects: second-hook
+                task = None
+    edited = _take(edited, resolved, config, known, folder, way, inventories)
+    log.edited(spec.path, way, (*resolved.ids, *resolved.cdi_devices), config)
+    return Edited(edited, config, folder, task, place)
+
+
+def _take(
+    spec: "Spec",
+    resolved: "Resolved | None",
+    config: "Config",
+    known: "Known",
+    folder: str,
+    way: str,
+    inventories: "Mapping[str, Inventory] | None",
+) -> "Spec":
+    """Return the spec with a hook for exclusive devices and memory limits, if it needs one.
+
+    Raises as ``_needs_hook``. In mode ``hook``, the injecting hook does this as well.
+    """
+    needed = _needs_hook(spec, resolved, config, known, inventories)
+    if not needed or way == "hook":
+        return spec
+    return add_hook(without_old_hooks(spec), config, folder, verb=names.LEASE_VERB)
+
+
+def check_restored(spec: "Spec", config: "Config", known: "Known") -> None:
+    """Refuse to restore a container with limited, shared or exclusive devices from a checkpoint.
+
+    Nothing is edited for such a container, so no hook of ours runs before its program continues.
+    Raises LimitError, or the error of a start that would be refused as well. The gate has no
+    verdict on such a container.
+    """
+    gated = config.gate  # protects: restored-gate
+    ruled = gated or config.exclusive or config.mps_devices or config.limits_memory
+    if not (ruled or says_limit(spec.data, known)):
+        return
+    resolved = resolve(spec.data, config, known)
+    grants = resolved.grants if resolved is not None else ()
+    # protects: restored-shared
+    shared = any(grant.vendor.only_by_runtime(grant, config) for grant in grants)
+    if _needs_hook(spec, resolved, config, known) or shared:  # protects: restored-limits
+        raise LimitError(
+            "The container has devices that are limited, shared or exclusive, which gpuhook can "
+            "enforce when a container is created, but not when one is restored from a checkpoint",
+            "Start it again instead",
+        )
+
+
+def check_other_config(spec: "Spec", config: "Config", known: "Known") -> None:
+    """Refuse a container with devices whose config.json isn't its bundle's (crun's --config).
+
+    Hooks only receive the bundle, and would read another config.json. Raises SpecError, or the
+    error of a start that would be refused as well.
+    """
+    resolved = resolve(spec.data, config, known)
+    asks = resolved is not None and (resolved.grants or resolved.cdi_devices)
+    # protects: other-config
+    if asks or _needs_hook(spec, resolved, config, known):
+        raise SpecError(
+            f"The container requests devices in {spec.path}, which isn't its bundle's config.json "
+            "(--config), and hooks find no other",
+            "Start it without --config, from a bundle with that file as its config.json",
+        )
+
+
+def _needs_hook(
+    spec: "Spec",
+    resolved: "Resolved | None",
+    config: "Config",
+    known: "Known",
+    inventories: "Mapping[str, Inventory] | None" = None,
+) -> bool:
+    """Return whether devices of the container are limited or exclusive.
+
+    HeldError if another container uses an exclusive one now, LimitError for an impossible limit,
+    RequestError for a device that the engine adds and that only gpuhook may add.
+    """
+    needed = limits(spec, config, known, resolved, inventories) is not None
+    if config.exclusive:
+        from gpuhook.core.records import claims  # noqa: PLC0415 - rarely configured
+
+        needed = claims.check(spec, resolved, known, config) or needed
+    return needed
+
+
+def _apply_documents(
+    spec: "Spec",
+    resolved: "Resolved",
+    config: "Config",
+    documents: "Documents | None",
+    folder: str,
+    *,
+    has_worker: bool,
+) -> "tuple[Spec, Task | None, int]":
+    """Return the spec with the edits of CDI specs, a hook worker's task, and its hook's index.
+
+    A container has one worker. If gpuhook-prestart also injects devices, the worker is for that
+    hook, and no task is returned here.
+    """
+    if not resolved.cdi_devices:
+        return spec, None, 0
+    preload.load(preload.DOCUMENTS)
+    from gpuhook.core.cdi import apply, own_hook, saved  # noqa: PLC0415 - only for CDI specs
+
+    found = saved.read_folders(config, documents)
+    edits = apply.resolve(found, resolved.cdi_devices)
+    apply.check_writers(found, resolved.cdi_devices)
+    spec = own_hook.without_words(spec)
+    if not has_worker or resolved.grants:
+        return apply.apply_to_spec(spec, edits), None, 0
+    from gpuhook.core.cdi import with_helper  # noqa: PLC0415 - only with a worker
+
+    edited, place, kind = with_helper.apply_to_spec(spec, edits, resolved, config, folder)
+    return edited, Task(edited, resolved, kind) if kind else None, place
+
+
+def _edit_process(spec: "Spec", resolved: "Resolved") -> "Spec":
+    """Return the spec with the variables and groups that its process needs."""
+    if not resolved.settings and not resolved.groups:
+        return spec
+    from gpuhook.base.oci import process  # noqa: PLC0415 - few vendors need it
+
+    for each in resolved.settings:
+        spec = process.set_variable(spec, each)
+    return process.add_groups(spec, resolved.groups)
+
+
+def _edit_for_hook(spec: "Spec", resolved: "Resolved") -> "Spec":
+    """Return the spec with the device rules, and without the hooks that ours replaces."""
+    devices = dict.fromkeys(pair for grant in resolved.grants for pair in grant.rules())
+    _link_nodes(spec, resolved)
+    return _add_device_rules(without_old_hooks(spec), list(devices))
+
+
+def _link_nodes(spec: "Spec", resolved: "Resolved") -> None:
+    """Link the allowed devices for systemd, if it manages the container's cgroup."""
+    if spec.is_in_scope:
+        from gpuhook.core import dev_char  # noqa: PLC0415 - only with systemd's cgroups
+
+        for grant in resolved.grants:
+            allowed = grant.rules()
+            nodes = grant.inventory.nodes
+            granted = (node for node in nodes if node.numbers in allowed)
+            dev_char.make_links(granted, grant.inventory.root)
+
+
+def _edit_spec(spec: "Spec", resolved: "Resolved", config: "Config") -> "Spec":
+    """Return the spec edited for mode spec, for the root filesystem that the engine prepared."""
+    from gpuhook.base.container.rootfs import Rootfs  # noqa: PLC0415
+    from gpuhook.core.plan import image, spec_edits  # noqa: PLC0415 - only in mode spec
+    from gpuhook.core.plan.operations import Plan, usable  # noqa: PLC0415
+    from gpuhook.core.planner import make_plan  # noqa: PLC0415
+
+    log.warn(names.RUNTIME, resolved.misunderstood(), config)
+    try:
+        with Rootfs(spec.root_path) as root:
+            found = image.examine(root, config, resolved.examiners())
+            operations = make_plan(resolved.grants, found, resolved.groups).operations
+            plan = Plan(usable(operations)[0])
+            done = spec_edits.written(spec, plan, root)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not a path"
+        raise SpecError(
+            f"The root filesystem {spec.root_path} can't be opened: {why}",
+            "Mount it before the runtime is called, or use mode hook",
+        ) from None
+    for stage in names.HOOK_STAGES:  # their work is done
+        spec = spec.drop_hooks(stage, (*names.TOOLKIT_HOOKS, names.HOOK))
+    if done.left_out:
+        log.left_out(spec.path, done.left_out, config)
+    return spec_edits.apply(_add_device_rules(spec, plan.devices), done)
+
+
+def _add_device_rules(spec: "Spec", devices: list[tuple[int, int]]) -> "Spec":
+    from gpuhook.base.cgroup import access  # noqa: PLC0415 - only where a GPU is asked for
+
+    allowed = access.allowed(spec.device_rules, devices)
+    missing = [pair for pair in devices if pair not in allowed]
+    if not missing:
+        return spec
+    return spec.append(("linux", "resources", "devices"), access.device_rules(missing))
+
+
+def without_old_hooks(spec: "Spec") -> "Spec":
+    """Return a spec without the hooks that ours replaces.
+
+    These are NVIDIA's hooks, which Docker's --gpus adds, and our own hook of an earlier start. That
+    one leads to a worker that has ended, names the earlier bundle, or only takes a lease.
+    """
+    for stage in names.HOOK_STAGES:
+        spec = spec.drop_hooks(stage, names.TOOLKIT_HOOKS)
+        for hook in spec.hooks(stage):
+            args = hook.get("args")
+            words = args if isinstance(args, list) else ()
+            ours = any(word in words for word in _OF_GPU_PY)
+            if hook_name(hook) == names.HOOK and ours:
+                spec = spec.drop_hooks(stage, (names.HOOK,))
+    return spec
+
+
+def has_hook(spec: "Spec") -> bool:
+    """Return whether our hook is already there, for example from a podman hooks folder."""
+    return any(
+        hook_name(hook) == names.HOOK for stage in names.HOOK_STAGES for hook in spec.hooks(stage)
+    )
+
+
+def add_hook(
+    spec: "Spec",
+    config: "Config",
+    folder: str,
+    words: "Sequence[str]" = (),
+    verb: str = "prestart",
+) -> "Spec":
+    """Return the spec with our hook as the last prestart hook; ``words`` lead to its worker."""
+    path = os.path.join(os.path.abspath(folder), names.HOOK)
+    if not os.access(path, os.X_OK):
+        raise RuntimeMissingError(
+            f"The hook {path} doesn't exist next to {names.RUNTIME}",
+            "Reinstall gpuhook, so that both are in the same folder",
+        )
+    options = ["--config", os.path.abspath(config.path)] if config.path else []
+    if spec.bundle and not words:  # the words already contain it
+        options = [names.BUNDLE_OPTION, spec.bundle, *options]
+    args = [names.HOOK, *words, *options, verb]
+    # protects: hook-environment
+    return spec.append(
+        ("hooks", "prestart"), [{"path": path, "args": args, "env": names.HOOK_ENVIRONMENT}]
+    )

@@ -1,0 +1,452 @@
+"""Saved inventories of this host below /run, one per vendor.
+
+So the driver is asked once instead of at every start. A saved inventory is valid only while its
+fingerprint is unchanged (``freshness``), and only if no other non-root user can have written it.
+If it is stale, damaged or suspicious, one process makes it again under a lock; the others wait.
+"""
+
+import _imp
+import os
+import stat
+import time
+
+from gpuhook.base import fileio
+from gpuhook.base.errors import DriverError, NoDriverError
+from gpuhook.base.oci import jsontext
+from gpuhook.core.inventory import freshness
+from gpuhook.core.inventory.model import SOCKET
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Self
+
+    from gpuhook.base.config.model import Config
+    from gpuhook.core.inventory.freshness import Source
+    from gpuhook.core.inventory.model import Inventory
+
+_LIMIT = 64 << 20
+_FOLDER_MODE = 0o755  # inventories are no secret: vendors' tools show them to every user
+_HASH_KEY = 0x67707568  # any number; the hash detects damage and isn't for secrecy
+_TRIES = 3  # to make an inventory while nothing changes meanwhile
+_LOST_SECONDS = 10.0  # how long an inventory with a lost device is valid
+_SPARE = 5.0  # seconds that a waiter allows beyond a driver's own limit
+
+
+def get_inventory(config: "Config", vendor: "Source", *, save: bool = True) -> "Inventory":
+    """Return the host's inventory of a vendor: the saved one if it is fresh, else a new one.
+
+    A new one is saved for the next caller, unless ``save`` is off, the user lacks the rights, or
+    this process sees only a part of the host's devices. DriverError if no driver works.
+    """
+    folder = open_folder(config.state_dir)
+    if folder is None:
+        return _make_unsaved(config, vendor, save=save)
+    try:
+        found = _load(folder, config, vendor)
+        if found is not None:
+            return found.inventory
+        if not save:
+            return _discover(config, vendor).inventory
+        return _make_once(folder, config, vendor).inventory
+    finally:
+        os.close(folder)
+
+
+def follow(
+    config: "Config", vendor: "Source", before: "Loaded | None" = None, *, ask: bool = False
+) -> "Loaded":
+    """Return the host's inventory of a vendor, for callers that ask repeatedly.
+
+    Returns ``before``, the previous result, while it is fresh. Otherwise, and always with
+    ``ask``, asks the driver as ``get_inventory`` does. An answer that can't be saved is kept in
+    memory only.
+    """
+    if before is not None and not ask and before.is_fresh(config):
+        return before
+    folder = make_folder(config.state_dir)
+    if folder is None:
+        return _discover(config, vendor)
+    try:
+        if not ask:
+            return _load(folder, config, vendor) or _make_once(folder, config, vendor)
+        with _Lock(folder, config, vendor) as lock:
+            return _make(folder, config, vendor, lock)
+    finally:
+        os.close(folder)
+
+
+def refresh(config: "Config", vendor: "Source") -> "Inventory":
+    """Make and save a vendor's inventory again, even if the saved one is fresh.
+
+    DriverError if no driver works, it can't be saved, or this process sees only some devices.
+    """
+    folder = make_folder(config.state_dir)
+    if folder is None:
+        raise _no_folder(config.state_dir)
+    try:
+        with _Lock(folder, config, vendor) as lock:
+            made = _make(folder, config, vendor, lock)
+    finally:
+        os.close(folder)
+    if made.withheld:
+        raise DriverError(
+            f"{made.inventory.sentence()}: nothing was saved, as a device cgroup keeps this "
+            f"process from {made.withheld[0]}",
+            "Run this outside of the job, container or unit that has only some of the devices",
+        )
+    if not made.is_saved:
+        cause = f"{made.inventory.sentence()}: nothing was saved"
+        raise _unwritable(cause, config.state_dir, made.problem)
+    return made.inventory
+
+
+def _no_folder(path: str) -> DriverError:
+    """Return the error for an unusable state folder."""
+    cause = f"The state folder {path} can't be used"
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        return _unwritable(cause, path, error)
+    return DriverError(cause, "Run this as root, and let only root own and write to the folder")
+
+
+def _unwritable(cause: str, path: str, error: OSError | None) -> DriverError:
+    from gpuhook.base.host import files  # noqa: PLC0415 - only for commands
+
+    if error is None:  # the lock, which is in that folder, couldn't be taken
+        return DriverError(f"{cause}, as {path} can't be written to", "Run this as root")
+    why = f"{cause}, as {path} can't be written to: {error.strerror}"
+    return DriverError(why, files.remedy(error, "Run this as root"))
+
+
+def saved(config: "Config", vendor: "Source") -> "Inventory | None":
+    """Return the saved inventory, None if there is no fresh one; asks no driver."""
+    found = load(config, vendor)
+    return None if found is None else found.inventory
+
+
+# Making -------------------------------------------------------------------------------------
+
+
+def _make_unsaved(config: "Config", vendor: "Source", *, save: bool) -> "Inventory":
+    folder = make_folder(config.state_dir) if save else None
+    if folder is None:
+        return _discover(config, vendor).inventory
+    try:
+        return _make_once(folder, config, vendor).inventory
+    finally:
+        os.close(folder)
+
+
+def _make_once(folder: int, config: "Config", vendor: "Source") -> "Loaded":
+    """Make the inventory, or wait for the process that is making it."""
+    with _Lock(folder, config, vendor) as lock:
+        found = _load(folder, config, vendor)
+        if found is not None:
+            return found
+        lock.raise_failure()
+        return _make(folder, config, vendor, lock)
+
+
+def _make(folder: int, config: "Config", vendor: "Source", lock: "_Lock") -> "Loaded":
+    try:
+        content = _discover(config, vendor)
+    except DriverError as error:
+        if not vendor.withheld(config):  # else other processes may have a working driver
+            lock.note_failure(error)
+        raise
+    content.withheld = vendor.withheld(config)
+    # Other processes may see more devices than this one, with other numbers.
+    if content.withheld:  # protects: part-unsaved
+        return content
+    if lock.held:
+        content.problem = _save(folder, _file_name(config, vendor), content)
+        content.is_saved = content.problem is None
+    else:
+        content.problem = lock.problem
+    return content
+
+
+def _discover(config: "Config", vendor: "Source") -> "Loaded":
+    """Discover the devices, again if anything changed meanwhile."""
+    for _ in range(_TRIES):
+        around = freshness.surroundings(config, vendor)
+        root = vendor.root(config)
+        missing = freshness.settled(root, freshness.absent(root, vendor.volatile_paths(config)))
+        watched = freshness.watched(root, vendor.watched_paths(config))
+        inventory = vendor.discover(config)
+        written = (file.path for file in inventory.files if file.content)
+        watched.update(freshness.watched(root, written))
+        # A node may appear after its device: udev creates it.
+        content = Loaded(vendor, inventory, around, [*missing, *inventory.missing()], watched)
+        if freshness.surroundings(config, vendor) == around:
+            break
+    # If it keeps changing, the old fingerprint is kept: it won't match, so this isn't reused.
+    return content
+
+
+class _Lock:
+    """Lock for making the inventory; its file also tells waiters of a failure.
+
+    A waiter that waits longer than a driver may take continues without it (``held`` is False).
+    The lock only saves work.
+    """
+
+    def __init__(self, folder: int, config: "Config", vendor: "Source") -> None:
+        self._folder = folder
+        self._name = _file_name(config, vendor) + ".lock"
+        self._limit = config.nvml_timeout + _SPARE
+        self._fd = -1
+        self._began = time.monotonic()
+        self.held = False
+        self.problem: OSError | None = None
+
+    def __enter__(self) -> "Self":
+        from gpuhook.base.host import lock  # noqa: PLC0415 - unneeded if the inventory is fresh
+
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            self._fd = os.open(self._name, flags, 0o600, dir_fd=self._folder)
+            self.held = lock.take(self._fd, self._limit)
+        except OSError as error:
+            self.problem = error
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def note_failure(self, error: DriverError) -> None:
+        """Tell the current waiters why there is no inventory."""
+        if self.held:
+            absent = isinstance(error, NoDriverError)
+            text = jsontext.dumps([time.monotonic(), error.cause, error.remedy, absent])
+            try:
+                os.ftruncate(self._fd, 0)
+                os.pwrite(self._fd, text.encode(), 0)
+            except OSError:
+                pass  # a full disk: they ask the driver themselves
+
+    def raise_failure(self) -> None:
+        """Raise the failure of the process that we waited for: ours would be the same."""
+        if not self.held:
+            return
+        try:
+            moment, cause, remedy, absent = jsontext.loads(os.pread(self._fd, 1 << 16, 0).decode())
+        except (ValueError, TypeError, OSError):
+            return
+        if isinstance(moment, float) and moment > self._began:
+            raise (NoDriverError if absent else DriverError)(str(cause), str(remedy))
+
+
+# Loading and saving --------------------------------------------------------------------------
+
+
+def _file_name(config: "Config", vendor: "Source") -> str:
+    """Return a file name unique for each vendor and set of settings, to avoid conflicts."""
+    settings = jsontext.dumps(freshness.settings_of(config, vendor))
+    return f"inventory-{vendor.names.NAME}-{digest(settings.encode())}"
+
+
+def digest(data: "bytes | memoryview") -> str:
+    """Return 16 hexadecimal digits, to detect damage and to make names."""
+    return _imp.source_hash(_HASH_KEY, data).hex()
+
+
+def open_folder(path: str) -> int | None:
+    """Open the state folder; None if there is no trustworthy one."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if _is_ours(os.fstat(fd)):
+        return fd
+    os.close(fd)
+    return None
+
+
+def make_folder(path: str) -> int | None:
+    """Create the state folder and open it; None if that fails or it can't be trusted."""
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.mkdir(path, _FOLDER_MODE)
+        os.chmod(path, _FOLDER_MODE)  # regardless of the umask
+    except FileExistsError:
+        pass  # just created by another process, or owned by another user: checked below
+    except OSError:
+        return None
+    return open_folder(path)
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    """Tell whether only root or this user can have written it."""
+    # protects: saved-owner
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
+
+
+class Loaded:
+    """An inventory with the data that tells whether it still describes this host.
+
+    ``around`` is its fingerprint, ``missing`` the paths that didn't exist, ``watched`` the statuses
+    of files and folders. ``is_saved`` tells whether it was saved, and ``problem`` why it could not
+    be. ``withheld`` are device nodes that this process may not open: then it is incomplete.
+    """
+
+    def __init__(
+        self,
+        vendor: "Source",
+        inventory: "Inventory",
+        around: "list[Any]",
+        missing: list[str],
+        watched: "dict[str, list[int]]",
+    ) -> None:
+        self.inventory = inventory
+        self.around = around
+        self.missing = missing
+        self.watched = watched
+        self._vendor = vendor
+        self.is_saved = False
+        self.problem: OSError | None = None
+        self.withheld: list[str] = []
+        self._file: tuple[int, ...] = ()
+        self._folders: list[str] = []
+        self._folders_seen: list[tuple[int, ...] | None] = []
+        self._saved_at = time.time()
+
+    def read_from(self, status: os.stat_result) -> None:
+        """Record the file that it was read from, and when that was written."""
+        self._file = identity(status)
+        self._saved_at = status.st_mtime
+
+    def is_fresh(self, config: "Config") -> bool:
+        """Tell whether it is valid: nothing has changed, and no lost device can be back."""
+        # The absolute difference: the clock may have been set back since.
+        if self.inventory.lost and abs(time.time() - self._saved_at) > _LOST_SECONDS:
+            return False  # only the driver can tell when a lost device is back
+        return self.is_same(config)
+
+    def is_same(self, config: "Config") -> bool:
+        """Tell whether nothing that it depends on has changed."""
+        found = self.inventory
+        return (
+            self.around == freshness.surroundings(config, self._vendor)
+            and freshness.same_nodes(found.root, found.nodes, self._vendor.crowded)
+            and (self._folders_stayed() or not freshness.missing(found.root, self._files()))
+            and freshness.missing(found.root, self.missing) == self.missing
+            and freshness.same_statuses(found.root, self.watched)
+        )
+
+    def note_folders(self) -> None:
+        """Check all files now, and from now on only their folders while those don't change.
+
+        That takes a fifth of the time, in a process that asks often. A folder that has just changed
+        may change again undetected.
+        """
+        folders = freshness.folders(self.inventory.root, self._files())
+        seen = [freshness.identity(path) for path in folders]
+        settled = all(freshness.is_settled(path) for path in folders)  # protects: just-changed
+        if settled and not freshness.missing(self.inventory.root, self._files()):
+            self._folders, self._folders_seen = folders, seen
+
+    def _folders_stayed(self) -> bool:
+        return bool(self._folders) and (
+            [freshness.identity(path) for path in self._folders] == self._folders_seen
+        )
+
+    def _files(self) -> list[str]:
+        # protects: sockets-age-nothing
+        files = self.inventory.files
+        return [
+            file.path for file in files if file.kind != SOCKET and file.path not in self.watched
+        ]
+
+    def is_latest(self, config: "Config") -> bool:
+        """Tell whether it is fresh, and the file that it was read from is still in place."""
+        try:
+            status = os.stat(
+                f"{config.state_dir}/{_file_name(config, self._vendor)}", follow_symlinks=False
+            )
+        except OSError:
+            return False
+        return identity(status) == self._file and self.is_fresh(config)
+
+
+def identity(status: os.stat_result) -> tuple[int, ...]:
+    """Return a file's identity, which changes with the file: no user can restore all of it."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def load(config: "Config", vendor: "Source") -> Loaded | None:
+    """Return the saved inventory and its fingerprint; None if there is no fresh one."""
+    folder = open_folder(config.state_dir)
+    if folder is None:
+        return None
+    try:
+        return _load(folder, config, vendor)
+    finally:
+        os.close(folder)
+
+
+def _load(folder: int, config: "Config", vendor: "Source") -> Loaded | None:
+    """Return the saved inventory, None unless it is complete, trustworthy and fresh."""
+    whole = read_whole(folder, _file_name(config, vendor))
+    if whole is None:
+        return None
+    text, status = whole
+    try:
+        around, missing, watched, inventory = jsontext.loads(text)
+        made = vendor.inventory.from_json(inventory)
+        found = Loaded(vendor, made, around, missing, watched)
+    except (ValueError, KeyError, TypeError):
+        return None
+    found.read_from(status)
+    return found if found.is_fresh(config) else None
+
+
+def read_whole(folder: int, name: str) -> tuple[str, os.stat_result] | None:
+    """Return the text saved by ``write_whole``, None unless it is complete and trustworthy."""
+    try:
+        data, status = _read(folder, name)
+        begin = data.find(b"\n") + 1
+        body = memoryview(data)[begin:]  # no copy: it may be large
+        if not begin or data[: begin - 1] != digest(body).encode():
+            return None
+        return str(body, "utf-8"), status
+    except (OSError, ValueError):
+        return None
+
+
+def _read(folder: int, name: str) -> tuple[bytes, os.stat_result]:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(name, flags, dir_fd=folder)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or not _is_ours(status) or status.st_size > _LIMIT:
+            return b"", status
+        return os.read(fd, status.st_size + 1), status
+    finally:
+        os.close(fd)
+
+
+def _save(folder: int, name: str, content: Loaded) -> OSError | None:
+    parts = [content.around, content.missing, content.watched, content.inventory.to_json()]
+    return _written(folder, name, jsontext.dumps(parts).encode())
+
+
+def write_whole(folder: int, name: str, body: bytes, mode: int = 0o644) -> bool:
+    """Write the file atomically and return whether it was written.
+
+    A failure costs time later and nothing else. Damage by concurrent writers is detected by
+    ``read_whole``.
+    """
+    return _written(folder, name, body, mode) is None
+
+
+def _written(folder: int, name: str, body: bytes, mode: int = 0o644) -> OSError | None:
+    """Write as ``write_whole`` does; return the error, None on success."""
+    try:
+        data = digest(body).encode() + b"\n" + body
+        fileio.replace(name, data, f".{name}.new", folder=folder, mode=mode)
+    except OSError as error:
+        return error
+    return None

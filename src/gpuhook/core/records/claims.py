@@ -1,0 +1,207 @@
+"""Requests for exclusive devices: a container's record, written before it gets anything.
+
+It has the requested devices and those whose nodes are in config.json, regardless of who added
+them and by which name: a CDI spec of another kind can't give a device a second time. ``leases``
+decides whether a record is valid, and which container has a device now.
+"""
+
+import os
+
+from gpuhook.base.cgroup import access
+from gpuhook.base.errors import CdiError, DriverError
+from gpuhook.base.oci.spec import State
+from gpuhook.core import contract, given_nodes
+from gpuhook.core.inventory.cache import get_inventory
+from gpuhook.core.records import leases, records
+from gpuhook.core.request.reader import is_privileged
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, Protocol
+
+    from gpuhook.base.config.model import Config
+    from gpuhook.base.container.changes import Container
+    from gpuhook.base.oci.spec import Spec
+    from gpuhook.core.contract import Grant, Known
+    from gpuhook.core.inventory.model import Inventory
+    from gpuhook.core.resolve import Resolved
+
+    Numbers = tuple[int, int]  # major and minor
+
+    class Limits(Protocol):
+        """Memory limits of a container's devices: ``core.limits.Limits``."""
+
+        def set(self, process: int, *, container: "Container") -> None:
+            """Set all limits; LimitError."""
+
+        def to_json(self) -> list[dict[str, Any]]:
+            """Return them as recorded."""
+
+# What a container has ---------------------------------------------------------------------------
+
+
+def describe(
+    state: "State",
+    spec: "Spec",
+    grants: "Sequence[Grant]",
+    names: "Sequence[str]",
+    known: "Known",
+    config: "Config",
+    *,
+    save: bool = True,
+) -> "dict[str, Any]":
+    """Return the record of a container, with all its devices of exclusive kinds.
+
+    ``spec`` includes the edits of CDI specs; ``names`` are the CDI devices that were requested.
+    Devices of a supported vendor are identified by their nodes: a CDI spec's 0 need not be ours.
+    For other kinds the record has the names, and the nodes that belong to one device only.
+    ``known`` are the registered vendors. A newly made inventory is saved only with ``save``.
+    """
+    record = records.describe(state, spec.data.get("annotations"), grants)
+    given = _given(spec, names, config)
+    documents = [name for name in names if name.partition("=")[0] in config.exclusive]
+    record["nodes"] = {}
+    for kind in config.exclusive if given else ():  # protects: claims
+        ours = _inventory(kind, grants, known, config, save)
+        if ours is None:
+            record["nodes"][kind] = _of_documents(kind, given, config)
+            continue
+        has = given.among({node.numbers for node in ours[1].nodes})
+        if found := given_nodes.devices_of(has, ours[1]):
+            rules = sorted(access.allowed(spec.device_rules, has))
+            _add(record, records.given(*ours, found, rules))
+            documents = [name for name in documents if name.partition("=")[0] != kind]
+    return {**record, "documents": documents}
+
+
+class _Given:
+    """Character devices that a container is given: by nodes, and by rules of its cgroup."""
+
+    def __init__(self, nodes: "set[Numbers]", rules: "list[dict[str, Any]]") -> None:
+        self._nodes = nodes
+        self._rules = rules
+
+    def __bool__(self) -> bool:
+        return bool(self._nodes or self._rules)
+
+    def among(self, numbers: "set[Numbers]") -> "set[Numbers]":
+        """Return which of these it has. It can create a node that a rule allows."""
+        allowed = access.openable(self._rules, numbers)
+        return (numbers & self._nodes) | allowed  # protects: claimed-rule
+
+
+def _given(spec: "Spec", names: "Sequence[str]", config: "Config") -> _Given:
+    """Return what a container is given.
+
+    If a privileged container may open every device, only devices from CDI specs count.
+    """
+    rules = [*given_nodes.objects(spec.device_rules)]
+    # protects: claimed-unprivileged
+    if not (is_privileged(spec.data) and any(map(given_nodes.allows_all, rules))):
+        nodes = given_nodes.numbers(spec.data, os.path.dirname(spec.path))
+        return _Given(nodes, rules if given_nodes.opened(rules) else [])
+    if not names:
+        return _Given(set(), [])
+    from gpuhook.core.cdi import apply, saved  # noqa: PLC0415 - only for such containers
+
+    edits = apply.resolve(saved.read_folders(config), names)
+    return _Given(given_nodes.numbers(apply.apply({}, edits)), [])
+
+
+def _inventory(
+    kind: str, grants: "Sequence[Grant]", known: "Known", config: "Config", save: bool
+) -> "tuple[Any, Inventory] | None":
+    """Return a vendor's names and inventory, None if the kind has none."""
+    for grant in grants:
+        if kind == grant.vendor.names.KIND:
+            return grant.vendor.names, grant.inventory
+    for names in known.values():
+        if kind == names.KIND:
+            try:
+                return names, get_inventory(config, contract.load(names), save=save)
+            except DriverError:
+                return None
+    return None
+
+
+def _add(record: "dict[str, Any]", found: "dict[str, Any]") -> None:
+    """Add the devices that a container has by nodes to its record; a part stands for its whole."""
+    for place, given in enumerate(record["given"]):
+        if given["vendor"] == found["vendor"]:
+            parts = given["nodes"].keys() - {*given["selected"]}
+            found["selected"] = [name for name in found["selected"] if name not in parts]
+            alone = {**found["alone"], **given["alone"]}
+            record["given"][place] = {**records.added(found, given), "alone": alone}
+            return
+    record["given"].append(found)
+
+
+def _of_documents(kind: str, given: _Given, config: "Config") -> dict[str, str]:
+    """Return the nodes of a kind that only CDI specs describe, "MAJOR:MINOR", and their owners.
+
+    A node is a device's own if the devices that have it contain each other, as ``all`` and
+    aliases do. Nodes that belong to the kind as a whole don't count.
+    """
+    from gpuhook.core.cdi import apply, saved  # noqa: PLC0415 - only for such kinds
+
+    owners: dict[Numbers, list[tuple[int, str, set[Numbers]]]] = {}
+    for name, device in saved.read_folders(config).devices.items():
+        if name.partition("=")[0] != kind:
+            continue
+        try:
+            nodes = given_nodes.numbers(apply.apply({}, device.edits))
+        except CdiError:  # a node that this host lacks, so no container has it
+            continue
+        for pair in given.among(nodes):
+            owners.setdefault(pair, []).append((len(nodes), name, nodes))
+    found = {}
+    for pair, several in sorted(owners.items()):
+        several.sort(key=lambda each: each[:2])
+        if all(several[at][2] <= several[at + 1][2] for at in range(len(several) - 1)):
+            found[f"{pair[0]}:{pair[1]}"] = several[0][1]
+    return found
+
+
+# Taking devices ---------------------------------------------------------------------------------
+
+
+def check(spec: "Spec", resolved: "Resolved | None", known: "Known", config: "Config") -> bool:
+    """Tell whether a container has exclusive devices; HeldError if another one has one of them.
+
+    An early check, before the low-level runtime is called, or if no container is started. Writing
+    the record decides. ``resolved`` is None if the container requests nothing from gpuhook.
+    """
+    record = describe(State("", 0, "", None), spec, *_asked(resolved), known, config)
+    device = leases.wants(record, config.exclusive)
+    if not device:
+        return False
+    leases.refuse(record, records.read_every(config.state_dir, device), config.exclusive)
+    return True
+
+
+def take(
+    container: "Container",
+    state: "State",
+    spec: "Spec",
+    resolved: "Resolved | None",
+    known: "Known",
+    config: "Config",
+    limits: "Limits | None" = None,
+) -> None:
+    """Write the record of a container with devices in its config.json; set its limits.
+
+    ``container`` is its root while it is being created. HeldError if another container has one of
+    the devices, LimitError if a limit can't be set.
+    """
+    record = describe(state, spec, *_asked(resolved), known, config)
+    if limits is not None:
+        record["limits"] = limits.to_json()
+    process, exclusive = container.process, config.exclusive
+    with records.Written(config.state_dir, process, record, exclusive=exclusive):
+        if limits is not None:
+            limits.set(process, container=container)
+
+
+def _asked(resolved: "Resolved | None") -> "tuple[Sequence[Grant], tuple[str, ...]]":
+    return ((), ()) if resolved is None else (resolved.grants, resolved.cdi_devices)

@@ -1,0 +1,275 @@
+"""Resolution of a spec and the configuration to requests, existing devices and grants.
+
+The runtime, the hook and ``gpuhook explain`` share this sequence.
+"""
+
+from gpuhook.base import names as common
+from gpuhook.base import preload
+from gpuhook.base.errors import NoDriverError, RequestError, shown
+from gpuhook.core import contract
+from gpuhook.core.request.reader import SpecReader, check_kinds
+from gpuhook.core.request.sources import may_limit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import ModuleType
+    from typing import Any
+
+    from gpuhook.base.config.model import Config
+    from gpuhook.base.oci.process import Setting
+    from gpuhook.base.oci.spec import Spec
+    from gpuhook.core.contract import Grant, Known, Vendor
+    from gpuhook.core.inventory.model import Inventory
+    from gpuhook.core.limits import Limits
+    from gpuhook.core.plan.image import Examine
+    from gpuhook.core.request.reader import Request
+    from gpuhook.core.verdict import Verdict
+
+    Asked = list[tuple[Vendor, Request]]
+
+
+class Progress:
+    """The state of the sequence, for reports on the circumstances of a failure."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.inventories: list[Inventory] = []
+
+
+class Resolved:
+    """Requests that can be met, with each vendor's grant.
+
+    ``groups`` are those of the host that the container's process needs to open its nodes, with
+    reasons; ``settings`` its variables. ``cdi_devices`` are those of CDI specs, which
+    only the runtime can give. ``absent`` has a sentence for each vendor whose devices a
+    container doesn't get, because there is no driver here and the configuration ignores that.
+    RequestError if two vendors need different values of one variable.
+    """
+
+    def __init__(
+        self,
+        grants: "list[Grant]",
+        config: "Config",
+        known: "Known",
+        absent: tuple[str, ...] = (),
+        cdi_devices: tuple[str, ...] = (),
+    ) -> None:
+        self.grants = grants
+        self.known = known
+        self.absent = absent
+        self.cdi_devices = cdi_devices
+        self.settings: list[Setting] = []
+        self.groups: dict[int, str] = {}
+        adds_groups = not config.feature("no-additional-gids-for-device-nodes")
+        for grant in grants:
+            self.settings += grant.vendor.environment(grant)
+            self.groups = {**grant.groups(), **self.groups} if adds_groups else {}
+        if len(grants) > 1:
+            _check_settings(grants)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of all devices."""
+        return tuple(found for grant in self.grants for found in grant.ids)
+
+    @property
+    def requests(self) -> "list[Request]":
+        """The container's requests, one for each vendor."""
+        return [grant.request for grant in self.grants]
+
+    def examiners(self) -> "dict[str, Examine]":
+        """Return each vendor's image probe, by vendor."""
+        return {grant.vendor.names.NAME: grant.vendor.examine for grant in self.grants}
+
+    def preload_injection(self) -> None:
+        """Import the modules that the hook needs, before it accesses the container."""
+        more = [each for grant in self.grants for each in preload.vendor_edits(grant.vendor.names)]
+        preload.load((*preload.INJECTION, *more))
+
+    def warnings(self) -> list[str]:
+        """Return what the container gets only in part, or differently, a sentence each."""
+        found = [text for grant in self.grants for text in grant.vendor.warnings(grant)]
+        return [*self.absent, *self.misunderstood(), *found]
+
+    def misunderstood(self) -> list[str]:
+        """Return the invalid words in the container's requests, a sentence each."""
+        return [text for request in self.requests for text in request.warnings]
+
+
+def resolve(
+    spec: "dict[str, Any]",
+    config: "Config",
+    known: "Known",
+    progress: Progress | None = None,
+    *,
+    container: str = "",
+    save: bool = True,
+    skip_absent: bool = False,
+    inventories: "Mapping[str, Inventory] | None" = None,
+) -> Resolved | None:
+    """Return how a container's requests are met, None if it requests nothing.
+
+    ``known`` are all vendors. Raises the GpuhookError of the step that failed;
+    ``progress`` holds the steps before it. With ``save`` off, a new inventory isn't
+    saved. ``inventories``, by vendor, are known to be current. ``container`` is the
+    container's id, "" if unknown: if the node has a gate, its verdict decides which
+    devices are given, and RequestError is raised without one. With ``skip_absent`` a vendor without
+    a driver here gives nothing, whatever is requested.
+    """
+    progress = progress or Progress()
+    asked, cdi_devices = _asked(spec, config, known, progress)
+    if not asked and not cdi_devices:
+        return None
+    verdict = _verdict(config, container, asked, cdi_devices) if config.gate else None
+    from gpuhook.core.inventory import cache, selection  # noqa: PLC0415 - where a device is asked for
+
+    grants: list[Grant] = []
+    absent: list[NoDriverError] = []
+    for vendor, request in asked:
+        try:
+            inventory = (inventories or {}).get(request.vendor)
+            if inventory is None:
+                inventory = cache.get_inventory(config, vendor, save=save)
+                inventory = vendor.within_reach(inventory)
+        except NoDriverError as error:
+            ignored = config.missing_driver == "ignore" and _is_general(request)
+            if not (ignored or skip_absent):
+                raise
+            absent.append(error)
+            continue
+        progress.inventories.append(inventory)
+        if verdict is None:
+            devices = selection.select(request.selectors, inventory, vendor.names, request.spaces)
+        else:
+            devices = verdict.of(vendor.names, inventory)  # protects: verdict-devices
+            if request.selectors and not devices:
+                continue
+        grants.append(contract.Grant(vendor, request, inventory, devices))
+    for grant in grants:
+        grant.vendor.check(grant)
+    return Resolved(grants, config, known, tuple(error.cause for error in absent), cdi_devices)
+
+
+def _verdict(
+    config: "Config", container: str, asked: "Asked", cdi_devices: tuple[str, ...]
+) -> "Verdict":
+    """Return the gate's verdict on a container; RequestError for a name of several."""
+    from gpuhook.core import verdict  # noqa: PLC0415 - on nodes with a gate
+
+    found = verdict.read(config, container)
+    tenants = [name for vendor, request in asked for name in vendor.tenant_names(request.options)]
+    found.check_names([*cdi_devices, *tenants])
+    return found
+
+
+def limits(
+    spec: "Spec",
+    config: "Config",
+    known: "Known",
+    resolved: Resolved | None,
+    inventories: "Mapping[str, Inventory] | None" = None,
+    *,
+    given: "Sequence[Grant]" = (),
+) -> "Limits | None":
+    """Return the memory limits of a container's devices, None if there are none.
+
+    ``resolved`` is the result of its requests; devices that engines give themselves count as well.
+    LimitError for limits that can't be met, RequestError for a device that an engine gives and only
+    gpu-py may give. ``inventories`` as for ``resolve``; ``given`` are further devices, which
+    aren't in its config.json.
+    """
+    if not (config.limits_memory or config.mps_devices or says_limit(spec.data, known)):
+        return None
+    from gpuhook.core import limits as found  # noqa: PLC0415 - few containers have any
+
+    grants = resolved.grants if resolved is not None else ()
+    return found.find(spec, config, known, (*grants, *given), inventories or {})
+
+
+def says_limit(spec: "dict[str, Any]", known: "Known") -> bool:
+    """Tell whether a container sets a memory limit; its spec may have any shape."""
+    process, annotations = spec.get("process"), spec.get("annotations")
+    env = process.get("env") if isinstance(process, dict) else None
+    variables = [word for each in known.values() for word in getattr(each, "MEMORY_VARIABLES", ())]
+    starts = tuple(f"{name}=" for name in (common.MEMORY_VARIABLE, *variables))
+    mounts = spec.get("mounts")
+    return (
+        (isinstance(annotations, dict) and common.MEMORY_ANNOTATION in annotations)
+        or any(
+            isinstance(each, str) and each.startswith(starts)
+            for each in (env if isinstance(env, list) else ())
+        )
+        or any(
+            isinstance(each, dict) and may_limit(each.get("destination"))
+            for each in (mounts if isinstance(mounts, list) else ())
+        )
+    )
+
+
+def _asked(
+    spec: "dict[str, Any]", config: "Config", known: "Known", progress: Progress
+) -> "tuple[Asked, tuple[str, ...]]":
+    """Return the vendors of requested devices, and the CDI devices of specs."""
+    reader = SpecReader(spec, config)
+    asked: dict[str, tuple[Vendor, Request]] = {}
+    for names in known.values():
+        if reader.asks(names):
+            asked[names.NAME] = _read(reader, names, (), known, progress)
+    every = dict.fromkeys(name for _, request in asked.values() for name in request.cdi_devices)
+    for names in known.values() if every and config.mode != "cdi" else ():
+        ours = tuple(name for name in every if name.startswith(f"{names.KIND}="))
+        if ours:
+            asked[names.NAME] = _read(reader, names, ours, known, progress)
+            for name in ours:
+                del every[name]
+    progress.requests = [request for _, request in asked.values()]
+    wanting = [(vendor, request) for vendor, request in asked.values() if _wants(request)]
+    return wanting, tuple(every)
+
+
+def _read(
+    reader: SpecReader,
+    names: "ModuleType",
+    more: tuple[str, ...],
+    known: "Known",
+    progress: Progress,
+) -> "tuple[Vendor, Request]":
+    """Return a vendor and the request to it; ``more`` are names from other sources."""
+    preload.load((*preload.INVENTORY, *preload.vendor(names)))
+    vendor = contract.load(names)
+    try:
+        request = reader.read(names, vendor, more)
+        if request.cdi_devices:
+            check_kinds(request, known.values(), reader.config)  # protects: kinds
+    except RequestError as error:
+        progress.requests.append(error.request)
+        raise
+    return vendor, request
+
+
+def _wants(request: "Request") -> bool:
+    """Tell whether it requests anything of its vendor, and not only CDI devices."""
+    return request.devices is not None and (bool(request.selectors) or not request.cdi_devices)
+
+
+def _is_general(request: "Request") -> bool:
+    """Tell whether it requests all devices, as images do for hosts that they don't know."""
+    return all(name.lower() == "all" for name in request.selectors)
+
+
+def _check_settings(grants: "list[Grant]") -> None:
+    """Refuse vendors that would override each other's variables."""
+    values: dict[str, tuple[Grant, Setting]] = {}
+    for grant in grants:
+        for each in grant.vendor.environment(grant):
+            other, before = values.setdefault(each.name, (grant, each))
+            in_front = before.front and each.front
+            same = (before.value, before.front) == (each.value, each.front)
+            if other is not grant and not in_front and not same:
+                names = other.vendor.names.TITLE, grant.vendor.names.TITLE
+                raise RequestError(
+                    f"{' and '.join(names)} need different values of the variable {each.name} in "
+                    f"the container: {shown(before.value)} and {shown(each.value)}",
+                    "Request only the devices of one of the two vendors",
+                )

@@ -1,0 +1,1 @@
+"""Slurm, and devices for root folders, units and machines without a container engine."""

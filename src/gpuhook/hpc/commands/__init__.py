@@ -1,0 +1,1 @@
+"""The commands for Slurm and root folders, one per file."""

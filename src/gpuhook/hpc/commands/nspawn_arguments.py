@@ -1,0 +1,32 @@
+"""gpuhook nspawn-arguments: devices for a systemd-nspawn machine started by hand."""
+
+import click
+
+from gpuhook.hpc.commands import options as _settings
+from gpuhook.hpc.rootfs import units
+from gpuhook.tools.cli._help import command
+from gpuhook.tools.cli._output import config_option
+from gpuhook.vendors import registry
+
+_VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))
+
+
+@command(
+    "nspawn-arguments",
+    examples={
+        f"gpuhook nspawn-arguments --rootfs /srv/box -e {_VARIABLE}=0": "One argument per line",
+        f"gpuhook nspawn-arguments -e {_VARIABLE}=0": "For a root folder like Debian's",
+    },
+)
+@_settings.request_options
+@config_option
+def nspawn_arguments(
+    rootfs: str, variables: tuple[str, ...], devices: tuple[str, ...], config_path: str | None
+) -> None:
+    """Print the systemd-nspawn arguments that add devices to a machine, one per line.
+
+    For a machine that machinectl starts, use gpuhook install --engine nspawn.
+    """
+    plan, env = _settings.plan(rootfs, variables, devices, config_path)
+    for word in units.arguments(plan, env):
+        click.echo(word)

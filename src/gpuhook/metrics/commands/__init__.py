@@ -1,0 +1,1 @@
+"""The commands metrics and stats."""

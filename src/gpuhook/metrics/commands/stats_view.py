@@ -1,0 +1,378 @@
+"""Output of gpuhook stats: devices and containers as tables or JSON."""
+
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.text import Text
+
+from gpuhook.base.host import files
+from gpuhook.metrics.model import Container, Device, Process, Snapshot, Usage
+from gpuhook.tools.cli import _screen
+from gpuhook.tools.cli._containers import nameless
+
+_GIB = 1 << 30
+_BUSY, _FULL = 0.7, 0.9  # shares from which a bar is yellow, and red
+_ABSENT = "-"
+_FIXED = 3  # lines: the heading, the header of the first table, the count of hidden rows
+_MORE = 2  # lines that each further table adds: an empty line and its header
+_LOOKS = 10  # samples in a device's history
+_STEPS = "▁▂▃▄▅▆▇█"
+
+
+_NOBODY = Container("")  # represents processes outside all containers
+
+
+@dataclass(frozen=True)
+class _Use:
+    """Usage of one device by one container; None for each unknown value."""
+
+    container: Container
+    device: Device
+    assigned: bool
+    memory: int | None = None
+    share: float | None = None
+    processes: int | None = None
+    limit: int | None = None
+    source: str = ""  # source of the memory value
+
+
+def as_json(look: Snapshot, seconds: float) -> dict[str, Any]:
+    """Return a snapshot in the format of docs/metrics.md; ``seconds`` is its Unix time."""
+    of: dict[Container, list[_Use]] = {}
+    for use in _uses(look):
+        of.setdefault(use.container, []).append(use)
+    return {
+        "time": round(seconds, 3),
+        "devices": [_device_json(each) for each in look.devices],
+        "containers": [
+            {
+                "id": container.id,
+                "engine": container.engine,
+                "name": container.name,
+                "pod": container.pod,
+                "namespace": container.namespace,
+                "container": container.container,
+                "slurm_job": container.slurm_job,
+                "devices": [_use_json(use) for use in uses],
+            }
+            for container, uses in of.items()
+        ],
+        "processes": [
+            {
+                "pid": each.pid,
+                "uid": each.user,
+                "command": each.command,
+                "container": each.container,
+                "device": each.device,
+                "memory_used_bytes": each.memory_bytes,
+                "sm_utilization": each.sm_utilization,
+            }
+            for each in look.processes
+        ],
+        "problems": [*look.problems],
+        "notes": [*look.notes],
+    }
+
+
+def _device_json(device: Device) -> dict[str, Any]:
+    names = (
+        "vendor", "id", "label", "model", "parent", "mig_profile", "memory_total_bytes",
+        "memory_used_bytes", "memory_reserved_bytes", "utilization", "temperature_celsius",
+        "power_watts", "power_limit_watts", "clock_mhz", "energy_joules",
+        "memory_temperature_celsius", "ecc_corrected", "ecc_uncorrected", "clock_reasons",
+        "recovery",
+    )  # fmt: skip
+    found = {("index" if name == "label" else name): getattr(device, name) for name in names}
+    xids = device.xids
+    return {**found, "xids": xids and {str(xid): count for xid, count in xids.items()}}
+
+
+def _use_json(use: _Use) -> dict[str, Any]:
+    return {
+        "id": use.device.id,
+        "index": use.device.label,
+        "assigned": use.assigned,
+        "memory_used_bytes": use.memory,
+        "memory_limit_bytes": use.limit,
+        "memory_source": use.source,
+        "sm_utilization": use.share,
+        "processes": use.processes,
+    }
+
+
+def _uses(look: Snapshot) -> list[_Use]:
+    """Return the uses of devices, sorted by container title; processes in none come last."""
+    used = {(each.container, each.device): each for each in look.usages}
+    found = []
+    for container in [*sorted(look.containers, key=_title), _NOBODY]:
+        for device in look.devices:
+            assigned = device.id in container.devices
+            # A container without an id has no known processes.
+            is_known = container.id or container is _NOBODY
+            usage = used.get((container.id, device.id)) if is_known else None
+            if assigned or (usage is not None and usage.processes):
+                found.append(_use(container, device, usage, assigned=assigned))
+    return found
+
+
+def _use(container: Container, device: Device, usage: Usage | None, *, assigned: bool) -> _Use:
+    if usage is None:
+        return _Use(container, device, assigned)
+    values = (usage.memory_bytes, usage.sm_utilization, usage.processes)
+    return _Use(container, device, assigned, *values, usage.memory_limit_bytes, usage.memory_source)
+
+
+def _title(container: Container) -> str:
+    """Return a container's display name: from Kubernetes, else from its engine, else its id."""
+    if container.pod:
+        words = (container.namespace, container.pod, container.container)
+        return "/".join(word for word in words if word)
+    if container is _NOBODY:
+        return "(in no container)"
+    return container.name or nameless(container.engine, container.id)
+
+
+# Tables -------------------------------------------------------------------------------------
+
+
+class History:
+    """Utilization of the devices in the last samples, by device id, the newest last."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, deque[float | None]] = {}
+
+    def add(self, look: Snapshot) -> None:
+        """Add a sample, and drop devices that are gone."""
+        self._of = {each.id: self._of.get(each.id, deque(maxlen=_LOOKS)) for each in look.devices}
+        for each in look.devices:
+            self._of[each.id].append(each.utilization)
+
+    def line(self, device: str) -> str:
+        """Return a device's history as a line of blocks, with blanks for unknown values."""
+        last = len(_STEPS) - 1
+        return "".join(
+            " " if share is None else _STEPS[round(min(max(share, 0.0), 1.0) * last)]
+            for share in self._of.get(device, ())
+        )
+
+
+def tables(look: Snapshot, width: int, *, bars: bool) -> list[RenderableType]:
+    """Return all tables in full, for a terminal of the given width."""
+    return _drawn(_Rows.of(look), width, bars=bars)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of the tables: devices, uses by containers, processes."""
+
+    look: Snapshot
+    devices: Sequence[Device]
+    uses: Sequence[_Use]
+    processes: Sequence[Process]
+
+    @classmethod
+    def of(cls, look: Snapshot) -> "_Rows":
+        """Return all rows of a snapshot."""
+        return cls(look, look.devices, _uses(look), sorted(look.processes, key=_appetite))
+
+    def fitting(self, lines: int) -> "_Rows":
+        """Return the rows that fit; each table gets at least a third of the lines if needed."""
+        every = (self.devices, self.uses, self.processes)
+        further = sum(bool(each) for each in every[1:])
+        room = max(len(every), lines - _FIXED - _MORE * further)
+        taken = [min(len(each), room // len(every)) for each in every]
+        for place, each in enumerate(every):
+            taken[place] += min(len(each) - taken[place], room - sum(taken))
+        devices, uses, processes = taken
+        return _Rows(
+            self.look, self.devices[:devices], self.uses[:uses], self.processes[:processes]
+        )
+
+    def __len__(self) -> int:
+        return len(self.devices) + len(self.uses) + len(self.processes)
+
+
+def _appetite(process: Process) -> tuple[float, int]:
+    """Return the sort key of processes, those with the most memory first."""
+    return (-(process.memory_bytes or 0), process.pid)
+
+
+@dataclass(frozen=True)
+class View:
+    """A full-screen view of a snapshot, adapted to the terminal's size at each drawing.
+
+    Each row is one line. Rows that don't fit are counted below; problems come last.
+    """
+
+    look: Snapshot
+    heading: str
+    history: History = field(default_factory=History)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the lines."""
+        width = options.max_width
+        problems = [
+            _screen.text(f"{each}.", _screen.POOR)
+            for each in (*self.look.problems, *self.look.notes)
+        ]
+        below = sum(len(each.wrap(console, width)) for each in problems)
+        every = _Rows.of(self.look)
+        rows = every.fitting((options.height or console.height) - below)
+        yield _screen.one_line(_screen.text(self.heading, _screen.FAINT))
+        yield from _drawn(rows, width, bars=True, cut=True, history=self.history)
+        if hidden := len(every) - len(rows):
+            more = f"{hidden} more: gpuhook stats --no-stream shows all"
+            yield _screen.one_line(_screen.text(more, _screen.FAINT))
+        yield from problems
+
+
+def _drawn(
+    rows: _Rows, width: int, *, bars: bool, cut: bool = False, history: History | None = None
+) -> list[RenderableType]:
+    if not rows.devices:
+        return [_screen.text("No devices.")]
+    blocks = history if history is not None and _screen.has_blocks() else None
+    lines = [_device_row(each, blocks) for each in rows.devices]
+    drawn = [_draw(_DEVICES, lines, width, bars=bars, cut="MODEL" if cut else "")]
+    if rows.uses:
+        lines = [_use_row(use) for use in rows.uses]
+        drawn += ["", _draw(_CONTAINERS, lines, width, bars=bars, cut="CONTAINER" if cut else "")]
+    if rows.processes:
+        users = _users()
+        titles = {each.id: _title(each) for each in rows.look.containers}
+        labels = {each.id: each.label for each in rows.look.devices}
+        lines = [_process_row(each, users, titles, labels) for each in rows.processes]
+        drawn += ["", _draw(_PROCESSES, lines, width, bars=bars, cut="COMMAND" if cut else "")]
+    return drawn
+
+
+# Titles of columns, then the columns to drop when space is short, in this order. Bars have
+# titles of blanks, each of another length, so that titles are unique.
+_Columns = tuple[tuple[str, ...], tuple[str, ...]]
+_DEVICES: _Columns = (
+    ("GPU", "MODEL", "UTIL", " ", "HISTORY", "MEMORY", "  ", "TEMP", "CLOCK", "POWER", "XIDS"),
+    ("CLOCK", "HISTORY", "  ", " ", "MODEL", "POWER", "TEMP", "XIDS", "MEMORY"),
+)
+_CONTAINERS: _Columns = (
+    ("CONTAINER", "GPU", "SM", " ", "MEMORY", "  ", "PROCESSES"),
+    ("  ", " ", "PROCESSES", "SM", "MEMORY"),
+)
+_PROCESSES: _Columns = (
+    ("PID", "USER", "GPU", "SM", "MEMORY", "COMMAND", "CONTAINER"),
+    ("CONTAINER", "USER", "SM", "MEMORY"),
+)
+
+
+def _draw(
+    columns: _Columns,
+    rows: Sequence[Sequence[RenderableType | None]],
+    width: int,
+    *,
+    bars: bool,
+    cut: str,
+) -> RenderableType:
+    titles, less = columns
+    shown = [
+        place
+        for place, title in enumerate(titles)
+        if (bars or title.strip()) and any(row[place] is not None for row in rows)
+    ]
+    header = [titles[place] for place in shown]
+    lines = [[row[place] for place in shown] for row in rows]
+    return _screen.table(header, lines, less=less, cut=cut, width=width)
+
+
+def _device_row(device: Device, history: History | None) -> list[RenderableType | None]:
+    used, total = device.memory_used_bytes, device.memory_total_bytes
+    xids = ", ".join(
+        f"{xid} ({count} times)" if count > 1 else str(xid)
+        for xid, count in (device.xids or {}).items()
+    )
+    temperature, clock = device.temperature_celsius, device.clock_mhz
+    return [
+        _screen.text(device.label),
+        _screen.text(device.model),
+        _percent(device.utilization),
+        _bar(device.utilization),
+        None if history is None else _screen.text(history.line(device.id).rjust(_LOOKS)),
+        _memory(used, total),
+        _bar(_share(used, total)),
+        _screen.text(_ABSENT if temperature is None else f"{temperature:.0f} C"),
+        _screen.text(_ABSENT if clock is None else f"{clock:.0f} MHz"),
+        _power(device.power_watts, device.power_limit_watts),
+        _screen.text(xids, _screen.BAD),
+    ]
+
+
+def _use_row(use: _Use) -> list[RenderableType | None]:
+    used, limit = use.memory, use.limit
+    return [
+        _screen.text(_title(use.container), _screen.FAINT if use.container is _NOBODY else ""),
+        _screen.text(use.device.label),
+        _percent(use.share),
+        _bar(use.share),
+        _memory(used, limit),
+        _bar(_share(used, limit or use.device.memory_total_bytes)),
+        _screen.text(_ABSENT if use.processes is None else use.processes),
+    ]
+
+
+def _process_row(
+    process: Process,
+    users: Mapping[int, str],
+    titles: Mapping[str, str],
+    labels: Mapping[str, str],
+) -> list[RenderableType | None]:
+    user = process.user
+    return [
+        _screen.text(process.pid),
+        _screen.text(_ABSENT if user is None else users.get(user, user)),
+        _screen.text(labels.get(process.device, process.device)),
+        _percent(process.sm_utilization),
+        _memory(process.memory_bytes, None),
+        _screen.text(process.command or _ABSENT),
+        _screen.text(titles.get(process.container, process.container) or _ABSENT),
+    ]
+
+
+def _users() -> dict[int, str]:
+    """Return the names of the host's local users; other sources could block."""
+    try:
+        lines = os.fsdecode(files.read("/etc/passwd")).split("\n")
+    except (OSError, ValueError):
+        return {}
+    fields = [line.split(":") for line in lines]
+    return {int(each[2]): each[0] for each in fields if len(each) > 2 and each[2].isdecimal()}
+
+
+def _power(watts: float | None, limit: float | None) -> Text:
+    if watts is None:
+        return _screen.text(_ABSENT)
+    return _screen.text(f"{watts:.0f}{'' if limit is None else f' / {limit:.0f}'} W")
+
+
+def _percent(share: float | None) -> Text:
+    return _screen.text(_ABSENT if share is None else f"{share:4.0%}")
+
+
+def _memory(used: int | None, total: int | None) -> Text:
+    """Return bytes in GiB with two decimals."""
+    if used is None:
+        return _screen.text(_ABSENT)
+    whole = "" if total is None else f" / {total / _GIB:.0f}"
+    return _screen.text(f"{used / _GIB:6.2f}{whole} GiB")
+
+
+def _share(used: int | None, total: int | None) -> float | None:
+    return None if used is None or not total else used / total
+
+
+def _bar(share: float | None) -> RenderableType:
+    if share is None:
+        return _screen.text("")
+    style = _screen.BAD if share >= _FULL else _screen.POOR if share >= _BUSY else _screen.GOOD
+    return _screen.bar(share, style)

@@ -1,0 +1,64 @@
+"""Running containers with the names of their pods, from the kubelet where no record has them."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gpuhook.base.config.model import Config
+from gpuhook.core.inventory.model import Inventory
+from gpuhook.metrics import pods
+from gpuhook.metrics.assigned import Given
+from gpuhook.metrics.model import Container
+from gpuhook.monitor import kubelet
+from gpuhook.monitor.telemetry import Telemetry
+from gpuhook.tools.running import holders
+from gpuhook.vendors import registry
+
+_PATIENCE = 4.0  # seconds for the start of the kubelet's query process, and for its response
+
+
+def with_pods(
+    containers: list[holders.Container],
+    inventories: Iterable[Inventory],
+    config: Config,
+    pod_resources: str,
+) -> tuple[list[holders.Container], str]:
+    """Return the containers, with names from the kubelet if nothing else names them.
+
+    ``pod_resources`` is its socket. Also returns a sentence if it doesn't answer, else "". Pods
+    that share a device can't be distinguished, so they have no names here.
+    """
+    place = kubelet.Place(pod_resources)
+    inventories = list(inventories)
+    if not kubelet.can_ask(place):
+        return containers, ""
+    given = Given(inventories)
+    found = [_as_model(each, given) for each in containers]
+    if not any(pods.may_be_a_pods(each) for each in found):
+        return containers, ""
+    asking = Telemetry(kubelet, "Kubernetes", config, time.monotonic, _PATIENCE, "kubelet")
+    try:
+        answer = asking.ask(place)
+    finally:
+        asking.let_go()
+    known = registry.known(config)
+    of: list[tuple[str, Inventory, pods.Facts]]
+    of = [(known[each.vendor].KIND, each, {}) for each in inventories]
+    by_pod = pods.read((answer or {}).get("pods", ()), of)
+    named = {each.id: each for each in pods.name(found, by_pod) if each.id}
+    return [_named(each, named[each.name]) for each in containers], asking.problem
+
+
+def _as_model(container: holders.Container, given: Given) -> Container:
+    return Container(
+        id=container.name,
+        engine=container.engine,
+        pod=container.pod,
+        namespace=container.namespace,
+        container=container.container,
+        devices=given.to(container),
+    )
+
+
+def _named(container: holders.Container, found: Container) -> holders.Container:
+    return replace(container, pod=found.pod, namespace=found.namespace, container=found.container)

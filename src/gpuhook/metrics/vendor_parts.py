@@ -1,0 +1,58 @@
+"""Contracts of the vendors' optional modules for measurements (``monitor.vendor_parts``)."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from gpuhook.base.config.model import Config
+from gpuhook.monitor.host.child import Work
+from gpuhook.monitor.vendor_parts import Part, Values
+
+
+class Readings(Protocol):
+    """``telemetry`` of a driver with files, which are also read in a child."""
+
+    def read(self, inventory: Any, asking: Callable[[str], bool], /) -> Mapping[str, Values]:
+        """Return the current measurements of each device, by its id.
+
+        ``asking`` is called with a device's id before its files are read; False skips it.
+        """
+
+
+class Telemetry(Protocol):
+    """``telemetry`` of a driver that is queried in a child; monitor/telemetry runs it."""
+
+    def can_ask(self, inventory: Any, /) -> bool:
+        """Tell whether the driver of this inventory can be queried."""
+
+    def facts(self, inventory: Any, /) -> Mapping[str, Values]:
+        """Return each device's values that the inventory has, by its id."""
+
+    def worded(self, values: Values, /) -> Values:
+        """Return the child's values of a device, with names in place of numeric codes."""
+
+    def begin(self, config: Config, inventory: Any, but: Collection[str], /) -> Work:
+        """Return the function of a child that is queried about all devices ``but`` some."""
+
+
+Sample = tuple[dict[str, str], float]  # labels and a value
+
+
+class Series(NamedTuple):
+    """A Prometheus series with its full name; ``kind`` is gauge or counter."""
+
+    name: str
+    kind: str
+    about: str
+    samples: list[Sample]
+
+
+class MakersSeries(Protocol):
+    """``makers_series``: the series of the vendor's own exporter, if they are requested."""
+
+    def series(self, snapshot: Any, /) -> Iterable[Series]:
+        """Return the series of a snapshot (``metrics/model.Snapshot``)."""
+
+
+telemetry: Part[Readings | Telemetry] = Part("metrics", "telemetry")
+
+makers_series: Part[MakersSeries] = Part("metrics", "makers_series")

@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: the driver's errors, and links between devices."""

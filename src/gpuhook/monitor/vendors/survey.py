@@ -1,0 +1,38 @@
+"""Queries of all vendors that this host has."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import DriverError, NoDriverError
+from gpuhook.core.contract import Vendor, load
+from gpuhook.vendors.registry import known
+
+T = TypeVar("T")
+
+
+def examine(
+    config: Config, ask: Callable[[Vendor], T]
+) -> tuple[dict[str, T], dict[str, NoDriverError], dict[str, DriverError]]:
+    """Return the result of ``ask`` for each vendor, absent vendors, and failing drivers."""
+    found, absent, failed = {}, {}, {}
+    for name, names in known(config).items():
+        try:
+            found[name] = ask(load(names))
+        except NoDriverError as error:
+            absent[name] = error
+        except DriverError as error:
+            failed[name] = error
+    return found, absent, failed
+
+
+def present(config: Config, ask: Callable[[Vendor], T]) -> tuple[list[T], list[DriverError]]:
+    """Return the result of ``ask`` for each vendor that this host has, and failing drivers.
+
+    Without any result, raise the DriverError of the first failing driver, or else of the first
+    absent one.
+    """
+    found, absent, failed = examine(config, ask)
+    if not found:
+        raise [*failed.values(), *absent.values()][0]
+    return [*found.values()], [*failed.values()]

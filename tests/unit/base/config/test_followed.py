@@ -1,0 +1,285 @@
+"""Services go by config.toml as it is now, as each start does."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from limits import in_time
+
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import ConfigError, MpsError
+from gpuhook.cluster.commands import labels as labels_command
+from gpuhook.cluster.device_plugin import service as plugin
+from gpuhook.cluster.dra import service as dra
+from gpuhook.metrics import service as metrics_service
+from gpuhook.tools.config import followed as following
+from gpuhook.tools.config.followed import Changed, Followed
+from gpuhook.tools.mps import keep
+from gpuhook.tools.watch import Watch
+from gpuhook.vendors.nvidia import mps
+
+OFF = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    found = tmp_path / "config.toml"
+    found.write_text("")
+    return found
+
+
+def test_what_is_changed_counts(path: Path) -> None:
+    found = Followed(str(path))
+    assert found.config.accept_envvar_unprivileged
+    assert not found.read()
+    path.write_text(OFF)
+    assert found.read()
+    assert not found.config.accept_envvar_unprivileged
+    assert not found.read()
+
+
+@pytest.mark.parametrize("by", ["writing", "renaming"])
+def test_two_changes_at_once(path: Path, by: str) -> None:
+    """The second has the first one's time and length where the clock is coarse."""
+    found = Followed(str(path))
+    for word in ("true ", "false", "true "):
+        text = OFF.replace("false", word)
+        if by == "writing":
+            path.write_text(text)
+        else:
+            other = path.with_name("new")
+            other.write_text(text)
+            other.rename(path)
+        os.utime(path, ns=(1 << 60, 1 << 60))
+        found.read()
+        assert found.config.accept_envvar_unprivileged == (word == "true ")
+
+
+def test_a_file_that_comes_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "config.toml"
+    monkeypatch.setattr("gpuhook.base.config.loader.DEFAULT_PATH", str(place))
+    monkeypatch.setattr(following, "DEFAULT_PATH", str(place))
+    monkeypatch.delenv("GPUHOOK_CONFIG", raising=False)
+    found = Followed(None)
+    assert not found.read()
+    place.write_text(OFF)
+    assert found.read()
+    place.unlink()
+    assert found.read()
+    assert found.config.accept_envvar_unprivileged
+
+
+@pytest.mark.parametrize("text", ["[gpuhook\n", "[gpuhook]\nnvml-timeout = 'soon'\n", "\xff"])
+def test_a_file_that_cannot_be_read(path: Path, text: str) -> None:
+    """It is an error each time, or said once where what was read before still counts."""
+    path.write_text(OFF)
+    found, said = Followed(str(path)), list[str]()
+    path.write_bytes(text.encode("latin-1"))
+    for _ in range(3):
+        with pytest.raises(ConfigError):
+            found.read()
+        assert not found.has_changed(said.append)
+        assert not found.config.accept_envvar_unprivileged
+    assert len(said) == 1
+    assert said[0].endswith("the settings from before count")
+    path.write_text("")
+    assert found.has_changed(said.append)
+    assert found.config.accept_envvar_unprivileged
+    path.write_text("[gpuhook\n")
+    assert not found.has_changed(said.append)
+    assert len(said) == 2
+
+
+def test_the_same_text_is_no_change(path: Path) -> None:
+    found = Followed(str(path))
+    path.write_text("")
+    os.utime(path)
+    found.check(lambda _: None)
+    path.write_text(OFF)
+    with pytest.raises(Changed):
+        found.check(lambda _: None)
+
+
+AGAIN = """
+import os, signal, sys, time
+from gpuhook.tools.config.followed import start_again
+if os.environ.get("AGAIN"):
+    print(sys.argv, signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, flush=True)
+    time.sleep(1000)
+os.environ["AGAIN"] = "1"
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+start_again()
+"""
+
+
+def test_a_service_starts_again_as_it_was_started() -> None:
+    """With its words, and so that it can be told to stop at any time."""
+    words = [sys.executable, "-c", AGAIN, "--interval", "a b"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            with in_time(60):
+                line = process.stdout.readline()
+            assert line == "['-c', '--interval', 'a b'] True\n"
+            process.terminate()
+            assert process.wait(60) == -signal.SIGTERM
+        finally:
+            process.kill()
+
+
+# Each service -------------------------------------------------------------------------------------
+
+
+class Stop(Exception):  # noqa: N818 - ends a loop that has no end
+    pass
+
+
+def stop(*_: object, **__: object) -> None:
+    raise Stop
+
+
+def of_watch(path: Path, change: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Config:
+    seen: list[Config] = []
+    watch = Watch(Config(), "gpu-py", lambda _: None, lambda: True, Followed(str(path)))
+
+    def refresh() -> bool:
+        seen.append(watch._config)
+        return True
+
+    monkeypatch.setattr(watch, "refresh", refresh)
+    monkeypatch.setattr(watch, "stand", change)
+    waits = iter([None, Stop()])
+
+    def wait(_: float) -> None:
+        end = next(waits)
+        if end:
+            raise end
+
+    with pytest.raises(Stop):
+        watch.run(cast(Any, SimpleNamespace(wait=wait)), 1.0)
+    return seen[1]
+
+
+def of_metrics(path: Path, change: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Config:
+    found, gone = Followed(str(path)), list[str]()
+    observer: Any = SimpleNamespace(let_go=lambda: gone.append("first"))
+    other: Any = SimpleNamespace(config=None)
+
+    def renewed() -> Any:
+        if not found.has_changed(lambda _: None):
+            return None
+        other.config = found.config
+        return other
+
+    service = metrics_service.Service(observer, cast(Any, None), lambda _: None, None, renewed)
+    service._follow()
+    assert service._observer is observer
+    change()
+    service._follow()
+    assert service._observer is other
+    assert gone == ["first"]
+    return cast(Config, other.config)
+
+
+def of_mps(path: Path, change: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Config:
+    """A daemon that has ended is started by what config.toml says then."""
+    found = Followed(str(path))
+    keeper = keep.Keeper(found.config, lambda _: None, followed=found)
+    state = mps.State(3, ())
+    monkeypatch.setattr(mps, "read", lambda _: state)
+    started: list[Config] = []
+    monkeypatch.setattr(keeper, "start", lambda: started.append(keeper._config))
+
+    def check(_: mps.State) -> None:
+        raise MpsError("it isn't running", "start it")
+
+    monkeypatch.setattr(keeper, "check", check)
+    change()
+    keeper.look_after()
+    return started[0]
+
+
+def of_labels(path: Path, change: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Config:
+    seen: list[Config] = []
+
+    def once(config: Config, *_: object, **__: object) -> None:
+        seen.append(config)
+        if len(seen) == 2:
+            raise Stop
+
+    monkeypatch.setattr(labels_command, "_once", once)
+    monkeypatch.setattr(time, "sleep", lambda _: change())
+    words = ["--output", str(path.with_name("out")), "--interval", "1", "--config", str(path)]
+    with pytest.raises(Stop):
+        labels_command.labels.main(words, standalone_mode=False)
+    return seen[1]
+
+
+OBSERVED = SimpleNamespace(is_due=lambda: True, tend=stop)
+
+
+def of_plugin(path: Path, change: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Config:
+    found = Followed(str(path))
+    supervisor = plugin.Supervisor.__new__(plugin.Supervisor)
+    vars(supervisor).update(
+        _followed=found, _observed=OBSERVED, _signals=SimpleNamespace(hangup=False)
+    )
+    return _changed(supervisor, found, change)
+
+
+def of_dra(path: Path, change: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Config:
+    found = Followed(str(path))
+    supervisor = dra.Supervisor.__new__(dra.Supervisor)
+    devices = SimpleNamespace(observed=OBSERVED, tend=stop)
+    vars(supervisor).update(
+        followed=found, _devices=devices, _signals=SimpleNamespace(hangup=False)
+    )
+    return _changed(supervisor, found, change)
+
+
+def _changed(supervisor: Any, found: Followed, change: Callable[[], None]) -> Config:
+    """See that a supervisor ends for a change; the program begins again with what is said then."""
+    change()
+    with pytest.raises(Changed):
+        supervisor._tend()
+    return found.config
+
+
+SERVICES = {
+    "watch": of_watch, "metrics": of_metrics, "mps": of_mps, "labels": of_labels,
+    "device_plugin": of_plugin, "dra": of_dra,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*SERVICES])
+def test_each_service_follows(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def change() -> None:
+        path.write_text(OFF)
+
+    found = SERVICES[name](path, change, monkeypatch)
+    assert not found.accept_envvar_unprivileged
+
+
+def test_no_service_is_forgotten() -> None:
+    """Each command that runs until it is told to stop."""
+    folder = Path(labels_command.__file__).parent
+    endless = {
+        each.stem
+        for each in folder.glob("[a-z]*.py")
+        if "SIGTERM" in each.read_text() or "--interval" in each.read_text()
+    } - {"stats"}  # which a person runs, and which is started each time
+    assert endless == {*SERVICES, "nri"}
+    assert all("Followed(" in (folder / f"{each}.py").read_text() for each in endless)
+
+
+@pytest.fixture(autouse=True)
+def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPUHOOK_CONFIG", raising=False)

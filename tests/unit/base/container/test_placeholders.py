@@ -1,0 +1,88 @@
+"""The empty files to mount on: each a file of its own, made and removed with care."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuhook.base.container import kernel
+from gpuhook.base.container.changes import Container, Journal
+
+FOLDER = "/usr/lib"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "root/usr/lib").mkdir(parents=True)
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def container(root: Path) -> Iterator[Container]:
+    fd = os.open(root, os.O_PATH | os.O_DIRECTORY)
+    with Container(fd, str(root), Journal()) as found:
+        yield found
+
+
+def make(container: Container, *names: str) -> None:
+    for name in names:
+        fd = container.mount_point(f"{FOLDER}/{name}")
+        assert fd is not None
+        os.close(fd)
+
+
+def inodes(root: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_ino for path in (root / FOLDER[1:]).iterdir()}
+
+
+def test_what_is_written_to_one_is_in_no_other(container: Container, root: Path) -> None:
+    """Once a container runs without devices, they are ordinary files."""
+    names = [f"lib{number}.so" for number in range(46)]
+    make(container, *names)
+    made = [root / FOLDER[1:] / name for name in names]
+    assert [path.stat().st_nlink for path in made] == [1] * len(names)
+    for path in made:
+        path.write_text(path.name)
+    assert [path.read_text() for path in made] == names
+
+
+def test_the_images_own_files_are_used_as_they_are(container: Container, root: Path) -> None:
+    (root / "usr/lib/b").write_text("the image's")
+    (root / "usr/lib/c").symlink_to("b")
+    make(container, "a", "b", "c", "d")
+    assert (root / "usr/lib/b").read_text() == "the image's"
+    assert os.readlink(root / "usr/lib/c") == "b"
+    assert len({*inodes(root).values()}) == len(("a", "b", "d"))
+    assert container.journal.roll_back() == []
+    assert sorted(inodes(root)) == ["b", "c"]
+
+
+def test_one_that_was_removed_meanwhile_is_made_again(container: Container, root: Path) -> None:
+    make(container, "a")
+    (root / "usr/lib/a").unlink()
+    make(container, "b", "a")
+    assert sorted(inodes(root)) == ["a", "b"]
+
+
+def test_one_that_is_swapped_for_another_file_is_not_what_is_mounted_on(
+    container: Container, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The descriptor to mount on is of the file that was made, whatever has its name."""
+    create = kernel.create_file
+    made: list[int] = []
+
+    def create_and_swap(parent: int, name: str, mode: int) -> int:
+        fd = create(parent, name, mode)
+        made.append(os.fstat(fd).st_ino)
+        (root / "usr/lib" / name).unlink()
+        (root / "usr/lib" / name).symlink_to("/etc/passwd")
+        return fd
+
+    monkeypatch.setattr(kernel, "create_file", create_and_swap)
+    fd = container.mount_point(f"{FOLDER}/b")
+    assert fd is not None
+    assert [os.fstat(fd).st_ino] == made
+    os.close(fd)
+    assert container.journal.roll_back() == []
+    assert os.listdir(root / FOLDER[1:]) == ["b"], "what another one made is left"

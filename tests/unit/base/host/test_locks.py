@@ -1,0 +1,141 @@
+"""Locks: what root waits for, nobody else can open, since whoever opens a file can lock it."""
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpuhook
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import GpuhookError
+from gpuhook.cluster.dra import publish
+from gpuhook.core import contract
+from gpuhook.core.inventory import cache
+from gpuhook.core.records import leases
+from gpuhook.monitor.ledger.records import Records
+from gpuhook.tools.driver_folder.place import Place
+from gpuhook.tools.engines.lock import Lock
+from gpuhook.tools.mps.control import Control
+from gpuhook.tools.mps.keep import Keeper
+from gpuhook.vendors import registry
+from gpuhook.vendors.nvidia import mps
+from gpuhook.vendors.nvidia.mps_mounts import BindPipe
+
+
+def _mps(folder: Path) -> None:
+    config = Config()
+    config.state_dir = str(folder)
+    Keeper(config, print).stop()
+
+
+def _daemon_of_mps(folder: Path) -> None:
+    config = Config()
+    config.state_dir = str(folder)
+    keeper = Keeper(config, print)
+    keeper._make_folders(version=3)
+    Control("", keeper.base, version=3).settle()
+
+
+def _place_of_mps(folder: Path) -> None:
+    made = BindPipe(str(folder), mps.State(2, (), "", 0, 1, ()), {}, "")
+    claims = folder / mps.FOLDER / mps.CLAIMS
+    claims.mkdir(parents=True)
+    made._claims = os.open(claims, os.O_RDONLY)
+    try:
+        made._claim()
+    finally:
+        os.close(made._claims)
+
+
+def _lease(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        with leases.Lock(fd):
+            pass
+    finally:
+        os.close(fd)
+
+
+def _inventory(folder: Path) -> None:
+    config = Config()
+    config.state_dir = str(folder)
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        with cache._Lock(fd, config, contract.load(registry.KNOWN["amd"])):
+            pass
+    finally:
+        os.close(fd)
+
+
+def _installation(folder: Path) -> None:
+    with Lock(str(folder / "engines"), "installing", 1.0, GpuhookError).held():
+        pass
+
+
+def _publisher(folder: Path) -> None:
+    with publish._Turn(str(folder / "publisher")) as turn:
+        assert turn.take()
+
+
+def _claims(folder: Path) -> None:
+    with Records(str(folder)).locked():
+        pass
+
+
+def _driver_folder(folder: Path) -> None:
+    with Place(str(folder / "driver")).locked():
+        pass
+
+
+LOCKS: dict[str, Callable[[Path], None]] = {
+    "tools/mps/keep.py": _mps,
+    "tools/mps/control.py": _daemon_of_mps,
+    "vendors/nvidia/mps_mounts.py": _place_of_mps,
+    "core/records/leases.py": _lease,
+    "core/inventory/cache.py": _inventory,
+    "tools/engines/lock.py": _installation,
+    "cluster/dra/publish.py": _publisher,
+    "monitor/ledger/records.py": _claims,
+    "tools/driver_folder/place.py": _driver_folder,
+}
+
+
+@pytest.mark.parametrize("name", [*LOCKS])
+def test_nobody_else_can_lock_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the umask, and in a folder that everybody may look into, as /run/gpuhook."""
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o755)
+    modes: list[int] = []
+    lock = fcntl.flock
+
+    def look(fd: int, operation: int) -> Any:
+        modes.append(stat.S_IMODE(os.fstat(fd).st_mode))
+        return lock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", look)
+    before = os.umask(0)
+    try:
+        with contextlib.suppress(GpuhookError, StopIteration):
+            LOCKS[name](folder)
+    finally:
+        os.umask(before)
+    assert modes
+    assert not any(mode & 0o077 for mode in modes), [*map(oct, modes)]
+
+
+def test_every_lock_is_looked_at() -> None:
+    source = Path(gpuhook.__file__).parent
+    found = {
+        str(path.relative_to(source))
+        for path in source.rglob("*.py")
+        if re.search(r"\block\.take\(|\bfcntl\.(flock|lockf)\(", path.read_text())
+    }
+    assert found == {*LOCKS, "base/host/lock.py"}

@@ -1,0 +1,90 @@
+"""Signals: to what is open, and of numbers to our own children alone."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from gpuhook.base.host import signals
+
+MANY = 1 << 30  # more than any process' number (PID_MAX_LIMIT is 1 << 22)
+
+
+@pytest.fixture
+def child() -> Iterator[int]:
+    """A child that waits, in a session of its own."""
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+        os._exit(0)
+    yield pid
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return
+    signals.send_to_child(pid, signal.SIGKILL)
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        pass
+
+
+def test_a_child_gets_a_signal(child: int) -> None:
+    assert signals.send_to_child(child, signal.SIGTERM)
+    assert os.waitpid(child, 0)[1] == signal.SIGTERM
+    assert not signals.send_to_child(child, signal.SIGTERM)
+
+
+def test_a_child_that_has_ended_keeps_its_number(child: int) -> None:
+    signals.send_to_child(child, signal.SIGKILL)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert signals.exists(child)
+    assert signals.send_to_child(child, signal.SIGKILL)  # to what nobody has waited for
+
+
+def test_who_is_no_child_gets_none() -> None:
+    """As one that was given the number of a child that is gone."""
+    script = (
+        "import os, time; pid = os.fork(); print(pid or '', end='', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        found = os.open(f"/proc/{parent.pid}/task/{parent.pid}/children", os.O_RDONLY)
+        while not (text := os.pread(found, 64, 0)):
+            pass
+        os.close(found)
+        grandchild = int(text)
+        held = os.pidfd_open(grandchild)
+        assert not signals.send_to_child(grandchild, signal.SIGKILL)
+        assert signals.exists(grandchild)
+        assert signals.send(held, signal.SIGKILL)
+        parent.kill()
+        os.close(held)
+
+
+def test_what_is_open_is_no_other(child: int) -> None:
+    held = os.pidfd_open(child)
+    assert signals.send(held, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert not signals.send(held, signal.SIGKILL)
+    os.close(held)
+
+
+def test_numbers_that_nobody_has() -> None:
+    assert not signals.exists(MANY)
+    assert not signals.exists(1 << 70)
+    assert not signals.send_to_child(MANY, signal.SIGKILL)
+    assert signals.exists(os.getpid())
+
+
+def test_ourselves() -> None:
+    got = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: got.append(number))
+    try:
+        signals.send_to_self(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert got == [signal.SIGUSR1]

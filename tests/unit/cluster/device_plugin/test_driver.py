@@ -1,0 +1,91 @@
+"""The driver folder as the device plugin keeps it, by a child."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from machines import VERSION, gpu, machine
+
+from gpuhook.base.config.model import Config
+from gpuhook.cluster.device_plugin import driver
+from gpuhook.cluster.device_plugin.settings import Settings
+from gpuhook.monitor.machine import Found
+from gpuhook.vendors.nvidia.vendor import VENDOR
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> Found:
+    """A machine by hand whose driver's files are there."""
+    inventory = machine(gpu(0, 1))
+    inventory.root = str(tmp_path / "root")
+    for each in inventory.files:
+        file = tmp_path / "root" / each.path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(each.path)
+    return VENDOR, inventory
+
+
+class Kept:
+    """What became of a call: whether it went well, what was said, and the folder."""
+
+    def __init__(self, place: Path, found: Found, failing: tuple[str, ...] = ()) -> None:
+        said = place / "said"
+        self.folder = place / "driver"
+        settings = Settings(driver_folder=str(self.folder))
+
+        def tell(sentence: str) -> None:  # in the child
+            said.write_text(sentence)
+
+        said.write_text("")
+        self.well = driver.keep(settings, Config(), [found], failing, tell)
+        self.said = said.read_text()
+
+
+def test_it_says_what_it_did(tmp_path: Path, found: Found) -> None:
+    first = Kept(tmp_path, found)
+    assert first.well
+    assert VERSION in first.said
+    assert (first.folder / "lib64/libcuda.so.1").exists()
+    again = Kept(tmp_path, found)
+    assert again.well
+    assert again.said == ""
+
+
+def test_a_driver_that_fails_has_its_folder_as_it_was(tmp_path: Path, found: Found) -> None:
+    Kept(tmp_path, found)
+    found[1].root = "/nowhere"
+    kept = Kept(tmp_path, found, ("nvidia",))
+    assert kept.well
+    assert (kept.folder / "lib64/libcuda.so.1").exists()
+
+
+def test_what_can_not_be_done_is_said(tmp_path: Path, found: Found) -> None:
+    (tmp_path / "driver").write_text("a user's")
+    kept = Kept(tmp_path, found)
+    assert not kept.well
+    assert "isn't a driver folder" in kept.said
+    assert (tmp_path / "driver").read_text() == "a user's"
+
+
+def test_it_ends_with_the_supervisor(tmp_path: Path, found: Found) -> None:
+    """Whatever it is doing: another supervisor may be started at once."""
+    reader, writer = os.pipe()
+    supervisor = os.fork()
+    if supervisor == 0:
+
+        def tell(_: str) -> None:  # in the child
+            os.write(writer, f"{os.getpid()}\n".encode())
+            signal.pause()
+
+        driver.keep(Settings(driver_folder=str(tmp_path / "driver")), Config(), [found], (), tell)
+        os._exit(0)
+    os.close(writer)
+    with open(reader) as words:
+        int(words.readline())
+        os.kill(supervisor, signal.SIGKILL)
+        os.waitpid(supervisor, 0)
+        began = time.monotonic()
+        assert words.read() == ""  # once nobody has the other end
+    assert time.monotonic() - began < 60  # by itself it ends after two minutes

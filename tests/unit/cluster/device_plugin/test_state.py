@@ -1,0 +1,21 @@
+"""The device plugin's states, as lines and back."""
+
+from gpuhook.cluster.device_plugin.state import Node, Resource, State, Unit
+
+
+def test_a_line_and_back() -> None:
+    unit = Unit("GPU-1", "0", "nvidia.com/gpu=0", "GPU-1", (Node("/a", "/b"),), 1, "Lost.")
+    links = {"GPU-1": {"GPU-2": 3}}
+    one = Resource("nvidia.com/gpu", "nvidia", "V", "/m", (unit,), 2, True, {"A": "b"}, links)
+    state = State((one, Resource("amd.com/gpu", "amd", "W", "", ())))
+    assert State.from_line(state.to_line()) == state
+    assert state.to_line().count(b"\n") == 1
+
+
+def test_what_is_offered() -> None:
+    units = tuple(Unit(name, name, f"a.b/c={name}", name) for name in ("x", "y"))
+    one = Resource("a.b/c", "nvidia", "V", "", units)
+    assert list(one.offers()) == ["x", "y"]
+    two = Resource("a.b/c", "nvidia", "V", "", units, replicas=2)
+    assert list(two.offers()) == ["x::0", "x::1", "y::0", "y::1"]
+    assert two.offers()["y::1"] is units[1]

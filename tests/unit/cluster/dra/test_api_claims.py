@@ -1,0 +1,138 @@
+"""Claims: read in every version that is served, and reported on beside others."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_server import HANG, ApiServer, serving
+from limits import in_time
+
+from gpuhook.base.errors import PluginError
+from gpuhook.cluster.dra.access import Access
+from gpuhook.cluster.dra.api_client import ApiError, Client
+from gpuhook.cluster.dra.claims import ClaimGoneError
+from gpuhook.cluster.dra.cluster import Cluster
+
+ALLOCATION = {"devices": {"results": [{"request": "gpu", "driver": "gpu.nvidia.com"}]}}
+DEVICE = {"driver": "gpu.nvidia.com", "pool": "n1", "device": "gpu-1"}
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[ApiServer]:
+    with serving(tmp_path) as made:
+        yield made
+
+
+def cluster(api: ApiServer, node: str = "n1", patience: float = 15) -> tuple[Cluster, list[str]]:
+    said: list[str] = []
+    access = Access(api.url, f"{api.folder}/ca.crt", token=f"{api.folder}/token")
+    return Cluster(Client(access), node, said.append, patience), said
+
+
+def claim(api: ApiServer, requests: list[dict[str, Any]], name: str = "c1") -> str:
+    spec = {"devices": {"requests": requests}}
+    given = {"spec": spec, "status": {"allocation": ALLOCATION}}
+    uid: str = api.add("resourceclaims", name, given, "default")["metadata"]["uid"]
+    return uid
+
+
+EXACTLY = {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 2}}
+FIRST = {"name": "other", "firstAvailable": [{"name": "big", "deviceClassName": "a"}]}
+
+
+def test_a_claim(api: ApiServer) -> None:
+    uid = claim(api, [EXACTLY, FIRST])
+    found = cluster(api)[0].claim("default", "c1", uid)
+    assert found["spec"]["devices"]["requests"] == [EXACTLY, FIRST]
+    assert found["status"]["allocation"] == ALLOCATION
+    assert len(api.asked) == 1  # no question of versions while the newest is served
+
+
+@pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
+def test_older_clusters(api: ApiServer, version: str) -> None:
+    api.versions = [version, "v1alpha3"]
+    flat = {"name": "gpu", "deviceClassName": "gpu.nvidia.com", "count": 2}
+    uid = claim(api, [flat if version == "v1beta1" else EXACTLY, FIRST])
+    asking, _ = cluster(api)
+    for _ in range(2):
+        found = asking.claim("default", "c1", uid)
+        assert found["spec"]["devices"]["requests"] == [EXACTLY, FIRST]
+    assert api.count("GET", "/v1/") == api.count("GET", "k8s.io") - 3 == 1
+
+
+def test_a_cluster_without(api: ApiServer) -> None:
+    api.versions = []
+    with pytest.raises(PluginError, match="serves no version of"):
+        cluster(api)[0].claim("default", "c1", "u")
+
+
+def test_one_that_is_gone_or_another(api: ApiServer) -> None:
+    uid = claim(api, [EXACTLY])
+    asking, _ = cluster(api)
+    with pytest.raises(ClaimGoneError, match="There is no claim default/c2"):
+        asking.claim("default", "c2", uid)
+    with pytest.raises(ClaimGoneError, match="was replaced"):
+        asking.claim("default", "c1", "uid-other")
+    with pytest.raises(PluginError, match="can't be the name"):
+        asking.claim("default", "../../nodes/n1", uid)
+
+
+def test_one_that_is_not_said_to_be_gone(api: ApiServer) -> None:
+    """By what is no API server, or has no such API: its devices stay."""
+    uid = claim(api, [EXACTLY])
+    api.fail(404, word="resourceclaims")
+    with pytest.raises(ApiError):
+        cluster(api)[0].claim("default", "c1", uid)
+    assert cluster(api)[0].claim("default", "c1", uid)
+
+
+def test_a_server_that_fails_for_a_while(api: ApiServer) -> None:
+    uid = claim(api, [EXACTLY])
+    api.fail(500)
+    api.fail(429, retry_after="1")
+    api.fail(HANG, times=0)
+    assert cluster(api)[0].claim("default", "c1", uid)
+    api.fail(HANG)
+    with in_time(60), pytest.raises(ApiError, match="doesn't answer in time"):
+        cluster(api, patience=0.5)[0].claim("default", "c1", uid)
+
+
+def test_reports_of_two_nodes(api: ApiServer) -> None:
+    uid = claim(api, [EXACTLY])
+    here, said = cluster(api)
+    there, _ = cluster(api, "n2")
+    here.report("default", "c1", uid, [DEVICE])
+    there.report("default", "c1", uid, [{**DEVICE, "pool": "n2"}])
+    assert here.claim("default", "c1", uid)["status"]["devices"] == [
+        DEVICE,
+        {**DEVICE, "pool": "n2"},
+    ]
+    here.report("default", "c1", uid, [])
+    assert here.claim("default", "c1", uid)["status"]["devices"] == [{**DEVICE, "pool": "n2"}]
+    assert said == []
+
+
+def test_reports_that_fail(api: ApiServer) -> None:
+    uid = claim(api, [EXACTLY])
+    asking, said = cluster(api)
+    asking.report("default", "c2", uid, [DEVICE])  # gone: nobody reads it
+    asking.report("default", "c1", "another", [])
+    assert said == []
+    for _ in range(2):
+        asking.report("default", "c1", "another", [DEVICE])
+    assert len(said) == 1
+    assert "precondition" in said[0]
+    api.fail(403)
+    asking.report("default", "c1", uid, [DEVICE])
+    assert len(said) == 2
+
+
+def test_reports_that_a_cluster_drops(api: ApiServer) -> None:
+    uid = claim(api, [EXACTLY])
+    api.lacking = {"devices"}
+    asking, said = cluster(api)
+    for _ in range(2):
+        asking.report("default", "c1", uid, [DEVICE])
+    assert len(said) == 1
+    assert "DRAResourceClaimDeviceStatus" in said[0]

@@ -1,0 +1,54 @@
+"""What was done to devices for a claim is undone, also where their driver doesn't answer."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import DriverError
+from gpuhook.cluster.dra.effects import Effects
+from gpuhook.cluster.vendors.nvidia import claim_config
+from gpuhook.monitor.ledger.records import COMPLETED, Record, Setting
+
+NONE = Record("gpu.nvidia.com", "u", "ns", "a", COMPLETED, "boot")
+SLICE = replace(NONE, settings=(Setting("nvidia", "GPU-a", "time-slice", 0, 1),))
+
+
+def mps(folder: Path) -> Record:
+    words = {"devices": ["GPU-a"], "threads": 0, "memory": 0, "folder": str(folder)}
+    return replace(NONE, effects=({"vendor": "nvidia", "do": "mps", **words},))
+
+
+def effects(**failures: DriverError) -> Effects:
+    """Return those of a machine without any inventory, as at a start."""
+    machine = SimpleNamespace(found=[], failures=lambda: failures)
+    devices: Any = SimpleNamespace(config=Config(), observed=SimpleNamespace(machine=machine))
+    return Effects(devices)
+
+
+def test_while_the_driver_fails_nothing_is_forgotten(tmp_path: Path) -> None:
+    failing = effects(nvidia=DriverError("it hangs", "wait"))
+    for record in (SLICE, mps(tmp_path)):
+        with pytest.raises(DriverError, match="it hangs"):
+            failing.undo(record, print)
+
+
+def test_without_a_driver_daemons_end_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[str] = []
+
+    class Keeper:
+        def __init__(self, config: Config, *_: object, **__: object) -> None:
+            self.stop = lambda: stopped.append(config.state_dir)
+
+    monkeypatch.setattr(claim_config, "Keeper", Keeper)
+    folder = tmp_path / "mps"
+    folder.mkdir()
+    effects().undo(SLICE, print)
+    effects().undo(mps(folder), print)
+    assert stopped == [str(folder)]
+    assert not folder.exists()

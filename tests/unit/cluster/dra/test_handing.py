@@ -1,0 +1,34 @@
+"""Refusals of claims by the ledger as it is under its lock, where no kubelet is needed."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import RequestError
+from gpuhook.cluster.dra.handing import Handing
+from gpuhook.cluster.dra.options import Options
+from gpuhook.monitor.ledger.records import COMPLETED, MPS, STARTED, Held, Record, Records
+
+HELD = Held(device="gpu-a", vendor="nvidia", unit="GPU-a", whole="GPU-a")
+PART = Held(device="mig-1", vendor="nvidia", unit="MIG-1", whole="GPU-a")
+
+
+@pytest.mark.parametrize("held", [HELD, PART], ids=["the GPU", "a part of it"])
+def test_mps_that_has_started_meanwhile(held: Held, tmp_path: Path) -> None:
+    """After the service has looked at the ledger, and before the claim's work has its lock."""
+    tmp_path.chmod(0o755)
+    config = Config()
+    config.state_dir = str(tmp_path)
+    devices: Any = SimpleNamespace(config=config, look=list)
+    claims: Any = None
+    handing = Handing(devices, claims, Options(), lambda: None)
+    records = Records(config.state_dir)
+    record = Record("gpu.nvidia.com", "u-1", "ns", "a", STARTED, records.boot, (held,))
+    with records.locked():
+        handing._check_free(record)
+        records.write(Record("", "", "", "", COMPLETED, records.boot, (HELD,), owner=MPS))
+        with pytest.raises(RequestError, match="shared by MPS"):
+            handing._check_free(record)

@@ -1,0 +1,186 @@
+"""A node's labels: AMD's, as its labeller has them, and how they get to the API server."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import machines
+import paper
+import pytest
+from api_server import GARBAGE, ApiServer, serving
+
+from gpuhook.base.config.model import Config
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.base.errors import PluginError
+from gpuhook.cluster.device_plugin.settings import Settings
+from gpuhook.cluster.dra.access import Access
+from gpuhook.cluster.dra.api_client import Client
+from gpuhook.cluster.labels.node_labels import OURS, Node, labels, text
+from gpuhook.cluster.vendors.nvidia import labels as nvidia
+from gpuhook.core import contract
+from gpuhook.core.inventory.model import Inventory
+from gpuhook.vendors import registry
+
+
+def made(*inventories: Inventory) -> dict[str, str]:
+    found = [(contract.load(registry.KNOWN[each.vendor]), each) for each in inventories]
+    made, warnings, failed = labels(found, Settings(), Config())
+    assert not warnings
+    assert not failed
+    return made
+
+
+def test_amd(tmp_path: Path) -> None:
+    """What AMD's labeller writes for eight GPUs of one kind, but for family and firmware."""
+    found = made(paper.machine("amd", tmp_path, 8, model="AMD Instinct MI308X (OAM)"))
+    assert found == {
+        "amd.com/compute-memory-partition": "spx_nps1",
+        "amd.com/compute-partitioning-supported": "true",
+        "amd.com/memory-partitioning-supported": "true",
+        "amd.com/gpu.device-id": "74a2",
+        "amd.com/gpu.driver-version": "6.12.12",
+        "amd.com/gpu.product-name": "AMD_Instinct_MI308X_OAM",
+        "amd.com/gpu.simd-count": "320",
+        "amd.com/gpu.vram": "192G",
+        "beta.amd.com/gpu.device-id": "74a2",
+        "beta.amd.com/gpu.device-id.74a2": "8",
+        "beta.amd.com/gpu.product-name": "AMD_Instinct_MI308X_OAM",
+        "beta.amd.com/gpu.product-name.AMD_Instinct_MI308X_OAM": "8",
+        "beta.amd.com/gpu.simd-count": "320",
+        "beta.amd.com/gpu.simd-count.320": "8",
+        "beta.amd.com/gpu.vram": "192G",
+        "beta.amd.com/gpu.vram.192G": "8",
+    }
+    assert [*found] == sorted(found)
+
+
+def test_amd_with_gpus_of_two_kinds(tmp_path: Path) -> None:
+    found = made(paper.machine("amd", tmp_path, 2, split="0"))
+    assert found["amd.com/gpu.vram.24G"] == found["beta.amd.com/gpu.vram.24G"] == "8"
+    assert found["amd.com/gpu.vram.192G"] == "1"
+    assert "amd.com/gpu.vram" not in found
+    assert "amd.com/compute-memory-partition" not in found
+
+
+def test_a_driver_that_fails_is_said(tmp_path: Path) -> None:
+    vendor = contract.load(registry.KNOWN["nvidia"])
+    found, _, failed = labels(
+        [(vendor, machines.machine(machines.gpu(0, 0)))], Settings(), Config()
+    )
+    assert found == {}
+    assert len(failed) == 1
+
+
+def test_a_value_that_no_label_can_have(tmp_path: Path) -> None:
+    machine = paper.machine("amd", tmp_path, 1, model="Ätna/1")
+    vendor = contract.load(registry.KNOWN["amd"])
+    found, warnings, _ = labels([(vendor, machine)], Settings(), Config())
+    assert "amd.com/gpu.product-name" not in found
+    assert any("amd.com/gpu.product-name" in each for each in warnings)
+    word = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+    assert all(word.fullmatch(value) for value in found.values())
+
+
+@pytest.mark.parametrize(
+    ("classes", "mode"),
+    [
+        (("0x030200", "0x030200"), "compute"),
+        (("0x030000", "0x030000"), "graphics"),
+        (("0x030200", "0x030000"), "unknown"),
+        (("0x030200", ""), "unknown"),
+        (("0x060400",), "unknown"),
+    ],
+)
+def test_the_mode_is_that_of_all_gpus(classes: tuple[str, ...], mode: str, tmp_path: Path) -> None:
+    machine = machines.machine(*(machines.gpu(n, n) for n in range(len(classes))))
+    for device, word in zip(machine.devices, classes, strict=True):
+        file = tmp_path / f"sys/bus/pci/devices/{device.bus_id}/class"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{word}\n")
+    with Rootfs(str(tmp_path)) as root:
+        assert nvidia._mode(machine.devices, root) == mode
+
+
+def test_other_vendors_have_none(tmp_path: Path) -> None:
+    assert made(paper.machine("gaudi", tmp_path)) == {}
+
+
+def test_text() -> None:
+    assert text({"a/b": "c", "d/e": ""}) == "a/b=c\nd/e=\n"
+
+
+# The API server ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[ApiServer]:
+    with serving(tmp_path) as made:
+        made.add("nodes", "n1", {"metadata": {"labels": {"kubernetes.io/os": "linux"}}})
+        yield made
+
+
+@pytest.fixture
+def node(api: ApiServer, tmp_path: Path) -> Node:
+    access = Access(api.url, f"{tmp_path}/ca.crt", token=f"{tmp_path}/token")
+    return Node("n1", Client(access))
+
+
+def metadata(api: ApiServer) -> dict[str, Any]:
+    found: dict[str, Any] = api.objects["nodes", "", "n1"]["metadata"]
+    return found
+
+
+def test_a_node_is_labelled(api: ApiServer, node: Node) -> None:
+    assert node.keep({"amd.com/a": "1", "amd.com/b": "2"})
+    assert metadata(api)["labels"] == {
+        "kubernetes.io/os": "linux", "amd.com/a": "1", "amd.com/b": "2",
+    }  # fmt: skip
+    assert [each[:2] for each in api.asked] == [
+        (method, "/api/v1/nodes/n1") for method in ("GET", "PATCH")
+    ]
+
+
+def test_nothing_is_written_twice(api: ApiServer, node: Node) -> None:
+    node.keep({"amd.com/a": "1"})
+    api.asked.clear()
+    assert not node.keep({"amd.com/a": "1"})
+    assert [method for method, *_ in api.asked] == ["GET"]
+
+
+def test_what_is_ours_goes_and_nothing_else(api: ApiServer, node: Node) -> None:
+    metadata(api)["labels"]["amd.com/theirs"] = "x"
+    node.keep({"amd.com/a": "1", "amd.com/b": "2"})
+    node.keep({"amd.com/b": "3", "amd.com/c": "4"})
+    assert metadata(api)["labels"] == {
+        "kubernetes.io/os": "linux", "amd.com/theirs": "x", "amd.com/b": "3", "amd.com/c": "4",
+    }  # fmt: skip
+    node.keep({})
+    assert metadata(api)["labels"] == {"kubernetes.io/os": "linux", "amd.com/theirs": "x"}
+    assert OURS not in metadata(api)["annotations"]
+
+
+def test_what_is_not_a_makers_stays(api: ApiServer, node: Node) -> None:
+    """Whoever may annotate a node, and not label it, has no label of others removed."""
+    others = {
+        f"{domain}/x": "y"
+        for domain in (
+            "node-restriction.kubernetes.io", "kubernetes.io", "topology.kubernetes.io",
+            "xnvidia.com", "nvidia.com.example.org", "intel.com", "com",
+        )
+    }  # fmt: skip
+    ours = {"nvidia.com/gpu.count": "8", "beta.amd.com/gpu.cu-count": "304", "amd.com/a": "1"}
+    about = metadata(api)
+    about["labels"] = {**others, "plain": "z", "amd.com": "no prefix", **ours}
+    about["annotations"] = {OURS: ",".join(about["labels"])}
+    assert node.keep({"amd.com/b": "1"})
+    assert metadata(api)["labels"] == {
+        **others, "plain": "z", "amd.com": "no prefix", "amd.com/b": "1",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("what", [403, 500, GARBAGE])
+def test_an_api_server_that_refuses(what: Any, api: ApiServer, node: Node) -> None:
+    api.fail(what)
+    with pytest.raises(PluginError):
+        node.keep({"amd.com/a": "1"})

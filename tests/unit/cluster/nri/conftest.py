@@ -1,0 +1,25 @@
+"""What the tests of the engine's plugin share: a machine with GPUs."""
+
+import os
+from pathlib import Path
+
+import paper
+import pytest
+
+from gpuhook.base.config.model import Config
+from gpuhook.cluster.nri.answer import Way
+from gpuhook.core.inventory import cache
+
+
+@pytest.fixture
+def way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Way:
+    """A machine with four of AMD's GPUs, whose nodes are those of /dev/null."""
+    inventory = paper.machine("amd", tmp_path)
+    monkeypatch.setattr(cache, "get_inventory", lambda *_, **__: inventory)
+    status = os.stat("/dev/null")
+    real = os.stat
+    monkeypatch.setattr(
+        "gpuhook.cluster.nri.service.os.stat",
+        lambda path, *rest, **more: status if "/dev/" in str(path) else real(path, *rest, **more),
+    )
+    return Way(Config(), "/opt/gpuhook/bin/gpuhook-cdi-hook")

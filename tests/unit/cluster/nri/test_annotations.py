@@ -1,0 +1,21 @@
+"""Annotations by which NVIDIA's plugin gives CDI devices to pods: they give nothing here."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpuhook.cluster.nri.answer import Way, edits
+from gpuhook.cluster.nri.asked import Asked
+
+
+@pytest.mark.vectors("nri", "nri.requests")
+@pytest.mark.parametrize("gate", [True, False])
+def test_no_annotation_gives_a_pod_what_the_kubelet_has_not(
+    case: dict[str, Any], gate: bool, way: Way
+) -> None:
+    """Who may annotate a pod would have every device of the node."""
+    given = case["input"]
+    annotations = tuple(given["annotations"].items())
+    asked = Asked(given["pod_namespace"], "pod", given["container"], "", (), (), annotations)
+    assert edits(asked, replace(way, given=(lambda *_: []) if gate else None)) == {}

@@ -1,0 +1,63 @@
+"""Requests without end: an engine that waits two seconds drops the plugin, and with it the gate."""
+
+from dataclasses import replace
+
+import pytest
+from yardstick import of_this_process, yardstick
+
+from gpuhook.base.errors import RequestError
+from gpuhook.cluster.nri.answer import Way, edits
+from gpuhook.cluster.nri.asked import Asked
+from gpuhook.vendors import registry
+from gpuhook.vendors.ascend import variables as ascend
+from gpuhook.vendors.neuron.vendor import CORES
+from gpuhook.vendors.nvidia import variables
+
+MANY = 1 << 16
+# What asks for devices, or tells how, and has no end.
+Pairs = tuple[tuple[str, str], ...]
+LONG: dict[str, tuple[tuple[str, ...], Pairs, Pairs]] = {
+    **{
+        name: ((f"{name}=" + "0," * MANY,), (), ())
+        for each in registry.KNOWN.values()
+        for name in (*each.VARIABLES, *each.LEGACY)
+    },
+    **{
+        name: ((f"{name}=" + "arch<0.1 " * MANY,), (), ())
+        for name in (
+            "NVIDIA_REQUIRE_X", variables.IMEX_CHANNELS, variables.DRIVER_CAPABILITIES,
+            variables.MIG_CONFIG, *variables.MPS_LIMITS, ascend.OPTIONS, ascend.LISTS,
+            ascend.SPLIT, CORES,
+        )
+    },
+    "many variables": (tuple(f"NVIDIA_REQUIRE_{each}=cuda>1" for each in range(MANY)), (), ()),
+    "swarm": (("DOCKER_RESOURCE_GPU=" + "0," * MANY,), (), ()),
+    "mounts": (
+        (), tuple((f"/var/run/amd-container-devices/{each}", "/dev/null") for each in range(MANY)),
+        (),
+    ),
+    "annotations": ((), (), (("cdi.k8s.io/a", "amd.com/gpu=1," * MANY),)),
+    "others' variables": (
+        ("AMD_VISIBLE_DEVICES=1", *(f"A{each}=" for each in range(MANY))), (), ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("gate", [True, False])
+@pytest.mark.parametrize("name", [*LONG])
+def test_what_is_long_is_refused_at_once(way: Way, name: str, gate: bool) -> None:
+    way.config.swarm_resource = "DOCKER_RESOURCE_GPU"
+    asked = Asked("team", "pod", "main", "", *LONG[name])
+
+    def ask() -> None:
+        with pytest.raises(RequestError, match=r"asks for devices .* may have"):
+            edits(asked, replace(way, given=(lambda *_: []) if gate else None))
+
+    assert of_this_process(ask) < 10 * yardstick()
+
+
+def test_long_variables_of_others_are_no_matter(way: Way) -> None:
+    """They aren't read, and without a word to us nothing is."""
+    asked = Asked("n", "p", "c", "", (*(["A=" + "x" * 100_000] * 20), "AMD_VISIBLE_DEVICES=1"))
+    assert edits(asked, way)
+    asked = Asked("n", "p", "c", "", tuple(f"A{each}=" for each in range(MANY)))
+    assert edits(asked, replace(way, given=lambda *_: [])) == {}

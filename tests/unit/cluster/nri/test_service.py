@@ -1,0 +1,632 @@
+"""The conversation with an engine of the tests' own: what is registered, asked and answered."""
+
+import itertools
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import machines
+import pytest
+import wire
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+from wire import Value, integer, messages, string
+
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import ConfigError, PluginError, RequestError
+from gpuhook.cluster.nri.answer import Answer, Way, edits
+from gpuhook.cluster.nri.asked import PATIENCE, Asked
+from gpuhook.cluster.nri.parser import Parser
+from gpuhook.cluster.nri.service import Plugin, _refusal, run
+from gpuhook.cluster.nri.transport import PLUGIN, REQUEST, RESPONSE, RUNTIME, Connection
+from gpuhook.core.inventory import cache
+from gpuhook.core.inventory.model import Node
+from gpuhook.core.resolve import resolve
+from gpuhook.vendors import registry
+
+NRI = "nri.pkg.api.v1alpha1."
+HOOK = "/opt/gpuhook/bin/gpuhook-cdi-hook"
+
+
+class Engine:
+    """The engine's end: asks the plugin, by the wire as tests write it."""
+
+    def __init__(self, channel: socket.socket, stop: int) -> None:
+        self._connection = Connection(channel, stop)
+        self._stream = -1
+
+    def registration(self) -> tuple[str, str]:
+        found = self._connection.receive(5)
+        assert found is not None
+        assert (found.connection, found.stream, found.kind) == (RUNTIME, 1, REQUEST)
+        assert string(found.data, 1) == f"{NRI}Runtime"
+        assert string(found.data, 2) == "RegisterPlugin"
+        [who] = messages(found.data, 3)
+        self._connection.send(RUNTIME, 1, RESPONSE, b"")
+        return string(who, 1), string(who, 2)
+
+    def ask(self, method: str, payload: bytes = b"", service: str = "Plugin") -> bytes:
+        """Return the whole response."""
+        self._stream += 2
+        request = wire.message((1, f"{NRI}{service}"), (2, method), (3, payload))
+        self._connection.send(PLUGIN, self._stream, REQUEST, request)
+        found = self._connection.receive(5)
+        assert found is not None
+        assert (found.connection, found.stream, found.kind) == (PLUGIN, self._stream, RESPONSE)
+        return found.data
+
+    def create(
+        self, *env: str, pod: tuple[tuple[int, Value], ...] = (), annotation: str = ""
+    ) -> bytes:
+        who = wire.message((1, "p1"), (2, "pod"), (4, "team"), *pod)
+        noted = wire.message((1, "cdi.k8s.io/a"), (2, annotation))
+        more = ((6, noted),) if annotation else ()
+        container = wire.message((1, "c1"), (3, "main"), *((8, each) for each in env), *more)
+        return self.ask("CreateContainer", wire.message((1, who), (2, container)))
+
+
+def adjustment(response: bytes) -> bytes:
+    assert not messages(response, 1), refusal(response)
+    [payload] = messages(response, 2) or [b""]
+    return (messages(payload, 1) or [b""])[0]
+
+
+def refusal(response: bytes) -> str:
+    [status] = messages(response, 1)
+    assert integer(status, 1)
+    return string(status, 2)
+
+
+def nodes(response: bytes) -> list[str]:
+    [linux] = messages(adjustment(response), 6)
+    return [string(each, 1) for each in messages(linux, 1)]
+
+
+def environment(response: bytes) -> dict[str, str]:
+    return {string(each, 1): string(each, 2) for each in messages(adjustment(response), 4)}
+
+
+class Served:
+    """A plugin that runs in a thread, and the engine that it serves."""
+
+    def __init__(self, way: Way, current: Callable[[], Way] | None = None) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        self._reader, self._writer = os.pipe()
+        self.engine = Engine(self.theirs, self._reader)
+        self.parser = Parser()
+        self.said: list[str] = []
+        self.failed: PluginError | None = None
+        self._thread = threading.Thread(target=self._run, args=(current or (lambda: way),))
+        self._thread.start()
+
+    def _run(self, current: Callable[[], Way]) -> None:
+        try:
+            connection = Connection(self.ours, self._reader)
+            Plugin(connection, self.parser, current, self.said.append, "50").serve()
+        except PluginError as error:
+            self.failed = error
+        finally:
+            self.parser.close()
+
+    def end(self) -> None:
+        self.theirs.close()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        self.ours.close()
+        os.close(self._reader)
+        os.close(self._writer)
+
+
+@pytest.fixture
+def served(way: Way) -> Iterator[Served]:
+    made = Served(way)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def test_it_registers_and_wants_created_containers_alone(served: Served) -> None:
+    assert served.engine.registration() == ("gpuhook", "50")
+    answer = served.engine.ask("Configure", wire.message((2, "containerd"), (3, "2.1.4")))
+    [payload] = messages(answer, 2)
+    assert integer(payload, 2) == 8
+    served.engine.ask("Synchronize")
+    assert served.said == ["Serves containerd 2.1.4"]
+
+
+def test_synchronize_in_parts(served: Served) -> None:
+    served.engine.registration()
+    for more in (1, 1, 0):
+        answer = served.engine.ask("Synchronize", wire.message((1, b""), (3, more)))
+        assert integer((messages(answer, 2) or [b""])[0], 2) == more
+
+
+def test_what_it_does_not_serve(served: Served) -> None:
+    served.engine.registration()
+    assert "doesn't serve" in refusal(served.engine.ask("RemoveContainer"))
+    assert "no such service" in refusal(served.engine.ask("Configure", service="Other"))
+    assert "isn't understood" in refusal(served.engine.ask("CreateContainer", b"\xff\xff"))
+    assert messages(served.engine.ask("StateChange"), 1) == []
+
+
+def test_a_container_gets_what_it_asks_for(served: Served) -> None:
+    served.engine.registration()
+    answer = served.engine.create("PATH=/bin", "AMD_VISIBLE_DEVICES=1,2")
+    assert nodes(answer) == [
+        "/dev/kfd", "/dev/dri/card1", "/dev/dri/card2", "/dev/dri/renderD129",
+        "/dev/dri/renderD130",
+    ]  # fmt: skip
+    assert environment(answer) == {"AMD_VISIBLE_DEVICES": "void"}
+    assert served.said == [served.said[0]]
+    assert served.said[0].startswith("team/pod/main: answered in ")
+
+
+def test_a_container_that_asks_for_nothing(served: Served) -> None:
+    served.engine.registration()
+    assert adjustment(served.engine.create("PATH=/bin")) == b""
+    assert adjustment(served.engine.create("AMD_VISIBLE_DEVICES=void")) == b""
+
+
+def test_a_runtime_of_ours_does_it_itself(served: Served) -> None:
+    served.engine.registration()
+    answer = served.engine.create("AMD_VISIBLE_DEVICES=1", pod=((7, "gpu-py"),))
+    assert adjustment(answer) == b""
+
+
+def test_what_there_is_not(served: Served) -> None:
+    served.engine.registration()
+    assert "9" in refusal(served.engine.create("AMD_VISIBLE_DEVICES=9"))
+
+
+def test_by_names(way: Way) -> None:
+    made = Served(Way(way.config, HOOK, by_cdi=True))
+    try:
+        made.engine.registration()
+        found = adjustment(made.engine.create("AMD_VISIBLE_DEVICES=1,2"))
+        assert [string(each, 1) for each in messages(found, 8)] == [
+            "amd.com/gpu=1",
+            "amd.com/gpu=2",
+        ]
+        assert messages(found, 6) == []
+    finally:
+        made.end()
+
+
+@pytest.fixture
+def gated(way: Way) -> Iterator[tuple[Served, list[tuple[str, str]]]]:
+    """A plugin with a gate, and what the kubelet gave to the container main of team/pod."""
+    names: list[tuple[str, str]] = []
+
+    def given(*who: Any) -> list[tuple[str, str]]:
+        return names if who[:3] == ("team", "pod", "main") else []
+
+    made = Served(Way(way.config, HOOK, given=given))
+    made.engine.registration()
+    try:
+        yield made, names
+    finally:
+        made.end()
+
+
+Gated = tuple[Served, list[tuple[str, str]]]
+
+
+def test_the_gate(gated: Gated) -> None:
+    served, names = gated
+    said = refusal(served.engine.create("AMD_VISIBLE_DEVICES=1"))
+    assert "team/pod asks for AMD GPU 1 by a variable" in said
+    names.append(("amd.com/gpu", "0x84cafeae17e7610"))
+    assert len(nodes(served.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
+    assert "asks for AMD GPU 2" in refusal(served.engine.create("AMD_VISIBLE_DEVICES=1,2"))
+
+
+@pytest.mark.parametrize("handler", ["gpu-py", "nvidia"])
+def test_a_runtime_class_is_no_way_around_the_gate(gated: Gated, handler: str) -> None:
+    """The runtime would give what the container asks for, and a pod's author names the class."""
+    served, names = gated
+    pod = ((7, handler),)
+    assert "asks for AMD GPU 1 by" in refusal(
+        served.engine.create("AMD_VISIBLE_DEVICES=1", pod=pod)
+    )
+    every = served.engine.create("AMD_VISIBLE_DEVICES=all", pod=pod)
+    assert environment(every) == {"AMD_VISIBLE_DEVICES": "none"}
+    names.append(("amd.com/gpu", "0x84cafeae17e7610"))
+    assert adjustment(served.engine.create("AMD_VISIBLE_DEVICES=1", pod=pod)) == b""
+    every = served.engine.create("AMD_VISIBLE_DEVICES=all", pod=pod)
+    assert environment(every) == {"AMD_VISIBLE_DEVICES": "1"}
+    assert messages(adjustment(every), 6) == [], "nodes are the runtime's to give"
+    assert adjustment(served.engine.create("PATH=/bin", pod=pod)) == b""
+
+
+@pytest.mark.parametrize("handler", ["gpu-py", "nvidia"])
+def test_mounts_are_no_way_around_the_gate(way: Way, handler: str) -> None:
+    config = way.config
+    config.accept_volume_mounts = True
+    given = [("amd.com/gpu", "0x84cafeae17e7610")]
+    gated = Way(config, HOOK, given=lambda *_: given)
+    for name in ("all", "2"):
+        mounts = (("/var/run/amd-container-devices/" + name, "/dev/null"),)
+        asked = Asked("team", "pod", "main", handler, ("AMD_VISIBLE_DEVICES=1",), mounts)
+        with pytest.raises(RequestError, match="kubelet hasn't allocated"):
+            edits(asked, gated)
+    mounts = (("/var/run/amd-container-devices/1", "/dev/null"),)
+    assert edits(Asked("team", "pod", "main", handler, (), mounts), gated) == {}
+
+
+SECOND = ("amd.com/gpu", "0x84cafeae17e7610")
+THIRD = ("amd.com/gpu", "0x84cafeae17e7620")
+FOLDER = "/var/run/amd-container-devices/cdi"
+# What the configuration says, what the container asks by, and what the kubelet has to have given.
+DOCUMENTED: dict[str, tuple[dict[str, Any], Asked, tuple[str, str]]] = {
+    "mode cdi": (
+        {"mode": "cdi"}, Asked("n", "p", "c", "gpu-py", ("AMD_VISIBLE_DEVICES=1",)), SECOND),
+    "all in mode cdi": (
+        {"mode": "cdi"}, Asked("n", "p", "c", "gpu-py", ("AMD_VISIBLE_DEVICES=all",)),
+        ("amd.com/gpu", "all")),
+    "another maker's kind": (
+        {"cdi_kinds_from_environment": ("a.com/b",)},
+        Asked("n", "p", "c", "gpu-py", ("AMD_VISIBLE_DEVICES=a.com/b=3",)), ("a.com/b", "3::1")),
+    "a mount": (
+        {"accept_volume_mounts": True},
+        Asked("n", "p", "c", "gpu-py", (), ((f"{FOLDER}/a.com/b/3", "/dev/null"),)),
+        ("a.com/b", "3")),
+    "an annotation": (
+        {"accept_annotations": True},
+        Asked("n", "p", "c", "gpu-py", (), (), (("cdi.k8s.io/x", "amd.com/gpu=1"),)), SECOND),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*DOCUMENTED])
+def test_documents_are_no_way_around_the_gate(way: Way, name: str) -> None:
+    """A runtime of ours reads them, so what they bring has to be the kubelet's gift, too."""
+    chosen, asked, right = DOCUMENTED[name]
+    for key, value in chosen.items():
+        setattr(way.config, key, value)
+    third, others = ("amd.com/gpu", "0x84cafeae17e7620"), [("other.com/gpu", "1"), ("a.com/c", "3")]
+    for names in ([], [third], others):
+        with pytest.raises(RequestError, match="kubelet hasn't allocated"):
+            edits(asked, Way(way.config, HOOK, given=lambda *_, names=names: names))
+    assert edits(asked, Way(way.config, HOOK, given=lambda *_: [right])) == {}
+
+
+def test_the_kubelet_is_asked_once(way: Way) -> None:
+    """It may be slow, and an engine that waits longer than two seconds goes on without the gate."""
+    asked: list[tuple[str, ...]] = []
+
+    def given(namespace: str, pod: str, name: str, left: float) -> list[tuple[str, str]]:
+        assert 0 < left <= PATIENCE
+        asked.append((namespace, pod, name))
+        return [SECOND]
+
+    gate = Way(way.config, HOOK, given=given)
+    for handler in ("gpu-py", ""):
+        for name in ("first", "second"):
+            edits(Asked("team", "pod", name, handler, ("AMD_VISIBLE_DEVICES=all",)), gate)
+    assert asked == [("team", "pod", "first"), ("team", "pod", "second")] * 2
+
+
+def test_the_kubelet_has_what_is_left_of_the_time(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, seconds = cache.get_inventory, list[float]()
+
+    def slow(*words: Any, **more: Any) -> Any:
+        time.sleep(0.3)
+        return look(*words, **more)
+
+    def given(*who: Any) -> list[tuple[str, str]]:
+        seconds.append(who[3])
+        return [SECOND]
+
+    monkeypatch.setattr(cache, "get_inventory", slow)
+    asked = Asked("team", "pod", "main", "", ("AMD_VISIBLE_DEVICES=1",))
+    edits(asked, Way(way.config, HOOK, given=given))
+    assert 0 <= seconds[0] <= PATIENCE - 0.3
+
+
+def test_annotations_count_for_a_runtime_that_reads_them(gated: Gated, way: Way) -> None:
+    """CRI-O passes on a pod's, which its author writes."""
+    served, names = gated
+    way.config.accept_annotations = True
+    pod = ((7, "gpu-py"),)
+    annotation = "amd.com/gpu=1"
+    said = refusal(served.engine.create(pod=pod, annotation=annotation))
+    assert "asks for AMD GPU 1" in said
+    names.append(SECOND)
+    assert adjustment(served.engine.create(pod=pod, annotation=annotation)) == b""
+    assert adjustment(served.engine.create(annotation=annotation)) == b"", "runc reads none"
+    names.clear()
+    assert "asks for AMD GPU 1" in refusal(served.engine.create(annotation=annotation))
+
+
+ALL_MOUNTED = (("/var/run/amd-container-devices/all", "/dev/null"),)
+ONE_MOUNTED = (("/var/run/amd-container-devices/2", "/dev/null"),)
+WAYS: dict[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
+    "all": ("AMD_VISIBLE_DEVICES=all", (), ""),
+    "one": ("AMD_VISIBLE_DEVICES=2", (), ""),
+    "none": ("AMD_VISIBLE_DEVICES=none", (), ""),
+    "all by mounts": ("A=1", ALL_MOUNTED, ""),
+    "one by mounts": ("AMD_VISIBLE_DEVICES=1", ONE_MOUNTED, ""),
+    "all by an annotation": ("A=1", (), "amd.com/gpu=all"),
+    "one by an annotation": ("AMD_VISIBLE_DEVICES=all", (), "amd.com/gpu=2"),
+    "another after void": ("AMD_VISIBLE_DEVICES=void", ONE_MOUNTED, "amd.com/gpu=3"),
+}
+
+
+@pytest.mark.parametrize("privileged", [False, True])
+@pytest.mark.parametrize("accepts", [False, True])
+@pytest.mark.parametrize("handler", ["", "gpu-py", "nvidia", "gpu-x"])
+@pytest.mark.parametrize("name", [*WAYS])
+def test_no_runtime_gives_what_the_kubelet_has_not(
+    way: Way, name: str, handler: str, accepts: bool, privileged: bool
+) -> None:
+    """It may be the default one or have any name, and what it sees of privileges we don't."""
+    variable, mounts, annotation = WAYS[name]
+    notes = (("cdi.k8s.io/x", annotation),) if annotation else ()
+    config = way.config
+    config.accept_envvar_unprivileged = accepts
+    config.accept_volume_mounts = config.accept_annotations = True
+    asked = Asked("team", "pod", "main", handler, (variable,), mounts, notes)
+    outcomes = set()
+    for by_cdi, names in itertools.product((False, True), ([], [SECOND], [SECOND, THIRD])):
+        gate = Way(config, HOOK, by_cdi, lambda *_, names=names: names)
+        try:
+            answer = edits(asked, gate)
+        except RequestError as error:
+            assert "kubelet hasn't allocated" in str(error)  # noqa: PT017 - not each is refused
+            continue
+        spec = {
+            "process": {
+                "env": [variable, *answer.get("env", ())],
+                "capabilities": {"bounding": ["CAP_SYS_ADMIN"] * privileged},
+            },
+            "mounts": [{"destination": to, "source": source} for to, source in mounts],
+            "annotations": dict(notes),
+        }
+        found = resolve(spec, config, registry.known(config))
+        ids = {name for grant in (found.grants if found else ()) for name in grant.ids}
+        assert ids <= {name for _, name in names}
+        outcomes.add(len(names))
+    assert 2 in outcomes or "all" in name or "after" in name
+
+
+@pytest.mark.parametrize("handler", ["", "gpu-py", "gpu-x"])
+def test_channels_are_given_by_the_kubelet_too(
+    monkeypatch: pytest.MonkeyPatch, handler: str
+) -> None:
+    inventory = machines.machine(machines.gpu(0, 0))
+    folder = "/dev/nvidia-caps-imex-channels"
+    inventory.nodes = (*inventory.nodes, *(Node(f"{folder}/channel{n}", 500, n) for n in (0, 5)))
+    monkeypatch.setattr(cache, "get_inventory", lambda *_, **__: inventory)
+    gpu = ("nvidia.com/gpu", inventory.devices[0].id)
+    config = Config()
+    config.accept_volume_mounts = True
+    mounts = tuple(
+        (f"/var/run/nvidia-container-devices/{each}", "/dev/null") for each in ("0", "imex/5")
+    )
+    by_runtime = handler == "gpu-py"
+    for more, places, is_ours in (
+        (("NVIDIA_VISIBLE_DEVICES=all",), (), by_runtime),
+        (("NVIDIA_VISIBLE_DEVICES=none",), (), by_runtime),
+        ((), mounts, True),
+    ):
+        env = ("NVIDIA_IMEX_CHANNELS=5", *more) if more else ()
+        asked = Asked("team", "pod", "main", handler, env, places)
+        for names in ([gpu], [gpu, ("gpu.nvidia.com/imex-channel", "0")]):
+            gate = Way(config, HOOK, given=lambda *_, names=names: names)
+            if is_ours:
+                with pytest.raises(RequestError, match="imex-channel=5, and the kubelet hasn't"):
+                    edits(asked, gate)
+            else:
+                assert "NVIDIA_VISIBLE_DEVICES=void" in edits(asked, gate)["env"]
+        right = [gpu, ("nvidia.com/imex-channel", "5")]
+        edits(asked, Way(config, HOOK, given=lambda *_, right=right: right))
+
+
+def test_an_image_that_says_all_gets_what_was_granted(gated: Gated) -> None:
+    served, names = gated
+    answer = served.engine.create("AMD_VISIBLE_DEVICES=all")
+    assert messages(adjustment(answer), 6) == []
+    assert environment(answer) == {"AMD_VISIBLE_DEVICES": "none"}
+    names.append(("amd.com/gpu", "0x84cafeae17e7620::3"))  # a share of the third
+    answer = served.engine.create("AMD_VISIBLE_DEVICES=all")
+    assert nodes(answer) == ["/dev/kfd", "/dev/dri/card2", "/dev/dri/renderD130"]
+    names[:] = [("amd.com/gpu", "3")]  # by the name of a CDI device of a claim
+    assert nodes(served.engine.create("AMD_VISIBLE_DEVICES=all"))[1] == "/dev/dri/card3"
+
+
+def test_what_fails_is_a_refusal(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin's end would be that of the gate, and the container would start."""
+    served.engine.registration()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AttributeError("a\nb")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpuhook.cluster.nri.answer.resolve", fail)
+        said = refusal(served.engine.create("AMD_VISIBLE_DEVICES=1"))
+    assert said == "gpuhook: it failed: AttributeError: 'a\\nb'. Report it"
+    assert len(nodes(served.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
+
+
+def test_a_request_that_is_too_long(served: Served) -> None:
+    """It is refused, and the next one has an answer: the end would be that of the gate."""
+    served.engine.registration()
+    for size in ((4 << 20) + 1, 15 << 20):
+        payload = b"\0" * size
+        assert "more than 4194304 bytes" in refusal(served.engine.ask("CreateContainer", payload))
+        assert len(nodes(served.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
+
+
+def test_what_runs_may_be_long(served: Served) -> None:
+    """An older engine says it in one message, whatever its length, and needs an answer."""
+    served.engine.registration()
+    served.engine.ask("Configure", wire.message((2, "containerd"), (3, "1.7.24")))
+    answer = served.engine.ask("Synchronize", b"\0" * (5 << 20))
+    assert messages(answer, 1) == []
+    assert served.said == ["Serves containerd 1.7.24"]
+
+
+def test_an_answer_that_is_too_long(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    served.engine.registration()
+    with monkeypatch.context() as patch:
+        many = {"env": [f"A{number}={'x' * 1000}" for number in range(5000)]}
+        patch.setattr("gpuhook.cluster.nri.service.answer.decide", lambda *_: Answer(many))
+        assert "the response is too long" in refusal(served.engine.create("AMD_VISIBLE_DEVICES=1"))
+    assert len(nodes(served.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
+
+
+def test_a_verdict_that_cannot_be_written(way: Way, tmp_path: Path) -> None:
+    """The container isn't started: the runtime would find none, or that of another time."""
+    way.config.gate, way.config.state_dir = True, str(tmp_path / "file")
+    (tmp_path / "file").write_text("")
+    made = Served(Way(way.config, HOOK, given=lambda *_: [SECOND]))
+    try:
+        made.engine.registration()
+        pod = ((7, "gpu-py"),)
+        said = refusal(made.engine.create("AMD_VISIBLE_DEVICES=1", pod=pod))
+        assert "The gate can't write verdicts" in said
+        way.config.state_dir = str(tmp_path / "state")
+        assert adjustment(made.engine.create("AMD_VISIBLE_DEVICES=1", pod=pod)) == b""
+        assert (tmp_path / "state/verdicts/c1").exists()
+    finally:
+        made.end()
+
+
+def test_settings_that_cannot_be_read(way: Way) -> None:
+    """Who may ask for devices is refused, as gpu-py refuses it; others are left alone."""
+    broken: list[bool] = []
+
+    def current() -> Way:
+        if broken:
+            raise ConfigError("config.toml is broken", "Correct it")
+        return way
+
+    made = Served(way, current)
+    try:
+        made.engine.registration()
+        assert len(nodes(made.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
+        broken.append(True)
+        assert "config.toml is broken" in refusal(made.engine.create("AMD_VISIBLE_DEVICES=1"))
+        assert adjustment(made.engine.create("PATH=/bin")) == b""
+        broken.clear()
+        assert len(nodes(made.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
+    finally:
+        made.end()
+
+
+def test_a_refusal_is_short() -> None:
+    """Kubernetes cuts what events say, and an engine writes it into its log."""
+    said = refusal(_refusal(2, "é" * 2000))
+    assert 1000 < len(said.encode()) <= 1024
+
+
+def test_a_hostile_pod(served: Served) -> None:
+    """Names and variables that are long, odd, or no text end nothing but that container."""
+    served.engine.registration()
+    served.engine.create("A" * 200_000, "=", "", "NVIDIA_VISIBLE_DEVICES", "AMD_VISIBLE_DEVICES=")
+    said = refusal(served.engine.create("AMD_VISIBLE_DEVICES=" + "9," * 50_000))
+    assert len(said.encode()) <= 1024
+    who = ((2, "evil\n\x1b[2J" * 50), (4, "n\r"))
+    served.engine.create("AMD_VISIBLE_DEVICES=1", pod=who)
+    assert not any("\n" in each or "\x1b" in each or "\r" in each for each in served.said)
+    bad = wire.message((8, b"\xff\xfe=1"))
+    assert "isn't understood" in refusal(
+        served.engine.ask("CreateContainer", wire.message((2, bad)))
+    )
+    assert len(nodes(served.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(
+    method=some.sampled_from(["Configure", "Synchronize", "CreateContainer"]), data=some.binary()
+)
+def test_any_payload(method: str, data: bytes, way: Way) -> None:
+    made = Served(way)
+    try:
+        made.engine.registration()
+        made.engine.ask(method, data)
+        assert len(nodes(made.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
+    finally:
+        made.end()
+
+
+def test_a_message_that_is_none_ends_it(served: Served) -> None:
+    served.engine.registration()
+    served.engine._connection.send(PLUGIN, 1, REQUEST, b"\xff\xff\xff")
+    served._thread.join(5)
+    assert served.failed is not None
+    assert "invalid message" in str(served.failed)
+
+
+class Listener:
+    """An engine's socket; ``once`` serves one plugin and hangs up."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(path))
+        self._socket.listen()
+        self._socket.settimeout(10)
+
+    def once(self) -> None:
+        channel, _ = self._socket.accept()
+        reader, writer = os.pipe()
+        engine = Engine(channel, reader)
+        engine.registration()
+        engine.ask("Configure", wire.message((2, "containerd"), (3, "2.1.4")))
+        engine.ask("Synchronize")
+        assert len(nodes(engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
+        channel.close()
+        os.close(reader)
+        os.close(writer)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def test_an_engine_that_is_restarted(
+    way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked for until it is there, and again when it hangs up, until we are told to stop."""
+    monkeypatch.setattr("gpuhook.cluster.nri.service._AGAIN", 0.05)
+    path, said, failed = tmp_path / "nri.sock", list[str](), list[BaseException]()
+
+    def engine() -> None:
+        try:
+            time.sleep(0.2)  # not there yet
+            for _ in range(2):
+                listener = Listener(path)
+                listener.once()
+                listener.close()
+                path.unlink()
+        except BaseException as error:  # noqa: BLE001 - said below
+            failed.append(error)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    thread = threading.Thread(target=engine)
+    try:
+        thread.start()
+        run(str(path), lambda: way, said.append)
+        thread.join()
+    finally:
+        signal.set_wakeup_fd(-1)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert failed == []
+    assert said.count("Serves containerd 2.1.4") == 2
+    assert said[0].startswith(f"The engine at {path} can't be reached")
+
+
+def test_shutdown(served: Served) -> None:
+    served.engine.registration()
+    assert messages(served.engine.ask("Shutdown"), 1) == []
+    served._thread.join(5)
+    assert served.failed is not None

@@ -1,0 +1,132 @@
+"""The wire to an engine: frames and messages, whole, in pieces, too long, and any bytes at all."""
+
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from gpuhook.base.errors import PluginError
+from gpuhook.cluster.nri.transport import PLUGIN, REQUEST, RESPONSE, Connection, Message
+
+
+def frame(connection: int, body: bytes) -> bytes:
+    return struct.pack(">II", connection, len(body)) + body
+
+
+def message(stream: int, kind: int, data: bytes) -> bytes:
+    return struct.pack(">IIBB", len(data), stream, kind, 0) + data
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Connection, socket.socket]]:
+    """Our end of a connection, and the engine's."""
+    ours, theirs = socket.socketpair()
+    reader, writer = os.pipe()
+    try:
+        yield Connection(ours, reader), theirs
+    finally:
+        for each in (ours, theirs):
+            each.close()
+        os.close(reader)
+        os.close(writer)
+
+
+Ends = tuple[Connection, socket.socket]
+
+
+def test_a_message_is_one_frame(ends: Ends) -> None:
+    ours, theirs = ends
+    ours.send(PLUGIN, 7, RESPONSE, b"said")
+    assert theirs.recv(100) == frame(1, message(7, 2, b"said"))
+
+
+def test_a_long_message_is_several_frames(ends: Ends) -> None:
+    """containerd reads 4096 bytes at once, and hangs up at a frame that has more."""
+    ours, theirs = ends
+    data = bytes(range(256)) * 40
+    ours.send(PLUGIN, 7, RESPONSE, data)
+    wire, got = theirs.recv(1 << 16), b""
+    while wire:
+        connection, size = struct.unpack(">II", wire[:8])
+        assert connection == PLUGIN
+        assert 0 < size <= 4096
+        got, wire = got + wire[8 : 8 + size], wire[8 + size :]
+    assert got == message(7, RESPONSE, data)
+
+
+def test_pieces(ends: Ends) -> None:
+    """Frames come in any pieces, and a message may be in several frames or share one."""
+    ours, theirs = ends
+    whole = message(1, REQUEST, b"one") + message(3, REQUEST, b"two")
+    wire = frame(1, whole[:5]) + frame(9, b"nobody's") + frame(1, whole[5:])
+    for byte in wire[:-1]:
+        theirs.send(bytes([byte]))
+    theirs.send(wire[-1:])
+    assert ours.receive(5) == Message(1, 1, REQUEST, b"one")
+    assert ours.receive(5) == Message(1, 3, REQUEST, b"two")
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        struct.pack(">II", 1, (1 << 24) + 1),
+        frame(1, struct.pack(">IIBB", (1 << 24) + 1, 1, 1, 0)),
+    ],
+    ids=["frame", "message"],
+)
+def test_what_is_too_long_ends_it_at_once(wire: bytes, ends: Ends) -> None:
+    ours, theirs = ends
+    theirs.send(wire)
+    with pytest.raises(PluginError, match="too long"):
+        ours.receive(5)
+
+
+def test_an_engine_that_hangs_up(ends: Ends) -> None:
+    ours, theirs = ends
+    theirs.close()
+    with pytest.raises(PluginError, match="hung up"):
+        ours.receive(5)
+    with pytest.raises(PluginError):
+        ours.send(1, 1, 1, b"x" * (1 << 20))
+
+
+def test_an_engine_that_says_nothing(ends: Ends) -> None:
+    with pytest.raises(PluginError, match="said nothing"):
+        ends[0].receive(0.05)
+
+
+def test_an_engine_that_takes_nothing(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuhook.cluster.nri.transport._PATIENCE", 0.05)
+    with pytest.raises(PluginError, match="takes nothing"):
+        ends[0].send(1, 1, 1, b"x" * (2 << 20))
+
+
+def test_stopping() -> None:
+    ours, theirs = socket.socketpair()
+    reader, writer = os.pipe()
+    os.write(writer, b"x")
+    with ours, theirs:
+        assert Connection(ours, reader).receive(5) is None
+    os.close(reader)
+    os.close(writer)
+
+
+@given(some.binary(max_size=400))
+def test_any_bytes(data: bytes) -> None:
+    """Whatever comes is messages, or ends the connection with a sentence."""
+    ours, theirs = socket.socketpair()
+    reader, writer = os.pipe()
+    with ours, theirs:
+        theirs.sendall(data)
+        theirs.shutdown(socket.SHUT_WR)
+        connection = Connection(ours, reader)
+        with suppress(PluginError):
+            while connection.receive(1):
+                pass
+    os.close(reader)
+    os.close(writer)

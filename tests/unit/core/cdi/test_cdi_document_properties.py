@@ -1,0 +1,182 @@
+"""Any bytes are a document or errors; what is taken means what PyYAML's own reader says."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from limits import in_time
+
+from gpuhook.core.cdi import checks, document, tree, versions
+from gpuhook.core.cdi.document import read
+
+# Pieces that documents are made of, and pieces that break them.
+PIECES = st.sampled_from(
+    ["cdiVersion: 0.5.0\n", "kind: a/b\n", "devices:\n", "- name: x\n", "  containerEdits:\n",
+     "    env:\n", "    - A=b\n", "  - &a ", "*a", "<<: *a\n", "{", "}", "[", "]", ",", ": ", "- ",
+     "? ", "'", '"', "|\n", ">\n", "#", "\n", "  ", "\t", "---\n", "...\n", "!!str ", "!!int ",
+     "!!float ", "!x ", "%YAML 1.1\n", "~", "0", "1e3", "0x1f", "yes", "1:0", ".inf", "\\", "\0",
+     "\ufeff", "\u2028", "\x85", "\r\n", "é", "@", "`", '"\\ud83d"', '"\\UFFFFFFFF"', "null"]
+)  # fmt: skip
+TEXTS = st.lists(st.one_of(PIECES, st.text(max_size=3)), max_size=30).map("".join)
+BYTES = st.one_of(st.binary(max_size=60), TEXTS.map(lambda text: text.encode()))
+
+
+@pytest.fixture(params=["CSafeLoader", "SafeLoader"])
+def loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With libyaml, and without it."""
+    found = getattr(yaml, request.param, None)
+    if found is None:
+        pytest.skip("this PyYAML has no libyaml")
+    monkeypatch.setattr(tree, "LOADER", found)
+
+
+@pytest.mark.usefixtures("loader")
+@settings(max_examples=600)
+@given(BYTES)
+@example(b'kind: "\\UFFFFFFFF"')
+@example(b'kind: "\\ud83d"')
+@example(b"\xff\xfea\x00")
+@example(b"!!float 1_")
+@example(b"- &a [*a]")
+def test_any_bytes_are_a_document_or_errors(data: bytes) -> None:
+    with in_time():
+        reading = read(data)
+    assert (reading.document is None) == bool(reading.problems)
+    for problem in reading.problems:
+        assert (
+            problem.line is None or 1 <= problem.line <= data.count(b"\n") + data.count(b"\r") + 8
+        )
+        assert problem.sentence
+        assert not problem.sentence.endswith(".")
+
+
+# Documents of all fields, from tables of what they hold.
+WORDS = st.one_of(
+    st.sampled_from(["0", "1e3", "yes", "null", "~", "1:0", "0x1", "", " a", "a: b", "- a", "#"]),
+    # A character beyond is two in JSON's escapes, which YAML doesn't put together.
+    # NUL is refused in every field.
+    st.text(
+        st.characters(min_codepoint=1, max_codepoint=0xFFFF, exclude_categories=["Cs"]), max_size=4
+    ),
+)  # fmt: skip
+
+
+def values(kind: Any) -> st.SearchStrategy[Any]:
+    """Return what a field of a kind of ``document.FIELDS`` may hold."""
+    if isinstance(kind, list):
+        return st.lists(values(kind[0]), max_size=2)
+    if isinstance(kind, dict) and "*" in kind:
+        return st.dictionaries(WORDS, values(kind["*"]), max_size=2)
+    if isinstance(kind, dict):
+        fields = {name: values(inner) for name, inner in kind.items()}
+        return st.fixed_dictionaries({}, optional=fields)
+    return {
+        document.TEXT: WORDS,
+        document.FLAG: st.booleans(),
+        document.SIGNED: st.integers(-(1 << 63), (1 << 63) - 1),
+        document.UNSIGNED: st.integers(0, (1 << 32) - 1),
+    }[kind]
+
+
+DOCUMENTS = values(document.FIELDS)
+
+
+class _Quoting(yaml.SafeDumper):
+    """Writes strings in quotes: a bare y is a string to PyYAML, and true to Go."""
+
+
+_Quoting.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+)
+
+
+@settings(max_examples=300)
+@given(DOCUMENTS, st.booleans())
+def test_what_is_written_is_read_again(written: dict[str, Any], as_json: bool) -> None:
+    """Types are kept; whether it is a good document is another matter."""
+    text = json.dumps(written) if as_json else yaml.dump(written, Dumper=_Quoting)
+    assert _without_checks(text.encode()) == written
+
+
+def _without_checks(data: bytes) -> Any:
+    """Return what a text holds, good or bad."""
+    root = tree.read(data)
+    assert root is not None
+    reader = document._Reader()
+    found = reader.value(root, document.FIELDS, ())
+    assert reader.problems == []
+    return found
+
+
+BEGIN = "cdiVersion: '0.6.0'\nkind: a/b\n"
+LINES = [
+    "devices:", "- name: 'x'", "  annotations: {a: 'b', 'c': \"d\"}", "  containerEdits:",
+    "    env: [ 'A=b', 'B=c' ]", "    mounts:", "    - hostPath: '/a'", "      containerPath: '/b'",
+    "- {name: 'y', containerEdits: {env: ['A=b']}}",
+]  # fmt: skip
+
+
+@st.composite
+def disturbed(draw: st.DrawFn) -> str:
+    """Return a good document with something put into it."""
+    whole = BEGIN + "\n".join(LINES) + "\n"
+    place = draw(st.integers(len(BEGIN), len(whole)))
+    return whole[:place] + draw(TEXTS) + whole[place:]
+
+
+@settings(max_examples=1000)
+@given(disturbed())
+@example(BEGIN + "\n".join(LINES) + "\n")
+@example(BEGIN + "\n".join(LINES).replace("'b', 'c'", "'b',\u2028\ufeff 'c'") + "\n")
+def test_what_is_taken_pyyaml_reads_the_same(text: str) -> None:
+    found = read(text.encode("utf-8", "replace")).document
+    if found is None:
+        return
+    try:
+        loaded = yaml.load(text, tree.LOADER)  # noqa: S506 - a safe one; PyYAML's own has another BOM
+    except (yaml.YAMLError, ValueError, TypeError):  # several documents, unknown tags, dates
+        return
+    assert _agrees(found, loaded), loaded
+
+
+def _agrees(ours: Any, theirs: Any) -> bool:
+    """Compare strings, lists and tables; what else PyYAML makes of a text, Go may not."""
+    if isinstance(theirs, dict):
+        folded = {key.lower(): value for key, value in ours.items()}
+        return all(
+            _agrees(ours[key] if key in ours else folded[key.lower()], value)
+            for key, value in theirs.items()
+            if isinstance(key, str) and value is not None
+        )
+    if isinstance(theirs, list):
+        return len(ours) == len(theirs) and all(map(_agrees, ours, theirs))
+    return not isinstance(theirs, str) or ours == theirs or tree._resolved(theirs) != theirs
+
+
+@settings(max_examples=300)
+@given(DOCUMENTS)
+def test_checks_and_versions_take_every_document(whole: dict[str, Any]) -> None:
+    for path, sentence in checks.problems(whole):
+        assert sentence
+        assert document.spelled(path)
+    assert versions.needed(whole) in versions.KNOWN
+
+
+@settings(max_examples=300)
+@given(DOCUMENTS)
+def test_the_needed_version_is_the_lowest_that_is_taken(whole: dict[str, Any]) -> None:
+    needed = versions.needed(whole)
+    for version in versions.KNOWN[versions.KNOWN.index(versions.EARLIEST) :]:
+        found = checks.problems({**whole, "cdiVersion": version})
+        too_low = any("needs cdiVersion" in sentence for _, sentence in found)
+        assert too_low == versions.is_below(version, needed)
+
+
+def test_the_table_of_versions_names_fields_that_there_are() -> None:
+    for field in versions.EDITS:
+        kind: Any = document.FIELDS["containerEdits"]
+        for name in field:
+            kind = kind[0][name] if isinstance(kind, list) else kind[name]

@@ -1,0 +1,195 @@
+"""CDI names in a container's request: our own kinds asked of the machine, others of documents."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import steps
+from click.testing import CliRunner
+from machines import gpu, machine
+
+from gpuhook.base.config.loader import loads
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import CdiError, GpuhookError, UnknownDeviceError
+from gpuhook.base.oci.spec import Spec
+from gpuhook.core.cdi import saved
+from gpuhook.core.cdi.folders import Found
+from gpuhook.tools.cli import cli
+
+DOCUMENT = {
+    "cdiVersion": "0.7.0",
+    "kind": "maker.example/card",
+    "containerEdits": {"env": ["COMMON=yes"]},
+    "devices": [
+        {
+            "name": name,
+            "containerEdits": {
+                "env": [f"CARD_{name.upper()}=1"],
+                "deviceNodes": [
+                    {"path": f"/dev/card-{name}", "type": "c", "major": 240, "minor": minor}
+                ],
+                "mounts": [{"hostPath": "/opt/maker", "containerPath": "/opt/maker"}],
+                "hooks": [{"hookName": "createContainer", "path": "/bin/true", "args": ["true"]}],
+                "additionalGids": [44],
+            },
+        }
+        for minor, name in enumerate(["a", "b"])
+    ],
+}
+# A document of our own kind that is out of date.
+STALE = {
+    "cdiVersion": "0.5.0",
+    "kind": "nvidia.com/gpu",
+    "devices": [{"name": "0", "containerEdits": {"env": ["FROM=document"]}}],
+}
+
+
+class Site:
+    """A machine with two GPUs and documents, and the bundle of one container."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.documents = folder / "cdi"
+        self.documents.mkdir()
+        (self.documents / "maker.json").write_text(json.dumps(DOCUMENT))
+        (self.documents / "nvidia.yaml").write_text(json.dumps(STALE))
+        (folder / "rootfs").mkdir()
+        (folder / "bin").mkdir()
+        (folder / "bin/gpuhook-prestart").touch(mode=0o755)
+
+    def config(self, mode: str = "hook") -> str:
+        return (
+            f'[nvidia-container-runtime]\nmode = "{mode}"\n'
+            f'[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["{self.documents}"]\n'
+            "[gpuhook]\ncdi-kinds-from-environment = "
+            '["maker.example/card", "other.example/card"]\n'
+        )
+
+    def spec(self, devices: str) -> Spec:
+        data = {
+            "process": {"env": ["PATH=/bin", f"NVIDIA_VISIBLE_DEVICES={devices}"]},
+            "root": {"path": "rootfs"},
+            "linux": {"namespaces": [{"type": "mount"}]},
+        }
+        return Spec(str(self.folder / "config.json"), json.dumps(data))
+
+    def edit(self, spec: Spec, mode: str = "hook") -> Spec:
+        edited = steps.edit(spec, loads(self.config(mode)), str(self.folder / "bin"))
+        assert edited is not None
+        return edited
+
+    def edited(self, devices: str, mode: str = "hook") -> dict[str, Any]:
+        return self.edit(self.spec(devices), mode).data
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    found = machine(gpu(0, 3), gpu(1, 1))
+    monkeypatch.setattr("gpuhook.core.inventory.cache.get_inventory", lambda *_, **__: found)
+    return Site(tmp_path)
+
+
+def given(data: dict[str, Any]) -> list[str]:
+    return [node["path"] for node in data.get("linux", {}).get("devices", [])]
+
+
+def hooks(data: dict[str, Any], stage: str) -> list[str]:
+    return [Path(hook["path"]).name for hook in data.get("hooks", {}).get(stage, [])]
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec", "auto", "cdi"])
+def test_another_makers_device_comes_from_its_document(site: Site, mode: str) -> None:
+    data = site.edited("maker.example/card=a", mode)
+    assert given(data) == ["/dev/card-a"]
+    assert "COMMON=yes" in data["process"]["env"]
+    assert "CARD_A=1" in data["process"]["env"]
+    assert "CARD_B=1" not in data["process"]["env"]
+    assert data["mounts"] == [{"source": "/opt/maker", "destination": "/opt/maker"}]
+    assert data["process"]["user"]["additionalGids"] == [44]
+    assert {"allow": True, "type": "c", "major": 240, "minor": 0, "access": "rwm"} in (
+        data["linux"]["resources"]["devices"]
+    )
+    assert hooks(data, "createContainer") == ["true"]
+    assert data["hooks"]["createContainer"][0]["env"], "else it is the image's"
+    assert hooks(data, "prestart") == [], "there is nothing for ours to do"
+
+
+@pytest.mark.parametrize("mode", ["hook", "auto"])
+def test_our_own_kind_is_asked_of_the_machine(site: Site, mode: str) -> None:
+    data = site.edited("nvidia.com/gpu=0", mode)
+    assert hooks(data, "prestart") == ["gpuhook-prestart"]
+    minors = [rule["minor"] for rule in data["linux"]["resources"]["devices"]]
+    assert 3 in minors
+    assert "FROM=document" not in data["process"]["env"]
+
+
+def test_mode_cdi_asks_documents_for_all(site: Site) -> None:
+    data = site.edited("0,maker.example/card=b", "cdi")
+    assert "FROM=document" in data["process"]["env"]
+    assert given(data) == ["/dev/card-b"]
+    assert hooks(data, "prestart") == []
+
+
+def test_both_in_one_container(site: Site) -> None:
+    data = site.edited("maker.example/card=b,1,maker.example/card=a,maker.example/card=b")
+    assert given(data) == ["/dev/card-b", "/dev/card-a"]
+    assert hooks(data, "createContainer") == ["true", "true"]
+    assert hooks(data, "prestart") == ["gpuhook-prestart"]
+    assert 1 in [rule["minor"] for rule in data["linux"]["resources"]["devices"]]
+
+
+@pytest.mark.parametrize("devices", ["maker.example/card=c", "other.example/card=a,0"])
+def test_a_name_that_no_document_has(site: Site, devices: str) -> None:
+    with pytest.raises(UnknownDeviceError, match="can't be used"):
+        site.edited(devices)
+
+
+def test_a_document_replaced_between_a_look_and_the_next(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is checked has to be what was read: another file may have been there before."""
+    real = saved.read_folders
+    trusted = site.documents / "maker.json"
+
+    def look(config: Config, documents: saved.Documents | None) -> Found:
+        found = real(config, documents)
+        text = trusted.read_text()
+        trusted.unlink()
+        (site.documents / "new").write_text(text)
+        (site.documents / "new").rename(trusted)
+        return found
+
+    monkeypatch.setattr(saved, "read_folders", look)
+    with pytest.raises(CdiError, match="was changed while it was read"):
+        site.edited("maker.example/card=a")
+
+
+def test_a_broken_document_spoils_itself_alone(site: Site) -> None:
+    (site.documents / "nvidia.yaml").write_text("kind: [\n")
+    assert given(site.edited("maker.example/card=a")) == ["/dev/card-a"]
+    with pytest.raises(GpuhookError):
+        site.edited("nvidia.com/gpu=0", "cdi")
+
+
+def test_a_bundle_started_again_does_not_grow(site: Site) -> None:
+    once = site.edit(site.spec("maker.example/card=a,maker.example/card=b"))
+    assert site.edit(once).data == once.data
+
+
+def test_explain_says_which_file_gives_what(site: Site) -> None:
+    config = site.folder / "config.toml"
+    config.write_text(site.config())
+    words = ["-e", "NVIDIA_VISIBLE_DEVICES=maker.example/card=a,0", "--format", "json"]
+    report = json.loads(
+        CliRunner().invoke(cli, ["explain", "--config", str(config), *words]).stdout
+    )
+    [first, *others] = report["operations"]
+    assert (first["kind"], first["name"]) == ("cdi-device", "maker.example/card=a")
+    assert first["source"] == str(site.documents / "maker.json")
+    assert first["edits"]["env"] == ["COMMON=yes", "CARD_A=1"]
+    assert "device" in {each["kind"] for each in others}
+    alone = json.loads(
+        CliRunner().invoke(cli, ["explain", "--config", str(config), *words, "--hook-alone"]).stdout
+    )
+    assert [each["kind"] for each in alone["undone"]] == ["cdi-device"]

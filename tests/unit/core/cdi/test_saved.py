@@ -1,0 +1,224 @@
+"""Documents that were read, saved for the next start: found while nothing changed, else read."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import gpuhook
+from gpuhook.base.config.model import Config
+from gpuhook.core.cdi import document, reading, saved
+from gpuhook.core.inventory import cache
+
+LONG_AGO = 10**10 * 60  # nanoseconds
+
+
+def of(*devices: str) -> str:
+    entries = [{"name": name, "containerEdits": {"env": [f"N={name}"]}} for name in devices]
+    return json.dumps({"cdiVersion": "0.3.0", "kind": "v.com/g", "devices": entries})
+
+
+class Site:
+    """A folder of documents, and how often one of them was read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "cdi"
+        self.folder.mkdir()
+        self.state = folder / "state"
+        self.config = Config()
+        self.config.cdi_spec_dirs = (str(self.folder),)
+        self.config.state_dir = str(self.state)
+        self.reads = 0
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.write_text(text)
+        return path
+
+    def names(self) -> list[str]:
+        return [name.partition("=")[2] for name in saved.read_folders(self.config).devices]
+
+    def errors(self) -> list[str]:
+        return [str(error) for error in saved.read_folders(self.config).errors]
+
+    def new_reads(self) -> int:
+        before = self.reads
+        self.names()
+        return self.reads - before
+
+    @property
+    def file(self) -> Path:
+        [path] = self.state.glob("cdi-documents-*")
+        return path
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """What was read counts as settled at once."""
+    made = Site(tmp_path)
+    real = document.read
+
+    def read(data: bytes) -> reading.Reading:
+        made.reads += 1
+        return real(data)
+
+    monkeypatch.setattr(document, "read", read)
+    monkeypatch.setattr(saved, "_SETTLED_NS", -LONG_AGO)
+    return made
+
+
+def test_what_has_not_changed_is_not_read_again(site: Site) -> None:
+    site.write("a.json", of("x", "y"))
+    site.write("b.yaml", "kind: [\n")
+    before = [site.names(), site.errors()]
+    assert site.reads == 2
+    assert [site.names(), site.errors()] == before
+    assert site.reads == 2
+    assert site.errors()[0].startswith(f"{site.folder}/b.yaml, line ")
+
+
+def _written_again(path: Path) -> None:
+    old = path.stat()
+    path.write_text(path.read_text().replace("x", "z"))
+    os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns))
+
+
+def _replaced(path: Path) -> None:
+    old = path.stat()
+    new = path.with_name(".new")
+    new.write_text(path.read_text().replace("x", "z"))
+    os.utime(new, ns=(old.st_atime_ns, old.st_mtime_ns))
+    new.rename(path)
+
+
+@pytest.mark.parametrize("change", [_written_again, _replaced])
+def test_what_has_changed_is_read_again(site: Site, change: Callable[[Path], None]) -> None:
+    """Although size and time are as they were."""
+    path = site.write("a.json", of("x"))
+    other = site.write("b.json", of("other"))
+    assert site.names() == ["x", "other"]
+    stamp = path.stat().st_ctime_ns
+    while path.stat().st_ctime_ns == stamp:  # the next tick of the kernel's clock
+        change(path)
+    assert site.names() == ["z", "other"]
+    assert site.reads == 3
+    other.unlink()
+    assert site.names() == ["z"]
+    assert site.reads == 3
+    assert str(other) not in site.file.read_text()
+
+
+def test_what_was_just_written_is_not_saved(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could change within the same tick of the clock, and look the same afterwards."""
+    monkeypatch.undo()
+    path = site.write("a.json", of("x"))
+    saved.read_folders(site.config)
+    assert not site.state.exists()
+    later = path.stat().st_ctime_ns + saved._SETTLED_NS
+    monkeypatch.setattr("time.time_ns", lambda: later)
+    saved.read_folders(site.config)
+    assert not site.state.exists()
+    monkeypatch.setattr("time.time_ns", lambda: later + 1)
+    saved.read_folders(site.config)
+    assert "x" in site.file.read_text()
+
+
+def test_a_clock_that_was_set_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of times to come are saved all the same."""
+    monkeypatch.undo()
+    path = site.write("a.json", of("x"))
+    earlier = path.stat().st_ctime_ns - 20 * 86400 * 10**9
+    monkeypatch.setattr("time.time_ns", lambda: earlier)
+    saved.read_folders(site.config)
+    assert "x" in site.file.read_text()
+
+
+def test_what_is_saved_is_for_us_alone(site: Site) -> None:
+    site.write("a.json", of("x"))
+    site.names()
+    assert site.file.stat().st_mode & 0o777 == 0o600
+
+
+def _writable(path: Path) -> None:
+    path.chmod(0o666)
+
+
+def _folder_writable(path: Path) -> None:
+    path.parent.chmod(0o777)
+
+
+def _damaged(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"N=x", b"N=y"))
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def _link(path: Path) -> None:
+    elsewhere = path.rename(path.parent.parent / "elsewhere")
+    path.symlink_to(elsewhere)
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("spoil", [_writable, _folder_writable, _damaged, _cut, _link, _pipe])
+def test_what_others_may_have_written_is_not_used(
+    site: Site, spoil: Callable[[Path], None]
+) -> None:
+    site.write("a.json", of("x"))
+    assert site.names() == ["x"]
+    spoil(site.file)
+    assert site.new_reads() == 1
+    assert site.names() == ["x"]
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", '["0", {}]', "[1, 2]", "[{v}, []]", '[{v}, {"x": 3}]', '[{v}, {"x": [1]}]',
+             '[{v}, {"x": [[1], null, [3]]}]', "null", "{"],
+)  # fmt: skip
+def test_what_is_no_such_file_costs_time_alone(site: Site, text: str) -> None:
+    site.write("a.json", of("x"))
+    site.names()
+    body = text.replace("{v}", f'"{gpuhook.__version__}"').encode()
+    site.file.write_bytes(cache.digest(body).encode() + b"\n" + body)
+    assert site.names() == ["x"]
+    assert site.reads == 2
+
+
+def test_folders_of_other_configurations_do_not_fight(site: Site, tmp_path: Path) -> None:
+    site.write("a.json", of("x"))
+    other = Config()
+    other.cdi_spec_dirs = (str(tmp_path / "other"), str(site.folder))
+    other.state_dir = site.config.state_dir
+    for _ in range(3):
+        saved.read_folders(site.config)
+        saved.read_folders(other)
+    assert site.reads == 2
+
+
+def test_a_start_that_finds_all_saved_imports_no_yaml(site: Site) -> None:
+    site.write("a.json", of("x"))
+    site.write("b.yaml", "kind: [\n")
+    site.names()
+    code = (
+        f"import sys; sys.path.append({str(Path(gpuhook.__file__).parents[2])!r})\n"
+        "from gpuhook.core.cdi import apply, saved\n"
+        "from gpuhook.base.config.model import Config\n"
+        "from gpuhook.base.host import files\n"
+        f"config = Config()\nconfig.cdi_spec_dirs = {site.config.cdi_spec_dirs!r}\n"
+        f"config.state_dir = {site.config.state_dir!r}\n"
+        "print(apply.resolve(saved.read_folders(config), ['v.com/g=x']), *sys.modules)\n"
+    )
+    words = [sys.executable, "-I", "-S", "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert done.startswith("{'env': ['N=x']}")
+    slow = {"yaml", "re", "json", "tempfile", "typing", "struct", "gpuhook.core.cdi.document"}
+    assert slow & set(done.split()) == set()

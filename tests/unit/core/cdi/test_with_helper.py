@@ -1,0 +1,232 @@
+"""Documents applied where a helper stands by: which of their mounts are left to it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from machines import gpu, machine
+
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import SpecError
+from gpuhook.base.oci.spec import Spec
+from gpuhook.core.cdi import apply, own_hook, with_helper
+from gpuhook.core.cdi.generate import Source, generate
+from gpuhook.core.resolve import Resolved
+from gpuhook.vendors.nvidia.vendor import VENDOR
+from gpuhook.vendors.registry import KNOWN
+
+WORDS = ["12", "3", "4", "5", "/bundle"]
+FOLDER = "/x"
+LIBRARY = "/usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06"
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Path:
+    """The files that the document mounts, in a driver root."""
+    folder = tmp_path / "driver"
+    for file in MOUNTED:
+        (folder / file.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file.lstrip("/")).touch()
+    return folder
+
+
+def made() -> dict[str, Any]:
+    inventory = machine(gpu(0, 3), gpu(1, 0))
+    return generate(
+        Source(VENDOR, inventory, Config(), f"{FOLDER}/gpuhook-cdi-hook"), ("index",)
+    ).document
+
+
+MOUNTED = [each["containerPath"] for each in made()["containerEdits"]["mounts"]]
+
+
+def edits(driver: Path) -> dict[str, Any]:
+    """Return what our own document says of GPU 0, of files in that root."""
+    document = made()
+    [device] = [each for each in document["devices"] if each["name"] == "0"]
+    merged = apply.merge([document["containerEdits"], device["containerEdits"]])
+    merged["mounts"] = [
+        {**each, "hostPath": f"{driver}{each['containerPath']}"} for each in merged["mounts"]
+    ]
+    for node in merged["deviceNodes"]:
+        node.update(type="c", major=195, minor=3)
+    return merged
+
+
+def spec_with(*mounts: Any, **more: Any) -> Spec:
+    data = {
+        "process": {"env": []},
+        "root": {"path": "rootfs"},
+        "mounts": [{"destination": "/proc", "source": "proc", "type": "proc"}, *mounts],
+        "linux": {"namespaces": [{"type": "mount"}]},
+        **more,
+    }
+    return Spec("/bundle/config.json", json.dumps(data))
+
+
+def volume(place: str) -> dict[str, Any]:
+    return {"destination": place, "source": "/srv/data", "options": ["rbind", "rw"]}
+
+
+def applied(
+    spec: Spec, edited: dict[str, Any], words: list[str] = WORDS, *, names: tuple[str, ...] = ()
+) -> Spec:
+    """Return the spec as a helper with those words would find it."""
+    devices = names or ("nvidia.com/gpu=0",)
+    resolved = Resolved([], Config(), KNOWN, cdi_devices=devices)
+    if not words:
+        return apply.apply_to_spec(spec, edited)
+    found, place, kind = with_helper.apply_to_spec(spec, edited, resolved, Config(), FOLDER)
+    assert kind == "nvidia.com/gpu"
+    return with_helper.with_words(found, place, ["--helper", *words])
+
+
+def places(spec: Spec) -> list[str]:
+    return [each["destination"] for each in spec.data["mounts"]]
+
+
+def moved(spec: Spec) -> list[str]:
+    return [place for _, place in own_hook.mounts_of(spec, "nvidia.com/gpu")]
+
+
+def test_the_helper_makes_all_of_our_own_documents_mounts(driver: Path) -> None:
+    edited = edits(driver)
+    spec = applied(spec_with(), edited)
+    assert places(spec) == ["/proc"]
+    assert sorted(moved(spec)) == sorted(MOUNTED)
+    sources = {source for source, _ in own_hook.mounts_of(spec, "nvidia.com/gpu")}
+    assert sources == {each["hostPath"] for each in edited["mounts"]}
+    [hook] = spec.hooks("createContainer")
+    assert hook["args"][1:7] == ["--helper", *WORDS]
+    assert hook["args"][-1] == "nvidia.com/gpu"
+
+
+def test_without_a_helper_the_runtime_makes_them(driver: Path) -> None:
+    spec = applied(spec_with(), edits(driver), [])
+    assert sorted(places(spec)) == sorted(["/proc", *MOUNTED])
+    assert moved(spec) == []
+    assert spec.text == apply.apply_to_spec(spec_with(), edits(driver)).text
+
+
+def test_everything_else_is_as_without_a_helper(driver: Path) -> None:
+    plain, helped = applied(spec_with(), edits(driver), []), applied(spec_with(), edits(driver))
+    for each in (plain, helped):
+        each.data.pop("mounts")
+    assert own_hook.without_words(helped).data["hooks"] == plain.data["hooks"]
+    plain.data.pop("hooks")
+    helped.data.pop("hooks")
+    assert helped.data == plain.data
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "/", "/usr", "/usr/", "//usr", "/usr/lib", "/usr/./lib", "/usr/lib/x86_64-linux-gnu",
+        f"{LIBRARY}/", f"{LIBRARY}/below", "/lib/x86_64-linux-gnu",
+        "/lib/x86_64-linux-gnu/libcuda.so.580.65.06", "/lib", "/usr/lib/../lib",
+    ],
+)  # fmt: skip
+def test_what_meets_a_volume_stays_the_runtimes(driver: Path, place: str) -> None:
+    """It is mounted in the order of config.json, into the volume or before what covers it."""
+    spec = applied(spec_with(volume(place)), edits(driver))
+    assert LIBRARY not in moved(spec)
+    assert LIBRARY in places(spec)
+
+
+def test_a_volume_in_a_mounts_own_place_is_replaced_as_cdi_says(driver: Path) -> None:
+    plain, helped = (
+        applied(spec_with(volume(LIBRARY)), edits(driver), words) for words in ([], WORDS)
+    )
+    assert places(plain).count(LIBRARY) == 1
+    assert {**volume(LIBRARY)} not in plain.data["mounts"]
+    assert places(helped) == ["/proc"]
+
+
+@pytest.mark.parametrize("place", ["/data", "/usr/lib/x86_64", "/usr/local", "/libx", "/etc/hosts"])
+def test_what_meets_none_is_the_helpers(driver: Path, place: str) -> None:
+    spec = applied(spec_with(volume(place)), edits(driver))
+    assert LIBRARY in moved(spec)
+    assert place in places(spec)
+
+
+@pytest.mark.parametrize("entry", [{}, {"destination": 7}, "/usr", None])
+def test_a_mount_without_a_place_is_nobodys_business(driver: Path, entry: Any) -> None:
+    if not isinstance(entry, dict):
+        entry = {"source": entry}
+    spec = applied(spec_with(entry), edits(driver))
+    assert sorted([*moved(spec), *(each for each in places_of(spec) if each in MOUNTED)]) == sorted(
+        MOUNTED
+    )
+
+
+def places_of(spec: Spec) -> list[Any]:
+    return [each.get("destination") for each in spec.data["mounts"]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"options": ["ro", "nosuid", "nodev", "rbind"]},
+        {"options": ["ro", "nosuid", "nodev", "rbind", "rprivate", "noexec"]},
+        {"options": ["rw", "nosuid", "nodev", "rbind", "rprivate"]},
+        {"options": []},
+        {"type": "bind"},
+        {"hostPath": "/dev/null"},
+        {"hostPath": "/etc"},
+        {"hostPath": "/nowhere"},
+    ],
+)
+def test_what_our_documents_dont_have_stays_the_runtimes(
+    driver: Path, change: dict[str, Any]
+) -> None:
+    edited = edits(driver)
+    edited["mounts"] = [
+        {**each, **change} if each["containerPath"] == LIBRARY else each
+        for each in edited["mounts"]
+    ]
+    spec = applied(spec_with(), edited)
+    assert LIBRARY in places(spec)
+    assert sorted(moved(spec)) == sorted(set(MOUNTED) - {LIBRARY})
+
+
+def test_a_document_of_another_kind_keeps_the_order(driver: Path) -> None:
+    names = ("nvidia.com/gpu=0", "maker.example/card=a")
+    spec = applied(spec_with(), edits(driver), names=names)
+    assert moved(spec) == []
+    assert LIBRARY in places(spec)
+    [hook] = spec.hooks("createContainer")
+    assert hook["args"][1:7] == ["--helper", *WORDS]
+
+
+def test_a_user_namespace_has_its_owners_mapped_by_the_runtime(driver: Path) -> None:
+    linux = {"namespaces": [{"type": "mount"}, {"type": "user"}]}
+    assert moved(applied(spec_with(linux=linux), edits(driver))) == []
+
+
+def test_more_than_one_word_can_hold_stays_the_runtimes(driver: Path) -> None:
+    edited = edits(driver)
+    [one] = [each for each in edited["mounts"] if each["containerPath"] == LIBRARY]
+    edited["mounts"] = [{**one, "containerPath": f"/opt/{number:090}"} for number in range(900)]
+    spec = applied(spec_with(), edited)
+    assert moved(spec) == []
+    assert len(places(spec)) == 901
+
+
+def test_a_bundle_that_is_started_again(driver: Path) -> None:
+    first = applied(spec_with(), edits(driver))
+    again = applied(own_hook.without_words(first), edits(driver))
+    assert again.data == first.data
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["", "{", "7", "[7]", '["ab"]', '[["/a"]]', '[["/a", "b"]]', "[[1, 2]]", '[["/a","/b","/c"]]'],
+)
+def test_a_word_that_isnt_ours(word: str) -> None:
+    args = ["gpuhook-cdi-hook", "--helper", *WORDS, "--mounts", word, "a/b"]
+    hook = {"path": "/x/gpuhook-cdi-hook", "args": args}
+    spec = spec_with(hooks={"createContainer": [hook]})
+    with pytest.raises(SpecError, match="aren't pairs of paths"):
+        own_hook.mounts_of(spec, "a/b")
+    assert own_hook.mounts_of(spec, "c/d") == []

@@ -1,0 +1,188 @@
+"""Copies of the driver's manifests: in a plan, and where nothing but mounts can be written."""
+
+from typing import Any
+
+import own
+import pytest
+from machines import FILES, VERSION, asked, gpu, granted, machine
+
+from gpuhook.base.config.model import Config
+from gpuhook.base.loader import layout
+from gpuhook.base.oci.spec import Spec
+from gpuhook.core.cdi.generate import CdiWriter, Source, generate
+from gpuhook.core.cdi.hook import Work, by_mounts
+from gpuhook.core.inventory.model import DriverFile
+from gpuhook.core.plan import spec_edits
+from gpuhook.core.plan.image import Image
+from gpuhook.core.plan.operations import Operation, Plan
+from gpuhook.core.planner import make_plan
+from gpuhook.vendors.nvidia.edits import WriteCopy
+from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook.vendors.nvidia.variables import CAPABILITIES
+from gpuhook.vendors.nvidia.vendor import VENDOR
+
+GLX = "libGLX_nvidia.so.0"
+FILE = f"libGLX_nvidia.so.{VERSION}"
+ICD, ICD32 = "/etc/vulkan/icd.d/nvidia_icd.x86_64.json", "/etc/vulkan/icd.d/nvidia_icd.i686.json"
+TEXT = f'{{"ICD":{{"library_path":"{GLX}"}}}}\n'
+# A driver of Fedora's: libraries in /usr/lib64 and /usr/lib, whole paths in its manifests.
+FEDORA = (
+    *(each for each in FILES if "GLX" not in each.target and "vulkan" not in each.target),
+    DriverFile("library", f"/usr/lib64/{FILE}", FILE, "graphics", GLX),
+    DriverFile("library32", f"/usr/lib/{FILE}", FILE, "graphics", GLX),
+    DriverFile("manifest", "/usr/share/v/x.json", ICD, "graphics", content=TEXT),
+    DriverFile("alias", f"/usr/lib64/{FILE}", f"/usr/lib64/{GLX}", "graphics"),
+    DriverFile("manifest32", "/usr/share/v/i.json", ICD32, "graphics", content=TEXT),
+    DriverFile("alias", f"/usr/lib/{FILE}", f"/usr/lib/{GLX}", "graphics"),
+)
+MACHINE = machine(gpu(0, 0))
+DEBIAN = Image(layout.debian(own.MACHINE))
+LIB64 = Image(layout.Layout("/usr/lib64", "/usr/lib", uses_cache=True))
+MUSL = Image(layout.Layout("/usr/lib", None, uses_cache=False))
+
+
+def fedora(root: str = "/") -> Inventory:
+    facts = MACHINE.driver_version, MACHINE.cuda_version, MACHINE.gpus, MACHINE.nodes
+    return Inventory(root, *facts, FEDORA)
+
+
+def plan(image: Image, *capabilities: str, root: str = "/") -> Plan:
+    wanted = capabilities or CAPABILITIES
+    return make_plan([granted(asked("0", capabilities=tuple(wanted)), fedora(root))], image)
+
+
+def copies(made: Plan) -> dict[str, WriteCopy]:
+    return {op.destination: op for op in made.operations if isinstance(op, WriteCopy)}
+
+
+def written(made: Plan) -> spec_edits.SpecWriter:
+    return spec_edits.SpecWriter().write(made.operations)
+
+
+def sources(operations: list[Operation]) -> dict[str, str]:
+    steps = [op.to_json() for op in operations]
+    return {op["destination"]: op["source"] for op in steps if op["kind"] == "bind"}
+
+
+@pytest.mark.parametrize(
+    ("image", "folder32"), [(DEBIAN, own.FOLDER32), (LIB64, "/usr/lib")], ids=["debian", "lib64"]
+)
+def test_a_copy_names_what_the_containers_loader_finds(image: Image, folder32: str) -> None:
+    found = copies(plan(image))
+    assert found[ICD].content == TEXT
+    assert found[ICD32].content == TEXT.replace(GLX, f"{folder32}/{GLX}")
+    assert found[ICD].to_json()["source"] == "/usr/share/v/x.json"
+    assert found[ICD].optional
+
+
+@pytest.mark.parametrize(
+    ("image", "capabilities"),
+    [(DEBIAN, ("graphics", "compute")), (MUSL, CAPABILITIES), (DEBIAN, ("compat32", "graphics"))],
+)
+def test_one_for_32_bit_programs_comes_with_their_libraries(
+    image: Image, capabilities: tuple[str, ...]
+) -> None:
+    has_them = "compat32" in capabilities and image is not MUSL
+    assert set(copies(plan(image, *capabilities))) == ({ICD, ICD32} if has_them else {ICD})
+    assert copies(plan(image, "compute", "utility")) == {}
+
+
+def test_config_json_has_the_file_and_what_it_names() -> None:
+    """Mode spec, lines of fstab and of units: what can be mounted and not written."""
+    made = plan(DEBIAN)
+    found = sources(written(made).steps)
+    assert found[ICD] == "/usr/share/v/x.json"
+    assert found[f"/usr/lib64/{GLX}"] == f"/usr/lib64/{FILE}"
+    assert found[f"/usr/lib/{GLX}"] == f"/usr/lib/{FILE}"
+    assert found[f"{own.FOLDER}/{GLX}"] == f"/usr/lib64/{FILE}"
+    assert not [op for op in written(made).unwritten if isinstance(op, WriteCopy)]
+    spec = spec_edits.apply(Spec("/b/config.json", "{}"), written(made)).data
+    mounts = [mount["destination"] for mount in spec["mounts"]]
+    assert {ICD, ICD32, f"/usr/lib64/{GLX}", f"/usr/lib/{GLX}"} < set(mounts)
+    assert len(mounts) == len(set(mounts))
+
+
+def test_nothing_is_mounted_twice_where_the_image_has_the_hosts_folders() -> None:
+    steps = written(plan(LIB64)).steps
+    places = [op.to_json()["destination"] for op in steps if "destination" in op.to_json()]
+    assert len(places) == len(set(places))
+
+
+def test_a_root_elsewhere_is_part_of_no_name() -> None:
+    found = copies(plan(DEBIAN, root="/run/nvidia/driver"))
+    assert found[ICD].content == TEXT
+    assert found[ICD].to_json()["source"] == "/run/nvidia/driver/usr/share/v/x.json"
+
+
+# CDI documents -----------------------------------------------------------------------------------
+
+
+def mounts(edits: dict[str, Any]) -> dict[str, str]:
+    found = {each["containerPath"]: each["hostPath"] for each in edits["mounts"]}
+    assert len(found) == len(edits["mounts"])
+    return found
+
+
+def test_a_document_has_the_file_as_it_is_and_libraries_where_it_names_them() -> None:
+    made = generate(Source(VENDOR, fedora(), Config(), "/x"), ("index",)).document
+    found = mounts(made["containerEdits"])
+    assert found[ICD] == "/usr/share/v/x.json"
+    assert found[f"/usr/lib64/{FILE}"] == f"/usr/lib64/{FILE}"
+    links = {op.to_json()["destination"] for op in hook_steps(made) if op.kind == "symlink"}
+    assert {f"/usr/lib64/{GLX}", f"/usr/lib/{GLX}"} < links
+    assert not [op for op in hook_steps(made) if isinstance(op, WriteCopy)]
+
+
+def hook_steps(document: dict[str, Any], files: tuple[DriverFile, ...] = FEDORA) -> list[Operation]:
+    common = document["containerEdits"]["mounts"]
+    spec = {
+        "linux": {"devices": []},
+        "mounts": [
+            {"destination": each["containerPath"], "source": each["hostPath"]} for each in common
+        ],
+    }
+    inventory = Inventory("/", VERSION, "13.0", MACHINE.gpus, MACHINE.nodes, files)
+    work = Work(spec, [], VENDOR, inventory, Config(), by_mounts(spec, "/b"))
+    return work.plan(DEBIAN).operations
+
+
+def test_the_hook_makes_the_paths_that_a_file_names_elsewhere() -> None:
+    """A distribution may have links from the folder that its manifests name."""
+    alias = DriverFile("alias", f"/usr/lib64/{FILE}", f"/opt/nvidia/lib/{GLX}", "graphics")
+    files = (*FEDORA, alias)
+    inventory = Inventory("/", VERSION, "13.0", MACHINE.gpus, MACHINE.nodes, files)
+    made = generate(Source(VENDOR, inventory, Config(), "/x"), ("index",)).document
+    steps = [op.to_json() for op in hook_steps(made, files) if op.kind == "symlink"]
+    links = [(op["destination"], op["target"]) for op in steps]
+    assert links.count((f"/opt/nvidia/lib/{GLX}", f"/usr/lib64/{FILE}")) == 1
+    assert len({place for place, _ in links}) == len(links)
+
+
+def test_a_path_may_be_the_librarys_own() -> None:
+    alias = DriverFile("alias", f"/usr/lib64/{FILE}", f"/usr/lib64/{FILE}", "graphics")
+    files = (*FEDORA, alias)
+    inventory = Inventory("/", VERSION, "13.0", MACHINE.gpus, MACHINE.nodes, files)
+    made = generate(Source(VENDOR, inventory, Config(), "/x"), ("index",)).document
+    steps = hook_steps(made, files)
+    places = [op.to_json()["destination"] for op in steps if op.kind == "symlink"]
+    assert f"/usr/lib64/{FILE}" not in places
+    [wanted] = [granted(asked("0", capabilities=CAPABILITIES), inventory)]
+    mounted = sources(written(make_plan([wanted], LIB64)).steps)
+    assert mounted[f"/usr/lib64/{FILE}"] == f"/usr/lib64/{FILE}"
+
+
+def test_a_document_without_a_hook_has_mounts_for_all_of_it() -> None:
+    alias = DriverFile("alias", f"/usr/lib64/{FILE}", f"/opt/nvidia/lib/{GLX}", "graphics")
+    facts = MACHINE.driver_version, MACHINE.cuda_version, MACHINE.gpus, MACHINE.nodes
+    inventory = Inventory("/", *facts, (*FEDORA, alias))
+    source = Source(VENDOR, inventory, Config(), "/x", without_hook=True)
+    found = mounts(generate(source, ("index",)).document["containerEdits"])
+    assert found[ICD] == "/usr/share/v/x.json"
+    assert found[f"/opt/nvidia/lib/{GLX}"] == f"/usr/lib64/{FILE}"
+    assert found[f"/usr/lib64/{GLX}"] == f"/usr/lib64/{FILE}"
+
+
+def test_a_document_mounts_a_copys_original() -> None:
+    [copy] = copies(plan(DEBIAN, "graphics")).values()
+    [mount] = CdiWriter(()).write([copy]).edits["mounts"]
+    assert (mount["hostPath"], mount["containerPath"]) == ("/usr/share/v/x.json", ICD)

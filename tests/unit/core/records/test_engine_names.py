@@ -1,0 +1,69 @@
+"""Names of containers in a refusal: those that `gpuhook list` shows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuhook.base.oci.spec import State
+from gpuhook.core.records import engine_names, leases, records
+
+ID = "0123456789abcdef" * 4
+MOBY = "io.containerd.runtime.v2.task/moby"
+
+
+def record(bundle: Path, manager: str = "") -> dict[str, Any]:
+    annotations = {"io.container.manager": manager} if manager else None
+    return {**records.describe(State(ID, 7, str(bundle), None), annotations, []), "pid": 7}
+
+
+def of_docker(folder: Path, about: str = '{"Name": "/training"}', place: str = "") -> Path:
+    """Return the bundle of a container of Docker's, whose data are in a folder of their own."""
+    data = folder / (place or f"data/containers/{ID}")
+    bundle = folder / MOBY / ID
+    for made in (data, bundle):
+        made.mkdir(parents=True)
+    (data / "config.v2.json").write_text(about)
+    mounts = [
+        {"destination": "/volume", "source": f"{folder}/elsewhere/containers/{ID}/x"},
+        {"destination": "/etc/hostname", "source": f"{data}/hostname"},
+    ]
+    (bundle / "config.json").write_text(json.dumps({"mounts": mounts}))
+    return bundle
+
+
+def test_a_container_of_docker(tmp_path: Path) -> None:
+    found = record(of_docker(tmp_path))
+    assert found["engine"] == "docker"
+    assert engine_names.name_of(found) == "training"
+    assert leases.holder(found) == "docker's container training"
+
+
+def test_a_container_of_podman(tmp_path: Path) -> None:
+    bundle = tmp_path / f"overlay-containers/{ID}/userdata"
+    bundle.mkdir(parents=True)
+    stored = [{"id": "other", "names": ["other"]}, {"id": ID, "names": ["training", "2nd"]}]
+    (tmp_path / "overlay-containers/containers.json").write_text(json.dumps(stored))
+    found = record(bundle, "libpod")
+    assert leases.holder(found) == "podman's container training"
+
+
+@pytest.mark.parametrize(
+    "about", ["", "{}", "[]", "null", '{"Name": null}', "[" * 10**5, "\udcff", '{"name": "/x"}']
+)
+def test_without_a_name_it_is_the_id(tmp_path: Path, about: str) -> None:
+    bundle = of_docker(tmp_path, about.encode("utf-8", "surrogateescape").decode("latin-1"))
+    assert leases.holder(record(bundle)) == f"docker's container {ID[:12]}"
+    (bundle / "config.json").unlink()
+    assert leases.holder(record(bundle)) == f"docker's container {ID[:12]}"
+
+
+def test_the_data_of_another_container(tmp_path: Path) -> None:
+    bundle = of_docker(tmp_path, place="data/containers/" + "f" * 64)
+    assert leases.holder(record(bundle)) == f"docker's container {ID[:12]}"
+
+
+def test_a_name_that_forges_a_line(tmp_path: Path) -> None:
+    text = leases.holder(record(of_docker(tmp_path, '{"Name": "/a\\n\\u001b[2J"}')))
+    assert text == "docker's container 'a\\n\\x1b[2J'"

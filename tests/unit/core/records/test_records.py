@@ -1,0 +1,431 @@
+"""Records of containers: written by root for root, and worth nothing once the process is gone."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import damaged
+import pytest
+
+from gpuhook.base.host import proc
+from gpuhook.base.oci.spec import State
+from gpuhook.core.contract import Grant, Vendor
+from gpuhook.core.inventory.model import Inventory
+from gpuhook.core.records import records
+from gpuhook.core.request.reader import Request
+from gpuhook.vendors import registry
+
+SOURCES = Path(records.__file__).parents[4]
+BUNDLE = "/run/containerd/io.containerd.runtime.v2.task/moby/abc"
+
+
+@pytest.fixture(autouse=True)
+def pids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pid namespace is the machine's first one, wherever this runs."""
+    monkeypatch.setattr(proc, "pids", lambda: proc.FIRST_PIDS)
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> str:
+    return str(tmp_path / "state")
+
+
+@pytest.fixture
+def process() -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that stands for a container's first one."""
+    made = subprocess.Popen(["sleep", "1000"])
+    yield made
+    made.kill()
+    made.wait()
+
+
+@pytest.fixture
+def pid(process: "subprocess.Popen[bytes]") -> int:
+    return process.pid
+
+
+def described(pid: int, **facts: Any) -> dict[str, Any]:
+    """Return a record with some facts."""
+    return {**records.describe(State("web", pid, BUNDLE, None), None, []), **facts}
+
+
+def write(state_dir: str, pid: int, *, failing: bool = False, **facts: Any) -> None:
+    entry = os.open(f"/proc/{pid}", os.O_PATH)
+    try:
+        with records.Written(state_dir, entry, described(pid, **facts)):
+            if failing:
+                raise ZeroDivisionError
+    finally:
+        os.close(entry)
+
+
+def files(state_dir: str) -> list[str]:
+    return sorted(path.name for path in Path(state_dir, "containers").iterdir())
+
+
+def test_what_is_written_is_read(state_dir: str, pid: int) -> None:
+    write(state_dir, pid, id="web", given=[])
+    [record] = records.read_all(state_dir)
+    assert not records.are_unseen(state_dir)
+    assert (record["id"], record["pid"], record["given"]) == ("web", pid, [])
+    assert files(state_dir) == [f"{pid}-{record['started']}"]
+
+
+def test_records_are_for_their_owner_alone(state_dir: str, pid: int) -> None:
+    old = os.umask(0)
+    try:
+        write(state_dir, pid)
+    finally:
+        os.umask(old)
+    folder = Path(state_dir, "containers")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+
+
+def test_folder_that_others_can_write_to_is_not_believed(state_dir: str, pid: int) -> None:
+    write(state_dir, pid)
+    Path(state_dir, "containers").chmod(0o770)
+    assert records.read_all(state_dir) == []
+    Path(state_dir, "containers").chmod(0o700)
+    Path(state_dir).chmod(0o777)
+    assert records.read_all(state_dir) == []
+
+
+def test_failed_injection_has_no_record(state_dir: str, pid: int) -> None:
+    with pytest.raises(ZeroDivisionError):
+        write(state_dir, pid, failing=True)
+    assert files(state_dir) == []
+
+
+def test_container_starts_where_no_record_can_be_written(tmp_path: Path, pid: int) -> None:
+    (tmp_path / "state").write_text("a file")
+    write(str(tmp_path / "state"), pid)
+    write("/proc/none/state", pid)
+
+
+def test_record_of_a_process_that_is_gone_is_removed(state_dir: str) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    write(state_dir, gone.pid)
+    gone.communicate()
+    assert records.read_all(state_dir) == []
+    assert files(state_dir) == []
+
+
+def test_process_with_the_number_of_another_counts_for_nothing(state_dir: str, pid: int) -> None:
+    write(state_dir, pid)
+    folder = Path(state_dir, "containers")
+    [record] = folder.iterdir()
+    earlier = int(record.name.partition("-")[2]) - 1
+    data = {**json.loads(record.read_text()), "started": earlier}
+    record.unlink()
+    (folder / f"{pid}-{earlier}").write_text(json.dumps(data))
+    assert records.read_all(state_dir) == []
+    assert files(state_dir) == []
+
+
+OTHER = 4026532999  # the number of a pid namespace that isn't the first
+
+
+def test_who_is_in_another_pid_namespace_leaves_records_alone(
+    state_dir: str, process: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There an id means another process, or none: nothing is known of those of others."""
+    write(state_dir, process.pid)
+    process.kill()
+    process.wait()
+    [name] = files(state_dir)
+    with monkeypatch.context() as patch:
+        patch.setattr(proc, "pids", lambda: OTHER)
+        assert not records.is_gone(name)
+        assert records.read_all(state_dir) == []
+        assert records.are_unseen(state_dir)
+        write(state_dir, os.getpid())
+        assert name in files(state_dir)
+    assert not records.are_unseen(state_dir)
+    assert records.read_all(state_dir) == []
+    assert name not in files(state_dir)
+
+
+def test_of_another_pid_namespace_the_first_one_knows_who_lives(
+    state_dir: str, process: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(proc, "pids", lambda: OTHER)
+        write(state_dir, process.pid, id="web")
+        assert [each["id"] for each in records.read_all(state_dir)] == ["web"]
+        assert not records.are_unseen(state_dir)
+    [name] = files(state_dir)
+    assert name.endswith(f"-{OTHER}")
+    assert records.read_all(state_dir) == []  # its id means another process here
+    assert files(state_dir) == [name]
+    process.kill()
+    process.wait()
+    assert records.read_all(state_dir) == []
+    assert files(state_dir) == []
+
+
+def test_record_of_a_process_that_proc_hides_stays(
+    state_dir: str, pid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With hidepid=2 another user's process isn't there for us: a container's whose USER is one."""
+    write(state_dir, pid)
+    read = records._read
+
+    def hidden(path: str, folder: int | None = None) -> bytes:
+        if path.startswith("/proc/"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return read(path, folder)
+
+    monkeypatch.setattr(records, "_read", hidden)
+    assert [each["pid"] for each in records.read_all(state_dir)] == [pid]
+    for name in (f"{2**22 + 1}-1", f"{2**80}-1", "0-1"):
+        assert records.is_gone(name), name
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '{"version": 1}', '{"version": 2}', '{"version": 2, "pid": 1}', "\xff"],
+)
+def test_record_of_another_form_is_passed_over(state_dir: str, pid: int, text: str) -> None:
+    write(state_dir, pid)
+    [record] = Path(state_dir, "containers").iterdir()
+    record.write_text(text, encoding="latin-1")
+    unclear: list[str] = []
+    assert records.read_all(state_dir, unclear) == []
+    assert files(state_dir) == unclear == [record.name]
+
+
+def test_a_damaged_record_hides_no_other(state_dir: str, pid: int) -> None:
+    """Wherever it is damaged: the sound ones are returned, and it is named."""
+    write(state_dir, os.getpid(), id="sound")
+    limits = [{"vendor": "nvidia", "device": "0", "id": "G1", "bytes": 7}]
+    nodes = {"acme/npu": {"7:1": "acme/npu=0"}}
+    gifts = [given("nvidia", "G1", parent="G")]
+    more: dict[str, Any] = {
+        "limits": limits,
+        "nodes": nodes,
+        "documents": ["acme/npu=0"],
+        "boot": "this",
+    }
+    write(state_dir, pid, given=gifts, cgroups={"2": "/web"}, **more)
+    assert len(records.read_all(state_dir)) == 2
+    [file] = Path(state_dir, "containers").glob(f"{pid}-*")
+    data = json.loads(file.read_text())
+    others: list[Any] = [{**data, "cgroups": {"x": "/web"}}, {**data, "pids": None}, None, {}, []]
+    others += damaged.without(data, *(data.keys() - {"cgroups", *more}))
+    for each in [*damaged.every(data), *others]:
+        file.write_text(json.dumps(each))
+        unclear: list[str] = []
+        found = [record["id"] for record in records.read_all(state_dir, unclear)]
+        assert (found, unclear) == (["sound"], [file.name]), each
+
+
+def test_folder_does_not_grow_with_containers_that_come_and_go(state_dir: str, pid: int) -> None:
+    """Each start looks at a few others, so what nobody lists doesn't stay for ever."""
+    write(state_dir, pid)
+    folder = Path(state_dir, "containers")
+    for number in range(100):
+        (folder / f"{2**22 + number}-1").write_text("{}")
+        (folder / f".{2**22 + number}-1").write_text("half written")
+    for _ in range(100):
+        write(state_dir, pid)
+    assert len(files(state_dir)) == 1
+
+
+def test_a_start_looks_at_a_few_others_only(
+    state_dir: str, pid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(state_dir, pid)
+    for number in range(100):
+        Path(state_dir, "containers", f"{2**22 + number}-1").write_text("{}")
+    write(state_dir, pid)
+    assert len(files(state_dir)) >= 96
+
+
+@pytest.mark.parametrize(
+    ("bundle", "annotations", "engine"),
+    [
+        (BUNDLE, {}, "docker"),
+        (BUNDLE.replace("moby", "k8s.io"), {}, "kubernetes"),
+        (BUNDLE.replace("moby", "default"), {}, "containerd"),
+        ("/var/lib/containers/x/userdata", {"io.container.manager": "libpod"}, "podman"),
+        ("/var/lib/containers/x/userdata", {"io.container.manager": "cri-o"}, "cri-o"),
+        ("/bundle", {"io.container.manager": ["libpod"]}, ""),
+        (BUNDLE, {"io.container.manager": "cri-o"}, "docker"),
+        ("/bundle", {}, ""),
+    ],
+)
+def test_engines(bundle: str, annotations: dict[str, Any], engine: str) -> None:
+    assert records.engine_of(bundle, annotations) == engine
+
+
+CONTAINERD = {
+    "io.kubernetes.cri.sandbox-namespace": "ns",
+    "io.kubernetes.cri.sandbox-name": "pod",
+    "io.kubernetes.cri.container-name": "main",
+    "io.kubernetes.cri.sandbox-uid": "uid",
+    "io.kubernetes.cri.image-name": "image",
+}
+LABELS = {
+    "io.kubernetes.pod.namespace": "ns",
+    "io.kubernetes.pod.name": "pod",
+    "io.kubernetes.container.name": "main",
+    "io.kubernetes.pod.uid": "uid",
+}
+CRIO = {
+    "io.container.manager": "cri-o",
+    "io.kubernetes.cri-o.Labels": json.dumps(LABELS),
+    "io.kubernetes.cri-o.ImageName": "image",
+}
+OF_CRI = BUNDLE.replace("moby", "k8s.io")
+OF_CRIO = "/run/containers/storage/overlay-containers/x/userdata"
+HOSTILE = dict.fromkeys((*CONTAINERD, *LABELS), "\x1b[2J of somebody else")
+
+
+@pytest.mark.parametrize(
+    ("bundle", "annotations"),
+    [
+        (OF_CRI, CONTAINERD),
+        (OF_CRIO, CRIO),
+        # What else a pod's author has written says nothing, whatever it is called.
+        (OF_CRI, {**HOSTILE, **dict.fromkeys(CRIO, "x"), **CONTAINERD}),
+        (OF_CRIO, {**HOSTILE, **CRIO}),
+    ],
+    ids=["containerd", "CRI-O", "in containerd's", "in CRI-O's"],
+)
+def test_each_engine_is_believed_its_own_keys(bundle: str, annotations: dict[str, Any]) -> None:
+    engine = records.engine_of(bundle, annotations)
+    assert engine == ("kubernetes" if bundle == OF_CRI else "cri-o")
+    found = records._names(engine, annotations)
+    assert found == {
+        "namespace": "ns", "pod": "pod", "container": "main", "uid": "uid", "image": "image"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("bundle", [OF_CRI, OF_CRIO])
+def test_keys_that_an_engine_left_out_are_nobodys(bundle: str) -> None:
+    """A pod can't fill in what its engine doesn't say, such as names of a later version."""
+    other = {**CRIO, "io.container.manager": "libpod"} if bundle == OF_CRI else CONTAINERD
+    annotations = {**HOSTILE, **other}
+    if bundle == OF_CRI:
+        annotations = {key: annotations[key] for key in annotations if key not in CONTAINERD}
+    else:
+        annotations["io.container.manager"] = "cri-o"
+    found = records._names(records.engine_of(bundle, annotations), annotations)
+    assert set(found.values()) == {""}
+
+
+@pytest.mark.parametrize("bundle", [BUNDLE, BUNDLE.replace("moby", "default"), "/bundle", OF_CRIO])
+def test_others_have_no_names_of_kubernetes(bundle: str) -> None:
+    annotations = {**CONTAINERD, **LABELS, **CRIO, "io.container.manager": "libpod"}
+    found = records._names(records.engine_of(bundle, annotations), annotations)
+    assert set(found.values()) == {""}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "pod"),
+    [
+        ({"io.kubernetes.cri-o.Labels": "{"}, ""),
+        ({"io.kubernetes.cri-o.Labels": "[]"}, ""),
+        ({"io.kubernetes.cri-o.Labels": 3}, ""),
+        ({"io.kubernetes.cri-o.Labels": "[" * 10**5}, ""),
+        ({"io.kubernetes.cri-o.Labels": '{"io.kubernetes.pod.name": ["p"]}'}, ""),
+        ({"io.kubernetes.cri-o.Labels": json.dumps({"io.kubernetes.pod.name": "p" * 9999})},
+         "p" * 256),
+    ],
+)  # fmt: skip
+def test_odd_labels_of_crio(annotations: dict[str, Any], pod: str) -> None:
+    assert records._names("cri-o", annotations)["pod"] == pod
+
+
+def given(vendor: str, *devices: str, parent: str = "") -> dict[str, Any]:
+    """Return what a vendor gave, with a node of the number of each device's last character."""
+    numbers = {device: [[7, int(device[-1])]] for device in devices}
+    return {
+        "vendor": vendor,
+        "kind": f"{vendor}.com/gpu",
+        "request": {"source": "none", "devices": []},
+        "selected": list(devices),
+        "nodes": {**numbers, **({parent: [[7, 9]]} if parent else {})},
+        "devices": [pair for pairs in numbers.values() for pair in pairs],
+    }
+
+
+@pytest.mark.parametrize(
+    ("add", "expected"),
+    [
+        (True, [given("acme", "A1"), given("nvidia", "G1", "G2")]),
+        (False, [given("nvidia", "G2")]),
+    ],
+)
+def test_what_other_hooks_of_the_container_have_written(
+    state_dir: str, pid: int, add: bool, expected: list[Any]
+) -> None:
+    write(state_dir, pid, given=[given("acme", "A1"), given("nvidia", "G1")])
+    entry = os.open(f"/proc/{pid}", os.O_PATH)
+    record = described(pid, given=[given("nvidia", "G2")])
+    with records.Written(state_dir, entry, record, add=add):
+        pass
+    os.close(entry)
+    [found] = records.read_all(state_dir)
+    assert found["given"] == expected
+
+
+def test_the_process_that_started_this_one() -> None:
+    """In our mount namespace, it is a container's first one where we are a hook in there."""
+    code = f"import sys; sys.path.insert(0, {str(SOURCES)!r})\n"
+    code += "from gpuhook.core.records import records"
+    code += "; pid, process = records.first_process(); print(pid, records.started(process) > 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(os.getpid()), "True"]
+
+
+def test_a_process_that_is_not_known_has_no_record(state_dir: str) -> None:
+    with records.Written(state_dir, -1, {"version": records.VERSION, "pid": 0}):
+        pass
+    assert records.read_all(state_dir) == []
+
+
+def test_started_is_what_the_kernel_says(process: "subprocess.Popen[bytes]") -> None:
+    entry = os.open(f"/proc/{process.pid}", os.O_PATH)
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        assert records.started(entry) == int(fields[19])
+        process.kill()
+        process.wait()
+        with pytest.raises(OSError, match="process"):
+            records.started(entry)
+    finally:
+        os.close(entry)
+
+
+def test_a_process_may_be_called_anything(tmp_path: Path) -> None:
+    named = tmp_path / "a) b 1 2 3 (c"
+    named.symlink_to("/bin/sleep")
+    sleeper = subprocess.Popen([named, "1000"])
+    try:
+        entry = os.open(f"/proc/{sleeper.pid}", os.O_PATH)
+        ours = os.open("/proc/self", os.O_PATH)
+        assert records.started(entry) >= records.started(ours)
+        os.close(entry)
+        os.close(ours)
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+def test_what_image_and_user_wrote_is_bounded() -> None:
+    names = tuple(f"{number}" * 60 for number in range(1000))
+    request = Request("acme", source="environment", devices=names, selectors=names)
+    grant = Grant(Vendor(), request, Inventory("acme", "/", "1", (), ()), ())
+    grant.vendor.names = registry.KNOWN["nvidia"]
+    state = State("id", 7, BUNDLE, None)
+    for annotations in (None, ["none"], {"io.kubernetes.cri.sandbox-name": "x" * 10**6}):
+        record = records.describe(state, annotations, [grant])
+        assert len(json.dumps(record)) < 4096
+        assert (record["id"], record["pid"], record["engine"]) == ("id", 7, "docker")

@@ -1,0 +1,215 @@
+"""What Slurm's own files say of the devices from which it keeps jobs."""
+
+import os
+from pathlib import Path
+
+import pytest
+from slurms import slurms_files
+
+from gpuhook.base.errors import ConfigError
+from gpuhook.hpc.slurm.guarded import guarded
+from gpuhook.hpc.slurm.node import count, expanded
+
+HOST = os.uname().nodename.partition(".")[0]
+PLUGIN = "TaskPlugin=task/cgroup\n"
+NULL = "Name=gpu File=/dev/null\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "ConstrainDevices=no\n",
+        "#ConstrainDevices=yes\n",
+        "x # ConstrainDevices=yes",
+        "ConstrainDevices=yesterday",
+        "ConstrainDevices=yes\nConstrainDevices=no\n",  # Slurm takes the last
+        "ConstrainDevices=yes constraindevices = no",
+        "xConstrainDevices=yes\n",
+    ],
+)  # fmt: skip
+def test_without_slurms_protection_nothing_is_asked(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="every job may open every device"):
+        guarded(str(slurms_files(tmp_path, cgroup=text)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ConstrainDevices=yes",
+        "A=b\n constraindevices = YES # x\n",
+        "ConstrainDevices=no\nConstrainDevices=yes\n# include x\n",
+    ],
+)
+def test_slurms_protection_is_seen(text: str, tmp_path: Path) -> None:
+    assert guarded(str(slurms_files(tmp_path, cgroup=text)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "TaskPlugin=task/affinity\n",
+        "#TaskPlugin=task/cgroup\n",
+        "TaskPluginParam=task/cgroup\n",
+        "TaskPlugin=task/cgroup\nTaskPlugin=task/none\n",
+        "Include more\nTaskPlugin=task/affinity\n",
+    ],
+)
+def test_without_the_plugin_that_guards_them(text: str, tmp_path: Path) -> None:
+    """ConstrainDevices=yes alone keeps nobody from a device."""
+    with pytest.raises(ConfigError, match=r"slurm\.conf has no task/cgroup"):
+        guarded(str(slurms_files(tmp_path, slurm=text)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "taskplugin = affinity,cgroup\n",
+        "TaskPlugin=task/affinity,\\\ntask/cgroup",
+        'TaskPlugin="task/cgroup,task/affinity"',
+        "TaskPlugin=task/none\nTaskPlugin=task/cgroup",
+        "Include more\n",  # which may have it
+    ],
+)
+def test_the_plugin_that_guards_them_is_seen(text: str, tmp_path: Path) -> None:
+    assert guarded(str(slurms_files(tmp_path, slurm=text)))
+
+
+@pytest.mark.parametrize("name", ["cgroup", "gres"])
+def test_another_file_may_say_otherwise(name: str, tmp_path: Path) -> None:
+    path = slurms_files(tmp_path)
+    with (tmp_path / f"{name}.conf").open("a") as file:
+        file.write("ConstrainDevices=yes\ninclude more.conf\n")
+    with pytest.raises(ConfigError, match=f"{name}.conf includes another file"):
+        guarded(str(path))
+
+
+@pytest.mark.parametrize("name", ["cgroup", "slurm", "gres"])
+def test_a_file_that_is_not_there(name: str, tmp_path: Path) -> None:
+    path = slurms_files(tmp_path)
+    (tmp_path / f"{name}.conf").unlink()
+    with pytest.raises(ConfigError, match=f"{name}.conf can't be read"):
+        guarded(str(path))
+
+
+def test_devices_are_those_of_gres_conf_whatever_their_paths_are(tmp_path: Path) -> None:
+    link = tmp_path / "null"
+    link.symlink_to("/dev/null")
+    text = f"NodeName={HOST} Name=gpu MultipleFiles={link},/dev/gone # File=/dev/zero\n"
+    found = guarded(str(slurms_files(tmp_path, gres=text)))
+    assert found.has(["/dev/gone", "/dev/null"])
+    assert not found.has(["/dev/zero"])
+    assert not found.has(["/dev/gone"])
+    assert not found.has([])
+    text = f"Name=gpu File={os.devnull}[\n"
+    assert not guarded(str(slurms_files(tmp_path, gres=text))).has(["/dev/zero"])
+
+
+def test_where_slurm_finds_devices_itself_it_guards_all(tmp_path: Path) -> None:
+    text = "AutoDetect=nvml\nName=gpu File=/dev/null\n"
+    assert guarded(str(slurms_files(tmp_path, gres=text))).has(["/dev/zero"])
+
+
+@pytest.mark.parametrize(
+    ("gres", "has"),
+    [
+        (f"NodeName=other {NULL}", False),
+        (f"NodeName=other[0-9],{HOST}x {NULL}", False),
+        (f"NodeName=other,{HOST} {NULL}", True),
+        (NULL, True),
+        ("Name=npu File=/dev/null\n", False),  # Slurm knows no plugin of that name
+        ("Name=GPU File=/dev/null\n", True),
+        ("File=/dev/null\n", False),
+        (f"NodeName=other AutoDetect=nvml\nNodeName={HOST} AutoDetect=off\n", False),
+        (f"AutoDetect=nvml\nNodeName={HOST} AutoDetect=off\n", False),
+        (f"AutoDetect=off\nNodeName={HOST} AutoDetect=nvml\n", True),
+        (f"AutoDetect=nvml\nNodeName=other AutoDetect=off\nNodeName={HOST} {NULL}", True),
+    ],
+)
+def test_lines_by_which_slurm_guards_nothing_here(gres: str, has: bool, tmp_path: Path) -> None:
+    slurm = f"{PLUGIN}GresTypes=gpu,npu\nNodeName={HOST} Gres=gpu:1,npu:1\n"
+    assert guarded(str(slurms_files(tmp_path, slurm=slurm, gres=gres))).has(["/dev/null"]) is has
+
+
+def test_a_node_with_another_name_than_its_machine(tmp_path: Path) -> None:
+    slurm = f"{PLUGIN}GresTypes=gpu\nNodeName=n[1-2] NodeHostname=far,{HOST} Gres=gpu:1\n"
+    for node, has in (("n1", False), ("n2", True), (HOST, False)):
+        conf = slurms_files(tmp_path, slurm=slurm, gres=f"NodeName={node} {NULL}")
+        assert guarded(str(conf)).has(["/dev/null"]) is has
+
+
+def test_a_node_that_slurm_conf_does_not_name(tmp_path: Path) -> None:
+    """Where its files are here, nothing says whether Slurm guards them; a CPU node has none."""
+    for more in ("Include nodes.conf\n", "GresTypes=gpu\n"):
+        slurm = PLUGIN + more
+        conf = slurms_files(tmp_path, slurm=slurm, gres=f"NodeName=n1 {NULL}")
+        with pytest.raises(ConfigError, match="doesn't say"):
+            guarded(str(conf))
+        conf = slurms_files(tmp_path, slurm=slurm, gres=f"NodeName=n1 {NULL}NodeName={HOST} {NULL}")
+        assert guarded(str(conf)).has(["/dev/null"])
+        conf = slurms_files(tmp_path, slurm=slurm, gres="NodeName=n1 Name=gpu File=/dev/gone\n")
+        assert not guarded(str(conf)).has_any
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"GresTypes=gpu\nNodeName={HOST} Gres=gpu:h100:1\n",
+        f"GresTypes=gpu\nNodeName={HOST} CPUs=4\n",
+        f"GresTypes=gpu\nNodeName=DEFAULT Gres=gpu\nNodeName=other,{HOST}\n",
+        f"GresTypes=nic\nNodeName={HOST} Gres=gpu:2\n",
+        f"NodeName={HOST}\n",
+    ],
+)
+def test_a_node_with_fewer_devices_than_gres_conf_has(text: str, tmp_path: Path) -> None:
+    """Slurm takes no more than slurm.conf says, and keeps the others from nobody."""
+    gres = "Name=gpu File=/dev/null\nName=gpu MultipleFiles=/dev/zero,/dev/full\n"
+    with pytest.raises(ConfigError, match=r"2 devices of this node and slurm.conf [01],"):
+        guarded(str(slurms_files(tmp_path, slurm=PLUGIN + text, gres=gres)))
+
+
+def test_a_node_where_slurm_finds_none(tmp_path: Path) -> None:
+    slurm = f"{PLUGIN}GresTypes=gpu\nNodeName={HOST}\n"
+    found = guarded(str(slurms_files(tmp_path, slurm=slurm, gres="AutoDetect=nvml\n")))
+    assert not found.has_any
+    assert not found.has(["/dev/null"])
+
+
+@pytest.mark.parametrize(
+    ("gres", "number"),
+    [
+        ("gpu", 1),
+        ("gpu:2", 2),
+        ("gpu:h100:8", 8),
+        ("gpu:h100:no_consume:4(S:0-1),nic:2,gpu:a:1K(S:0,2)", 1028),
+        ("gpu:h100", 1),
+        ("npu:3", 0),
+        ("(null)", 0),
+        ("", 0),
+    ],
+)
+def test_devices_of_a_node(gres: str, number: int) -> None:
+    assert count(gres) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("/dev/nvidia0", ["/dev/nvidia0"]),
+        ("/dev/a,/dev/b", ["/dev/a", "/dev/b"]),
+        ("/dev/nvidia[0,2-3]", ["/dev/nvidia0", "/dev/nvidia2", "/dev/nvidia3"]),
+        ("/dev/x[08-10]y,/dev/z", ["/dev/x08y", "/dev/x09y", "/dev/x10y", "/dev/z"]),
+        ("/dev/[0-1]a[2-3]", ["/dev/0a2", "/dev/0a3", "/dev/1a2", "/dev/1a3"]),
+        ("/dev/x[3-1]", []),
+        ("/dev/x[-]", []),
+        ("", []),
+    ],
+)
+def test_names_as_slurm_lists_them(text: str, names: list[str]) -> None:
+    assert expanded(text) == names
+
+
+def test_a_list_has_an_end() -> None:
+    assert len(expanded("/dev/x[0-999999999]", 1 << 12)) <= 1 << 13
+    assert len(expanded("/dev/x[0-999][0-999][0-999]", 1 << 12)) <= 1 << 13

@@ -1,0 +1,200 @@
+"""A look as gpuhook stats draws it, on terminals of all sizes, and as JSON."""
+
+import io
+import json
+from contextlib import redirect_stdout
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+from rich.console import Console
+
+from gpuhook.metrics.commands.stats_view import History, View, as_json, tables
+from gpuhook.metrics.model import Container, Device, Process, Snapshot, Usage
+from gpuhook.tools.cli._screen import show
+
+GIB = 1 << 30
+GPU = Device(
+    "nvidia", "GPU-1", "0", 3, model="NVIDIA H200", memory_total_bytes=100 * GIB,
+    memory_used_bytes=75 * GIB, utilization=0.6, temperature_celsius=40, power_watts=70.4,
+    power_limit_watts=700.0, clock_mhz=1980,
+    xids={13: 1, 79: 2},
+)  # fmt: skip
+PART = Device("nvidia", "MIG-1", "1:0", model="NVIDIA H200 MIG 1g.18gb", parent="GPU-2")
+POD = Container("c1", "kubernetes", pod="train", namespace="team", container="main",
+                devices=("GPU-1",))  # fmt: skip
+NAMED = Container("f" * 64, "docker", "web\x1b[2J", devices=("MIG-1",))
+LOOK = Snapshot(
+    (GPU, PART),
+    (NAMED, POD, Container("e" * 64, "podman")),
+    (
+        Usage("c1", "GPU-1", 25 * GIB, 0.5, 2),
+        Usage("e" * 64, "GPU-1", GIB, 0.05, 1),
+        Usage("", "GPU-1", 2 * GIB, 0.0, 1),
+        Usage("", "MIG-1", 0, None, 0),
+    ),
+)
+MANY = replace(LOOK, devices=tuple(replace(GPU, id=f"GPU-{n}", label=str(n)) for n in range(40)))
+
+
+def drawn(look: Snapshot, width: int, height: int = 30, *, colours: bool = False) -> list[str]:
+    """Return the lines of a live view."""
+    file = io.StringIO()
+    system: Literal["standard"] | None = "standard" if colours else None
+    console = Console(
+        file=file, width=width, height=height, force_terminal=colours, color_system=system,
+        _environ={},
+    )  # fmt: skip
+    console.print(View(look, "12:00:00, every 2 s"))
+    return file.getvalue().splitlines()
+
+
+def printed(look: Snapshot, width: int = 200) -> list[list[str]]:
+    """Return the words of the lines that a pipe gets."""
+    file = io.StringIO()
+    Console(file=file, width=width, _environ={}).print(*tables(look, width, bars=False), sep="\n")
+    return [line.split() for line in file.getvalue().splitlines()]
+
+
+def test_what_containers_without_a_name_are_called() -> None:
+    every = (Container("slurm:41234567", "slurm"), Container("f" * 64, "docker"),
+             Container("a-name-of-20-letters", "containerd"), Container("box"))  # fmt: skip
+    look = replace(LOOK, containers=tuple(replace(each, devices=("GPU-1",)) for each in every))
+    words = [word for line in printed(look) for word in line]
+    expected = ["slurm:41234567", "docker:ffffffffffff", "containerd:a-name-of-20-letters", "box"]
+    assert {*expected} <= {*words}
+
+
+def test_who_uses_what() -> None:
+    lines = printed(LOOK)
+    assert lines[0] == [
+        "GPU", "MODEL", "UTIL", "MEMORY", "TEMP", "CLOCK", "POWER", "XIDS"
+    ]  # fmt: skip
+    words = "0 NVIDIA H200 60% 75.00 / 100 GiB 40 C 1980 MHz 70 / 700 W 13, 79 (2 times)"
+    assert lines[1] == words.split()
+    assert lines[2] == ["1:0", "NVIDIA", "H200", "MIG", "1g.18gb", "-", "-", "-", "-", "-"]
+    assert lines[5:] == [
+        ["podman:eeeeeeeeeeee", "0", "5%", "1.00", "GiB", "1"],
+        ["team/train/main", "0", "50%", "25.00", "GiB", "2"],
+        ["web\\x1b[2J", "1:0", "-", "-", "-"],
+        ["(in", "no", "container)", "0", "0%", "2.00", "GiB", "1"],
+    ]
+
+
+def test_a_pod_that_the_kubelet_alone_knows() -> None:
+    pod = Container("", "kubernetes", pod="p", namespace="n", container="c", devices=("GPU-1",))
+    look = replace(LOOK, containers=(pod, POD))
+    words = [line[:3] for line in printed(look)[4:]]
+    assert words[1:] == [
+        ["n/p/c", "0", "-"],
+        ["team/train/main", "0", "50%"],
+        ["(in", "no", "container)"],
+    ]
+    names = [(each["id"], each["pod"]) for each in as_json(look, 0.0)["containers"]]
+    assert names == [("", "p"), ("c1", "train"), ("", "")]
+
+
+def test_nothing_there() -> None:
+    assert printed(Snapshot()) == [["No", "devices."]]
+    assert len(printed(Snapshot((GPU,)))) == 2
+
+
+def test_bars_are_as_full_as_the_device() -> None:
+    lines = [line for line in drawn(LOOK, 130, colours=True) if "NVIDIA H200  " in line]
+    assert "\x1b[32m━━━━━━━" in lines[0]  # 60 % used
+    assert "\x1b[33m━━━━━━━━━" in lines[0]  # 75 % full
+    assert "\x1b[" not in "".join(drawn(LOOK, 130))
+
+
+@pytest.mark.parametrize("width", [1, 7, 20, 44, 72, 110, 300])
+@pytest.mark.parametrize("height", [1, 12, 60])
+def test_every_size_holds_it(width: int, height: int) -> None:
+    for look in (LOOK, MANY, replace(LOOK, problems=("The driver hangs",))):
+        lines = drawn(look, width, height)
+        assert max(map(len, lines)) <= width
+        assert len(lines) <= height or min(width, height) < 12
+
+
+def test_what_does_not_fit_is_counted() -> None:
+    lines = drawn(MANY, 120, 20)
+    shown = [line for line in lines if "NVIDIA" in line]
+    assert lines[-1] == f"{40 - len(shown)} more: gpuhook stats --no-stream shows all"
+    assert any("podman:" in line for line in lines)
+    assert "more:" not in "".join(drawn(LOOK, 120, 20))
+
+
+def test_what_is_missing_is_said_below() -> None:
+    look = replace(LOOK, problems=("NVIDIA: the driver hangs in GPU-1",))
+    assert drawn(look, 80)[-1] == "NVIDIA: the driver hangs in GPU-1."
+    assert "hangs" not in str(printed(look))
+
+
+PROCESSES = replace(
+    LOOK,
+    processes=(
+        Process(7, "GPU-1", "c1", 0, "python", GIB, 0.5),
+        Process(8, "GPU-1", "", 4_000_000, "bad\x1b[2J", 2 * GIB),
+        Process(9, "GPU-9", "gone"),
+    ),
+)
+
+
+def test_each_process() -> None:
+    """The hungriest first; a user that this machine doesn't know is a number."""
+    assert printed(PROCESSES)[-4:] == [
+        ["PID", "USER", "GPU", "SM", "MEMORY", "COMMAND", "CONTAINER"],
+        ["8", "4000000", "0", "-", "2.00", "GiB", "bad\\x1b[2J", "-"],
+        ["7", "root", "0", "50%", "1.00", "GiB", "python", "team/train/main"],
+        ["9", "-", "GPU-9", "-", "-", "-", "gone"],
+    ]
+    assert [line.split()[0] for line in drawn(PROCESSES, 60)[-3:]] == ["8", "7", "9"]
+    [first, *_] = as_json(PROCESSES, 0.0)["processes"]
+    assert first == {
+        "pid": 7, "uid": 0, "command": "python", "container": "c1", "device": "GPU-1",
+        "memory_used_bytes": GIB, "sm_utilization": 0.5,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_no_name_or_number_is_broken(width: int) -> None:
+    """What is printed may be longer than the terminal; the live view cuts in the end."""
+    with redirect_stdout(io.StringIO()) as file:
+        show(*tables(PROCESSES, width, bars=True))
+    words = file.getvalue().split()
+    assert {"podman:eeeeeeeeeeee", "team/train/main", "web\\x1b[2J", "bad\\x1b[2J"} <= {*words}
+
+
+def test_history() -> None:
+    history = History()
+    for number in range(40):
+        history.add(replace(LOOK, devices=(replace(GPU, utilization=number / 39), PART)))
+    assert history.line("GPU-1") == "▆▇▇▇▇▇▇███"
+    assert history.line("MIG-1") == " " * 10
+    history.add(replace(LOOK, devices=(PART,)))
+    assert history.line("GPU-1") == ""
+    look = replace(LOOK, devices=(GPU,))
+    history.add(look)
+    file = io.StringIO()
+    Console(file=file, width=130, _environ={}).print(View(look, "", history))
+    assert "HISTORY" in file.getvalue()
+    assert " ▅ " in file.getvalue()
+
+
+def test_json() -> None:
+    found = json.loads(json.dumps(as_json(replace(LOOK, problems=("?",)), 1.23456)))
+    assert (found["time"], found["problems"]) == (1.235, ["?"])
+    gpu, part = found["devices"]
+    assert (gpu["index"], gpu["utilization"], gpu["xids"]) == ("0", 0.6, {"13": 1, "79": 2})
+    assert (part["parent"], part["utilization"]) == ("GPU-2", None)
+    names = [each["name"] or each["pod"] or each["engine"] for each in found["containers"]]
+    assert names == ["podman", "train", "web\x1b[2J", ""]
+    assert found["containers"][1]["devices"] == [
+        {
+            "id": "GPU-1", "index": "0", "assigned": True, "memory_used_bytes": 25 * GIB,
+            "memory_limit_bytes": None, "memory_source": "driver",
+            "sm_utilization": 0.5, "processes": 2,
+        }
+    ]  # fmt: skip
+    [unused] = found["containers"][2]["devices"]
+    assert unused["assigned"]
+    assert unused["memory_used_bytes"] is unused["processes"] is None

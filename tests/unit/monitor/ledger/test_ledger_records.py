@@ -1,0 +1,211 @@
+"""Records of the ledger that can't be read, that another version wrote, or of another owner."""
+
+import errno
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuhook.base.errors import PluginError, RequestError
+from gpuhook.base.host import files
+from gpuhook.monitor.ledger import records as ledger
+from gpuhook.monitor.ledger.records import (
+    COMPLETED,
+    MPS,
+    POD,
+    Held,
+    Record,
+    Records,
+    Setting,
+    in_the_way,
+)
+
+DRIVER, UID = "gpu.nvidia.com", "2b2a-1"
+HELD = Held("gpu", "n1", "gpu-a", vendor="nvidia", unit="GPU-a", whole="GPU-a", cdi=("k=a",))
+DAMAGE = {
+    "empty": b"",
+    "cut off": b'{"driver": "gpu.nvidia.com", "uid"',
+    "no object": b"[]",
+    "no text": b"\xff\xfe",
+    "without devices": b'{"driver": "gpu.nvidia.com", "uid": "2b2a-1"}',
+    "too long": b" " * (1 << 21),
+}
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Records:
+    tmp_path.chmod(0o755)
+    made = Records(str(tmp_path))
+    made.make()
+    return made
+
+
+SETTING = Setting("nvidia", "GPU-a", "compute-mode", 3, 0)
+
+
+def record(records: Records) -> Record:
+    what = ((HELD,), "/x", ({"do": "y"},))
+    return Record(DRIVER, UID, "ns", "a", COMPLETED, records.boot, *what, settings=(SETTING,))
+
+
+def mps_record(records: Records) -> Record:
+    return Record("", "", "", "", COMPLETED, records.boot, (HELD,), owner=MPS)
+
+
+def lend(records: Records, unit: str) -> None:
+    records.lend("nvidia", "nvidia.com/gpu", [(unit, unit)])
+
+
+def lent(records: Records) -> list[Record]:
+    return [each for each in records.current() if each.owner == POD]
+
+
+def written(records: Records) -> Path:
+    with records.locked():
+        records.write(record(records))
+    return Path(records.folder) / f"claim_{UID}_{DRIVER}.json"
+
+
+@pytest.mark.parametrize("data", DAMAGE.values(), ids=[*DAMAGE])
+def test_what_can_t_be_read_gives_nothing_away(records: Records, data: bytes) -> None:
+    path = written(records)
+    lend(records, "GPU-b")
+    path.write_bytes(data)
+    assert records.read(DRIVER, UID) is None
+    with pytest.raises(PluginError, match=f"{path} can't be read"):
+        records.check_readable()
+    with pytest.raises(PluginError, match="can't be read"):
+        lend(records, "GPU-b")
+    records.check_readable(record(records).key)  # for new work on that claim
+    path.unlink()
+    records.check_readable()
+    [borrowed] = Path(records.folder).glob("pod_*")
+    borrowed.write_bytes(data)
+    with pytest.raises(PluginError, match=f"{borrowed} can't be read"):
+        records.check_readable()
+    lend(records, "GPU-b")  # which writes it again
+    records.check_readable()
+    (Path(records.folder) / "mps.json").write_bytes(data)
+    with pytest.raises(PluginError, match="Run gpuhook mps stop"):
+        records.check_readable()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has somebody to fear")
+@pytest.mark.parametrize("how", ["mode", "owner", "link"])
+def test_a_folder_that_others_may_change(records: Records, how: str) -> None:
+    """They would say which devices are free."""
+    folder = Path(records.folder)
+    if how == "mode":
+        folder.chmod(0o777)
+    elif how == "owner":
+        os.chown(folder, 1000, 0)
+    else:
+        folder.rename(folder.parent / "other")
+        folder.symlink_to(folder.parent / "other")
+    with pytest.raises(PluginError, match=f"{folder} can't be used"), records.locked():
+        pass
+
+
+def test_what_stands_in_the_way(records: Records) -> None:
+    """Folders where files should be: root alone could make them."""
+    path = written(records)
+    path.unlink()
+    path.mkdir()
+    (Path(records.folder) / ".left").mkdir()
+    records.tidy()
+    with pytest.raises(PluginError, match="can't be used: Is a directory"):
+        records.forget(record(records).key)
+    with pytest.raises(PluginError, match="can't be read"):
+        records.check_readable()
+
+
+def test_what_an_earlier_boot_left_is_no_matter(records: Records) -> None:
+    path = written(records)
+    path.write_text('{"boot": "another", "of": "another version"}')
+    records.check_readable()
+    (Path(records.folder) / "pod_x.json").write_text('{"boot": "another"}')
+    (Path(records.folder) / "mps.json").write_text('{"boot": "another"}')
+    records.check_readable()
+    assert records.current() == []
+    assert records.mps() is None
+
+
+def test_a_newer_version_s_record_counts(records: Records) -> None:
+    path = written(records)
+    data = json.loads(path.read_text())
+    data["since"] = [1]
+    data["devices"][0]["colour"] = "red"
+    data["settings"][0]["since"] = 1
+    path.write_text(json.dumps(data))
+    assert records.read(DRIVER, UID) == record(records)
+    with pytest.raises(RequestError, match="claim ns/a "):
+        lend(records, "GPU-a")
+
+
+@pytest.mark.parametrize("step", [-1e6, 0.0, 1e6])
+def test_a_lease_is_as_old_as_it_is(
+    records: Records, step: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever becomes of the time of the day meanwhile."""
+    lend(records, "GPU-a")
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + step)
+    [found] = lent(records)
+    assert 0 <= ledger.now() - found.at < 60
+
+
+def test_a_lease_outlives_one_that_cannot_be_written(
+    records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container may have another replica of the device."""
+    lend(records, "GPU-a")
+    before = lent(records)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "replace", fail)
+    with pytest.raises(PluginError, match="No space left"):
+        lend(records, "GPU-a")
+    assert lent(records) == before
+
+
+@pytest.mark.parametrize("name", ["uid", "driver", "owner"])
+def test_a_record_is_of_the_owner_that_its_name_says(records: Records, name: str) -> None:
+    """One that was copied, or put there for another claim, says nothing of either."""
+    path = written(records)
+    other = {
+        "uid": f"claim_3c3b-2_{DRIVER}.json",
+        "driver": f"claim_{UID}_gpu.amd.com.json",
+        "owner": "mps.json",
+    }[name]
+    path.rename(path.with_name(other))
+    assert records.read(DRIVER, UID) is None
+    assert records.current() == []
+    assert records.mps() is None
+    assert records.read("gpu.amd.com", UID) is None
+    assert records.read(DRIVER, "3c3b-2") is None
+    with pytest.raises(PluginError, match=f"{other} can't be read"):
+        records.check_readable()
+
+
+def test_owners_and_what_is_in_their_way(records: Records) -> None:
+    """A device and its parts, of any owner; neither who only looks nor shares of one device."""
+    with records.locked():
+        records.write(mps_record(records))
+        records.write(record(records))
+    assert records.mps() == mps_record(records)
+    assert records.others(record(records).key) == [mps_record(records)]
+    part = Held(vendor="nvidia", unit="MIG-1", whole="GPU-a")
+    others = [
+        Held(vendor="amd", unit="GPU-a", whole="GPU-a"),
+        Held(vendor="nvidia", unit="GPU-b", whole="GPU-b"),
+        Held(vendor="nvidia", unit="GPU-a", whole="GPU-a", admin=True),
+    ]
+    found = in_the_way([part, *others], records.current())
+    assert [(ours, each.owner) for ours, _, each in found] == [(part, "claim"), (part, "mps")]
+    shares = [Held(device="a", vendor="nvidia", unit="GPU-a", share=each) for each in ("1", "2")]
+    assert not shares[0].conflicts(shares[1])
+    assert Held(vendor="nvidia", unit="MIG-2", whole="GPU-a").conflicts(part) is False

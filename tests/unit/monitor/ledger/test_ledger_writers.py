@@ -1,0 +1,27 @@
+"""One way to change a device's settings: every writer goes through the ledger."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import gpuhook
+
+PACKAGE = Path(gpuhook.__file__).parent
+# What changes a device's state for all that use it -> the modules that may.
+WRITERS = {
+    r"nvmlDeviceSet(?!MemoryLimits)\w+\(|--set-timeslice|compute-policy": {
+        "monitor/vendors/nvidia/settings.py"
+    },
+    r"\bparts\.settings\(": {"monitor/ledger/settings.py"},
+}
+
+
+@pytest.mark.parametrize("pattern", WRITERS)
+def test_only_the_ledger_changes_devices(pattern: str) -> None:
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if re.search(pattern, path.read_text())
+    }
+    assert found == WRITERS[pattern]

@@ -1,0 +1,50 @@
+"""Memory that is given back, without what it says being lost."""
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+
+from gpuhook.monitor.host.pages import give_back
+
+SIZE = 8 << 20
+
+
+def resident() -> int:
+    """Return how many bytes of files this process has in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[2])
+    return pages * mmap.PAGESIZE
+
+
+def test_what_is_given_back_is_read_again(tmp_path: Path) -> None:
+    content = os.urandom(SIZE)
+    path = tmp_path / "library"
+    path.write_bytes(content)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())  # as a library is: nothing of it is still to be written
+        mapped = mmap.mmap(file.fileno(), SIZE, mmap.MAP_PRIVATE, mmap.PROT_READ)
+    with mapped:
+        assert mapped[:] == content
+        before = resident()
+        give_back()
+        assert before - resident() > SIZE // 2
+        assert mapped[:] == content
+
+
+def test_what_was_written_stays(tmp_path: Path) -> None:
+    """Also where that can no longer be written to, as the loader leaves a library's tables."""
+    path = tmp_path / "library"
+    path.write_bytes(bytes(SIZE))
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), SIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    with mapped:
+        mapped[:4] = b"mine"
+        give_back()
+        assert mapped[:4] == b"mine"
+        place = ctypes.c_char.from_buffer(mapped)
+        mprotect = ctypes.CDLL(None).mprotect
+        where = ctypes.c_void_p(ctypes.addressof(place)), ctypes.c_size_t(SIZE)
+        assert mprotect(*where, mmap.PROT_READ) == 0
+        give_back()
+        assert mapped[:4] == b"mine"
+        del place

@@ -1,0 +1,77 @@
+"""What is remembered of documents that are kept fresh, and of the last refresh that failed."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpuhook.base.errors import CdiError
+from gpuhook.tools.cdi.kept import (
+    Failure,
+    Kept,
+    below,
+    forget,
+    kept,
+    last_errors,
+    save,
+    save_errors,
+)
+
+KEPT = Kept("/etc/cdi", None, "yaml", ("docker", "podman"), "/opt/bin/gpuhook-cdi-hook")
+FAILURE = Failure(1_700_000_000.5, "nvidia.com/gpu", "NVML didn't answer", "Wait")
+
+
+def test_nothing_is_remembered_at_first(tmp_path: Path) -> None:
+    assert kept(str(tmp_path / "state")) is None
+    assert last_errors(str(tmp_path / "state")) == []
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    state = str(tmp_path / "new/state")
+    save(state, KEPT)
+    save_errors(state, [FAILURE])
+    assert kept(state) == KEPT
+    assert last_errors(state) == [FAILURE]
+    names = json.loads((tmp_path / "new/state/cdi.json").read_text())
+    assert {"folder", "config", "format", "engines"} <= set(names)
+    [entry] = json.loads((tmp_path / "new/state/cdi-error.json").read_text())
+    assert set(entry) == {"time", "kind", "error", "remedy"}
+
+
+def test_success_clears_the_error(tmp_path: Path) -> None:
+    save_errors(str(tmp_path), [FAILURE])
+    save_errors(str(tmp_path), [])
+    assert last_errors(str(tmp_path)) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_is_forgotten(tmp_path: Path) -> None:
+    save(str(tmp_path), KEPT)
+    save_errors(str(tmp_path), [FAILURE])
+    for _ in range(2):
+        forget(str(tmp_path))
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"folder": "/x"}', '{"unknown": 1}', "[" * 99999])
+def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, text: str) -> None:
+    for name in ("cdi.json", "cdi-error.json"):
+        (tmp_path / name).write_text(text)
+    with pytest.raises(CdiError, match=r"cdi\.json is damaged"):
+        kept(str(tmp_path))
+    if text != "[]":
+        with pytest.raises(CdiError, match=r"cdi-error\.json is damaged"):
+            last_errors(str(tmp_path))
+
+
+def test_no_link_leads_out_of_the_folder_that_stands_for_the_root(tmp_path: Path) -> None:
+    prefix = str(tmp_path)
+    assert below("", "/var/run/cdi") == "/var/run/cdi"
+    assert below(prefix, "/var/run/cdi") == f"{prefix}/var/run/cdi"
+    (tmp_path / "var").mkdir()
+    (tmp_path / "var/run").symlink_to("/run")
+    assert below(prefix, "/var/run/cdi") == f"{prefix}/run/cdi"
+    assert below(f"{prefix}/", "/etc/cdi") == f"{prefix}/etc/cdi"
+    assert replace(KEPT, folder="/var/run/cdi").below(prefix).folder == f"{prefix}/run/cdi"
+    assert KEPT.below("") == KEPT

@@ -1,0 +1,419 @@
+"""gpuhook explain: why nothing is done, what is there in part, and words that say nothing."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Literal
+
+import own
+import pytest
+from click.testing import CliRunner, Result
+from machines import asked, gpu, granted, machine, mig
+
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import GpuhookError
+from gpuhook.core.plan.operations import Symlink
+from gpuhook.core.request.reader import Request
+from gpuhook.core.resolve import Resolved
+from gpuhook.tools.cli import _image_checks, cli
+from gpuhook.tools.cli._explanation import ApplyDocument, Explanation, Row
+from gpuhook.tools.cli._meant import programs
+from gpuhook.tools.cli._summary import rows
+from gpuhook.vendors import registry
+from gpuhook.vendors.nvidia.model import Inventory
+
+
+def explain(folder: Path, *words: str, config: str = "") -> Result:
+    path = folder / "config.toml"
+    path.write_text(config)
+    return CliRunner().invoke(cli, ["explain", "--config", str(path), *words])
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("PATH=/bin", "NVIDIA_VISIBLE_DEVICES isn't set"),
+        ("NVIDIA_VISIBLE_DEVICES=", "NVIDIA_VISIBLE_DEVICES is empty"),
+        ("NVIDIA_VISIBLE_DEVICES= ,", "NVIDIA_VISIBLE_DEVICES is empty"),
+        ("NVIDIA_VISIBLE_DEVICES=0,void", "void is among the names in NVIDIA_VISIBLE_DEVICES"),
+        ("NVIDIA_VISIBLE_DEVICES=Void", "void is among the names in NVIDIA_VISIBLE_DEVICES"),
+        ("SWARM=void", "void is among the names in SWARM"),
+    ],
+)
+def test_why_nothing_is_done(tmp_path: Path, word: str, reason: str) -> None:
+    done = explain(tmp_path, "-e", word, config='swarm-resource = "SWARM"\n')
+    assert done.exit_code == 0
+    assert done.stdout.splitlines() == [
+        "The container requests no GPU: it stays unchanged.",
+        f"Because:         {reason}",
+    ]
+    done = explain(tmp_path, "-e", word, "-v", config='swarm-resource = "SWARM"\n')
+    assert done.stdout.splitlines()[-1] == f"Because: {reason}"
+
+
+def test_nothing_that_is_explained_steers_a_terminal_or_forges_a_line() -> None:
+    """Whatever an image, a machine or a document brings into a field; JSON has it as it is."""
+    hostile = "\x1b]0;x\x07\x9b2J\u202e\nError (x): y\r\u2028\x85"
+    explanation = Explanation()
+    facts = SimpleNamespace(to_json=dict, facts=lambda: [("Capabilities", hostile), (hostile, "x")])
+    explanation.progress.requests = [
+        Request("nvidia", hostile, (hostile,), options=facts, ignored=((hostile, hostile),))
+    ]
+    inventory = machine(gpu(0, 0))
+    inventory.root = hostile
+    explanation.progress.inventories = [inventory]
+    explanation.resolved = Resolved([], Config(), registry.KNOWN, absent=(hostile,))
+    explanation.mode = "hook"
+    explanation.operations = [ApplyDocument(hostile, hostile, {}, hostile)]
+    explanation.undone = [Symlink(hostile, hostile, replace=False, reason=hostile)]
+    explanation.left_out, explanation.hints = [hostile], [hostile]
+    explanation.circumstances = [Row(hostile, hostile)]
+    explanation.error = GpuhookError(hostile, hostile)
+    text = explanation.to_text()
+    assert [line for line in text.split("\n") if not line.isprintable()] == []
+    assert [line for line in text.split("\n") if line.startswith("Error (x)")] == []
+    assert explanation.to_json()["hints"] == [hostile]
+
+
+EVERY = [name for names in registry.KNOWN.values() for name in names.VARIABLES]
+
+
+@pytest.mark.parametrize("variable", EVERY)
+@pytest.mark.parametrize(
+    "change", [lambda n: n[:-1], str.lower, lambda n: n.replace("VISIBLE", "VISABLE"),
+               lambda n: n.replace("_", "-"), lambda n: n[:4] + n[5:], lambda n: f"{n}S"],
+)  # fmt: skip
+def test_a_misspelt_variable(tmp_path: Path, variable: str, change: Callable[[str], str]) -> None:
+    word = change(variable)
+    hint = f"No vendor reads {word}. Did you mean {variable}?"
+    done = explain(tmp_path, "-e", f"{word}=0")
+    assert lines_of(done.stdout, "Hint") == [hint]
+    assert hint in explain(tmp_path, "-e", f"{word}=0", "-v").stdout
+    found = json.loads(explain(tmp_path, "-e", f"{word}=0", "--format=json").stdout)
+    assert found["hints"] == [hint]
+
+
+@pytest.mark.parametrize(("variable", "vendor"), programs(registry.KNOWN).items())
+def test_a_variable_that_only_chooses(tmp_path: Path, variable: str, vendor: ModuleType) -> None:
+    asking = next(iter(vendor.VARIABLES))
+    [hint] = lines_of(explain(tmp_path, "-e", f"{variable}=0").stdout, "Hint")
+    assert hint.startswith(f"{variable} only selects among the ")
+    assert hint.endswith(f"adds none: set {asking}")
+
+
+def test_what_a_root_folder_would_be_given(
+    tmp_path: Path, found: Callable[[Inventory], None]
+) -> None:
+    found(machine(gpu(0, 0)))
+    (tmp_path / "root").mkdir()
+    words = ("--rootfs", str(tmp_path / "root"), "-e", "NVIDIA_VISIBLE_DEVICES=0")
+    done = explain(tmp_path, *words)
+    assert done.exit_code == 0, done.output
+    [how] = lines_of(done.stdout, "How")
+    assert how == "gpuhook apply does it, before a program is started there"
+
+
+def test_a_variable_that_only_chooses_is_right_beside_one_that_asks(
+    tmp_path: Path, found: Callable[[Inventory], None]
+) -> None:
+    found(machine(gpu(0, 0)))
+    asks = ("-e", "NVIDIA_VISIBLE_DEVICES=0")
+    assert lines_of(explain(tmp_path, *asks, "-e", "CUDA_VISIBLE_DEVICES=0").stdout, "Hint") == []
+    misspelt = explain(tmp_path, *asks, "-e", "NVIDIA_VISIBLE_DEVICE=0")
+    assert len(lines_of(misspelt.stdout, "Hint")) == 1
+
+
+def test_what_images_set_is_not_misspelt(tmp_path: Path) -> None:
+    words = ("NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_CUDA", "NVIDIA_MIG_CONFIG_DEVICES",
+             "NVIDIA_MIG_MONITOR_DEVICES", "NVIDIA_IMEX_CHANNELS", "NVIDIA_PRODUCT_NAME",
+             "ASCEND_RUNTIME_OPTIONS", "CUDA_DEVICE_ORDER", "CUDA_VERSION", "ROCM_VERSION",
+             "ASCEND_VNPU_SPECS", "NVIDIA_DISABLE_REQUIRE", "SWARM")  # fmt: skip
+    every = [part for word in words for part in ("-e", f"{word}=1")]
+    assert lines_of(explain(tmp_path, *every).stdout, "Hint") == []
+
+
+SEPARATED = ["0 1", "0;1", "0 ; 1", '"0,1"', "[0, 1]", "0|1", "'0' '1'"]
+
+
+@pytest.mark.parametrize("value", [*SEPARATED, "../1", "0 ../1", "*", "'"])
+def test_separators_and_names_that_are_none(tmp_path: Path, value: str) -> None:
+    done = explain(tmp_path, "-e", f"NVIDIA_VISIBLE_DEVICES={value}")
+    assert done.exit_code == 1
+    answer = "Did you mean 0,1? " if value in SEPARATED else "Ask for devices by index"
+    assert f" can't be the name of a device. {answer}" in done.stdout
+
+
+def test_more_gpus_than_there_are(tmp_path: Path, found: Callable[[Inventory], None]) -> None:
+    found(machine(*(gpu(n, n) for n in range(8))))
+    for words in (("--gpus=9",), ("-e", "NVIDIA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7,8")):
+        done = explain(tmp_path, *words)
+        assert "asks for 9 GPUs, 0 to 8, and this host has 8. Ask for fewer" in done.stdout
+    for value in ("8", "0,8", "1,8"):
+        done = explain(tmp_path, "-e", f"NVIDIA_VISIBLE_DEVICES={value}")
+        assert "This host has no GPU or MIG device '8': it has 0" in done.stdout
+
+
+def test_names_that_do_not_count_have_their_own_reason(tmp_path: Path) -> None:
+    config = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
+    done = explain(tmp_path, "-e", "NVIDIA_VISIBLE_DEVICES=0", config=config)
+    assert "Ignored:         from environment: the container is not privileged" in done.stdout
+    assert "Because" not in done.stdout
+
+
+@pytest.mark.parametrize("word", ["=0", ""])
+def test_a_word_without_a_name(tmp_path: Path, word: str) -> None:
+    done = explain(tmp_path, "-e", word)
+    assert done.exit_code == 2
+    assert f"-e takes NAME=VALUE or NAME, not {word!r}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("web", "--privileged"), ("web", "-e", "A=1"), ("--bundle=.", "--gpus=all"),
+     ("--spec=x", "--bundle=."), ("--image=x", "web")],
+)  # fmt: skip
+def test_one_container_and_not_two(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = explain(tmp_path, *words)
+    assert done.exit_code == 2
+    assert "Give one of CONTAINER" in done.stderr
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[Inventory], None]:
+    """Have a machine found."""
+    return lambda what: monkeypatch.setattr(
+        "gpuhook.core.inventory.cache.get_inventory", lambda *_, **__: what
+    )
+
+
+def devices(folder: Path, *words: str) -> list[str]:
+    report = json.loads(explain(folder, *words, "--format", "json").stdout)
+    asked_for: list[str] = report["request"]["devices"]
+    return asked_for
+
+
+def test_a_name_alone_is_taken_from_our_environment(
+    tmp_path: Path, found: Callable[[Inventory], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found(machine(gpu(0, 0), gpu(1, 1)))
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "1")
+    assert devices(tmp_path, "-e", "NVIDIA_VISIBLE_DEVICES") == ["1"]
+    assert devices(tmp_path, "-e", "NVIDIA_VISIBLE_DEVICES", "-e", "NVIDIA_VISIBLE_DEVICES=0") == [
+        "0"
+    ]
+    monkeypatch.delenv("NVIDIA_VISIBLE_DEVICES")
+    done = explain(tmp_path, "-e", "NVIDIA_VISIBLE_DEVICES=0", "-e", "NVIDIA_VISIBLE_DEVICES")
+    assert "NVIDIA_VISIBLE_DEVICES isn't set" in done.stdout
+
+
+def test_gpus_count_more_than_the_environment(
+    tmp_path: Path, found: Callable[[Inventory], None]
+) -> None:
+    found(machine(*(gpu(n, n) for n in range(4))))
+    assert devices(tmp_path, "-e", "NVIDIA_VISIBLE_DEVICES=0", "--gpus", "2") == ["0", "1"]
+    assert devices(tmp_path, "--gpus", '"device=1,3"') == ["1", "3"]
+    text = explain(tmp_path, "--gpus", "all,capabilities=video").stdout
+    assert "Warning:         video lacks libnvcuvid" in text
+    refused = explain(tmp_path, "--gpus", "many")
+    assert (refused.exit_code, "takes all or a number" in refused.stderr) == (2, True)
+
+
+def lines_of(text: str, title: str) -> list[str]:
+    lines = [line.partition(":") for line in text.splitlines()]
+    return [rest.strip() for before, _, rest in lines if before == title]
+
+
+def test_what_is_summed_up(tmp_path: Path, found: Callable[[Inventory], None]) -> None:
+    found(machine(gpu(0, 3), gpu(1, 2)))
+    text = explain(tmp_path, "-e", "NVIDIA_VISIBLE_DEVICES=1").stdout
+    assert lines_of(text, "Requests") == ["NVIDIA 1, from its environment"]
+    assert lines_of(text, "Gets") == [
+        "GPU 1 (GPU-00000001-0000-0000-0000-000000000000); NVIDIA H200"
+    ]
+    [nodes] = lines_of(text, "Nodes")
+    assert nodes == "4: /dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia-uvm-tools, /dev/nvidia2"
+    [files] = lines_of(text, "Files")
+    assert files.startswith(f"7, from {own.FOLDER} (4), /usr/bin (2)")
+    assert text.endswith("-v shows every step with its reason\n")
+    for reason in ("in order:", "because:"):
+        assert reason not in text
+        assert reason in explain(tmp_path, "-e", "NVIDIA_VISIBLE_DEVICES=1", "-v").stdout
+
+
+def test_lost_gpus_are_shown_whatever_is_asked_for(
+    tmp_path: Path, found: Callable[[Inventory], None]
+) -> None:
+    there = machine(gpu(0, 3))
+    there.lost = (1, 2)
+    found(there)
+    for word in ("0", "all"):
+        for verbose in ((), ("-v",)):
+            text = explain(tmp_path, "-e", f"NVIDIA_VISIBLE_DEVICES={word}", *verbose).stdout
+            assert lines_of(text, "Lost") == ["GPUs 1, 2 have fallen off the bus (lost)"]
+            assert text.count("fallen off") == 1 or verbose
+
+
+@pytest.mark.parametrize("asks", ["all", "0:0,99", "0-15"])
+def test_a_summary_has_thirty_lines_at_most(
+    tmp_path: Path, found: Callable[[Inventory], None], asks: str
+) -> None:
+    """112 MIG devices, asked of every vendor at once, on a terminal of 80 columns."""
+    migs = tuple(mig(n, n, 12 + n, 21 + n) for n in range(7))
+    there = machine(*(gpu(n, n, migs) for n in range(16)))
+    there.lost = tuple(range(16, 60))
+    found(there)
+    text = explain(tmp_path, "-e", f"NVIDIA_VISIBLE_DEVICES={asks}").stdout
+    assert 0 < len(text.splitlines()) <= 30
+    assert sum(1 + (len(line) - 17) // 63 for line in text.splitlines()) <= 30
+
+
+def test_thirty_lines_whatever_there_is_to_say() -> None:
+    explanation = Explanation()
+    explanation.error = GpuhookError("All is wrong", "Do something")
+    explanation.progress.requests = [asked(str(n), capabilities=("video",)) for n in range(20)]
+    explanation.circumstances = [Row("Was given", str(n)) for n in range(20)]
+    found = rows(explanation)
+    assert len(found) == 30
+    assert found[-1].text == "Error (error): All is wrong. Do something."
+    assert found[0].text == "0"
+    assert "more lines with -v" in found[-2].text
+
+
+def test_warnings_are_in_the_text_and_in_the_json() -> None:
+    explanation = Explanation()
+    assert explanation.to_json()["warnings"] == []
+    grant = granted(asked("all", capabilities=("video",)), machine(gpu(0, 0)))
+    explanation.progress.requests.append(grant.request)
+    explanation.progress.inventories.append(grant.inventory)
+    explanation.resolved = Resolved([grant], Config(), registry.KNOWN)
+    assert explanation.to_json()["warnings"] == ["video lacks libnvcuvid"]
+    assert "Warning:         video lacks libnvcuvid" in explanation.to_text().splitlines()
+    assert Row("Warning", "video lacks libnvcuvid", "poor") in rows(explanation)
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec"])
+def test_what_is_printed_is_what_is_done_in_the_mode(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = machine(gpu(0, 3))
+    monkeypatch.setattr("gpuhook.core.inventory.cache.get_inventory", lambda *_, **__: found)
+    config = f'nvidia-container-runtime.mode = "{mode}"\n'
+    words = ("-e", "NVIDIA_VISIBLE_DEVICES=0")
+    text = explain(tmp_path, *words, "-v", config=config).stdout
+    report = json.loads(explain(tmp_path, *words, "--format", "json", config=config).stdout)
+    assert report["mode"] == mode
+    undone = {op["kind"] for op in report["undone"]}
+    done = {op["kind"] for op in report["operations"]}
+    if mode == "hook":
+        assert "Steps of the hook, in order:" in text
+        assert "mount the device node /dev/nvidia3 (195:3)" in text
+        assert undone == set()
+        assert done >= {"allow-device", "proc-driver", "device", "bind", "symlink", "ldcache"}
+    else:
+        assert "gpu-py writes into config.json (mode spec), in order:" in text
+        assert "make the device node /dev/nvidia3 (195:3)" in text
+        assert "Skipped, because config.json can't express it:" in text
+        assert "add 5 libraries to /etc/ld.so.cache" in text.partition("Skipped")[2]
+        assert undone == {"proc-driver", "ldcache"}
+        assert done == {"allow-device", "device", "bind"}
+
+
+def test_a_spec_that_gpu_py_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = machine(gpu(0, 3))
+    monkeypatch.setattr("gpuhook.core.inventory.cache.get_inventory", lambda *_, **__: found)
+    spec = tmp_path / "config.json"
+    spec.write_text('{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]}}')
+    done = explain(tmp_path, "--spec", str(spec))
+    assert done.exit_code == 1
+    assert "Error (spec): " in done.stdout
+    assert "no mount namespace of its own" in done.stdout
+
+
+# Images for other machines -------------------------------------------------------------------
+
+OTHER = {"x86_64": ("aarch64", 183, "arm64"), "aarch64": ("x86_64", 62, "amd64")}[own.MACHINE]
+
+
+def program_of(number: int, wide: bool = True, little: bool = True) -> bytes:
+    """Return the header of a program for a machine; elf.h."""
+    order: Literal["little", "big"] = "little" if little else "big"
+    head = b"\x7fELF" + bytes([1 + wide, 2 - little, 1]) + bytes(9)
+    return (head + (2).to_bytes(2, order) + number.to_bytes(2, order)).ljust(64, b"\0")
+
+
+def warned(
+    folder: Path, files: dict[str, bytes], *args: str, env: str = "NVIDIA_VISIBLE_DEVICES=0"
+) -> list[str]:
+    """Return the warnings about a bundle with these files."""
+    for name, data in files.items():
+        path = folder / "rootfs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    (folder / "rootfs").mkdir(exist_ok=True)
+    spec = {
+        "process": {"env": [env], "args": [*args]},
+        "root": {"path": "rootfs"},
+        "linux": {"namespaces": [{"type": "mount"}]},
+    }
+    (folder / "config.json").write_text(json.dumps(spec))
+    report = json.loads(explain(folder, "--bundle", str(folder), "--format", "json").stdout)
+    assert report["error"] is None
+    return [text for text in report["warnings"] if text.startswith("The image is for ")]
+
+
+@pytest.mark.parametrize(
+    ("files", "args", "machine_of_it"),
+    [
+        ({"bin/sh": program_of(OTHER[1])}, (), OTHER[0]),
+        ({"usr/bin/busybox": program_of(243)}, (), "riscv64"),
+        ({"bin/sh": program_of(22, little=False)}, (), "s390x"),
+        ({"bin/sh": program_of(21), "usr/bin/env": program_of(own.ELF[0])}, (), "ppc64le"),
+        # An image without a distribution, which may have a script, too.
+        ({"server": program_of(OTHER[1])}, ("/server",), OTHER[0]),
+        ({"bin/sh": b"#!/x\n", "bin/bash": program_of(OTHER[1])}, ("/bin/sh",), OTHER[0]),
+        ({"bin/sh": program_of(4711)}, (), "architecture number 4711 of elf.h"),
+    ],
+)
+def test_an_image_for_another_machine(
+    tmp_path: Path,
+    found: Callable[[Inventory], None],
+    files: dict[str, bytes],
+    args: tuple[str, ...],
+    machine_of_it: str,
+) -> None:
+    found(machine(gpu(0, 3)))
+    [text] = warned(tmp_path, files, *args)
+    start = f"The image is for {machine_of_it} and this host is {own.MACHINE}: "
+    assert text.startswith(start)
+    nothing = "NVIDIA_VISIBLE_DEVICES=void"
+    assert warned(tmp_path, {}, env=nothing) == []
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"bin/sh": program_of(own.ELF[0])},
+        {"bin/sh": program_of(own.ELF32[0], wide=False)},  # which this machine runs, too
+        {"bin/sh": b"#!/bin/busybox sh\n"},
+        {"bin/sh": b"\x7fELF"},
+        {"bin/sh": b""},
+    ],
+)
+def test_an_image_for_this_machine(
+    tmp_path: Path, found: Callable[[Inventory], None], files: dict[str, bytes]
+) -> None:
+    found(machine(gpu(0, 3)))
+    assert warned(tmp_path, files, "server") == []
+
+
+def test_an_image_whose_engine_alone_knows(tmp_path: Path) -> None:
+    """Its files aren't visible: some containerd storage drivers keep them elsewhere."""
+    warning = _image_checks.other_machine([str(tmp_path / "none")], OTHER[2], "")
+    assert warning.startswith(f"The image is for {OTHER[0]} and this host is {own.MACHINE}: ")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sh").write_bytes(program_of(own.ELF[0]))
+    assert _image_checks.other_machine([str(tmp_path)], OTHER[2], "") == ""
+    for same in ("", {"x86_64": "amd64", "aarch64": "arm64"}[own.MACHINE]):
+        assert _image_checks.other_machine([], same, "") == ""

@@ -1,0 +1,63 @@
+"""Whatever was installed in whatever order, uninstall leaves files and folders as they were."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import installs
+from click.testing import CliRunner
+from hypothesis import given, settings
+
+from gpuhook.base.errors import GpuhookError
+from gpuhook.tools.cli import cli
+from gpuhook.tools.vendors.nvidia import program_links
+
+
+def call(system: Path, *words: str) -> bool:
+    """Run a command; tell whether it did what it was asked to do."""
+    programs = [f"--runtime-path={system}/opt/bin/gpu-py"] if words[0] == "install" else []
+    more = [
+        word.replace("=/opt/", f"={system}/opt/").replace("PREFIX", str(system))
+        for word in words[1:]
+    ]
+    try:
+        line = [words[0], f"--prefix={system}", *programs, *more]
+        return CliRunner().invoke(cli, line, catch_exceptions=False).exit_code == 0
+    except GpuhookError:
+        return False
+
+
+def check(system: Path, texts: dict[str, str], commands: list[list[str]]) -> None:
+    (system / "opt/bin").mkdir(parents=True)
+    for name in ("gpu-py", *program_links.LINKS.values()):
+        (system / "opt/bin" / name).touch(0o755)
+    installs.write(system, texts)
+    before = installs.content(system)
+    for words in commands:
+        last = installs.content(system)
+        if not call(system, *words):
+            assert installs.content(system) == last, words
+    assert call(system, "uninstall")
+    assert installs.content(system) == before
+
+
+@settings(max_examples=150)
+@given(installs.systems(), installs.commands())
+def test_every_sequence_ends_as_it_began(texts: dict[str, str], commands: list[list[str]]) -> None:
+    system = Path(tempfile.mkdtemp())
+    try:
+        check(system, texts, commands)
+    finally:
+        shutil.rmtree(system)
+
+
+def test_a_hook_of_one_stage_and_then_of_another(tmp_path: Path) -> None:
+    """The folders of the first hold the second's file by the time the first one goes."""
+    podman = ["install", "--engine=podman"]
+    check(tmp_path, {}, [[*podman, "--hook=precreate"], [*podman, "--hook=prestart"]])
+
+
+def test_a_folder_for_nvidias_names_outside_of_the_prefix(tmp_path: Path) -> None:
+    """It is refused before anything is written."""
+    names = ["install", "--engine=docker", "--nvidia-names", "--bin-dir=/opt/names"]
+    check(tmp_path, {}, [names, ["install", "--engine=docker"], names])

@@ -1,0 +1,138 @@
+"""Standard output that can't be written is told in a sentence, whichever program it is of."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gpuhook.base.errors import printable
+from gpuhook.monitor.host import streams
+
+RUN = "from gpuhook.tools.{} import main; main()"
+NVIDIA_CLI = f"import sys; sys.argv[1:1] = ['', '']; {RUN.format('nvidia_cli.__main__')}"
+CALLS = [
+    ("gpuhook", RUN.format("cli"), ["--help"]),
+    ("gpuhook", RUN.format("cli"), ["help", "install"]),
+    ("nvidia-ctk", RUN.format("nvidia_cli.ctk"), ["--help"]),
+    ("nvidia-container-cli", NVIDIA_CLI, ["--help"]),
+]
+
+
+def shell(script: str, code: str, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a program of ours as ``"$@"`` of a shell's script."""
+    argv = ["sh", "-c", script, "sh", sys.executable, "-c", code, *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("program", "code", "words"), CALLS)
+def test_a_full_disk_is_told(program: str, code: str, words: list[str]) -> None:
+    done = shell('"$@" >/dev/full', code, words)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"{program}: Standard output can't be written: No space left on device. "
+        "Check where it leads.\n"
+    )
+
+
+@pytest.mark.parametrize(("program", "code", "words"), CALLS)
+def test_a_reader_that_has_ended_is_no_error_to_tell(
+    program: str, code: str, words: list[str]
+) -> None:
+    done = shell('{ "$@" || echo "status $?" >&2; } | exec true', code, words)
+    assert done.stderr in ("", "status 1\n"), program
+
+
+@pytest.mark.parametrize(("program", "code", "words"), CALLS)
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_ones_are_no_fault(program: str, code: str, words: list[str], closed: str) -> None:
+    done = shell(f'"$@" {closed}', code, words)
+    assert (done.returncode, done.stderr) == (0, ""), program
+    assert (done.stdout == "") == closed.startswith(">&-")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "latin-1:strict", "ascii:strict"])
+def test_what_an_encoding_has_not_fails_nothing(tmp_path: Path, encoding: str) -> None:
+    """A file's name may be in any bytes, and a value in any letters."""
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    (folder / "\u6f22.toml").write_text("[nvidia-container-cli]\nroot = '/\u6f22'\n")
+    for words in (["show"], ["validate"]):
+        words += ["--config", f"{folder}/\u6f22.toml"]
+        code = RUN.format("cli")
+        argv = [sys.executable, "-c", code, "config", *words]
+        env = {**os.environ, "PYTHONIOENCODING": encoding}
+        done = subprocess.run(argv, capture_output=True, check=False, env=env)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert b"/\\udcff/" in done.stdout
+
+
+def test_the_bytes_of_a_name_are_written_as_they_are() -> None:
+    code = (
+        "import sys; from gpuhook.monitor.host import streams\n"
+        "with streams.written('x'): sys.stdout.write('/\\udcff/\\ud800/\\u6f22')"
+    )
+    env = {**os.environ, "PYTHONIOENCODING": "latin-1:strict"}
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, capture_output=True, check=True, env=env)
+    assert done.stdout == b"/\xff/\\ud800/\\u6f22"
+
+
+@pytest.mark.parametrize("path", ["/dev/null/x", "/" + "x" * 300, "/dev/null/\x1b]0;x\x07\udcff"])
+def test_a_path_that_cannot_be_used_is_named(path: str) -> None:
+    done = shell('"$@"', RUN.format("cli"), ["driver-folder", "--remove", path])
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"gpuhook: {printable(path)} can't be used: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_fails_elsewhere_is_raised() -> None:
+    with pytest.raises(FileNotFoundError), streams.written("gpuhook"):
+        os.stat("/nonexistent/file")
+    with pytest.raises(ConnectionRefusedError), streams.written("gpuhook"):
+        raise ConnectionRefusedError
+
+
+ENDING = """
+import atexit
+from gpuhook.monitor.host import streams
+
+class Torn:
+    def __del__(self): print("torn apart", flush=True)
+
+torn = Torn()
+atexit.register(print, "tidied up")
+
+def command():
+    print("done")
+    {}
+
+streams.run("gpuhook", command)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("pass", 0),
+        ("raise SystemExit", 0),
+        ("raise SystemExit(3)", 3),
+        ("raise SystemExit(-1)", 255),
+    ],
+)
+def test_python_is_not_taken_apart(end: str, status: int) -> None:
+    done = shell('"$@"', ENDING.format(end), [])
+    assert (done.stdout, done.stderr, done.returncode) == ("done\ntidied up\n", "", status)
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [("raise SystemExit('said')", "said\n"), ("raise ValueError('said')", "ValueError: said\n")],
+)
+def test_what_python_has_to_say_it_says(end: str, said: str) -> None:
+    done = shell('"$@"', ENDING.format(end), [])
+    assert done.returncode == 1
+    assert done.stderr.endswith(said)
+    assert "done\ntidied up\n" in done.stdout

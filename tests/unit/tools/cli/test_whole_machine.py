@@ -1,0 +1,179 @@
+"""Commands about the whole machine: a driver that fails, narrow terminals, and the list."""
+
+import importlib
+import re
+from collections.abc import Callable
+
+import pytest
+from click.testing import CliRunner, Result
+from fabricated import Tree
+from machines import gpu, machine, mig
+
+from gpuhook.base.errors import GpuhookError
+from gpuhook.core.inventory.model import Device, Inventory
+from gpuhook.tools.cli import _screen, cli
+from gpuhook.tools.doctor import Case, examine
+from gpuhook.tools.doctor.finding import failure, note, ok, warning
+from gpuhook.tools.running.holders import Container, Running
+from gpuhook.tools.running.names import Names
+from gpuhook.vendors import registry
+from gpuhook.vendors.amd.vendor import VENDOR as AMD
+
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def call(finds: Callable[..., None], config: list[str]) -> Call:
+    """Run a command on a machine with a GPU of NVIDIA's and a driver of AMD's that fails."""
+    finds(machine(gpu(0, 0)), failing=AMD)
+    return lambda *words: CliRunner().invoke(cli, [*words, *config])
+
+
+def without(monkeypatch: pytest.MonkeyPatch, vendor: str) -> None:
+    known = {name: names for name, names in registry.KNOWN.items() if name != vendor}
+    monkeypatch.setattr(registry, "KNOWN", known)
+
+
+@pytest.mark.parametrize(
+    "words", [["info"], ["info", "--format=json"], ["list"], ["list", "--format=json"],
+              ["refresh"], ["cdi", "generate"]], ids=" ".join,
+)  # fmt: skip
+def test_the_other_vendor_is_shown_and_the_command_fails(call: Call, words: list[str]) -> None:
+    done = call(*words)
+    assert re.search("NVIDIA H200|1 GPUs|nvidia.com/gpu", done.output)
+    assert isinstance(done.exception, GpuhookError)
+    assert "AMD?" in str(done.exception)
+
+
+def test_a_driver_that_is_not_there_is_nothing_to_speak_of(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(monkeypatch, "amd")
+    assert call("info").exit_code == 0
+
+
+def test_where_there_is_nothing_else_it_is_the_error(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(monkeypatch, "nvidia")
+    done = call("info")
+    assert "AMD?" in str(done.exception)
+    assert done.output == ""
+
+
+# Narrow terminals -----------------------------------------------------------------------------
+
+
+NAME = "my-training-job-of-a-team-with-a-long-name"
+POD = Container("p" * 64, "kubernetes", 2, "python", {(195, 4)}, "trainer-0", "research", "main")
+
+
+@pytest.fixture
+def narrow(
+    monkeypatch: pytest.MonkeyPatch, finds: Callable[..., None], config: list[str], tree: Tree
+) -> Call:
+    """Run a command on a machine with eight GPUs, some in parts, and containers that have them."""
+    found = machine(
+        *(gpu(n, n) for n in range(7)), gpu(7, 7, (mig(0, 1, 12, 13), mig(1, 2, 21, 22)))
+    )
+    finds(found)
+    listing = importlib.import_module("gpuhook.tools.cli.list")
+    named = Container(NAME, "docker", 1, "python", {node.numbers for node in found.nodes})
+    monkeypatch.setattr(listing, "running", lambda *_: Running([named, POD], ()))
+    findings = [
+        ok("a", "Found " + "/opt/a/very/long/path/that/nobody/breaks/" * 2),
+        note("b", "The GPU-00000000-1111-2222-3333-444444444444 is here", "Take " + NAME),
+        warning("c", "x " * 60, "y " * 60),
+        failure("d", "No /dev/nvidia-caps/nvidia-cap12345, and no /dev/dri/renderD128", "Make it"),
+    ]
+    doctor = importlib.import_module("gpuhook.tools.cli.doctor")
+    monkeypatch.setattr(doctor, "examine", lambda case: examine(case, [lambda _: findings]))
+    monkeypatch.setattr(Case, "of_this_machine", lambda *_: tree.case)
+
+    def run(width: int, *words: str) -> Result:
+        with monkeypatch.context() as patch:
+            patch.setattr(_screen, "_ENDLESS", width)  # there is no terminal, which has one
+            return CliRunner().invoke(cli, [*words, *config])
+
+    return run
+
+
+@pytest.mark.parametrize("width", [80, 60, 40, 20])
+@pytest.mark.parametrize(
+    "words",
+    [["info"], ["list"], ["list", "--files"], ["doctor"], ["explain", "--gpus=all"],
+     ["explain", "-e", "NVIDIA_VISIBLE_DEVICES=9"], ["device-plugin", "--dry-run"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_no_word_is_broken(narrow: Call, words: list[str], width: int) -> None:
+    whole, cut = narrow(1000, *words), narrow(width, *words)
+    assert whole.exit_code == cut.exit_code
+    assert {*cut.stdout.split()} <= {*whole.stdout.split()}
+    uuids = {word for word in whole.stdout.split() if word.startswith(("GPU-", "MIG-"))}
+    assert uuids <= {*cut.stdout.split()}
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_containers_are_named_whole(narrow: Call, width: int) -> None:
+    words = narrow(width, "list").stdout.replace(",", " ").split()
+    assert f"docker:{NAME}" in words
+    assert "research/trainer-0/main" in words
+
+
+# gpuhook list ---------------------------------------------------------------------------------
+
+
+listing = importlib.import_module("gpuhook.tools.cli.list")
+
+
+def devices(vendor: str, *models: str) -> Inventory:
+    """Return a vendor's inventory with devices of these models."""
+    every = tuple(
+        Device(f"id-{n}", str(n), {"index": (str(n),)}, (f"/dev/x{n}",), "", model)
+        for n, model in enumerate(models)
+    )
+    return Inventory(vendor, "/", "1", every, ())
+
+
+@pytest.mark.parametrize("vendor", [name for name in registry.KNOWN if name != "nvidia"])
+@pytest.mark.parametrize("models", [(), ("X100",), ("X100", "")])
+def test_the_vendor_is_named(
+    vendor: str, models: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the devices' own names or above them, on machines without NVIDIA's and beside those."""
+    title = registry.KNOWN[vendor].TITLE
+    for inventories in ([devices(vendor, *models)], [machine(gpu(0, 3)), devices(vendor, *models)]):
+        listing._show(inventories, registry.KNOWN, [], Names())
+        assert title in capsys.readouterr().out
+    listing._show([devices(vendor, f"{title} X100")], registry.KNOWN, [], Names())
+    assert capsys.readouterr().out.startswith("INDEX")
+
+
+@pytest.mark.parametrize(("user", "sign"), [(0, "-"), (1000, "?")])
+def test_who_has_it_is_unknown_without_root(
+    user: int, sign: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    listing._show([machine(gpu(0, 3))], registry.KNOWN, [], Names())
+    assert capsys.readouterr().out.splitlines()[1].split()[-1] == sign
+
+
+@pytest.mark.parametrize(
+    ("lost", "sentence"),
+    [
+        ((), ""),
+        ((1,), "GPU 1 has fallen off the bus (lost).\n"),
+        ((1, 2), "GPUs 1, 2 have fallen off the bus (lost).\n"),
+    ],
+)
+def test_lost_gpus_are_named_below_the_table(
+    capsys: pytest.CaptureFixture[str], lost: tuple[int, ...], sentence: str
+) -> None:
+    there = machine(gpu(0, 3))
+    there.lost = lost
+    listing._show([there], registry.KNOWN, [], Names())
+    printed = capsys.readouterr().out
+    assert printed.startswith("INDEX")
+    assert printed.partition(" -\n")[2] == sentence
+    as_json = listing._as_json([there], [], Names(), {})
+    assert as_json["lost"] == [{"vendor": "nvidia", "index": index} for index in lost]

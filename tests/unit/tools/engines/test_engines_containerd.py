@@ -1,0 +1,354 @@
+"""containerd gets the runtimes with the options of its default, in every configuration version."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuhook.base.errors import EngineError
+from gpuhook.tools.engines import installer
+from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.containerd import Containerd, answer
+from gpuhook.tools.engines.merge import get
+from gpuhook.tools.engines.store import Store
+from gpuhook.tools.engines.toml_text import render
+
+PLUGINS = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
+ASK = {"runtimes": (("gpu-py", "/opt/gpu-py"),)}
+COMMENTED = """\
+version = 2
+# ours
+imports = [
+  "/etc/containerd/more/*.toml", # the admin's
+]
+[plugins."io.containerd.grpc.v1.cri".cni]
+  bin_dir = "/usr/lib/cni"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+  SystemdCgroup = true
+"""
+
+
+def ask_for(config: Path, **more: Any) -> Ask:
+    return Ask(**{**ASK, "config": str(config), **more})
+
+
+def source_of(given: dict[str, Any]) -> dict[str, Any]:
+    """Build a configuration file's document from a case's short form."""
+    containerd: dict[str, Any] = {}
+    for key, value in given["source"].items():
+        if key.startswith("runtimes."):
+            containerd.setdefault("runtimes", {})[key.removeprefix("runtimes.")] = value
+        else:
+            containerd[key] = value
+    document = {} if given["version"] == 1 else {"version": given["version"]}
+    return {**document, "plugins": {PLUGINS[given["version"]]: {"containerd": containerd}}}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return tmp_path / "config.toml"
+
+
+@pytest.mark.vectors("engine", "engine.containerd")
+@pytest.mark.parametrize("program", [None, (1, 6), (2, 1)])
+def test_vectors(case: dict[str, Any], program: tuple[int, int] | None, config: Path) -> None:
+    given, expected = case["input"], case["expected"]
+    config.write_text(render(source_of(given), "the admin's"))
+    pair = (given["add"]["name"], given["add"]["path"])
+    ask = Ask((pair,), set_default=given["set_as_default"], config=str(config))
+    plugin = expected.get("plugin", PLUGINS[given["version"]])
+    text = answer(ask, program).targets[0].text
+    containerd = get(tomllib.loads(text), ("plugins", plugin, "containerd"))
+    assert containerd["runtimes"]["test"] == expected["runtimes.test"]
+    if "runtimes.runc" in expected and program != (2, 1):
+        assert containerd["runtimes"]["runc"] == expected["runtimes.runc"]
+    if "default_runtime_name" in expected and (program != (2, 1) or given["set_as_default"]):
+        assert containerd.get("default_runtime_name") == expected["default_runtime_name"]
+
+
+def test_imports_are_appended(config: Path) -> None:
+    """As the vector "containerd imports appended" has it, but in the file's own order."""
+    config.write_text('version = 2\nimports = ["/foo/bar/*.toml"]\n')
+    drop_in = "/etc/containerd/conf.d/99-nvidia.toml"
+    main = answer(ask_for(config, drop_in=drop_in), None).targets[1]
+    assert main.text == (
+        'version = 2\nimports = ["/foo/bar/*.toml", "/etc/containerd/conf.d/*.toml"]\n'
+    )
+
+
+def test_comments_and_the_rest_of_the_main_file_stay(tmp_path: Path, config: Path) -> None:
+    config.write_text(COMMENTED)
+    drop_in, main = answer(ask_for(config), (1, 7)).targets
+    line = '  "/etc/containerd/more/*.toml", # the admin\'s\n'
+    assert main.text == COMMENTED.replace(line, line + f'  "{tmp_path}/conf.d/*.toml",\n')
+    assert drop_in.path == f"{tmp_path}/conf.d/99-gpuhook.toml"
+    cri = get(tomllib.loads(drop_in.text), ("plugins", PLUGINS[2]))
+    # This containerd takes the table from the last file alone, so all of it has to be there.
+    assert cri["cni"] == {"bin_dir": "/usr/lib/cni"}
+    assert cri["containerd"]["runtimes"]["runc"]["options"] == {"SystemdCgroup": True}
+    assert cri["containerd"]["runtimes"]["gpu-py"]["options"] == {
+        "SystemdCgroup": True,
+        "BinaryName": "/opt/gpu-py",
+    }
+    assert "copied" in drop_in.text
+
+
+def test_half_of_a_copy_is_not_left(tmp_path: Path, config: Path) -> None:
+    config.write_text(COMMENTED)
+    store = Store(str(tmp_path / "state"))
+    targets = list(answer(ask_for(config), (1, 7)).targets)
+    with store.locked():
+        installer.install(store, targets)
+        drop_in = Path(targets[0].path)
+        drop_in.write_text(drop_in.read_text().replace("/usr/lib/cni", "/opt/cni"))
+        installer.uninstall(store, store.records())
+    assert not drop_in.exists()
+    assert config.read_text() == COMMENTED
+
+
+def test_where_tables_are_merged_the_drop_in_holds_ours_alone(config: Path) -> None:
+    config.write_text(COMMENTED)
+    ask = ask_for(config, set_default=True, cdi=True)
+    document = tomllib.loads(answer(ask, (2, 1)).targets[0].text)
+    cri = get(document, ("plugins", PLUGINS[2]))
+    assert set(cri) == {"containerd", "enable_cdi"}
+    assert set(cri["containerd"]) == {"runtimes", "default_runtime_name"}
+    assert set(cri["containerd"]["runtimes"]) == {"gpu-py"}
+    assert cri["containerd"]["runtimes"]["gpu-py"]["options"]["SystemdCgroup"] is True
+
+
+@pytest.mark.parametrize(
+    ("pattern", "covered"),
+    [
+        ("conf.d/*.toml", False),  # nothing to containerd 1.6.20, whose working folder is /
+        ("conf.d/99-gpuhook.toml", True),
+        ("{}/conf.d/99-*.toml", True),
+        ("{}/conf.d/10-*.toml", False),
+    ],
+)
+def test_an_import_that_covers_the_drop_in_is_enough(
+    tmp_path: Path, pattern: str, covered: bool, config: Path
+) -> None:
+    text = f'version = 2\nimports = ["{pattern.format(tmp_path)}"]\n'
+    config.write_text(text)
+    assert (answer(ask_for(config), None).targets[1].text == text) is covered
+
+
+def test_settings_of_other_imported_files_are_copied(tmp_path: Path) -> None:
+    config, folder = tmp_path / "config.toml", tmp_path / "conf.d"
+    folder.mkdir()
+    config.write_text('version = 2\nimports = ["conf.d/*.toml"]\n')
+    (folder / "10.toml").write_text(
+        f'version = 2\n[plugins."{PLUGINS[2]}"]\nsandbox_image = "pause:1"\n'
+    )
+    (folder / "99-gpuhook.toml").write_text(
+        f'version = 2\n[plugins."{PLUGINS[2]}"]\nsandbox_image = "old copy"\n'
+    )
+    document = tomllib.loads(answer(ask_for(config), None).targets[0].text)
+    assert get(document, ("plugins", PLUGINS[2], "sandbox_image")) == "pause:1"
+
+
+def test_without_any_file_a_new_one_is_written(tmp_path: Path) -> None:
+    config = tmp_path / "containerd" / "config.toml"
+    drop_in, main = answer(ask_for(config), (1, 6)).targets
+    assert tomllib.loads(main.text) == {
+        "version": 2,
+        "imports": [f"{tmp_path}/containerd/conf.d/*.toml"],
+    }
+    assert tomllib.loads(drop_in.text)["version"] == 2
+    assert tomllib.loads(answer(ask_for(config), (2, 0)).targets[1].text)["version"] == 3
+
+
+def test_version_1_is_edited_in_place(config: Path) -> None:
+    config.write_text('# one\nroot = "/r"\n[plugins.cri]\n  sandbox_image = "p" # two\n')
+    found = answer(ask_for(config, set_default=True, cdi=True), None)
+    [target] = found.targets
+    assert target.path == str(config)
+    assert target.text.startswith('# one\nroot = "/r"\n[plugins.cri]\n  sandbox_image = "p" # two')
+    containerd = get(tomllib.loads(target.text), ("plugins", "cri", "containerd"))
+    assert containerd["default_runtime_name"] == "gpu-py"
+    assert containerd["runtimes"]["gpu-py"]["options"]["Runtime"] == "/opt/gpu-py"
+    assert any("version 2" in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize(("program", "warned"), [(None, 0), ((1, 7), 0), ((2, 0), 1), ((2, 1), 1)])
+def test_settings_that_containerd_2_ignores_are_warned_of(
+    config: Path, program: tuple[int, int] | None, warned: int
+) -> None:
+    config.write_text('root = "/r"\n')
+    found = answer(ask_for(config), program)
+    assert [("ignores" in warning) for warning in found.warnings] == [True] * warned
+    config.write_text('version = 2\nroot = "/r"\n')
+    assert answer(ask_for(config), program).warnings == ()
+
+
+def test_a_disabled_cri_is_warned_of(config: Path) -> None:
+    config.write_text('version = 2\ndisabled_plugins = ["cri"]\n')
+    assert any("disables" in warning for warning in answer(ask_for(config), None).warnings)
+
+
+@pytest.mark.parametrize("text", ["version = 'x'", "version = 0", "version = 2\nimports = 1"])
+def test_wrong_values_are_refused(config: Path, text: str) -> None:
+    config.write_text(text)
+    with pytest.raises(EngineError, match=str(config)):
+        answer(ask_for(config), None)
+
+
+def test_a_containerd_that_only_docker_uses_is_left_out_of_all(config: Path) -> None:
+    config.write_text('disabled_plugins = ["cri"]\n')
+    assert not Containerd().is_present(ask_for(config))
+    config.write_text("version = 2\n")
+    assert Containerd().is_present(ask_for(config))
+
+
+def test_running_containers_are_found_by_their_binary(tmp_path: Path, config: Path) -> None:
+    config.write_text(f'version = 2\nstate = "{tmp_path}"\n')
+    tasks = tmp_path / "io.containerd.runtime.v2.task"
+    for name, binary in (("one", "/opt/gpu-py"), ("two", "/usr/sbin/runc")):
+        (tasks / "k8s.io" / name).mkdir(parents=True)
+        (tasks / "k8s.io" / name / "runtime").write_text(binary)
+    assert Containerd().bound(("gpu-py",), ask_for(config)) == ["k8s.io/one"]
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("program", [None, (1, 6), (2, 1)])
+def test_where_no_file_names_a_runtime_the_built_in_one_is_kept(
+    tmp_path: Path, version: int, program: tuple[int, int] | None, config: Path
+) -> None:
+    """Any entry in ``runtimes`` makes containerd forget runc, its default."""
+    head = "" if version == 1 else f"version = {version}\n"
+    text = head + f'[plugins."{PLUGINS[version]}".cni]\n  bin_dir = "/usr/lib/cni"\n'
+    config.write_text(text)
+    store = Store(str(tmp_path / "state"))
+    with store.locked():
+        for _ in range(2):  # once more on what the first wrote
+            targets = list(answer(ask_for(config), program).targets)
+            installer.install(store, targets)
+            document = tomllib.loads(targets[0].text)
+            runtimes = get(document, ("plugins", PLUGINS[version], "containerd", "runtimes"))
+            assert set(runtimes) == {"runc", "gpu-py"}
+            assert runtimes["runc"] == {"runtime_type": "io.containerd.runc.v2", "options": {}}
+            assert runtimes["gpu-py"]["options"]["BinaryName"] == "/opt/gpu-py"
+        installer.uninstall(store, store.records())
+    assert config.read_text() == text
+    assert not (tmp_path / "conf.d").exists()
+
+
+def test_a_runtime_without_a_type_gets_one(config: Path) -> None:
+    table = f'[plugins."{PLUGINS[2]}".containerd'
+    config.write_text(
+        f'version = 2\n{table}]\ndefault_runtime_name = "crun"\n{table}.runtimes.crun.options]\n'
+        "SystemdCgroup = true\n"
+    )
+    document = tomllib.loads(answer(ask_for(config), (1, 6)).targets[0].text)
+    ours = get(document, ("plugins", PLUGINS[2], "containerd", "runtimes", "gpu-py"))
+    assert ours["runtime_type"] == "io.containerd.runc.v2"
+    assert ours["options"]["SystemdCgroup"] is True
+
+
+def test_where_another_runtime_is_named_none_is_added(config: Path) -> None:
+    table = f'[plugins."{PLUGINS[2]}".containerd'
+    config.write_text(
+        f'version = 2\n{table}]\ndefault_runtime_name = "crun"\n'
+        f'{table}.runtimes.crun]\nruntime_type = "io.containerd.runc.v2"\n'
+    )
+    document = tomllib.loads(answer(ask_for(config), (1, 6)).targets[0].text)
+    runtimes = get(document, ("plugins", PLUGINS[2], "containerd", "runtimes"))
+    assert set(runtimes) == {"crun", "gpu-py"}
+
+
+def test_the_built_in_runtime_is_no_reason_to_tell_of_a_copy(config: Path) -> None:
+    assert "copied" not in answer(ask_for(config), (1, 6)).targets[0].text
+
+
+@pytest.mark.parametrize("closed", ["config.toml", "more/registry.toml"])
+@pytest.mark.parametrize("program", [(1, 6), (2, 1)])
+def test_a_registrys_password_stays_with_who_may_read_it(
+    tmp_path: Path, closed: str, program: tuple[int, int]
+) -> None:
+    """Before 2.1 the drop-in has a copy of all CRI settings."""
+    config, more = tmp_path / "config.toml", tmp_path / "more" / "registry.toml"
+    more.parent.mkdir()
+    config.write_text(COMMENTED.replace("/etc/containerd", str(tmp_path)))
+    auth = 'plugins."io.containerd.grpc.v1.cri".registry.configs.a.auth.password = "secret"\n'
+    more.write_text("version = 2\n" + auth)
+    (tmp_path / closed).chmod(0o600)
+    store = Store(str(tmp_path / "state"))
+    for _ in range(2):
+        with store.locked():
+            installer.install(store, [*answer(ask_for(config), program).targets])
+        drop_in = tmp_path / "conf.d/99-gpuhook.toml"
+        assert ("secret" in drop_in.read_text()) == (program < (2, 1))
+        assert drop_in.stat().st_mode & 0o777 == 0o600
+        drop_in.chmod(0o644)  # as an earlier version left it
+
+
+def cri(version: int, **settings: Any) -> str:
+    return render({"version": version, "plugins": {PLUGINS[version]: settings}}, "")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_file_that_containerd_reads_later_is_named(
+    tmp_path: Path, config: Path, nested: bool
+) -> None:
+    """NVIDIA's toolkit writes conf.d/99-nvidia.toml; what a file imports comes after all others."""
+    later = tmp_path / ("more.toml" if nested else "conf.d/99-nvidia.toml")
+    later.parent.mkdir(exist_ok=True)
+    config.write_text('version = 2\nimports = ["conf.d/*.toml"]\n')
+    if nested:
+        (tmp_path / "conf.d").mkdir()
+        (tmp_path / "conf.d/10.toml").write_text(f'version = 2\nimports = ["{later}"]\n')
+    later.write_text(cri(2, containerd={"default_runtime_name": "nvidia"}))
+    [warning] = answer(ask_for(config), (1, 7)).warnings
+    assert warning.startswith(f"{later} is read after {tmp_path}/conf.d/99-gpuhook.toml")
+    better = f"{tmp_path}/conf.d/zz-gpuhook.toml"
+    assert warning.endswith(f"--drop-in-config {better}") is not nested
+    assert not answer(ask_for(config, drop_in=better), (1, 7)).warnings or nested
+    assert not answer(ask_for(config), (2, 1)).warnings
+    [warning] = answer(ask_for(config, set_default=True), (2, 1)).warnings
+    assert warning.startswith(f"{later} is read after this and makes 'nvidia' the default")
+    later.write_text(cri(2, containerd={"default_runtime_name": "gpu-py"}))
+    assert not answer(ask_for(config, set_default=True), (2, 1)).warnings
+
+
+def test_settings_of_files_that_are_imported_by_others_are_copied(
+    tmp_path: Path, config: Path
+) -> None:
+    """The main file, which a pattern may cover, is read once, and first."""
+    config.write_text('imports = ["*.toml"]\n' + cri(2, sandbox_image="first"))
+    (tmp_path / "one.toml").write_text('version = 2\nimports = ["more/two.toml"]\n')
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more/two.toml").write_text(cri(2, sandbox_image="last"))
+    drop_in = answer(ask_for(config), (1, 7)).targets[0]
+    assert get(tomllib.loads(drop_in.text), ("plugins", PLUGINS[2]))["sandbox_image"] == "last"
+
+
+def test_files_that_were_not_imported_so_far_are_named(tmp_path: Path, config: Path) -> None:
+    config.write_text("version = 2\n")
+    other = tmp_path / "conf.d/50.toml"
+    other.parent.mkdir()
+    other.write_text("version = 2\n")
+    first = answer(ask_for(config), (2, 1))
+    assert [f"now also imports {other}" in each for each in first.warnings] == [True]
+    store = Store(str(tmp_path / "state"))
+    with store.locked():
+        installer.install(store, list(first.targets))
+    assert not answer(ask_for(config), (2, 1)).warnings
+
+
+@pytest.mark.parametrize("shim", ["io.containerd.kata.v2", "io.containerd.runsc.v1"])
+@pytest.mark.parametrize("program", [None, (1, 6), (2, 1)])
+def test_options_of_a_runtime_that_calls_no_program_are_not_taken(
+    config: Path, program: tuple[int, int] | None, shim: str
+) -> None:
+    runc = {"runtime_type": "io.containerd.runc.v2", "options": {"SystemdCgroup": True}}
+    other = {"runtime_type": shim, "snapshotter": "x", "options": {"ConfigPath": "/x"}}
+    settings = {"default_runtime_name": "other", "runtimes": {"other": other, "runc": runc}}
+    config.write_text(cri(2, containerd=settings))
+    drop_in = answer(ask_for(config), program).targets[0]
+    runtimes = get(tomllib.loads(drop_in.text), ("plugins", PLUGINS[2], "containerd", "runtimes"))
+    options = {"SystemdCgroup": True, "BinaryName": "/opt/gpu-py"}
+    assert runtimes["gpu-py"] == {**runc, "options": options}

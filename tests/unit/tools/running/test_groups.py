@@ -1,0 +1,151 @@
+"""How a container's id and engine are read from its cgroups."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuhook.base.host import files, proc
+from gpuhook.tools.running.groups import Made, identify, path_of
+
+ID = "0123456789abcdef" * 4
+VICTIM = "f" * 64
+HOST = "12:devices:/\n1:name=systemd:/init.scope\n0::/init.scope\n"
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "expected"),
+    [
+        (f"12:devices:/docker/{ID}\n0::/docker/{ID}\n", (ID, "docker")),
+        (f"0::/system.slice/docker-{ID}.scope\n", (ID, "docker")),
+        (f"0::/machine.slice/libpod-{ID}.scope/container\n", (ID, "podman")),
+        (f"0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-{ID}.scope\n", (ID, "kubernetes")),
+        (f"0::/kubepods.slice/crio-{ID}.scope\n", (ID, "cri-o")),
+        # A container can call a cgroup of its own like another container.
+        (f"0::/docker/{ID}/docker/{VICTIM}\n", (ID, "docker")),
+        (f"12:devices:/docker/{ID}/{VICTIM}\n0::/\n", (ID, "docker")),
+        ("11:cpu,devices:/default/redis\n0::/\n", ("redis", "")),
+        ("0::/user.slice/box.scope\n", ("box", "")),
+        ("12:devices:/\n0::/group/box\n", ("box", "")),
+        ("12:devices:/\n1:name=systemd:/box\n0::/init.scope\n", ("box", "")),
+        (HOST, ("/", "")),
+        ("", ("/", "")),
+        ("nonsense\n", ("/", "")),
+    ],
+)
+def test_who_started_it(cgroups: str, expected: tuple[str, str]) -> None:
+    found = identify(proc.cgroups(cgroups.encode()), proc.cgroups(HOST.encode()))
+    assert (found.name, found.engine) == expected
+
+
+def test_a_cgroup_that_is_ours_says_nothing() -> None:
+    ours = f"12:devices:/docker/{ID}\n0::/\n"
+    theirs = f"12:devices:/docker/{ID}\n0::/box\n"
+    found = identify(proc.cgroups(theirs.encode()), proc.cgroups(ours.encode()))
+    assert (found.name, found.engine) == ("box", "")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "name"),
+    [
+        # enroot's and Apptainer's containers have none of their own.
+        ("/slurm/uid_5/job_7/step_0/task_0", "/slurm/uid_5/job_8/step_0/task_0", "slurm:7"),
+        ("/system.slice/slurmstepd.scope/job_7/step_0/user/task_0",
+         "/system.slice/node1_slurmstepd.scope/job_8/step_0/user/task_0", "slurm:7"),
+        ("/a/box", "/b/box", "box"),
+    ],
+)  # fmt: skip
+def test_containers_that_are_called_alike_are_two(one: str, other: str, name: str) -> None:
+    first, second = (identify({"": path}, {}) for path in (one, other))
+    assert first.name == name
+    assert first != second
+    assert identify({"": one}, {}) == first
+
+
+@pytest.mark.parametrize(
+    ("given", "now", "expected"),
+    [
+        ({2: "/web"}, "/web", "/web"),
+        ({2: "/web"}, "/web/init.scope", "/web"),  # systemd in a container
+        ({1: "/web", 2: "/"}, "/web/x/web", "/web"),
+        ({2: "/web"}, "/website/x", "/website/x"),
+        ({2: "/a/web"}, "/other", "/other"),
+        ({2: "/"}, "/other", "/other"),
+        ({}, "/web", "/web"),
+        ({2: "/kube/pod/web"}, "/../pod/web/init.scope/web", "/../pod/web"),
+        ({2: "/kube/pod/web"}, "/../other", "/../other"),
+    ],
+)
+def test_the_cgroup_that_a_container_was_given(
+    given: dict[int, str], now: str, expected: str
+) -> None:
+    assert path_of(given, {"": now}, {}) == expected
+
+
+USERS = "/user.slice/user-1000.slice/user@1000.service"
+POD = f"kubepods/besteffort/pod0/{VICTIM}"
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
+    """Two hierarchies, in which a user and a container were given cgroups of their own."""
+    table = ""
+    for number, (kind, options) in enumerate((("cgroup2", "rw"), ("cgroup", "rw,cpu,devices"))):
+        tree = tmp_path / kind
+        for name in (f"{USERS}/{POD}", f"/docker/{ID}/docker/{VICTIM}"):
+            Path(f"{tree}{name}").mkdir(parents=True)
+        table += f"{number} 1 0:{number} / {tree} rw - {kind} none {options}\n"
+    monkeypatch.setattr(proc, "data_of", lambda _: table.encode())
+    found = Made()
+    for name in (USERS, f"/docker/{ID}"):
+        found._owned |= {f"{tmp_path}/{kind}{name}": False for kind in ("cgroup", "cgroup2")}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (f"{USERS}/{POD}", USERS),
+        (f"{USERS}/", USERS),
+        (USERS, USERS),
+        (f"/docker/{ID}/docker/{VICTIM}", f"/docker/{ID}"),
+        ("/docker", "/docker"),
+        ("/", "/"),
+        ("/gone/since", "/gone"),
+    ],
+)
+def test_a_name_counts_where_root_gave_it(made: Made, path: str, expected: str) -> None:
+    groups = {"": path, "cpu,devices": path, "name=systemd": "/init.scope"}
+    found = {"": expected, "cpu,devices": expected, "name=systemd": "/init.scope"}
+    assert made.of(groups) == found
+
+
+def test_who_makes_cgroups_of_his_own_is_one_container(made: Made) -> None:
+    ours = {"": "/", "cpu,devices": "/"}
+    for number in range(3):
+        named = f"{USERS}/kubepods/besteffort/pod{number}/{number:064x}"
+        assert identify(made.of({"": named}), ours)[:2] == ("user@1000.service", "")
+        assert identify(made.of({"cpu,devices": named}), ours)[:2] == ("user@1000.service", "")
+    assert identify(made.of({"": f"/docker/{ID}/docker/{VICTIM}"}), ours)[:2] == (ID, "docker")
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (f"/../../kubepods/pod0/{ID}", f"/../../kubepods/pod0/{ID}"),
+        (f"/../..{USERS}/{POD}", "/../../user.slice/user-1000.slice"),
+        ("/../../user.slice", "/../../user.slice"),
+    ],
+)
+def test_cgroups_that_are_not_to_be_seen_from_here(made: Made, path: str, expected: str) -> None:
+    assert made.of({"": path, "pids": path}) == {"": expected, "pids": expected}
+
+
+def test_the_owner_of_a_folder_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = f"1 1 0:1 /below {tmp_path} rw - cgroup2 none rw\n"
+    monkeypatch.setattr(proc, "data_of", lambda _: table.encode())
+    (tmp_path / "a/b").mkdir(parents=True)
+    assert Made().of({"": "/below/a/b"}) == {"": "/below/a/b"}
+    monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    monkeypatch.setattr(files, "is_roots", lambda uid: False)
+    assert Made().of({"": "/below/a/b"}) == {"": "/below"}

@@ -1,0 +1,42 @@
+"""What cgroups say of containers' memory: only those are looked at of which somebody counts it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuhook.base.cgroup import dmem
+from gpuhook.base.config.loader import load
+from gpuhook.core.inventory.model import Device, Inventory
+from gpuhook.tools.running import memory
+from gpuhook.tools.running.holders import Container
+
+CARD = Inventory("intel", "/", "1", (Device("d", "0", {}, bus_id="0000:03:00.0"),), ())
+LIMIT = {"id": "d", "vendor": "intel"}
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, *records: dict[str, object]) -> list[str]:
+    """Return the containers whose cgroups were looked for."""
+    seen = []
+
+    def note(container: Container) -> None:
+        seen.append(container.name)
+
+    monkeypatch.setattr(memory, "_place", note)
+    every = [
+        Container(str(number), "docker", os.getpid(), "sh", set(), record={"given": [], **record})
+        for number, record in enumerate(records)
+    ]
+    assert memory.look(every, [CARD], load("/dev/null")) == ({}, "")
+    return seen
+
+
+def test_containers_without_a_limit_cost_nothing_where_the_kernel_counts_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(dmem, "TREE", str(tmp_path))
+    assert asked(monkeypatch, {}, {"limits": []}, {"limits": [LIMIT]}) == ["2"]
+    (tmp_path / dmem.CAPACITY).write_text("drm/0000:04:00.0/vram0 8\n")
+    assert asked(monkeypatch, {}) == []  # another device's
+    (tmp_path / dmem.CAPACITY).write_text("drm/0000:03:00.0/vram0 8\n")
+    assert asked(monkeypatch, {}, {"limits": []}) == ["0", "1"]

@@ -1,0 +1,158 @@
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuhook.base.errors import ContainerError
+from gpuhook.base.host import proc
+from gpuhook.base.oci.spec import State
+from gpuhook.core.inventory import model
+from gpuhook.core.inventory.model import Device, Node
+from gpuhook.core.records import records
+from gpuhook.tools.running import repair
+from gpuhook.tools.running.holders import Container
+from gpuhook.tools.running.names import Names
+from gpuhook.vendors.nvidia.model import Gpu, Inventory
+
+ONE = Container("0123456789ab" + "0" * 52, "docker", 10, "python3")
+TWO = Container("0123456fffff" + "0" * 52, "docker", 20, "python3")
+POD = Container("pod", "", 30, "pause")
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> Names:
+    """What podman's store calls the containers, of which one has another's id for a name."""
+    stored = [{"id": TWO.name, "names": ["web"]}, {"id": ONE.name, "names": [TWO.name]}]
+    (tmp_path / "containers.json").write_text(json.dumps([*stored, {"id": POD.name}]))
+    found = Names()
+    found.ask([("podman", each.name, f"{tmp_path}/ID/userdata") for each in (ONE, TWO, POD)])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [(ONE.name, ONE), (ONE.name[:12], ONE), ("0123456f", TWO), ("pod", POD), ("web", TWO),
+     (TWO.name, TWO)],
+)  # fmt: skip
+def test_by_id_and_by_the_engines_name(names: Names, name: str, expected: Container) -> None:
+    assert repair.select([name], [ONE, TWO, POD], names) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("0123456", "several"), ("po", "t a running"), ("", "t a running"), ("--all", "t a running")],
+)
+def test_names_that_mean_none_or_several(names: Names, name: str, words: str) -> None:
+    with pytest.raises(ContainerError, match=rf"{words}.*as `gpuhook list` or the engine shows it"):
+        repair.select([name], [ONE, TWO, POD], names)
+
+
+MINE = (195, 3)
+GPU = Gpu(0, 3, "GPU-1", "00000000:1B:00.0", "H100", "9.0", "Nvidia", False, ())
+
+
+def inventory(gpu: Gpu = GPU) -> list[Inventory]:
+    nodes = (Node("/dev/nvidia3", *MINE), Node("/dev/nvidia4", 195, 4))
+    return [Inventory("/", "535.1", "12.2", (gpu,), nodes, ())]
+
+
+def recorded(pid: int, started: int, *devices: tuple[int, int]) -> Container:
+    given = {
+        "vendor": "nvidia",
+        "nodes": {"GPU-1": [[195, 3]]},
+        "devices": [list(pair) for pair in devices],
+    }
+    record = {"started": started, "given": [given], "cgroups": {}}
+    return Container("web", "docker", pid, "sleep", set(devices), record=record)
+
+
+@pytest.fixture
+def ourselves() -> Iterator[tuple[int, int]]:
+    """A descriptor of our own process, and when that began."""
+    process = os.open(f"/proc/{os.getpid()}", os.O_PATH)
+    yield process, records.started(process)
+    os.close(process)
+
+
+def test_what_is_in_the_record_and_on_the_machine(ourselves: tuple[int, int]) -> None:
+    process, started = ourselves
+    one = recorded(os.getpid(), started, MINE, (500, 7))
+    assert repair.given_devices(one, process, inventory()) == [MINE]
+
+
+def test_a_gpu_that_has_another_number_now(ourselves: tuple[int, int]) -> None:
+    process, started = ourselves
+    one = recorded(os.getpid(), started, MINE)
+    moved = Gpu(0, 4, "GPU-1", "00000000:1B:00.0", "H100", "9.0", "Nvidia", False, ())
+    for now in (inventory(moved), [Inventory("/", "535.1", "12.2", (), (), ())]):
+        with pytest.raises(ContainerError, match="uses GPU-1, which this host no longer has"):
+            repair.given_devices(one, process, now)
+
+
+def test_a_process_with_the_number_of_the_container(ourselves: tuple[int, int]) -> None:
+    process, started = ourselves
+    with pytest.raises(ContainerError, match="has exited"):
+        repair.given_devices(recorded(os.getpid(), started - 1, MINE), process, inventory())
+
+
+def test_a_process_that_has_ended() -> None:
+    with pytest.raises(ContainerError, match="has exited"):
+        repair.repair(recorded(2**22 + 1, 1, MINE), inventory())
+
+
+def test_without_a_record_and_a_bundle_nothing_is_given(ourselves: tuple[int, int]) -> None:
+    one = Container("web", "", os.getpid(), "sleep", {MINE})
+    with pytest.raises(ContainerError, match="no record"):
+        repair.given_devices(one, ourselves[0], inventory())
+
+
+def test_two_vendors_may_call_their_devices_alike(ourselves: tuple[int, int]) -> None:
+    process, started = ourselves
+    one = recorded(os.getpid(), started, MINE)
+    theirs = Device("GPU-1", "0", {}, ("/dev/other0",))
+    others = model.Inventory("other", "/", "1", (theirs,), (Node("/dev/other0", 9, 9),))
+    for now in ([*inventory(), others], [others, *inventory()]):
+        assert repair.given_devices(one, process, now) == [MINE]
+
+
+def test_a_cgroup_called_like_a_container_is_not_that_container(names: Names) -> None:
+    own = recorded(os.getpid(), 1, MINE)
+    other = Container(own.name, own.engine, own.pid + 1, "sleep", {MINE})
+    assert repair.select([own.name], [own, other], names) == [own]
+    assert repair.select([own.name], [other], names) == [other]
+
+
+def test_a_record_that_does_not_say_in_which_cgroup(
+    ourselves: tuple[int, int], tmp_path: Path
+) -> None:
+    """One of an earlier version: the cgroup that it is in counts where it is called after it."""
+    (tmp_path / "cgroup").write_bytes(b"5:devices:/docker/web\n0::/docker-web.scope/init\n")
+    process = os.open(tmp_path, os.O_PATH)
+    try:
+        container = recorded(os.getpid(), 1, MINE)
+        assert container.record is not None
+        assert repair._written(container, process) == {}
+        del container.record["cgroups"]
+        assert repair._written(container, process) == {}
+        container.record["cgroups"] = {"1": "/docker/web"}
+        assert repair._written(container, process) == {1: "/docker/web"}
+        container.record["cgroups"] = {}
+        for text in ("0::/docker/victim\n", "5:devices:/docker/web\n0::/docker/victim\n"):
+            (tmp_path / "cgroup").write_text(text)
+            with pytest.raises(ContainerError, match="The cgroup in which web got its devices"):
+                repair._written(container, process)
+    finally:
+        os.close(process)
+    assert repair._written(Container("web", "", 1, "sleep"), -1) == {}
+
+
+def test_the_cgroups_are_written_down(tmp_path: Path, ourselves: tuple[int, int]) -> None:
+    record = records.describe(State("web", os.getpid(), "", None), None, [])
+    with records.Written(str(tmp_path / "state"), ourselves[0], record):
+        [found] = records.read_all(str(tmp_path / "state"))
+    told = proc.cgroups(proc.read("/proc/self/cgroup"))
+    assert {*records.cgroups_of(found).values()} <= {*told.values()} - {"/"}
+    inside = {**record, **found, "cgroups": {}}  # as the hook of CDI documents sees it
+    assert records._merged(found, inside)["cgroups"] == found["cgroups"]

@@ -1,0 +1,228 @@
+"""What a watch says of the machine: each driver that fails, once, and not what isn't there."""
+
+import errno
+import os
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from limits import in_time
+
+from gpuhook.base.config.loader import loads
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import DriverError, WatchError
+from gpuhook.core import contract
+from gpuhook.core.inventory.model import Inventory
+from gpuhook.prefork import instance
+from gpuhook.tools import watch
+from gpuhook.tools.cli.watch import watch as command
+from gpuhook.tools.watch import Watch
+from gpuhook.vendors import registry
+
+BROKEN = "is there, and broken"
+EVERY = pytest.mark.parametrize("names", registry.KNOWN.values(), ids=registry.KNOWN)
+
+
+class Machine:
+    """A machine without any driver, and what its watch has said."""
+
+    def __init__(self, folder: Path) -> None:
+        root = folder / "driver"
+        root.mkdir()
+        self._text = (
+            f'[nvidia-container-cli]\nroot = "{root}"\nload-kmods = false\n'
+            f'[gpuhook]\nroot = "{root}"\nstate-dir = "{folder}/state"\n'
+        )
+        self._said: list[str] = []
+        self.declare("")
+
+    def declare(self, table: str) -> None:
+        """Watch it with a configuration that has this table as well."""
+        self.config = loads(self._text + table)
+        self._watch = Watch(self.config, "gpu-py", self._said.append, lambda: True)
+
+    def look(self) -> list[str]:
+        """Look at the machine; return what was said now."""
+        self._said.clear()
+        self._watch.refresh()
+        return [*self._said]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def answer(
+    monkeypatch: pytest.MonkeyPatch, names: ModuleType, inventory: Inventory | None = None
+) -> None:
+    """Have a vendor's driver work, or fail."""
+
+    def discover(_vendor: contract.Vendor, _config: Config) -> Inventory:
+        if inventory is None:
+            raise DriverError(f"{names.TITLE}'s driver {BROKEN}", "Repair it")
+        return inventory
+
+    monkeypatch.setattr(type(contract.load(names)), "discover", discover)
+    monkeypatch.setattr(type(contract.load(names)), "inventory", Inventory)
+
+
+class Always:
+    """Events that come without a pause."""
+
+    def __init__(self) -> None:
+        self._file = os.open("/dev/zero", os.O_RDONLY)
+
+    def fileno(self) -> int:
+        return self._file
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def read(self) -> list[dict[str, str]]:
+        return [{"DEVPATH": "/module/nvidia"}]
+
+
+def test_events_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody who has a driver loaded again and again doesn't keep the machine from a look."""
+    events = watch.Events.__new__(watch.Events)
+    events._concerns, events._events = (lambda _: True), Always()  # type: ignore[assignment]
+    monkeypatch.setattr(watch, "_LONGEST", 0.02)
+    try:
+        with in_time():
+            assert events.wait(60.0)
+    finally:
+        events._events.close()
+
+
+def test_of_an_empty_machine_one_sentence_is_enough(machine: Machine) -> None:
+    [said] = machine.look()
+    assert "NVIDIA" in said
+    assert machine.look() == []
+
+
+@EVERY
+@pytest.mark.parametrize("later", [False, True])
+def test_a_broken_driver_is_named_and_nothing_else(
+    machine: Machine, names: ModuleType, monkeypatch: pytest.MonkeyPatch, later: bool
+) -> None:
+    if later:
+        assert len(machine.look()) == 1
+    answer(monkeypatch, names)
+    [said] = machine.look()
+    assert said.startswith(f"{names.TITLE}'s driver {BROKEN}")
+    assert machine.look() == []
+
+
+@EVERY
+def test_a_driver_that_goes_is_named(
+    machine: Machine, names: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as there:
+        inventory = Inventory(names.NAME, "/", "1.0", (), ())
+        answer(there, names, inventory)
+        assert machine.look() == [inventory.sentence()]
+        assert machine.look() == []
+    for saved in Path(machine.config.state_dir).iterdir():
+        saved.unlink()
+    with pytest.raises(DriverError) as gone:
+        contract.load(names).discover(machine.config)
+    assert machine.look() == [str(gone.value)]
+    assert machine.look() == []
+
+
+def test_a_device_that_comes_back_as_it_was_is_named(tmp_path: Path) -> None:
+    """What was saved of it when it was there the first time is fresh again."""
+    bus = tmp_path / "driver/sys/bus/pci/devices"
+    machine = Machine(tmp_path)
+    table = '[[gpuhook.vendors]]\nname = "maker"\nkind = "maker.example/card"\n'
+    table += 'variable = "MAKER_VISIBLE_DEVICES"\nnodes = ["/dev/maker{n}"]\n'
+    table += 'present = "pci:1ca4"\n'
+    machine.declare(table)
+    assert "NVIDIA" in "".join(machine.look())
+    for _ in range(2):
+        (bus / "0000:01:00.0").mkdir(parents=True)
+        (bus / "0000:01:00.0/vendor").write_text("0x1ca4\n")
+        assert machine.look() == ["maker: driver unknown, 0 devices"]
+        assert machine.look() == []
+        (bus / "0000:01:00.0/vendor").unlink()
+        (bus / "0000:01:00.0").rmdir()
+        [gone] = machine.look()
+        assert gone.startswith("Maker's driver isn't loaded")
+
+
+def test_all_broken_drivers_are_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for names in registry.KNOWN.values():
+        answer(monkeypatch, names)
+    assert len(machine.look()) == len(registry.KNOWN)
+
+
+def test_what_all_say_alike_is_said_once(machine: Machine) -> None:
+    Path(machine.config.state_dir).write_text("no folder")
+    assert len(machine.look()) == 1
+
+
+# The process that stands ready ------------------------------------------------------------------
+
+
+def no_process() -> int:
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+def descriptors() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of those that stand ready, of a configuration that has one."""
+    monkeypatch.setattr(instance, "open_folder", lambda _: os.open(tmp_path, os.O_RDONLY))
+    return tmp_path
+
+
+def test_no_process_can_stand_ready(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That ends no watch: it is said once, and tried again, and holds nothing meanwhile."""
+    said: list[str] = []
+    watch = Watch(loads(""), "/bin/true", said.append, lambda: True)
+    before = descriptors()
+    for _ in range(2):
+        with monkeypatch.context() as full:
+            full.setattr(os, "fork", no_process)
+            for _ in range(3):
+                watch.stand()
+        assert descriptors() == before
+        assert [each.partition(":")[0] for each in said] == ["The prefork server can't be started"]
+        said.clear()
+        watch.stand()
+        assert watch._standing is not None
+        os.waitid(os.P_PID, watch._standing, os.WEXITED | os.WNOWAIT)
+    assert descriptors() == before
+
+
+def test_who_finds_another_in_the_place_keeps_nothing(folder: Path) -> None:
+    lock = instance._lock_instance(loads(""), "/bin/true")
+    assert lock is not None
+    before = descriptors()
+    for _ in range(3):
+        assert instance.start(loads(""), "/bin/true") is None
+    assert descriptors() == before
+    os.close(lock)
+
+
+def test_what_fails_in_a_turn_is_not_told_of_the_kernels_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But where nobody can listen, that is told."""
+
+    def fail(*_: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "full")
+
+    monkeypatch.setattr(Watch, "run", fail)
+    monkeypatch.setattr("gpuhook.tools.cli.watch.signal.signal", lambda *_: None)
+    monkeypatch.setattr("gpuhook.tools.cli.watch.our_program", lambda _: "/bin/true")
+    words = ["--state-dir", str(tmp_path)]
+    with pytest.raises(BlockingIOError):
+        command.main(words, standalone_mode=False)
+    monkeypatch.setattr("gpuhook.tools.watch.UeventSocket", fail)
+    with pytest.raises(WatchError, match="events can't be listened to: full"):
+        command.main(words, standalone_mode=False)
