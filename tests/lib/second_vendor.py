@@ -10,6 +10,7 @@ import paper
 import pytest
 from steps import resolve
 
+import gpuhook.cluster.vendors
 import gpuhook.tools.vendors
 import gpuhook.vendors
 import gpuhook_simulate.vendors
@@ -34,6 +35,7 @@ def know(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have gpuhook know NVIDIA and ACME for the time of a test, as if that were in the package."""
     for package, folder in (
         (gpuhook.vendors, FOLDER),
+        (gpuhook.cluster.vendors, FOLDER / "cluster"),
         (gpuhook.tools.vendors, FOLDER / "tools"),
         (gpuhook_simulate.vendors, FOLDER / "simulate"),
     ):
@@ -44,8 +46,10 @@ def know(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def part(name: str) -> ModuleType:
     """Return a module of ACME's, for starts or for commands."""
-    is_tool = (FOLDER / "tools/acme" / f"{name}.py").exists()
-    return importlib.import_module(f"gpuhook.{'tools.' * is_tool}vendors.acme.{name}")
+    packages = ("tools", "cluster")
+    found = [each for each in packages if (FOLDER / each / "acme" / f"{name}.py").exists()]
+    whole = ".".join(["gpuhook", *found, "vendors.acme", name])
+    return importlib.import_module(whole)
 
 
 def machine(root: Path, count: int = 4, **settings: str) -> Inventory:

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import gpuhook.cluster.vendors
+import gpuhook.metrics.vendors
+import gpuhook.monitor.vendors
 import gpuhook.tools.vendors
 import gpuhook_simulate.vendors
 from gpuhook.vendors import registry
@@ -44,6 +47,14 @@ VENDOR = Absent()
 """
 
 
+# The packages of vendors' optional modules; all others are in tools.
+PACKAGES = {
+    **dict.fromkeys(("claim_config", "cluster", "labels", "plugin", "slices"), "cluster"),
+    **dict.fromkeys(("makers_series", "telemetry"), "metrics"),
+    **dict.fromkeys(("events", "links", "settings"), "monitor"),
+}
+
+
 @contextmanager
 def known(folder: Path, name: str, **modules: str) -> Iterator[None]:
     """Have gpuhook know a vendor whose package, below ``folder``, has modules of these texts.
@@ -54,7 +65,9 @@ def known(folder: Path, name: str, **modules: str) -> Iterator[None]:
     words = {"name": name, "upper": name.upper()}
     usual = {"names": NAMES.format(**words), "vendor": VENDOR.format(**words)}
     for module, text in {"__init__": "", **usual, **modules}.items():
-        package = folder / name if module in {"__init__", *usual} else folder / "tools" / name
+        package = folder / name
+        if module not in {"__init__", *usual}:
+            package = folder / PACKAGES.get(module, "tools") / name
         path = package / f"{module}.py"
         if module == "simulate":
             path = folder / "simulate" / f"{name}.py"
@@ -62,7 +75,13 @@ def known(folder: Path, name: str, **modules: str) -> Iterator[None]:
         path.write_text(text)
     _forget(name)
     sys.path.insert(0, str(folder))
-    paths = {"tools": gpuhook.tools.vendors.__path__, "simulate": gpuhook_simulate.vendors.__path__}
+    paths = {
+        "cluster": gpuhook.cluster.vendors.__path__,
+        "metrics": gpuhook.metrics.vendors.__path__,
+        "monitor": gpuhook.monitor.vendors.__path__,
+        "tools": gpuhook.tools.vendors.__path__,
+        "simulate": gpuhook_simulate.vendors.__path__,
+    }
     for part, places in paths.items():
         places.append(str(folder / part))
     importlib.invalidate_caches()
@@ -81,7 +100,7 @@ def _forget(name: str) -> None:
     """Forget what was imported of a vendor with this name, maybe of an earlier test's."""
     for package in (
         f"{name}.",
-        f"gpuhook.tools.vendors.{name}.",
+        *(f"gpuhook.{package}.vendors.{name}." for package in ("tools", *PACKAGES.values())),
         f"gpuhook_simulate.vendors.{name}.",
     ):
         for module in [each for each in sys.modules if f"{each}.".startswith(package)]:

@@ -80,9 +80,9 @@ ALLOWED = {
     "hpc/rootfs/machines._save: os.makedirs": "our own state folder, after a look at the way",
     "hpc/rootfs/machines._save: os.unlink": "our own state folder",
     "hpc/rootfs/machines._save: os.rmdir": "our own state folder",
-    "hpc/rootfs/callers._inside: os.stat": "where the caller's path meets the root",
-    "hpc/rootfs/callers._opened: os.open": "our own descriptor, through /proc/self/fd",
-    "hpc/rootfs/callers.append: os.open": "a folder of the caller's, after a look at the way",
+    "tools/root_folder/callers.inside: os.stat": "where the caller's path meets the root",
+    "hpc/rootfs/appended._opened: os.open": "our own descriptor, through /proc/self/fd",
+    "hpc/rootfs/appended.append: os.open": "a folder of the caller's, after a look at the way",
     "vendors/nvidia/own_files._kernel_has_none: os.path.exists": "our own /proc",
     "vendors/nvidia/mps_mounts.claims: os.listdir": "a descriptor",
     "vendors/nvidia/mps_mounts._own_name: os.open": "our own /proc/self",
@@ -102,7 +102,7 @@ WITHOUT_IMAGES = ("cli", "config", "doctor", "engines", "nvidia_cli")
 
 def room_of(module: str) -> str:
     """Return the room of a module, tools/vendors/nvidia/doctor/nodes as doctor."""
-    parts = [part for part in module.split("/") if part not in ("ground", "start", "tools")]
+    parts = [part for part in module.split("/") if part not in ("base", "core", "tools")]
     return parts[2] if parts[0] == "vendors" and len(parts) > 2 else parts[0]
 
 
@@ -111,6 +111,7 @@ def handling_images() -> dict[str, str]:
     words = (
         "gpuhook.base.container.rootfs",
         "gpuhook.base.container.changes",
+        "gpuhook.hpc.rootfs.folder",
         "gpuhook.core.plan.operations",
     )
     found = {}
@@ -181,6 +182,7 @@ def test_every_exception_is_still_needed() -> None:
 # The commands' rooms, and what in them must go through host_files, host_processes and the like.
 ROOMS = (
     "tools/engines", "tools/doctor", "tools/cli", "tools/driver_folder", "tools/vendors/*/doctor",
+    "cluster/commands", "metrics/commands", "hpc/commands", "tools/root_folder",
 )  # fmt: skip
 COMMANDS_MODULES = ("monitor/host/processes",)
 OF_OTHERS = {

@@ -11,8 +11,9 @@ import pytest
 import gpuhook
 import gpuhook_simulate
 
+OF_COMMANDS = re.compile(r"^(monitor|tools|cluster|metrics)/(?=vendors/)")
 PACKAGES = [Path(str(each.__file__)).parent for each in (gpuhook, gpuhook_simulate)]
-# Folders, of the package, of its tools or of the simulators -> what is spelled there alone.
+# Folders, of the package, of its parts or of the simulators -> what is spelled there alone.
 SPELLED = {
     ("vendors/nvidia/", "nvidia_cli/"): r"NVIDIA_|/dev/nvidia|/proc/driver/nvidia",
     ("vendors/amd/",): r"AMD_|/dev/kfd|amdgpu|amd\.com",
@@ -37,7 +38,7 @@ def spelling(folders: tuple[str, ...], pattern: str) -> dict[str, list[str]]:
     for path, package in every:
         name = str(path.relative_to(package))
         lines = [line for line in path.read_text().splitlines() if re.search(pattern, line)]
-        if lines and not name.removeprefix("tools/").startswith(places):
+        if lines and not OF_COMMANDS.sub("", name).startswith(places):
             found[name] = lines
     return found
 

@@ -151,7 +151,7 @@ def test_errors(words: list[str], message: str) -> None:
 
 
 ASK = "import sys; sys.path[:0] = sys.argv[1:]; from gpuhook.nvidia_cli import callers; "
-FOLDER = str(Path(callers.__file__).parents[4])
+FOLDER = str(Path(callers.__file__).parents[3])
 
 
 def answer(code: str, *before: str) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-import gpuhook.tools.vendors
+import gpuhook
 from gpuhook.cluster.vendor_parts import ClaimConfig, Labels, Plugin
 from gpuhook.cluster.vendors.amd import labels as amd_labels
 from gpuhook.cluster.vendors.nvidia import claim_config as nvidia_claim_config
@@ -57,7 +57,7 @@ PROGRAMS: tuple[Programs, ...] = (
     amd_programs, ascend_programs, intel_gpu_programs, neuron_programs, nvidia_programs,
 )  # fmt: skip
 
-FOLDER = Path(gpuhook.tools.vendors.__file__).parent
+FOLDER = Path(gpuhook.__file__).parent
 # That of declared vendors is made for each.
 OTHERS = {"declared.doctor"}
 
@@ -79,9 +79,10 @@ def test_none_is_forgotten() -> None:
         "programs",
         "settings",
     )
-    paths = [path for kind in kinds for path in FOLDER.glob(f"[a-z]*/{kind}*")]
+    paths = [path for kind in kinds for path in FOLDER.glob(f"*/vendors/[a-z]*/{kind}*")]
     there = {f"{path.parent.name}.{path.stem}" for path in paths}
-    assert {name.removeprefix("gpuhook.tools.vendors.") for name in compared} == there - OTHERS
+    named = {".".join(name.split(".")[3:]) for name in compared}  # gpuhook.PART.vendors.
+    assert named == there - OTHERS
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)

@@ -487,7 +487,7 @@ def test_reading_a_plain_file_imports_nothing_heavy(text: str | None, tmp_path: 
     """The same for the whole way from a spec to a selection."""
     file = tmp_path / "config.toml"
     file.write_text(text or "")
-    source = str(Path(loads.__code__.co_filename).parents[4])
+    source = str(Path(loads.__code__.co_filename).parents[3])
     program = f"""
 import sys
 sys.path.insert(0, {source!r})

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 from limits import in_time
 
+import gpuhook
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import ConfigError, MpsError
 from gpuhook.cluster.commands import labels as labels_command
@@ -270,14 +271,16 @@ def test_each_service_follows(name: str, path: Path, monkeypatch: pytest.MonkeyP
 
 def test_no_service_is_forgotten() -> None:
     """Each command that runs until it is told to stop."""
-    folder = Path(labels_command.__file__).parent
+    package = Path(gpuhook.__file__).parent
+    modules = [*package.glob("tools/cli/[a-z]*.py"), *package.glob("*/commands/[a-z]*.py")]
     endless = {
-        each.stem
-        for each in folder.glob("[a-z]*.py")
+        each.stem: each.read_text()
+        for each in modules
         if "SIGTERM" in each.read_text() or "--interval" in each.read_text()
-    } - {"stats"}  # which a person runs, and which is started each time
-    assert endless == {*SERVICES, "nri"}
-    assert all("Followed(" in (folder / f"{each}.py").read_text() for each in endless)
+    }
+    del endless["stats"]  # which a person runs, and which is started each time
+    assert {*endless} == {*SERVICES, "nri"}
+    assert all("Followed(" in text for text in endless.values())
 
 
 @pytest.fixture(autouse=True)

@@ -250,7 +250,7 @@ for call in (jsontext.loads, lambda text: list(jsontext.members(text, 0))):
 
 @pytest.mark.parametrize("text", ["{", '{"a', '{"a": "b', '{"a": [1,', "{'a': 1}", '{"a": "\\x"}'])
 def test_malformed_text(text: str) -> None:
-    folder = str(Path(gpuhook.__file__).parents[2])
+    folder = str(Path(gpuhook.__file__).parents[1])
     words = [sys.executable, "-I", "-S", "-c", PROGRAM, folder, text]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.stderr == ""

@@ -209,7 +209,7 @@ def test_a_start_that_finds_all_saved_imports_no_yaml(site: Site) -> None:
     site.write("b.yaml", "kind: [\n")
     site.names()
     code = (
-        f"import sys; sys.path.append({str(Path(gpuhook.__file__).parents[2])!r})\n"
+        f"import sys; sys.path.append({str(Path(gpuhook.__file__).parents[1])!r})\n"
         "from gpuhook.core.cdi import apply, saved\n"
         "from gpuhook.base.config.model import Config\n"
         "from gpuhook.base.host import files\n"

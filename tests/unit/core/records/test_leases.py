@@ -348,7 +348,7 @@ def test_a_lock_that_somebody_keeps(
 
 TAKE = f"""
 import os, sys, time
-sys.path.insert(0, {str(Path(records.__file__).parents[4])!r})
+sys.path.insert(0, {str(Path(records.__file__).parents[3])!r})
 from gpuhook.base.errors import HeldError
 from gpuhook.core.records import records
 state_dir, device, go = sys.argv[1:]

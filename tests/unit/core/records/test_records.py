@@ -20,7 +20,7 @@ from gpuhook.core.records import records
 from gpuhook.core.request.reader import Request
 from gpuhook.vendors import registry
 
-SOURCES = Path(records.__file__).parents[4]
+SOURCES = Path(records.__file__).parents[3]
 BUNDLE = "/run/containerd/io.containerd.runtime.v2.task/moby/abc"
 
 

@@ -13,7 +13,7 @@ WRITERS = {
     r"nvmlDeviceSet(?!MemoryLimits)\w+\(|--set-timeslice|compute-policy": {
         "monitor/vendors/nvidia/settings.py"
     },
-    r"\bparts\.settings\(": {"monitor/ledger/settings.py"},
+    r"\bvendor_parts\.settings\(": {"monitor/ledger/settings.py"},
 }
 
 

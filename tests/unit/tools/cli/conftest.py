@@ -1,16 +1,11 @@
 """What tests of commands share: a configuration of their own, and a machine's drivers."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from drivers_found import finds
 
-from gpuhook.base.config.model import Config
-from gpuhook.base.errors import DriverError, NoDriverError
-from gpuhook.core import contract
-from gpuhook.core.inventory.model import Inventory
-from gpuhook.vendors import registry
-from gpuhook.vendors.nvidia.vendor import VENDOR as NVIDIA
+__all__ = ["finds"]
 
 
 @pytest.fixture
@@ -20,20 +15,3 @@ def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     path = tmp_path / "config.toml"
     path.write_text(f'[gpuhook]\nstate-dir = "{tmp_path}/state"\n')
     return ["--config", str(path)]
-
-
-@pytest.fixture
-def finds(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Have a machine with devices of NVIDIA's, and perhaps another driver that fails."""
-
-    def have(found: Inventory, failing: contract.Vendor | None = None) -> None:
-        def look(vendor: contract.Vendor, _: Config) -> Inventory:
-            if vendor is NVIDIA:
-                return found
-            kind = DriverError if vendor is failing else NoDriverError
-            raise kind(f"{vendor.names.TITLE}?", "Mend it")
-
-        for names in registry.KNOWN.values():
-            monkeypatch.setattr(type(contract.load(names)), "discover", look)
-
-    return have

@@ -15,8 +15,8 @@ from gpuhook.tools.cli import cli, config
 # Begins when all are there; each lets others read what it has read.
 CHANGE = """
 import os, sys, time
-from gpuhook.tools.{module} import {command} as command
-from gpuhook.tools.{where} import config, {file}
+from gpuhook.{module} import {command} as command
+from gpuhook.{where} import config, {file}
 change = config.set_value
 {file}.set_value = lambda *given: (time.sleep(0.05), change(*given))[1]
 open(sys.argv[1] + f".{{os.getpid()}}", "w").close()
@@ -24,7 +24,7 @@ while not os.path.exists(sys.argv[1]):
     time.sleep(0.001)
 command(sys.argv[2:])
 """
-GPUHOOK = CHANGE.format(module="cli", command="cli", where="cli", file="config")
+GPUHOOK = CHANGE.format(module="tools.cli", command="cli", where="tools.cli", file="config")
 CTK = CHANGE.format(module="nvidia_cli.ctk", command="ctk", where="nvidia_cli", file="ctk_config")
 CTK = CTK.replace("change = config.set_value", "change = ctk_config.set_value")
 CTK = CTK.replace("import config, ctk_config", "import ctk_config")

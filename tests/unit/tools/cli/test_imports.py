@@ -21,7 +21,7 @@ CALLS = [
     (["info", "--help"], 175),
     (["list", "--help"], 265),
     (["explain", "--help"], 270),
-    (["apply", "--help"], 255),
+    (["apply", "--help"], 265),
 ]
 
 

@@ -11,11 +11,11 @@ import pytest
 from gpuhook.base.errors import printable
 from gpuhook.monitor.host import streams
 
-RUN = "from gpuhook.tools.{} import main; main()"
+RUN = "from gpuhook.{} import main; main()"
 NVIDIA_CLI = f"import sys; sys.argv[1:1] = ['', '']; {RUN.format('nvidia_cli.__main__')}"
 CALLS = [
-    ("gpuhook", RUN.format("cli"), ["--help"]),
-    ("gpuhook", RUN.format("cli"), ["help", "install"]),
+    ("gpuhook", RUN.format("tools.cli"), ["--help"]),
+    ("gpuhook", RUN.format("tools.cli"), ["help", "install"]),
     ("nvidia-ctk", RUN.format("nvidia_cli.ctk"), ["--help"]),
     ("nvidia-container-cli", NVIDIA_CLI, ["--help"]),
 ]
@@ -61,7 +61,7 @@ def test_what_an_encoding_has_not_fails_nothing(tmp_path: Path, encoding: str) -
     (folder / "\u6f22.toml").write_text("[nvidia-container-cli]\nroot = '/\u6f22'\n")
     for words in (["show"], ["validate"]):
         words += ["--config", f"{folder}/\u6f22.toml"]
-        code = RUN.format("cli")
+        code = RUN.format("tools.cli")
         argv = [sys.executable, "-c", code, "config", *words]
         env = {**os.environ, "PYTHONIOENCODING": encoding}
         done = subprocess.run(argv, capture_output=True, check=False, env=env)
@@ -82,7 +82,7 @@ def test_the_bytes_of_a_name_are_written_as_they_are() -> None:
 
 @pytest.mark.parametrize("path", ["/dev/null/x", "/" + "x" * 300, "/dev/null/\x1b]0;x\x07\udcff"])
 def test_a_path_that_cannot_be_used_is_named(path: str) -> None:
-    done = shell('"$@"', RUN.format("cli"), ["driver-folder", "--remove", path])
+    done = shell('"$@"', RUN.format("tools.cli"), ["driver-folder", "--remove", path])
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"gpuhook: {printable(path)} can't be used: ")
     assert done.stderr.count("\n") == 1

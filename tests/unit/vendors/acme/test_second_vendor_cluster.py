@@ -18,8 +18,9 @@ from gpuhook.core.inventory.model import Inventory
 
 KNOWS = f"""
 import json, os, sys
-import gpuhook.tools.vendors, gpuhook.vendors
+import gpuhook.cluster.vendors, gpuhook.tools.vendors, gpuhook.vendors
 gpuhook.vendors.__path__.append({str(second_vendor.FOLDER)!r})
+gpuhook.cluster.vendors.__path__.append({str(second_vendor.FOLDER / "cluster")!r})
 gpuhook.tools.vendors.__path__.append({str(second_vendor.FOLDER / "tools")!r})
 from gpuhook.vendors import registry
 from gpuhook.vendors.acme import names

@@ -13,7 +13,7 @@ from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine
 
 # In the program: who listens says lines into ``said``, and is ended by an error after enough.
 EARS = """
-from gpuhook.tools.vendors.nvidia import events
+from gpuhook.monitor.vendors.nvidia import events
 from gpuhook_simulate.vendors.nvidia import report_xid
 events.BEAT, said = 0.1, []
 

@@ -1,0 +1,1 @@
+"""Vendors' measurements of their devices."""
