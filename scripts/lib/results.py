@@ -1,7 +1,7 @@
 """What was tested, with what, and how it ended: files of it, and the tables of docs/support.md.
 
 A run of the tests writes such a file (tests/lib/recording.py, ``--results``); scripts/record brings
-it into docs/results/ and writes the tables again. A file whose name begins with every-change is of
+it into tests/results/ and writes the tables again. A file whose name begins with every-change is of
 what continuous integration runs at every change; any other is of a run by hand.
 
 A file is an object of JSON: ``date``, the version of ``gpuhook``, ``selection`` (which tests),
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-FOLDER = REPOSITORY / "docs/results"
+FOLDER = REPOSITORY / "tests/results"
 PAGE = REPOSITORY / "docs/support.md"
-BEGIN = "<!-- made from docs/results by scripts/record: don't edit it here -->"
+BEGIN = "<!-- made from tests/results by scripts/record: don't edit it here -->"
 END = "<!-- to here -->"
 OUTCOMES = ("passed", "failed", "skipped")
 ALL = "tests/integration tests/unit"
@@ -141,8 +141,7 @@ def _runs(every: Mapping[str, Result]) -> Iterator[str]:
         parts = (f"{part} {_counts(counts)}" for part, counts in result["parts"].items())
         ended = "; ".join(parts) or NOT_COUNTED
         machine = _machine(result["host"])
-        link = f"[{name}](results/{name}.json)"
-        yield _row((link, str(result["date"]), machine, result["gpuhook"], which, ended))
+        yield _row((name, str(result["date"]), machine, result["gpuhook"], which, ended))
 
 
 def _short(selection: str) -> str:

@@ -9,7 +9,7 @@ import starts
 from hypothesis import strategies as st
 
 ENGINES = (
-    "docker", "containerd", "crio", "podman", "enroot", "charliecloud", "podman-hpc",
+    "docker", "containerd", "crio", "podman", "enroot", "charliecloud",
 )  # fmt: skip
 _K0S = "# k0s_managed=true\n"
 _K3S = "var/lib/rancher/k3s/agent/etc/containerd"
@@ -38,7 +38,6 @@ TEXTS = {
     "etc/containers/containers.conf": ('[engine]\nruntime = "crun"\n',),
     "etc/containers/oci/hooks.d/other.json": ("{}",),
     "etc/enroot/hooks.d/98-nvidia.sh": ("#!/bin/sh\nexit 0\n",),
-    "etc/podman_hpc/modules.d/gpu.yaml": ("name: gpu\n",),
     "etc/cdi/other.yaml": ("",),
     "etc/os-release": ("ID=debian\n", "ID=talos\n"),
     "etc/k0s/containerd.toml": (f"{_K0S}version = 2\n", f"{_K0S}version = 3\n", "version = 2\n"),

@@ -8,8 +8,6 @@ from gpuhook.tools.engines.docker import Docker
 from gpuhook.tools.engines.enroot import Enroot
 from gpuhook.tools.engines.nspawn import Nspawn
 from gpuhook.tools.engines.podman import Podman
-from gpuhook.tools.engines.podman_hpc import PodmanHpc
-from gpuhook.tools.engines.sarus import Sarus
 
 ENGINES: dict[str, Engine] = {
     engine.name: engine
@@ -20,8 +18,6 @@ ENGINES: dict[str, Engine] = {
         Podman(),
         Enroot(),
         Charliecloud(),
-        PodmanHpc(),
-        Sarus(),
         Nspawn(),
     )
 }

@@ -71,13 +71,14 @@ def test_everything_is_taken_back(system: Path) -> None:
 
 
 def test_where_an_edit_is_kept_is_said(system: Path) -> None:
-    call(system, "install", "--engine=podman-hpc")
-    path = system / "etc/podman_hpc/modules.d/gpu.yaml"
+    path = system / "etc/enroot/hooks.d/98-gpuhook.sh"
+    path.parent.mkdir(parents=True)
+    call(system, "install", "--engine=enroot")
     text = path.read_text() + "# mine\n"
     path.write_text(text)
     for more, keeps in ((["--dry-run"], "would keep"), ([], "kept")):
         done = call(system, "uninstall", *more)
-        assert f"podman-hpc: {keeps} the edited file as {path}.edited\n" in done.output
+        assert f"enroot: {keeps} the edited file as {path}.edited\n" in done.output
         assert Path(f"{path}.edited").exists() is not bool(more)
     assert Path(f"{path}.edited").read_text() == text
     assert not path.exists()

@@ -39,9 +39,6 @@ PLACES = (
     ("enroot", "etc/enroot/hooks.d/98-gpuhook.sh"),
     ("enroot", "etc/enroot/hooks.d/98-nvidia.sh"),
     ("charliecloud", "etc/profile.d/gpuhook-charliecloud.sh"),
-    ("podman-hpc", "etc/podman_hpc/modules.d/gpu.yaml"),
-    ("sarus", "etc/sarus/sarus.json"),
-    ("sarus", "oci/50-gpuhook.json"),
 )
 
 
@@ -87,8 +84,6 @@ def image(tmp_path: Path) -> Path:
         "etc/docker/daemon.json": "{}\n",
         "etc/containerd/config.toml": 'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n',
         "etc/enroot/hooks.d/98-nvidia.sh": "nvidia's\n",
-        "etc/sarus/sarus.json": '{"hooksDir": "/oci"}\n',
-        "oci/.keep": "",
     }
     for name, text in texts.items():
         (made / name).parent.mkdir(parents=True, exist_ok=True)
@@ -140,13 +135,6 @@ def test_no_link_leads_a_named_file_out(image: Path, host: Path, option: str) ->
     (image / "named").symlink_to(host / "file")
     with pytest.raises(EngineError, match="leads through the link"):
         call("install", image, "--engine=podman", f"--{option}={image}/named")
-
-
-def test_no_dots_lead_saruss_hook_out(image: Path, host: Path) -> None:
-    (image / "etc/sarus/sarus.json").write_text('{"hooksDir": "/../host"}')
-    with pytest.raises(EngineError, match=r"/\.\./host/50-gpuhook\.json is ambiguous"):
-        call("install", image, "--engine=sarus")
-    assert contents(host) == {}
 
 
 @pytest.mark.parametrize("link", ["etc/docker/daemon.json", "etc/docker", "etc"])

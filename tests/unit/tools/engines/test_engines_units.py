@@ -149,7 +149,6 @@ def test_a_hook_is_a_program_and_anothers_is_never_replaced(tmp_path: Path) -> N
 
 
 WHOLE = {
-    "podman-hpc": ("etc/podman_hpc/modules.d/gpu.yaml",),
     "enroot": ("etc/enroot/hooks.d/98-nvidia.sh", "etc/enroot/hooks.d/98-gpuhook.sh"),
     "charliecloud": (
         "etc/charliecloud/cdi/acme.com-gpu.json",
