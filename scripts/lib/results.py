@@ -1,7 +1,7 @@
 """What was tested, with what, and how it ended: files of it, and the tables of docs/support.md.
 
 A run of the tests writes such a file (tests/lib/recording.py, ``--results``); scripts/record brings
-it into tests/results/ and writes the tables again. A file whose name begins with every-change is of
+it into tests/recorded/ and writes the tables again. A file whose name begins with every-change is of
 what continuous integration runs at every change; any other is of a run by hand.
 
 A file is an object of JSON: ``date``, the version of ``gpuhook``, ``selection`` (which tests),
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-FOLDER = REPOSITORY / "tests/results"
+FOLDER = REPOSITORY / "tests/recorded"
 PAGE = REPOSITORY / "docs/support.md"
-BEGIN = "<!-- made from tests/results by scripts/record: don't edit it here -->"
+BEGIN = "<!-- made from tests/recorded by scripts/record: don't edit it here -->"
 END = "<!-- to here -->"
 OUTCOMES = ("passed", "failed", "skipped")
 ALL = "tests/integration tests/unit"
