@@ -1,14 +1,13 @@
 """What was tested, with what, and how it ended: files of it, and the tables of docs/support.md.
 
-A run of the tests writes such a file (tests/lib/recording.py, ``--results``); scripts/record brings
-it into tests/recorded/ and writes the tables again. A file whose name begins with every-change is of
-what continuous integration runs at every change; any other is of a run by hand.
-
-A file is an object of JSON: ``date``, the version of ``gpuhook``, ``selection`` (which tests),
+A run of the tests writes such a file (tests/lib/recording.py, ``--results``); scripts/record
+brings it into tests/recorded/ and writes the tables again. A file whose name begins with every-
+change is of what continuous integration runs at every change; any other is of a run by hand. A
+file is an object of JSON: ``date``, the version of ``gpuhook``, ``selection`` (which tests),
 ``host`` (distribution, kernel, architecture, python, cgroups, init, security, as words), ``parts``
-(counts for each folder of tests) and ``programs``, a list of objects with ``program``, ``version``,
-``of`` (the distribution), ``cgroups`` and ``kind`` of tests, and their counts. Counts are
-``passed``, ``failed`` and ``skipped``. What wasn't noted at the time is left out.
+(counts for each folder of tests) and ``programs``, a list of objects with ``program``,
+``version``, ``of`` (the distribution), ``cgroups`` and ``kind`` of tests, and their counts. Counts
+are ``passed``, ``failed`` and ``skipped``. What wasn't noted at the time is left out.
 """
 
 import json
