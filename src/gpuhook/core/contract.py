@@ -52,7 +52,7 @@ def load(names: "ModuleType") -> "Vendor":
 class Grant:
     """The devices of one vendor that one container's request selects."""
 
-    __slots__ = ("_nodes", "devices", "inventory", "request", "vendor")
+    __slots__ = ("_nodes", "_rules", "devices", "inventory", "request", "vendor")
 
     def __init__(
         self,
@@ -66,6 +66,7 @@ class Grant:
         self.inventory = inventory  # of the vendor's own class
         self.devices = devices
         self._nodes: list[tuple[Node, str]] | None = None
+        self._rules: dict[tuple[int, int], str] | None = None
 
     @classmethod
     def of_document(
@@ -103,10 +104,11 @@ class Grant:
 
     def rules(self) -> "dict[tuple[int, int], str]":
         """Return the (major, minor) of every node that the container may open, with the reason."""
-        found = {node.numbers: reason for node, reason in self.nodes}
-        for pair, reason in self.vendor.rules(self).items():
-            found.setdefault(pair, reason)
-        return found
+        if self._rules is None:
+            self._rules = {node.numbers: reason for node, reason in self.nodes}
+            for pair, reason in self.vendor.rules(self).items():
+                self._rules.setdefault(pair, reason)
+        return self._rules
 
     def groups(self) -> dict[int, str]:
         """Return the groups that its process needs to open the nodes, each with the reason."""
