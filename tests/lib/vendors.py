@@ -15,18 +15,12 @@ from gpuhook.vendors import registry
 
 NAMES = """
 NAME = TITLE = {name!r}
-NOUN = ANY_NOUN = "device"
+NOUN = "device"
 ID_TITLE = "ID"
 VARIABLES = {{"{upper}_VISIBLE_DEVICES": ()}}
-LEGACY = ()
-VOID = ""
-MOUNTS = AUTOMATIC = ""
+VOID = MOUNTS = ""
 KIND = "{name}.example/device"
 TYPES = ("device", "part")
-FIXED_MAJORS = ()
-SWARM_RESOURCE = ""
-DEFAULT_KIND = False
-PCI_VENDOR = ""
 DRIVER_WORDS = ()
 LOST_REMEDY = "Mend it"
 """
@@ -86,7 +80,7 @@ def known(folder: Path, name: str, **modules: str) -> Iterator[None]:
         places.append(str(folder / part))
     importlib.invalidate_caches()
     try:
-        registry.KNOWN[name] = importlib.import_module(f"{name}.names")
+        registry.KNOWN[name] = registry.complete(importlib.import_module(f"{name}.names"))
         yield
     finally:
         registry.KNOWN.pop(name, None)

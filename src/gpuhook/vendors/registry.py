@@ -16,9 +16,29 @@ if TYPE_CHECKING:
     from gpuhook.base.config.model import Config
     from gpuhook.core.contract import Known
 
+
+def complete(names: "ModuleType") -> "ModuleType":
+    """Return a vendor's names, with defaults for those that it leaves out."""
+    for word, value in (
+        ("ANY_NOUN", names.NOUN),  # there are no parts to request
+        ("LEGACY", ()),  # no images predate its variables
+        ("VOID", next(iter(names.VARIABLES), "")),  # the variable that CDI specs set to void
+        ("MOUNTS", f"/var/run/{names.NAME}-container-devices"),  # mounts below are requests
+        ("AUTOMATIC", ""),  # no CDI kind whose names are selectors
+        ("SWARM_RESOURCE", ""),  # its names have no form of their own
+        ("DEFAULT_KIND", False),
+        ("FIXED_MAJORS", ()),  # of nodes, the same on every host at every boot
+        ("PCI_VENDOR", ""),  # as in /sys/bus/pci/devices/*/vendor, without 0x
+    ):
+        if not hasattr(names, word):
+            setattr(names, word, value)
+    return names
+
+
 # A vendor's name -> its names (vendors/NAME/names.py).
 KNOWN: "dict[str, ModuleType]" = {
-    name: __import__(f"gpuhook.vendors.{name}.names", fromlist=["NAME"]) for name in VENDORS
+    name: complete(__import__(f"gpuhook.vendors.{name}.names", fromlist=["NAME"]))
+    for name in VENDORS
 }
 
 

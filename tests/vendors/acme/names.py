@@ -12,17 +12,11 @@ VARIABLES = {
     "ACME_VISIBLE_DEVICES": ("index", "part", "serial", "bus_id", "board"),
     "ACME_VISIBLE_BOARDS": ("board",),
 }
-LEGACY = ()  # it has no images from before these variables,
-VOID = "ACME_VISIBLE_DEVICES"  # what CDI specs set to void
-MOUNTS = ""  # no device plugin that asks by mounts,
-AUTOMATIC = ""  # and no kind whose names are selectors
-SWARM_RESOURCE = ""  # and its names have no form that others' haven't
-DEFAULT_KIND = False
+MOUNTS = ""  # no device plugin requests its devices by mounts
 
 KIND = "acme.example/npu"  # of CDI devices, and the cluster's resource
 # What a device is called before its number in CDI's names npu0 and part1.0, and a part of one.
 TYPES = ("npu", "part")
-FIXED_MAJORS = ()  # of nodes, the same on every machine at every boot
 PCI_VENDOR = "ac3e"  # as /sys/bus/pci/devices/*/vendor has it, without 0x
 DRIVER_WORDS = ("acme",)  # in the kernel's names of drivers and their devices
 

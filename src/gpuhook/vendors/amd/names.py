@@ -6,16 +6,10 @@
 NAME = "amd"
 TITLE = "AMD"
 NOUN = "AMD GPU"  # also for a partition
-ANY_NOUN = "AMD GPU"
 ID_TITLE = "ID"
 
 VARIABLES = {"AMD_VISIBLE_DEVICES": ("index", "id", "bus_id")}
-LEGACY = ()
-VOID = "AMD_VISIBLE_DEVICES"  # which CDI specs set to void
-MOUNTS = "/var/run/amd-container-devices"  # our device plugin's mounts below it are requests
-AUTOMATIC = ""
 SWARM_RESOURCE = "hex"  # unique ids
-DEFAULT_KIND = False
 
 KIND = "amd.com/gpu"
 TYPES = ("gpu", "partition")

@@ -2,7 +2,7 @@
 
 NAME = "gaudi"
 TITLE = "Intel Gaudi"
-NOUN = ANY_NOUN = "Gaudi"  # there are no parts to request
+NOUN = "Gaudi"  # there are no parts to request
 ID_TITLE = "BUS ID"
 
 # Variables for requests -> the id kinds of their names. The first one that doesn't say all
@@ -12,16 +12,9 @@ VARIABLES = {
     "HABANA_VISIBLE_MODULES": ("module",),
     "HABANA_VISIBLE_PCI_BUS_IDS": ("bus_id",),
 }
-LEGACY = ()
-VOID = "HABANA_VISIBLE_DEVICES"  # which CDI specs set to void
-MOUNTS = "/var/run/gaudi-container-devices"  # our device plugin's mounts below it are requests
-AUTOMATIC = ""
-SWARM_RESOURCE = ""
-DEFAULT_KIND = False
 
 KIND = "habana.ai/gaudi"  # of CDI devices, and the cluster's resource
 TYPES = ("accel", "part")  # before a device's number, as in the name of its node
-FIXED_MAJORS = ()  # accel's is fixed, RDMA's isn't
 
 PCI_VENDOR = "1da3"  # as in /sys/bus/pci/devices/*/vendor, without 0x
 DRIVER_WORDS = ("habanalabs", "accel", "hbl_")  # in the kernel's names of drivers and devices

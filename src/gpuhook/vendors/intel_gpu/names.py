@@ -9,17 +9,10 @@ ID_TITLE = "CARD"  # of the unique id
 # The variable for requests -> the id kinds of its names.
 # Intel has none of its own.
 VARIABLES = {"INTEL_VISIBLE_DEVICES": ("index", "card", "uid", "vf", "bus_id")}
-LEGACY = ()  # no images predate this variable
-VOID = "INTEL_VISIBLE_DEVICES"  # which CDI specs set to void
-MOUNTS = "/var/run/intel_gpu-container-devices"  # our device plugin's mounts below it are requests
-AUTOMATIC = ""  # no kind whose names are selectors
-SWARM_RESOURCE = ""
-DEFAULT_KIND = False
 
 KIND = "intel.com/gpu"  # of CDI devices
 TYPES = ("gpu", "vf")  # prefixes of device numbers in CDI names
 FIXED_MAJORS = (226,)  # of nodes, the same on every host at every boot: DRM's
-PCI_VENDOR = ""  # most events of Intel devices are of network cards and disks
 DRIVER_WORDS = ("i915", "xe")  # in the kernel's names of drivers and their devices
 
 LOST_REMEDY = "Request another one; `gpuhook info` lists them with their errors"

@@ -2,21 +2,14 @@
 
 NAME = "neuron"
 TITLE = "AWS Neuron"
-NOUN = ANY_NOUN = "Neuron device"  # no parts to request: applications select cores
+NOUN = "Neuron device"  # no parts to request: applications select cores
 ID_TITLE = "SERIAL"
 
 # Variables for requests -> the id kinds of their names.
 VARIABLES = {"AWS_NEURON_VISIBLE_DEVICES": ("index", "serial")}
-LEGACY = ()
-VOID = "AWS_NEURON_VISIBLE_DEVICES"  # which CDI specs set to void
-MOUNTS = "/var/run/neuron-container-devices"  # our device plugin's mounts below it are requests
-AUTOMATIC = ""
-SWARM_RESOURCE = ""
-DEFAULT_KIND = False
 
 KIND = "aws.amazon.com/neuron"  # of CDI devices, and the cluster's resource
 TYPES = ("neuron", "core")  # before a device's number, as in the name of its node
-FIXED_MAJORS = ()  # the driver's is dynamic
 
 PCI_VENDOR = "1d0f"  # Amazon's, also of its network cards and disks
 DRIVER_WORDS = ("neuron",)  # in the kernel's names of drivers and their devices

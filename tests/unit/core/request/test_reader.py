@@ -14,7 +14,6 @@ from gpuhook.core import contract
 from gpuhook.core.request import sources
 from gpuhook.core.request.reader import Request, SpecReader, is_privileged
 from gpuhook.vendors import registry
-from gpuhook.vendors.gaudi import names as gaudi
 from gpuhook.vendors.nvidia.variables import NvidiaOptions
 
 QUALIFIED = "nvidia.com/gpu=0"
@@ -352,6 +351,7 @@ def test_no_variable_asks_where_mounts_alone_do(vendor: str, variable: str) -> N
 
 def test_mounts_name_what_a_plugins_variable_would() -> None:
     """A Gaudi's number by which it is seated is another one's than its index."""
+    gaudi = registry.KNOWN["gaudi"]
     spec = {"mounts": [{"source": "/dev/null", "destination": f"{gaudi.MOUNTS}/0"}]}
     reader = SpecReader(spec, config_of(accept_volume_mounts=True))
     request = reader.read(gaudi, contract.load(gaudi))

@@ -313,7 +313,7 @@ import gpuhook.vendors
 gpuhook.vendors.__path__.append({str(second_vendor.FOLDER)!r})
 from gpuhook.vendors import registry
 from gpuhook.vendors.acme import names
-registry.KNOWN["acme"] = names
+registry.KNOWN["acme"] = registry.complete(names)
 """
 
 
