@@ -83,7 +83,7 @@ def dockers(
         made = {}
         for name, system in systems.items():
             names = workspace / f"{name}-names"
-            words = ["--engine=docker", f"--config={workspace}/{name}.json", "--nvidia-names"]
+            words = ["--engine=docker", f"--config={workspace}/{name}.json", "--gpus"]
             words += [f"--bin-dir={names}", f"--state-dir={workspace}/{name}-state"]
             system.gpuhook("install", *words)
             env = {"GPUHOOK_CONFIG": str(system.config), "PATH": f"{names}:{PATH}"}
@@ -279,7 +279,7 @@ def test_docker_has_nothing_to_say_of_the_documents(name: str, dockers: dict[str
 def test_gpus_option_of_docker(
     name: str, dockers: dict[str, Docker], driver: Driver, gpus: str, indices: Sequence[int]
 ) -> None:
-    """By NVIDIA's names, which `gpuhook install --nvidia-names` makes."""
+    """By NVIDIA's names, which `gpuhook install --gpus` makes."""
     docker = dockers[name]
     options = ["--gpus", gpus]
     inside = seen(docker.run(DEBIAN, *look(driver.minors), options=options, runtime="runc"))

@@ -274,7 +274,7 @@ def test_a_link_where_other_things_go(site: Site) -> None:
     """The links with NVIDIA's names, and gpuhook's own configuration."""
     home = folder_of_his(site.folder, "home")
     (home / "bin").symlink_to(site.folder)
-    done = site.gpuhook("install", "--nvidia-names", f"--bin-dir={home}/bin").failed()
+    done = site.gpuhook("install", "--gpus", f"--bin-dir={home}/bin").failed()
     assert f"{home}, which belongs to user {UID}" in done.stderr
     words = ["config", "set", f"--config={home}/bin/new/config.toml", "disable-require"]
     done = run([site.command, *words]).failed()
@@ -316,7 +316,7 @@ def test_root_looks_into_no_home(site: Site) -> None:
     home = folder_of_his(site.folder, "home")
     env = {"HOME": str(home), "XDG_CONFIG_HOME": f"{home}/.config"}
     env |= {"XDG_STATE_HOME": f"{home}/.local/state", "XDG_RUNTIME_DIR": f"{home}/run"}
-    words = ["--engine=docker", "--engine=podman", "--nvidia-names", "--hook=prestart"]
+    words = ["--engine=docker", "--engine=podman", "--gpus", "--hook=prestart"]
     for verb in (["install", *words], ["uninstall"]):
         done = run([site.command, *verb, "--dry-run"], env=env)
         assert str(home) not in done.stdout + done.stderr

@@ -63,7 +63,7 @@ class Site:
 def names(workspace: Path, installation: Installation) -> Path:
     """A folder with NVIDIA's names, made by gpuhook for an engine that isn't there."""
     folder = workspace / "install-names"
-    words = ["--engine=docker", f"--config={workspace}/names.json", "--nvidia-names"]
+    words = ["--engine=docker", f"--config={workspace}/names.json", "--gpus"]
     words += [f"--bin-dir={folder}", f"--state-dir={workspace}/names-state"]
     run([installation.command, "install", *words]).ok()
     return folder

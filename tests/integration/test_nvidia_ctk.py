@@ -41,7 +41,7 @@ def config(workspace: Path, machine: Driver) -> Path:
 
 @pytest.fixture(scope="module")
 def program(workspace: Path, installation: Installation) -> Path:
-    """The name, as gpuhook install --nvidia-names makes it."""
+    """The name, as gpuhook install --gpus makes it."""
     link = workspace / "ctk-names" / PROGRAM
     link.parent.mkdir()
     link.symlink_to(installation.bin / "gpuhook-ctk")

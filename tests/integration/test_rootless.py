@@ -141,7 +141,7 @@ def test_without_cgroups(user: User, driver: Driver, installation: Installation)
 
 def test_whatever_needs_no_root_is_installed(user: User, installation: Installation) -> None:
     command, home = installation.command, user.home
-    done = user.call(command, "install").ok()
+    done = user.call(command, "install", "--engine=all").ok()
     assert f"podman: wrote {home}/.config/containers/containers.conf.d/" in done.stdout
     for engine in ("docker", "containerd"):
         [line] = [each for each in done.stdout.splitlines() if each.startswith(engine)]
@@ -154,7 +154,10 @@ def test_whatever_needs_no_root_is_installed(user: User, installation: Installat
     own = f"{UID}:{UID}"
     try:
         user.namespace.run("chown", "-R", own, str(settings.parent)).ok()
-        assert f"docker: changed {settings}" in user.call(command, "install").ok().stdout
+        assert (
+            f"docker: changed {settings}"
+            in user.call(command, "install", "--engine=all").ok().stdout
+        )
         found = json.loads(user.call(command, "doctor", "--format=json").stdout)["findings"]
         said = {each["check"]: each for each in found if each["status"] not in ("ok", "note")}
         for each in said.values():

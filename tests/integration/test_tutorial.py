@@ -1,8 +1,10 @@
 """The commands of docs/tutorial/simulated.md do what it says, one after the other."""
 
+import contextlib
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,30 +21,65 @@ FIRST = "## 2. Eight GPUs"  # before it stands how to install, as the fixture ha
 FAILING = ("VISIBLE_DEVICES=99", "VISIBLE_DEVICES=2 ", "gpuhook doctor")
 
 
+RESTART = "systemctl restart docker"
+
+
+@dataclass
+class Machine:
+    """A machine with Docker, in which nothing else is installed, and a shell's environment."""
+
+    env: dict[str, str]
+    folder: Path
+    running: contextlib.AbstractContextManager[object] | None = None
+
+    def restart(self) -> None:
+        """Do what systemd does."""
+        self.stop()
+        config, socket = Path("/etc/docker/daemon.json"), Path("/run/docker.sock")
+        words = [word for word in options(self.folder, config) if not word.startswith("--host")]
+        argv = [*ALONE, "dockerd", f"--host=unix://{socket}", *words]
+        running = daemon(argv, self.folder / "log", self._answers, self.env)
+        running.__enter__()
+        self.running = running
+
+    def stop(self) -> None:
+        if self.running is not None:
+            self.running.__exit__(None, None, None)
+            self.running = None
+
+    def _answers(self) -> bool:
+        return run(["docker", "info"], env=self.env).status == 0
+
+    def perform(self, command: str) -> Result:
+        """Run a command of the page; links to programs are in a folder of ours."""
+        if command == RESTART:
+            self.restart()
+            return run(["true"])
+        command = command.replace("/srv/gpus", self.env["GPUS"]).replace(" /opt/gpuhook", "")
+        if command.startswith("gpuhook install"):
+            command = command.replace("--gpus", f"--gpus --bin-dir={self.folder}/names")
+        return run(["sh", "-c", command], env=self.env)
+
+
 @pytest.fixture
-def machine(workspace: Path, installation: Installation, archive: Path) -> Iterator[dict[str, str]]:
-    """The environment of somebody at a machine with Docker, in which nothing else is installed."""
+def machine(workspace: Path, installation: Installation, archive: Path) -> Iterator[Machine]:
     folder = workspace / "tutorial"
     folder.mkdir()
-    config, socket = Path("/etc/docker/daemon.json"), Path("/run/docker.sock")
+    config = Path("/etc/docker/daemon.json")
     settings, kept = Path("/etc/gpuhook"), Path("/etc/gpuhook.kept")
     if settings.exists():  # other tests', with a link to what they share
         settings.rename(kept)
     config.parent.mkdir(exist_ok=True)
     config.write_text("{}\n")
-    words = [word for word in options(folder, config) if not word.startswith("--host")]
-    env = {"PATH": f"{installation.bin}:/usr/sbin:/usr/bin:/sbin:/bin"}
-
-    def answers() -> bool:
-        return run(["docker", "info"], env=env).status == 0
-
-    argv = [*ALONE, "dockerd", f"--host=unix://{socket}", *words]
+    path = f"{installation.bin}:{folder}/names:/usr/sbin:/usr/bin:/sbin:/bin"
+    made = Machine({"PATH": path, "GPUS": str(folder / "gpus")}, folder)
     try:
-        with daemon(argv, folder / "log", answers, env):
-            run(["docker", "load", "--input", archive], env=env).ok()
-            run(["docker", "tag", image("debian"), "debian:12"], env=env).ok()
-            yield {**env, "GPUS": str(folder / "gpus")}
+        made.restart()
+        run(["docker", "load", "--input", archive], env=made.env).ok()
+        run(["docker", "tag", image("debian"), "debian:12"], env=made.env).ok()
+        yield made
     finally:
+        made.stop()
         shutil.rmtree(config.parent)
         shutil.rmtree(settings, ignore_errors=True)
         if kept.exists():
@@ -57,19 +94,15 @@ def steps() -> Iterator[tuple[str, str]]:
         yield last, printed
 
 
-def perform(command: str, env: dict[str, str]) -> Result:
-    command = command.replace("/srv/gpus", env["GPUS"]).replace(" /opt/gpuhook", "")
-    return run(["sh", "-c", command], env=env)
-
-
-def test_each_step_does_what_the_page_says(machine: dict[str, str]) -> None:
+def test_each_step_does_what_the_page_says(machine: Machine) -> None:
     done = 0
     for command, printed in steps():
-        result = perform(command, machine)
+        result = machine.perform(command)
         assert (result.status != 0) == any(each in command for each in FAILING), str(result)
         pattern = ".*".join(re.escape(part) for part in printed.strip().split("..."))
         assert re.search(pattern, result.stdout + result.stderr, re.DOTALL), str(result)
         done += 1
     assert done >= 15
-    assert not Path(machine["GPUS"]).exists()
+    assert not Path(machine.env["GPUS"]).exists()
+    assert not (machine.folder / "names").exists()
     assert Path("/etc/docker/daemon.json").read_text() == "{}\n"

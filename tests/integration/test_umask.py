@@ -9,7 +9,13 @@ from harness.driver import Driver
 from harness.installation import Installation, write_config
 
 COMMANDS = {
-    "install": ("install", "--prefix={folder}", "--nvidia-names", "--bin-dir={folder}/bin/of"),
+    "install": (
+        "install",
+        "--prefix={folder}",
+        "--engine=all",
+        "--gpus",
+        "--bin-dir={folder}/bin/of",
+    ),
     "podman": ("install", "--prefix={folder}", "--engine=podman", "--hook=precreate"),
     "documents": ("install", "--prefix={folder}", "--engine=podman", "--cdi"),
     "refresh": ("refresh", "--config={config}"),

@@ -57,7 +57,7 @@ TEXTS = {
 }
 _OPTIONS = (
     ("--set-default", "--no-set-default"),
-    ("--nvidia-names", "--no-nvidia-names"),
+    ("--gpus", "--no-gpus"),
     ("--cdi", "--no-cdi"),
     ("--hook=prestart", "--hook=precreate", "--hook=none"),
     ("--runtime-name=other",),
@@ -94,7 +94,8 @@ def commands(*more: str, also: Sequence[list[str]] = ()) -> st.SearchStrategy[li
 
 
 def _install(engines: list[str], options: tuple[str, ...], file: str) -> list[str]:
-    words = ["install", *(f"--engine={name}" for name in engines), *filter(None, options)]
+    chosen = [f"--engine={name}" for name in engines or ("all",)]
+    words = ["install", *chosen, *filter(None, options)]
     if file and len(engines) == 1 and engines[0] in _FILES:
         words.append(f"--{file}=PREFIX/{_FILES[engines[0]]}")
     return words

@@ -56,7 +56,8 @@ def _code(text: str) -> str:
 
 
 def _options(command: click.Command) -> set[str]:
-    own = {word for parameter in command.params for word in parameter.opts}
+    given = command.params
+    own = {word for each in given for word in (*each.opts, *each.secondary_opts)}
     if isinstance(command, click.Group):
         own |= {word for inner in command.commands.values() for word in _options(inner)}
     return own | {"--help", "-h"}

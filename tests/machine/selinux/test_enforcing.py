@@ -35,7 +35,7 @@ def checked(*options: str, domain: str = "container_t") -> list[str]:
 @pytest.fixture(scope="module")
 def documents(docker: tuple[str], podman: tuple[str]) -> Iterator[None]:
     """CDI documents are there, and Docker reads them."""
-    call("gpuhook", "install", "--cdi")
+    call("gpuhook", "install", "--engine=all", "--cdi")
     restart_docker("docker")
     yield
     call("gpuhook", "uninstall", "--engine", "docker")

@@ -36,12 +36,12 @@ LOST = {("systemd", what) for what in DISTURBANCES if what != "update" or CONTRO
 @pytest.fixture(scope="module")
 def cgroup_driver(docker: tuple[str], request: pytest.FixtureRequest) -> Iterator[str]:
     """A cgroup driver of Docker, which calls the hook for --gpus."""
-    call("gpuhook", "install", "--engine", "docker", "--nvidia-names")
+    call("gpuhook", "install", "--engine", "docker", "--gpus")
     set_docker(**{"live-restore": True, "exec-opts": [f"native.cgroupdriver={request.param}"]})
     assert call("docker", "info", "--format={{.CgroupDriver}}").strip() == request.param
     yield request.param
     set_docker(**{"live-restore": False, "exec-opts": []})
-    call("gpuhook", "install", "--engine", "docker", "--no-nvidia-names")
+    call("gpuhook", "install", "--engine", "docker", "--no-gpus")
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from gpuhook.tools.engines.files import make_folders
 _KEPT = "cdi.json"
 _FAILURES = "cdi-error.json"
 _RUN = "/var/run"
-_AGAIN = "Remove that file, and run gpuhook install --cdi again"
+_AGAIN = "Remove that file, and run gpuhook install --engine all --cdi again"
 
 T = TypeVar("T")
 

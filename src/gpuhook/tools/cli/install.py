@@ -17,12 +17,14 @@ from gpuhook.tools import extensions
 from gpuhook.tools.cdi.kept import Kept, kept
 from gpuhook.tools.cli import _documents as documents
 from gpuhook.tools.cli import _engines as shared
+from gpuhook.tools.cli import _next_steps as next_steps
+from gpuhook.tools.cli import _questions as questions
 from gpuhook.tools.cli import _swarm as swarm
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import format_option, print_json, say, warn
 from gpuhook.tools.cli._places import is_rootless, state_folder
 from gpuhook.tools.engines import ask as options
-from gpuhook.tools.engines import docker, installer
+from gpuhook.tools.engines import docker, gpus_option, installer
 from gpuhook.tools.engines.ask import Answer, Ask
 from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.nspawn import NAME as NSPAWN
@@ -43,6 +45,7 @@ class Options:
 
     engines: tuple[str, ...]
     set_default: bool | None
+    gpus: bool | None
     nvidia_names: bool | None
     cdi: bool | None
     for_swarm: bool | None
@@ -67,8 +70,9 @@ class Options:
 class Job:
     """One installation: the engines, their settings, and the folder of the records.
 
-    ``documents`` requests managed CDI specs for the engines. ``roots`` are engines of this host
-    that only root can configure. ``as_json`` requests the result as JSON.
+    ``documents`` are the engines that are to have managed CDI specs. ``roots`` are engines of this
+    host that only root can configure. ``as_json`` requests the result as JSON. ``without_gpus``
+    says that Docker's --gpus doesn't work, and that the user hasn't refused it.
     """
 
     engines: tuple[str, ...]
@@ -77,9 +81,10 @@ class Job:
     links: str | None = None
     reload: bool = False
     dry_run: bool = False
-    documents: bool = False
+    documents: tuple[str, ...] = ()
     roots: tuple[str, ...] = ()
     as_json: bool = False
+    without_gpus: bool = False
 
 
 def chosen_engines(engines: tuple[str, ...], ask: Ask) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -88,12 +93,7 @@ def chosen_engines(engines: tuple[str, ...], ask: Ask) -> tuple[tuple[str, ...],
     ``all`` selects the engines that are present. EngineError if no engine can be configured.
     """
     every = shared.ALL in engines
-    present = (name for name, engine in ENGINES.items() if engine.is_present(ask))
-    chosen = list(present if every else dict.fromkeys(engines))
-    if not chosen:
-        raise EngineError(
-            "No container engine was found", f"Name one with --engine: {', '.join(ENGINES)}"
-        )
+    chosen = questions.present(ask) if every else [*dict.fromkeys(engines)]
     roots = [name for name in chosen if not _may_be_told(name, ask, by_name=not every)]
     rest = tuple(name for name in chosen if name not in roots)
     if roots and not (rest and every):
@@ -148,8 +148,25 @@ def _carry_out(job: Job) -> tuple[bool, dict[str, Any]]:
     for name in job.roots:
         say(f"{name}: {_ROOTS.get(name, '')}run gpuhook install --engine {name} as root")
     changed = any(each["changed"] for each in told) or bool(links) or kept_now.changed
+    steps = _next(job, told) if changed and not job.dry_run else []
+    for line in steps:
+        say(line)
     report = {"changed": changed, "engines": told, "links": links, "needs_root": [*job.roots]}
-    return kept_now.is_whole, report
+    return kept_now.is_whole, {**report, "next": steps}
+
+
+def _next(job: Job, told: list[dict[str, Any]]) -> list[str]:
+    """Return the lines on what to do after a change."""
+    record = aliases.LinkRecord(job.state, job.ask.prefix)
+    gpus = any(link.is_there for link in record.links())
+    name = job.ask.names[0]
+    changed = [each["engine"] for each in told if each["changed"]] or [*job.engines]
+    every = [next_steps.lines(each, name, gpus=gpus and each == "docker") for each in changed]
+    found = list(dict.fromkeys(line for lines in every for line in lines[:-1]))
+    found += every[0][-1:]
+    if job.without_gpus and "docker" in job.engines:
+        found.append(next_steps.how_to_get_gpus())
+    return found
 
 
 def _asks(job: Job, before: Kept | None, records: list[Record]) -> dict[str, Ask]:
@@ -158,7 +175,7 @@ def _asks(job: Job, before: Kept | None, records: list[Record]) -> dict[str, Ask
     for name in job.engines:
         owned = [path for record in records if record.engine == name for path in record.owned]
         asked = dataclasses.replace(job.ask, known=frozenset(shared.runtimes_in(owned)))
-        if job.documents or _is_kept(name, job, before):
+        if name in job.documents or _is_kept(name, job, before):
             [version] = documents.versions_of([name], job.ask.prefix).values()
             setting = versions.is_switched(name, version)
             asked = dataclasses.replace(asked, cdi=True, cdi_setting=setting)
@@ -177,11 +194,11 @@ def _keep_documents(job: Job, before: Kept | None) -> documents.Result:
     if options.CDI in job.ask.without:
         ends = [each for each in job.engines if before and each in before.engines]
         return documents.uninstall(site, ends, before) if before and ends else documents.Result()
-    engines = [each for each in job.engines if job.documents or _is_kept(each, job, before)]
+    engines = [each for each in job.engines if each in job.documents or _is_kept(each, job, before)]
     if not engines:
         return documents.Result()
     if job.ask.rootless:
-        warn("CDI specs are for the whole host: run gpuhook install --cdi as root")
+        warn("CDI specs are for the whole host: run gpuhook install --engine all --cdi as root")
         return documents.Result()
     programs = os.path.dirname(job.ask.runtimes[0][1])
     config = before.config if before and not job.documents else job.ask.gpuhook_config
@@ -245,7 +262,8 @@ def _tell_answer(
         advice = [line for line in advice if line not in answer.afterwards]
         advice.append(
             "For --gpus, restart Docker, which looks for nvidia-container-runtime-hook only at "
-            f"start-up: {docker.restart_command()}"
+            f"start-up: {docker.restart_command(answer.targets[0].config)} (containers that run "
+            "end, unless live-restore is on)"
         )
     for line in advice if not job.dry_run else ():
         say(f"{name}: {line}")
@@ -262,23 +280,24 @@ def _tell_answer(
 @command(
     examples={
         "gpuhook install --engine docker --dry-run": "Show what would change",
-        "gpuhook install --engine docker --nvidia-names": "Support --gpus and compose, too",
+        "gpuhook install --engine docker --gpus": "Support docker run --gpus and compose, too",
         "gpuhook install --engine podman --hook precreate": "Support every runtime of podman",
         f"gpuhook install --engine nspawn --machine box -e {_VARIABLE}=0": "Add a GPU to a machine",
-        "gpuhook install --cdi": "Let engines add devices themselves, with CDI",
+        "gpuhook install --engine all --cdi": "Let engines add devices themselves, with CDI",
     },
 )
 @click.option(
     "--engine", "engines", type=click.Choice([*ENGINES, shared.ALL]), multiple=True,
-    default=[shared.ALL], show_default=True, help="Container engine to set up (repeatable).",
+    help="Container engine to set up (repeatable).",
 )  # fmt: skip
 @click.option(
     "--set-default/--no-set-default", default=None, help="Make gpu-py the default runtime."
 )
 @click.option(
-    "--nvidia-names/--no-nvidia-names", default=None,
-    help="Also install NVIDIA's program names, for docker and ctr --gpus, and for compose.",
+    "--gpus/--no-gpus", default=None,
+    help="Make --gpus of docker, ctr and podman work, and devices in compose files.",
 )  # fmt: skip
+@click.option("--nvidia-names/--no-nvidia-names", default=None, hidden=True)
 @click.option(
     "--cdi/--no-cdi", default=None, help="Write CDI specs, keep them up to date, and enable CDI."
 )
@@ -330,27 +349,91 @@ def install(**given: Any) -> None:
     a part (--hook none removes the hook). Without new options, nothing changes. ``gpuhook
     uninstall`` removes everything.
 
-    --nvidia-names also supports docker run --gpus, devices in a compose file, ctr run --gpus and
-    other callers of NVIDIA's programs. --cdi writes CDI specs, with which engines add GPUs
-    without gpu-py, and keeps them up to date. --swarm makes each device a resource of this node,
-    which services can request. It also makes gpu-py the default runtime, because a service can't
-    select one.
+    Without --engine, a terminal is asked which engines to set up. --gpus (formerly
+    --nvidia-names) installs NVIDIA's program names, for docker run --gpus, devices in a compose
+    file, ctr run --gpus and other callers of these programs, and a runtime named nvidia, unless
+    there is one. It includes --cdi for engines whose version needs that for --gpus. --cdi writes
+    CDI specs, with which engines add GPUs without gpu-py, and keeps them up to date. --swarm
+    makes each device a resource of this node, which services can request. It also makes gpu-py
+    the default runtime, because a service can't select one.
     """
-    told = Options(**given)
+    told = _renamed(Options(**given))
     _check(told)
     spawned = _machine(told)
     ask = _asked(told, spawned)
-    links = _links_folder(told.bin_dir, ask) if told.nvidia_names else None
-    state = state_folder(told.state_dir, ask.prefix)
-    chosen, roots = chosen_engines(told.engines, ask)
+    as_json = told.output_format == "json"
+    interactive = questions.can_ask() and not as_json
+    engines = told.engines or questions.engines(ask, interactive=interactive)
+    chosen, roots = chosen_engines(engines, ask)
     if told.for_swarm and "docker" not in chosen:
         raise click.UsageError("--swarm is only for Docker: it needs --engine docker.")
-    as_json = told.output_format == "json"
+    state, folder = state_folder(told.state_dir, ask.prefix), _links_folder(told.bin_dir, ask)
+    gpus, lacks = told.gpus, False
+    if gpus is None and "docker" in chosen:
+        gpus, lacks = _gpus_unsaid(ask, state, folder, ask_user=interactive and not told.dry_run)
+    ask = _with_nvidias_runtime(ask, state, folder if gpus else None)
     carry_out(
-        Job(chosen, ask, state, links, told.reload, told.dry_run, bool(told.cdi), roots, as_json)
-    )
+        Job(
+            chosen, ask, state, folder if gpus else None, told.reload, told.dry_run,
+            _with_specs(told, chosen, ask.prefix, gpus=bool(gpus)), roots, as_json, lacks,
+        )
+    )  # fmt: skip
     if spawned and not told.dry_run:
         _nspawn().remember(state, spawned)
+
+
+def _renamed(told: Options) -> Options:
+    """Return the options with the value of --nvidia-names, the old name of --gpus."""
+    if told.nvidia_names is None:
+        return told
+    if told.gpus not in (None, told.nvidia_names):
+        raise click.UsageError("--nvidia-names is the old name of --gpus: leave it out.")
+    return dataclasses.replace(told, gpus=told.nvidia_names)
+
+
+def _with_nvidias_runtime(ask: Ask, state: str, folder: str | None) -> Ask:
+    """Return the settings with a runtime ``nvidia`` for --gpus; none without a folder for links.
+
+    Docker gets the path of a link, because dev containers look for NVIDIA's name in it.
+    """
+    record = aliases.LinkRecord(state, ask.prefix)
+    if folder is None:
+        return dataclasses.replace(ask, links=record.runtimes())
+    program = ask.runtimes[0][1]
+    links, _ = aliases.plan(folder, os.path.dirname(program), ask.prefix, record.links())
+    also = ((options.NVIDIAS_NAME, program),)
+    return dataclasses.replace(ask, also=also, links=record.runtimes(links))
+
+
+def _gpus_unsaid(ask: Ask, state: str, folder: str, *, ask_user: bool) -> tuple[bool | None, bool]:
+    """Return whether to add --gpus to Docker, and whether Docker is left without it.
+
+    It is left alone where an earlier installation, or NVIDIA's toolkit, provides it.
+    """
+    ours = aliases.LinkRecord(state, ask.prefix).links()
+    if any(link.is_there for link in ours):
+        return None, False
+    programs = os.path.dirname(ask.runtimes[0][1])
+    _, theirs = aliases.plan(folder, programs, ask.prefix, ours)
+    if ask_user:
+        return questions.gpus(folder, default=not theirs), False
+    return None, not theirs
+
+
+def _with_specs(
+    told: Options, chosen: tuple[str, ...], prefix: str, *, gpus: bool
+) -> tuple[str, ...]:
+    """Return the engines for which to manage CDI specs: if requested, or needed for --gpus."""
+    if told.cdi:
+        return chosen
+    found = documents.versions_of(chosen, prefix) if gpus and told.cdi is None else {}
+    for engine, version in found.items():
+        if said := gpus_option.missing(engine, version):
+            warn(said)
+    by_cdi = [each for each, version in found.items() if gpus_option.is_by_cdi(each, version)]
+    for engine in by_cdi if told.output_format == "text" else ():
+        say(f"{engine} {found[engine]} serves --gpus by CDI specs: this includes --cdi for it")
+    return tuple(by_cdi)
 
 
 def _check(told: Options) -> None:
@@ -359,7 +442,8 @@ def _check(told: Options) -> None:
         len(told.engines) != 1 or shared.ALL in told.engines
     ):
         raise click.UsageError("--config and --drop-in-config need one --engine.")
-    if told.hook not in (None, _NO_HOOK) and not {shared.ALL, "podman"} & {*told.engines}:
+    every = told.engines or (shared.ALL,)
+    if told.hook not in (None, _NO_HOOK) and not {shared.ALL, "podman"} & {*every}:
         warn("--hook is only for podman, and has no effect on other engines")
     shared.check_name(told.runtime_name)
 
@@ -375,7 +459,6 @@ def _asked(told: Options, spawned: Any) -> Ask:
     program = shared.checked_program(told.runtime_path or our_program(names.RUNTIME), told.prefix)
     return Ask(
         runtimes=((told.runtime_name, program),),
-        also=((options.NVIDIAS_NAME, program),) if told.nvidia_names else (),
         set_default=bool(told.set_default),
         cdi=bool(told.cdi),
         swarm=swarm.resources(load()) if told.for_swarm else (),
@@ -425,7 +508,7 @@ def _taken_back(told: Options) -> frozenset[str]:
     """Return the options of earlier installations to remove."""
     said = {
         options.SET_DEFAULT: told.set_default is False,
-        options.ALIASES: told.nvidia_names is False,
+        options.ALIASES: told.gpus is False,
         options.CDI: told.cdi is False,
         options.SWARM: told.for_swarm is False,
         options.HOOK: told.hook == _NO_HOOK,

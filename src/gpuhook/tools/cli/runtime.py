@@ -21,6 +21,7 @@ from gpuhook.tools.engines.ask import Ask
 from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.podman import HOOK_KEYS, hook_document
 from gpuhook.tools.engines.store import Store, Target
+from gpuhook.tools.vendors.nvidia.program_links import LinkRecord
 
 _HOOK_MODES = ("oci-hook", "hook")
 
@@ -139,6 +140,7 @@ def job_of(
     shared.check_name(runtime_name)
     program = runtime_path or our_program(names.RUNTIME)
     program = shared.checked_program(program, "", later=runtime_path is not None)
+    state = state_folder(state_dir, "")
     ask = Ask(
         runtimes=((runtime_name, program),),
         set_default=set_default,
@@ -146,8 +148,10 @@ def job_of(
         config=shared.absolute(config),
         drop_in=shared.absolute(drop_in_config),
         rootless=is_rootless(""),
+        leads=runtime_path is None,
+        links=LinkRecord(state).runtimes(),
     )
-    return Job((engine,), ask, state_folder(state_dir, ""))
+    return Job((engine,), ask, state)
 
 
 def write_hook(

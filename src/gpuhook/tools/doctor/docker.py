@@ -7,17 +7,16 @@ import shlex
 from collections.abc import Iterator
 
 from gpuhook.base import names
-from gpuhook.core.cdi import versions
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.engine_files import unread
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.doctor.host import is_ours
 from gpuhook.tools.doctor.machine import Machine, seen_by
+from gpuhook.tools.engines import gpus_option
 from gpuhook.tools.engines.docker import program_of
 from gpuhook.tools.engines.docker_api import DEFAULT_CONFIG, DockerInfo
 
 _HOOK = names.TOOLKIT_HOOKS[0]
-_GPUS_BY_CDI = "29.2.0"
 
 
 def docker(case: Case) -> Iterator[Finding]:
@@ -138,6 +137,16 @@ def _loaded(found: DockerInfo) -> Iterator[Finding]:
         yield ok("docker-loaded", text)
 
 
+def _is_newer(path: str, found: DockerInfo) -> bool:
+    """Tell whether a link was made after the dockerd had started."""
+    link = found.process.root + path
+    try:
+        made = os.lstat(link).st_ctime
+    except OSError:
+        return False
+    return os.path.islink(link) and 0 < found.process.started < made
+
+
 def _gpus_option(found: DockerInfo) -> Iterator[Finding]:
     """Check --gpus, which depends on the programs that dockerd finds in its PATH at start-up.
 
@@ -152,7 +161,7 @@ def _gpus_option(found: DockerInfo) -> Iterator[Finding]:
     path = seen_by(found.process).which(_HOOK, folders)
     version = str((found.info or {}).get("ServerVersion", ""))
     by_cdi = seen_by(found.process).which(names.TOOLKIT_CDI_HOOK, folders)
-    if by_cdi and version and not versions.is_below(version, _GPUS_BY_CDI):
+    if by_cdi and gpus_option.is_by_cdi("docker", version or None):
         yield note(
             "docker-gpus-option",
             f"docker run --gpus uses CDI specs in Docker {version} ({by_cdi})"
@@ -162,8 +171,16 @@ def _gpus_option(found: DockerInfo) -> Iterator[Finding]:
     elif path is None:
         yield note(
             "docker-gpus-option",
-            f"docker run --gpus doesn't work: {_HOOK} isn't on dockerd's PATH",
-            "To use it: gpuhook install --engine docker --nvidia-names, and restart Docker",
+            "docker run --gpus, devices in compose files and dev containers don't work: "
+            f"{_HOOK} isn't on dockerd's PATH",
+            "To use them: gpuhook install --engine docker --gpus, and restart Docker",
+        )
+    elif _is_newer(path, found):
+        yield warning(
+            "docker-gpus-option",
+            f"docker run --gpus doesn't work yet: {path} is newer than the running dockerd, which "
+            "looks for it only at its start",
+            "Restart Docker: systemctl restart docker",
         )
     elif is_ours(seen_by(found.process), path):
         yield ok("docker-gpus-option", f"docker run --gpus uses gpuhook: {path}")

@@ -17,7 +17,7 @@ from gpuhook.tools.engines.store import Target
 from gpuhook.tools.engines.swarm import Resource
 
 # Options that can be removed one by one.
-SET_DEFAULT, ALIASES, CDI, SWARM, HOOK = "set-default", "nvidia-names", "cdi", "swarm", "hook"
+SET_DEFAULT, ALIASES, CDI, SWARM, HOOK = "set-default", "gpus", "cdi", "swarm", "hook"
 NVIDIAS_NAME = "nvidia"  # the runtime that is registered with ALIASES
 
 
@@ -34,7 +34,8 @@ class Ask:
     swarm; if empty, its swarm settings don't change. ``without`` are options of earlier
     installations to remove, ``known`` the names of runtimes recorded by them. ``default``, set by
     ``following``, is our runtime that is the default. ``units`` are the files of an nspawn
-    machine, each with our lines in it.
+    machine, each with our lines in it. ``leads`` says whether other runtimes of a program that
+    has moved follow it. ``links`` are paths of links to gpu-py with NVIDIA's name for it.
     """
 
     runtimes: tuple[tuple[str, str], ...]
@@ -54,6 +55,8 @@ class Ask:
     known: frozenset[str] = frozenset()
     default: str | None = None
     units: tuple[tuple[str, str], ...] = ()
+    leads: bool = True
+    links: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -73,12 +76,15 @@ class Ask:
     def moved(self, earlier: Mapping[str, str]) -> dict[str, str]:
         """Return our programs that have moved: old path -> new path.
 
-        ``earlier`` maps registered runtimes to their programs.
+        ``earlier`` maps registered runtimes to their programs. The runtime ``nvidia`` moves no
+        other one: it may have been NVIDIA's, and nvidia-ctk may register any program for it.
         """
+        if not self.leads:
+            return {}
         return {
             earlier[name]: program
             for name, program in self.runtimes
-            if earlier.get(name, program) != program
+            if name != NVIDIAS_NAME and earlier.get(name, program) != program
         }
 
     def following(self, earlier: Mapping[str, str], default: str | None) -> "Ask":

@@ -11,6 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Container
+from dataclasses import replace
 from functools import partial
 
 from gpuhook.base import names as our_names
@@ -25,6 +26,7 @@ from gpuhook.tools.engines import (
     managed,
     marks,
     placeholders,
+    services,
     swarm,
 )
 from gpuhook.tools.engines.ask import CDI, NVIDIAS_NAME, SET_DEFAULT, SWARM, Answer, Ask, Engine
@@ -61,7 +63,7 @@ class Docker(Engine):
         marks.check(self.name, path, data, lambda: installed.version(self.name, ask.prefix))
         text = decode(data or b"", path)
         document = _document(text, path)
-        ask = ask.beside(_foreign(document, ask, path))
+        ask = _by_link(ask).beside(_foreign(document, ask, path))
         wanted = wanted_document(document, ask, path)
         _check_options(wanted.keys() - document.keys(), path)
         owned: tuple[Path, ...] = tuple(("runtimes", name) for name in ask.names)
@@ -78,7 +80,8 @@ class Docker(Engine):
         advice = [self._advice(path, sorted(new), ask)]
         if ("default-runtime",) in released:
             new.add("default-runtime")
-            advice = [f"{_KEEPS_DEFAULT}{restart_command()}", *(advice if len(new) > 1 else ())]
+            others = advice if len(new) > 1 else []
+            advice = [f"{_KEEPS_DEFAULT}{restart_command(path)}", *others]
         return Answer((target,), tuple(advice), _warnings(ask), restart=bool(new))
 
     def _config(self, ask: Ask) -> str:
@@ -89,22 +92,22 @@ class Docker(Engine):
     def _advice(self, path: str, at_start: list[str], ask: Ask) -> str:
         if at_start:
             what = " and ".join(at_start)
-            return f"Restart Docker, which reads {what} only at start-up: {restart_command()}"
+            return f"Restart Docker, which reads {what} only at start-up: {restart_command(path)}"
         daemons = _daemons(path)
         if daemons:
-            pids = " ".join(str(daemon.pid) for daemon in daemons)
-            return f"Reload Docker: kill -HUP {pids} (or run this again with --reload)"
+            reload = services.command("reload", self.name, daemons)
+            reload = reload or f"kill -HUP {' '.join(str(daemon.pid) for daemon in daemons)}"
+            return f"Reload Docker: {reload} (or run this again with --reload)"
         others = [docker_api.config_of(daemon) for daemon in host_processes.running("dockerd")]
         if others and not (ask.config or ask.prefix):
             again = f"gpuhook install --engine docker --config {shlex.quote(others[0])}"
             return f"The running Docker reads another file: to add gpu-py there, run {again}"
         return "No running Docker reads this file: it takes effect when Docker starts"
 
-    def afterwards(self, config: str = "") -> str:  # noqa: ARG002
+    def afterwards(self, config: str = "") -> str:
         """Return the step that makes dockerd read the restored daemon.json."""
-        return (
-            f"Restart Docker, if it is running, so that it drops the runtime: {restart_command()}"
-        )
+        command = restart_command(config)
+        return f"Restart Docker, if it is running, so that it drops the runtime: {command}"
 
     def reload(self, config: str) -> list[int]:
         """Send SIGHUP to each of our dockerds that reads this daemon.json.
@@ -178,6 +181,15 @@ class Docker(Engine):
         return any(map(os.path.exists, signs)) or bool(host_processes.running("dockerd"))
 
 
+def _by_link(ask: Ask) -> Ask:
+    """Return the settings with a link's path for the runtime ``nvidia``, if there is a link.
+
+    The dev containers' command line looks for NVIDIA's name in the path.
+    """
+    also = tuple((name, ask.links[-1] if ask.links else program) for name, program in ask.also)
+    return replace(ask, also=also)
+
+
 def _warnings(ask: Ask) -> tuple[str, ...]:
     """Return a warning if a user configures a rootless Docker while root's Docker is running."""
     if not ask.rootless or ask.config or host_processes.running("dockerd"):
@@ -188,9 +200,18 @@ def _warnings(ask: Ask) -> tuple[str, ...]:
     return (f"{who}: for root's Docker, run gpuhook install --engine docker as root",)
 
 
-def restart_command() -> str:
-    """Return the command that restarts the system's Docker, or the user's rootless Docker."""
-    return f"systemctl {'--user ' if os.geteuid() else ''}restart docker"
+def restart_command(config: str) -> str:
+    """Return how to restart the dockerd that reads a file, or else the caller's Docker.
+
+    It is systemd's command, unless a running dockerd is no unit of systemd.
+    """
+    daemons = _daemons(config)
+    usual = f"systemctl {'--user ' if os.geteuid() else ''}restart docker"
+    if not daemons:
+        return usual
+    found = services.command("restart", Docker.name, daemons)
+    pids = " ".join(str(daemon.pid) for daemon in daemons)
+    return found or f"kill {pids}, then start dockerd as before"
 
 
 def wanted_document(document: Document, ask: Ask, path: str) -> Document:
@@ -205,7 +226,8 @@ def wanted_document(document: Document, ask: Ask, path: str) -> Document:
             raise EngineError(
                 "Docker reserves the runtime name runc", "Choose another --runtime-name"
             )
-        if program_of(runtimes.get(name)) != program:
+        also = ask.links if name == NVIDIAS_NAME and ask.leads else ()
+        if program_of(runtimes.get(name)) not in (program, *also):
             runtimes[name] = {"path": program}
     wanted = {**document, "runtimes": runtimes}
     if ask.swarm:
@@ -257,7 +279,7 @@ def _ours(document: Document, ask: Ask) -> set[str]:
     runtimes = document.get("runtimes", {})
     programs = _programs(runtimes if isinstance(runtimes, dict) else {})
     moved = ask.moved(programs)
-    ours = {program for _, program in ask.runtimes} | set(moved)
+    ours = {program for _, program in ask.runtimes} | {*moved, *ask.links}
     return {name for name, program in programs.items() if program in ours}
 
 
@@ -295,7 +317,7 @@ def _foreign(document: Document, ask: Ask, path: str) -> set[str]:
 def _taken_by_others(document: Document, ask: Ask, path: str) -> tuple[Path, ...]:
     """Return the path of NVIDIA's runtime if it has another program than ours."""
     program = _programs(_table(document, "runtimes", path)).get(NVIDIAS_NAME)
-    if program is None or os.path.basename(program) == our_names.RUNTIME:
+    if program is None or program in ask.links or os.path.basename(program) == our_names.RUNTIME:
         return ()
     return (("runtimes", NVIDIAS_NAME),) if NVIDIAS_NAME in _foreign(document, ask, path) else ()
 

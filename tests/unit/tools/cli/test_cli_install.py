@@ -56,7 +56,7 @@ def call(system: Path, *words: str) -> Result:
 def test_everything_is_taken_back(system: Path) -> None:
     before = tree(system)
     engines = [f"--engine={name}" for name in ("docker", "containerd", "crio", "podman")]
-    options = ["--set-default", "--cdi", "--nvidia-names", "--hook=precreate"]
+    options = ["--set-default", "--cdi", "--gpus", "--hook=precreate"]
     for advice in (True, False):
         done = call(system, "install", *engines, *options)
         assert done.exit_code == 0, done.output
@@ -86,7 +86,7 @@ def test_where_an_edit_is_kept_is_said(system: Path) -> None:
 
 def test_dry_run_shows_a_diff_and_changes_nothing(system: Path) -> None:
     before = tree(system)
-    done = call(system, "install", "--engine=docker", "--nvidia-names", "--dry-run")
+    done = call(system, "install", "--engine=docker", "--gpus", "--dry-run")
     assert tree(system) == before
     path = system / "etc/docker/daemon.json"
     assert f"--- {path}\n+++ {path}\n" in done.stdout
@@ -149,7 +149,7 @@ def test_names_of_nvidia_are_never_replaced(system: Path) -> None:
     theirs = system / "usr/bin/nvidia-container-cli"
     theirs.parent.mkdir(parents=True)
     theirs.write_text("theirs")
-    done = call(system, "install", "--engine=docker", "--nvidia-names")
+    done = call(system, "install", "--engine=docker", "--gpus")
     assert f"{theirs} is installed already" in done.stderr
     folder = system / "usr/local/bin"
     assert sorted(os.listdir(folder)) == [
@@ -168,7 +168,7 @@ def test_names_of_nvidia_are_never_replaced(system: Path) -> None:
 def test_names_of_nvidia_go_with_the_last_configuration(system: Path) -> None:
     folder = system / "opt/names"
     config = f"--config={system}/etc/other.json"
-    names = ["--nvidia-names", f"--bin-dir={folder}"]
+    names = ["--gpus", f"--bin-dir={folder}"]
     call(system, "install", "--engine=docker", config, *names)
     call(system, "install", "--engine=docker")
     call(system, "install", "--engine=crio")
@@ -232,7 +232,7 @@ def test_reload_says_what_can_only_be_restarted(system: Path) -> None:
 
 def test_one_order_is_enough(system: Path) -> None:
     """Who restarts Docker need not have it read its file before."""
-    done = call(system, "install", "--engine=docker", "--nvidia-names", "--cdi")
+    done = call(system, "install", "--engine=docker", "--gpus", "--cdi")
     said = [line for line in done.stdout.splitlines() if line.startswith("docker: ")]
     orders = [line for line in said if "estart" in line or "HUP" in line or "No running" in line]
     assert len(orders) == 1
@@ -240,7 +240,7 @@ def test_one_order_is_enough(system: Path) -> None:
 
 
 def test_reload_keeps_the_notes_on_what_needs_a_restart(system: Path) -> None:
-    done = call(system, "install", "--engine=docker", "--nvidia-names", "--reload")
+    done = call(system, "install", "--engine=docker", "--gpus", "--reload")
     assert "docker: no running process uses " in done.stdout
     assert "docker: For --gpus, restart Docker" in done.stdout
     done = call(system, "install", "--engine=docker", "--cdi", "--reload")
@@ -413,7 +413,7 @@ ENGINES = ("docker", "containerd", "crio", "podman")
 # By the option that adds something, the one that takes it back.
 OPTIONS = {
     ("--set-default",): "--no-set-default",
-    ("--nvidia-names",): "--no-nvidia-names",
+    ("--gpus",): "--no-gpus",
     ("--cdi",): "--no-cdi",
     ("--hook=precreate",): "--hook=none",
 }
@@ -500,22 +500,23 @@ def test_gpuhook_that_has_moved_takes_its_names_along(system: Path, engine: str)
         shutil.copytree(system / "opt/bin", system / folder)
     words = ["install", f"--engine={engine}", f"--prefix={system}"]
     for more in (
-        ["--runtime-path=/opt/bin/gpu-py", "--nvidia-names", "--hook=prestart"],
+        ["--runtime-path=/opt/bin/gpu-py", "--gpus", "--hook=prestart"],
         ["--runtime-path=/opt/other/gpu-py", "--runtime-name=other"],
         ["--runtime-path=/opt/new/gpu-py"],
     ):
         assert CliRunner().invoke(cli, [*words, *more], catch_exceptions=False).exit_code == 0
     found = "".join(text for text in files(system).values() if text[:5] != "link ")
-    assert found.count("/opt/new/gpu-py") == 2
+    by_link = found.count("/usr/local/bin/nvidia-container-runtime")
+    assert (found.count("/opt/new/gpu-py"), by_link) == ((1, 1) if engine == "docker" else (2, 0))
     assert found.count("/opt/other/gpu-py") == 1
     assert "/opt/bin" not in found
     if engine == "podman":
         assert "/opt/new/gpuhook-prestart" in found
 
 
-@pytest.mark.parametrize("more", [[], ["--nvidia-names"]])
+@pytest.mark.parametrize("more", [[], ["--gpus"]])
 def test_nvidias_names_follow_a_gpuhook_that_has_moved(system: Path, more: list[str]) -> None:
-    call(system, "install", "--engine=docker", "--nvidia-names")
+    call(system, "install", "--engine=docker", "--gpus")
     shutil.move(system / "opt/bin", system / "opt/new")
     path = f"--runtime-path={system}/opt/new/gpu-py"
     words = ["install", f"--prefix={system}", "--engine=docker", path, *more]
@@ -543,8 +544,8 @@ def test_the_result_as_json(system: Path) -> None:
     for again in ((), ("--dry-run",), ("--no-cdi",)):
         assert result(*again) == (False, [], False, False)
     assert result("--hook=prestart") == (True, [], False, True)
-    assert result("--nvidia-names") == (True, [path], True, True)
-    assert result("--nvidia-names") == (False, [], False, False)
+    assert result("--gpus") == (True, [path], True, True)
+    assert result("--gpus") == (False, [], False, False)
     assert result("--cdi")[0] is True
     assert result("--cdi")[0] is False
 
@@ -557,7 +558,7 @@ def test_the_result_of_taking_back_as_json(system: Path) -> None:
 
     nothing = {"changed": False, "engines": [], "links": []}
     assert result() == nothing
-    call(system, "install", "--engine=docker", "--nvidia-names")
+    call(system, "install", "--engine=docker", "--gpus")
     links = [str(system / "usr/local/bin" / name) for name in sorted(nvidia_names.LINKS)]
     for more in (["--dry-run"], []):
         found = result(*more)
@@ -574,7 +575,7 @@ def test_the_result_of_taking_back_as_json(system: Path) -> None:
         (["--engine=docker", "--hook=prestart"], True),
         (["--engine=docker", "--hook=none"], False),
         (["--engine=docker", "--engine=podman", "--hook=prestart"], False),
-        (["--hook=precreate"], False),
+        (["--engine=all", "--hook=precreate"], False),
     ],
 )
 def test_a_hook_is_for_podman_alone(system: Path, options: list[str], is_warned: bool) -> None:

@@ -147,6 +147,8 @@ def test_hidden_options_are_not_offered() -> None:
         assert not re.search(rf"Did you mean .*{option.opts[0]}\b", done)
 
 
-def test_nvidia_names_say_who_needs_them() -> None:
+def test_gpus_says_who_needs_it() -> None:
     text = " ".join(run("install", "--help").split())
-    assert re.search(r"--nvidia-names .*docker and ctr --gpus, and for compose", text)
+    assert re.search(r"--gpus / --no-gpus .*docker, ctr and podman work, and .* compose", text)
+    assert "(formerly --nvidia-names)" in text
+    assert not re.search(r"--nvidia-names /", text)

@@ -59,5 +59,5 @@ def test_a_hook_of_one_stage_and_then_of_another(tmp_path: Path) -> None:
 
 def test_a_folder_for_nvidias_names_outside_of_the_prefix(tmp_path: Path) -> None:
     """It is refused before anything is written."""
-    names = ["install", "--engine=docker", "--nvidia-names", "--bin-dir=/opt/names"]
+    names = ["install", "--engine=docker", "--gpus", "--bin-dir=/opt/names"]
     check(tmp_path, {}, [names, ["install", "--engine=docker"], names])

@@ -77,7 +77,7 @@ def test_what_a_dockerd_has_loaded(
         "docker-registered": "ok", "docker-loaded": status, "docker-gpus-option": "note",
     }  # fmt: skip
     assert words in found["docker-loaded"][1]
-    assert "--gpus doesn't work" in found["docker-gpus-option"][1]
+    assert "dev containers don't work" in found["docker-gpus-option"][1]
 
 
 @pytest.mark.parametrize(("path", "more"), [("", ""), ("/srv/my file", " --config '/srv/my file'")])
@@ -198,7 +198,7 @@ def test_whose_hook_serves_gpus(tree: Tree, text: str, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("version", "words"),
-    [("28.5.2", "doesn't work"), ("29.2.0", "uses CDI specs in Docker 29.2.0")],
+    [("28.5.2", "don't work"), ("29.2.0", "uses CDI specs in Docker 29.2.0")],
 )
 def test_a_docker_that_serves_gpus_by_cdi(
     tree: Tree, docker: RunDocker, version: str, words: str
@@ -209,6 +209,15 @@ def test_a_docker_that_serves_gpus_by_cdi(
     status, message = _docker(tree)["docker-gpus-option"]
     assert status == "note"
     assert words in message
+
+
+def test_a_hook_that_dockerd_has_not_seen_yet(tree: Tree) -> None:
+    tree.program(f"{BIN}/gpuhook-prestart")
+    tree.link("/usr/bin/nvidia-container-runtime-hook", f"{tree.root}{BIN}/gpuhook-prestart")
+    tree.process(9, "dockerd", environ=["PATH=/usr/bin"])
+    status, message = _docker(tree)["docker-gpus-option"]
+    assert status == "warning"
+    assert "is newer than the running dockerd" in message
 
 
 def test_an_environment_that_may_not_be_read(tree: Tree) -> None:

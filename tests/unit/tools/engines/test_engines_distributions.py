@@ -251,7 +251,7 @@ def test_a_runtime_that_is_in_the_template_by_hand(tmp_path: Path, line: str) ->
 
 
 def test_a_runtime_that_k3s_itself_adds_is_not_written(tmp_path: Path) -> None:
-    """It looks for nvidia-container-runtime, which --nvidia-names makes."""
+    """It looks for nvidia-container-runtime, which --gpus makes."""
     made = starts.Ranchers(tmp_path / RANCHERS)
     made.start()
     install(made, also=(("nvidia", PROGRAM),))

@@ -21,7 +21,7 @@ STATE = "var/lib/gpuhook"
 # A file that an installation with these words writes or reads below its prefix.
 PLACES = (
     ("docker", "etc/docker/daemon.json"),
-    ("docker", f"{STATE}/nvidia-names.json", "--nvidia-names"),
+    ("docker", f"{STATE}/nvidia-names.json", "--gpus"),
     ("docker", f"{STATE}/engines/lock"),
     ("docker", f"{STATE}/cdi.json", "--cdi"),
     ("docker", UNIT, "--cdi"),
@@ -215,7 +215,7 @@ def test_what_came_with_an_image_as_remembered_changes_nothing_outside(
     (host / "file").write_text("{}\n")
     remembered(image, host)
     before = contents(host)
-    words = ("--engine=docker", "--nvidia-names") if command == "install" else ()
+    words = ("--engine=docker", "--gpus") if command == "install" else ()
     said = r"leads .*out of|isn't below|is ambiguous below|isn't an absolute path"
     with pytest.raises((CdiError, EngineError), match=said):
         call(command, image, *words)
@@ -347,7 +347,7 @@ def test_no_field_of_a_record_has_an_effect_outside(
     assert contents(host) == before
 
 
-@pytest.mark.parametrize("command", [COMMANDS[0] + " --nvidia-names", *COMMANDS[1:]])
+@pytest.mark.parametrize("command", [COMMANDS[0] + " --gpus", *COMMANDS[1:]])
 @pytest.mark.parametrize(
     "links",
     [{"../host/link": "x"}, {"IMAGE/../host/link": "x"}, {"IMAGE/a/x\0": "y"}, {"IMAGE/x": 5}, [5]],
@@ -389,7 +389,7 @@ def test_nvidias_names_stay_inside(image: Path, host: Path) -> None:
     (image / "usr/local").mkdir(parents=True)
     (image / "usr/local/bin").symlink_to(host)
     with pytest.raises(EngineError, match="leads through the link"):
-        call("install", image, "--engine=docker", "--nvidia-names")
+        call("install", image, "--engine=docker", "--gpus")
     assert program_links.LINKS.keys() & {path.name for path in host.iterdir()} == set()
 
 
@@ -412,7 +412,7 @@ def test_no_name_and_no_text_of_an_image_steers_a_terminal(image: Path) -> None:
     image = image.rename(image.with_name(f"image{STEERING}"))
     text = "".join(char for char in STEERING if char >= " ")  # JSON has no others
     (image / "etc/docker/daemon.json").write_text(f'{{\n\t"debug": true,\n\t"x": "{text}"\n}}\n')
-    words = ("--engine=docker", "--engine=podman", "--cdi", "--nvidia-names")
+    words = ("--engine=docker", "--engine=podman", "--cdi", "--gpus")
     program = "--runtime-path=/opt/bin/gpu-py"
     said = ""
     for command in (

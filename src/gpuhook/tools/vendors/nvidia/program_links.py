@@ -8,6 +8,7 @@ nvidia-cdi-hook. Scripts call nvidia-ctk. NVIDIA's own programs are never replac
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpuhook.base import names
@@ -16,8 +17,9 @@ from gpuhook.base.host import files as host_files
 from gpuhook.tools.engines.made import MadeFolders
 from gpuhook.tools.engines.prefix import check_kept, is_plain
 
+_RUNTIME = "nvidia-container-runtime"
 LINKS = {
-    "nvidia-container-runtime": names.RUNTIME,
+    _RUNTIME: names.RUNTIME,
     "nvidia-container-runtime-hook": names.HOOK,
     "nvidia-container-cli": "gpuhook-container-cli",
     names.TOOLKIT_CDI_HOOK: names.CDI_HOOK,
@@ -25,10 +27,8 @@ LINKS = {
 }
 DEFAULT_FOLDER = "/usr/local/bin"
 # The PATH of daemons started by systemd; NVIDIA's packages install to one of these.
-_SEARCHED = (
-    "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin",
-    "/usr/local/nvidia/toolkit",
-)  # fmt: skip
+TOOLKIT_FOLDER = "/usr/local/nvidia/toolkit"  # of the GPU Operator
+_SEARCHED = (*names.SEARCH_PATH.split(":"), TOOLKIT_FOLDER)
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,12 @@ class LinkRecord:
         for link in links:
             check_kept(self._prefix, self._path, os.path.dirname(link.path))
         return links
+
+    def runtimes(self, planned: Iterable[Link] = ()) -> tuple[str, ...]:
+        """Return the links to gpu-py, created or planned, as programs below the prefix see them."""
+        every = {link.path: link.program for link in (*self.links(), *planned)}
+        ours = [path for path in every if os.path.basename(path) == _RUNTIME]
+        return tuple(path.removeprefix(self._prefix.rstrip("/")) for path in ours)
 
     def folder_of_dead(self) -> str | None:
         """Return the folder of a link that dangles because gpuhook has moved; None if none does."""

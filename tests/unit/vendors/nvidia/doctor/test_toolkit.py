@@ -4,6 +4,7 @@ import pytest
 from fabricated import BIN, VERSION, Tree, said
 
 from gpuhook.tools.vendors.nvidia.doctor import toolkit
+from gpuhook.tools.vendors.nvidia.program_links import LINKS
 
 SPEC = """
 cdiVersion: 0.5.0
@@ -47,3 +48,27 @@ def test_nvidias_names_that_lead_to_us(tree: Tree) -> None:
     tree.link("/usr/bin/nvidia-container-runtime", str(gpu_py))
     (tree.root / "usr/bin/nvidia-container-runtime").chmod(0o755)
     assert said(toolkit.foreign_toolkit(tree.case))["foreign-toolkit"][0] == "ok"
+
+
+def _status(tree: Tree) -> str:
+    return said(toolkit.foreign_toolkit(tree.case))["foreign-toolkit"][0]
+
+
+@pytest.mark.parametrize("name", [*LINKS])
+@pytest.mark.parametrize("folder", ["/usr/bin", "/usr/local/nvidia/toolkit"])
+def test_a_toolkit_that_our_links_hide(tree: Tree, name: str, folder: str) -> None:
+    tree.program(f"{folder}/{name}", "#!/bin/sh\n")
+    assert _status(tree) != "warning"
+    tree.program(f"/usr/local/bin/{name}", "#!/bin/sh\nexec gpuhook-prestart\n")
+    status, message = said(toolkit.foreign_toolkit(tree.case))["foreign-toolkit"]
+    assert status == "warning"
+    assert f"({folder}/{name})" in message
+    assert f"found first: /usr/local/bin/{name}" in message
+    (tree.root / folder[1:] / name).unlink()
+    assert _status(tree) != "warning"
+
+
+def test_a_toolkit_that_is_found_first_hides_ours(tree: Tree) -> None:
+    tree.program("/usr/local/bin/nvidia-ctk", "#!/bin/sh\n")
+    tree.program("/usr/bin/nvidia-ctk", "#!/bin/sh\nexec gpuhook-ctk\n")
+    assert _status(tree) != "warning"

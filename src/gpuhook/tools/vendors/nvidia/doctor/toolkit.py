@@ -8,6 +8,7 @@ from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.cdi import host_paths, remake
 from gpuhook.tools.doctor.finding import Finding, note, ok, warning
 from gpuhook.tools.doctor.host import is_ours
+from gpuhook.tools.doctor.machine import Machine
 from gpuhook.tools.vendors.nvidia.doctor.nodes import module_version
 
 _PROGRAMS = (
@@ -17,6 +18,8 @@ _PROGRAMS = (
     "nvidia-ctk",
     "nvidia-cdi-hook",
 )
+# Where NVIDIA's packages and the GPU Operator install them, in the order of a daemon's PATH.
+_FOLDERS = (*names.SEARCH_PATH.split(":"), "/usr/local/nvidia/toolkit")
 _DRIVER_LIBRARY = re.compile(r"/lib(?:cuda|nvidia-ml)\.so\.(\d+(?:\.\d+)+)$")
 
 
@@ -35,7 +38,21 @@ def cdi_versions(case: Case) -> Iterator[Finding]:
 
 
 def foreign_toolkit(case: Case) -> Iterator[Finding]:
-    """Look for NVIDIA's own toolkit; its program names may also be links to gpuhook."""
+    """Look for NVIDIA's own toolkit; its program names may also be links to gpuhook.
+
+    If links to gpuhook are found before its programs, engines use gpuhook: that is a warning.
+    """
+    hidden = [pair for name in _PROGRAMS if (pair := _hidden(case.machine, name))]
+    if hidden:
+        ours, theirs = (", ".join(paths) for paths in zip(*hidden, strict=True))
+        yield warning(
+            "foreign-toolkit",
+            f"NVIDIA's container toolkit is installed ({theirs}), but gpuhook's links are found "
+            f"first: {ours}",
+            "To use NVIDIA's: gpuhook install --engine docker --no-gpus, and restart Docker; to "
+            "use gpuhook's: remove NVIDIA's packages",
+        )
+        return
     for name in _PROGRAMS:
         path = case.machine.which(name, names.SEARCH_PATH)
         if path and not is_ours(case.machine, path):
@@ -46,3 +63,12 @@ def foreign_toolkit(case: Case) -> Iterator[Finding]:
             )
             return
     yield ok("foreign-toolkit", "NVIDIA's container toolkit isn't installed in addition to gpuhook")
+
+
+def _hidden(machine: Machine, name: str) -> tuple[str, str] | None:
+    """Return our link and the program of NVIDIA's after it on a daemon's PATH; None if none is."""
+    paths = [path for folder in _FOLDERS if machine.is_program(path := f"{folder}/{name}")]
+    if not paths or not is_ours(machine, paths[0]):
+        return None
+    theirs = [path for path in paths[1:] if not is_ours(machine, path)]
+    return (paths[0], theirs[0]) if theirs else None
