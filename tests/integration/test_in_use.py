@@ -56,6 +56,35 @@ def test_a_container_of_crio(site: Site, installation: Installation) -> None:
         assert "Run this first: kubectl drain" in done.stderr
 
 
+def test_a_plain_removal_is_refused_too(site: Site, installation: Installation) -> None:
+    site.gpuhook("install").ok()
+    runtime = str(installation.runtime)
+    with pretender(site.folder / "conmon", "-n", "pods", "-r", runtime, way=()):
+        done = site.gpuhook("uninstall").failed()
+        assert "can't be started again without gpu-py: pods" in done.stderr
+        assert site.drop_in.exists()
+        refused = site.gpuhook("uninstall", "--force", "--unless-in-use").failed()
+        assert "--force and --unless-in-use exclude each other" in refused.stderr
+        site.gpuhook("uninstall", "--force").ok()
+        assert not site.drop_in.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-n", "of-another-engine", "--exit-command", "/usr/bin/podman", "-r", "RUNTIME"],
+        ["-n", "of-another-runtime", "-r", "/usr/bin/runc"],
+    ],
+)
+def test_other_containers_stop_no_removal(
+    site: Site, installation: Installation, words: list[str]
+) -> None:
+    site.gpuhook("install").ok()
+    given = [str(installation.runtime) if word == "RUNTIME" else word for word in words]
+    with pretender(site.folder / "conmon", *given, way=()):
+        site.gpuhook("uninstall").ok()
+
+
 def test_what_strangers_say_does_not_count(
     workspace: Path, site: Site, installation: Installation
 ) -> None:

@@ -252,6 +252,29 @@ def test_nothing_is_taken_back_while_a_container_needs_it(site: Site) -> None:
     assert "gpu-py" not in site.runtimes()
 
 
+def test_a_running_container_stops_a_removal_unless_forced(site: Site) -> None:
+    site.gpuhook("install", "--reload").ok()
+    assert "gpu-py" in site.runtimes()
+    installed = site.config.read_bytes()
+    words = ["run", "--detach", "--network=none", "--stop-timeout=0", "--name=bound"]
+    started = site.docker.call(*words, "--runtime=gpu-py", DEBIAN, "sleep", "1000").ok()
+    name = started.stdout[:12]
+    try:
+        for more in ((), ("--reload",)):
+            done = site.gpuhook("uninstall", *more).failed()
+            assert f"Run this first: docker stop {name}; or continue with" in done.stderr
+            assert site.config.read_bytes() == installed
+        shown = site.gpuhook("uninstall", "--dry-run").ok()
+        assert name in shown.stderr
+        assert '-    "gpu-py"' in shown.stdout or "gpu-py" in shown.stdout
+        assert site.config.read_bytes() == installed
+        site.gpuhook("uninstall", "--force").ok()
+        assert site.config.read_text() == ODD_FILE
+        assert site.docker.call("exec", "bound", "true").status == 0
+    finally:
+        site.docker.call("rm", "--force", "bound").ok()
+
+
 def test_a_runtime_with_arguments_is_in_use(site: Site) -> None:
     """Docker calls such a one by a script of its own."""
     entry = {"path": str(site.command.with_name("gpu-py")), "runtimeArgs": ["--debug"]}

@@ -108,6 +108,11 @@ def test_nothing_is_taken_back_while_a_container_needs_it(
             engine.call(*words, f"--name={name}", DEBIAN, "sleep", "1000").ok()
         done = gpuhook("uninstall", "--unless-in-use").failed()
         assert "Run this first: podman stop bound." in done.stderr
+        done = gpuhook("uninstall").failed()
+        assert "Run this first: podman stop bound; or continue with" in done.stderr
+        gpuhook("uninstall", "--force").ok()
+        assert "nothing to remove" in gpuhook("uninstall").ok().stdout
+        gpuhook("install").ok()
         bound.call("stop", "--time=0", "bound").ok()
         # conmon may take a moment to end.
         wait_until(lambda: gpuhook("uninstall", "--unless-in-use").status == 0, "it is in no use")

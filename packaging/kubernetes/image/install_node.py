@@ -243,7 +243,7 @@ def tell_engine(node: Node) -> None:
 
 def forget_engine(node: Node) -> None:
     """Take everything out of the engine's files again, and restart it."""
-    words = [f"{SOURCE}/bin/gpuhook", "uninstall", f"--engine={node.engine}"]
+    words = [f"{SOURCE}/bin/gpuhook", "uninstall", f"--engine={node.engine}", "--force"]
     words += [f"--config={node.config}"] if node.config else []
     if "\n--- " in "\n" + _run([*words, "--dry-run"]):
         _mark(node)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gpuhook.base import names
+from gpuhook.base.errors import EngineError
 from gpuhook.monitor.host.programs import our_program
 from gpuhook.tools import extensions
 from gpuhook.tools.cdi.kept import Kept, kept
@@ -40,6 +41,7 @@ class Chosen:
     state: str
     reload: bool
     unless_in_use: bool
+    force: bool
     dry_run: bool
 
     def has(self, record: Record) -> bool:
@@ -73,6 +75,9 @@ class Chosen:
     help="As --reload, but change nothing while a container, an engine or a foreign CDI spec "
     "needs gpuhook.",
 )  # fmt: skip
+@click.option(
+    "--force", is_flag=True, help="Continue while running containers of these engines need gpu-py."
+)
 @click.option("--dry-run", is_flag=True, help="Print the changes as a diff without making them.")
 @format_option
 def uninstall(
@@ -82,19 +87,23 @@ def uninstall(
     state_dir: str | None,
     reload: bool,
     unless_in_use: bool,
+    force: bool,
     dry_run: bool,
     output_format: str,
 ) -> None:
     """Remove the changes of ``gpuhook install``.
 
     A file without other changes is restored byte for byte; from other files only our settings
-    are removed. The CDI specs of ``--cdi`` are removed with the last engine. Containers that
-    still need the runtime are listed.
+    are removed. The CDI specs of ``--cdi`` are removed with the last engine. Nothing is changed
+    while running containers of the engines need gpu-py, unless --force is given. Stopped ones
+    that need it are listed.
     """
+    if force and unless_in_use:
+        raise click.UsageError("--force and --unless-in-use exclude each other.")
     prefix = prefix and os.path.abspath(prefix)
     chosen = Chosen(
         frozenset(ENGINES if shared.ALL in engines else engines), shared.absolute(config), prefix,
-        state_folder(state_dir, prefix), reload or unless_in_use, unless_in_use, dry_run,
+        state_folder(state_dir, prefix), reload or unless_in_use, unless_in_use, force, dry_run,
     )  # fmt: skip
     as_json = output_format == "json"
     with shared.silent() if as_json else contextlib.nullcontext():
@@ -120,6 +129,8 @@ def _take_back(chosen: Chosen) -> dict[str, Any]:
             in_use.check(program, store, records)
             if is_last and (before is None or {*ends} == {*before.engines}):
                 documents.check_unused(site, os.path.dirname(program), before)
+        elif not (chosen.force or chosen.prefix):
+            _check_running(store, records, dry_run=dry_run)
         if not records and not ends and not (is_last and links.links()):
             say(_NOTHING)
             return {"changed": False, "engines": [], "links": []}
@@ -148,6 +159,16 @@ def _take_back(chosen: Chosen) -> dict[str, Any]:
         for engine, lines in advice.items()
     ]
     return {"changed": True, "engines": told, "links": gone}
+
+
+def _check_running(store: Store, records: list[Record], *, dry_run: bool) -> None:
+    """Raise EngineError while running containers need gpu-py; a dry run only warns."""
+    try:
+        in_use.check_running(store, records)
+    except EngineError as error:
+        if not dry_run:
+            raise
+        warn(str(error))
 
 
 def _engines_that_end(

@@ -16,7 +16,7 @@ from gpuhook.base.host import files as host_files
 from gpuhook.monitor.host import processes as host_processes
 from gpuhook.monitor.host.processes import Process
 from gpuhook.tools.engines import containerd_files, docker_api
-from gpuhook.tools.engines.merge import Document
+from gpuhook.tools.engines.merge import Document, get
 from gpuhook.tools.engines.store import Record, Store
 
 _PATH_LIMIT = 4096  # bytes, PATH_MAX
@@ -31,10 +31,14 @@ _READ_AT_START = {
 
 @dataclass(frozen=True)
 class Needing:
-    """A container created by gpu-py that isn't deleted yet; ``end`` is the command to remove it."""
+    """A container created by gpu-py that isn't deleted yet; ``end`` is the command to remove it.
+
+    ``engine`` is the one that it belongs to.
+    """
 
     container: str
     end: tuple[str, ...]
+    engine: str
 
 
 def check(program: str, store: Store, records: Iterable[Record]) -> None:
@@ -47,6 +51,34 @@ def check(program: str, store: Store, records: Iterable[Record]) -> None:
     _check_dockers(program, [record.config for record in records if record.engine == "docker"])
     for record in records:
         _check_daemon(store.written(record), record)
+
+
+def check_running(store: Store, records: Iterable[Record]) -> None:
+    """Raise EngineError while a container runs that an engine created with a recorded runtime.
+
+    ``records`` are the changes about to be removed. The container goes on without them, but the
+    engine can't start it again.
+    """
+    found: list[Needing] = []
+    for record in records:
+        for program in sorted(_programs(store.written(record), record)):
+            every = [*_of_shims(program), *_of_conmons(program)]
+            found += [each for each in every if each.engine == record.engine]
+    if found:
+        found = list(dict.fromkeys(found))
+        names = ", ".join(each.container for each in found)
+        raise EngineError(
+            f"These containers are running, and can't be started again without gpu-py: {names}",
+            f"Run this first: {' && '.join(_commands(found))}; or continue with gpuhook uninstall "
+            "--force",
+        )
+
+
+def _programs(written: Document, record: Record) -> set[str]:
+    """Return the programs of the runtimes that we wrote to an engine's file."""
+    tables = [get(written, path) for path in record.owned if path[-2:-1] == ("runtimes",)]
+    paths = (text for table in tables for text in _texts(table) if text.startswith("/"))
+    return {path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)}
 
 
 def _check_containers(program: str) -> None:
@@ -79,11 +111,12 @@ def _of_shims(program: str) -> Iterator[Needing]:
         if not _leads_to(process, os.fsdecode(runtime), program):
             continue
         if namespace == "moby":
-            yield Needing(name[:_SHORT], ("docker", "stop"))
+            yield Needing(name[:_SHORT], ("docker", "stop"), "docker")
         elif namespace == "k8s.io":
-            yield Needing(name[:_SHORT], ())
+            yield Needing(name[:_SHORT], (), "containerd")
         else:
-            yield Needing(name, ("ctr", "-n", namespace, "tasks", "delete", "--force"))
+            end = ("ctr", "-n", namespace, "tasks", "delete", "--force")
+            yield Needing(name, end, "containerd")
 
 
 def _of_conmons(program: str) -> Iterator[Needing]:
@@ -93,7 +126,8 @@ def _of_conmons(program: str) -> Iterator[Needing]:
             ends_with = os.path.basename(of_conmon(process, "--exit-command"))
             is_podman = ends_with.startswith("podman")
             name = of_conmon(process, "-n", "--name")
-            yield Needing(name, ("podman", "stop") if is_podman else ())
+            end, engine = (("podman", "stop"), "podman") if is_podman else ((), "crio")
+            yield Needing(name, end, engine)
 
 
 def of_conmon(process: Process, *names: str) -> str:
@@ -153,6 +187,15 @@ def _check_daemon(written: Document, record: Record) -> None:
 def _restart(record: Record) -> str:
     owner = containerd_files.distribution(record.config) if record.engine == "containerd" else None
     return owner.restart if owner is not None else f"systemctl restart {record.engine}"
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield the strings in tables and lists, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts(each)
 
 
 def _values(document: object, key: str) -> Iterator[str]:
