@@ -1,4 +1,7 @@
-"""The commands of docs/install.md do what it says, as they stand there, and a container starts."""
+"""The commands of docs/install.md and README.md do what they say, and a container starts.
+
+After README's installation, NVIDIA's own commands work, too.
+"""
 
 import re
 import shutil
@@ -19,15 +22,24 @@ from booted import (
     wait_for_docker,
 )
 from harness.commands import run
-from harness.images import REPOSITORY
+from harness.images import REPOSITORY, image
 
 VENV = Path("/opt/gpuhook")
 
 
-def commands(heading: str) -> list[str]:
+# As NVIDIA's installation guide has them.
+NVIDIAS = (
+    "nvidia-ctk runtime configure --runtime=docker",
+    "systemctl restart docker",
+    "docker run --rm --gpus all ubuntu nvidia-smi",
+)
+SETTINGS = Path("/etc/docker/daemon.json")
+
+
+def commands(heading: str, page: str = "docs/install.md") -> list[str]:
     """Return the commands of a section."""
-    text = (REPOSITORY / "docs/install.md").read_text().partition(f"## {heading}\n")[2]
-    block = re.search(r"```sh\n(.*?)```", text.partition("\n## ")[0], re.DOTALL)
+    text = (REPOSITORY / page).read_text().partition(f"## {heading}\n")[2]
+    block = re.search(r"```(?:sh)?\n(.*?)```", text.partition("\n## ")[0], re.DOTALL)
     assert block
     return [line.partition(" #")[0].strip() for line in block[1].splitlines()]
 
@@ -50,6 +62,8 @@ def bare(before: set[str]) -> Iterator[None]:
     """Nothing of ours is installed; Docker has the images."""
     call("dpkg", "--purge", "gpuhook-simulate", "gpuhook")
     call("docker", "load", "--input", CARRIED / "images.tar")
+    for name in ("debian:12", "ubuntu"):
+        call("docker", "tag", image("debian"), name)
     yield
     call("dpkg", "--purge", "gpuhook-simulate", "gpuhook")
     shutil.rmtree(VENV, ignore_errors=True)
@@ -81,11 +95,50 @@ def test_as_a_debian_package(bare: None) -> None:
     if not DRIVER.exists():
         call("gpuhook", "simulate", DRIVER, "--gpus", str(GPUS))
     set_config(f"nvidia-container-cli.root={DRIVER}")
-    *lines, doctor = commands("Tell the engines")
-    follow(*lines)
-    remedy = "systemctl reload docker"
-    assert f"Run {remedy}" in run(doctor.split()).failed().stdout
-    follow(remedy)
+    dry_run, install, restart, trial, doctor = commands("Tell the engines")
+    follow(dry_run, install)
+    assert "is newer than the running dockerd" in run(doctor.split()).failed().stdout
+    follow(restart)
     wait_for_docker()
+    follow(trial)
     assert "Run " not in run(doctor.split()).ok().stdout
     starts()
+    call("gpuhook", "uninstall")
+
+
+def shell(*lines: str) -> str:
+    """Run lines as an administrator's shell does; return what they printed."""
+    script = "\n".join(("set -e", f"PATH={VENV}/bin:$PATH", *lines))
+    return run(["sh", "-c", script], cwd=REPOSITORY, timeout=300.0).ok().stdout
+
+
+def test_nvidias_own_commands_after_the_readmes(bare: None) -> None:
+    before = SETTINGS.read_bytes() if SETTINGS.exists() else None
+    lines = commands("Install it", "README.md")
+    at, end = (lines.index(each) for each in ("systemctl restart docker", "gpuhook list"))
+    assert lines[at - 1] == "gpuhook install --engine docker --gpus"
+    shell(*lines[: at - 1], f"{VENV}/bin/pip install . ./simulate")
+    if not DRIVER.exists():
+        shell(f"gpuhook simulate {DRIVER} --gpus {GPUS}")
+    shell(f"gpuhook config set nvidia-container-cli.root={DRIVER}")
+    told = shell(lines[at - 1])
+    assert "docker: For --gpus, restart Docker" in told
+    assert "systemctl restart docker" in told
+    assert "Try it: docker run --rm --gpus all debian:12 nvidia-smi -L" in told
+    call("systemctl", "reset-failed", "docker", "docker.socket", "containerd")
+    assert shell(lines[at], lines[at + 1]).count("GPU ") == GPUS
+    shell(*(line for line in lines[at + 2 : end] if "explain" in line))
+    installed = SETTINGS.read_bytes()
+    call("systemctl", "reset-failed", "docker", "docker.socket", "containerd")
+    assert "NVIDIA-SMI" in shell(*NVIDIAS)
+    assert SETTINGS.read_bytes() == installed
+    version = shell("nvidia-ctk --version").split()
+    assert "version" in version
+    info = call("docker", "info", "--format={{.Runtimes.nvidia}}")
+    assert "nvidia-container-runtime" in info  # what dev containers look for
+    starts()
+    shell(lines[-1])
+    assert (SETTINGS.read_bytes() if SETTINGS.exists() else None) == before
+    assert not Path("/usr/local/bin/nvidia-ctk").exists()
+    call("systemctl", "reset-failed", "docker", "docker.socket", "containerd")
+    call("systemctl", "restart", "docker")
