@@ -18,7 +18,7 @@ from gpuhook.base import names
 from gpuhook.base.errors import CdiError, EngineError, GpuhookError, printable, shown
 from gpuhook.monitor.host import streams
 from gpuhook.nvidia_cli import ctk_cdi, ctk_config, ctk_system
-from gpuhook.nvidia_cli.ctk_words import PROGRAM, say
+from gpuhook.nvidia_cli.ctk_words import PROGRAM, SERVED_VERSION, say
 from gpuhook.tools.cli import runtime as configuring
 from gpuhook.tools.cli._help import Group
 from gpuhook.tools.cli.cdi_generate import transform
@@ -62,8 +62,9 @@ def status_of(argv: list[str]) -> int:
     },
 )
 @click.version_option(
-    __version__, "-v", "--version", message=f"NVIDIA Container Toolkit CLI version {__version__}"
-)
+    SERVED_VERSION, "-v", "--version",
+    message=f"NVIDIA Container Toolkit CLI version {SERVED_VERSION}\ncommit: gpuhook {__version__}",
+)  # fmt: skip
 @click.option("-d", "--debug", is_flag=True, envvar="NVIDIA_CTK_DEBUG", help="Has no effect.")
 @click.option(
     "-q", "--quiet", is_flag=True, envvar="NVIDIA_CTK_QUIET",

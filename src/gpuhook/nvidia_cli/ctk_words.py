@@ -7,6 +7,8 @@ import click
 from gpuhook.base.errors import printable
 
 PROGRAM = "nvidia-ctk"
+# The version whose command lines are served. Scripts compare it with a minimum, such as 1.14.
+SERVED_VERSION = "1.20.0"
 
 
 def say(text: str) -> None:

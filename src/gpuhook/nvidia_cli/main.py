@@ -96,8 +96,10 @@ def _answer_help(found: "Found", usage: str, table: "tuple[Option, ...]") -> boo
     elif "usage" in names:
         sys.stdout.write(f"Usage: {argp.PROGRAM} {usage}\n")
     elif "version" in names:
-        labels = ("build date", "build revision", "build compiler", "build platform", "build flags")
-        sys.stdout.write(f"cli-version: {__version__}\nlib-version: {__version__}\n")
+        version = options.SERVED_VERSION
+        sys.stdout.write(f"cli-version: {version}\nlib-version: {version}\nbuild date: \n")
+        sys.stdout.write(f"build revision: gpuhook {__version__}\n")
+        labels = ("build compiler", "build platform", "build flags")
         sys.stdout.write("".join(f"{label}: \n" for label in labels))
     return not names.isdisjoint({"help", "usage", "version"})
 

@@ -5,6 +5,9 @@ Options with "no effect" in their text stand for something that gpuhook always o
 
 from gpuhook.nvidia_cli.argp import OPTIONAL, VALUE, Option
 
+# The version whose command lines are served. Scripts and enroot compare it with a minimum.
+SERVED_VERSION = "1.18.0"
+
 GLOBAL = (
     Option("debug", "d", VALUE, "Log debug information"),
     Option("load-kmods", "k", text="Load kernel modules"),

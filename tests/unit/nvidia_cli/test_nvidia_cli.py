@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuhook import __version__
 from gpuhook.core.inventory.model import DriverFile, Node
 from gpuhook.nvidia_cli import callers
 from gpuhook.nvidia_cli.argp import FLAG, OPTIONAL, VALUE, Option, UsageError, parse
@@ -207,3 +208,15 @@ def test_a_process_id_is_a_decimal_number(text: str) -> None:
 def test_a_process_id() -> None:
     found = {text: _pid([("pid", text)]) for text in ("12", "0", "-3", "007")}
     assert found == {"12": 12, "0": None, "-3": None, "007": 7}
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version_is_that_of_its_command_lines(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([option])
+    said = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    for label in ("cli-version", "lib-version"):
+        assert [*map(int, said[label].split("."))] >= [1, 14]  # the least that scripts accept
+    assert said["build revision"] == f"gpuhook {__version__}"
