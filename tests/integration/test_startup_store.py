@@ -1,5 +1,6 @@
 """The saved inventory over simulated drivers: NVML is left alone, and no change is missed."""
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -120,6 +121,11 @@ def test_refresh_command_saves(host: Host, installation: Any) -> None:
     (left / "cache").write_text("of another config.toml with an older time\n")
     told = run([installation.command, "refresh", "--config", config]).ok().stdout
     assert "3 GPUs" in told
+    assert len(told.splitlines()) == 1
+    more = run([installation.command, "refresh", "--config", config, "--format=json"]).ok()
+    [described] = json.loads(more.stdout)
+    assert (described["vendor"], described["devices"]) == ("nvidia", 3)
+    assert described["links"] == []  # the first call has made them
     assert (left / "cache").read_text().splitlines()[1] == "runc:crun:"
     # What another installation saved, ours doesn't believe; but the file is there and whole.
     (saved,) = Path(host.config.state_dir).glob("inventory-nvidia-????????????????")

@@ -1,6 +1,7 @@
 """The commands of docs/tutorial/simulated.md do what it says, one after the other."""
 
 import contextlib
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -105,4 +106,7 @@ def test_each_step_does_what_the_page_says(machine: Machine) -> None:
     assert done >= 15
     assert not Path(machine.env["GPUS"]).exists()
     assert not (machine.folder / "names").exists()
+    assert not Path("/run/gpuhook").exists()
+    links = [os.readlink(link) for link in Path("/dev/char").glob("*") if link.is_symlink()]
+    assert not [link for link in links if link.startswith(machine.env["GPUS"])]
     assert Path("/etc/docker/daemon.json").read_text() == "{}\n"

@@ -114,12 +114,14 @@ def put_in_place(new: str, root: str) -> None:
         ) from None
 
 
-def remove(root: str) -> None:
-    """Delete a simulated driver root; SimulateError if the folder isn't one.
+def remove(root: str, links: str = "/dev/char") -> None:
+    """Delete a simulated driver root, and the links to its nodes; SimulateError if it isn't one.
 
-    UntrustedPathError if another user could redirect root.
+    UntrustedPathError if another user could redirect root. ``links`` is the folder in which
+    gpuhook makes links to devices' nodes.
     """
     check_way(root)  # protects: removed-way
+    named = os.path.abspath(root)
     root = os.path.realpath(root)
     if not is_simulated(root):
         raise SimulateError(
@@ -133,3 +135,17 @@ def remove(root: str) -> None:
         raise SimulateError(
             f"{root} can't be removed ({error})", "Check that you are root and try again"
         ) from error
+    _remove_links(links, (named, root))
+
+
+def _remove_links(folder: str, roots: tuple[str, ...]) -> None:
+    """Remove the links in a folder that lead to nodes below one of the roots."""
+    below = tuple(f"{root}/dev/" for root in roots)
+    try:
+        links = [entry.path for entry in os.scandir(folder) if entry.is_symlink()]
+    except OSError:
+        return
+    for link in links:
+        with contextlib.suppress(OSError):  # another process may remove it, too
+            if os.readlink(link).startswith(below):
+                os.unlink(link)

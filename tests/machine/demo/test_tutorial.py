@@ -1,5 +1,6 @@
 """The commands of docs/tutorial/simulated.md, from its first, do what it says."""
 
+import os
 import re
 from pathlib import Path
 
@@ -28,4 +29,8 @@ def test_by_hand_from_the_first_command() -> None:
         assert re.search(pattern, last, re.DOTALL), f"{commands}\n{last}"
     assert done >= 20
     assert (settings.read_bytes() if settings.exists() else None) == before
-    assert not Path("/opt/gpuhook").exists()
+    for left in ("/opt/gpuhook", "/run/gpuhook", "/var/lib/gpuhook", "/etc/gpuhook"):
+        assert not Path(left).exists()
+    assert not Path("/usr/local/bin/nvidia-ctk").is_symlink()
+    links = [os.readlink(link) for link in Path("/dev/char").glob("*") if link.is_symlink()]
+    assert not [link for link in links if link.startswith("/srv/gpus")]

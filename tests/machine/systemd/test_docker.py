@@ -96,7 +96,11 @@ def test_the_doctor_asks_for_links_until_they_are_there(docker: tuple[str]) -> N
     call("gpuhook", "install", "--engine", "docker", "--cdi")
     forget_links()
     assert findings()["dev-char"] == "warning"
-    call("gpuhook", "refresh")
+    told = call("gpuhook", "refresh", "--verbose").splitlines()
+    created = [line for line in told if line.startswith("Created the link /dev/char/")]
+    assert created
+    assert told == [told[0], *created]
+    assert f"{len(created)} links created in /dev/char" in told[0]
     assert findings()["dev-char"] == "ok"
     call("gpuhook", "install", "--engine", "docker", "--no-cdi")
 

@@ -1,5 +1,7 @@
 """gpuhook refresh: save the device inventory, so that no container start has to detect devices."""
 
+from typing import Any
+
 import click
 
 from gpuhook.base.config.loader import load
@@ -10,7 +12,7 @@ from gpuhook.core.inventory.model import Inventory
 from gpuhook.monitor.vendors import survey
 from gpuhook.prefork import launcher_cache
 from gpuhook.tools.cli._help import command
-from gpuhook.tools.cli._output import config_option, raise_last, say
+from gpuhook.tools.cli._output import config_option, format_option, print_json, raise_last, say
 
 
 @command(
@@ -21,7 +23,9 @@ from gpuhook.tools.cli._output import config_option, raise_last, say
 )
 @config_option
 @click.option("--if-stale", is_flag=True, help="Do nothing if the saved inventory is up to date.")
-def refresh(config_path: str | None, if_stale: bool) -> None:
+@click.option("--verbose", is_flag=True, help="Print a line for each new link, too.")
+@format_option
+def refresh(config_path: str | None, if_stale: bool, verbose: bool, output_format: str) -> None:
     """Save this host's device inventory, so that no container start has to query a driver.
 
     Also saves the settings that gpu-py's launcher needs, and creates the links in /dev/char
@@ -37,11 +41,27 @@ def refresh(config_path: str | None, if_stale: bool) -> None:
         return found or cache.refresh(config, vendor)
 
     inventories, failed = survey.present(config, inventory_of)
-    for inventory in inventories:
-        say(f"{inventory.sentence()}, {len(inventory.files)} files: saved in {config.state_dir}")
-        for link in _dev_char_links(inventory):
-            say(f"Created the link {link}")
+    saved = [(inventory, _dev_char_links(inventory)) for inventory in inventories]
+    if output_format == "json":
+        print_json([_described(inventory, links) for inventory, links in saved])
+    for inventory, links in saved if output_format == "text" else ():
+        said = f"{inventory.sentence()}, {len(inventory.files)} files: saved in {config.state_dir}"
+        say(f"{said}, {len(links)} links created in /dev/char" if links else said)
+        for link in links if verbose else ():
+            say(f"Created the link /dev/char/{link}")
     raise_last(failed)
+
+
+def _described(inventory: Inventory, links: list[str]) -> dict[str, Any]:
+    """Return an inventory's counts and new links for JSON."""
+    return {
+        "vendor": inventory.vendor,
+        "root": inventory.root,
+        "driver_version": inventory.version,
+        "devices": len(inventory.devices),
+        "files": len(inventory.files),
+        "links": [f"/dev/char/{link}" for link in links],
+    }
 
 
 def _dev_char_links(inventory: Inventory) -> list[str]:

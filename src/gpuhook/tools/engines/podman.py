@@ -9,10 +9,13 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gpuhook.base import names
+from gpuhook.base.config.loader import load
+from gpuhook.base.errors import GpuhookError
+from gpuhook.runtime_shim import find_runtime
 from gpuhook.tools.engines import installed, json_text, marks, placeholders, toml_text
 from gpuhook.tools.engines.ask import HOOK, Answer, Ask, Engine
 from gpuhook.tools.engines.files import DROP_IN_HEADER, read, read_json, read_text
@@ -37,6 +40,8 @@ _HOOK_FOLDERS = (
     ["/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"],
 )
 _LIST_S = 20
+_CGROUP_V2 = "/sys/fs/cgroup/cgroup.controllers"
+_LOW_LEVEL = ("crun", "runc")
 _OWN_TEMPLATE = re.compile(r"\{\{ ?\.")  # podman's own placeholders, such as for log tags
 HOOK_KEYS = (("version",), ("hook",), ("when",), ("stages",))
 
@@ -77,7 +82,8 @@ class Podman(Engine):
             for each, engine in sources.items()
             if each > path and os.path.dirname(each) == os.path.dirname(path)
         }
-        return Answer((drop_in, *hooks), warnings=tuple(ask.unheeded(later)))
+        warnings = (*ask.unheeded(later), *other_runtime(sources.values(), ask))
+        return Answer((drop_in, *hooks), warnings=warnings)
 
     def reload(self, config: str) -> list[int]:
         """Do nothing: podman has no daemon."""
@@ -196,6 +202,31 @@ def _sources(drop_in: str, ask: Ask) -> dict[str, Document]:
         for path, one in documents.items()
         if isinstance(engine := one.get("engine"), dict)
     }
+
+
+def other_runtime(sources: Iterable[Document], ask: Ask) -> Iterator[str]:
+    """Yield a warning if gpu-py calls another low-level runtime than podman does by itself.
+
+    Source: containers.conf(5), "runtime": crun by default, and runc with cgroup v1.
+    """
+    if ask.prefix or ask.default:
+        return
+    own = "crun" if os.path.exists(_CGROUP_V2) else "runc"
+    for engine in sources:
+        own = str(engine.get("runtime", own))
+    try:
+        runtimes = load(ask.gpuhook_config).runtimes
+        used = find_runtime(runtimes, os.fsencode(names.SEARCH_PATH), ask.runtimes[0][1])
+    except GpuhookError:
+        return
+    own_name = os.path.basename(own)
+    if own_name in _LOW_LEVEL and own_name not in os.path.basename(used) and shutil.which(own):
+        order = ",".join((own, *(each for each in runtimes if each != own)))
+        yield (
+            f"podman itself calls {own_name}, but gpu-py calls {used}: to keep {own_name}, run "
+            f"gpuhook config set nvidia-container-runtime.runtimes={order}, which holds for every "
+            "engine, or use --hook instead of the runtime"
+        )
 
 
 def _extended(
