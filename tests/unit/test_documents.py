@@ -283,3 +283,11 @@ def test_what_a_browser_would_load_is_found(html: str, loaded: list[str]) -> Non
     found = docs_hooks.Loaded()
     found.feed(html)
     assert [each for each in found.addresses if each] == loaded
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_every_command_names_a_real_image(path: Path) -> None:
+    """A command is copied as it is; a placeholder fails in the engine, with an error of its own."""
+    blocks = re.findall(r"^ *```.*?^ *```", path.read_text(), re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    assert [line for line in lines if re.search(r"(?<![-\w])(CUDA-)?IMAGE\b(?!=)", line)] == []
