@@ -24,7 +24,7 @@ def complete(names: "ModuleType") -> "ModuleType":
         ("LEGACY", ()),  # no images predate its variables
         ("VOID", next(iter(names.VARIABLES), "")),  # the variable that CDI specs set to void
         ("MOUNTS", f"/var/run/{names.NAME}-container-devices"),  # mounts below are requests
-        ("AUTOMATIC", ""),  # no CDI kind whose names are selectors
+        ("AUTOMATIC", ()),  # no CDI kinds whose names are selectors
         ("SWARM_RESOURCE", ""),  # its names have no form of their own
         ("DEFAULT_KIND", False),
         ("FIXED_MAJORS", ()),  # of nodes, the same on every host at every boot

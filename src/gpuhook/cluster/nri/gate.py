@@ -145,12 +145,14 @@ class Gate:
         right = {f"{resource}={name.partition('::')[0]}" for resource, name in self.given}
         kinds = {name.partition("=")[0] for name in wanted}
         for each in self._known.values():
-            if each.KIND in kinds:
+            own = (each.KIND, *each.AUTOMATIC)
+            if kinds.intersection(own):
                 vendor = contract.load(each)
                 inventory = cache.get_inventory(self._config, vendor)
                 ids = _devices(vendor, inventory, self.given)
                 its = [device for device in inventory.devices if device.id in ids]
-                right |= {f"{each.KIND}={name}" for one in its for name in (one.id, one.label)}
+                ids |= {device.label for device in its}
+                right |= {f"{kind}={name}" for kind in own for name in ids}
         return [name for name in wanted if name not in right]
 
     def _ungiven(self, what: str, remedy: str) -> RequestError:

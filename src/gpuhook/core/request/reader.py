@@ -119,7 +119,7 @@ class SpecReader:
     def annotations_for(self, names: "ModuleType") -> "dict[str, Any]":
         """Return the annotations that may name a vendor's devices.
 
-        In modes that use CDI specs, the vendor with an automatic kind passes on all names.
+        In modes that use CDI specs, the vendor with automatic kinds passes on all names.
         Otherwise each vendor gets the annotations that contain its kind.
         """
         prefixes = self.config.cdi_annotation_prefixes
@@ -289,9 +289,14 @@ class Reading:
         elif any(self.env.get(name, "").lower() == "void" for name in self.names.VARIABLES):
             counted = []
         else:
-            kinds = (self.kind(), self.names.AUTOMATIC)
+            kinds = (self.kind(), *self.names.AUTOMATIC[:1])
             ours = [kind.partition("/")[0] for kind in kinds]
-            counted = [name for name in names if (parts := cdi_parts(name)) and parts[0] in ours]
+            counted = [
+                name
+                for name in names
+                if (parts := cdi_parts(name))
+                and (parts[0] in ours or f"{parts[0]}/{parts[1]}" in self.names.AUTOMATIC)
+            ]
         kept = frozenset(counted)
         for name in names:
             if name not in kept:
@@ -357,7 +362,7 @@ class Reading:
             )
         selectors = []
         qualified = []
-        kinds = {self.names.AUTOMATIC} if self.names.AUTOMATIC else set()
+        kinds = {*self.names.AUTOMATIC}
         if self.config.mode != "cdi":
             kinds.add(self.names.KIND)
         for given in devices:
@@ -366,7 +371,7 @@ class Reading:
             name = f"{self.kind()}={given}" if plain else given
             kind, _, device = name.partition("=")
             if kind in kinds and device:
-                if (kind, device) != (self.names.AUTOMATIC, "none"):
+                if kind not in self.names.AUTOMATIC or device != "none":
                     selectors.append(device)
             elif plain or cdi_parts(name):
                 qualified.append(name)

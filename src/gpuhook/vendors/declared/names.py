@@ -26,7 +26,7 @@ def names_of(table: "Declared") -> "ModuleType":
     made.NOUN = made.ANY_NOUN = table.noun
     made.ID_TITLE = "ID"
     made.VARIABLES = {table.variable: ("index", "id")}
-    made.LEGACY, made.AUTOMATIC = (), ""
+    made.LEGACY, made.AUTOMATIC = (), ()
     made.VOID = table.variable if table.void == VARIABLE else ""
     made.MOUNTS = f"/var/run/{table.name}-container-devices"
     made.SWARM_RESOURCE, made.DEFAULT_KIND = "", False

@@ -24,8 +24,9 @@ KIND = "nvidia.com/gpu"  # of CDI devices, and the cluster's resource
 TYPES = ("gpu", "mig")
 # Majors that are the same on every host at every boot, so that CDI specs may contain them.
 FIXED_MAJORS = (195,)
-# The kind for devices of the host at the container's start: its names are selectors.
-AUTOMATIC = "runtime.nvidia.com/gpu"
+# Kinds for devices of the host at the container's start: their names are selectors. The second one
+# is that of NVIDIA's device plugin, which the KAI scheduler writes, too.
+AUTOMATIC = ("runtime.nvidia.com/gpu", "k8s.device-plugin.nvidia.com/gpu")
 # Words for this vendor in a swarm-resource variable that isn't assigned to a vendor: hex for
 # 0x..., plain for all others, "" for none.
 SWARM_RESOURCE = "plain"

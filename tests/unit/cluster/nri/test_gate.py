@@ -334,6 +334,7 @@ def test_every_name_that_stands_twice_is_set(machine: Machine) -> None:
         (" 0 ", (ONE,), "0"),
         ("0-0", (ONE,), "0"),
         ("runtime.nvidia.com/gpu=0", (ONE,), "0"),
+        ("k8s.device-plugin.nvidia.com/gpu=0", (ONE,), "0"),
         ("ALL", (ONE,), "0"),
     ],
 )

@@ -19,7 +19,7 @@ CLAIM = "k8s.gpu.nvidia.com/claim=0f2b-gpu-0"  # what NVIDIA's DRA driver makes 
 # Other makers', other kinds of makers that are served, and names that begin or end like theirs.
 FOREIGN = (
     CLAIM, "vendor.example/nic=0", "nvidia.com/gds=all", "management.nvidia.com/gpu=all",
-    "k8s.device-plugin.nvidia.com/gpu=0", "nvidia.com/gpux=0", "nvidia.com/GPU=0",
+    "k8s.device-plugin.nvidia.com/gds=0", "nvidia.com/gpux=0", "nvidia.com/GPU=0",
     "x.nvidia.com/gpu=0", "xnvidia.com/gpu=0", "nvidia.com.x/gpu=0", "intel.com/nic=0",
 )  # fmt: skip
 VARIABLES = [name for names in registry.KNOWN.values() for name in names.VARIABLES]

@@ -496,18 +496,38 @@ def test_mode_cdi_qualifies_names() -> None:
     assert visible("none", mode="cdi").cdi_devices == ()
 
 
+AUTOMATIC = ("runtime.nvidia.com/gpu", "k8s.device-plugin.nvidia.com/gpu")
+
+
 @pytest.mark.parametrize("mode", ["hook", "spec", "auto", "cdi"])
-def test_automatic_kind_means_the_machines_own(mode: str) -> None:
-    request = visible("runtime.nvidia.com/gpu=all,runtime.nvidia.com/gpu=GPU-1", mode=mode)
+@pytest.mark.parametrize("kind", AUTOMATIC)
+def test_automatic_kinds_mean_the_hosts_own_devices(mode: str, kind: str) -> None:
+    """The second one is that of NVIDIA's device plugin, and of the KAI scheduler."""
+    request = visible(f"{kind}=all,{kind}=GPU-1", mode=mode)
     assert (request.cdi_devices, request.selectors) == ((), ("all", "GPU-1"))
-    none = visible("runtime.nvidia.com/gpu=none", mode=mode)
+    none = visible(f"{kind}=none", mode=mode)
     assert (none.cdi_devices, none.selectors) == ((), ())
     assert none.devices is not None
 
 
-def test_automatic_kind_does_not_mix_in_mode_cdi() -> None:
+@pytest.mark.parametrize("mode", ["hook", "spec", "auto", "cdi"])
+@pytest.mark.parametrize("kind", AUTOMATIC)
+def test_automatic_kinds_in_annotations(mode: str, kind: str) -> None:
+    request = annotated(mode, a=f"{kind}=GPU-1")
+    assert (request.cdi_devices, request.selectors) == ((), ("GPU-1",))
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec"])
+def test_other_kinds_of_a_device_plugin_are_the_engines(mode: str) -> None:
+    request = annotated(mode, a="k8s.device-plugin.nvidia.com/gds=all")
+    assert request.devices is None
+    assert request.ignored[0][0] == "annotations"
+
+
+@pytest.mark.parametrize("kind", AUTOMATIC)
+def test_automatic_kinds_do_not_mix_in_mode_cdi(kind: str) -> None:
     with pytest.raises(RequestError, match="together"):
-        visible("runtime.nvidia.com/gpu=0,1", mode="cdi")
+        visible(f"{kind}=0,1", mode="cdi")
 
 
 # --- privilege ---
