@@ -153,7 +153,25 @@ def test_nvidias_own_variables_limit_a_container(place: Place, way: str) -> None
     assert told(done) == EIGHT, done
     done = place.run(place.made(f"{limit}=1024", f"{request}=2048", command="echo started"), way)
     assert (done.status != 0, "started" in done.stdout) == (True, False)
-    is_said(place, done, f"{request} asks for 2048 MiB, which is more than 1024 MiB in {limit}")
+    is_said(place, done, f"{request} asks for 2048MiB, which is more than 1024MiB in {limit}")
+
+
+@RUNTIMES
+@pytest.mark.parametrize("way", WAYS)
+def test_a_pods_annotations_limit_its_containers(place: Place, way: str) -> None:
+    """As the KAI scheduler writes them, where the engine passes them on."""
+    note = "nvidia.com/container.{}.gpu-memory.{}"
+    name = {"io.kubernetes.cri.container-name": "main"}
+    given = {note.format("main", "limit"): "8Gi", note.format("other", "request"): "1Gi"}
+    made = place.made()
+    made.change(lambda spec: spec.update(annotations={**name, **given}))
+    assert told(place.run(made, way)) == EIGHT
+    made = place.made(command="echo started")
+    given = {**given, note.format("main", "request"): "9Gi"}
+    made.change(lambda spec: spec.update(annotations={**name, **given}))
+    done = place.run(made, way)
+    assert (done.status != 0, "started" in done.stdout) == (True, False)
+    is_said(place, done, "asks for 9Gi, which is more than 8Gi")
 
 
 REFUSED = {

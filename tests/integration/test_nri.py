@@ -64,6 +64,19 @@ def test_programs_and_libraries(node: Node, driver: Driver) -> None:
     assert said[:3] == [*lines_of_nvidia_smi(gpus), "CUDA devices: 2"]
 
 
+def test_a_memory_limit_in_a_pods_annotations(node: Node) -> None:
+    """Runtimes and hooks read the variables; engines don't pass a pod's annotations to them."""
+    given = {"nvidia.com/container.main.gpu-memory.limit": "8Gi"}
+    with node.plugin():
+        done = inside(node, "NVIDIA_GPU_MEMORY_LIMIT=16384", command=("env",), annotations=given)
+    assert "NVIDIA_GPU_MEMORY_LIMIT=8192" in done.stdout.splitlines()
+    # The hook that gives the devices reads it, and this node's driver is older.
+    with node.plugin(), pytest.raises(CriError, match="limits memory since release 615"):
+        inside(node, "NVIDIA_VISIBLE_DEVICES=0", annotations=given)
+    with node.plugin(), pytest.raises(CriError, match="isn't an amount of memory"):
+        inside(node, annotations={**given, "nvidia.com/container.main.gpu-memory.request": "1 Gi"})
+
+
 def test_a_container_that_asks_for_nothing(node: Node, driver: Driver) -> None:
     with node.plugin():
         found = seen(inside(node, command=look(driver.minors)))

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     # A vendor's name -> its names (vendors/NAME/names.py), in the order in which they are served.
     Known = Mapping[str, ModuleType]
 
-OPTIONAL_NAMES = frozenset({"MEMORY_VARIABLES"})  # of names.py; without one, a vendor has none
+# Of names.py; a vendor without them has none.
+OPTIONAL_NAMES = frozenset({"MEMORY_VARIABLES", "MEMORY_ANNOTATIONS"})
 BY_DOCUMENT = "cdi"  # the source of a request that comes from a CDI spec
 _SIGKILL = 9  # importing the module signal is too slow here
 _REAP = 0.2  # seconds for a killed child to exit: it doesn't while the kernel hangs

@@ -193,9 +193,11 @@ def says_limit(spec: "dict[str, Any]", known: "Known") -> bool:
     env = process.get("env") if isinstance(process, dict) else None
     variables = [word for each in known.values() for word in getattr(each, "MEMORY_VARIABLES", ())]
     starts = tuple(f"{name}=" for name in (common.MEMORY_VARIABLE, *variables))
+    ends = [end for each in known.values() for end in getattr(each, "MEMORY_ANNOTATIONS", ())[1:]]
+    keys = (common.MEMORY_ANNOTATION, *ends)
     mounts = spec.get("mounts")
     return (
-        (isinstance(annotations, dict) and common.MEMORY_ANNOTATION in annotations)
+        (isinstance(annotations, dict) and any(key.endswith(keys) for key in annotations))
         or any(
             isinstance(each, str) and each.startswith(starts)
             for each in (env if isinstance(env, list) else ())

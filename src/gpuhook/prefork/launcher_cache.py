@@ -66,6 +66,7 @@ def words(config: "Config") -> tuple[str, ...] | None:
             *vendor.LEGACY[:1],
             vendor.MOUNTS.rpartition("/")[2],
             *getattr(vendor, "MEMORY_VARIABLES", ()),
+            *getattr(vendor, "MEMORY_ANNOTATIONS", ())[1:],
         )
     ]
     limits = (common.MEMORY_VARIABLE, _plain_part(common.MEMORY_ANNOTATION))

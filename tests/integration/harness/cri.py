@@ -128,13 +128,18 @@ class Cri:
 
     @contextmanager
     def pod(
-        self, handler: str, title: str = "pod", group: str = "", security: Security = USUAL
+        self,
+        handler: str,
+        title: str = "pod",
+        group: str = "",
+        security: Security = USUAL,
+        annotations: Mapping[str, str] | None = None,
     ) -> Iterator["Pod"]:
         """Run a pod with a RuntimeClass' handler until the end of the block.
 
         ``group`` is its cgroup below the session's, such as /kubepods/podUID.
         """
-        sandbox = _sandbox(title, CGROUP_PARENT + group, security)
+        sandbox = _sandbox(title, CGROUP_PARENT + group, security, annotations or {})
         answer = fields(self.call("RunPodSandbox", (1, sandbox), (2, handler)))
         name = answer[1]
         assert isinstance(name, bytes)
@@ -204,7 +209,8 @@ class Pod:
         return Container(self.cri, container.decode())
 
 
-def _sandbox(title: str, group: str, security: Security) -> bytes:
+def _sandbox(title: str, group: str, security: Security, annotations: Mapping[str, str]) -> bytes:
     """Return the configuration of a pod."""
     metadata = message((1, title), (2, f"uid-{title}"), (3, "default"))
-    return message((1, metadata), (8, message((1, group), (2, security.of_sandbox()))))
+    notes = [(7, message((1, key), (2, text))) for key, text in annotations.items()]
+    return message((1, metadata), *notes, (8, message((1, group), (2, security.of_sandbox()))))

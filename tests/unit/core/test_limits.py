@@ -59,14 +59,19 @@ INTEL = drm("intel_gpu", "0000:8c:00.0")
 
 
 def found(
-    *env: str, config: Config | None = None, mounts: Sequence[str] = (), **inventories: Any
+    *env: str,
+    config: Config | None = None,
+    mounts: Sequence[str] = (),
+    annotations: dict[str, Any] | None = None,
+    **inventories: Any,
 ) -> Limits | None:
     """Return the limits of a container with these variables, and mounts of /dev/null."""
     config = config or Config()
     inventories = inventories or {"nvidia": nvidia()}
     known = registry.known(config)
     mounted = [{"source": "/dev/null", "destination": place} for place in mounts]
-    spec = Spec("config.json", json.dumps({"process": {"env": env}, "mounts": mounted}))
+    data = {"process": {"env": env}, "mounts": mounted, "annotations": annotations or {}}
+    spec = Spec("config.json", json.dumps(data))
     resolved = resolve.resolve(spec.data, config, known, inventories=inventories)
     return resolve.limits(spec, config, known, resolved, inventories)
 
@@ -122,7 +127,7 @@ def test_nvidias_variables_are_whole_mebibytes(name: str, value: str) -> None:
 
 
 def test_a_request_above_the_limit_is_refused() -> None:
-    with pytest.raises(LimitError, match=f"{REQUEST} asks for 8193 MiB, which is more than 8192"):
+    with pytest.raises(LimitError, match=f"{REQUEST} asks for 8193MiB, which is more than 8192"):
         found(ALL, f"{LIMIT}=8192", f"{REQUEST}=8193")
 
 
@@ -147,6 +152,54 @@ def test_nvidias_variables_only_lower_what_the_administrator_allows() -> None:
     assert sizes(ALL, f"{LIMIT}=2048", config=config) == {"0": 2, "1": 2}
     config = loads('[gpuhook.limits]\ndevice-memory = "4GiB"\n')
     assert sizes(ALL, f"{LIMIT}=8192", config=config) == {"0": 4, "1": 4}
+
+
+NOTE = "nvidia.com/container.{}.gpu-memory.{}"
+CONTAINERD = {"io.kubernetes.cri.container-name": "main"}
+CRIO = {"io.kubernetes.cri-o.Labels": '{"io.kubernetes.container.name": "main"}'}
+FALSE = {"io.kubernetes.cri.container-name": "other than the engine says"}
+NOTES = {
+    "limit": ({"main": {"limit": "8Gi"}}, 8),
+    "request": ({"main": {"request": "8Gi"}}, 8),
+    "both": ({"main": {"limit": "8Gi", "request": "1Gi"}}, 8),
+    "more than there is": ({"main": {"limit": "1Ti"}}, 80),
+    "a neighbour's, too": ({"main": {"limit": "8Gi"}, "other": {"limit": "1Gi"}}, 8),
+    "a neighbour's only": ({"other": {"limit": "8Gi"}}, None),
+    "another end": ({"main": {"limits": "8Gi"}}, None),
+}
+
+
+@pytest.mark.parametrize("engine", [CONTAINERD, CRIO, {**CRIO, **FALSE}])
+@pytest.mark.parametrize("name", NOTES)
+def test_annotations_of_the_containers_pod(name: str, engine: dict[str, str]) -> None:
+    """Those of the KAI scheduler, where the engine passes a pod's annotations on."""
+    given, expected = NOTES[name]
+    annotations = {
+        NOTE.format(to, end): size for to, by in given.items() for end, size in by.items()
+    }
+    found = sizes(ALL, annotations={**engine, **annotations})
+    assert found == ({"0": expected, "1": expected} if expected else {})
+
+
+def test_annotations_without_a_containers_name() -> None:
+    """The lowest of all counts, because none is known to be another's."""
+    notes = {NOTE.format("a", "limit"): "8Gi", NOTE.format("b", "request"): "4Gi"}
+    assert sizes(ALL, annotations=notes) == {"0": 4, "1": 4}
+    assert sizes(ALL, f"{LIMIT}=2048", annotations=notes) == {"0": 2, "1": 2}
+
+
+@pytest.mark.parametrize("value", ["", "8GiB", "8 Gi", "-1", "all", "0", 8, None, ["8Gi"]])
+def test_annotations_are_quantities(value: Any) -> None:
+    notes = {NOTE.format("main", "limit"): value}
+    with pytest.raises(LimitError, match="isn't an amount of memory"):
+        found(ALL, annotations=notes)
+    assert found(annotations=notes) is None, "it asks for no device"
+
+
+def test_an_annotation_that_requests_more_than_its_limit() -> None:
+    notes = {NOTE.format("main", "limit"): "1Gi", NOTE.format("main", "request"): "2Gi"}
+    with pytest.raises(LimitError, match="asks for 2Gi, which is more than 1Gi"):
+        found(ALL, annotations=notes)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ def test_every_vendors_variables_are_trigger_strings() -> None:
     assert triggers[-2:] == [launcher_cache.END_MARKER, '"']
     for vendor in KNOWN.values():
         memory = getattr(vendor, "MEMORY_VARIABLES", ())
+        memory += getattr(vendor, "MEMORY_ANNOTATIONS", ())[1:]
         assert {*vendor.VARIABLES, *vendor.LEGACY[:1], *memory} <= set(triggers)
     assert names.MEMORY_VARIABLE in triggers
     assert '"runc:crun:"' in table()

@@ -6,13 +6,12 @@ from typing import Any
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import PluginError, RequestError, shown
-from gpuhook.base.sizes import Size, amount
+from gpuhook.base.sizes import Size, amount, parse_quantity
 from gpuhook.cluster.dra import configs, document
 from gpuhook.cluster.dra.devices import Devices, Known
 from gpuhook.cluster.dra.document import Given
 from gpuhook.cluster.dra.slices import MEMORY
 from gpuhook.cluster.vendors import cluster
-from gpuhook.cluster.vendors.quantities import bytes_of
 from gpuhook.core.contract import Grant, Vendor
 from gpuhook.core.inventory.model import Device, Inventory
 from gpuhook.core.request.reader import Request
@@ -152,7 +151,7 @@ def _consumed(result: Mapping[str, Any]) -> Size | None:
     texts = [text for key, text in consumed.items() if key.rpartition("/")[2] == MEMORY]
     if not texts:
         return None
-    number = bytes_of(texts[0])
+    number = parse_quantity(texts[0])
     if number is None:
         raise RequestError(
             f"The allocation says {shown(str(texts[0]))} of the capacity memory", TRY_AGAIN

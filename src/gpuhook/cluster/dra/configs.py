@@ -16,9 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from gpuhook.base.errors import RequestError, listed, shown
-from gpuhook.base.sizes import Size, parse_size
+from gpuhook.base.sizes import Size, parse_quantity, parse_size
 from gpuhook.cluster import vendor_parts
-from gpuhook.cluster.vendors.quantities import bytes_of
 
 API, KIND = "gpuhook.io/v1", "DeviceConfig"
 _FIELDS = ("apiVersion", "kind", "memory")
@@ -103,7 +102,7 @@ def _ours(parameters: Mapping[str, Any]) -> Size | None:
     text = parameters.get("memory")
     if text is None:  # null counts as missing
         return None
-    number = bytes_of(text)
+    number = parse_quantity(text)
     size = Size(str(text), number) if number is not None else parse_size(str(text))
     if size is None:
         raise RequestError(f"memory is {shown(str(text))}", "Write a quantity such as 8Gi, or 50%")

@@ -22,6 +22,8 @@ from gpuhook.core.cdi.generate import Source, tidy
 from gpuhook.core.contract import Grant
 from gpuhook.core.inventory import cache
 from gpuhook.core.inventory.model import Device
+from gpuhook.core.request import limits as sizes
+from gpuhook.core.request.sources import parse_environment
 from gpuhook.core.resolve import resolve
 from gpuhook.core.verdict import Verdict
 from gpuhook.monitor.vendors import survey
@@ -33,6 +35,7 @@ Given = Callable[[str, str, str, float], Iterable[tuple[str, str]]]
 # Handlers whose runtime injects devices itself, and the one that obeys a verdict.
 HANDLERS = ("gpu-py", "nvidia")
 OBEYING = "gpu-py"
+_MEBIBYTE = 20  # bits
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,42 @@ def decide(asked: Asked, way: Way, end: float | None = None) -> Answer:
     """Return the response for a container; ``end`` is the deadline.
 
     RequestError or a DriverError, with a sentence, for a container that may not have the devices
-    that it requests.
+    that it requests. LimitError for invalid annotations about memory.
     """
+    limits = _memory_variables(asked, way.config)
+    found = _decide(asked, way, end)
+    if not limits:
+        return found
+    env = dict(each.partition("=")[::2] for each in found.edits.get("env", ()))
+    entries = [f"{name}={value}" for name, value in {**env, **limits}.items()]
+    return Answer({**found.edits, "env": entries}, found.verdict)
+
+
+def _memory_variables(asked: Asked, config: Config) -> dict[str, str]:
+    """Return the variables for the memory limits that the pod's annotations set.
+
+    Runtimes and hooks read them, whatever gives the container its devices, where most engines
+    don't pass annotations on. Of an annotation and a variable the lower limit counts.
+    """
+    found: dict[str, str] = {}
+    env = parse_environment(asked.env)
+    for names in registry.known(config).values():
+        said = sizes.by_annotations(dict(asked.pod_annotations), names, (asked.name,))
+        if not said:
+            continue
+        limit, request = names.MEMORY_VARIABLES
+        if sum(each.partition("=")[0] == limit for each in asked.env) > 1:
+            raise RequestError(  # engines set the first one, and runtimes read the last
+                f"{asked} has {limit} more than once, and its pod an annotation for the same",
+                f"Remove {limit} from the pod",
+            )
+        said += sizes.by_variables(env, names)
+        size = min(each.number for word in said for _, each in word.entries) >> _MEBIBYTE
+        found |= {limit: str(size)} | ({request: str(size)} if request in env else {})
+    return found
+
+
+def _decide(asked: Asked, way: Way, end: float | None) -> Answer:
     by_runtime = asked.handler in HANDLERS
     if by_runtime and way.given is None:  # protects: nri-gate-handlers
         return Answer()

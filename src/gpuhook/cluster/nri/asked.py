@@ -64,7 +64,9 @@ def markers(config: Config) -> list[bytes]:
 
     Protobuf doesn't encode strings, so a request's bytes can be searched for them.
     """
-    words = (*prefixes(config), sources.FOLDERS, *config.cdi_annotation_prefixes, CDI)
+    known = registry.known(config).values()
+    limits = [end for each in known for end in getattr(each, "MEMORY_ANNOTATIONS", ())[1:]]
+    words = (*prefixes(config), sources.FOLDERS, *config.cdi_annotation_prefixes, CDI, *limits)
     return [word.encode() for word in dict.fromkeys(words)]
 
 

@@ -6,21 +6,26 @@ only here: they make a limit smaller, and never larger than what the administrat
 
 from gpuhook.base.errors import LimitError, RequestError, shown
 from gpuhook.base.names import MEMORY_ANNOTATION, MEMORY_VARIABLE
+from gpuhook.base.oci import jsontext
 from gpuhook.base.oci.jsontext import Record
-from gpuhook.base.sizes import Size, amount, parse_size
+from gpuhook.base.sizes import Size, amount, parse_quantity, parse_size
 from gpuhook.core.request.reader import is_privileged
 from gpuhook.core.request.sources import MountRequests
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
     from types import ModuleType
+    from typing import Any
 
     from gpuhook.base.config.model import Config
     from gpuhook.core.request.reader import SpecReader
 
 SECTION = "[gpuhook.limits]"
 _MOST_MEBIBYTES = ((1 << 64) - 1) >> 20  # so that the bytes are a 64-bit number
+# Annotations with a container's name in its pod: containerd's, and CRI-O's labels as JSON.
+_CONTAINERD_NAME = "io.kubernetes.cri.container-name"
+_CRIO_LABELS, _NAME_LABEL = "io.kubernetes.cri-o.Labels", "io.kubernetes.container.name"
 _MOST_SIZES = 1 << 10  # in one setting: more than there are devices
 _REMEDY = "Write a size such as 8GiB, 8192MiB, 50% or a number of bytes, or NAME=SIZE,NAME=SIZE"
 
@@ -93,7 +98,9 @@ def read(reader: "SpecReader", vendors: "Iterable[ModuleType]" = ()) -> Words:
         said.append(Word(source, parse(text, source), heard and config.reads_annotations))
     mounted = [word for names in vendors for word in _by_mounts(reader, names)]
     said += mounted  # protects: limit-mounts
-    said += [word for names in vendors for word in _by_variables(reader, names)]
+    said += [word for names in vendors for word in by_variables(reader.env, names)]
+    for names in vendors:
+        said += by_annotations(reader.annotations, names, _own_names(reader.annotations))
     return Words(tuple(said), privileged, bool(mounted))
 
 
@@ -109,31 +116,96 @@ def _by_mounts(reader: "SpecReader", names: "ModuleType") -> "list[Word]":
     return found
 
 
-def _by_variables(reader: "SpecReader", names: "ModuleType") -> "list[Word]":
+def by_variables(env: "Mapping[str, str]", names: "ModuleType") -> "list[Word]":
     """Return the limit in a vendor's own variables, for all its devices, in whole MiB.
 
     If only the limit or only the request is set, the other one is equal. The limit is enforced.
     Source: NVIDIA Container Toolkit 1.20.1, nvidia-cdi-hook apply-cuda-memory-limits.
     """
     variables: tuple[str, ...] = getattr(names, "MEMORY_VARIABLES", ())
-    found = {name: _mebibytes(reader.env[name], name) for name in variables if name in reader.env}
+    found = {
+        name: Size(f"{number}MiB", number << 20)
+        for name in variables
+        if name in env
+        for number in [_mebibytes(env[name], name)]
+    }
+    return _paired(found, variables, names)
+
+
+def by_annotations(
+    annotations: "Mapping[str, Any]", names: "ModuleType", containers: "Iterable[str]"
+) -> "list[Word]":
+    """Return the limit in a pod's annotations for one of its containers, as quantities.
+
+    ``containers`` are the container's names: none if it is unknown, and then the annotations of
+    every container count. As in ``by_variables``, one that is missing equals the other.
+    """
+    start, *ends = getattr(names, "MEMORY_ANNOTATIONS", ("",))
+    bases: dict[str, None] = {}
+    own = {f"{start}{name}" for name in containers}
+    for key in annotations:
+        for end in ends:
+            base = key.removesuffix(end)
+            if base != key and base.startswith(start) and (base in own or not own):
+                bases[base] = None
+    found = []
+    for base in bases:
+        sources = {f"The annotation {shown(base + end)}": base + end for end in ends}
+        sizes = {
+            source: _quantity(annotations[key], source)
+            for source, key in sources.items()
+            if key in annotations
+        }
+        found += _paired(sizes, [*sources], names)
+    return found
+
+
+def _quantity(text: object, source: str) -> Size:
+    number = parse_quantity(text) if isinstance(text, str) else None
+    if number is None:
+        raise LimitError(
+            f"{source} has {shown(str(text))}, which isn't an amount of memory",
+            "Write a quantity of Kubernetes, such as 8Gi or 8192Mi",
+        )
+    return Size(str(text), number)
+
+
+def _own_names(annotations: "Mapping[str, Any]") -> "list[str]":
+    """Return a container's name in its pod, as containerd and CRI-O write it.
+
+    A pod's author may add one where CRI-O copies annotations, but not remove CRI-O's own.
+    """
+    found = [annotations.get(_CONTAINERD_NAME)]
+    labels = annotations.get(_CRIO_LABELS)
+    if isinstance(labels, str):
+        try:
+            read = jsontext.loads(labels)
+        except ValueError:
+            read = None
+        found.append(read.get(_NAME_LABEL) if isinstance(read, dict) else None)
+    return [name for name in found if isinstance(name, str)]
+
+
+def _paired(
+    found: "Mapping[str, Size]", sources: "Sequence[str]", names: "ModuleType"
+) -> "list[Word]":
+    """Return the limit of a pair of sources, limit and request; [] if there is neither."""
     if not found:
         return []
-    limit_name, request_name = variables
-    request = found.get(request_name, 0)
-    limit = found.get(limit_name, request)
-    if request > limit:
+    limit_name, request_name = sources
+    limit = found.get(limit_name) or found[request_name]
+    request = found.get(request_name) or limit
+    if request.number > limit.number:
         raise LimitError(
-            f"{request_name} asks for {request} MiB, which is more than {limit} MiB in "
+            f"{request_name} asks for {request.text}, which is more than {limit.text} in "
             f"{limit_name}",
             f"Raise {limit_name}, or ask for less",
         )
-    if limit == 0 and limit_name not in found:
+    if limit.number == 0 and limit_name not in found:
         return []  # a request for nothing, and no limit
     source = limit_name if limit_name in found else request_name
-    size = Size(f"{limit}MiB", limit << 20)
     # protects: limit-variables
-    return [Word(source, ((f"{names.KIND}=all", size),), widens=False, exceeds=True)]
+    return [Word(source, ((f"{names.KIND}=all", limit),), widens=False, exceeds=True)]
 
 
 def _mebibytes(text: str, source: str) -> int:

@@ -16,6 +16,9 @@ VOID = "NVIDIA_VISIBLE_DEVICES"
 # Variables that limit a container's memory of these devices: the limit and the request, both in
 # whole MiB (read by NVIDIA's toolkit 1.20.1 and newer).
 MEMORY_VARIABLES = ("NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST")
+# A pod's annotations for the same, as quantities: beginning, container's name, one of two endings
+# (written by the KAI scheduler).
+MEMORY_ANNOTATIONS = ("nvidia.com/container.", ".gpu-memory.limit", ".gpu-memory.request")
 # Where a cluster's device plugin mounts /dev/null to request devices.
 MOUNTS = "/var/run/nvidia-container-devices"
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as some
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import RequestError
+from gpuhook.base.sizes import parse_quantity
 from gpuhook.cluster.dra import configs, document
 from gpuhook.cluster.dra.document import Given
 from gpuhook.cluster.dra.options import Options
-from gpuhook.cluster.vendors.quantities import bytes_of
 from gpuhook.core import contract
 from gpuhook.vendors import registry
 
@@ -83,12 +83,12 @@ def test_what_is_no_size_is_refused() -> None:
     ],
 )  # fmt: skip
 def test_quantities(text: object, number: int) -> None:
-    assert bytes_of(text) == number
+    assert parse_quantity(text) == number
 
 
 @given(some.one_of(some.text(max_size=30), some.integers(), some.floats(), some.none()))
 def test_anything_is_a_quantity_or_none(text: object) -> None:
-    found = bytes_of(text)
+    found = parse_quantity(text)
     assert found is None or 0 < found <= 1 << 60
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as some
 from yardstick import of_this_process, yardstick
 
 from gpuhook.base.config.model import Config
-from gpuhook.base.errors import GpuhookError, NoDriverError, RequestError
+from gpuhook.base.errors import GpuhookError, LimitError, NoDriverError, RequestError
 from gpuhook.cluster.nri import parser
 from gpuhook.cluster.nri.answer import Answer, Way, decide
 from gpuhook.cluster.nri.asked import LONGEST, PATIENCE, Asked, check_length
@@ -442,6 +442,55 @@ def test_annotations_of_the_pods_author(machine: Machine, key: str, handler: str
         refused(machine, asked, "by an annotation, and the kubelet hasn't", ONE, **chosen)
     asked = asking(pod_annotations=((key, "nvidia.com/gpu=0"),), handler=handler)
     assert changed(machine, asked, ONE, **chosen) == {}
+
+
+MEMORY = "nvidia.com/container.{}.gpu-memory.{}"
+LIMIT, LEAST = "NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST"
+
+
+def limited(*env: str, handler: str = "", **annotations: str) -> Asked:
+    """Return a container whose pod has these annotations for it, and one for its neighbour."""
+    own = [(MEMORY.format("main", end), text) for end, text in annotations.items()]
+    notes = (*own, (MEMORY.format("other", "limit"), "1Gi"))
+    return asking(*env, handler=handler, pod_annotations=notes)
+
+
+@pytest.mark.parametrize("handler", ["", "gpu-py", "nvidia"])
+@pytest.mark.parametrize(
+    ("env", "annotations", "expected"),
+    [
+        ((), {"limit": "8Gi"}, {LIMIT: "8192"}),
+        ((), {"request": "8Gi"}, {LIMIT: "8192"}),
+        ((), {"limit": "8Gi", "request": "4Gi"}, {LIMIT: "8192"}),
+        ((f"{LIMIT}=4096",), {"limit": "8Gi"}, {LIMIT: "4096"}),
+        ((f"{LIMIT}=16384",), {"limit": "8Gi"}, {LIMIT: "8192"}),
+        ((f"{LEAST}=16384",), {"limit": "8Gi"}, {LIMIT: "8192", LEAST: "8192"}),
+        ((f"{LIMIT}=4096",), {}, {}),
+    ],
+)
+def test_memory_annotations_become_variables(
+    machine: Machine,
+    handler: str,
+    env: tuple[str, ...],
+    annotations: dict[str, str],
+    expected: dict[str, str],
+) -> None:
+    """The lower one of annotation and variable counts, whatever gives the container its devices."""
+    assert changed(machine, limited(*env, handler=handler, **annotations)) == expected
+
+
+def test_memory_annotations_beside_devices(machine: Machine) -> None:
+    asked = limited("NVIDIA_VISIBLE_DEVICES=all", limit="8Gi")
+    found = changed(machine, asked, ONE)
+    assert found[LIMIT] == "8192"
+    assert found["NVIDIA_VISIBLE_DEVICES"] != "all"
+
+
+def test_invalid_memory_annotations_are_refused(machine: Machine) -> None:
+    for annotations in ({"limit": "8 GiB"}, {"limit": "1Gi", "request": "2Gi"}):
+        with pytest.raises(LimitError):
+            changed(machine, limited(**annotations))
+    refused(machine, limited(f"{LIMIT}=1", f"{LIMIT}=9", limit="2Gi"), "more than once")
 
 
 def test_annotations_for_another_container(machine: Machine) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import RequestError, listed, shown
-from gpuhook.cluster.vendors.quantities import bytes_of
+from gpuhook.base.sizes import parse_quantity
 from gpuhook.core.inventory.model import Device
 from gpuhook.monitor.host import driver_program
 from gpuhook.monitor.vendors.nvidia.settings import MODE, SLICE, SLICES, check_program
@@ -100,7 +100,7 @@ def _mps(given: Mapping[str, Any], *, is_part: bool) -> Plan:
 
 
 def _size(text: object, name: str) -> int:
-    size = bytes_of(text)
+    size = parse_quantity(text)
     if size is None or size < _MEGA:
         raise RequestError(
             f"mpsConfig.{name} is {shown(str(text))}", "Write a quantity such as 8Gi, from 1Mi on"
