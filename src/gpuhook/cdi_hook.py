@@ -14,7 +14,7 @@ from gpuhook import __version__
 from gpuhook.base import log, names, preload
 from gpuhook.base.config.loader import load
 from gpuhook.base.config.model import Config
-from gpuhook.base.errors import CdiError, GpuhookError, InjectError, StateError, shown
+from gpuhook.base.errors import CdiError, GpuhookError, InjectError, LimitError, StateError, shown
 from gpuhook.base.oci.spec import State, hook_name, parse_state, read_spec
 from gpuhook.core import contract
 from gpuhook.core.cdi import own_hook
@@ -40,7 +40,13 @@ USAGE = f"""usage: {names.CDI_HOOK} [--config FILE] KIND
 
 Reads an OCI container state on standard input and does what a CDI spec of that kind
 (nvidia.com/gpu) can't express. The CDI specs that `gpuhook cdi generate` writes name it.
+
+       {names.CDI_HOOK} {names.LIMITS_VERB} [--driver-root DIR] [--gpu-id UUID ...]
+
+Limits the memory of the container's GPUs, as a createRuntime hook: NVIDIA's toolkit calls
+its nvidia-cdi-hook in this way.
 """
+_LIMITS_OPTIONS = ("driver-root", "gpu-id")
 _STATE_LIMIT = 16 << 20
 
 
@@ -53,8 +59,15 @@ def main(argv: list[str]) -> "NoReturn":
         sys.stdout.write(f"{names.CDI_HOOK} {__version__}\n")
         sys.exit(0)
     config = Config()
+    words = [word for word in argv if word != names.HELPER_KILLED]
     try:
-        config_path, kind = read_arguments([word for word in argv if word != names.HELPER_KILLED])
+        if words[:1] == [names.LIMITS_VERB]:
+            ids = gpu_ids(words[1:])
+            state = sys.stdin.buffer.read(_STATE_LIMIT)
+            config = load(None)
+            set_limits(state, config, ids)
+            os._exit(0)
+        config_path, kind = read_arguments(words)
         state = sys.stdin.buffer.read(_STATE_LIMIT)
         config = load(config_path)
         if names.HELPER_KILLED in argv:
@@ -86,6 +99,45 @@ def read_arguments(argv: list[str]) -> tuple[str | None, str]:
         sys.stderr.write(USAGE)
         sys.exit(2)
     return path, words[0]
+
+
+def gpu_ids(argv: list[str]) -> list[str]:
+    """Return the UUIDs in the arguments of LIMITS_VERB; others print the usage and exit with 2."""
+    given: dict[str, list[str]] = {name: [] for name in _LIMITS_OPTIONS}
+    words = list(argv)
+    while words:
+        name, equals, value = words.pop(0).partition("=")
+        if name.lstrip("-") not in given or not name.startswith("-") or not (equals or words):
+            sys.stderr.write(USAGE)
+            sys.exit(2)
+        given[name.lstrip("-")].append(value if equals else words.pop(0))
+    return given["gpu-id"]
+
+
+def set_limits(state_text: bytes, config: Config, ids: "Sequence[str]") -> None:
+    """Limit the memory of a container's devices, which an engine gives it; LimitError.
+
+    ``ids`` are GPUs that the caller names, which must be among the container's devices. All its
+    devices are limited in one call: NVIDIA's specs have a call for each.
+    """
+    state = parse_state(state_text)
+    spec = read_spec(os.path.join(state.bundle, "config.json"))
+    found = _limits(spec, config, ())
+    if found is None:
+        return
+    limited = {operation.id for operation in found.operations}
+    others = [name for name in ids if name not in limited]
+    if others:  # protects: limit-named-gpu
+        raise LimitError(
+            f"The memory of GPU {shown(others[0])} is to be limited, which isn't one of the "
+            "container's devices",
+            "Make the CDI spec again",
+        )
+    from gpuhook.core.records import claims  # noqa: PLC0415 - as above
+    from gpuhook.inject import open_container  # noqa: PLC0415 - only for this verb
+
+    with open_container(state.pid, state.root or spec.root_path) as container:
+        claims.take(container, state, spec, None, registry.known(config), config, found)
 
 
 def _vendor_of(kind: str, config: Config) -> "ModuleType":

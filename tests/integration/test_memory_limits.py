@@ -174,6 +174,51 @@ def test_a_pods_annotations_limit_its_containers(place: Place, way: str) -> None
     is_said(place, done, "asks for 9Gi, which is more than 8Gi")
 
 
+def with_nvidias_hook(place: Place, own: str, *env: str, ids: tuple[str, ...]) -> Bundle:
+    """Return a container whose engine gave it GPU 0, with hooks as NVIDIA's toolkit names them."""
+    link = place.folder / "nvidia-cdi-hook"
+    if not link.is_symlink():
+        link.symlink_to(place.installation.bin / "gpuhook-cdi-hook")
+    config = place.configured(own=own)
+    made = place.made(*env, command="sleep 999")
+    give(made, generate(place.installation, config, place.folder / "cdi"), "0")
+    words = ["nvidia-cdi-hook", "apply-cuda-memory-limits", "--driver-root=/", "--gpu-id"]
+    hook = {"path": str(link), "env": [f"GPUHOOK_CONFIG={config}"]}
+    hooks = [{**hook, "args": [*words, each]} for each in ids]
+    made.change(lambda spec: spec.update(hooks={"createRuntime": hooks}))
+    return made
+
+
+@RUNTIMES
+@pytest.mark.parametrize("own", ["", 'exclusive = ["nvidia.com/gpu"]\n'])
+def test_nvidias_hook_for_limits(place: Place, own: str) -> None:
+    """NVIDIA's specs call it once for each GPU; a second call changes nothing."""
+    uuid = place.driver.gpus[0].uuid
+    made = with_nvidias_hook(place, own, "NVIDIA_GPU_MEMORY_LIMIT=8192", ids=(uuid, uuid))
+    made.detach(place.runtime, place.folder / "none.toml")
+    states = place.folder.glob("etc-*/state")
+    [record] = [each for state in states for each in records.read_all(str(state))]
+    assert [each["bytes"] for each in record["limits"]] == [8 * GIB]
+    folder = f"/sys/fs/cgroup{record['cgroups']['2']}"
+    there = f"import os; print(os.getxattr({folder!r}, 'user.gpuhook.limit.{uuid}').decode())"
+    assert place.namespace.run(sys.executable, "-c", there).ok().stdout == f"0 {8 * GIB}\n"
+
+
+@ONE
+def test_nvidias_hook_without_a_limit_does_nothing(place: Place) -> None:
+    made = with_nvidias_hook(place, "", ids=("GPU-of-another-spec",))
+    made.detach(place.runtime, place.folder / "none.toml")
+
+
+@RUNTIMES
+def test_nvidias_hook_for_another_gpu_is_refused(place: Place) -> None:
+    uuid = place.driver.gpus[1].uuid
+    made = with_nvidias_hook(place, "", "NVIDIA_GPU_MEMORY_LIMIT=8192", ids=(uuid,))
+    done = made.run(place.runtime)
+    assert done.status != 0
+    is_said(place, done, "isn't one of the container's devices")
+
+
 REFUSED = {
     "old driver": (("--gpus=1", "--set=driver-version=610.10"), "", "since release 615"),
     "MIG": ((*OPTIONS, "--set=mig=0:1g.10gb"), "", "no limits for GPUs in MIG mode"),
