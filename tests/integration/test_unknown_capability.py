@@ -109,3 +109,15 @@ def test_a_document_gives_everything_whatever_is_asked(
     found = seen(asking.start(config)).libraries
     assert [name for name in [*GIVEN, LEFT] if found[name][0] == "-"] == []
     assert not (config.parent / "state/errors.log").exists()
+
+
+@RUNTIMES
+def test_an_unknown_variable(bundle: GpuBundle, driver: Driver) -> None:
+    """It may be one of a newer toolkit of NVIDIA's: the container starts, and the log names it."""
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_GPU_COMPUTE_LIMIT=50")
+    bundle.command("true")
+    config = configured(bundle, driver)
+    bundle.start(config).ok()
+    [(level, text)] = warnings(config)
+    assert level == "warning"
+    assert "'NVIDIA_GPU_COMPUTE_LIMIT' isn't a variable that gpuhook " in text

@@ -5,6 +5,7 @@ numbers of /dev/nvidia-caps-imex-channels/*. Requirements are an image's conditi
 their grammar is in ``requirements``.
 """
 
+from gpuhook import __version__
 from gpuhook.base.errors import CapabilityError, RequestError, RequirementError, listed, shown
 from gpuhook.base.oci.jsontext import Record
 from gpuhook.core.request import sources
@@ -27,6 +28,15 @@ CUDA_VERSION, _REQUIRE_CUDA = names.LEGACY
 # A program's own MPS limits: percentage of the threads, and memory by device.
 MPS_LIMITS = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
 FEATURES = ("gds", "mofed", "gdrcopy", "nvswitch")  # NVIDIA_GDS=enabled and so on
+
+# Every variable of a container that NVIDIA's toolkit reads (1.20.2), except NVIDIA_REQUIRE_* and
+# those of old images. Others that begin alike have no effect here, perhaps because they are newer.
+KNOWN = frozenset({
+    *names.VARIABLES, *names.MEMORY_VARIABLES, DRIVER_CAPABILITIES, IMEX_CHANNELS, MIG_CONFIG,
+    MIG_MONITOR, DISABLE_REQUIRE, *(f"NVIDIA_{name.upper()}" for name in FEATURES),
+})  # fmt: skip
+_FAMILIES = ("NVIDIA_GPU_", "NVIDIA_VISIBLE_", "NVIDIA_DRIVER_", "NVIDIA_IMEX_", "NVIDIA_MIG_")
+_OF_SERVICES = ("_SERVICE_", "_PORT")  # in variables that Kubernetes sets for services
 
 CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
 DEFAULT_CAPABILITIES = ("compute", "utility")
@@ -92,6 +102,12 @@ def read(reading: "Reading", options: NvidiaOptions) -> None:
     options.capabilities = granted_capabilities(value, reading.legacy, supported)
     if unknown := unknown_words(value):
         reading.warnings.append(_left_out(unknown, options.capabilities))
+    if others := unknown_variables(reading.env):
+        verb = "isn't a variable" if len(others) == 1 else "aren't variables"
+        reading.warnings.append(
+            f"{listed(tuple(map(shown, others)))} {verb} that gpuhook {__version__} knows, "
+            f"and {'has' if len(others) == 1 else 'have'} no effect"
+        )
     options.requirements = () if disabled else asked_requirements(reading.env)
     options.mig_config = _mig(reading, MIG_CONFIG)
     options.mig_monitor = _mig(reading, MIG_MONITOR)
@@ -106,6 +122,17 @@ def read(reading: "Reading", options: NvidiaOptions) -> None:
     if config.mps_devices:  # protects: mps-any-capability
         limits = (reading.env.get(name, "") for name in MPS_LIMITS)
         options.mps = (config.mps_devices, config.state_dir, config.mode, *limits)
+
+
+def unknown_variables(env: "dict[str, str]") -> tuple[str, ...]:
+    """Return the names that look like variables of NVIDIA's toolkit, and aren't known."""
+    return tuple(
+        name
+        for name in env
+        if name.startswith(_FAMILIES)
+        and name not in KNOWN
+        and not any(part in name for part in _OF_SERVICES)
+    )
 
 
 def feature_variable(name: str) -> str:

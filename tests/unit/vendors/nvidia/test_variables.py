@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from requests_made import mounts_request, request_for
 
 from gpuhook.base.config.loader import loads
-from gpuhook.base.config.model import ALL_CAPABILITIES
+from gpuhook.base.config.model import ALL_CAPABILITIES, Config
 from gpuhook.base.errors import CapabilityError, ConfigError, RequestError
-from gpuhook.vendors.nvidia import variables
+from gpuhook.core import contract
+from gpuhook.core.request import limits
+from gpuhook.core.request.reader import SpecReader
+from gpuhook.vendors.nvidia import names, variables
 
 Case = dict[str, Any]
 # As NVIDIA's own file has it, which limits nothing.
@@ -245,3 +248,58 @@ def test_requirements_disabled_by_configuration_as_by_environment() -> None:
 
 def test_legacy_version_that_is_none_is_no_matter_when_requirements_are_off() -> None:
     assert request_for("CUDA_VERSION=foo", disable_require=True).devices == ("all",)
+
+
+# Variables -------------------------------------------------------------------------------------
+
+# Each variable of a container that NVIDIA's toolkit reads (1.20.2), with a value that counts.
+READ = {
+    "NVIDIA_VISIBLE_DEVICES": "1",
+    "NVIDIA_DRIVER_CAPABILITIES": "video",
+    "NVIDIA_IMEX_CHANNELS": "3",
+    "NVIDIA_MIG_CONFIG_DEVICES": "all",
+    "NVIDIA_MIG_MONITOR_DEVICES": "all",
+    "NVIDIA_REQUIRE_CUDA": "cuda>=12.0",
+    "NVIDIA_DISABLE_REQUIRE": "true",
+    "NVIDIA_GDS": "enabled",
+    "NVIDIA_MOFED": "enabled",
+    "NVIDIA_GDRCOPY": "enabled",
+    "NVIDIA_NVSWITCH": "enabled",
+    "NVIDIA_GPU_MEMORY_LIMIT": "8192",
+    "NVIDIA_GPU_MEMORY_REQUEST": "8192",
+}
+
+
+def asked_by(*settings: str) -> Any:
+    """Return a privileged container's request, and its memory limits."""
+    spec = {"process": {"env": [*settings], "capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}}
+    reader = SpecReader(spec, Config())
+    return reader.read(names, contract.load(names)), limits.read(reader, [names]).said
+
+
+@pytest.mark.parametrize("name", READ)
+def test_every_variable_of_nvidias_toolkit_has_an_effect(name: str) -> None:
+    """It never asks for something without a word: what isn't read is warned of."""
+    before = asked_by("NVIDIA_VISIBLE_DEVICES=0")
+    request, said = asked_by("NVIDIA_VISIBLE_DEVICES=0", f"{name}={READ[name]}")
+    assert (request, said) != before
+    assert request.warnings == ()
+    assert name in variables.KNOWN or name.startswith(variables.REQUIRE)
+    assert {*READ} >= variables.KNOWN
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NVIDIA_GPU_COMPUTE_LIMIT", "NVIDIA_GPU_MEMORY_LIMITS", "NVIDIA_VISIBLE_DEVICE",
+     "NVIDIA_DRIVER_CAPS", "NVIDIA_IMEX_DOMAIN", "NVIDIA_MIG_PROFILE"],
+)  # fmt: skip
+def test_a_variable_that_is_not_known_is_named(name: str) -> None:
+    request, _ = asked_by("NVIDIA_VISIBLE_DEVICES=0", f"{name}=1", "NVIDIA_TF32_OVERRIDE=0")
+    [warning] = request.warnings
+    assert warning.startswith(f"{name!r} isn't a variable that gpuhook ")
+    assert asked_by(f"{name}=1")[0].warnings == (), "it asks for no device"
+
+
+@pytest.mark.parametrize("name", ["NVIDIA_MIG_MANAGER_SERVICE_HOST", "NVIDIA_DRIVER_PORT_80_TCP"])
+def test_a_variable_of_a_clusters_service_is_not_named(name: str) -> None:
+    assert asked_by("NVIDIA_VISIBLE_DEVICES=0", f"{name}=1")[0].warnings == ()
