@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 from harness.bundles import Bundle
+from harness.cdi import generate, give, read_by_engines
 from harness.commands import wait_until
 from harness.driver import Driver, lines_of_nvidia_smi
+from harness.images import image
 from harness.inside import look, seen
-from harness.installation import Installation, open_kinds, write_config
+from harness.installation import Installation, harden, open_kinds, write_config
 from harness.namespaces import Namespace
+from harness.podman import podman
 from harness.snapshot import nothing_left
 
 SEE = """
@@ -154,3 +157,51 @@ def test_documents_are_read_once(
     assert {"maker.yaml", "broken.json"} <= first
     assert any("yaml" in name and name != "maker.yaml" for name in first), "PyYAML"
     wait_until(lambda: opened() == set(), "the documents are saved")
+
+
+# Mounts beside what an engine gives ---------------------------------------------------------------
+
+BY_MOUNT = "/var/run/nvidia-container-devices/5"
+
+
+@pytest.mark.parametrize("mounted", [False, True])
+def test_mounts_add_nothing_to_an_engines_devices(
+    bundle: Bundle,
+    installation: Installation,
+    low_level: tuple[str, Namespace],
+    driver: Driver,
+    mounted: bool,
+) -> None:
+    """As NVIDIA's toolkit from 1.20.2 on; an image that only says void gets what is mounted."""
+    config = harden(write_config(bundle.path / "etc", driver.root, [low_level[0]]))
+    env = {"GPUHOOK_CONFIG": str(config)}
+    mount = {"source": "/dev/null", "destination": BY_MOUNT, "options": ["bind"]}
+    bundle.change(lambda spec: spec["mounts"].append(mount))
+    bundle.command(*look(driver.minors))
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=void")
+    plain = seen(bundle.run(installation.runtime, env))
+    assert plain.gpu_minors == {gpu.minor for gpu in driver.chosen(5)}
+    document = generate(installation, config, bundle.path / "cdi")
+    give(bundle, document, "2", mounted=mounted)
+    inside = seen(bundle.run(installation.runtime, env))
+    assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(2)}
+
+
+def test_mounts_add_nothing_with_podman(
+    workspace: Path, host: Namespace, installation: Installation, archive: Path, driver: Driver
+) -> None:
+    config = harden(write_config(workspace / "mounts-beside-etc", driver.root, ["runc"]))
+    runtime = workspace / "mounts-beside-runtime"
+    runtime.write_text(
+        f'#!/bin/sh\nexport GPUHOOK_CONFIG={config}\nexec {installation.runtime} "$@"\n'
+    )
+    runtime.chmod(0o755)
+    document = generate(installation, config, workspace / "mounts-beside-cdi")
+    folder = workspace / "mounts-beside"
+    mount = f"--volume=/dev/null:{BY_MOUNT}"
+    with podman(folder, host, runtime, archive) as engine, read_by_engines(document):
+        for options, index in (((mount, "--device=nvidia.com/gpu=2"), 2), ((mount,), 5)):
+            env = ("NVIDIA_VISIBLE_DEVICES=void",)
+            words = look(driver.minors)
+            done = seen(engine.run(image("debian"), *words, env=env, options=options))
+            assert done.gpu_minors == {gpu.minor for gpu in driver.chosen(index)}

@@ -5,9 +5,9 @@ The runtime, the hook and ``gpuhook explain`` share this sequence.
 
 from gpuhook.base import names as common
 from gpuhook.base import preload
-from gpuhook.base.errors import NoDriverError, RequestError, shown
+from gpuhook.base.errors import DriverError, NoDriverError, RequestError, shown
 from gpuhook.core import contract
-from gpuhook.core.request.reader import SpecReader, check_kinds
+from gpuhook.core.request.reader import Request, SpecReader, check_kinds
 from gpuhook.core.request.sources import may_limit
 
 TYPE_CHECKING = False
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from gpuhook.core.inventory.model import Inventory
     from gpuhook.core.limits import Limits
     from gpuhook.core.plan.image import Examine
-    from gpuhook.core.request.reader import Request
     from gpuhook.core.verdict import Verdict
 
     Asked = list[tuple[Vendor, Request]]
@@ -118,7 +117,7 @@ def resolve(
     a driver here gives nothing, whatever is requested.
     """
     progress = progress or Progress()
-    asked, cdi_devices = _asked(spec, config, known, progress)
+    asked, cdi_devices = _asked(spec, config, known, progress, inventories or {})
     if not asked and not cdi_devices:
         return None
     verdict = _verdict(config, container, asked, cdi_devices) if config.gate else None
@@ -210,14 +209,22 @@ def says_limit(spec: "dict[str, Any]", known: "Known") -> bool:
 
 
 def _asked(
-    spec: "dict[str, Any]", config: "Config", known: "Known", progress: Progress
+    spec: "dict[str, Any]",
+    config: "Config",
+    known: "Known",
+    progress: Progress,
+    inventories: "Mapping[str, Inventory]",
 ) -> "tuple[Asked, tuple[str, ...]]":
     """Return the vendors of requested devices, and the CDI devices of specs."""
     reader = SpecReader(spec, config)
     asked: dict[str, tuple[Vendor, Request]] = {}
     for names in known.values():
         if reader.asks(names):
-            asked[names.NAME] = _read(reader, names, (), known, progress)
+            vendor, request = _read(reader, names, (), known, progress)
+            by_mounts = request.source == "volume-mounts"
+            if by_mounts and reader.env.get(names.VOID, "").lower() == "void":
+                request = _beside_cdi(request, reader, vendor, inventories)
+            asked[names.NAME] = vendor, request
     every = dict.fromkeys(name for _, request in asked.values() for name in request.cdi_devices)
     for names in known.values() if every and config.mode != "cdi" else ():
         ours = tuple(name for name in every if name.startswith(f"{names.KIND}="))
@@ -248,6 +255,30 @@ def _read(
         progress.requests.append(error.request)
         raise
     return vendor, request
+
+
+def _beside_cdi(
+    request: "Request", reader: SpecReader, vendor: "Vendor", inventories: "Mapping[str, Inventory]"
+) -> "Request":
+    """Return a request by mounts; one for nothing if an engine has given devices by a CDI spec.
+
+    Such specs set the vendor's variable to void, and so may an image whose devices a cluster
+    requests by mounts: that one has no nodes. Source: NVIDIA Container Toolkit 1.20.2.
+    """
+    from gpuhook.core import given_nodes  # noqa: PLC0415 - few containers have both
+    from gpuhook.core.inventory import cache  # noqa: PLC0415 - as above
+
+    has = given_nodes.numbers(reader.spec)
+    try:
+        found = inventories.get(request.vendor) or cache.get_inventory(reader.config, vendor)
+    except DriverError:  # it is reported where the devices are looked up
+        return request
+    if not given_nodes.devices_of(has, found):
+        return request
+    reason = f"the engine has given the container {vendor.names.TITLE}'s devices by CDI"
+    ignored = (*request.ignored, ("volume-mounts", reason))
+    # protects: mounts-beside-cdi
+    return Request(request.vendor, options=vendor.options(), ignored=ignored)
 
 
 def _wants(request: "Request") -> bool:

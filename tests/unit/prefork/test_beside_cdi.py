@@ -1,0 +1,99 @@
+"""Mounts that request devices, in a container that an engine gave some by a CDI spec."""
+
+from pathlib import Path
+from typing import Any
+
+import paper
+import pytest
+
+from gpuhook.base.config.loader import loads
+from gpuhook.base.config.model import Config
+from gpuhook.core import resolve
+from gpuhook.core.inventory.model import Device, Inventory
+from gpuhook.core.request.sources import SOURCE, limit_place
+from gpuhook.vendors import registry
+
+VENDORS = [name for name, names in registry.KNOWN.items() if names.MOUNTS and names.VOID]
+BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts = true\n"
+MODES = [f'[nvidia-container-runtime]\nmode = "{mode}"\n' for mode in ("hook", "spec", "cdi")]
+
+
+def inventory_of(vendor: str, tmp_path: Path) -> Inventory:
+    if vendor == "nvidia":
+        from machines import gpu, machine  # noqa: PLC0415 - only of this vendor
+
+        return machine(gpu(0, 0), gpu(1, 1))
+    return paper.machine(vendor, tmp_path, 2)
+
+
+def node(inventory: Inventory, device: Device) -> dict[str, Any]:
+    """Return an own node of a device as engines write it."""
+    others = {path for each in inventory.devices if each.id != device.id for path in each.nodes}
+    path = next(path for path in inventory.nodes_of(device) if path not in others)
+    [found] = [each for each in inventory.nodes if each.path == path]
+    return {"path": path, "type": "c", "major": found.major, "minor": found.minor}
+
+
+def given(
+    inventory: Inventory, env: str, nodes: list[dict[str, Any]], config: Config, place: str = ""
+) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
+    """Return the ids of a container's devices, and what is ignored of its request."""
+    names = registry.KNOWN[inventory.vendor]
+    wanted = inventory.devices[1]
+    place = place or f"{names.MOUNTS}/{wanted.label}"
+    spec = {
+        "process": {"env": [f"{names.VOID}={env}"]},
+        "mounts": [{"source": SOURCE, "destination": place}],
+        "linux": {"devices": nodes},
+    }
+    progress = resolve.Progress()
+    found = resolve.resolve(
+        spec, config, registry.KNOWN, progress, inventories={inventory.vendor: inventory}
+    )
+    ignored = [pair for request in progress.requests for pair in request.ignored]
+    return (found.ids if found else ()), ignored
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("word", ["void", "Void"])
+def test_mounts_add_nothing_to_devices_of_an_engine(
+    vendor: str, mode: str, word: str, tmp_path: Path
+) -> None:
+    inventory = inventory_of(vendor, tmp_path)
+    by_engine = [node(inventory, inventory.devices[0])]
+    names, config = registry.KNOWN[vendor], loads(BY_MOUNTS + mode)
+    reason = f"the engine has given the container {names.TITLE}'s devices by CDI"
+    for name in ("", f"{names.MOUNTS}/cdi/{names.KIND}={inventory.devices[1].label}"):
+        ids, ignored = given(inventory, word, by_engine, config, name)
+        assert ids == ()
+        assert ("volume-mounts", reason) in ignored
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_an_image_that_says_void_gets_what_its_cluster_requests(
+    vendor: str, tmp_path: Path
+) -> None:
+    """The strategy volume-mounts of a device plugin: no engine has given it anything."""
+    inventory = inventory_of(vendor, tmp_path)
+    other = {"path": "/dev/infiniband/uverbs0", "type": "c", "major": 231, "minor": 192}
+    for nodes in ([], [other]):
+        ids, _ = given(inventory, "void", nodes, loads(BY_MOUNTS))
+        assert ids == (inventory.devices[1].id,)
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_nodes_without_void_are_not_of_a_cdi_spec(vendor: str, tmp_path: Path) -> None:
+    """A device plugin with that strategy may pass the nodes as well; its variable isn't void."""
+    inventory = inventory_of(vendor, tmp_path)
+    by_engine = [node(inventory, inventory.devices[1])]
+    ids, _ = given(inventory, registry.KNOWN[vendor].MOUNTS, by_engine, loads(BY_MOUNTS))
+    assert ids == (inventory.devices[1].id,)
+
+
+def test_a_mount_with_a_limit_adds_nothing_either(tmp_path: Path) -> None:
+    inventory = inventory_of("nvidia", tmp_path)
+    place = limit_place(registry.KNOWN["nvidia"].MOUNTS, "1", "8GiB", gives=True)
+    by_engine = [node(inventory, inventory.devices[0])]
+    assert given(inventory, "void", by_engine, loads(BY_MOUNTS), place)[0] == ()
+    assert given(inventory, "void", [], loads(BY_MOUNTS), place)[0] == (inventory.devices[1].id,)
