@@ -1,5 +1,6 @@
 """Settings of devices: an owner puts back what it changed, and changes none that another needs."""
 
+import json
 import os
 import random
 import signal
@@ -13,14 +14,18 @@ import pytest
 from dra_kubelet import Claim, PodError
 from harness import bundles
 from harness.commands import Result, run, wait_until
+from harness.device_plugin import device_plugin
 from harness.dra import GPU_DRIVER, Node, result, slice_name
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
+from harness.metrics import GPUHOOK
 from harness.mps import daemons
 from harness.namespaces import Namespace
 from harness.standing import ONE
+from pod_resources import PodResources
 
 NVIDIA = "resource.nvidia.com/v1beta1"
+GPU = "nvidia.com/gpu"
 DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS = 0, 2, 3
 SHORT, LONG = 1, 3
 MOST = 80  # changes of files for one claim, far more than there are
@@ -261,12 +266,13 @@ def test_a_gpu_that_the_administrator_has_closed_stays_so(node: Node, driver: Dr
 # Other owners -----------------------------------------------------------------------------------
 
 
-def mps(node: Node, verb: str, devices: str = "0") -> Result:
+def mps(node: Node, verb: str, devices: str = "0", *options: str | Path) -> Result:
     """Run gpuhook mps with a configuration of its own, which shares those devices."""
     own = node.config.with_name("mps.toml")
     own.write_text(f'{node.config.read_text()}[gpuhook.mps]\ndevices = "{devices}"\n')
     env = {"GPUHOOK_CONFIG": str(own)}
-    return run([node.installation.command, "mps", verb], env=env)
+    program = GPUHOOK if options else (node.installation.command,)  # gRPC is not installed there
+    return run([*program, "mps", verb, *options], env=env)
 
 
 @pytest.fixture
@@ -303,6 +309,55 @@ def test_mps_and_claims_have_no_gpu_in_common(node: Node, driver: Driver) -> Non
         mps(node, "stop").ok()
         assert values(driver, "compute") == {}
         assert ask(node, claims["sliced"]) == ""
+
+
+def grow_old(node: Node) -> None:
+    """Make the records of the device plugin some minutes old."""
+    for path in node.records.glob("pod_*"):
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps({**record, "at": record["at"] - 600}))
+
+
+@pytest.mark.usefixtures("ended")
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_mps_takes_no_gpu_that_the_device_plugin_gave_a_pod(
+    node: Node, driver: Driver, tmp_path: Path, replicas: int
+) -> None:
+    """Not even a daemon that serves another GPU ends; the GPU is free when its pod has ended."""
+    put(driver, "compute", {})
+    shared = f"sharing: {{timeSlicing: {{resources: [{{name: {GPU}, replicas: {replicas}}}]}}}}\n"
+    file = tmp_path / "plugin.yaml"
+    file.write_text(shared if replicas > 1 else "version: v1\n")
+    socket = node.folder / "pods.sock"
+    asked = ("--pod-resources", socket)
+    words = (f"--config-file={file}",)
+    with device_plugin(node.folder / "dp", node.installation, node.config, GPU, *words) as plugin:
+        [name] = plugin.admit("one", {GPU: 1})["ids"][GPU]
+        uuids = [gpu.uuid for gpu in driver.gpus]
+        number = uuids.index(name.partition("::")[0])
+        mps(node, "start", str(1 - number), *asked).ok()
+        [daemon] = daemons(driver)
+        said = mps(node, "start", "all", *asked).stderr
+        assert f"GPU {number} is allocated to a pod that asked for {GPU}" in said
+        grow_old(node)
+        assert "doesn't report whether its pod ended" in mps(node, "start", "0,1", *asked).stderr
+        with PodResources(socket, ("ns", "one", "main", GPU, (name,))) as kubelet:
+            assert "so MPS can't share it" in mps(node, "start", "0,1", *asked).stderr
+            assert values(driver, "compute") == {1 - number: EXCLUSIVE_PROCESS}
+            assert daemons(driver) == [daemon]
+            kubelet.given.clear()
+            mps(node, "start", "0,1", *asked).ok()
+        assert values(driver, "compute") == {0: EXCLUSIVE_PROCESS, 1: EXCLUSIVE_PROCESS}
+
+
+@pytest.mark.usefixtures("ended")
+def test_mps_starts_again_with_the_pods_that_are_its_clients(node: Node, driver: Driver) -> None:
+    with device_plugin(node.folder / "dp", node.installation, node.config, GPU) as plugin:
+        mps(node, "start", "0,1").ok()
+        plugin.admit("one", {GPU: 2})
+        for verb in ("start", "stop", "start"):
+            mps(node, verb, "0,1").ok()
+        assert len(daemons(driver)) == 1
 
 
 @pytest.mark.usefixtures("ended")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-REPLICA = "::"  # between a device's id and a replica's number, in the kubelet's ids
+from gpuhook.monitor.ledger.pods import REPLICA
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from gpuhook.base.errors import GpuhookError, PluginError, RequestError, shown
-from gpuhook.cluster.device_plugin.state import REPLICA
 from gpuhook.cluster.dra import document
 from gpuhook.cluster.dra.allotted import Allotted, Ref, allotted
 from gpuhook.cluster.dra.claims import ClaimGoneError, Claims
@@ -22,6 +21,7 @@ from gpuhook.cluster.dra.effects import Effects
 from gpuhook.cluster.dra.options import Options
 from gpuhook.cluster.dra.slices import MEMORY
 from gpuhook.monitor.kubelet import Used
+from gpuhook.monitor.ledger.pods import YOUNG, first_busy
 from gpuhook.monitor.ledger.records import (
     CLAIM,
     COMPLETED,
@@ -37,7 +37,6 @@ from gpuhook.monitor.ledger.records import (
 )
 
 _STALE = 600.0  # seconds after which a started preparation counts as abandoned
-_YOUNG = 60.0  # seconds for which the kubelet's list of pods' devices may be out of date
 
 
 class TakenError(RequestError):
@@ -276,24 +275,20 @@ class Handing:
 
         Devices that no pod has any more are freed.
         """
-        used = self._in_use() if taken else None
-        for ours, held, record in taken:
-            # protects: dra-not-twice-claim
-            if used is None or self._is_used(record, held.unit, used.ids):
-                because = ", and the kubelet doesn't report whether its pod ended" * (used is None)
-                raise RequestError(
-                    f"gpuhook device-plugin has allocated the device {ours.device} to a pod as "
-                    f"{record.name}{because}",
-                    "Run only one of gpuhook dra and gpuhook device-plugin for a node's devices; "
-                    "the claim's pod can start when that pod has ended",
-                )
+        busy = first_busy(taken, self._ids)
+        if busy is not None:  # protects: dra-not-twice-claim
+            raise RequestError(
+                f"gpuhook device-plugin has allocated the device {busy.ours.device} to a pod as "
+                f"{busy.record.name}{busy.doubt}",
+                "Run only one of gpuhook dra and gpuhook device-plugin for a node's devices; "
+                "the claim's pod can start when that pod has ended",
+            )
         for _, _, record in taken:
             self._records.forget(record.key)
 
-    def _is_used(self, record: Record, unit: str, used: set[str]) -> bool:
-        """Tell whether a pod has, or may soon have, a device plugin's unit or its replica."""
-        is_young = 0 <= now() - record.at < _YOUNG
-        return is_young or any(each.partition(REPLICA)[0] == unit for each in used)
+    def _ids(self) -> set[str] | None:
+        used = self._in_use()
+        return None if used is None else used.ids
 
     # Deleted claims ---------------------------------------------------------------------------
 
@@ -314,7 +309,7 @@ class Handing:
                 if self._records.read(record.driver, record.uid) != record:
                     continue  # it has changed since
                 # protects: dra-gone-twice
-                is_late = record.gone > 0 and now() - record.gone >= _YOUNG
+                is_late = record.gone > 0 and now() - record.gone >= YOUNG
                 if record not in gone:
                     if record.gone:
                         self._records.write(replace(record, gone=0.0))  # protects: dra-gone-still

@@ -25,7 +25,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from gpuhook.base.errors import PluginError, RequestError, shown
@@ -62,7 +62,8 @@ class Held:
     (``state.Unit``). The other fields come from a claim's allocation result: ``request`` without
     a subrequest, ``device`` the name in the slice, ``share`` the share's id if several claims may
     use the device at once, ``consumed`` the capacity that this claim uses, in bytes or pieces.
-    ``cdi`` are the CDI names that engines receive.
+    ``cdi`` are the CDI names that engines receive. A pod that is a client of gpuhook mps has the
+    share "mps".
     """
 
     request: str = ""
@@ -404,9 +405,9 @@ class Records:
         ``units`` are pairs of a unit's id and its whole device's. PluginError if that can't be
         written, or a claim's record is unreadable.
         """
-        made = [self._of_pod(vendor, resource, *each) for each in units]
         with self.locked():
             self.check_readable(owners=(CLAIM,))
+            made = [self._of_pod(vendor, resource, *each) for each in units]
             claims = [each for each in self.current() if each.owner == CLAIM]
             wanted = [held for record in made for held in record.devices]
             for ours, _, record in in_the_way(wanted, claims):  # protects: dra-not-twice-plugin
@@ -421,6 +422,9 @@ class Records:
     def _of_pod(self, vendor: str, resource: str, unit: str, whole: str) -> Record:
         digest = hashlib.sha256(f"{vendor}/{unit}".encode()).hexdigest()[:32]
         held = Held(vendor=vendor, unit=unit, whole=whole)
+        mps = self.mps()
+        if mps is not None and in_the_way([held], [mps]):
+            held = replace(held, share=MPS)  # only a client of MPS can use it now
         who = ("", digest, "", resource)
         return Record(*who, COMPLETED, self.boot, (held,), at=now(), owner=POD)
 

@@ -2,13 +2,16 @@
 
 import signal
 import sys
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import click
 
 from gpuhook.base.config.loader import load
+from gpuhook.monitor.pod_devices import ids_in_use
 from gpuhook.monitor.systemd import report_ready
+from gpuhook.tools.cli._containers import pod_resources_option
 from gpuhook.tools.cli._help import Seconds, group
 from gpuhook.tools.cli._output import config_option, format_option, print_json
 from gpuhook.tools.config.followed import Followed
@@ -29,15 +32,18 @@ def mps() -> None:
 
 
 @mps.command(examples={"gpuhook mps start": "Start MPS for the devices of config.toml"})
+@pod_resources_option
 @config_option
-def start(config_path: str | None) -> None:
+def start(pod_resources: str, config_path: str | None) -> None:
     """Start the control daemon, and set the compute mode of its GPUs.
 
     If it runs and responds, nothing is done; after a change of [gpuhook.mps] it is restarted,
     and containers that use it must be restarted, too. Needs root. Only serve monitors the
     daemon.
     """
-    state = Keeper(load(config_path), click.echo).start()
+    config = load(config_path)
+    in_use = partial(ids_in_use, config, pod_resources)
+    state = Keeper(config, click.echo, in_use=in_use).start()
     click.echo(f"MPS {state.version} is running")
 
 
@@ -61,14 +67,16 @@ def stop(config_path: str | None) -> None:
     metavar="SECONDS",
     help="The time between two looks at the daemon.",
 )
+@pod_resources_option
 @config_option
-def serve(interval: float, config_path: str | None) -> None:
+def serve(interval: float, pod_resources: str, config_path: str | None) -> None:
     """Start the control daemon and monitor it, until stopped (SIGTERM, SIGINT).
 
     A daemon that doesn't respond is restarted, after a pause that grows to a minute.
     """
     followed = Followed(config_path)
-    keeper = Keeper(followed.config, click.echo, followed=followed)
+    in_use = partial(ids_in_use, followed.config, pod_resources)
+    keeper = Keeper(followed.config, click.echo, in_use=in_use, followed=followed)
 
     def end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         sys.exit(0)

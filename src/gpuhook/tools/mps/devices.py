@@ -9,10 +9,12 @@ from typing import Any
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverError, RequestError
+from gpuhook.monitor.ledger.pods import Ids, first_busy
 from gpuhook.monitor.ledger.records import (
     CLAIM,
     COMPLETED,
     MPS,
+    POD,
     Held,
     Record,
     Records,
@@ -30,14 +32,18 @@ _WANTED = {MODE: EXCLUSIVE_PROCESS}
 
 
 class Devices:
-    """The record of ``gpuhook mps``; ``inventory`` returns NVIDIA's inventory."""
+    """The record of ``gpuhook mps``; ``inventory`` returns NVIDIA's inventory.
 
-    def __init__(self, config: Config, inventory: Callable[[], Any]) -> None:
+    ``in_use`` returns the ids of all devices that pods have by the kubelet.
+    """
+
+    def __init__(self, config: Config, inventory: Callable[[], Any], in_use: Ids) -> None:
+        self._in_use = in_use
         self._records = Records(config.state_dir)
         self._settings = Settings(config, lambda _: inventory())
 
     def check(self, devices: Sequence[mps.Shared]) -> None:
-        """Raise RequestError if a claim has one of these devices."""
+        """Raise RequestError if a claim or a pod of the device plugin has one of these devices."""
         with self._records.locked():
             self._check(_held(devices))
 
@@ -78,12 +84,31 @@ class Devices:
     def _check(self, held: tuple[Held, ...]) -> None:
         # The original mode is only in the record: the driver would report the mode set by MPS.
         self._records.check_readable(owners=(CLAIM, MPS))  # protects: mps-unreadable
-        claims = [each for each in self._records.current() if each.owner == CLAIM]
+        current = self._records.current()
+        claims = [each for each in current if each.owner == CLAIM]
         for ours, _, record in in_the_way(held, claims):  # protects: mps-not-a-claims
             raise RequestError(
                 f"GPU {ours.device} is {record}'s, so MPS can't share it",
                 "Wait until that claim's pods have ended, or leave the GPU out of [gpuhook.mps]",
             )
+        pods = [each for each in current if each.owner == POD]
+        self._check_pods(in_the_way(held, pods))
+
+    def _check_pods(self, taken: Sequence[tuple[Held, Held, Record]]) -> None:
+        """Raise RequestError if a pod has one of these devices, and not as a client of MPS.
+
+        Devices that no pod has any more are freed.
+        """
+        others = [each for each in taken if each[1].share != MPS]  # protects: mps-clients-stay
+        busy = first_busy(others, self._in_use)
+        if busy is not None:  # protects: mps-not-a-pods
+            raise RequestError(
+                f"GPU {busy.ours.device} is allocated to {busy.record} by gpuhook device-plugin"
+                f"{busy.doubt}, so MPS can't share it",
+                "Wait until that pod has ended, or leave the GPU out of [gpuhook.mps]",
+            )
+        for _, _, record in others:
+            self._records.forget(record.key)
 
     def _put_back(
         self, record: Record, settings: Sequence[Setting], kept: Sequence[Setting] = ()

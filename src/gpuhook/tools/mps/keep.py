@@ -22,6 +22,7 @@ from gpuhook.core import contract
 from gpuhook.core.inventory import cache
 from gpuhook.monitor.host import users_tree
 from gpuhook.monitor.host.child import BackOff
+from gpuhook.monitor.ledger.pods import Ids
 from gpuhook.tools.config.followed import Followed
 from gpuhook.tools.mps.control import SERVER, Control, program_of
 from gpuhook.tools.mps.devices import Devices
@@ -43,7 +44,8 @@ class Keeper:
 
     A claim's daemon is ``for_claim``: the claim's record in the ledger holds the devices, and
     ``memory`` has memory limits in bytes by UUID, which replace the configured ones. ``inventory``
-    is NVIDIA's, if known. ``followed`` provides the settings when the daemon is restarted.
+    is NVIDIA's, if known. ``in_use`` asks the kubelet for pods' devices. ``followed`` provides
+    the settings when the daemon is restarted.
     """
 
     def __init__(
@@ -54,13 +56,14 @@ class Keeper:
         inventory: Inventory | None = None,
         *,
         for_claim: bool = False,
+        in_use: Ids = lambda: None,
         followed: Followed | None = None,
     ) -> None:
         self._config = config
         self._tell = tell
         self._memory = memory
         self._known = inventory
-        self._devices = None if for_claim else Devices(config, self._inventory)
+        self._devices = None if for_claim else Devices(config, self._inventory, in_use)
         self._followed = followed
         self.base = f"{config.state_dir}/{mps.FOLDER}"
 
