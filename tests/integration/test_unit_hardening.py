@@ -14,7 +14,7 @@ EXPOSURE = {
     "gpuhook-device-plugin.service": 5.2,
     "gpuhook-metrics.service": 3.7,
     "gpuhook-mps.service": 6.7,
-    "gpuhook-nri.service": 4.9,
+    "gpuhook-nri.service": 3.8,
     "gpuhook-watch.service": 7.0,
 }
 

@@ -1,15 +1,18 @@
 """The package's units under their own hardening: each does its work, and none closes devices."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from booted import ALLOWED, BUSYBOX, GIVEN, REQUEST, call, set_config
+from booted import ALLOWED, BUSYBOX, GIVEN, REFUSED, REQUEST, call, set_config
 from harness.commands import run, wait_until
+from harness.cri import Cri, CriError
 from harness.images import REPOSITORY
 from harness.standing import NAMES, steps
+from pod_resources import PodResources
 
 UNITS = sorted(path.name for path in (REPOSITORY / "packaging/systemd").glob("*.service"))
 CONTAINERD = Path("/etc/containerd/config.toml")
@@ -17,7 +20,28 @@ NRI = """
 version = 2
 [plugins."io.containerd.nri.v1.nri"]
 disable = false
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "localhost/hold:test"
+restrict_oom_score_adj = true
+disable_apparmor = true
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+BinaryName = "/usr/local/sbin/runc-unlimited"
 """
+# The machine's cgroups have no controllers, so runc can't set the limits that a CRI always has.
+RUNC = """#!/usr/bin/python3
+import json, os, sys
+if "--bundle" in sys.argv:
+    path = sys.argv[sys.argv.index("--bundle") + 1] + "/config.json"
+    spec = json.load(open(path))
+    resources = spec["linux"]["resources"]
+    spec["linux"]["resources"] = {"devices": resources.get("devices", [])}
+    json.dump(spec, open(path, "w"))
+os.execvp("runc", ["runc", *sys.argv[1:]])
+"""
+SOCKET = Path("/run/containerd/containerd.sock")
+POD_RESOURCES = Path("/var/lib/kubelet/pod-resources/kubelet.sock")  # the usual one
 
 
 @contextmanager
@@ -56,6 +80,7 @@ def test_systemd_knows_all_that_a_unit_says(unit: str, installed: None) -> None:
 
 def test_a_start_is_served_by_the_watch(docker: tuple[str]) -> None:
     """The prefork server of the unit, under its hardening, prepares a container."""
+    call("systemctl", "restart", "gpuhook-watch")  # else it may notice the driver in a minute only
     words = [*docker, "run", "--rm", "--network=none", "--runtime=gpu-py", "--env", REQUEST]
     words += [BUSYBOX, "devopen", *(f"/dev/nvidia{minor}" for minor in GIVEN)]
 
@@ -130,3 +155,46 @@ def test_the_engine_is_served(nri: None) -> None:
         pytest.skip("Debian 12's containerd has no plugins")
     with started("gpuhook-nri.service"):
         wait_until(lambda: "Serves containerd" in journal("gpuhook-nri.service"), "it serves")
+
+
+def load_images(folder: Path) -> None:
+    """Give containerd's CRI the tests' images, and one for pods' sandboxes."""
+    call("docker", "create", "--name=hold", BUSYBOX)
+    call("docker", "commit", '--change=CMD ["sleep", "infinity"]', "hold", "localhost/hold:test")
+    call("docker", "rm", "hold")
+    call("docker", "save", "--output", folder / "images.tar", "localhost/hold:test", BUSYBOX)
+    call("ctr", "--namespace=k8s.io", "images", "import", folder / "images.tar")
+
+
+def test_the_gate_asks_the_kubelet_and_obeys_it(nri: None, tmp_path: Path) -> None:
+    """The children that parse messages and ask the kubelet work under the unit's hardening."""
+    if not Path("/var/run/nri/nri.sock").exists():
+        pytest.skip("Debian 12's containerd has no plugins")
+    runc = Path("/usr/local/sbin/runc-unlimited")
+    runc.write_text(RUNC)
+    runc.chmod(0o755)
+    load_images(tmp_path)
+    gpus = json.loads(call("gpuhook", "info", "--format=json"))["gpus"]
+    uuids = tuple(gpu["uuid"] for gpu in gpus if gpu["minor"] in GIVEN)
+    given = ("default", "pod", "main", "nvidia.com/gpu", uuids)
+    POD_RESOURCES.parent.mkdir(parents=True, exist_ok=True)
+    opened = ("devopen", *(f"/dev/nvidia{minor}" for minor in GIVEN))
+    unit = "gpuhook-nri.service"
+    cri = Cri(SOCKET)
+    try:
+        with PodResources(POD_RESOURCES, given), started(unit):
+            wait_until(lambda: "Serves containerd" in journal(unit), "it serves")
+            with cri.pod("") as pod:
+                own = pod.start(BUSYBOX, "sleep", "1000", env=[REQUEST])
+                assert own.exec(*opened).ok().stdout.split()[1::2] == [ALLOWED] * len(GIVEN)
+            others = ",".join(map(str, REFUSED))
+            words = "the kubelet hasn't allocated"
+            with cri.pod("") as pod, pytest.raises(CriError, match=words):
+                pod.start(BUSYBOX, "sleep", "1000", env=[f"NVIDIA_VISIBLE_DEVICES={others}"])
+            main = int(property_of(unit, "MainPID"))
+            pids = Path(f"/proc/{main}/task/{main}/children").read_text().split()
+            names = {Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids}
+            assert names >= {"gpuhook-kubelet", "gpuhook-parser"}
+            assert os.readlink(f"/proc/{main}/ns/net") != os.readlink("/proc/self/ns/net")
+    finally:
+        cri.close()
