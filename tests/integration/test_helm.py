@@ -1,4 +1,4 @@
-"""packaging/helm: what Helm renders is what kubectl makes of packaging/kubernetes."""
+"""packaging/helm: the chart, and the folders of packaging/kubernetes that are rendered from it."""
 
 import copy
 import os
@@ -6,9 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import render_manifests
 import yaml
-from harness.helm import CHART, helm, rendered
-from harness.manifests import Document, containers, overlay, pod_of, render
+from harness.helm import CHART, fetch, helm, rendered
+from harness.manifests import (
+    MANIFESTS,
+    VARIANTS,
+    Document,
+    containers,
+    overlay,
+    pod_of,
+    render,
+)
 
 from gpuhook import __version__
 from gpuhook.tools.engines import distributions
@@ -48,14 +57,21 @@ def comparable(documents: list[Document]) -> dict[tuple[str, str], Document]:
     return found
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_it_is_what_the_manifests_are(mode: str) -> None:
-    assert comparable(rendered(f"--set=mode={mode}")) == comparable(render(MODES[mode]))
+@pytest.mark.parametrize("folder", render_manifests.FOLDERS)
+def test_folders_are_rendered_from_the_chart(folder: str) -> None:
+    """Byte for byte: python3 scripts/lib/render_manifests.py writes them."""
+    text = (MANIFESTS / folder / render_manifests.FILE).read_text()
+    assert text == render_manifests.rendered(str(fetch()), folder)
+
+
+def test_kubectl_applies_what_helm_installs() -> None:
+    """And nothing is in a folder that the script doesn't render, except the namespace."""
+    assert {*render_manifests.FOLDERS} == {*VARIANTS}
+    for mode, folder in MODES.items():
+        assert comparable(rendered(f"--set=mode={mode}")) == comparable(render(folder))
 
 
 def test_mps() -> None:
-    both = rendered("--set=mode=runtime", "--set=mps=true")
-    assert comparable(both) == comparable(render("overlays/mps"))
     gone = rendered("--set=mode=remove", "--set=mps=true")
     assert comparable(gone) == comparable(render("overlays/remove"))
     refused = helm("template", "--set=mps=true").failed()

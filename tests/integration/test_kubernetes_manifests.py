@@ -109,11 +109,6 @@ def test_every_volume_is_used_and_every_mount_has_one(variant: str) -> None:
         assert set(named) == used
 
 
-def test_few_places_name_the_image() -> None:
-    places = [str(path.parent.name) for path in FILES if "newName" in path.read_text()]
-    assert places == ["common", "installer", "dra", "metrics"]
-
-
 def test_what_is_monitored_is_there() -> None:
     """The operator's names for the Service and its port are the Service's."""
     documents = {each["kind"]: each for each in render("overlays/metrics-operator")}

@@ -94,7 +94,7 @@ spec:
       tolerations:
         {{- toYaml .context.Values.tolerations | nindent 8 }}
       securityContext:
-        runAsUser: 0
+        runAsUser: 0 # {{ .root }}
         seccompProfile:
           type: RuntimeDefault
 {{- end }}
@@ -123,6 +123,7 @@ device-plugin.yaml: {{ . | quote }}
 {{- end }}
 
 {{- define "gpuhook.driver-root" -}}
+# The driver: its library, its nodes in /dev, and what it shows in /proc and /sys.
 - name: driver-root
   hostPath: {path: {{ .Values.driverRoot | quote }}, type: {{ ternary "Directory" "DirectoryOrCreate" (eq .Values.driverRoot "/") }}}
 {{- end }}
