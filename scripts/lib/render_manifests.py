@@ -50,7 +50,7 @@ def helm() -> str:
 def rendered(program: str, folder: str) -> str:
     """Return the text of a folder's file."""
     words = [program, "template", "gpuhook", str(CHART), "--namespace=gpuhook", "--no-hooks"]
-    words += [f"--kube-version={KUBERNETES}", *FOLDERS[folder]]
+    words += [f"--kube-version={KUBERNETES}", "--set=image.local=true", *FOLDERS[folder]]
     made = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout
     lines = [line for line in map(str.rstrip, made.splitlines()) if line]
     lines = [line for line in lines if not line.startswith("# Source: ")]

@@ -1,14 +1,20 @@
 """packaging/helm: the chart, and the folders of packaging/kubernetes that are rendered from it."""
 
 import copy
+import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
+import machines
+import paper
+import plugin_settings
 import pytest
 import render_manifests
 import yaml
-from harness.helm import CHART, fetch, helm, rendered
+from harness.commands import run
+from harness.helm import CHART, fetch, helm, hooks, rendered
 from harness.manifests import (
     MANIFESTS,
     VARIANTS,
@@ -20,7 +26,19 @@ from harness.manifests import (
 )
 
 from gpuhook import __version__
+from gpuhook.base.config.model import Config
+from gpuhook.cluster.device_plugin.resources import resources
+from gpuhook.core import contract
 from gpuhook.tools.engines import distributions
+from gpuhook.vendors import registry
+from gpuhook.vendors.amd.names import PCI_VENDOR as AMD
+from gpuhook.vendors.ascend.names import PCI_VENDOR as ASCEND
+from gpuhook.vendors.gaudi.names import PCI_VENDOR as GAUDI
+from gpuhook.vendors.nvidia.names import PCI_VENDOR as NVIDIA
+
+INTEL = "8086"
+# Neuron's class of PCI devices isn't among those that node-feature-discovery labels.
+PCI_VENDORS = (NVIDIA, AMD, INTEL, GAUDI, ASCEND)
 
 # A mode of the chart -> the folder that means the same.
 MODES = {
@@ -85,7 +103,7 @@ def test_the_default_is_what_is_recommended() -> None:
 
 def helm_modes() -> list[str]:
     refused = helm("template", "--set=mode=other").failed()
-    return refused.stderr.partition("must be one of ")[2].splitlines()[0].split()
+    return re.findall(r"'([a-z-]+)'", refused.stderr.partition("must be one of ")[2])
 
 
 def test_metrics(tmp_path: Path) -> None:
@@ -212,26 +230,25 @@ def test_every_text_arrives_as_it_is(tmp_path: Path) -> None:
         path.write_text(yaml.safe_dump(values))
         found += leaves(rendered(f"--values={path}"))
     missing = [text for text in texts if not any(text in each for each in found)]
-    assert len(missing) == 4  # mode, engine, restart and distribution
+    assert len(missing) == 6  # mode, engine, restart, distribution; those of helm test
     assert len(texts) > 12
 
 
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        ("installer.engine=docker", "installer.engine is docker and must be one of containerd"),
-        (
-            "installer.distribution=kind",
-            "installer.distribution is kind and must be one of k0s k3s",
-        ),
+        ("installer.engine=docker", "at '/installer/engine': value must be one of 'containerd'"),
+        ("installer.distribution=kind", "at '/installer/distribution': value must be one of"),
         (
             "installer.distribution=k3s,installer.engine=crio",
             "installer.distribution is k3s, whose engine is containerd and not crio",
         ),
-        ("installer.restart=false", "installer.restart is false and must be one of signal systemd"),
-        ("image.tag=9", "image.tag is 9 and must be a text"),
-        ("config.a=1", "config is map[a:1] and must be a text"),
-        ("devicePluginConfig.version=v1", "devicePluginConfig is map[version:v1] and must be"),
+        ("installer.restart=false", "at '/installer/restart': value must be one of 'signal'"),
+        ("image.tag=9", "at '/image/tag': got number, want string"),
+        ("config.a=1", "at '/config': got object, want string"),
+        ("devicePluginConfig.version=v1", "at '/devicePluginConfig': got object, want string"),
+        ("metrics.enable=true", "additional properties 'enable' not allowed"),
+        ("image.local=false", "set image.repository to the image in your registry"),
     ],
 )
 def test_a_wrong_value_is_refused(value: str, sentence: str) -> None:
@@ -239,7 +256,7 @@ def test_a_wrong_value_is_refused(value: str, sentence: str) -> None:
 
 
 def environment(container: Document) -> dict[str, str]:
-    return {each["name"]: each["value"] for each in container["env"]}
+    return {each["name"]: each["value"] for each in container["env"] if "value" in each}
 
 
 def test_the_options_of_the_unit_are_the_installers() -> None:
@@ -270,5 +287,157 @@ def test_who_restarts_nothing_sees_no_process(more: tuple[str, ...], expected: b
 
 def test_it_is_sound() -> None:
     helm("lint", "--strict").ok()
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert undescribed(values, schema) == []
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+
+
+def undescribed(values: Any, schema: Any, at: str = "") -> list[str]:
+    """Return the values of the chart that its schema doesn't name."""
+    if not isinstance(values, dict) or "properties" not in schema:
+        return []
+    known = schema["properties"]
+    found = [f"{at}/{key}" for key in values if key not in known]
+    return found + [
+        each
+        for key in values
+        if key in known
+        for each in undescribed(values[key], known[key], f"{at}/{key}")
+    ]
+
+
+# Where pods are -----------------------------------------------------------------------------------
+
+
+def test_nodes_are_those_with_accelerators(tmp_path: Path) -> None:
+    """By label, not by default; and a taint of a vendor's resource keeps no pod away."""
+    for document in rendered():
+        if document["kind"] != "DaemonSet":
+            continue
+        pod = pod_of(document)
+        terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        labels = [each["matchExpressions"][0]["key"] for each in terms["nodeSelectorTerms"]]
+        assert "gpuhook.io/node" in labels
+        vendors = {each[-12:-8] for each in labels if each.endswith(".present")}
+        assert vendors == {*PCI_VENDORS}
+        assert all(each.keys() == {"key", "operator"} for each in pod["tolerations"])
+    assert [each for each in rendered("--set-json=nodeLabels=[]") if "affinity" in str(each)] == []
+
+
+def test_taints_are_the_resources_of_all_vendors(tmp_path: Path) -> None:
+    found = [
+        (contract.load(registry.KNOWN[name]), paper.machine(name, tmp_path / name))
+        for name in registry.KNOWN
+        if name != "nvidia"
+    ]
+    found.append((contract.load(registry.KNOWN["nvidia"]), machines.machine(machines.gpu(0, 0))))
+    state, _ = resources(found, plugin_settings.settings_of(), Config(), {}, {})
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert {each.name for each in state.resources} <= {
+        each["key"] for each in values["tolerations"]
+    }
+
+
+# Hooks --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_before_it_uninstalls(mode: str) -> None:
+    """The job's objects are those of overlays/remove, and its account may do what it does."""
+    made = {each["kind"]: each for each in hooks(f"--set=mode={mode}")}
+    if mode in ("mounts", "remove"):
+        assert "Job" not in made
+        return
+    document = json.loads(made["ConfigMap"]["data"]["installer.json"])
+    has_runtime = mode in ("runtime", "environment")
+    removed = comparable([document])
+    expected = comparable(rendered("--set=mode=remove", *without_restart(has_runtime)))
+    key = ("DaemonSet", "gpuhook-installer")
+    assert removed[key] == expected[key]
+    pod = made["Job"]["spec"]["template"]["spec"]
+    names = {each["metadata"]["name"] for each in rendered(f"--set=mode={mode}")}
+    assert pod_of(document)["serviceAccountName"] in names  # of the release that is removed
+    assert pod["serviceAccountName"] == made["ServiceAccount"]["metadata"]["name"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert ("ClusterRole" in made) == has_runtime
+    rights = {
+        (name, verb)
+        for rule in made["Role"]["rules"]
+        for name in rule["resourceNames"]
+        for verb in rule["verbs"]
+    }
+    assert rights == {
+        ("gpuhook-installer", "get"), ("gpuhook-installer", "update"),
+        ("gpuhook", "delete"), ("gpuhook-dra", "delete"),
+    }  # fmt: skip
+    left = hooks(f"--set=mode={mode}", "--set=uninstall.removeFromNodes=false")
+    assert "Job" not in {each["kind"] for each in left}
+
+
+def without_restart(has_runtime: bool) -> tuple[str, ...]:
+    """Return the option by which nothing restarts an engine that doesn't know gpu-py."""
+    return () if has_runtime else ("--set=installer.restart=none",)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_pod_of_helm_test(mode: str) -> None:
+    found = [each for each in hooks(f"--set=mode={mode}") if each["kind"] == "Pod"]
+    if mode == "remove":
+        assert found == []
+        return
+    [pod] = found
+    [container] = pod["spec"]["containers"]
+    assert container["command"] + container["args"] == ["/usr/bin/gpuhook", "list"]
+    classes = {each["metadata"]["name"] for each in render(MODES[mode]) if "Class" in each["kind"]}
+    assert pod["spec"].get("runtimeClassName") in {None, *classes}
+    assert ("runtimeClassName" in pod["spec"]) == ("gpu-py" in classes)
+    if mode == "dra":
+        [template] = [
+            each for each in hooks("--set=mode=dra") if each["kind"] == "ResourceClaimTemplate"
+        ]
+        [request] = template["spec"]["spec"]["devices"]["requests"]
+        assert request["exactly"]["deviceClassName"] in classes
+    else:
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_notes(mode: str) -> None:
+    words = ("--set=image.local=true", f"--set=mode={mode}", "--namespace=gpuhook")
+    done = run([fetch(), "install", "gpuhook", CHART, "--dry-run=client", *words]).ok()
+    notes = done.stdout.partition("\nNOTES:\n")[2]
+    assert "helm uninstall gpuhook --namespace gpuhook" in notes or mode == "mounts"
+    assert ("kubectl label node NODE gpuhook.io/node=true" in notes) == (mode != "remove")
+
+
+# The lease ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_engines_are_restarted_under_a_lease(mode: str) -> None:
+    """And what restarts none has no account with rights."""
+    documents = rendered(f"--set=mode={mode}")
+    restarts = mode in ("runtime", "environment", "remove")
+    leases = [each["metadata"]["name"] for each in documents if each["kind"] == "Lease"]
+    assert leases == ["gpuhook-engine-restart"] * restarts
+    if not restarts:
+        assert not [
+            each
+            for each in documents
+            if each["metadata"]["name"] == "gpuhook-installer" and each["kind"] != "DaemonSet"
+        ]
+        return
+    found = comparable(documents)
+    [rule] = found["Role", "gpuhook-installer"]["rules"]
+    assert (rule["resourceNames"], rule["verbs"]) == (leases, ["get", "update"])
+    pod = pod_of(found["DaemonSet", "gpuhook-installer"])
+    assert pod["serviceAccountName"] == "gpuhook-installer"
+    assert pod["automountServiceAccountToken"] is True
+    variables = {each["name"]: each for each in containers(pod)["installer"]["env"]}
+    assert variables["INSTALL_NODE_LEASE"]["value"] == f"gpuhook/{leases[0]}"
+    field = variables["INSTALL_NODE_HOLDER"]["valueFrom"]["fieldRef"]["fieldPath"]
+    assert field == "spec.nodeName"
+    without = rendered(f"--set=mode={mode}", "--set=installer.restart=none")
+    assert "Lease" not in {each["kind"] for each in without}

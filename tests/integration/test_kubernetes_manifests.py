@@ -22,6 +22,8 @@ from gpuhook import __version__
 
 WITH_RUNTIME = ("base", "overlays/environment", "overlays/mps", "overlays/remove")
 WITH_UNIT = ("overlays/cdi", "overlays/mps", "overlays/nri")
+# What restarting engines one after the other needs.
+LEASE = ["Lease", "Role", "RoleBinding", "ServiceAccount"]
 METRICS = ("overlays/metrics", "overlays/metrics-operator")
 # What claims need in the cluster, and nothing else has: an account with rights, and their limits.
 POLICY = "ValidatingAdmissionPolicy"
@@ -51,7 +53,8 @@ def test_kinds(variant: str) -> None:
     monitor = ["ServiceMonitor"] if variant == METRICS[1] else []
     expected = [*sets, "Namespace", *runtime, *service, "ServiceAccount", *monitor]
     claims = CLAIMS if variant == "overlays/dra" else []
-    assert sorted(kinds) == sorted([*expected, *claims])
+    lease = LEASE if variant in WITH_RUNTIME else []
+    assert sorted(kinds) == sorted([*expected, *claims, *lease])
 
 
 def test_pods_are_told_apart(variant: str) -> None:
@@ -70,7 +73,8 @@ def test_who_may_do_what(variant: str) -> None:
         assert not {"hostNetwork", "hostIPC"} & pod.keys()
         signals = is_installers and variant in (*WITH_RUNTIME, *WITH_UNIT)
         assert pod.get("hostPID", False) == (signals or variant in METRICS)
-        assert pod["automountServiceAccountToken"] is ("dra" in containers(pod))
+        asks = "dra" in containers(pod) or (is_installers and variant in WITH_RUNTIME)
+        assert pod["automountServiceAccountToken"] is asks
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         for name, container in containers(pod).items():
             security = container["securityContext"]

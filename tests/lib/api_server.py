@@ -26,7 +26,10 @@ Object = dict[str, Any]
 
 TOKEN = "a.token-of.a-service-account"  # noqa: S105 - of a test
 HANG, CUT, DRIP, GARBAGE = "hang", "cut", "drip", "garbage"
-_KINDS = {"resourceslices": "ResourceSlice", "resourceclaims": "ResourceClaim", "nodes": "Node"}
+_KINDS = {
+    "resourceslices": "ResourceSlice", "resourceclaims": "ResourceClaim", "nodes": "Node",
+    "leases": "Lease", "daemonsets": "DaemonSet", "runtimeclasses": "RuntimeClass",
+}  # fmt: skip
 
 
 @dataclass
@@ -205,13 +208,19 @@ class ApiServer:
                 return 409, _status(409, "AlreadyExists", "it is there already")
             return 201, self._keep(resource, self._accepted(given), "ADDED")
 
-    def update(self, resource: str, name: str, given: Object) -> tuple[int, Object]:
+    def update(
+        self, resource: str, name: str, given: Object, namespace: str = ""
+    ) -> tuple[int, Object]:
         with self.lock:
-            there = self.objects.get((resource, "", name))
+            there = self.objects.get((resource, namespace, name))
             if there is None:
                 return 404, _status(404, "NotFound", f"{name} not found")
             if given["metadata"].get("resourceVersion") != there["metadata"]["resourceVersion"]:
                 return 409, _status(409, "Conflict", "the object has been modified")
+            if resource != "resourceslices":
+                if given["spec"] != there.get("spec") and "generation" in there["metadata"]:
+                    given["metadata"]["generation"] = there["metadata"]["generation"] + 1
+                return 200, self._keep(resource, given, "MODIFIED")
             for fixed in ("driver", "nodeName"):
                 if given["spec"].get(fixed) != there["spec"].get(fixed):
                     return 422, _status(422, "Invalid", f"spec.{fixed} is immutable")
@@ -219,14 +228,16 @@ class ApiServer:
                 return 422, _status(422, "Invalid", "spec.pool.name is immutable")
             return 200, self._keep(resource, self._accepted(given), "MODIFIED")
 
-    def delete(self, resource: str, name: str, options: Object) -> tuple[int, Object]:
+    def delete(
+        self, resource: str, name: str, options: Object, namespace: str = ""
+    ) -> tuple[int, Object]:
         with self.lock:
-            there = self.objects.get((resource, "", name))
+            there = self.objects.get((resource, namespace, name))
             if there is None:
                 return 404, _status(404, "NotFound", f"{name} not found")
             if options.get("preconditions", {}).get("uid") not in (None, there["metadata"]["uid"]):
                 return 409, _status(409, "Conflict", "the uid is another")
-            self._remove((resource, "", name))
+            self._remove((resource, namespace, name))
             return 200, _status(200, "", "")
 
     def patch(self, key: tuple[str, str, str], given: Object, manager: str) -> tuple[int, Object]:
@@ -373,10 +384,10 @@ class Handler(BaseHTTPRequestHandler):
         if method == "POST":
             return api.create(resource, body)
         if method == "PUT":
-            return api.update(resource, name, body)
+            return api.update(resource, name, body, namespace)
         if method == "PATCH":
             return api.patch(key, body, query.get("fieldManager", ""))
-        return api.delete(resource, name, body)
+        return api.delete(resource, name, body, namespace)
 
     def _answer(self, status: int, given: Object, retry_after: str = "") -> None:
         raw = json.dumps(given).encode()

@@ -16,7 +16,6 @@ finds the old version or the new one, whole. Whatever was interrupted is made go
 """
 
 import contextlib
-import glob
 import json
 import os
 import shutil
@@ -24,17 +23,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import click
 from node import NO_ENGINE, TASKS, Node, say, say_last, systemctl, tasks_of
+from node_lease import lease_of
 from node_mps import put_mps, refuse_mps, remove_mps
 from node_nri import UNIT as NRI
 from node_nri import put_nri
 from node_plugin import put_plugin, refuse_plugin, remove_plugin
 from node_settings import refuse_runtime, settle, unsettle
+from node_version import SOURCE, check_programs, link_programs, put_version, remove_old
+from remove_from_all import remove_from_all
 
 from gpuhook.base import names
 from gpuhook.base.errors import EngineError, GpuhookError
@@ -44,15 +46,10 @@ from gpuhook.monitor.host import processes as host_processes
 from gpuhook.monitor.host.processes import Process
 from gpuhook.tools.engines import containerd_files, distributions, in_use
 
-SOURCE = "/usr/lib/gpuhook-node"
 FOLDER = "/opt/gpuhook"
 CONTAINERD, CRIO, _ = ENGINES = ("containerd", "crio", NO_ENGINE)
 DISTRIBUTIONS = ("", *(each.name.lower() for each in distributions.ALL))
 NONE, SIGNAL, SYSTEMD = RESTARTS = ("none", "signal", "systemd")
-# How many bytes bin/python3 has for each of its two paths: scripts/lib/interpreter.
-PATH_LENGTH = 200
-# A container start or a process that stands ready may still be using a version that was replaced.
-KEPT_SECONDS = 3600.0
 RESTART_SECONDS = 90.0
 POLL_SECONDS = 0.5
 REST = 50  # times as long as a look took, until the next one at what is waited for
@@ -61,145 +58,6 @@ _ENDS = {signal.SIGTERM, signal.SIGINT}
 _LISTENS = b"00010000"  # the flag __SO_ACCEPTCON in /proc/net/unix: net/unix/af_unix.c
 # What is said of a file that isn't there, or a process that ends while it is looked at.
 _GONE = (FileNotFoundError, NotADirectoryError, ProcessLookupError)
-
-
-# The files -------------------------------------------------------------------------------------
-
-
-def put_version(node: Node) -> str:
-    """Return the folder of this image's version on the node, made unless it is there whole."""
-    host_files.check_way(node.versions)
-    os.makedirs(node.versions, exist_ok=True)
-    for unfinished in glob.glob(f"{glob.escape(node.versions)}/.*"):
-        shutil.rmtree(unfinished)
-    for target in _names(node):
-        if not os.path.lexists(target):
-            break
-        if is_whole(target):
-            return target
-        say(f"{target} was damaged; another copy takes its place")
-    unfinished = f"{node.versions}/.{os.path.basename(target)}"
-    shutil.copytree(SOURCE, unfinished, symlinks=True)
-    for path in _programs(unfinished):
-        _replace(path, moved(_read(path), target))
-    os.sync()  # a name that is there must have its content, whatever happens to the node
-    os.rename(unfinished, target)
-    say(f"copied gpuhook to {target}")
-    return target
-
-
-def _names(node: Node) -> Iterator[str]:
-    """Yield the folders that this version may have: its own, and others if that one is damaged."""
-    name = _read(f"{SOURCE}/version").decode().strip()
-    yield f"{node.versions}/{name}"
-    number = 1
-    while True:
-        number += 1
-        yield f"{node.versions}/{name}.{number}"
-
-
-def _programs(tree: str) -> list[str]:
-    return sorted(entry.path for entry in os.scandir(f"{tree}/bin"))
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
-
-
-def _replace(path: str, data: bytes) -> None:
-    """Write a file that nobody uses yet, its mode kept and its time too."""
-    status = os.stat(path)
-    with open(path, "wb") as file:
-        file.write(data)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def moved(data: bytes, target: str) -> bytes:
-    """Return a program of the image's as it has to be below ``target``."""
-    if not data.startswith(b"\x7fELF"):
-        return data.replace(os.fsencode(SOURCE), os.fsencode(target))
-    for name in ("", *_loaders()):
-        old, new = (os.fsencode(f"{folder}/lib{name}") for folder in (SOURCE, target))
-        if len(new) >= PATH_LENGTH:
-            raise EngineError(
-                f"{target} is too long a path for the interpreter", "Choose a shorter --folder"
-            )
-        data = data.replace(old.ljust(PATH_LENGTH, b"\0"), new.ljust(PATH_LENGTH, b"\0"))
-    return data
-
-
-def _loaders() -> list[str]:
-    return [f"/{name}" for name in os.listdir(f"{SOURCE}/lib") if name.startswith("ld-")]
-
-
-def is_whole(target: str) -> bool:
-    """Tell whether a version on the node has everything that the image has, unchanged."""
-    for folder, _, files in os.walk(SOURCE):
-        for name in files:
-            path = os.path.join(folder, name)
-            copy = target + path.removeprefix(SOURCE)
-            try:
-                data = _read(copy)
-                same_mode = os.stat(copy).st_mode == os.stat(path).st_mode
-            except OSError:
-                return False
-            expected = moved(_read(path), target) if folder == f"{SOURCE}/bin" else _read(path)
-            if data != expected or not same_mode:
-                return False
-    return True
-
-
-def check_programs(node: Node) -> None:
-    """Raise EngineError where the folder of the links holds anything but links of ours.
-
-    What isn't ours is neither replaced nor removed: --folder may name a folder such as /usr/local.
-    """
-    host_files.check_way(node.programs)
-    if not os.path.isdir(node.programs):
-        return
-    for entry in os.scandir(node.programs):
-        if not entry.is_symlink() or not os.readlink(entry.path).startswith(f"{node.versions}/"):
-            raise EngineError(
-                f"{entry.path} is there, and install-node didn't put it there",
-                "Give --folder a folder of gpuhook's own, or move that file away",
-            )
-
-
-def link_programs(node: Node, version: str) -> None:
-    """Make this version the one that counts, the runtime's link last."""
-    os.makedirs(node.programs, exist_ok=True)
-    programs = [os.path.basename(path) for path in _programs(version)]
-    programs.remove("python3")
-    for name in os.listdir(node.programs):
-        if name not in programs:
-            os.unlink(f"{node.programs}/{name}")
-    for name in sorted(programs, key=lambda name: name == names.RUNTIME):
-        link, program = f"{node.programs}/{name}", f"{version}/bin/{name}"
-        if os.path.islink(link):
-            before = os.readlink(link)
-            if before == program:
-                continue
-            _note_end(before)
-        os.utime(program)  # what the launcher has saved must be younger than the launcher
-        os.symlink(program, f"{link}.new")
-        os.rename(f"{link}.new", link)
-        say(f"{link} is {program}")
-
-
-def _note_end(program: str) -> None:
-    """Have a version's folder say when it was replaced."""
-    folder = os.path.dirname(os.path.dirname(program))
-    if os.path.isdir(folder):
-        os.utime(folder)
-
-
-def remove_old(node: Node, version: str) -> None:
-    """Remove the versions that were replaced long ago."""
-    for entry in os.scandir(node.versions):
-        if entry.path != version and entry.stat().st_mtime < time.time() - KEPT_SECONDS:
-            shutil.rmtree(entry.path)
-            say(f"removed {entry.path}")
 
 
 # The engine ------------------------------------------------------------------------------------
@@ -276,18 +134,23 @@ def restart_if_marked(node: Node) -> None:
     """Restart the engine where its files changed since it was."""
     if not os.path.exists(node.marker):
         return
-    if node.restart == SYSTEMD:
-        systemctl("restart", node.unit)
-        say(f"restarted {node.unit}")
-    elif node.restart == SIGNAL:
-        restart_by_signal(node.engine)
-    else:
-        say(f"restart {node.engine} on this node: it reads its files only at its start")
-    os.unlink(node.marker)
+    lease = None if node.restart == NONE else lease_of(node.lease, node.holder)
+    with lease.held() if lease else contextlib.nullcontext(lambda: None) as renew:
+        if node.restart == SYSTEMD:
+            systemctl("restart", node.unit)
+            say(f"restarted {node.unit}")
+        elif node.restart == SIGNAL:
+            restart_by_signal(node.engine, renew)
+        else:
+            say(f"restart {node.engine} on this node: it reads its files only at its start")
+        os.unlink(node.marker)
 
 
-def restart_by_signal(engine: str) -> None:
-    """End the node's engine, and wait until its service manager has started it again."""
+def restart_by_signal(engine: str, renew: Callable[[], None] = lambda: None) -> None:
+    """End the node's engine, and wait until its service manager has started it again.
+
+    ``renew`` is called again and again meanwhile.
+    """
     before = engines_running(engine)
     if not before:
         raise EngineError(
@@ -316,6 +179,7 @@ def restart_by_signal(engine: str) -> None:
                 )
             )
             end = float("inf")
+        renew()
         time.sleep(POLL_SECONDS)
     say(f"{engine} was restarted")
 
@@ -422,7 +286,8 @@ def _entries(folder: str) -> list[str]:
 def _try_read(path: str) -> bytes:
     """Return what a file holds, nothing where it is gone meanwhile."""
     try:
-        return _read(path)
+        with open(path, "rb") as file:
+            return file.read()
     except _GONE:
         return b""
 
@@ -509,11 +374,12 @@ def wait_for_end() -> None:
     signal.sigwait(_ENDS)
 
 
+ACTIONS = ("install", "stay", "remove", "wait", "remove-from-all")
 _GATE = "gpuhook.gate"  # what gpu-py goes by where the engine's plugin is a gate
 
 
 @click.command(context_settings={"auto_envvar_prefix": "INSTALL_NODE"})
-@click.argument("action", type=click.Choice(["install", "stay", "remove", "wait"]))
+@click.argument("action", type=click.Choice(ACTIONS))
 @click.option("--folder", default=FOLDER, show_default=True, help="Where gpuhook is to be.")
 @click.option("--engine", type=click.Choice(ENGINES), default=CONTAINERD, show_default=True)
 @click.option("--config", default="", help="The engine's configuration file.")
@@ -530,6 +396,10 @@ _GATE = "gpuhook.gate"  # what gpu-py goes by where the engine's plugin is a gat
 @click.option("--mps", is_flag=True, help="Keep MPS' control daemon by a unit; with --plugin.")
 @click.option("--nri", is_flag=True, help="Run the engine's plugin as a unit of the node.")
 @click.option("--remove-at-end", is_flag=True, help="stay: remove it when the pod ends.")
+@click.option("--lease", default="", help="NAMESPACE/NAME of the lease on restarting an engine.")
+@click.option("--holder", default="", help="This node's name, for --lease.")
+@click.option("--cluster-namespace", default="", help="remove-from-all: that of the DaemonSets.")
+@click.option("--runtime-class", default="", help="remove-from-all: what is deleted first.")
 def cli(
     action: str,
     folder: str,
@@ -545,11 +415,16 @@ def cli(
     mps: bool,
     nri: bool,
     remove_at_end: bool,
+    lease: str,
+    holder: str,
+    cluster_namespace: str,
+    runtime_class: str,
 ) -> None:
     """Put gpuhook on this node, or take it away again.
 
     install puts it there and ends, stay waits then until the pod ends, remove takes it away,
-    wait does nothing until the pod ends. An option is also a variable: INSTALL_NODE_ENGINE.
+    wait does nothing until the pod ends, remove-from-all removes it from all nodes of the cluster.
+    An option is also a variable: INSTALL_NODE_ENGINE.
     """
     if action in ("stay", "wait"):
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
@@ -566,12 +441,16 @@ def cli(
     if nri and not any(word.startswith(f"{_GATE}=") for word in words):
         words = (*words, f"{_GATE}=true")  # protects: node-gate
     unit = unit or engine
-    node = Node(folder, engine, config, restart, unit, set_default, tasks, words, plugin, mps, nri)
+    node = Node(
+        folder, engine, config, restart, unit, set_default, tasks, words, plugin, mps, nri,
+        lease=lease, holder=holder,
+    )  # fmt: skip
     actions: dict[str, Callable[[], None]] = {
         "install": partial(install, node),
         "stay": partial(install, node),
         "remove": partial(remove, node, patient=True),
         "wait": lambda: None,
+        "remove-from-all": partial(remove_from_all, cluster_namespace, runtime_class),
     }
     actions[action]()
     if action in ("stay", "wait"):

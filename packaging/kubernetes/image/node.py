@@ -34,7 +34,8 @@ class Node:
     unit to restart; ``tasks`` is the folder where containerd's shims note their containers.
     ``settings`` are KEY=VALUE for the node's config.toml. With ``plugin`` the device plugin is a
     unit of the node's systemd; with ``mps`` MPS' control daemon is one, with ``nri`` the engine's
-    plugin. ``documents`` is the folder where the device plugin keeps CDI documents.
+    plugin. ``documents`` is the folder where the device plugin keeps CDI documents. ``lease`` is
+    the cluster's lease on restarting engines, "" for none, and ``holder`` this node's name in it.
     """
 
     folder: str
@@ -51,6 +52,8 @@ class Node:
     settings_file: str = DEFAULT_PATH
     units: str = UNITS
     documents: str = CDI_FOLDER
+    lease: str = ""
+    holder: str = ""
 
     @property
     def settings_record(self) -> str:

@@ -19,11 +19,23 @@ def fetch() -> Path:
 def helm(action: str, *words: str | Path) -> Result:
     """Run a command about the chart, as a release that is called like its namespace."""
     release = ["gpuhook"] if action == "template" else []
-    return run([fetch(), action, *release, CHART, "--namespace=gpuhook", *words])
+    return run(
+        [fetch(), action, *release, CHART, "--namespace=gpuhook", "--set=image.local=true", *words]
+    )
 
 
 def rendered(*words: str | Path) -> list[Document]:
-    """Return what Helm makes of the chart, without a warning."""
+    """Return what Helm makes of the chart, without a warning and without its hooks."""
+    return _documents("--no-hooks", *words)
+
+
+def hooks(*words: str | Path) -> list[Document]:
+    """Return the objects that Helm creates only for its test and before it uninstalls."""
+    every = _documents(*words)
+    return [each for each in every if "helm.sh/hook" in str(each["metadata"].get("annotations"))]
+
+
+def _documents(*words: str | Path) -> list[Document]:
     done = helm("template", *words).ok()
     assert done.stderr == ""
     return [each for each in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if each]

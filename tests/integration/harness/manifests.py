@@ -85,13 +85,18 @@ def podman_options(pod: Document, container: Document, host: Mapping[str, str]) 
     words += ["--pids-limit=0", f"--entrypoint={json.dumps(container['command'])}"]
     words += ["--pid=host"] if pod.get("hostPID") else []
     words += _security(pod["securityContext"]) + _security(container["securityContext"])
-    words += [f"--env={each['name']}={_value(each)}" for each in container.get("env", [])]
+    # There is no API server: --network=none.
+    known = [each for each in container.get("env", []) if each["name"] not in _OF_THE_CLUSTER]
+    words += [f"--env={each['name']}={_value(each)}" for each in known]
     limits = container["resources"]["limits"]
     words += [f"--memory={limits['memory'].replace('Mi', 'm')}"]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     for mount in container.get("volumeMounts", []):
         words += _mount(mount, volumes[mount["name"]], host)
     return words
+
+
+_OF_THE_CLUSTER = ("INSTALL_NODE_LEASE", "INSTALL_NODE_HOLDER")
 
 
 def _value(variable: Document) -> str:

@@ -64,7 +64,7 @@ def test_pages_and_manifests_name_this_version() -> None:
     paths = [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]
     paths += (REPOSITORY / "packaging").rglob("*.yaml")
     named = {(path.name, found) for path in paths for found in _NAMED.findall(path.read_text())}
-    assert {name for name, _ in named} >= {"deploy.md", "ansible.md", "kustomization.yaml"}
+    assert {name for name, _ in named} >= {"deploy.md", "ansible.md", "gpuhook.yaml"}
     assert {found for _, found in named} == {__version__}
 
 

@@ -1,5 +1,3 @@
-{{- define "gpuhook.modes" -}}cdi cdi-pod dra nri mounts runtime environment remove{{- end }}
-
 {{/* Whether the plugin is a unit of the nodes' systemd: "true" or nothing. */}}
 {{- define "gpuhook.unit" -}}
 {{- if or (has .Values.mode (list "cdi" "nri")) (and .Values.mps (ne .Values.mode "remove")) }}true{{ end }}
@@ -13,32 +11,16 @@ microk8s: {folder: /var/snap/microk8s/current/args, state: /var/snap/microk8s/co
 k0s: {folder: /etc/k0s, state: /run/k0s/containerd}
 {{- end }}
 
+{{/* Errors that values.schema.json can't express. */}}
 {{- define "gpuhook.checked" -}}
-{{- with .Values.installer.distribution }}
-{{- $known := keys (include "gpuhook.places" $ | fromYaml) | sortAlpha }}
-{{- if not (has . $known) }}
-{{- fail (printf "installer.distribution is %v and must be one of %s" . (join " " $known)) }}
+{{- if and (eq .Values.image.repository "localhost/gpuhook") (not .Values.image.local) }}
+{{- fail "no registry has localhost/gpuhook: set image.repository to the image in your registry (scripts/build-image, podman push), or image.local=true once every node has imported it (ctr -n k8s.io images import)" }}
 {{- end }}
-{{- if ne $.Values.installer.engine "containerd" }}
-{{- fail (printf "installer.distribution is %v, whose engine is containerd and not %v" . $.Values.installer.engine) }}
-{{- end }}
+{{- if and .Values.installer.distribution (ne .Values.installer.engine "containerd") }}
+{{- fail (printf "installer.distribution is %v, whose engine is containerd and not %v" .Values.installer.distribution .Values.installer.engine) }}
 {{- end }}
 {{- if and .Values.mps (not (has .Values.mode (list "runtime" "environment" "remove"))) }}
 {{- fail (printf "mps needs mode runtime or environment, which has gpu-py, and mode is %q" .Values.mode) }}
-{{- end }}
-{{- if not (has .Values.mode (splitList " " (include "gpuhook.modes" .))) }}
-{{- fail (printf "mode is %q and must be one of %s" .Values.mode (include "gpuhook.modes" .)) }}
-{{- end }}
-{{- range $name, $given := dict "config" .Values.config "devicePluginConfig" .Values.devicePluginConfig "image.tag" .Values.image.tag }}
-{{- if not (has (kindOf $given) (list "string" "invalid")) }}
-{{- fail (printf "%s is %v and must be a text, in quotes or after a |" $name $given) }}
-{{- end }}
-{{- end }}
-{{- range $name, $words := dict "engine" (list "containerd" "crio") "restart" (list "signal" "systemd" "none") }}
-{{- $given := index $.Values.installer $name }}
-{{- if not (has $given $words) }}
-{{- fail (printf "installer.%s is %v and must be one of %s" $name $given (join " " $words)) }}
-{{- end }}
 {{- end }}
 {{- end }}
 
@@ -91,12 +73,27 @@ spec:
       {{- end }}
       nodeSelector:
         {{- toYaml .context.Values.nodeSelector | nindent 8 }}
+      {{- include "gpuhook.affinity" .context | nindent 6 }}
       tolerations:
         {{- toYaml .context.Values.tolerations | nindent 8 }}
       securityContext:
         runAsUser: 0 # {{ .root }}
         seccompProfile:
           type: RuntimeDefault
+{{- end }}
+
+{{/* Any of the labels selects a node. */}}
+{{- define "gpuhook.affinity" -}}
+{{- with .Values.nodeLabels }}
+affinity:
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms:
+        {{- range . }}
+        - matchExpressions:
+            - {key: {{ . | quote }}, operator: In, values: ["true"]}
+        {{- end }}
+{{- end }}
 {{- end }}
 
 {{- define "gpuhook.config" -}}

@@ -1,0 +1,101 @@
+"""The removal from all nodes before Helm uninstalls, in an API server of the tests."""
+
+import copy
+import importlib
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from api_server import ApiServer, serving
+
+from gpuhook.base.errors import PluginError
+from gpuhook.cluster.dra.access import Access
+from gpuhook.cluster.dra.api_client import Client
+
+FOLDER = Path(__file__).parents[3] / "packaging/kubernetes/image"
+REMOVER = {"spec": {"template": {"spec": {"a": 2}}, "updateStrategy": {"type": "RollingUpdate"}}}
+INSTALLER = "daemonsets", "gpuhook", "gpuhook-installer"
+
+
+@pytest.fixture(scope="module")
+def module() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(FOLDER)
+        yield importlib.import_module("remove_from_all")
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[ApiServer]:
+    with serving(tmp_path / "api") as found:
+        yield found
+
+
+def removal(module: ModuleType, api: ApiServer) -> Any:
+    access = Access(api.url, f"{api.folder}/ca.crt", token=f"{api.folder}/token")
+    return module.Removal("gpuhook", Client(access), lambda _: time.sleep(0.01))
+
+
+def install(api: ApiServer) -> None:
+    for name in ("gpuhook", "gpuhook-installer", "other"):
+        given = {"spec": {"selector": name, "template": {"spec": {"a": 1, "b": 1}}}}
+        api.add("daemonsets", name, {**given, "metadata": {"generation": 3}}, "gpuhook")
+    api.objects[INSTALLER]["status"] = status(3, 2, 2)
+    api.add("runtimeclasses", "gpu-py", {})
+
+
+def status(generation: int, updated: int, ready: int, wanted: int = 2) -> dict[str, int]:
+    return {
+        "observedGeneration": generation,
+        "desiredNumberScheduled": wanted,
+        "updatedNumberScheduled": updated,
+        "numberReady": ready,
+    }
+
+
+def test_it_waits_for_all_nodes(
+    module: ModuleType, api: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(api)
+    api.fail(503, "PUT")
+    thread = threading.Thread(target=lambda: removal(module, api).run(REMOVER, "gpu-py"))
+    thread.start()
+    deadline = time.monotonic() + 30
+    while api.objects[INSTALLER]["metadata"]["generation"] != 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    # The states of a rollout: none is the end.
+    for each in (status(3, 2, 2), status(4, 0, 2), status(4, 1, 2), status(4, 2, 1)):
+        api.objects[INSTALLER]["status"] = each
+        asked = api.count("GET", "gpuhook-installer")
+        while api.count("GET", "gpuhook-installer") < asked + 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert thread.is_alive()
+    api.objects[INSTALLER]["status"] = status(4, 2, 2)
+    thread.join(30)
+    assert not thread.is_alive()
+    spec = copy.deepcopy(api.objects[INSTALLER]["spec"])
+    assert spec == {"selector": "gpuhook-installer", **REMOVER["spec"]}
+    assert {key[2] for key in api.objects} == {"gpuhook-installer", "other"}
+    said = capsys.readouterr().out
+    assert "0 of 2 nodes are done" in said or "2 of 2" in said
+    assert "removed gpuhook from all nodes" in said
+
+
+def test_nothing_is_installed(
+    module: ModuleType, api: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    removal(module, api).run(REMOVER, "gpu-py")
+    assert "nothing to remove" in capsys.readouterr().out
+
+
+def test_no_rights_are_an_error(module: ModuleType, api: ApiServer) -> None:
+    install(api)
+    api.fail(403, "PUT")
+    with pytest.raises(PluginError, match="refuses PUT"):
+        removal(module, api).run(REMOVER, "")
+    assert ("runtimeclasses", "", "gpu-py") in api.objects
