@@ -1,6 +1,7 @@
 """The folders of packaging/kubernetes that Helm renders from the chart.
 
-usage: python3 scripts/lib/render_manifests.py        (writes gpuhook.yaml in each of them)
+usage: python3 scripts/lib/render_manifests.py        (writes gpuhook.yaml in each of them, and the
+                                                       chart's copy of Prometheus' rules)
 
 The chart is the only source; tests/integration/test_helm.py fails while a file differs from what
 this writes.
@@ -13,6 +14,9 @@ REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "packaging/helm/gpuhook"
 MANIFESTS = REPOSITORY / "packaging/kubernetes"
 FILE = "gpuhook.yaml"
+# A chart can read only its own files.
+RULES = REPOSITORY / "packaging/prometheus/gpuhook.rules.yml"
+COPY = CHART / "files/gpuhook.rules.yml"
 HEADER = """\
 # Rendered from packaging/helm/gpuhook by scripts/lib/render_manifests.py: change the chart, and run
 # that.
@@ -25,6 +29,11 @@ _METRICS = (
     "--show-only=templates/metrics.yaml",
     "--set=metrics.enabled=true",
 )
+_LABELS = (
+    "--show-only=templates/service-account.yaml",
+    "--show-only=templates/labels.yaml",
+    "--set=labels.enabled=true",
+)
 # A folder -> Helm's options for it.
 FOLDERS: dict[str, tuple[str, ...]] = {
     "base": ("--set=mode=runtime",),
@@ -32,6 +41,8 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "overlays/cdi-pod": ("--set=mode=cdi-pod",),
     "overlays/dra": ("--set=mode=dra",),
     "overlays/environment": ("--set=mode=environment",),
+    "overlays/labels": _LABELS,
+    "overlays/labels-remove": (*_LABELS, "--set=mode=remove"),
     "overlays/metrics": _METRICS,
     "overlays/metrics-operator": (*_METRICS, "--set=metrics.serviceMonitor=true"),
     "overlays/mounts": ("--set=mode=mounts",),
@@ -59,5 +70,6 @@ def rendered(program: str, folder: str) -> str:
 
 if __name__ == "__main__":
     found = helm()
+    COPY.write_text(RULES.read_text("utf-8"), "utf-8")
     for each in FOLDERS:
         (MANIFESTS / each / FILE).write_text(rendered(found, each), "utf-8")

@@ -20,6 +20,7 @@ from harness.manifests import (
     VARIANTS,
     Document,
     containers,
+    daemon_sets,
     overlay,
     pod_of,
     render,
@@ -203,7 +204,7 @@ def hostile(value: Any, texts: list[str]) -> Any:
     """Return the chart's own values with a text of its own, in ``texts``, wherever one may be."""
     if isinstance(value, dict) and value:
         return {key: hostile(each, texts) for key, each in value.items()}
-    if isinstance(value, bool) or (isinstance(value, list) and value):
+    if isinstance(value, bool | int) or (isinstance(value, list) and value):
         return value
     texts.append(f"<{len(texts)}>{HOSTILE}")
     if isinstance(value, dict):
@@ -350,7 +351,7 @@ def test_before_it_uninstalls(mode: str) -> None:
     if mode in ("mounts", "remove"):
         assert "Job" not in made
         return
-    document = json.loads(made["ConfigMap"]["data"]["installer.json"])
+    document = json.loads(made["ConfigMap"]["data"]["gpuhook-installer.json"])
     has_runtime = mode in ("runtime", "environment")
     removed = comparable([document])
     expected = comparable(rendered("--set=mode=remove", *without_restart(has_runtime)))
@@ -370,10 +371,46 @@ def test_before_it_uninstalls(mode: str) -> None:
     }
     assert rights == {
         ("gpuhook-installer", "get"), ("gpuhook-installer", "update"),
+        ("gpuhook-labels", "get"), ("gpuhook-labels", "update"),
         ("gpuhook", "delete"), ("gpuhook-dra", "delete"),
     }  # fmt: skip
     left = hooks(f"--set=mode={mode}", "--set=uninstall.removeFromNodes=false")
     assert "Job" not in {each["kind"] for each in left}
+
+
+def test_labels_go_with_the_rest() -> None:
+    for mode in ("mounts", "cdi"):
+        words = (f"--set=mode={mode}", "--set=labels.enabled=true")
+        [config] = [each for each in hooks(*words) if each["kind"] == "ConfigMap"]
+        document = json.loads(config["data"]["gpuhook-labels.json"])
+        [expected] = daemon_sets("overlays/labels-remove")
+        assert sorted_by_name(document) == sorted_by_name(expected)
+        assert ("gpuhook-installer.json" in config["data"]) == (mode == "cdi")
+
+
+def test_rules_are_those_of_the_package() -> None:
+    assert render_manifests.COPY.read_bytes() == render_manifests.RULES.read_bytes()
+    [rule] = [each for each in render("overlays/metrics-operator") if "Rule" in each["kind"]]
+    assert rule["spec"] == yaml.safe_load(render_manifests.RULES.read_text())
+    without = ("--set=metrics.enabled=true", "--set=metrics.serviceMonitor=true")
+    found = rendered(*without, "--set=metrics.prometheusRule=false")
+    assert "PrometheusRule" not in {each["kind"] for each in found}
+
+
+def test_ready_only_while_the_plugin_serves() -> None:
+    """Where the plugin is a unit, the installer's pod says how that is."""
+    for variant in VARIANTS:
+        for document in daemon_sets(variant):
+            waits = containers(pod_of(document)).get("done")
+            if waits is None:
+                continue
+            is_unit = "INSTALL_NODE_PLUGIN" in environment(
+                containers(pod_of(document))["installer"]
+            )
+            assert ("readinessProbe" in waits) == is_unit
+            if is_unit:
+                [mount] = waits["volumeMounts"]
+                assert (mount["mountPath"], mount["readOnly"]) == (Config().state_dir, True)
 
 
 def without_restart(has_runtime: bool) -> tuple[str, ...]:

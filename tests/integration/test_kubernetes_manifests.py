@@ -24,6 +24,7 @@ WITH_RUNTIME = ("base", "overlays/environment", "overlays/mps", "overlays/remove
 WITH_UNIT = ("overlays/cdi", "overlays/mps", "overlays/nri")
 # What restarting engines one after the other needs.
 LEASE = ["Lease", "Role", "RoleBinding", "ServiceAccount"]
+LABELS = ("overlays/labels", "overlays/labels-remove")
 METRICS = ("overlays/metrics", "overlays/metrics-operator")
 # What claims need in the cluster, and nothing else has: an account with rights, and their limits.
 POLICY = "ValidatingAdmissionPolicy"
@@ -48,9 +49,10 @@ def variant(request: pytest.FixtureRequest) -> str:
 def test_kinds(variant: str) -> None:
     kinds = [document["kind"] for document in render(variant)]
     runtime = ["RuntimeClass"] if variant in WITH_RUNTIME[:3] else []
-    sets = ["DaemonSet"] * (1 if variant in ("overlays/mounts", *WITH_UNIT, *METRICS) else 2)
+    single = ("overlays/mounts", *WITH_UNIT, *METRICS, *LABELS)
+    sets = ["DaemonSet"] * (1 if variant in single else 2)
     service = ["Service", "NetworkPolicy"] if variant in METRICS else []
-    monitor = ["ServiceMonitor"] if variant == METRICS[1] else []
+    monitor = ["ServiceMonitor", "PrometheusRule"] if variant == METRICS[1] else []
     expected = [*sets, "Namespace", *runtime, *service, "ServiceAccount", *monitor]
     claims = CLAIMS if variant == "overlays/dra" else []
     lease = LEASE if variant in WITH_RUNTIME else []
@@ -79,7 +81,8 @@ def test_who_may_do_what(variant: str) -> None:
         for name, container in containers(pod).items():
             security = container["securityContext"]
             assert security["readOnlyRootFilesystem"] is True
-            if name in ("device-plugin", "dra", "metrics") and variant != "overlays/remove":
+            is_removed = variant in ("overlays/remove", "overlays/labels-remove")
+            if name in ("device-plugin", "dra", "metrics", "labels") and not is_removed:
                 assert security["privileged"] is True
                 continue
             assert security["allowPrivilegeEscalation"] is False

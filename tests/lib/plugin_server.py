@@ -18,7 +18,9 @@ from gpuhook.cluster.device_plugin import folder, server, settings
 if sys.argv[2] == "False":
     folder._libc.inotify_init1 = lambda flags: -1
 exec(sys.argv[4])
-made = settings.Settings(kubelet_folder=sys.argv[1], register=sys.argv[3] == "True")
+made = settings.Settings(
+    kubelet_folder=sys.argv[1], register=sys.argv[3] == "True", state_dir=sys.argv[5]
+)
 sys.exit(server.serve(made, 0, lambda line: print(line, flush=True)))
 """
 
@@ -56,9 +58,15 @@ class PluginServer:
     """
 
     def __init__(
-        self, folder: Path, inotify: bool = True, register: bool = True, first: str = ""
+        self,
+        folder: Path,
+        inotify: bool = True,
+        register: bool = True,
+        first: str = "",
+        state_dir: str = "",
     ) -> None:
-        words = [sys.executable, "-c", _CODE, str(folder), str(inotify), str(register), first]
+        words = [sys.executable, "-c", _CODE, str(folder), str(inotify), str(register)]
+        words += [first, state_dir]
         self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )

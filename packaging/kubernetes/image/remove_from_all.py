@@ -1,5 +1,6 @@
 """The removal from all nodes before `helm uninstall`: removers in place of the installer's pods."""
 
+import glob
 import json
 import time
 from collections.abc import Callable
@@ -12,9 +13,8 @@ from gpuhook.base.config.source import read_text
 from gpuhook.cluster.dra import access
 from gpuhook.cluster.dra.api_client import ApiError, Client, segment
 
-# The DaemonSet of removers, as the chart renders it.
-REMOVER = "/uninstall/installer.json"
-INSTALLER = "gpuhook-installer"
+# The DaemonSets of removers, as the chart renders them.
+REMOVERS = "/uninstall/*.json"
 PLUGINS = ("gpuhook", "gpuhook-dra")
 POLL_SECONDS = 2.0
 REPORT_SECONDS = 60.0
@@ -32,7 +32,7 @@ class Removal:
         self._client = client
         self._sleep = sleep
 
-    def run(self, remover: dict[str, Any], runtime_class: str) -> None:
+    def run(self, removers: list[dict[str, Any]], runtime_class: str) -> None:
         """Remove gpuhook from the nodes; return when all are done.
 
         The RuntimeClass goes first, so that no new pod needs gpu-py, then the plugins. ApiError if
@@ -42,16 +42,18 @@ class Removal:
             self._delete(f"/apis/node.k8s.io/v1/runtimeclasses/{segment(runtime_class)}")
         for name in PLUGINS:
             self._delete(f"{self._sets}/{name}")
-        generation = self._replace(remover)
-        if generation is None:
-            say(f"there is no DaemonSet {INSTALLER}: nothing to remove")
-            return
-        self._wait(generation)
-        say("removed gpuhook from all nodes")
+        for remover in removers:
+            name = remover["metadata"]["name"]
+            generation = self._replace(name, remover)
+            if generation is None:
+                say(f"there is no DaemonSet {name}: nothing to remove")
+                continue
+            self._wait(name, generation)
+            say(f"{name} is done on all nodes")
 
-    def _replace(self, remover: dict[str, Any]) -> int | None:
-        """Give the installer's DaemonSet the removers' pods; return its generation."""
-        path = f"{self._sets}/{INSTALLER}"
+    def _replace(self, name: str, remover: dict[str, Any]) -> int | None:
+        """Give a DaemonSet the removers' pods; return its generation, None without one."""
+        path = f"{self._sets}/{segment(name)}"
         while True:
             try:
                 found = self._insist("GET", path)
@@ -67,11 +69,11 @@ class Removal:
             else:
                 return int(changed["metadata"]["generation"])
 
-    def _wait(self, generation: int) -> None:
+    def _wait(self, name: str, generation: int) -> None:
         """Return when the removers of this generation are ready on all their nodes."""
         reported = -REPORT_SECONDS
         while True:
-            status = self._insist("GET", f"{self._sets}/{INSTALLER}").get("status") or {}
+            status = self._insist("GET", f"{self._sets}/{segment(name)}").get("status") or {}
             wanted = status.get("desiredNumberScheduled", 0)
             done = min(status.get("updatedNumberScheduled", 0), status.get("numberReady", 0))
             if status.get("observedGeneration", 0) >= generation and done >= wanted:
@@ -80,7 +82,7 @@ class Removal:
                 reported = time.monotonic()
                 say(
                     f"{done} of {wanted} nodes are done; the others say why not: kubectl -n "
-                    f"{self._namespace} logs -l app.kubernetes.io/name={INSTALLER} -c installer"
+                    f"{self._namespace} logs -l app.kubernetes.io/name={name} --all-containers"
                 )
             self._sleep(POLL_SECONDS)
 
@@ -105,5 +107,5 @@ class Removal:
 
 def remove_from_all(namespace: str, runtime_class: str) -> None:
     """Remove gpuhook from all nodes, as this pod's account may; return when that is done."""
-    remover = json.loads(read_text(REMOVER))
-    Removal(namespace, Client(access.find())).run(remover, runtime_class)
+    removers = [json.loads(read_text(path)) for path in sorted(glob.glob(REMOVERS))]
+    Removal(namespace, Client(access.find())).run(removers, runtime_class)

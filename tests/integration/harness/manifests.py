@@ -15,8 +15,8 @@ from harness.images import REPOSITORY
 MANIFESTS = REPOSITORY / "packaging/kubernetes"
 VARIANTS = (
     "base", "overlays/mounts", "overlays/cdi", "overlays/cdi-pod", "overlays/dra",
-    "overlays/environment", "overlays/metrics", "overlays/metrics-operator", "overlays/mps",
-    "overlays/nri", "overlays/remove",
+    "overlays/environment", "overlays/labels", "overlays/labels-remove", "overlays/metrics",
+    "overlays/metrics-operator", "overlays/mps", "overlays/nri", "overlays/remove",
 )  # fmt: skip
 IMAGE = "localhost/gpuhook:test"  # scripts/lib/image
 
@@ -86,7 +86,7 @@ def podman_options(pod: Document, container: Document, host: Mapping[str, str]) 
     words += ["--pid=host"] if pod.get("hostPID") else []
     words += _security(pod["securityContext"]) + _security(container["securityContext"])
     # There is no API server: --network=none.
-    known = [each for each in container.get("env", []) if each["name"] not in _OF_THE_CLUSTER]
+    known = [each for each in container.get("env", []) if each["name"] != "INSTALL_NODE_LEASE"]
     words += [f"--env={each['name']}={_value(each)}" for each in known]
     limits = container["resources"]["limits"]
     words += [f"--memory={limits['memory'].replace('Mi', 'm')}"]
@@ -96,13 +96,11 @@ def podman_options(pod: Document, container: Document, host: Mapping[str, str]) 
     return words
 
 
-_OF_THE_CLUSTER = ("INSTALL_NODE_LEASE", "INSTALL_NODE_HOLDER")
-
-
 def _value(variable: Document) -> str:
     """Return what a variable is; a pod has an address of the loopback's here."""
     if "valueFrom" in variable:
-        return {"status.podIP": "127.0.0.1"}[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+        fields = {"status.podIP": "127.0.0.1", "spec.nodeName": "n1"}
+        return fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
     value: str = variable["value"]
     return value
 

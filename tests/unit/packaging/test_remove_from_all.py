@@ -17,7 +17,10 @@ from gpuhook.cluster.dra.access import Access
 from gpuhook.cluster.dra.api_client import Client
 
 FOLDER = Path(__file__).parents[3] / "packaging/kubernetes/image"
-REMOVER = {"spec": {"template": {"spec": {"a": 2}}, "updateStrategy": {"type": "RollingUpdate"}}}
+REMOVER: dict[str, Any] = {
+    "metadata": {"name": "gpuhook-installer"},
+    "spec": {"template": {"spec": {"a": 2}}, "updateStrategy": {"type": "RollingUpdate"}},
+}
 INSTALLER = "daemonsets", "gpuhook", "gpuhook-installer"
 
 
@@ -61,7 +64,7 @@ def test_it_waits_for_all_nodes(
 ) -> None:
     install(api)
     api.fail(503, "PUT")
-    thread = threading.Thread(target=lambda: removal(module, api).run(REMOVER, "gpu-py"))
+    thread = threading.Thread(target=lambda: removal(module, api).run([REMOVER], "gpu-py"))
     thread.start()
     deadline = time.monotonic() + 30
     while api.objects[INSTALLER]["metadata"]["generation"] != 4:
@@ -83,13 +86,13 @@ def test_it_waits_for_all_nodes(
     assert {key[2] for key in api.objects} == {"gpuhook-installer", "other"}
     said = capsys.readouterr().out
     assert "0 of 2 nodes are done" in said or "2 of 2" in said
-    assert "removed gpuhook from all nodes" in said
+    assert "gpuhook-installer is done on all nodes" in said
 
 
 def test_nothing_is_installed(
     module: ModuleType, api: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    removal(module, api).run(REMOVER, "gpu-py")
+    removal(module, api).run([REMOVER], "gpu-py")
     assert "nothing to remove" in capsys.readouterr().out
 
 
@@ -97,5 +100,5 @@ def test_no_rights_are_an_error(module: ModuleType, api: ApiServer) -> None:
     install(api)
     api.fail(403, "PUT")
     with pytest.raises(PluginError, match="refuses PUT"):
-        removal(module, api).run(REMOVER, "")
+        removal(module, api).run([REMOVER], "")
     assert ("runtimeclasses", "", "gpu-py") in api.objects

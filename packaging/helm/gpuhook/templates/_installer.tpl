@@ -103,6 +103,15 @@
       containers:
         # It waits, so that the pod is ready when its node is done.
         {{- include "gpuhook.waits" (dict "context" . "name" "done") | nindent 8 }}
+          {{- if $unit }}
+          # The plugin's unit is active and registered; if not, an event of the pod says why.
+          readinessProbe:
+            exec: {command: ["/usr/bin/node-ready"]}
+            periodSeconds: 15
+            timeoutSeconds: 10
+          volumeMounts:
+            - {name: status, mountPath: /run/gpuhook, readOnly: true}
+          {{- end }}
           resources:
             requests: {cpu: 1m, memory: 32Mi}
             limits: {cpu: 100m, memory: 64Mi}
@@ -118,6 +127,11 @@
           hostPath: {path: /etc/systemd/system, type: DirectoryOrCreate}
         - name: config
           configMap: {name: gpuhook-config, optional: true}
+        {{- if $unit }}
+        # The plugin's status, for the readiness probe.
+        - name: status
+          hostPath: {path: /run/gpuhook, type: DirectoryOrCreate}
+        {{- end }}
         {{- if $engine }}
         # The engine's configuration, to which a runtime is added in a file of its own.
         - name: {{ .Values.installer.engine }}

@@ -23,6 +23,7 @@ from gpuhook.cluster.device_plugin import allocate, prefer
 from gpuhook.cluster.device_plugin.folder import Folder, Identity
 from gpuhook.cluster.device_plugin.settings import Settings
 from gpuhook.cluster.device_plugin.state import Resource, State
+from gpuhook.cluster.device_plugin.status import StatusFile
 from gpuhook.monitor import INSTALL
 from gpuhook.monitor import kubelet_api as api
 from gpuhook.monitor.ledger.records import Records
@@ -47,6 +48,7 @@ _STEADY = 10.0  # seconds after which a registration counts as stable
 _END = 0.5  # seconds for streams to end by themselves
 _STOP = 1.5  # seconds for the whole shutdown
 _REASONS = 16  # logged messages that are remembered, so that each is logged once
+_STARTING = "it isn't registered with the kubelet yet"
 _PIECE = 1 << 16  # bytes of a state that are read at once
 _LINE = 16 << 20  # bytes of a state, at most
 
@@ -67,8 +69,9 @@ def serve(settings: Settings, states: int, tell: Tell) -> int:
     0 at the end of file or after SIGTERM, 1 for an invalid state. ``tell`` gets sentences for the
     log. This changes the process's umask and signal handlers.
     """
+    status = StatusFile(settings.state_dir if settings.register else "")
     os.umask(0o077)  # only root may use the sockets
-    return asyncio.run(_Server(settings, states, tell).run())
+    return asyncio.run(_Server(settings, states, tell, status).run())
 
 
 def _devices(count: int) -> str:
@@ -293,8 +296,17 @@ async def _refuse(context: Any, error: GpuhookError) -> None:
 class _Endpoint:
     """One resource, which ``run`` keeps registered with the kubelet."""
 
-    def __init__(self, resource: Resource, settings: Settings, folder: Folder, tell: Tell) -> None:
+    def __init__(
+        self,
+        resource: Resource,
+        settings: Settings,
+        folder: Folder,
+        tell: Tell,
+        status: StatusFile,
+    ) -> None:
         self.offer = _Offer(resource, settings, tell)
+        self._status = status
+        status.set(resource.name, _STARTING)
         self.withdrawn = False
         self._name = resource.name
         self._folder = folder
@@ -315,6 +327,7 @@ class _Endpoint:
                 await self._keep()
                 await self._rest()
         finally:
+            self._status.drop(self._name)
             if self.withdrawn:
                 self.offer.withdraw()
             await self._close()
@@ -332,18 +345,22 @@ class _Endpoint:
                 return
             reason = await self._unless_moved(service, self._register(service))
         except PluginError as error:
+            self._status.set(self._name, str(error))
             self._say(f"{self._name}: {error}")
             return
         if reason:
+            self._status.set(self._name, reason)
             return
         self._said.clear()
         count = _devices(len(self.offer.resource.offers()))
         self.offer.tell(f"{self._name}: registered with the kubelet, {count}")
+        self._status.set(self._name, "")
         loop = asyncio.get_running_loop()
         began = loop.time()
         reason = await self._unless_moved(service, self._until_disconnected(service))
         is_steady = loop.time() - began > _STEADY
         self._pause = _FIRST_PAUSE if is_steady else min(self._pause, _SHORT_PAUSE)
+        self._status.set(self._name, reason)
         self._say(f"{self._name}: {reason}; registering again")
 
     async def _unless_moved(self, service: _Service, work: Coroutine[Any, Any, str]) -> str:
@@ -459,10 +476,11 @@ def _registration_error(error: Any, path: str) -> PluginError:
 class _Server:
     """The server: all resources of the newest state, each with its endpoint."""
 
-    def __init__(self, settings: Settings, states: int, tell: Tell) -> None:
+    def __init__(self, settings: Settings, states: int, tell: Tell, status: StatusFile) -> None:
         self._settings = settings
         self._states = states
         self._tell = tell
+        self._file = status
         self._text = b""
         self._status = 0
         self._stop = asyncio.Event()
@@ -498,6 +516,7 @@ class _Server:
 
     def _look(self) -> None:
         """Make every endpoint check the folder."""
+        self._file.keep()
         self._folder.watch()
         for endpoint in self._endpoints.values():
             endpoint.notice()
@@ -535,7 +554,7 @@ class _Server:
                 self._tasks[name].cancel()
         for name, resource in self._wanted.items():
             if name not in self._endpoints:
-                endpoint = _Endpoint(resource, self._settings, self._folder, self._tell)
+                endpoint = _Endpoint(resource, self._settings, self._folder, self._tell, self._file)
                 task = asyncio.create_task(endpoint.run(), name=name)
                 self._endpoints[name], self._tasks[name] = endpoint, task
                 task.add_done_callback(self._ended)
