@@ -151,7 +151,9 @@ def _show_devices(state: State) -> None:
     ]
     _screen.show(
         _screen.table(
-            ("RESOURCE", "DEVICE", "REPLICAS", "NUMA", "HEALTH"), rows, less=("NUMA", "REPLICAS")
+            ("RESOURCE", "DEVICE", "REPLICAS", "NUMA", "HEALTH"),
+            rows,
+            less=("NUMA", "REPLICAS", "RESOURCE"),
         )
     )
 

@@ -127,7 +127,7 @@ class _Printed:
         self._is_first = False
         bars = _screen.can_redraw()
         width = _screen.console().width
-        _screen.show(*_stats_view.tables(look, width, bars=bars))
+        _screen.show(_stats_view.tables(look, width, bars=bars))
         said = (*look.problems, *look.notes)
         if said != self._said:
             for each in said:

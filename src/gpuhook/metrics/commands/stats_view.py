@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from gpuhook.base.host import files
@@ -160,8 +160,8 @@ class History:
         )
 
 
-def tables(look: Snapshot, width: int, *, bars: bool) -> list[RenderableType]:
-    """Return all tables in full, for a terminal of the given width."""
+def tables(look: Snapshot, width: int, *, bars: bool) -> list[Text]:
+    """Return the lines of all tables in full, for a terminal of the given width."""
     return _drawn(_Rows.of(look), width, bars=bars)
 
 
@@ -223,7 +223,8 @@ class View:
         every = _Rows.of(self.look)
         rows = every.fitting((options.height or console.height) - below)
         yield _screen.one_line(_screen.text(self.heading, _screen.FAINT))
-        yield from _drawn(rows, width, bars=True, cut=True, history=self.history)
+        lines = _drawn(rows, width, bars=True, cut=True, history=self.history)
+        yield from map(_screen.one_line, lines)
         if hidden := len(every) - len(rows):
             more = f"{hidden} more: gpuhook stats --no-stream shows all"
             yield _screen.one_line(_screen.text(more, _screen.FAINT))
@@ -232,21 +233,23 @@ class View:
 
 def _drawn(
     rows: _Rows, width: int, *, bars: bool, cut: bool = False, history: History | None = None
-) -> list[RenderableType]:
+) -> list[Text]:
     if not rows.devices:
         return [_screen.text("No devices.")]
     blocks = history if history is not None and _screen.has_blocks() else None
     lines = [_device_row(each, blocks) for each in rows.devices]
-    drawn = [_draw(_DEVICES, lines, width, bars=bars, cut="MODEL" if cut else "")]
+    drawn = _draw(_DEVICES, lines, width, bars=bars, cut="MODEL")
     if rows.uses:
         lines = [_use_row(use) for use in rows.uses]
-        drawn += ["", _draw(_CONTAINERS, lines, width, bars=bars, cut="CONTAINER" if cut else "")]
+        drawn.append(Text(""))
+        drawn += _draw(_CONTAINERS, lines, width, bars=bars, cut="CONTAINER" if cut else "")
     if rows.processes:
         users = _users()
         titles = {each.id: _title(each) for each in rows.look.containers}
         labels = {each.id: each.label for each in rows.look.devices}
         lines = [_process_row(each, users, titles, labels) for each in rows.processes]
-        drawn += ["", _draw(_PROCESSES, lines, width, bars=bars, cut="COMMAND" if cut else "")]
+        drawn.append(Text(""))
+        drawn += _draw(_PROCESSES, lines, width, bars=bars, cut="COMMAND" if cut else "")
     return drawn
 
 
@@ -269,12 +272,12 @@ _PROCESSES: _Columns = (
 
 def _draw(
     columns: _Columns,
-    rows: Sequence[Sequence[RenderableType | None]],
+    rows: Sequence[Sequence[Text | None]],
     width: int,
     *,
     bars: bool,
     cut: str,
-) -> RenderableType:
+) -> list[Text]:
     titles, less = columns
     shown = [
         place
@@ -286,7 +289,7 @@ def _draw(
     return _screen.table(header, lines, less=less, cut=cut, width=width)
 
 
-def _device_row(device: Device, history: History | None) -> list[RenderableType | None]:
+def _device_row(device: Device, history: History | None) -> list[Text | None]:
     used, total = device.memory_used_bytes, device.memory_total_bytes
     xids = ", ".join(
         f"{xid} ({count} times)" if count > 1 else str(xid)
@@ -308,7 +311,7 @@ def _device_row(device: Device, history: History | None) -> list[RenderableType 
     ]
 
 
-def _use_row(use: _Use) -> list[RenderableType | None]:
+def _use_row(use: _Use) -> list[Text | None]:
     used, limit = use.memory, use.limit
     return [
         _screen.text(_title(use.container), _screen.FAINT if use.container is _NOBODY else ""),
@@ -326,7 +329,7 @@ def _process_row(
     users: Mapping[int, str],
     titles: Mapping[str, str],
     labels: Mapping[str, str],
-) -> list[RenderableType | None]:
+) -> list[Text | None]:
     user = process.user
     return [
         _screen.text(process.pid),
@@ -371,7 +374,7 @@ def _share(used: int | None, total: int | None) -> float | None:
     return None if used is None or not total else used / total
 
 
-def _bar(share: float | None) -> RenderableType:
+def _bar(share: float | None) -> Text:
     if share is None:
         return _screen.text("")
     style = _screen.BAD if share >= _FULL else _screen.POOR if share >= _BUSY else _screen.GOOD

@@ -11,10 +11,8 @@ from contextlib import contextmanager
 
 import click
 from rich.cells import cell_len
-from rich.console import Console, OverflowMethod, RenderableType
+from rich.console import Console
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from gpuhook.base.errors import printable
@@ -22,11 +20,13 @@ from gpuhook.base.errors import printable
 GOOD, POOR, BAD, FAINT, TITLE = "green", "yellow", "red", "dim", "bold"
 TONES = {"": "", "good": GOOD, "poor": POOR, "bad": BAD}
 _GAP = 2  # spaces between two columns of a table
-_CUT = 12  # least number of characters left of a truncated text
+_INDENT = 2  # of a text below its title
+_CUT = 20  # least width of a column whose texts may be shortened
 _TITLE = 16  # least width of a fact's title, including its colon
-# Width of lines in a file or a pipe: nothing is wrapped or truncated there.
+# Width of lines in a file or a pipe: nothing is wrapped or shortened there.
 _ENDLESS = 1 << 16
-_PAPER = 1 << 16  # width of the drawing area, wider than any table
+
+Lines = list[Text]
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -45,21 +45,67 @@ def console(*, stderr: bool = False) -> Console:
     )
 
 
-def facts(rows: Sequence[tuple[str, str, str]]) -> Table:
-    """Return a table of titles and texts, each text in its tone; long texts are wrapped."""
-    body = [text(words, TONES[tone]) for _, words, tone in rows]
-    heads = [text(f"{title}:", TITLE) for title, _, _ in rows]
-    first = max([_TITLE, *(_longest_line(each) for each in heads)])
-    made = Table.grid(padding=(0, 1, 0, 0), pad_edge=True)
-    _add_columns(made, ["", ""], [(first, first), _need("", body)], _room(first + 2))
-    for head, words in zip(heads, body, strict=True):
-        made.add_row(head, words)
-    return made
-
-
 def text(words: object, style: str = "") -> Text:
     """Return text to show, with terminal control characters escaped."""
     return Text(printable(str(words)), style=style)
+
+
+# Texts beside titles -----------------------------------------------------------------------
+
+
+def facts(rows: Sequence[tuple[str, str, str]]) -> Lines:
+    """Return the lines of titles and texts, each text in its tone; long texts are wrapped."""
+    heads = [text(f"{title}:", TITLE) for title, _, _ in rows]
+    first = 1 + max([_TITLE, *(cell_len(each.plain) for each in heads)])
+    lines = []
+    for head, (_, words, tone) in zip(heads, rows, strict=True):
+        lines += beside(head, text(words, TONES[tone]), first)
+    return lines
+
+
+def beside(head: Text, body: Text, width: int) -> Lines:
+    """Return a wrapped text to the right of a head of the given width.
+
+    A text with a word that has no room there comes below its head.
+    """
+    full = console().width
+    room = full - width
+    longest = max(map(cell_len, body.plain.split(" ")))
+    if longest > room and full - _INDENT > room:
+        return [head, *_indented(_wrap(body, full - _INDENT), _INDENT)]
+    first, *others = _wrap(body, room)
+    return [_join([(head, width), (first, 0)]), *_indented(others, width)]
+
+
+def _indented(lines: Lines, width: int) -> Lines:
+    return [_join([(Text(""), width), (line, 0)]) for line in lines]
+
+
+def _wrap(words: Text, width: int) -> Lines:
+    """Return a text as lines of whole words; a longer word has a line of its own."""
+    if cell_len(words.plain) <= width:
+        return [words]
+    lines = [""]
+    for word in words.plain.split(" "):
+        joined = f"{lines[-1]} {word}" if lines[-1] else word
+        if lines[-1] and cell_len(joined) > width:
+            lines.append(word)
+        else:
+            lines[-1] = joined
+    return [Text(line, style=words.style) for line in lines]
+
+
+def _join(cells: Sequence[tuple[Text, int]]) -> Text:
+    """Return a line of texts, each padded to its width."""
+    line = Text()
+    for cell, width in cells:
+        line.append_text(cell)
+        line.append(" " * (width - cell_len(cell.plain)))
+    line.rstrip()
+    return line
+
+
+# Tables ------------------------------------------------------------------------------------
 
 
 def table(
@@ -68,126 +114,177 @@ def table(
     *,
     less: Sequence[str] = (),
     cut: str = "",
+    wrap: str = "",
     width: int | None = None,
-) -> Table:
+) -> Lines:
     """Return rows under a header, columns aligned; ``width`` is the terminal's if known.
 
-    A cell is a result of ``text``, a bar or any object. On a narrow terminal cells are first
-    wrapped between words. Then the columns in ``less`` are dropped, one after the other. Then
-    lines exceed the terminal's width: no word is broken. With ``cut`` each row stays one line,
-    and the cells of the column with that title are truncated last.
+    A row is one line, and no line exceeds the width. If there is too little space, the texts of
+    the column with the title ``cut`` are shortened, to ``_CUT`` at least. Then the columns in
+    ``less`` are dropped, one after the other. If that isn't enough, the texts of the column
+    ``wrap``, which are lists, are wrapped between words. Last, the longest texts are shortened.
     """
-    cells = [
-        [cell if isinstance(cell, Text | ProgressBar) else text(cell) for cell in row]
-        for row in rows
-    ]
-    needs = [_need(title, [row[place] for row in cells], cut) for place, title in enumerate(header)]
+    cells = [[cell if isinstance(cell, Text) else text(cell) for cell in row] for row in rows]
     width = console().width if width is None else width
-    shown = [*range(len(header))]
-    for title in less:
-        if sum(needs[place][0] + _GAP for place in shown) - _GAP <= width:
-            break
-        shown = [place for place in shown if header[place] != title]
-    # Includes the gap after the last column: without it the width differs between rich versions.
-    made = Table(box=None, padding=(0, _GAP, 0, 0), header_style=TITLE)
-    titles = [header[place] for place in shown]
-    # A table with ``cut`` is redrawn in place, with blanks at the end of its lines.
-    room = width - _GAP * (len(shown) - (0 if cut else 1))
-    _add_columns(made, titles, [needs[place] for place in shown], room)
-    for row in cells:
-        kept = [row[place] for place in shown]
-        made.add_row(*map(one_line, kept) if cut else kept)
-    return made
+    columns = [
+        _Column(title, [row[place] for row in cells], is_cut=title == cut, is_wrapped=title == wrap)
+        for place, title in enumerate(header)
+    ]
+    shown = _arrange(columns, less, width)
+    lines = [_join([(text(each.title, TITLE), each.width + _GAP) for each in shown])]
+    for number in range(len(rows)):
+        parts = [each.lines(number) for each in shown]
+        for height in range(max(map(len, parts))):
+            found = [part[height] if height < len(part) else Text("") for part in parts]
+            taken = [each.width + _GAP for each in shown]
+            lines.append(_join([*zip(found, taken, strict=True)]))
+    for line in lines:
+        line.truncate(width)  # of a terminal with less room than its columns have gaps
+    return lines
 
 
-_Need = tuple[int, int]  # the minimum width of a column, and the width of its longest line
+class _Column:
+    """A column of a table: its texts and its ``width``, from ``least`` to ``most``."""
+
+    def __init__(self, title: str, cells: Lines, *, is_cut: bool, is_wrapped: bool) -> None:
+        self.title, self._cells, self._is_wrapped = title, cells, is_wrapped
+        self._briefer = _without_vendor(cells) if is_cut else cells
+        lengths = [cell_len(cell.plain) for cell in cells]
+        self.width = self.most = self.least = max([len(title), *lengths])
+        if is_cut:
+            least = [cell_len(_briefest(cell.plain)) for cell in self._briefer]
+            self.least = min(self.most, max([len(title), *least]))
+
+    def allow_wrapping(self) -> None:
+        """Let the column be as narrow as its longest word, if it may be wrapped."""
+        if self._is_wrapped:
+            words = [cell_len(word) for cell in self._cells for word in cell.plain.split(" ")]
+            self.least = max([len(self.title), *words])
+
+    def trim(self) -> None:
+        """Give up width that the shortened texts don't need."""
+        if self.width < self.most:
+            used = [
+                cell_len(line.plain) for row in range(len(self._cells)) for line in self.lines(row)
+            ]
+            self.width = max([len(self.title), *used])
+
+    def lines(self, row: int) -> Lines:
+        """Return a row's text in the column's width."""
+        if self.width >= self.most:
+            return [self._cells[row]]
+        cell = self._briefer[row]
+        lines = _wrap(cell, self.width) if self._is_wrapped else [cell]
+        return [
+            line
+            if cell_len(line.plain) <= self.width
+            else Text(_shorten(line.plain, self.width), style=line.style)
+            for line in lines
+        ]
 
 
-def _need(title: str, cells: Sequence[Text | ProgressBar], cut: str = "") -> _Need:
-    """Return a column's minimum width, and its width without wrapping."""
-    most = max([len(title), *map(_longest_line, cells)])
-    if cut:
-        return (min(most, _CUT) if title == cut else most), most
-    return max([len(title), *map(_longest_word, cells)]), most
+def _arrange(columns: Sequence[_Column], less: Sequence[str], width: int) -> Sequence[_Column]:
+    """Return the columns to show, with their widths."""
+    shown = columns
+    for is_last in (False, True):
+        for title in ("", *less):
+            kept = columns if not title else [each for each in shown if each.title != title]
+            shown = kept or shown
+            room = width - _GAP * (len(shown) - 1)
+            if sum(each.least for each in shown) <= room:
+                _widen(shown, room)
+                return shown
+        for each in () if is_last else columns:
+            each.allow_wrapping()
+    for each in shown:
+        each.width = each.least
+    for _ in range(sum(each.width for each in shown) - max(room, len(shown))):
+        max(shown, key=lambda each: each.width).width -= 1
+    return shown
 
 
-def _longest_line(cell: Text | ProgressBar) -> int:
-    return cell_len(cell.plain) if isinstance(cell, Text) else cell.width or 0
+def _widen(columns: Sequence[_Column], room: int) -> None:
+    """Make columns as wide as space allows: those that need little get it, others share."""
+    spare = room - sum(each.least for each in columns)
+    order = sorted(columns, key=lambda each: each.most - each.least)
+    for left, each in zip(range(len(columns), 0, -1), order, strict=True):
+        more = min(each.most - each.least, spare // left)
+        each.width, spare = each.least + more, spare - more
+    for each in columns:
+        each.trim()
 
 
-def _longest_word(cell: Text | ProgressBar) -> int:
-    if not isinstance(cell, Text):
-        return cell.width or 0
-    return max(map(cell_len, cell.plain.split(" ")), default=0)
+def _without_vendor(cells: Lines) -> Lines:
+    """Return models without their first word, if it is the same for all."""
+    firsts = {cell.plain.partition(" ")[0] for cell in cells}
+    if len(firsts) != 1 or not all(cell.plain.partition(" ")[2] for cell in cells):
+        return cells
+    return [Text(cell.plain.partition(" ")[2], style=cell.style) for cell in cells]
 
 
-def _room(taken: int) -> int:
-    return max(1, console().width - taken)
+def _briefest(plain: str) -> str:
+    """Return the shortest form of a text that still tells models and MIG profiles apart."""
+    words = plain.split(" ")
+    if len(words) > 2:
+        plain = f"{words[0]} {_dots()} {words[-1]}"
+    return plain if len(words) > 1 else _shorten(plain, _CUT)
 
 
-def _add_columns(made: Table, header: Sequence[str], needs: Sequence[_Need], room: int) -> None:
-    """Add the columns to a table, wide enough for whole words, then as wide as space allows."""
-    spare = max(0, room - sum(least for least, _ in needs))
-    widths = {}
-    # Columns that need little get it; the others share the rest.
-    order = sorted(range(len(needs)), key=lambda place: needs[place][1] - needs[place][0])
-    for left, place in zip(range(len(needs), 0, -1), order, strict=True):
-        least, most = needs[place]
-        more = min(most - least, spare // left)
-        widths[place], spare = least + more, spare - more
-    for place, title in enumerate(header):
-        made.add_column(title, width=widths[place], overflow="fold")
+def _shorten(plain: str, width: int) -> str:
+    """Return a text without its middle: whole words of it if possible."""
+    if cell_len(plain) <= width:
+        return plain
+    words = plain.split(" ")
+    for kept in range(len(words) - 2, 0, -1):
+        found = " ".join([*words[:kept], _dots(), words[-1]])
+        if cell_len(found) <= width:
+            return found
+    for kept in range(min(len(plain) - 1, width), 0, -1):
+        found = plain[: (kept + 1) // 2] + _dots() + plain[len(plain) - kept // 2 :]
+        if cell_len(found) <= width:
+            return found
+    return _dots()[:width]
 
 
-def beside(head: Text, body: Text, width: int) -> Table:
-    """Return a wrapped text to the right of a head of the given width."""
-    made = Table.grid()
-    _add_columns(made, ["", ""], [(width, width), _need("", [body])], _room(width))
-    made.add_row(head, body)
-    return made
+def _dots() -> str:
+    return "…" if has_blocks() else "..."
 
 
-def show(*drawn: RenderableType) -> None:
-    """Print drawn objects without trailing blanks, so that the text can be copied.
+# Output ------------------------------------------------------------------------------------
 
-    A word longer than the terminal's width is not broken.
+
+def show(*drawn: Text | Lines) -> None:
+    """Print lines, and texts wrapped to the terminal's width, without trailing blanks.
+
+    A word of a text that is longer than the terminal's width is not broken.
     """
     screen = console()
-    # Columns have fixed widths, which rich would reduce where a table is too wide.
-    screen.width = _PAPER
+    width = screen.width
     with screen.capture() as captured:
         for each in drawn:
-            screen.print(_wrapped(each) if isinstance(each, Text) else each, crop=False)
-    for line in captured.get().removesuffix("\n").split("\n"):
-        click.echo(line.rstrip(), color=True)
+            for line in _wrap(each, width) if isinstance(each, Text) else each:
+                screen.print(line, soft_wrap=True)
+    for printed in captured.get().removesuffix("\n").split("\n"):
+        click.echo(printed.rstrip(), color=True)
 
 
-def _wrapped(words: Text) -> Table:
-    made = Table.grid()
-    _add_columns(made, [""], [_need("", [words])], _room(0))
-    made.add_row(words)
-    return made
-
-
-def bar(share: float, style: str, width: int = 12) -> ProgressBar:
+def bar(share: float, style: str, width: int = 12) -> Text:
     """Return a bar of the given width, filled to a share from 0 to 1."""
-    return ProgressBar(1.0, share, width=width, complete_style=style, finished_style=style)
+    full, half, rest = "━╸─" if has_blocks() else "#- "
+    halves = round(min(max(share, 0.0), 1.0) * width * 2)
+    filled = full * (halves // 2) + half * (halves % 2)
+    return Text.assemble((filled, style), (rest * (width - len(filled)), FAINT))
 
 
-def one_line(cell: RenderableType) -> RenderableType:
-    """Return a text that is truncated to the available space; other objects unchanged."""
-    if isinstance(cell, Text):
-        cell.no_wrap, cell.overflow = True, _shortened()
-    return cell
-
-
-def _shortened() -> OverflowMethod:
-    return "ellipsis" if has_blocks() else "crop"
+def one_line(line: Text) -> Text:
+    """Return a line that is cropped to the available space."""
+    line.no_wrap, line.overflow = True, "crop"
+    return line
 
 
 def has_blocks() -> bool:
     """Tell whether the output can contain Unicode block characters."""
-    return sys.stdout.encoding.lower().startswith("utf")
+    return (sys.stdout.encoding or "").lower().startswith("utf")
 
 
 def can_redraw() -> bool:

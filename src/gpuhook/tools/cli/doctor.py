@@ -119,7 +119,7 @@ def _print_summary(examination: Examination) -> None:
         show(text(f"{checks} skipped because of the same problem: {again}."))
     ranks = (Status.NOTE, Status.WARNING, Status.FAILURE)
     rest = ", ".join(_number(counts[status], status.value) for status in ranks)
-    click.echo(f"{counts[Status.OK]} ok, {rest}")
+    show(text(f"{counts[Status.OK]} ok, {rest}"))
 
 
 def _number(count: int, noun: str) -> str:

@@ -15,7 +15,7 @@ from gpuhook.tools.cli._output import config_option, format_option, print_json, 
 from gpuhook.vendors import registry
 
 # Columns to drop when space is short, in this order.
-_LESS = ("ARCH", "MINOR", "NAME", "BUS ID")
+_LESS = ("ARCH", "MINOR", "MODULE", "CORES", "BUS ID")
 
 
 @command(
@@ -63,6 +63,7 @@ def _show(inventory: Inventory, vendor: ModuleType, config: Config, *, blank: bo
     click.echo()
     if rows:
         less = [title for title in _LESS if title != vendor.ID_TITLE]
-        _screen.show(_screen.table(header, rows, less=less))
+        less += ["NAME", vendor.ID_TITLE]
+        _screen.show(_screen.table(header, rows, less=less, cut="NAME"))
     else:
         click.echo(f"No {vendor.NOUN}.")

@@ -66,7 +66,7 @@ def list_(files: bool, pod_resources: str, config_path: str | None, output_forma
         if files:
             every = [file for inventory in inventories for file in inventory.files]
             rows = [(file.kind, file.capability or "-", file.path) for file in every]
-            _table(("KIND", "CAPABILITY", "PATH"), rows)
+            _table(("KIND", "CAPABILITY", "PATH"), rows, less=("CAPABILITY", "KIND"))
     raise_last(failed)
 
 
@@ -97,16 +97,26 @@ def _show(
         if not all(vendor.TITLE in model for model in models):
             click.echo(f"{vendor.TITLE}:")
         header = ("INDEX", "NAME", vendor.ID_TITLE, "CONTAINERS")
-        _table(header, rows, f"No {vendor.NOUN}.", less=("NAME",), blank=False)
+        less = ("NAME", vendor.ID_TITLE)
+        _table(
+            header,
+            rows,
+            f"No {vendor.NOUN}.",
+            less=less,
+            cut="NAME",
+            wrap="CONTAINERS",
+            blank=False,
+        )
         if inventory.lost:
-            click.echo(f"{fallen_off(inventory.lost, vendor)}.")
+            _say(f"{fallen_off(inventory.lost, vendor)}.")
     of_documents = [(name, titles[id(each)]) for each in containers for name in each.cdi_devices]
     if of_documents:
         _table(("CDI DEVICE", "CONTAINER"), sorted(of_documents))
     for known_from, text in _LESS_SURE.items():
         which = [titles[id(each)] for each in containers if each.known_from == known_from]
         if which:
-            click.echo(f"\n{text}: {', '.join(which)}")
+            click.echo()
+            _say(f"{text}: {', '.join(which)}")
 
 
 def _show_memory(
@@ -123,7 +133,8 @@ def _show_memory(
                 mib = f"{found.used >> 20}MiB"
                 rows.append((name, labels.get(device, device), mib, limit, found.source))
     if rows:
-        _table(("CONTAINER", "INDEX", "MEMORY USED", "LIMIT", "SOURCE"), rows)
+        header = ("CONTAINER", "INDEX", "MEMORY USED", "LIMIT", "SOURCE")
+        _table(header, rows, less=("SOURCE", "LIMIT"))
 
 
 def _table(
@@ -132,6 +143,8 @@ def _table(
     none: str = "",
     *,
     less: Sequence[str] = (),
+    cut: str = "",
+    wrap: str = "",
     blank: bool = True,
 ) -> None:
     """Print a table, or ``none`` if it has no rows, after an empty line if ``blank``."""
@@ -140,9 +153,16 @@ def _table(
     if blank:
         click.echo()
     if rows or not none:
-        _screen.show(_screen.table(header, rows, less=less))
+        _screen.show(_screen.table(header, rows, less=less, cut=cut, wrap=wrap))
     else:
         click.echo(none)
+
+
+def _say(sentence: str) -> None:
+    """Print a sentence, wrapped on a terminal."""
+    from gpuhook.tools.cli import _screen  # noqa: PLC0415 - costs a tenth of a second
+
+    _screen.show(_screen.text(sentence))
 
 
 def _users(inventory: Inventory, containers: list[Container]) -> dict[str, list[Container]]:

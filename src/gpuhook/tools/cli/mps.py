@@ -141,6 +141,7 @@ def _print(found: dict[str, Any]) -> None:
     ]
     click.echo()
     if rows:
-        _screen.show(_screen.table(("CONTAINER", "GPU", "PLACE", "CLIENTS"), rows))
+        header = ("CONTAINER", "GPU", "PLACE", "CLIENTS")
+        _screen.show(_screen.table(header, rows, less=("PLACE",), wrap="CLIENTS"))
     else:
         click.echo("No container shares a GPU")

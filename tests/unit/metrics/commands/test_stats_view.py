@@ -100,7 +100,7 @@ def test_nothing_there() -> None:
 
 
 def test_bars_are_as_full_as_the_device() -> None:
-    lines = [line for line in drawn(LOOK, 130, colours=True) if "NVIDIA H200  " in line]
+    lines = [line for line in drawn(LOOK, 130, colours=True) if "H200  " in line]
     assert "\x1b[32m━━━━━━━" in lines[0]  # 60 % used
     assert "\x1b[33m━━━━━━━━━" in lines[0]  # 75 % full
     assert "\x1b[" not in "".join(drawn(LOOK, 130))
@@ -117,7 +117,7 @@ def test_every_size_holds_it(width: int, height: int) -> None:
 
 def test_what_does_not_fit_is_counted() -> None:
     lines = drawn(MANY, 120, 20)
-    shown = [line for line in lines if "NVIDIA" in line]
+    shown = [line for line in lines if "H200" in line]
     assert lines[-1] == f"{40 - len(shown)} more: gpuhook stats --no-stream shows all"
     assert any("podman:" in line for line in lines)
     assert "more:" not in "".join(drawn(LOOK, 120, 20))
@@ -155,11 +155,38 @@ def test_each_process() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_no_name_or_number_is_broken(width: int) -> None:
-    """What is printed may be longer than the terminal; the live view cuts in the end."""
+LONG = replace(
+    PROCESSES,
+    devices=(
+        replace(GPU, power_watts=100.0, clock_mhz=1980, model="NVIDIA H100 80GB HBM3"),
+        replace(PART, model="NVIDIA H100 80GB HBM3 MIG 1g.10gb"),
+        replace(PART, id="MIG-2", label="1:1", model="NVIDIA H100 80GB HBM3 MIG 2g.20gb"),
+    ),
+    containers=(*LOOK.containers, replace(POD, id="c2", pod="a-training-job-of-a-team-" * 4)),
+)
+
+
+@pytest.mark.parametrize("width", [*range(40, 90), 100, 120, 150, 200])
+def test_a_device_is_one_line(width: int) -> None:
+    """On a terminal and printed: no line is too long, and models in parts are told apart."""
     with redirect_stdout(io.StringIO()) as file:
-        show(*tables(PROCESSES, width, bars=True))
+        show(tables(LONG, width, bars=True))
+    for lines in (drawn(LONG, width)[1:], file.getvalue().splitlines()):
+        assert max(map(len, lines)) <= width
+        assert [line.split()[0] for line in lines[:4]] == ["GPU", "0", "1:0", "1:1"]
+        assert lines[4] == ""
+        if "MODEL" in lines[0]:
+            assert "1g.10gb" in lines[2]
+            assert "2g.20gb" in lines[3]
+        titles = [title for title in ("XIDS", "TEMP", "POWER", "MODEL") if title in lines[0]]
+        assert len(titles) == (width >= 45) + (width >= 51) + (width >= 64) + ("MODEL" in titles)
+        assert "MODEL" in titles or width < 82
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_printed_names_are_whole(width: int) -> None:
+    with redirect_stdout(io.StringIO()) as file:
+        show(tables(PROCESSES, width, bars=True))
     words = file.getvalue().split()
     assert {"podman:eeeeeeeeeeee", "team/train/main", "web\\x1b[2J", "bad\\x1b[2J"} <= {*words}
 

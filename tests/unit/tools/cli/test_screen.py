@@ -5,11 +5,15 @@ import os
 import pty
 import subprocess
 import sys
+from collections.abc import Iterable
 from contextlib import redirect_stdout
+from unittest.mock import patch
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.text import Text
 
 from gpuhook.tools.cli import _screen
 
@@ -22,7 +26,7 @@ show(table(("N", "NAME"), [(1, "[red]\\x1b[2J:smile:"), (text("lost", BAD), "y" 
 UUIDS = """
 from gpuhook.tools.cli._screen import show, table
 rows = [(n, "NVIDIA H100 80GB HBM3", "GPU-" + "z" * 28, "docker:" + "x" * 30) for n in range(2)]
-show(table(("N", "NAME", "UUID", "CONTAINERS"), rows, less=("NAME",)))
+show(table(("N", "NAME", "UUID", "CONTAINERS"), rows, less=("NAME", "UUID")))
 """
 
 
@@ -54,50 +58,111 @@ def test_a_pipe_gets_plain_lines_as_long_as_they_are() -> None:
     assert piped(COLUMNS="40", TERM="dumb") == expected
 
 
-def test_a_terminal_has_colours_and_loses_nothing() -> None:
+def test_a_terminal_has_colours_and_no_longer_lines() -> None:
     drawn = on_terminal()
     assert "\x1b[31mlost\x1b[0m" in drawn
     assert "\x1b[2J" not in drawn
-    assert drawn.count("y") == 200
+    assert "yyy…yyy" in drawn
 
 
-def test_what_is_to_be_copied_is_never_broken() -> None:
-    """Where there is no room, cells are wrapped between words, then columns go."""
-    for width, has_model in (("200", True), ("88", True), ("80", False), ("40", False)):
-        drawn = on_terminal(UUIDS, COLUMNS=width)
-        assert drawn.count("GPU-" + "z" * 28) == drawn.count("docker:" + "x" * 30) == 2
-        assert ("H100" in drawn) is has_model
+def test_what_is_to_be_copied_is_whole_where_it_has_room() -> None:
+    for width, is_shown in ((97, (1, 1)), (96, (0, 1)), (74, (0, 1)), (73, (0, 0)), (40, (0, 0))):
+        drawn = on_terminal(UUIDS, COLUMNS=str(width))
+        assert drawn.count("docker:" + "x" * 30) == 2
+        assert ("H100" in drawn, "GPU-" + "z" * 28 in drawn) == is_shown
 
 
-WORDS = st.text("abc-/:.é漢", min_size=1, max_size=70)
+WORDS = st.text("abc-/:é漢", min_size=1, max_size=70)
 CELLS = st.lists(WORDS, max_size=4).map(" ".join)
+ROWS = st.integers(1, 5).flatmap(
+    lambda n: st.lists(st.lists(CELLS, min_size=n, max_size=n), min_size=1, max_size=4)
+)
+
+
+def is_shortened(lines: list[str]) -> bool:
+    return "…" in "".join(lines) or "..." in "".join(lines)
+
+
+def printed(*drawn: Text | list[Text]) -> list[str]:
+    with redirect_stdout(io.StringIO()) as file:
+        _screen.show(*drawn)
+    return file.getvalue().removesuffix("\n").split("\n")
+
+
+def breadth(rows: list[list[str]], places: Iterable[int]) -> int:
+    """Return the width of a table with these columns."""
+    return sum(2 + max(2, *(cell_len(row[n]) for row in rows), 0) for n in places) - 2
+
+
+@settings(max_examples=300)
+@given(ROWS, st.integers(40, 200), st.booleans(), st.booleans())
+def test_a_row_is_one_line_and_no_line_is_too_long(
+    rows: list[list[str]], width: int, some_go: bool, is_cut: bool
+) -> None:
+    """Columns are dropped before texts are shortened, and those only as far as it is needed."""
+    header = [f"T{number}" for number in range(len(rows[0]))]
+    less = header[1:] if some_go else []
+    cut = header[-1] if is_cut else ""
+    lines = printed(_screen.table(header, rows, less=less, cut=cut, width=width))
+    assert len(lines) == 1 + len(rows)
+    assert max(map(cell_len, lines)) <= width
+    shown = [header.index(title) for title in lines[0].split()]
+    if breadth(rows, range(len(header))) <= width:
+        assert shown == [*range(len(header))]
+    if not is_cut and breadth(rows, shown) <= width:
+        words = [word for line in lines[1:] for word in line.split()]
+        assert words == " ".join(row[n] for row in rows for n in shown).split()
+        # One column more had no room.
+        dropped = [header.index(title) for title in less if header.index(title) not in shown]
+        assert not dropped or breadth(rows, sorted([*shown, dropped[-1]])) > width
+    elif not is_cut:
+        assert shown == ([0] if some_go else [*range(len(header))])
+        assert is_shortened(lines)
 
 
 @settings(max_examples=150)
-@given(
-    st.integers(1, 5).flatmap(
-        lambda n: st.lists(st.lists(CELLS, min_size=n, max_size=n), min_size=1, max_size=4)
-    ),
-    st.integers(1, 120),
-    st.booleans(),
-)
-def test_no_word_is_ever_broken(rows: list[list[str]], width: int, some_go: bool) -> None:
-    """And no line is longer than the terminal where every column's longest word has room."""
+@given(ROWS, st.integers(40, 200))
+def test_lists_are_wrapped_where_no_column_is_left_to_drop(
+    rows: list[list[str]], width: int
+) -> None:
     header = [f"T{number}" for number in range(len(rows[0]))]
-    drawn = _screen.table(header, rows, less=header[1:] if some_go else (), width=width)
-    with redirect_stdout(io.StringIO()) as file:
-        _screen.show(drawn)
-    lines = file.getvalue().split("\n")
+    table = _screen.table(header, rows, less=header[1:-1], wrap=header[-1], width=width)
+    lines = printed(table)
+    assert max(map(cell_len, lines)) <= width
     shown = [header.index(title) for title in lines[0].split()]
-    printed = [word for line in lines[1:] for word in line.split()]
-    assert sorted(printed) == sorted(" ".join(row[n] for row in rows for n in shown).split())
-    least = [
-        max(2, *(cell_len(word) for row in rows for word in [*row[n].split(), ""])) for n in shown
-    ]
-    if sum(least) + 2 * (len(shown) - 1) <= width:
-        assert max(map(cell_len, lines)) <= width
-    else:
-        assert len(shown) == 1 or not some_go
+    if breadth(rows, {0, len(header) - 1}) <= width:
+        assert len(lines) == 1 + len(rows)
+    if not is_shortened(lines):
+        words = [word for line in lines[1:] for word in line.split()]
+        assert sorted(words) == sorted(" ".join(row[n] for row in rows for n in shown).split())
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(WORDS, CELLS), min_size=1, max_size=4), st.integers(40, 200))
+def test_a_text_beside_a_title_is_wrapped_whatever_the_others_are(
+    rows: list[tuple[str, str]], width: int
+) -> None:
+    """A word without room beside its title has a line below; no word is broken."""
+    with patch.object(_screen, "_ENDLESS", width):
+        lines = printed(_screen.facts([(title, text, "") for title, text in rows]))
+    words = [word for line in lines for word in line.split()]
+    assert sorted(words) == sorted(word for row in rows for word in f"{row[0]}: {row[1]}".split())
+    for line in lines:
+        # Longer are only single words, perhaps with the title.
+        assert cell_len(line) <= width or len(line.split()) == 1
+
+
+MODELS = ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H100 80GB HBM3 MIG 2g.20gb", "NVIDIA H200")
+
+
+@pytest.mark.parametrize("width", range(20, 50))
+def test_shortened_models_are_told_apart(width: int) -> None:
+    rows = [(number, model) for number, model in enumerate(MODELS)]
+    lines = printed(_screen.table(("N", "MODEL"), rows, cut="MODEL", width=width))
+    assert len({line.split(maxsplit=1)[1] for line in lines}) == 4
+    for line, model in zip(lines[1:], MODELS, strict=True):
+        assert model.split()[-1] in line.split()
+    assert max(map(cell_len, lines)) <= width
 
 
 def test_no_colours_where_they_are_not_wanted() -> None:
