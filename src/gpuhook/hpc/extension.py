@@ -1,15 +1,25 @@
 """Commands for Slurm and root folders, and nspawn machines (``tools.extensions``)."""
 
 COMMANDS = {
-    "apply": ("gpuhook.hpc.commands.apply", "Add devices to a root folder, without an engine."),
+    "apply": (
+        "gpuhook.hpc.commands.apply",
+        "Add devices to a root folder, without an engine.",
+        "Folders and units",
+    ),
     "nspawn-arguments": (
         "gpuhook.hpc.commands.nspawn_arguments",
         "Print systemd-nspawn arguments that add devices.",
+        "Folders and units",
     ),
-    "slurm": ("gpuhook.hpc.commands.slurm", "Write Slurm's gres.conf, and print a job's devices."),
+    "slurm": (
+        "gpuhook.hpc.commands.slurm",
+        "Write Slurm's gres.conf, and print a job's devices.",
+        "Services",
+    ),
     "unit-lines": (
         "gpuhook.hpc.commands.unit_lines",
         "Print settings that add devices to a systemd unit.",
+        "",
     ),
 }
 MODULES = {"nspawn": "gpuhook.hpc.rootfs.machines"}

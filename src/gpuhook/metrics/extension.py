@@ -4,7 +4,8 @@ COMMANDS = {
     "metrics": (
         "gpuhook.metrics.commands.metrics",
         "Export GPU usage per container to Prometheus.",
+        "Services",
     ),
-    "stats": ("gpuhook.metrics.commands.stats", "Show live GPU usage per container."),
+    "stats": ("gpuhook.metrics.commands.stats", "Show live GPU usage per container.", "Look"),
 }
 MODULES = {"pod-names": "gpuhook.metrics.named"}

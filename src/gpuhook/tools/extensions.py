@@ -19,8 +19,8 @@ PACKAGES = {
     "metrics": "gpuhook-metrics",
     "hpc": "gpuhook-hpc",
 }
-# Command -> its module, and one line for --help.
-Commands = Mapping[str, tuple[str, str]]
+# Command -> its module, one line for --help, and its group there ("": not listed).
+Commands = Mapping[str, tuple[str, str, str]]
 
 
 @cache
@@ -39,7 +39,7 @@ def _extension(package: str) -> ModuleType | None:
         return None
 
 
-def commands() -> dict[str, tuple[str, str]]:
+def commands() -> dict[str, tuple[str, str, str]]:
     """Return the commands of all installed packages."""
     return {name: row for each in installed() for name, row in each.COMMANDS.items()}
 

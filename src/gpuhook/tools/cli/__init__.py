@@ -3,7 +3,6 @@
 import importlib
 import os
 import sys
-from collections.abc import Mapping
 from typing import NoReturn
 
 import click
@@ -18,39 +17,66 @@ from gpuhook.tools.cli import _completion
 from gpuhook.tools.cli._help import Group
 
 _COMPLETE = "_GPUHOOK_COMPLETE"  # set by the shells' completion scripts
-# name -> (module, one line for --help); the module holds a click command of that name.
+# The groups of `gpuhook --help`, in order; commands without one aren't listed there.
+_GROUPS = (
+    "Set up", "Look", "Share and repair", "Kubernetes", "Services", "Folders and units",
+)  # fmt: skip
+# name -> (module, one line for --help, group); the module holds a click command of that name.
 _COMMANDS = {
-    "cdi": ("gpuhook.tools.cli.cdi", "Generate and check CDI specs for container engines."),
-    "completion": ("gpuhook.tools.cli.completion", "Print a shell's completion script."),
-    "config": ("gpuhook.tools.cli.config", "Show, check and change the configuration."),
-    "doctor": ("gpuhook.tools.cli.doctor", "Check the installation and suggest fixes."),
+    "cdi": (
+        "gpuhook.tools.cli.cdi",
+        "Generate and check CDI specs for container engines.",
+        "Set up",
+    ),
+    "completion": ("gpuhook.tools.cli.completion", "Print a shell's completion script.", "Set up"),
+    "config": ("gpuhook.tools.cli.config", "Show, check and change the configuration.", "Set up"),
+    "doctor": ("gpuhook.tools.cli.doctor", "Check the installation and suggest fixes.", "Look"),
     "driver-folder": (
         "gpuhook.tools.cli.driver_folder",
         "Copy the driver into one folder, for runtimes without GPU support.",
+        "Folders and units",
     ),
-    "explain": ("gpuhook.tools.cli.explain", "Show what a container would get, and why."),
-    "files": ("gpuhook.tools.cli.files", "Print a shipped file, such as a unit or man page."),
-    "help": ("gpuhook.tools.cli.help", "Show the help of a command."),
-    "install": ("gpuhook.tools.cli.install", "Set up container engines to use gpu-py."),
-    "info": ("gpuhook.tools.cli.info", "Show the driver and the GPUs of this host."),
-    "list": ("gpuhook.tools.cli.list", "List GPUs and the containers that use them."),
-    "mps": ("gpuhook.tools.cli.mps", "Share GPUs between containers with NVIDIA MPS."),
-    "repair": ("gpuhook.tools.cli.repair", "Restore GPU access of running containers."),
+    "explain": ("gpuhook.tools.cli.explain", "Show what a container would get, and why.", "Look"),
+    "files": ("gpuhook.tools.cli.files", "Print a shipped file, such as a unit or man page.", ""),
+    "help": ("gpuhook.tools.cli.help", "Show the help of a command.", "Look"),
+    "install": ("gpuhook.tools.cli.install", "Set up container engines to use gpu-py.", "Set up"),
+    "info": ("gpuhook.tools.cli.info", "Show the driver and the GPUs of this host.", "Look"),
+    "list": ("gpuhook.tools.cli.list", "List GPUs and the containers that use them.", "Look"),
+    "mps": (
+        "gpuhook.tools.cli.mps",
+        "Share GPUs between containers with NVIDIA MPS.",
+        "Share and repair",
+    ),
+    "repair": (
+        "gpuhook.tools.cli.repair",
+        "Restore GPU access of running containers.",
+        "Share and repair",
+    ),
     "refresh": (
         "gpuhook.tools.cli.refresh",
         "Save the host's device inventory before containers start.",
+        "Share and repair",
     ),
-    "uninstall": ("gpuhook.tools.cli.uninstall", "Remove the changes of install."),
-    "runtime": ("gpuhook.tools.cli.runtime", "Configure an engine with the options of nvidia-ctk."),
+    "uninstall": ("gpuhook.tools.cli.uninstall", "Remove the changes of install.", "Set up"),
+    "runtime": (
+        "gpuhook.tools.cli.runtime",
+        "Configure an engine with the options of nvidia-ctk.",
+        "Set up",
+    ),
     "simulate": (
         "gpuhook.tools.cli.simulate",
         "Build a simulated driver with GPUs that don't exist.",
+        "Folders and units",
     ),
-    "watch": ("gpuhook.tools.cli.watch", "Keep the saved inventory up to date, as a service."),
+    "watch": (
+        "gpuhook.tools.cli.watch",
+        "Keep the saved inventory up to date, as a service.",
+        "Services",
+    ),
 }
 
 
-def _commands() -> Mapping[str, tuple[str, str]]:
+def _commands() -> extensions.Commands:
     """Return all commands: ours, and those of the installed packages."""
     return {**_COMMANDS, **extensions.commands()}
 
@@ -72,15 +98,32 @@ class _LazyGroup(Group):
         command: click.Command = getattr(module, name, None) or getattr(module, f"{name}_")
         return command
 
+    def groups(self) -> dict[str, list[str]]:
+        """Return the names of the commands by the title of their group, "" for hidden ones."""
+        commands = _commands()
+        titles = dict.fromkeys([*_GROUPS, *(row[2] for row in commands.values() if row[2]), ""])
+        found = {
+            title: [name for name in sorted(commands) if commands[name][2] == title]
+            for title in titles
+        }
+        return {title: group for title, group in found.items() if group}
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without importing any."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, _commands()[name][1]) for name in self.list_commands(ctx)])
+        """Write the lists of commands without importing any."""
+        del ctx
+        commands, groups = _commands(), self.groups()
+        groups.pop("", None)
+        longest = max(len(name) for group in groups.values() for name in group)
+        for title, group in groups.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(longest), commands[name][1]) for name in group])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete a command's name without importing any."""
-        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
-        found = [CompletionItem(name, help=_commands()[name][1]) for name in names]
+        commands = _commands()
+        shown = (name for name in sorted(commands) if commands[name][2])
+        names = [name for name in shown if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=commands[name][1]) for name in names]
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
 
@@ -95,8 +138,13 @@ class _LazyGroup(Group):
     },
 )
 @click.version_option(__version__, prog_name="gpuhook")
-def cli() -> None:
+@click.option("--debug", is_flag=True, help="Print each step to standard error, with its time.")
+def cli(debug: bool) -> None:
     """Put GPUs into containers."""
+    if debug:
+        from gpuhook.tools.cli import _debug  # noqa: PLC0415 - rarely needed
+
+        _debug.start()
 
 
 def main() -> NoReturn:

@@ -68,6 +68,12 @@ def settings(_: click.Context, typed: str) -> Iterator[str]:
 
 
 @never_failing
+def keys(*_: object) -> Iterable[str]:
+    """Complete a key of config.toml."""
+    return [*KEYS, *(FEATURE_PREFIX + name for name in FEATURES)]
+
+
+@never_failing
 def engines(*_: object) -> Iterable[str]:
     """Complete the name of a container engine."""
     from gpuhook.tools.engines.known import ENGINES  # noqa: PLC0415 - here and below: imported only when completed

@@ -20,6 +20,7 @@ from gpuhook.tools.cli._help import Command
 _SENTENCE_END = re.compile(r"(?<=[.?!])\s+(?=[A-Z])")
 _WIDTH = 78
 _SIMULATE = "simulate"
+_UNLISTED = "Others"  # title of the commands that gpuhook --help doesn't list
 _KEY = re.compile(r"#([a-z][a-z0-9-]*) = (.*)")
 
 
@@ -88,12 +89,18 @@ def overview() -> Iterator[str]:
         "shows what a container would get, and diagnoses problems."
     )
     yield from text("Each command has a page of its own, such as gpuhook-explain(1).")
-    yield from (".Sh COMMANDS", ".Bl -tag -width Ds")
+    yield ".Sh COMMANDS"
     with click.Context(cli, info_name="gpuhook") as context:
-        for name, command in _commands(context):
-            yield f".It Xr gpuhook-{name} 1"
-            yield from text(command.get_short_help_str())
-    yield ".El"
+        commands = dict(_commands(context))
+        for title, names in cli.groups().items():
+            yield f".Ss {_argument(title or _UNLISTED)}"
+            yield ".Bl -tag -width Ds"
+            for name in names:
+                yield f".It Xr gpuhook-{name} 1"
+                yield from text(commands[name].get_short_help_str())
+            yield ".El"
+        yield ".Sh OPTIONS"
+        yield from _options(cli, context)
     yield from _tail()
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from importlib import resources
 
 import click
@@ -16,8 +17,14 @@ from gpuhook.base.host import files as host_files
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._help import group
 from gpuhook.tools.cli._output import say
-from gpuhook.tools.config.edit import parse_assignment, set_value, similar_keys
-from gpuhook.tools.config.render import as_toml
+from gpuhook.tools.config.edit import (
+    check_key,
+    parse_assignment,
+    set_value,
+    similar_keys,
+    unset,
+)
+from gpuhook.tools.config.render import as_toml, value_of
 from gpuhook.tools.engines.lock import Lock
 from gpuhook.vendors import registry
 
@@ -27,6 +34,9 @@ _FILE = click.option(
     "path",
     metavar="FILE",
     help=f"Configuration file.  [default: ${PATH_VARIABLE} or {DEFAULT_PATH}]",
+)
+_DRY_RUN = click.option(
+    "--dry-run", is_flag=True, help="Print the changed file without writing it."
 )
 
 
@@ -56,6 +66,34 @@ def show(path: str | None) -> None:
     settings = load(path)
     say(f"# {settings.path or 'no configuration file: all defaults'}")
     click.echo(as_toml(settings), nl=False)
+
+
+@config.command(
+    examples={
+        "gpuhook config get nvidia-container-runtime.mode": "Print the mode in effect",
+    },
+)
+@click.argument("key", shell_complete=completing.keys)
+@_FILE
+def get(key: str, path: str | None) -> None:
+    """Print the value of a setting in effect: the file's, or the default.
+
+    Write a key with its section. Strings are printed without quotes, lists as in TOML.
+    """
+    check_key(key)
+    say(value_of(load(path), key))
+
+
+@config.command(
+    "path",
+    examples={
+        "gpuhook config path": "Print the path of the file in use",
+    },
+)
+@_FILE
+def path_(path: str | None) -> None:
+    """Print the path of the configuration file, which may not exist yet."""
+    say(chosen_file(path))
 
 
 @config.command(
@@ -125,7 +163,7 @@ def validate(file: str | None, path: str | None) -> None:
 )
 @_FILE
 @click.option("--list-separator", default=":", help="Separator of list elements.  [default: :]")
-@click.option("--dry-run", is_flag=True, help="Print the changed file without writing it.")
+@_DRY_RUN
 def set_(
     assignments: tuple[str, ...], path: str | None, list_separator: str, dry_run: bool
 ) -> None:
@@ -137,20 +175,108 @@ def set_(
     """
     if not list_separator:
         raise click.BadParameter("it can't be empty", param_hint="--list-separator")
-    chosen = chosen_file(path)
-    with contextlib.nullcontext() if dry_run else changing(chosen):
-        try:
-            text = read_text(chosen)
-        except FileNotFoundError:
-            text = default_text()
+
+    def change(text: str) -> str:
         for assignment in assignments:
             key, value = parse_assignment(assignment, list_separator)
             text = set_value(text, key, value)
+        return text
+
+    _change(chosen_file(path), change, dry_run=dry_run)
+
+
+@config.command(
+    "unset",
+    examples={
+        "gpuhook config unset nvidia-container-runtime.mode": "Return to the default mode",
+    },
+)
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True, shell_complete=completing.keys)
+@_FILE
+@_DRY_RUN
+def unset_(keys: tuple[str, ...], path: str | None, dry_run: bool) -> None:
+    """Remove settings from the configuration file, so that they have their defaults.
+
+    Write a key with its section. The rest of the file is kept. A key that isn't set is no error.
+    """
+
+    def change(text: str) -> str:
+        for key in keys:
+            text = unset(text, key)
+        return text
+
+    _change(chosen_file(path), change, dry_run=dry_run)
+
+
+def _change(chosen: str, change: Callable[[str], str], *, dry_run: bool) -> None:
+    """Write the result of a change of the file's text, or print it."""
+    with contextlib.nullcontext() if dry_run else changing(chosen):
+        found = _text_of(chosen)
+        before = default_text() if found is None else found
+        text = change(before)
         registry.known(loads(text))  # vendors check their own settings
         if dry_run:
             click.echo(text, nl=False)
-        else:
+        elif text != before:
             save(chosen, text)
+
+
+def _text_of(path: str) -> str | None:
+    try:
+        return read_text(path)
+    except FileNotFoundError:
+        return None
+
+
+@config.command(
+    examples={
+        "gpuhook config edit": "Edit the file in use, or the commented default as a new one",
+    },
+)
+@_FILE
+def edit(path: str | None) -> None:
+    """Open the configuration file in an editor, and save it if it has no error.
+
+    The editor is that of VISUAL or EDITOR, else one that is installed. It gets a copy: a file
+    with an error isn't saved, and can be edited again.
+    """
+    chosen = chosen_file(path)
+    before = _text_of(chosen)
+    text = before if before is not None else default_text()
+    edited = text
+    while True:
+        edited = click.edit(edited, extension=".toml", require_save=False) or ""
+        if edited == text:
+            say(f"{chosen}: unchanged")
+            return
+        errors = _errors(edited)
+        if not errors:
+            break
+        for error in errors:
+            click.echo(f"error: {error}", err=True)
+        if not (sys.stdin.isatty() and click.confirm("Edit it again?", default=True)):
+            raise ConfigError(f"{chosen} is unchanged: the edited text has errors", "See above")
+    with changing(chosen):
+        if _text_of(chosen) != before:
+            raise ConfigError(
+                f"{chosen} was changed by another program while you edited it",
+                "Edit it again",
+            )
+        save(chosen, edited)
+    say(f"wrote {chosen}")
+
+
+def _errors(text: str) -> list[ConfigError]:
+    """Return all errors of a configuration, those of vendors last."""
+    try:
+        settings, errors = examine(text)
+    except ConfigError as error:
+        return [error]
+    try:
+        registry.known(settings)
+    except ConfigError as error:
+        errors.append(error)
+    return errors
 
 
 def changing(path: str) -> contextlib.AbstractContextManager[None]:

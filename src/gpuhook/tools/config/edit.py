@@ -48,6 +48,11 @@ def parse_assignment(assignment: str, separator: str = ":") -> tuple[str, Value]
     return key, text
 
 
+def check_key(key: str) -> None:
+    """Raise ConfigError for a key that gpuhook doesn't use, with similar keys."""
+    _kind(key)
+
+
 def _as_in_toml(text: str) -> str | list[str] | None:
     """Return the string or list of strings written as in TOML, None for other values."""
     if text[:1] not in ("[", '"', "'"):
@@ -144,6 +149,13 @@ def set_value(text: str, key: str, value: Value) -> str:
         f"{key} can't be changed safely in a file of this form",
         "Edit it by hand and run `gpuhook config validate`",
     )
+
+
+def unset(text: str, key: str) -> str:
+    """Return the TOML text without a key; ConfigError if it is neither set nor known."""
+    if key not in flatten(parse(text)):
+        check_key(key)
+    return set_value(text, key, None)
 
 
 def _check(before: str, after: str) -> None:

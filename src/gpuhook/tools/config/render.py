@@ -20,6 +20,15 @@ def as_toml(config: Config) -> str:
     return text
 
 
+def value_of(config: Config, key: str) -> str:
+    """Return a setting's value in effect, as `gpuhook config set` takes it: strings unquoted."""
+    if key.startswith(FEATURE_PREFIX):
+        value: object = config.features.get(key.removeprefix(FEATURE_PREFIX), False)
+    else:
+        value = getattr(config, KEYS[key][0])
+    return value if isinstance(value, str) else _value(value)
+
+
 def _value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from gpuhook.nvidia_cli.ctk import ctk
 from gpuhook.tools.cli import cli, config
@@ -87,3 +87,114 @@ def test_who_changes_it_for_long_is_named(
     assert not path.exists()
     assert CliRunner().invoke(cli if program == "gpuhook" else ctk, words).exit_code == 0
     assert [*tmp_path.iterdir()] == [path]
+
+
+# get, unset, path, edit ------------------------------------------------------------------------
+
+
+def call(path: Path, *words: str, **environment: str) -> Result:
+    first, *rest = words
+    line = ["config", first, f"--config={path}", *rest]
+    return CliRunner().invoke(cli, line, prog_name="gpuhook", env=environment)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "default"),
+    [
+        ("nvidia-container-runtime.mode", "spec", "hook"),
+        ("disable-require", "true", "false"),
+        ("swarm-resource", "X", ""),
+        ("nvidia-container-runtime.runtimes", '["crun", "runc"]', None),
+        ("features.disable-cuda-compat-lib-hook", "true", "false"),
+    ],
+)
+def test_a_setting_is_read_and_removed(
+    tmp_path: Path, key: str, value: str, default: str | None
+) -> None:
+    path = tmp_path / "config.toml"
+    before = "# mine\n[nvidia-container-cli]\n# kept\nroot = '/x' # too\n"
+    path.write_text(before)
+    first = call(path, "get", key).output
+    assert default is None or first == f"{default}\n"
+    assert call(path, "set", f"{key}={value}").exit_code == 0
+    assert call(path, "get", key).output == f"{value}\n" != first
+    changed = path.read_text()
+    assert call(path, "unset", key, "--dry-run").output != changed == path.read_text()
+    for _ in range(2):  # the second time there is nothing to do
+        assert call(path, "unset", key).exit_code == 0
+        assert tomllib.loads(path.read_text())["nvidia-container-cli"] == {"root": "/x"}
+    assert call(path, "get", key).output == first
+    assert all(line in path.read_text() for line in before.splitlines())
+
+
+@pytest.mark.parametrize("words", [["get"], ["unset"], ["unset", "disable-require"]])
+def test_unknown_keys_are_refused(tmp_path: Path, words: list[str]) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("disable-require = true\n")
+    done = call(path, *words, "gpuhook.gtae")
+    assert "Did you mean gpuhook.gate?" in str(done.exception)
+    assert path.read_text() == "disable-require = true\n"
+
+
+def test_keys_without_effect_are_removed(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("quux = 1\ndisable-require = true\n")
+    assert call(path, "unset", "quux").exit_code == 0
+    assert path.read_text() == "disable-require = true\n"
+
+
+def test_nothing_is_made_to_remove_a_setting(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    assert call(path, "unset", "disable-require").exit_code == 0
+    assert call(path, "get", "disable-require").exit_code != 0  # a named file has to exist
+    assert not path.exists()
+
+
+def test_the_path_is_that_of_the_file_in_use(tmp_path: Path) -> None:
+    named = tmp_path / "a.toml"
+    assert call(named, "path").output == f"{named}\n"
+    for chosen in (str(named), None):
+        done = CliRunner().invoke(cli, ["config", "path"], env={"GPUHOOK_CONFIG": chosen})
+        assert done.output == f"{chosen or '/etc/gpuhook/config.toml'}\n"
+
+
+def editor(folder: Path, script: str) -> str:
+    """Return a program that changes the file that it gets."""
+    path = folder / "editor"
+    path.write_text(f"#!/bin/sh\nset -e\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_file_is_edited(tmp_path: Path) -> None:
+    """One that isn't there starts as the commented default; a mode stays."""
+    path = tmp_path / "config.toml"
+    uncomment = "sed -i 's/^#disable-require = .*/disable-require = true/' \"$1\""
+    for script in (uncomment, 'echo \'swarm-resource = "X"\' >"$1"'):
+        done = call(path, "edit", VISUAL=editor(tmp_path, script))
+        assert (done.exit_code, done.output) == (0, f"wrote {path}\n")
+        assert ("disable-require = true" in path.read_text()) is (script == uncomment)
+        path.chmod(0o600)
+    assert path.read_text() == 'swarm-resource = "X"\n'
+    assert path.stat().st_mode & 0o777 == 0o600
+    done = call(path, "edit", VISUAL=editor(tmp_path, "true"))
+    assert (done.exit_code, done.output) == (0, f"{path}: unchanged\n")
+
+
+@pytest.mark.parametrize("wrong", ["swarm-resource = 1", "[", "gpuhook = { vendors = 1 }"])
+def test_an_edited_file_with_an_error_is_not_saved(tmp_path: Path, wrong: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("disable-require = true\n")
+    done = call(path, "edit", VISUAL=editor(tmp_path, f"echo '{wrong}' >\"$1\""))
+    assert "error: " in done.stderr
+    assert "is unchanged: the edited text has errors" in str(done.exception)
+    assert path.read_text() == "disable-require = true\n"
+
+
+def test_a_change_by_others_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("disable-require = true\n")
+    script = f"echo 'swarm-resource = \"X\"' >\"$1\"; echo >'{path}'"
+    done = call(path, "edit", VISUAL=editor(tmp_path, script))
+    assert "was changed by another program" in str(done.exception)
+    assert path.read_text() == "\n"

@@ -79,11 +79,23 @@ def test_the_examples_of_the_whole_are_command_lines() -> None:
 
 
 def test_the_list_of_commands_has_a_sentence_for_each() -> None:
+    """In groups, without the commands that few need: those are in the manual and the reference."""
     text = run("--help")
-    for name, (_, sentence) in _COMMANDS.items():
-        assert sentence.endswith(".")
-        assert re.search(rf"^  {name} +{sentence.split()[0]}", text, re.MULTILINE)
-        assert sentence in " ".join(text.split())
+    groups = cli.groups()
+    every = _commands()
+    assert sorted(name for names in groups.values() for name in names) == sorted(every)
+    assert groups.pop("") == ["files", "unit-lines"]
+    assert [line[:-1] for line in text.splitlines() if line[:-1] in groups] == [*groups]
+    for title, names in groups.items():
+        section = text.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
+        assert names
+        for name in names:
+            sentence = every[name][1]
+            assert sentence.endswith(".")
+            assert re.search(rf"^  {name} +{sentence.split()[0]}", section, re.MULTILINE)
+            assert sentence in " ".join(section.split())
+    assert "unit-lines" not in text
+    assert "Usage: gpuhook unit-lines" in run("unit-lines", "--help")
 
 
 @pytest.mark.parametrize("path", EVERY)
