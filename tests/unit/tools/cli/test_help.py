@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from command_lines import WIDTH, commands
 
-from gpuhook.tools.cli import _COMMANDS, cli
+from gpuhook.tools.cli import _commands, cli
 from gpuhook.tools.cli._help import Command, Seconds
 
 _OPTION_HELP = re.compile(r"[A-Z].*[.](  \[[^]]*\])?")
