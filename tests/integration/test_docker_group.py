@@ -93,7 +93,7 @@ def test_its_container_is_named(docker: Docker, user: User, driver: Driver) -> N
         assert user.row(ours, way=AS_STRANGER).endswith("?"), "who may not ask isn't answered"
         look = json.loads(user.call("stats", "--no-stream", "--format=json").stdout)
         [found] = [each for each in look["containers"] if each["id"] == container]
-        assert [(each["index"], each["assigned"]) for each in found["devices"]] == [("2", True)]
+        assert [(each["index"], each["assigned"]) for each in found["devices"]] == [(2, True)]
     assert user.row(ours).endswith("?")
 
 

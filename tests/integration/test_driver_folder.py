@@ -1,6 +1,7 @@
 """gpuhook driver-folder: containers of plain runc that mount it, and what root does with it."""
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import bundles
@@ -232,6 +234,21 @@ def test_check_changes_nothing(machine: Machine) -> None:
     machine.install(NEW)
     assert machine.keep("--check").status == 1
     assert (machine.folder / f"lib64/libcuda.so.{OLD}").exists()
+
+
+def test_the_result_for_programs(machine: Machine) -> None:
+    def told(*options: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(machine.keep("--format=json", *options).stdout)
+        return found
+
+    assert (told("--check")["current"], told("--check")["changed"]) == (False, False)
+    first = told()
+    assert (first["path"], first["version"], first["changed"]) == (str(machine.folder), OLD, True)
+    assert first["files"] > 10
+    assert told()["changed"] is False
+    assert told("--check")["current"] is True
+    assert told("--remove") == {"path": str(machine.folder), "removed": True, "in_use": 0}
+    assert not machine.folder.exists()
 
 
 def test_many_at_once(machine: Machine) -> None:

@@ -157,6 +157,11 @@ def test_what_was_lost_is_given_back(running: Running, driver: Driver) -> None:
         assert running.opens(foreign) == "EPERM", "a node that the container made counted"
     assert running.repair(name).ok().stdout == f"{name}: nothing was missing\n"
     assert running.explained() == []
+    running.lose()
+    for lost in ({*given}, set()):
+        [one] = json.loads(running.repair("--format=json", name).ok().stdout)["containers"]
+        assert (one["id"], one["error"], lost - {*one["restored_nodes"]}) == (name, None, set())
+        assert bool(one["restored_nodes"]) is bool(lost)
 
 
 def test_a_process_in_a_cgroup_below_its_containers(running: Running, driver: Driver) -> None:
@@ -240,6 +245,10 @@ def test_without_a_record_of_it_nothing_is_given(
     one.lose()
     failed = one.repair(one.bundle.name).failed()
     assert "no record" in failed.stderr
+    failed = one.repair("--format=json", one.bundle.name).failed()
+    [found] = json.loads(failed.stdout)["containers"]
+    assert "no record" in found["error"]
+    assert found["restored_nodes"] == []
     assert one.opens(f"/dev/nvidia{driver.gpus[0].minor}") == "EPERM"
 
 

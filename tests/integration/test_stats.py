@@ -264,7 +264,7 @@ def test_lost_gpus_are_named(installation: Installation, tmp_path: Path) -> None
     config = write_config(tmp_path / "etc", made.root, ["runc"])
     done = run([*COMMAND, "--no-stream", "--format=json", "--config", config]).ok()
     look = json.loads(done.stdout)
-    assert [each["index"] for each in look["devices"]] == ["0", "2"]
+    assert [each["index"] for each in look["devices"]] == [0, 2]
     assert "GPU 1 has fallen off the bus (lost)" in look["problems"]
 
 

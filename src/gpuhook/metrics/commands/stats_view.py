@@ -11,7 +11,7 @@ from rich.text import Text
 
 from gpuhook.base.host import files
 from gpuhook.metrics.model import Container, Device, Process, Snapshot, Usage
-from gpuhook.tools.cli import _screen
+from gpuhook.tools.cli import _device_json, _screen
 from gpuhook.tools.cli._containers import nameless
 
 _GIB = 1 << 30
@@ -47,7 +47,7 @@ def as_json(look: Snapshot, seconds: float) -> dict[str, Any]:
         of.setdefault(use.container, []).append(use)
     return {
         "time": round(seconds, 3),
-        "devices": [_device_json(each) for each in look.devices],
+        "devices": [_measured(each) for each in look.devices],
         "containers": [
             {
                 "id": container.id,
@@ -78,23 +78,23 @@ def as_json(look: Snapshot, seconds: float) -> dict[str, Any]:
     }
 
 
-def _device_json(device: Device) -> dict[str, Any]:
+def _measured(device: Device) -> dict[str, Any]:
     names = (
-        "vendor", "id", "label", "model", "parent", "mig_profile", "memory_total_bytes",
+        "model", "parent", "mig_profile", "minor", "bus_id", "memory_total_bytes",
         "memory_used_bytes", "memory_reserved_bytes", "utilization", "temperature_celsius",
         "power_watts", "power_limit_watts", "clock_mhz", "energy_joules",
         "memory_temperature_celsius", "ecc_corrected", "ecc_uncorrected", "clock_reasons",
         "recovery",
     )  # fmt: skip
-    found = {("index" if name == "label" else name): getattr(device, name) for name in names}
+    found = {name: getattr(device, name) for name in names}
     xids = device.xids
-    return {**found, "xids": xids and {str(xid): count for xid, count in xids.items()}}
+    identity = _device_json.identity(device.vendor, device.id, device.label)
+    return {**identity, **found, "xids": xids and {str(xid): count for xid, count in xids.items()}}
 
 
 def _use_json(use: _Use) -> dict[str, Any]:
     return {
-        "id": use.device.id,
-        "index": use.device.label,
+        **_device_json.identity(use.device.vendor, use.device.id, use.device.label),
         "assigned": use.assigned,
         "memory_used_bytes": use.memory,
         "memory_limit_bytes": use.limit,

@@ -1,6 +1,7 @@
 """gpuhook driver-folder: a copy of the driver in one folder, for runtimes without GPU support."""
 
 import sys
+from typing import Any
 
 import click
 
@@ -10,9 +11,8 @@ from gpuhook.core import contract
 from gpuhook.core.inventory import cache
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._help import command
-from gpuhook.tools.cli._output import config_option, say
+from gpuhook.tools.cli._output import config_option, format_option, print_json, say
 from gpuhook.tools.driver_folder import keep as keeping
-from gpuhook.tools.vendor_parts import DriverContent
 from gpuhook.tools.vendors.nvidia.driver_folder import content_of
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.names import NAME
@@ -24,6 +24,7 @@ _GONE = "; an existing driver folder is kept unchanged"
     "driver-folder",
     examples={
         "gpuhook driver-folder /srv/nvidia": "Create or update the folder",
+        "gpuhook driver-folder --check --format json /srv/nvidia": "Compare it, for programs",
         "gpuhook driver-folder --remove /srv/nvidia": "Remove it",
     },
 )
@@ -36,8 +37,14 @@ _GONE = "; an existing driver folder is kept unchanged"
 @click.option("--check", is_flag=True, help="Only check: exit with status 1 if DIR is out of date.")
 @click.option("--remove", "removing", is_flag=True, help="Remove the folder.")
 @config_option
+@format_option
 def driver_folder(
-    directory: str, capabilities: str, check: bool, removing: bool, config_path: str | None
+    directory: str,
+    capabilities: str,
+    check: bool,
+    removing: bool,
+    config_path: str | None,
+    output_format: str,
 ) -> None:
     """Copy this host's NVIDIA driver into DIR: bin, lib (32-bit) and lib64.
 
@@ -46,8 +53,9 @@ def driver_folder(
     changed. DIR is replaced atomically: running containers keep the old driver, new ones get
     the new one.
     """
+    as_json = output_format == "json"
     if removing:
-        _remove(directory)
+        _remove(directory, as_json=as_json)
         return
     config = load(config_path)
     vendor = contract.load(registry.known(config)[NAME])
@@ -57,25 +65,30 @@ def driver_folder(
         raise NoDriverError(error.cause + _GONE, error.remedy) from None
     words = [word.strip() for word in capabilities.split(",")]
     wanted = content_of(config, inventory, [word for word in words if word])
+    found = {"path": directory, "version": wanted.version, "files": len(wanted.files)}
+    driver = f"driver {wanted.version}"
     if check:
-        _check(directory, wanted)
-    elif keeping.update(directory, wanted):
-        say(f"{directory}: driver {wanted.version}, {len(wanted.files)} files")
+        is_current = keeping.is_current(directory, wanted)
+        state = f"unchanged, {driver}" if is_current else f"differs from {driver}"
+        _report({**found, "changed": False, "current": is_current}, state, as_json=as_json)
+        sys.exit(0 if is_current else 1)
+    changed = keeping.update(directory, wanted)
+    state = f"{driver}, {len(wanted.files)} files" if changed else f"unchanged, {driver}"
+    _report({**found, "changed": changed}, state, as_json=as_json)
+
+
+def _report(found: dict[str, Any], state: str, *, as_json: bool) -> None:
+    """Print the result, as docs/json.md describes it or as a line."""
+    if as_json:
+        print_json(found)
     else:
-        say(f"{directory}: unchanged, driver {wanted.version}")
+        say(f"{found['path']}: {state}")
 
 
-def _check(directory: str, wanted: DriverContent) -> None:
-    if not keeping.is_current(directory, wanted):
-        say(f"{directory}: differs from driver {wanted.version}")
-        sys.exit(1)
-    say(f"{directory}: unchanged, driver {wanted.version}")
-
-
-def _remove(directory: str) -> None:
+def _remove(directory: str, *, as_json: bool) -> None:
     stay = keeping.remove(directory)
-    say(f"{directory}: removed")
-    if stay:
+    _report({"path": directory, "removed": True, "in_use": stay}, "removed", as_json=as_json)
+    if stay and not as_json:
         click.echo(
             f"Running containers may still use its content ({stay} left): run this again on the "
             "host when they have exited, or after a reboot"

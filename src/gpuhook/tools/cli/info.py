@@ -2,6 +2,7 @@
 
 from collections import Counter
 from types import ModuleType
+from typing import Any
 
 import click
 
@@ -10,6 +11,7 @@ from gpuhook.base.config.model import Config
 from gpuhook.core import contract
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.monitor.vendors import survey
+from gpuhook.tools.cli import _device_json
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json, raise_last
 from gpuhook.vendors import registry
@@ -31,13 +33,26 @@ def info(config_path: str | None, output_format: str) -> None:
     config = load(config_path)
     inventories, failed = survey.present(config, lambda vendor: vendor.discover(config))
     if output_format == "json":
-        first, *others = [inventory.to_json() for inventory in inventories]
-        print_json({**first, "others": others} if others else first)
+        print_json(_as_json(inventories))
     else:
         known = registry.known(config)
         for number, each in enumerate(inventories):
             _show(each, known[each.vendor], config, blank=number > 0)
     raise_last(failed)
+
+
+def _as_json(inventories: list[Inventory]) -> dict[str, Any]:
+    """Return drivers, devices and files, and the keys of earlier releases.
+
+    Those are the first vendor's inventory at the top, and the others' in ``others``.
+    """
+    first, *others = [inventory.to_json() for inventory in inventories]
+    return {
+        **first,
+        **({"others": others} if others else {}),
+        "drivers": _device_json.drivers(inventories),
+        "devices": [each for one in inventories for each in _device_json.described(one)],
+    }
 
 
 def _show(inventory: Inventory, vendor: ModuleType, config: Config, *, blank: bool) -> None:

@@ -14,7 +14,7 @@ from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.inventory.selection import fallen_off
 from gpuhook.monitor.vendors import survey
 from gpuhook.tools import extensions
-from gpuhook.tools.cli import _containers
+from gpuhook.tools.cli import _containers, _device_json
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json, raise_last
 from gpuhook.tools.running import memory, of_docker
@@ -185,33 +185,43 @@ def _as_json(
 ) -> dict[str, Any]:
     """Return each vendor's devices with the ids of their containers, and all the containers.
 
-    ``lost`` lists devices that have fallen off the bus.
+    ``gpus`` are NVIDIA's once more, under the keys of earlier releases.
     """
-    found: dict[str, Any] = {}
+    old: dict[str, Any] = {}
+    devices = []
     for inventory in inventories:
         users_of = _users(inventory, containers)
         by_id = {device: [each.name for each in users] for device, users in users_of.items()}
-        for key, devices in inventory.listing(by_id).items():
-            found[key] = [*found.get(key, ()), *devices]
+        old.update(inventory.listing(by_id))
+        devices += [
+            {**each, "containers": by_id[each["id"]]} for each in _device_json.described(inventory)
+        ]
     return {
-        "gpus": [],
-        **found,
-        "lost": [
-            {"vendor": inventory.vendor, "index": index}
-            for inventory in inventories
-            for index in inventory.lost
-        ],
+        "gpus": old.get("gpus", []),
+        "devices": devices,
+        "lost": _device_json.lost(inventories),
         "files": [file.to_json() for inventory in inventories for file in inventory.files],
         "containers": [
             {
                 **each.to_json(),
+                "id": each.name,
                 "engine_name": names.of(each.name)[0],
                 "memory": [
-                    {"device": device, **found._asdict()}
+                    _memory_json(device, found)
                     for (holder, device), found in used.items()
                     if holder == each.name
                 ],
             }
             for each in containers
         ],
+    }
+
+
+def _memory_json(device: str, found: memory.Memory) -> dict[str, Any]:
+    return {
+        "device": device,
+        "memory_used_bytes": found.used,
+        "memory_limit_bytes": found.limit,
+        "memory_source": found.source,
+        **found._asdict(),
     }

@@ -1,5 +1,7 @@
 """gpuhook repair: restore the GPU access of running containers."""
 
+from typing import Any
+
 import click
 
 from gpuhook.base.config.loader import load
@@ -10,7 +12,7 @@ from gpuhook.monitor.vendors import survey
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._containers import names_of, say_what_is_missing, title
 from gpuhook.tools.cli._help import command
-from gpuhook.tools.cli._output import config_option
+from gpuhook.tools.cli._output import config_option, format_option, print_json
 from gpuhook.tools.running import holders
 from gpuhook.tools.running import repair as repairs
 from gpuhook.tools.running.holders import Container
@@ -32,12 +34,16 @@ _NOTHING_TO_DO = {
     examples={
         "gpuhook repair training": "Restore the GPU access of the container named training",
         "gpuhook repair --all": "The same for all containers",
+        "gpuhook repair --all --format json": "The same for programs",
     },
 )
 @click.argument("names", metavar="[CONTAINER]...", nargs=-1, shell_complete=completing.containers)
 @click.option("--all", "everything", is_flag=True, help="Repair every container that has a GPU.")
 @config_option
-def repair(names: tuple[str, ...], everything: bool, config_path: str | None) -> None:
+@format_option
+def repair(
+    names: tuple[str, ...], everything: bool, config_path: str | None, output_format: str
+) -> None:
     """Restore the GPU access of running containers that lost it.
 
     Use this for "Failed to initialize NVML: Unknown Error" in a container that worked before:
@@ -54,21 +60,23 @@ def repair(names: tuple[str, ...], everything: bool, config_path: str | None) ->
     running, problems = holders.running(inventories, config.state_dir)
     say_what_is_missing(problems)
     called = names_of(running)
-    if everything:
-        _repair_all(running, inventories, called, config)
-        return
-    for container in repairs.select(names, running, called):
-        click.echo(_line(_title(container, called), repairs.repair(container, inventories, config)))
-
-
-def _repair_all(
-    running: list[Container], inventories: list[Inventory], called: Names, config: Config
-) -> None:
-    """Repair the containers that have a record; name those that have none."""
-    if not running:
+    as_json = output_format == "json"
+    chosen = running if everything else repairs.select(names, running, called)
+    done = []
+    for container in chosen:
+        one = _repaired(container, inventories, config)
+        if isinstance(one, GpuhookError) and not everything and not as_json:
+            raise one
+        if not as_json:
+            _say(_title(container, called), one)
+        done.append((container, one))
+    if as_json:
+        found = [_to_json(container, one, called) for container, one in done]
+        print_json({"containers": found})
+    elif not done:
         click.echo("No running container with a GPU was found.")
-    failed = [each for each in running if not _repaired(each, inventories, called, config)]
-    if any(each.record is not None for each in failed):
+    failed = [container for container, one in done if isinstance(one, GpuhookError)]
+    if failed and (not everything or any(each.record is not None for each in failed)):
         raise ContainerError(
             f"{len(failed)} of the containers could not be repaired",
             "The messages above say why; stop and start these containers",
@@ -76,16 +84,47 @@ def _repair_all(
 
 
 def _repaired(
-    container: Container, inventories: list[Inventory], called: Names, config: Config
-) -> bool:
-    name = _title(container, called)
+    container: Container, inventories: list[Inventory], config: Config
+) -> repairs.Repaired | GpuhookError:
     try:
-        done = repairs.repair(container, inventories, config)
+        return repairs.repair(container, inventories, config)
     except GpuhookError as error:
-        click.echo(f"{name}: {printable(str(error))}", err=True)
-        return False
-    click.echo(_line(name, done))
-    return True
+        return error
+
+
+def _say(name: str, done: repairs.Repaired | GpuhookError) -> None:
+    """Print the result for a container: an error on standard error."""
+    if isinstance(done, GpuhookError):
+        click.echo(f"{name}: {printable(str(done))}", err=True)
+    else:
+        click.echo(_line(name, done))
+
+
+def _to_json(
+    container: Container, done: repairs.Repaired | GpuhookError, called: Names
+) -> dict[str, Any]:
+    """Return the result for a container, as docs/json.md describes it."""
+    found: dict[str, Any] = {
+        "id": container.name,
+        "engine": container.engine,
+        "engine_name": called.of(container.name)[0],
+        "restored_nodes": [],
+        "created_links": [],
+        "restored_limits": [],
+        "lasts": None,
+        "result": "",
+        "error": None,
+    }
+    if isinstance(done, GpuhookError):
+        return {**found, "error": str(done)}
+    return {
+        **found,
+        "restored_nodes": [node.path for node in done.nodes],
+        "created_links": [f"/dev/char/{link}" for link in done.links],
+        "restored_limits": [*done.limits],
+        "lasts": done.lasts,
+        "result": done.how.partition(":")[2],
+    }
 
 
 def _title(container: Container, called: Names) -> str:

@@ -230,6 +230,17 @@ class Inventory(model.Inventory, gpus=Gpu):
             rows += [(f"{gpu.index}:{m.index}", "", m.name, "", "", m.uuid) for m in gpu.mig]
         return ("INDEX", "MINOR", "NAME", "ARCH", "BUS ID", "UUID"), rows
 
+    def details(self) -> "dict[str, dict[str, Any]]":
+        """Return further values of devices by their ids, under the keys of docs/json.md."""
+        found: dict[str, dict[str, Any]] = {}
+        for gpu in self.gpus:
+            minor = gpu.minor if gpu.minor >= 0 else None
+            found[gpu.id] = {"minor": minor, "memory_total_bytes": gpu.memory or None}
+            for mig in gpu.mig:
+                profile = mig.name.rpartition("MIG ")[2]
+                found[mig.uuid] = {"minor": minor, "mig_profile": profile}
+        return found
+
     def listing(self, users: "Mapping[str, list[str]]") -> "dict[str, list[Any]]":
         """Return the GPUs for `gpuhook list --format json`, each with its ``users`` by UUID."""
         gpus = []

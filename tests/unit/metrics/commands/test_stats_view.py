@@ -211,13 +211,14 @@ def test_json() -> None:
     found = json.loads(json.dumps(as_json(replace(LOOK, problems=("?",)), 1.23456)))
     assert (found["time"], found["problems"]) == (1.235, ["?"])
     gpu, part = found["devices"]
-    assert (gpu["index"], gpu["utilization"], gpu["xids"]) == ("0", 0.6, {"13": 1, "79": 2})
+    assert (gpu["index"], gpu["utilization"], gpu["xids"]) == (0, 0.6, {"13": 1, "79": 2})
     assert (part["parent"], part["utilization"]) == ("GPU-2", None)
     names = [each["name"] or each["pod"] or each["engine"] for each in found["containers"]]
     assert names == ["podman", "train", "web\x1b[2J", ""]
     assert found["containers"][1]["devices"] == [
         {
-            "id": "GPU-1", "index": "0", "assigned": True, "memory_used_bytes": 25 * GIB,
+            "vendor": "nvidia", "id": "GPU-1", "uuid": None, "index": 0, "label": "0",
+            "assigned": True, "memory_used_bytes": 25 * GIB,
             "memory_limit_bytes": None, "memory_source": "driver",
             "sm_utilization": 0.5, "processes": 2,
         }
