@@ -125,7 +125,7 @@ def test_live(driver: Driver, configs: dict[str, Path], container: Bundle) -> No
     gpu = driver.gpus[0].uuid
     with terminal(configs["runc"], "--interval=0.2") as seen:
         drawn = seen.wait(lambda text: text.count(container.name) >= 2, "both its GPUs are shown")
-        assert "━" in drawn
+        assert "─" in drawn
         assert "%" in drawn
         with using(driver, gpu, _first_process(container), 2 * GIB, 95):
             seen.wait(lambda text: "2.00 GiB" in text and "\x1b[31m━" in text, "it is busy")
@@ -133,7 +133,12 @@ def test_live(driver: Driver, configs: dict[str, Path], container: Bundle) -> No
             seen.wait(lambda text: _has_process(text, pid), "its process is named")
             seen.wait(lambda text: "█" in text, "it has a history")
         seen.resize(10, 70)
-        seen.wait(lambda text: "shows a" in text, "what doesn't fit is counted")
+        seen.wait(lambda text: "more: Up and Down" in text, "what doesn't fit is counted")
+        seen.wait(lambda text: "\n0 " in plain(text), "the first GPU is shown")
+        os.write(seen.fd, b"\x1b[F")
+        seen.wait(lambda text: "\n7 " in plain(text), "End shows the last GPU")
+        os.write(seen.fd, b"t")
+        seen.wait(lambda text: "by time" in text and "\n0 " in plain(text), "t sorts, from the top")
         seen.resize(2, 3)
         seen.resize(40, 130)
         seen.wait(lambda text: "PROCESSES" in text, "there is room again")
@@ -146,6 +151,11 @@ def test_live(driver: Driver, configs: dict[str, Path], container: Bundle) -> No
         assert seen.process.wait(PATIENCE) == 0
         assert seen.read().endswith(RESTORED)
         assert "Traceback" not in seen.text
+
+
+def plain(text: str) -> str:
+    """Return what was written without colours and other control sequences."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "")
 
 
 def _has_process(text: str, pid: str) -> bool:
@@ -236,11 +246,35 @@ def test_one_look_has_what_the_simulator_says(
             for each in by_id[container.name]["devices"]} == {
         used: (True, 2 * GIB, 1), idle: (True, 0, 0),
     }  # fmt: skip
+    [process] = [each for each in look["processes"] if each["pid"] == pid]
+    assert process["host_memory_bytes"] > 0
+    assert process["cpu_seconds"] >= 0.0
     [other] = by_id[""]["devices"]
     assert (other["id"], other["assigned"], other["memory_used_bytes"]) == (idle, False, GIB)
     lines = [line.split() for line in text.splitlines()]
     assert [line for line in lines if line[:1] == [container.name] and "2.00" in line]
     assert "\x1b" not in text
+
+
+def test_of_some_gpus_and_containers_only(
+    driver: Driver, configs: dict[str, Path], container: Bundle
+) -> None:
+    def found(name: str, *options: str) -> Any:
+        argv = [*COMMAND[:-1], name, "--format=json", "--config", str(configs["runc"]), *options]
+        look = json.loads(run(argv).ok().stdout)
+        names = {each["id"] for each in look["containers"]}
+        return [each["index"] for each in look["devices"]], container.name in names
+
+    assert found("ps", "--gpu=7", f"--gpu={driver.gpus[1].uuid}") == ([1, 7], True)
+    assert found("ps", "--gpu=1") == ([1], False)
+    assert found("stats", "--no-stream", f"--container={container.name}") == ([0, 7], True)
+    for options, words in (
+        (["--gpu=99"], "This host has no device 99."),
+        (["--container=none"], "No running container that uses a device is named none."),
+    ):
+        done = run([*COMMAND[:-1], "ps", "--config", str(configs["runc"]), *options])
+        assert done.status == 1
+        assert words in done.stderr
 
 
 def test_a_pipe_gets_one_look_after_the_other(driver: Driver, configs: dict[str, Path]) -> None:

@@ -6,6 +6,8 @@ COMMANDS = {
         "Export GPU usage per container to Prometheus.",
         "Services",
     ),
+    "ps": ("gpuhook.metrics.commands.stats", "Show GPU usage per container once.", ""),
     "stats": ("gpuhook.metrics.commands.stats", "Show live GPU usage per container.", "Look"),
+    "top": ("gpuhook.metrics.commands.stats", "Show live GPU usage per container.", ""),
 }
 MODULES = {"pod-names": "gpuhook.metrics.named"}

@@ -94,7 +94,8 @@ class Usage:
 class Process:
     """A process that uses a device, and the ``container`` that it is in, both by their ids.
 
-    ``user`` is its user's id, None if unknown, and ``command`` its own name.
+    ``user`` is its user's id, None if unknown, and ``command`` its own name. ``cpu_seconds``,
+    ``cpu_utilization`` and ``host_memory_bytes`` are its use of the host (``host_use.Use``).
     """
 
     pid: int
@@ -104,6 +105,9 @@ class Process:
     command: str = ""
     memory_bytes: int | None = None
     sm_utilization: float | None = None
+    cpu_seconds: float | None = None
+    cpu_utilization: float | None = None
+    host_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)

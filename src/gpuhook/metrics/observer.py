@@ -13,6 +13,7 @@ from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.inventory.selection import fallen_off
 from gpuhook.metrics import pods, vendor_parts
 from gpuhook.metrics.assigned import Holder, Holders
+from gpuhook.metrics.host_use import HostUse
 from gpuhook.metrics.inventories import Inventories
 from gpuhook.metrics.model import Container, Device, Process, Snapshot, Usage
 from gpuhook.metrics.processes import Processes, find, poses, sees_all_processes, user_of
@@ -78,6 +79,7 @@ class Observer:
         self._kubelet = Telemetry(kubelet, "Kubernetes", config, clock, patience / 4, "kubelet")
         self._holders = Holders(config, clock)
         self._processes = Processes()
+        self._host_use = HostUse()
         self._names = Names(clock)
         self._room, self._left_out = LIMIT, False  # for containers known only by use
         self._errors: Counter[str] = Counter()
@@ -240,6 +242,7 @@ class Observer:
             for usage in self._usages(device, said, groups, known):
                 used[usage.container, device] = usage
         self._processes.forget()
+        self._host_use.end_sample()
         if self._left_out:
             problems.append(_MANY)
         for each in known.values():
@@ -291,7 +294,15 @@ class Observer:
             if self._each is not None:
                 sm = said["sm"].get(str(pid), 0.0) if "sm" in said else None
                 about = user_of(pid), command_of(pid)
-                self._each.append(Process(pid, device, container, *about, used, sm))
+                made = Process(pid, device, container, *about, used, sm)
+                host = self._host_use.of(pid)
+                made = replace(
+                    made,
+                    cpu_seconds=host.cpu_seconds,
+                    cpu_utilization=host.cpu_utilization,
+                    host_memory_bytes=host.memory_bytes,
+                )
+                self._each.append(made)
         for pid, part_of in said.get("sm", {}).items():
             container = self._container_of(int(pid), groups, known)
             share[container] = share.get(container, 0.0) + part_of

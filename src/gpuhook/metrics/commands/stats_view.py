@@ -2,8 +2,8 @@
 
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -20,6 +20,9 @@ _ABSENT = "-"
 _FIXED = 3  # lines: the heading, the header of the first table, the count of hidden rows
 _MORE = 2  # lines that each further table adds: an empty line and its header
 _LOOKS = 10  # samples in a device's history
+# Orders of the rows, the largest value first: by key and by the option --sort.
+MEMORY, LOAD, TIME, NAME = "memory", "load", "time", "name"
+ORDERS = {"m": MEMORY, "p": LOAD, "t": TIME, "n": NAME}
 _STEPS = "▁▂▃▄▅▆▇█"
 
 
@@ -70,6 +73,9 @@ def as_json(look: Snapshot, seconds: float) -> dict[str, Any]:
                 "device": each.device,
                 "memory_used_bytes": each.memory_bytes,
                 "sm_utilization": each.sm_utilization,
+                "cpu_seconds": each.cpu_seconds,
+                "cpu_utilization": each.cpu_utilization,
+                "host_memory_bytes": each.host_memory_bytes,
             }
             for each in look.processes
         ],
@@ -136,6 +142,53 @@ def _title(container: Container) -> str:
     return container.name or nameless(container.engine, container.id)
 
 
+def filtered(look: Snapshot, containers: Sequence[str], gpus: Sequence[str]) -> Snapshot:
+    """Return what a snapshot has of some containers and devices; of all without a name.
+
+    A container is named by its display name, its name in the engine, its pod, or the start of its
+    id; a device by its label (3, 0:1) or its id. A GPU's name means its parts, too.
+    """
+    devices = [
+        each
+        for each in look.devices
+        if not gpus or {each.label, each.id, each.label.partition(":")[0], each.parent} & {*gpus}
+    ]
+    ids = {each.id for each in devices}
+    some = [
+        each
+        for each in look.containers
+        if (not containers or any(_is_named(each, name) for name in containers))
+        and (not gpus or ids.intersection(each.devices) or _uses_one(look, each, ids))
+    ]
+    named = {each.id for each in some} if containers else {each.id for each in look.containers}
+
+    def is_wanted(each: Usage | Process) -> bool:
+        return each.device in ids and (not containers or each.container in named)
+
+    usages = tuple(filter(is_wanted, look.usages))
+    processes = tuple(filter(is_wanted, look.processes))
+    if containers:
+        theirs = {device for each in some for device in each.devices}
+        theirs.update(each.device for each in usages)
+        devices = [each for each in devices if each.id in theirs]
+    return replace(
+        look,
+        devices=tuple(devices),
+        containers=tuple(some),
+        usages=usages,
+        processes=processes,
+    )
+
+
+def _is_named(container: Container, name: str) -> bool:
+    names = {_title(container), container.name, container.pod, container.container}
+    return bool(name) and (name in names or container.id.startswith(name))
+
+
+def _uses_one(look: Snapshot, container: Container, devices: Collection[str]) -> bool:
+    return any(each.container == container.id and each.device in devices for each in look.usages)
+
+
 # Tables -------------------------------------------------------------------------------------
 
 
@@ -160,9 +213,9 @@ class History:
         )
 
 
-def tables(look: Snapshot, width: int, *, bars: bool) -> list[Text]:
+def tables(look: Snapshot, width: int, *, bars: bool, order: str = NAME) -> list[Text]:
     """Return the lines of all tables in full, for a terminal of the given width."""
-    return _drawn(_Rows.of(look), width, bars=bars)
+    return _drawn(_Rows.of(look, order), width, bars=bars)
 
 
 @dataclass(frozen=True)
@@ -175,30 +228,53 @@ class _Rows:
     processes: Sequence[Process]
 
     @classmethod
-    def of(cls, look: Snapshot) -> "_Rows":
-        """Return all rows of a snapshot."""
-        return cls(look, look.devices, _uses(look), sorted(look.processes, key=_appetite))
+    def of(cls, look: Snapshot, order: str) -> "_Rows":
+        """Return all rows of a snapshot, in the chosen order."""
+        uses, processes = _uses(look), [*look.processes]
+        processes.sort(key=lambda each: (-_rank(each, order), each.pid))
+        if order != NAME:
+            uses.sort(key=lambda each: (each.container is _NOBODY, -_rank(each, order)))
+        return cls(look, look.devices, uses, processes)
 
-    def fitting(self, lines: int) -> "_Rows":
-        """Return the rows that fit; each table gets at least a third of the lines if needed."""
+    def fitting(self, lines: int, first: int = 0) -> "_Rows":
+        """Return the rows that fit; each table gets at least a third of the lines if needed.
+
+        Tables with more rows begin with the row ``first``, or show their last rows.
+        """
         every = (self.devices, self.uses, self.processes)
         further = sum(bool(each) for each in every[1:])
         room = max(len(every), lines - _FIXED - _MORE * further)
         taken = [min(len(each), room // len(every)) for each in every]
         for place, each in enumerate(every):
             taken[place] += min(len(each) - taken[place], room - sum(taken))
-        devices, uses, processes = taken
-        return _Rows(
-            self.look, self.devices[:devices], self.uses[:uses], self.processes[:processes]
+        starts = [min(first, len(each) - count) for each, count in zip(every, taken, strict=True)]
+        devices, uses, processes = (slice(at, at + n) for at, n in zip(starts, taken, strict=True))
+        return _Rows(self.look, self.devices[devices], self.uses[uses], self.processes[processes])
+
+    def further(self, lines: int) -> int:
+        """Return the largest useful ``first`` of ``fitting``."""
+        shown = self.fitting(lines)
+        pairs = zip(
+            (self.devices, self.uses, self.processes),
+            (shown.devices, shown.uses, shown.processes),
+            strict=True,
         )
+        return max(len(every) - len(some) for every, some in pairs)
 
     def __len__(self) -> int:
         return len(self.devices) + len(self.uses) + len(self.processes)
 
 
-def _appetite(process: Process) -> tuple[float, int]:
-    """Return the sort key of processes, those with the most memory first."""
-    return (-(process.memory_bytes or 0), process.pid)
+def _rank(row: _Use | Process, order: str) -> float:
+    """Return the value that a row is sorted by, the largest first; unknown ones come last."""
+    if isinstance(row, _Use):
+        values = {MEMORY: row.memory, LOAD: row.share}
+    else:
+        by_load = row.sm_utilization
+        values = {MEMORY: row.memory_bytes, LOAD: by_load, TIME: row.cpu_seconds}
+        values[NAME] = row.memory_bytes
+    value = values.get(order)
+    return -1.0 if value is None else float(value)
 
 
 @dataclass(frozen=True)
@@ -211,24 +287,38 @@ class View:
     look: Snapshot
     heading: str
     history: History = field(default_factory=History)
+    order: str = NAME
+    first: int = 0
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the lines."""
         width = options.max_width
-        problems = [
-            _screen.text(f"{each}.", _screen.POOR)
-            for each in (*self.look.problems, *self.look.notes)
-        ]
-        below = sum(len(each.wrap(console, width)) for each in problems)
-        every = _Rows.of(self.look)
-        rows = every.fitting((options.height or console.height) - below)
+        problems = self._problems()
+        room = self._room(console, options)
+        every = _Rows.of(self.look, self.order)
+        rows = every.fitting(room, min(self.first, every.further(room)))
         yield _screen.one_line(_screen.text(self.heading, _screen.FAINT))
         lines = _drawn(rows, width, bars=True, cut=True, history=self.history)
         yield from map(_screen.one_line, lines)
         if hidden := len(every) - len(rows):
-            more = f"{hidden} more: gpuhook stats --no-stream shows all"
+            more = f"{hidden} more: Up and Down scroll, gpuhook stats --no-stream shows all"
             yield _screen.one_line(_screen.text(more, _screen.FAINT))
         yield from problems
+
+    def scrolled(self, console: Console, rows: int) -> "View":
+        """Return the view moved by a number of rows, as far as there are more."""
+        every = _Rows.of(self.look, self.order)
+        last = every.further(self._room(console, console.options))
+        return replace(self, first=max(0, min(self.first, last) + rows))
+
+    def _problems(self) -> list[Text]:
+        every = (*self.look.problems, *self.look.notes)
+        return [_screen.text(f"{each}.", _screen.POOR) for each in every]
+
+    def _room(self, console: Console, options: ConsoleOptions) -> int:
+        """Return the number of lines for the tables."""
+        below = sum(len(each.wrap(console, options.max_width)) for each in self._problems())
+        return (options.height or console.height) - below
 
 
 def _drawn(
@@ -265,8 +355,8 @@ _CONTAINERS: _Columns = (
     ("  ", " ", "PROCESSES", "SM", "MEMORY"),
 )
 _PROCESSES: _Columns = (
-    ("PID", "USER", "GPU", "SM", "MEMORY", "COMMAND", "CONTAINER"),
-    ("CONTAINER", "USER", "SM", "MEMORY"),
+    ("PID", "USER", "GPU", "SM", "MEMORY", "CPU", "HOST MEMORY", "TIME", "COMMAND", "CONTAINER"),
+    ("TIME", "CONTAINER", "HOST MEMORY", "USER", "CPU", "SM", "MEMORY"),
 )
 
 
@@ -337,6 +427,9 @@ def _process_row(
         _screen.text(labels.get(process.device, process.device)),
         _percent(process.sm_utilization),
         _memory(process.memory_bytes, None),
+        _percent(process.cpu_utilization),
+        _memory(process.host_memory_bytes, None),
+        _clock(process.cpu_seconds),
         _screen.text(process.command or _ABSENT),
         _screen.text(titles.get(process.container, process.container) or _ABSENT),
     ]
@@ -360,6 +453,14 @@ def _power(watts: float | None, limit: float | None) -> Text:
 
 def _percent(share: float | None) -> Text:
     return _screen.text(_ABSENT if share is None else f"{share:4.0%}")
+
+
+def _clock(seconds: float | None) -> Text:
+    """Return processor time as hours, minutes and seconds."""
+    if seconds is None:
+        return _screen.text(_ABSENT)
+    minutes, rest = divmod(int(seconds), 60)
+    return _screen.text(f"{minutes // 60:3}:{minutes % 60:02}:{rest:02}")
 
 
 def _memory(used: int | None, total: int | None) -> Text:

@@ -10,6 +10,15 @@ import tty
 from types import TracebackType
 from typing import Any, Self
 
+UP, DOWN, PAGE_UP, PAGE_DOWN, HOME, END = "up", "down", "page-up", "page-down", "home", "end"
+# What terminals send after ESC for these keys, in normal and application mode.
+_SEQUENCES = {
+    b"[A": UP, b"OA": UP, b"[B": DOWN, b"OB": DOWN, b"[5~": PAGE_UP, b"[6~": PAGE_DOWN,
+    b"[H": HOME, b"OH": HOME, b"[1~": HOME, b"[7~": HOME,
+    b"[F": END, b"OF": END, b"[4~": END, b"[8~": END,
+}  # fmt: skip
+_ESCAPE = b"\x1b"
+_LONGEST = 16  # bytes of a sequence
 _NUMBERS = (signal.SIGWINCH, signal.SIGTSTP)
 
 
@@ -77,11 +86,28 @@ class Keys:
         return None
 
     def _key(self, terminal: int) -> str | None:
-        try:
-            typed = os.read(terminal, 1)
-        except OSError:
-            typed = b""
+        typed = self._read(terminal)
         if not typed:  # the terminal is gone or at end of file: it would always be readable
             self.give_back()
             return None
+        if typed == _ESCAPE:
+            return self._sequence(terminal)
         return typed.decode("ascii", "replace")
+
+    def _sequence(self, terminal: int) -> str | None:
+        """Return the key of an escape sequence, whose bytes arrive together."""
+        found = b""
+        while len(found) < _LONGEST and select.select([terminal], [], [], 0)[0]:
+            typed = self._read(terminal)
+            found += typed
+            is_last = len(found) > 1 and b"@" <= typed <= b"~"  # ECMA-48's final bytes
+            if not typed or is_last:
+                break
+        return _SEQUENCES.get(found)
+
+    @staticmethod
+    def _read(terminal: int) -> bytes:
+        try:
+            return os.read(terminal, 1)
+        except OSError:
+            return b""

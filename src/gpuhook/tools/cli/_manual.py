@@ -95,7 +95,7 @@ def overview() -> Iterator[str]:
         for title, names in cli.groups().items():
             yield f".Ss {_argument(title or _UNLISTED)}"
             yield ".Bl -tag -width Ds"
-            for name in names:
+            for name in filter(commands.__contains__, names):
                 yield f".It Xr gpuhook-{name} 1"
                 yield from text(commands[name].get_short_help_str())
             yield ".El"

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from contextlib import redirect_stdout
 from dataclasses import replace
 from typing import Literal
@@ -9,7 +10,7 @@ from typing import Literal
 import pytest
 from rich.console import Console
 
-from gpuhook.metrics.commands.stats_view import History, View, as_json, tables
+from gpuhook.metrics.commands.stats_view import ORDERS, History, View, as_json, filtered, tables
 from gpuhook.metrics.model import Container, Device, Process, Snapshot, Usage
 from gpuhook.tools.cli._screen import show
 
@@ -118,7 +119,10 @@ def test_every_size_holds_it(width: int, height: int) -> None:
 def test_what_does_not_fit_is_counted() -> None:
     lines = drawn(MANY, 120, 20)
     shown = [line for line in lines if "H200" in line]
-    assert lines[-1] == f"{40 - len(shown)} more: gpuhook stats --no-stream shows all"
+    assert (
+        lines[-1]
+        == f"{40 - len(shown)} more: Up and Down scroll, gpuhook stats --no-stream shows all"
+    )
     assert any("podman:" in line for line in lines)
     assert "more:" not in "".join(drawn(LOOK, 120, 20))
 
@@ -132,8 +136,8 @@ def test_what_is_missing_is_said_below() -> None:
 PROCESSES = replace(
     LOOK,
     processes=(
-        Process(7, "GPU-1", "c1", 0, "python", GIB, 0.5),
-        Process(8, "GPU-1", "", 4_000_000, "bad\x1b[2J", 2 * GIB),
+        Process(7, "GPU-1", "c1", 0, "python", GIB, 0.5, 3723.0, 1.5, 4 * GIB),
+        Process(8, "GPU-1", "", 4_000_000, "bad\x1b[2J", 2 * GIB, None, 5.0),
         Process(9, "GPU-9", "gone"),
     ),
 )
@@ -141,18 +145,90 @@ PROCESSES = replace(
 
 def test_each_process() -> None:
     """The hungriest first; a user that this machine doesn't know is a number."""
-    assert printed(PROCESSES)[-4:] == [
-        ["PID", "USER", "GPU", "SM", "MEMORY", "COMMAND", "CONTAINER"],
-        ["8", "4000000", "0", "-", "2.00", "GiB", "bad\\x1b[2J", "-"],
-        ["7", "root", "0", "50%", "1.00", "GiB", "python", "team/train/main"],
-        ["9", "-", "GPU-9", "-", "-", "-", "gone"],
+    header = "PID USER GPU SM MEMORY CPU HOST MEMORY TIME COMMAND CONTAINER"
+    assert [" ".join(line) for line in printed(PROCESSES)[-4:]] == [
+        header,
+        "8 4000000 0 - 2.00 GiB - - 0:00:05 bad\\x1b[2J -",
+        "7 root 0 50% 1.00 GiB 150% 4.00 GiB 1:02:03 python team/train/main",
+        "9 - GPU-9 - - - - - - gone",
     ]
     assert [line.split()[0] for line in drawn(PROCESSES, 60)[-3:]] == ["8", "7", "9"]
     [first, *_] = as_json(PROCESSES, 0.0)["processes"]
     assert first == {
         "pid": 7, "uid": 0, "command": "python", "container": "c1", "device": "GPU-1",
-        "memory_used_bytes": GIB, "sm_utilization": 0.5,
+        "memory_used_bytes": GIB, "sm_utilization": 0.5, "cpu_seconds": 3723.0,
+        "cpu_utilization": 1.5, "host_memory_bytes": 4 * GIB,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("order", "processes", "containers"),
+    [
+        ("name", "879", ["podman", "team", "web"]),
+        ("memory", "879", ["team", "podman", "web"]),
+        ("load", "789", ["team", "podman", "web"]),
+        ("time", "789", ["podman", "team", "web"]),
+    ],
+)
+def test_rows_are_sorted(order: str, processes: str, containers: list[str]) -> None:
+    """The largest first, unknown values last, and after all containers what is in none."""
+    assert order in ORDERS.values()
+    with redirect_stdout(io.StringIO()) as file:
+        show(tables(PROCESSES, 200, bars=False, order=order))
+    lines = file.getvalue().splitlines()
+    starts = [re.split(r"\W", line)[0] for line in lines[4:8]]
+    assert starts == ["CONTAINER", *containers]
+    assert lines[8].startswith("(in no container)")
+    assert "".join(line[0] for line in lines[-3:]) == processes
+
+
+@pytest.mark.parametrize(
+    ("containers", "gpus", "devices", "names"),
+    [
+        ([], ["0"], ["0"], ["", "c1", "e" * 64]),
+        ([], ["1"], ["1:0"], ["f" * 64]),
+        ([], ["1:0"], ["1:0"], ["f" * 64]),
+        ([], ["MIG-1", "GPU-1"], ["0", "1:0"], ["", "c1", "e" * 64, "f" * 64]),
+        ([], ["GPU-2"], ["1:0"], ["f" * 64]),
+        (["train"], [], ["0"], ["c1"]),
+        (["team/train/main"], [], ["0"], ["c1"]),
+        (["eeee"], [], ["0"], ["e" * 64]),
+        (["web\x1b[2J", "c1"], [], ["0", "1:0"], ["c1", "f" * 64]),
+        (["web\x1b[2J"], ["0"], [], []),
+        (["none", ""], [], [], []),
+        ([], ["9"], [], []),
+    ],
+)
+def test_what_is_filtered(
+    containers: list[str], gpus: list[str], devices: list[str], names: list[str]
+) -> None:
+    look = filtered(PROCESSES, containers, gpus)
+    assert [each.label for each in look.devices] == devices
+    found = {each["id"] for each in as_json(look, 0.0)["containers"]}
+    assert sorted(found) == sorted({*names} if devices else set())
+    assert {each.container for each in look.processes} <= {*names, "gone"}
+
+
+def test_scrolling_shows_every_row() -> None:
+    """And no further than to the last one."""
+    file = io.StringIO()
+    console = Console(file=file, width=120, height=20, _environ={})
+    view = View(MANY, "")
+    seen: set[str] = set()
+    for step in (0, 1, 10, 10, 10, 10, 10, -1, -100):
+        view = view.scrolled(console, step)
+        file.truncate(file.seek(0))
+        console.print(view)
+        lines = file.getvalue().splitlines()
+        assert len(lines) <= 20
+        labels = [line.split()[0] for line in lines if "H200" in line]
+        assert len(labels) == 12 or len(labels) > 5
+        seen.update(labels)
+        if step == -100:
+            assert labels[0] == "0"
+        if step == -1:
+            assert labels[-1] == "38"
+    assert seen == {str(number) for number in range(40)}
 
 
 LONG = replace(

@@ -84,7 +84,7 @@ def test_the_list_of_commands_has_a_sentence_for_each() -> None:
     groups = cli.groups()
     every = _commands()
     assert sorted(name for names in groups.values() for name in names) == sorted(every)
-    assert groups.pop("") == ["files", "unit-lines"]
+    assert groups.pop("") == ["files", "ps", "top", "unit-lines"]
     assert [line[:-1] for line in text.splitlines() if line[:-1] in groups] == [*groups]
     for title, names in groups.items():
         section = text.partition(f"\n{title}:\n")[2].partition("\n\n")[0]

@@ -1,0 +1,51 @@
+"""Use of the host by processes."""
+
+import os
+import subprocess
+import sys
+import time
+
+from gpuhook.metrics.host_use import HostUse, Use
+
+BUSY = """
+import sys, time
+kept = bytearray(64 << 20)
+while time.process_time() < 0.5: pass
+print("done", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_time_and_memory_of_a_process() -> None:
+    """At first the mean of its whole life, then that since the sample before."""
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    shift = [0.0]
+    use = HostUse(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) + shift[0])
+    argv = [sys.executable, "-c", BUSY]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"done\n"
+        first = use.of(process.pid)
+        use.end_sample()
+        shift[0] = 3600.0
+        second = use.of(process.pid)
+        use.end_sample()
+        process.communicate()
+    assert first.cpu_seconds is not None
+    assert first.memory_bytes is not None
+    assert 0.4 <= first.cpu_seconds < 60
+    assert first.memory_bytes > 64 << 20
+    lived = time.clock_gettime(time.CLOCK_BOOTTIME) - now
+    assert first.cpu_utilization is not None
+    assert first.cpu_utilization >= 0.4 / (lived + 1)
+    assert second.cpu_utilization is not None
+    assert 0.0 <= second.cpu_utilization < 0.01
+    assert use.of(process.pid) == Use()
+
+
+def test_a_number_that_another_process_has_now_starts_again() -> None:
+    use = HostUse()
+    use._before = {(os.getpid(), 0.0): (1.0, 1e9)}
+    share = use.of(os.getpid()).cpu_utilization
+    assert share is not None
+    assert share >= 0.0
