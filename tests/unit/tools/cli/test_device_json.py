@@ -18,7 +18,7 @@ from gpuhook.metrics.model import Device as Measured
 from gpuhook.metrics.model import Snapshot
 from gpuhook.tools.cli import _device_json, cli
 
-KEYS = {
+KEYS: dict[str, type | tuple[type, ...]] = {
     "vendor": str, "id": str, "uuid": (str, type(None)), "index": (int, type(None)), "label": str,
     "model": str, "parent": str, "mig_profile": str, "minor": (int, type(None)), "bus_id": str,
     "memory_total_bytes": (int, type(None)),
