@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any, Protocol
 
 from gpuhook.base.config.model import Config
-from gpuhook.monitor.vendor_parts import Part, part
+from gpuhook.monitor.vendor_parts import Part
 
 
 class Doctor(Protocol):
@@ -56,20 +55,6 @@ class DriverFolder(Protocol):
         """
 
 
-class Programs(Protocol):
-    """``programs``: variables that applications of a vendor's devices read."""
-
-    @property
-    def VARIABLES(self) -> tuple[str, ...]:  # noqa: N802
-        """Variables that choose among a container's devices, and add none."""
-
-
 doctor: Part[Doctor] = Part("tools", "doctor")
 
 driver_folder: Part[DriverFolder] = Part("tools", "driver_folder")
-
-
-def programs(names: ModuleType) -> tuple[str, ...]:
-    """Return the variables with which programs choose among their devices of a vendor."""
-    found: Programs | None = part("tools", names, "programs")
-    return found.VARIABLES if found is not None else ()

@@ -27,6 +27,7 @@ def complete(names: "ModuleType") -> "ModuleType":
         ("AUTOMATIC", ()),  # no CDI kinds whose names are selectors
         ("SWARM_RESOURCE", ""),  # its names have no form of their own
         ("DEFAULT_KIND", False),
+        ("PROGRAM_VARIABLES", ()),  # with which programs select their devices
         ("FIXED_MAJORS", ()),  # of nodes, the same on every host at every boot
         ("PCI_VENDOR", ""),  # as in /sys/bus/pci/devices/*/vendor, without 0x
     ):
@@ -68,7 +69,7 @@ def _with_declared(config: "Config") -> "Known":
                     f"{word} is {names.TITLE}'s already",
                     "Choose another one; gpuhook has code for that vendor",
                 )
-        found[table.name] = names_of(table)
+        found[table.name] = complete(names_of(table))
     return found
 
 

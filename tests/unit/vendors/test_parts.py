@@ -19,20 +19,15 @@ from gpuhook.monitor.vendor_parts import DeviceSettings, Events, Links
 from gpuhook.monitor.vendors.nvidia import events as nvidia_events
 from gpuhook.monitor.vendors.nvidia import links as nvidia_links
 from gpuhook.monitor.vendors.nvidia import settings as nvidia_settings
-from gpuhook.tools.vendor_parts import Doctor, DriverFolder, Programs
+from gpuhook.tools.vendor_parts import Doctor, DriverFolder
 from gpuhook.tools.vendors.amd import doctor as amd_doctor
-from gpuhook.tools.vendors.amd import programs as amd_programs
 from gpuhook.tools.vendors.ascend import doctor as ascend_doctor
-from gpuhook.tools.vendors.ascend import programs as ascend_programs
 from gpuhook.tools.vendors.gaudi import doctor as gaudi_doctor
 from gpuhook.tools.vendors.intel_gpu import doctor as intel_gpu_doctor
-from gpuhook.tools.vendors.intel_gpu import programs as intel_gpu_programs
 from gpuhook.tools.vendors.intel_npu import doctor as intel_npu_doctor
 from gpuhook.tools.vendors.neuron import doctor as neuron_doctor
-from gpuhook.tools.vendors.neuron import programs as neuron_programs
 from gpuhook.tools.vendors.nvidia import doctor as nvidia_doctor
 from gpuhook.tools.vendors.nvidia import driver_folder as nvidia_driver_folder
-from gpuhook.tools.vendors.nvidia import programs as nvidia_programs
 from gpuhook_simulate import vendors as simulators
 from gpuhook_simulate.vendors import Simulator, amd, ascend, gaudi, intel_gpu, intel_npu, neuron
 
@@ -53,9 +48,6 @@ LINKS: tuple[Links, ...] = (nvidia_links,)
 DRIVER_FOLDERS: tuple[DriverFolder, ...] = (nvidia_driver_folder,)
 MAKERS_SERIES: tuple[MakersSeries, ...] = (nvidia_makers_series,)
 PLUGINS: tuple[Plugin, ...] = (nvidia_plugin,)
-PROGRAMS: tuple[Programs, ...] = (
-    amd_programs, ascend_programs, intel_gpu_programs, neuron_programs, nvidia_programs,
-)  # fmt: skip
 
 FOLDER = Path(gpuhook.__file__).parent
 # That of declared vendors is made for each.
@@ -64,7 +56,7 @@ OTHERS = {"declared.doctor"}
 
 def test_none_is_forgotten() -> None:
     known = (*CLAIM_CONFIGS, *DOCTORS, *READINGS, *TELEMETRY, *DRIVER_FOLDERS, *EVENTS, *LABELS,
-             *LINKS, *MAKERS_SERIES, *PLUGINS, *PROGRAMS, *SETTINGS)  # fmt: skip
+             *LINKS, *MAKERS_SERIES, *PLUGINS, *SETTINGS)  # fmt: skip
     compared = {str(getattr(each, "__name__", "")) for each in known}
     kinds = (
         "claim_config",
@@ -76,7 +68,6 @@ def test_none_is_forgotten() -> None:
         "links",
         "makers_series",
         "plugin",
-        "programs",
         "settings",
     )
     paths = [path for kind in kinds for path in FOLDER.glob(f"*/vendors/[a-z]*/{kind}*")]

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 
-from gpuhook.tools import vendor_parts
 from gpuhook.tools.config.misspelt import similar
 
 _LIKENESS = 0.75  # difflib ratio of two names; names with another meaning have less
@@ -36,7 +35,7 @@ def for_programs(env: Iterable[str], known: Mapping[str, ModuleType]) -> list[st
 
 def programs(known: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
     """Return the variables that programs use to select devices, each with its vendor."""
-    return {name: vendor for vendor in known.values() for name in vendor_parts.programs(vendor)}
+    return {name: vendor for vendor in known.values() for name in vendor.PROGRAM_VARIABLES}
 
 
 def _near(

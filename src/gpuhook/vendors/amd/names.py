@@ -17,4 +17,8 @@ FIXED_MAJORS = (226,)  # the kernel's drm; kfd's is dynamic
 PCI_VENDOR = "1002"
 DRIVER_WORDS = ("amdgpu", "kfd")
 
+PROGRAM_VARIABLES = (
+    "ROCR_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+)  # with which programs select their devices
 LOST_REMEDY = "Look for amdgpu in dmesg, load the driver again or reboot"

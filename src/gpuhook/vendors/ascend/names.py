@@ -14,4 +14,5 @@ TYPES = ("npu", "vnpu")  # prefixes of device numbers in CDI names
 PCI_VENDOR = "19e5"  # as in /sys/bus/pci/devices/*/vendor, without 0x
 DRIVER_WORDS = ("devdrv", "davinci")  # in the kernel's names of drivers and their devices
 
+PROGRAM_VARIABLES = ("ASCEND_RT_VISIBLE_DEVICES",)
 LOST_REMEDY = "Request another one; `gpuhook info` lists them with their errors"

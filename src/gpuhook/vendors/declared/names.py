@@ -18,20 +18,16 @@ DRIVER_PLACES = ("/sys/module/", "/sys/bus/pci/drivers/")  # folders with driver
 
 
 def names_of(table: "Declared") -> "ModuleType":
-    """Return a declared vendor's names, like the modules of other vendors; and TABLE."""
+    """Return a declared vendor's names, which ``registry.complete`` completes; and TABLE."""
     made: Any = type(sys)(__name__)
     made.__file__ = __file__
     made.TABLE = table
     made.NAME, made.TITLE, made.KIND = table.name, table.title, table.kind
-    made.NOUN = made.ANY_NOUN = table.noun
+    made.NOUN = table.noun
     made.ID_TITLE = "ID"
     made.VARIABLES = {table.variable: ("index", "id")}
-    made.LEGACY, made.AUTOMATIC = (), ()
     made.VOID = table.variable if table.void == VARIABLE else ""
-    made.MOUNTS = f"/var/run/{table.name}-container-devices"
-    made.SWARM_RESOURCE, made.DEFAULT_KIND = "", False
     made.TYPES = (table.kind.rpartition("/")[2], "part")
-    made.FIXED_MAJORS = ()
     proof = table.present
     made.PCI_VENDOR = proof.removeprefix(PCI) if proof.startswith(PCI) else ""
     made.DRIVER_WORDS = (proof.removeprefix(DRIVER),) if proof.startswith(DRIVER) else ()

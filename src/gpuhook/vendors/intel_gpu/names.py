@@ -15,4 +15,8 @@ TYPES = ("gpu", "vf")  # prefixes of device numbers in CDI names
 FIXED_MAJORS = (226,)  # of nodes, the same on every host at every boot: DRM's
 DRIVER_WORDS = ("i915", "xe")  # in the kernel's names of drivers and their devices
 
+PROGRAM_VARIABLES = (
+    "ZE_AFFINITY_MASK",
+    "ONEAPI_DEVICE_SELECTOR",
+)  # with which programs select their devices
 LOST_REMEDY = "Request another one; `gpuhook info` lists them with their errors"

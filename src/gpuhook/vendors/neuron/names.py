@@ -14,6 +14,10 @@ TYPES = ("neuron", "core")  # before a device's number, as in the name of its no
 PCI_VENDOR = "1d0f"  # Amazon's, also of its network cards and disks
 DRIVER_WORDS = ("neuron",)  # in the kernel's names of drivers and their devices
 
+PROGRAM_VARIABLES = (
+    "NEURON_RT_VISIBLE_CORES",
+    "NEURON_RT_NUM_CORES",
+)  # with which programs select their devices
 LOST_REMEDY = (
     "Look for neuron in dmesg, and load the driver again (modprobe -r neuron; modprobe neuron)"
 )

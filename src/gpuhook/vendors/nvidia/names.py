@@ -39,4 +39,5 @@ DEFAULT_KIND = True
 PCI_VENDOR = "10de"  # as in /sys/bus/pci/devices/*/vendor, without 0x
 DRIVER_WORDS = ("nvidia",)  # in the kernel's names of drivers and their devices
 
+PROGRAM_VARIABLES = ("CUDA_VISIBLE_DEVICES",)
 LOST_REMEDY = "Look for Xid 79 in dmesg, reset the GPU or reboot, and use the other GPUs meanwhile"

@@ -1,3 +1,0 @@
-"""Variables with which programs select among their devices."""
-
-VARIABLES = ("ASCEND_RT_VISIBLE_DEVICES",)
