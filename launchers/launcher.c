@@ -6,9 +6,9 @@
 //
 //   gpu-py            becomes the low-level runtime for verbs that create nothing, and for a create
 //                     whose config.json has none of the trigger strings that every request has.
-//                     For any other create, the prefork server edits config.json first.
+//                     For any other create, a prefork server's worker returns the new config.json.
 //   gpuhook-prestart  lets the container's hook worker do the hook's work (prefork/hook_worker.py).
-//   gpuhook-cdi-hook  does the same, or lets the prefork server do it (prefork/supervisor.py).
+//   gpuhook-cdi-hook  does the same, else lets a prefork server's worker do it (prefork/worker.py).
 //
 // In any other case it becomes isolated Python (_start.py); gpuhook-container-cli always does. The
 // launcher reads a bounded part of every file, waits for every process with a time limit, and reads
@@ -450,10 +450,10 @@ static bool take_cached(struct text content)
            take(&content, '\n', &runtimes) && read_triggers(content);
 }
 
-// Reads the cache of config.toml. It must belong to root, and be younger than this program,
-// config.toml and its folder (a file that is moved there keeps its time). Returns false if Python
-// has to read config.toml, and may have to write the cache again. Without config.toml, the defaults
-// hold.
+// Reads the cache of config.toml. It must belong to our user, and be younger than this program,
+// config.toml and that file's folder (a file that is moved there keeps its time). Returns false if
+// Python has to read config.toml, and may have to write the cache again. Without config.toml, the
+// defaults hold.
 static bool read_cache(void)
 {
     static char buffer[CACHE_MOST];
@@ -541,7 +541,7 @@ static void become_runtime(const char *maker, char **argv)
 
 // Other processes ---------------------------------------------------------------------------------
 
-static bool was_killed; // the worker, after it had taken the hook's work
+static bool was_killed; // the worker had taken the hook's work, and didn't respond
 
 // Returns a descriptor of /proc/PID, or -1. It refers to that process even if its id is reused.
 static int open_process(const char *number)
@@ -692,7 +692,7 @@ static bool copy(struct answer *answer, size_t length, int file)
 }
 
 // Reads the result of the work that a worker does for this hook, and exits with it. Returns if no
-// worker has taken the request, or if it was killed afterwards (was_killed).
+// worker has taken the request, or if it took it and didn't respond in time (was_killed).
 static void end_with(struct answer *answer, int patience)
 {
     struct text line;
@@ -885,7 +885,7 @@ static bool ask_servers(const char *about, const char *number, const char *bundl
     return done;
 }
 
-// Lets a worker of a server edit the bundle's config.json, and then do the hook's work.
+// Replaces the bundle's config.json with a worker's response. The worker then does the hook's work.
 static bool ask_to_edit(const struct arguments *found)
 {
     char number[16], about[ABOUT_MOST], id[ABOUT_MOST];
@@ -894,8 +894,8 @@ static bool ask_to_edit(const struct arguments *found)
            PRINT(number, "%d", (int)getpid()) && ask_servers(about, number, found->bundle);
 }
 
-// Lets a server do the work of a CDI spec's hook, whether the engine or gpu-py applied the spec.
-// The arguments are [--config FILE] KIND. Returns if no server has taken the request.
+// Lets a server's worker do the work of a CDI spec's hook that has no hook worker, whether the
+// engine or gpu-py applied the spec. The arguments are [--config FILE] KIND. Returns as end_with.
 static void ask_for_cdi_hook(int count, char *const *words)
 {
     char number[16];

@@ -1,7 +1,7 @@
 """The hook's work for one container: apply its plan, all of it or none of it.
 
-The hook does everything at once. The helper prepares while the low-level runtime creates the
-container's process, and does the rest when the hook requests it.
+A hook without a hook worker does everything at once. A hook worker prepares while the low-level
+runtime creates the container's process, and does the rest when the hook requests it.
 
 The order makes it safe:
 

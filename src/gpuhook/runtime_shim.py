@@ -179,11 +179,11 @@ def check_restored(words: tuple[str, ...], config: Config) -> None:
 
 
 def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> bool:
-    """Rewrite a bundle's config.json for the GPUs it requests; return whether it requests any.
+    """Rewrite a bundle's config.json for its devices; return whether that was needed.
 
     A config.json that is missing or surely invalid JSON is left to the low-level runtime, which
-    refuses it with its own message. A hook worker is forked, which does the hook's work while this
-    process is that runtime.
+    refuses it with its own message. If there is a task for a hook worker, one is forked, which does
+    the hook's work while this process is that runtime.
     """
     from gpuhook.base.oci.spec import read_spec  # noqa: PLC0415 - other verbs don't need it
     from gpuhook.core.edit import check_other_config, edit  # noqa: PLC0415 - as above

@@ -38,7 +38,7 @@ class Task(Record):
 
 
 class Edited:
-    """An edited spec, and a hook worker's task: None if no worker can serve its hook."""
+    """An edited spec, and the task that a hook worker of it would have, if any."""
 
     def __init__(
         self,
@@ -81,9 +81,9 @@ def edit(
     """Return a spec edited for its devices; None if it gets none.
 
     ``known`` are all vendors. ``folder`` contains gpuhook-prestart. ``has_worker`` says whether a
-    worker may do the hook's work. ``inventories``, by vendor, are known to match the host;
-    ``documents`` are CDI specs that were read before. ``container`` is the container's id, "" if
-    unknown.
+    worker may do the work of a CDI spec's hook; gpuhook-prestart's task doesn't depend on it.
+    ``inventories``, by vendor, are known to match the host; ``documents`` are CDI specs that were
+    read before. ``container`` is the container's id, "" if unknown.
     """
     resolved = resolve(spec.data, config, known, container=container, inventories=inventories)
     if resolved is None or not (resolved.grants or resolved.cdi_devices):

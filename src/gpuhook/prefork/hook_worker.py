@@ -1,15 +1,15 @@
 """The hook worker, which starts a hook's work while the low-level runtime creates the container.
 
 gpu-py forks it before becoming the low-level runtime, or it is a worker of the prefork server
-(``supervisor``). The hook (launchers/launcher.c) sends its request through a pipe of the hook
+(``worker``). The hook (launchers/launcher.c) sends its request through a pipe of the hook
 worker, which it opens as /proc/PID/fd/N. Only root can open that, no file remains, and the pipe
 disappears together with the hook worker. Then the hook does the work itself.
 
-The hook worker closes all descriptors except those that it was created with. It ends when the
-low-level runtime does, or when no request comes in time. Once it has taken the request, the hook
+The hook worker closes all descriptors except its ``Pipes``. It ends when the low-level runtime ends
+before the hook's request, or when no request comes in time. Once it has taken the request, the hook
 waits for its response; if it dies then, the container is not started.
 
-It inherits the modules that runtime_shim has imported, and imports the rest itself.
+gpu-py's inherits the modules that runtime_shim has imported, and imports the rest itself.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -71,7 +71,7 @@ def start(task: "Task", config: "Config", launcher: str = "") -> list[str]:
     """Fork the hook worker of a container; return the arguments that lead the hook to it.
 
     The list is empty if it can't be forked. With ``launcher``, the path of gpu-py, the hook worker
-    becomes the supervisor of a prefork server for further containers.
+    may become the supervisor of a prefork server afterwards (``instance.become_server``).
     """
     folder = os.path.dirname(os.path.abspath(task.spec.path))
     try:

@@ -1,7 +1,7 @@
 """The singleton lock of the prefork server, and the steps of becoming it.
 
-Each configuration has a folder with one lock for each mount namespace. The supervisor of
-the running prefork server holds the lock; a process that can take it may become the next one.
+Each configuration has a folder with one lock for each launcher and mount namespace. The supervisor
+of the running prefork server holds the lock; a process that can take it may become the next one.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -40,7 +40,7 @@ _LIMITS = (
 
 
 def become_server(config: Config, launcher: str, namespace: int, runtime: int) -> None:
-    """Turn a hook worker that has done its work into a supervisor; return if one is running.
+    """Turn a hook worker that has done its work into a supervisor, unless it can't or needn't stay.
 
     ``namespace`` is the host's mount namespace, to which it returns. ``runtime`` is a pidfd of its
     parent, for whose end it waits.

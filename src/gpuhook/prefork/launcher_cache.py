@@ -4,9 +4,10 @@ The first line identifies the configuration file by device, inode and time. The 
 low-level runtimes. Then come the trigger strings, one a line: a config.json that requests a GPU
 contains at least one. The last line is END_MARKER.
 
-The launcher uses the cache if it belongs to root, is complete, identifies the present config.toml,
-and is younger than that and its folder. Otherwise Python does the work, and writes the cache again.
-Without a config.toml, the launcher uses its built-in defaults (launchers/build_launcher.py).
+The launcher uses the cache if it belongs to the launcher's user, is complete, identifies the
+present config.toml, and is younger than that, that file's folder and the launcher. Otherwise Python
+does the work, and writes the cache again. Without a config.toml, the launcher uses its built-in
+defaults (launchers/build_launcher.py).
 
 This module runs once after every change of the configuration.
 """

@@ -1,4 +1,4 @@
-"""Verification that a requester is the launcher or hook it claims to be, in our namespaces."""
+"""Verification that a requester, or the runtime that called it, is in our namespaces."""
 
 import os
 
@@ -11,7 +11,7 @@ HOOK_SLOT, _ANCESTORS = 9, 4
 
 
 def check_hook(pid: int, answer: int) -> None:
-    """Raise ValueError unless a hook waits for this response, in a container of our namespaces.
+    """Raise ValueError unless a hook waits for this response, and its runtime is in our namespaces.
 
     The hook runs in the container's namespaces. The low-level runtime that created them is its
     first ancestor in another mount namespace.
@@ -32,7 +32,7 @@ def check_hook(pid: int, answer: int) -> None:
 
 
 def open_launcher(pid: int) -> int:
-    """Return a pidfd of the launcher; ValueError if its namespaces or root aren't ours."""
+    """Return a pidfd of this process; ValueError if its namespaces or root aren't ours."""
     launcher = os.pidfd_open(pid)
     if not _shares_namespaces(pid):  # protects: also-namespaces
         raise ValueError("the launcher is in other namespaces")

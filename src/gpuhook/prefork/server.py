@@ -1,8 +1,9 @@
 """The prefork server: passes each request to a worker, and kills workers that hang.
 
-The server kills a worker that doesn't report in time. That is safe at any moment: the launcher
-writes the new config.json into the bundle, or starts Python if it got none. The server itself may
-be stopped (SIGSTOP), so it keeps renewing a timer; if it doesn't, the kernel kills it.
+The server kills a worker that doesn't respond in time. That is safe: a worker changes nothing in
+the bundle, and a launcher or hook without a response starts Python. A worker that has reported its
+response isn't killed. The server itself may be stopped (SIGSTOP), so it keeps renewing a timer; if
+it doesn't, the kernel kills it.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -183,7 +184,7 @@ class Server:
             self._nvml.keep(inventory, self._state.config)
 
     def _kill_late(self) -> None:
-        """Kill workers that don't report in time; a stopped worker has no timer of its own.
+        """Kill workers that don't report in time; before its response, a worker has no timer.
 
         Reports are read only here, as nothing waits for them earlier.
         """

@@ -1,8 +1,9 @@
 """The prefork server's descriptors, and the slots for its responses.
 
 A launcher claims a slot by creating a file in the server's folder (``FOLDER_FD``) with O_EXCL, and
-reads from the slot's pipe. The server and the spare worker hold the writing end; once there is a
-request, only that worker holds it. So the launcher sees an end of file when they have died.
+reads from the slot's pipe. The server and the spare worker hold the writing end; once the server
+has passed the request on, only that worker does. So a launcher whose worker dies reads an end of
+file.
 """
 
 import fcntl
@@ -46,7 +47,7 @@ def free(slot: int) -> None:
 
 
 def free_late(seconds: float) -> bool:
-    """Free the slots that were claimed longer ago; return whether there were any.
+    """Free the slots claimed more than ``seconds`` ago; return whether there were any.
 
     Their launchers have ended, or are so late that they read an end of file.
     """

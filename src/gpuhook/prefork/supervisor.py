@@ -3,19 +3,19 @@
 After a container with GPUs was created, a small server keeps running: for a minute without work,
 unless the configuration says otherwise. It has imported all modules, loaded configuration and
 inventory (``snapshot``), and forked a spare worker. The launcher (launchers/launcher.c) sends it a
-bundle; the server passes that to the worker (``server``). The worker edits config.json as the
-runtime would, responds with the new one, and then is that container's hook worker (``worker``).
-The server forks another spare worker for the next request.
+bundle; the server passes that to the worker (``server``). The worker edits config.json as
+``runtime_shim`` would, responds with the new one, and then is that container's hook worker
+(``worker``). The server forks another spare worker for the next request.
 
 A file named after its process id, in a folder that only root may enter, leads to the server. The
 launcher takes that name only as a number: it opens /proc/PID and checks that the process is in the
 same namespaces and has that folder and this launcher open, before it opens the pipes there.
 Requests come through one pipe (``REQUEST_PIPE``), responses go through many (``slots``). If a pipe
-ends before a response, or none comes in time, the launcher starts Python, as it does after any
-response that isn't a config.json for its own process id.
+ends before a response, or none comes in time, the launcher asks another server, then starts Python,
+as after any response that isn't a config.json for its own process id.
 
 The supervisor is the server's parent and only cleans up after it. If configuration, inventory or
-our own files have changed since they were loaded, the worker reports that, and all exit.
+our own files have changed since they were loaded, a worker or the server notices, and all exit.
 """
 
 import _signal  # type: ignore[import-not-found]

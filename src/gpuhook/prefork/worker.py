@@ -1,12 +1,12 @@
 """A worker of the prefork server: serves one request.
 
 For a launcher, it edits one config.json, responds with the new one, and is then that container's
-hook worker. The launcher writes the new config.json into the bundle, so a late worker changes
-nothing.
+hook worker, if its hook needs one. The launcher writes the new config.json into the bundle, so a
+late worker changes nothing.
 
-For the hook of a CDI spec, it does that hook's work. The hook sends a request whether the engine or
-gpu-py applied the CDI spec. It already runs in the container's namespaces, so the worker itself
-checks that those were created from ours.
+For the hook of a CDI spec, it does that hook's work. The hook sends a request if it has no hook
+worker, whether the engine or gpu-py applied the CDI spec. It already runs in the container's
+namespaces, so the worker itself checks that those were created from ours.
 """
 
 import os
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # the second suffices even if a hundred containers start at once.
 PATIENCE, LONG = 2.0, 10.0
 TAKEN, ANSWERED, STALE, LIMITED = b"t", b"a", b"s", b"l"  # reports to the server
-NAME = "gpuhook-standby"  # process name of the server, and of a worker with a request
+NAME = "gpuhook-standby"  # process name of supervisor, server, and a worker with a request
 _SPARE_NAME = "gpuhook-next"
 _NO = b"no\n"
 
@@ -101,7 +101,7 @@ class Worker:
             else:
                 self._serve_hook(requester, about)
         except (GpuhookError, OSError, ValueError, KeyError):
-            os.write(ANSWER, _NO)  # the launcher starts Python, which reports the error
+            os.write(ANSWER, _NO)  # launcher or hook starts Python, which reports the error
 
     def _serve(self, launcher: int, container: str) -> None:
         os.write(ANSWER, b"taken\n")
