@@ -116,7 +116,8 @@ def made_slurm(nodes: dict[Node, list[str]]) -> Slurm:
     FIRST.call("systemctl", "start", "slurmctld")
     for node in WORKERS:
         node.write("/etc/slurm/cgroup.conf", "ConstrainDevices=yes\n")
-        node.write("/etc/slurm/oci.conf", oci_conf)
+        node.call("gpuhook", "slurm", "oci", "--output", "/etc/slurm/oci.conf")
+        assert node.call("cat", "/etc/slurm/oci.conf") == oci_conf
         make_bundle(node)
         source = Path(__file__).with_name("v2_alone.c")
         node.call("gcc", "-shared", "-fPIC", "-O1", "-o", library, source)

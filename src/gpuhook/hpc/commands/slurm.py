@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 
 import click
 
+from gpuhook.base import names
 from gpuhook.base.config.loader import load
 from gpuhook.base.errors import GpuhookError
-from gpuhook.hpc.slurm import devices, gres, job, job_folder, scripts
+from gpuhook.hpc.slurm import devices, gres, job, job_folder, oci_conf, scripts
 from gpuhook.hpc.slurm.cores import Cores
+from gpuhook.monitor.host.programs import our_program
 from gpuhook.tools.cdi import write as writing
 from gpuhook.tools.cli._help import group
 from gpuhook.tools.cli._output import config_option, raise_last, say, warn
@@ -21,14 +23,9 @@ STDIO = "-"
 def slurm() -> None:
     """Offer this host's devices to Slurm.
 
-    gres writes gres.conf for slurmd, on each node as root. request runs in a job, from a line of
-    oci.conf:
-
-    \b
-    RunTimeRun="gpuhook slurm request %b && gpu-py run -b %b %n.%u.%j.%s.%t"
-
-    prolog and epilog run as Prolog and Epilog in slurm.conf.
-    """  # noqa: D301 - \b keeps click from filling the line
+    gres writes gres.conf for slurmd, and oci writes oci.conf, on each node as root. request runs
+    in a job, from a line of oci.conf. prolog and epilog run as Prolog and Epilog in slurm.conf.
+    """
 
 
 @slurm.command(
@@ -62,13 +59,7 @@ def gres_(config_path: str | None, node: str | None, output: str) -> None:
     cores = Cores()
     entries = [_entry(each, cores, links) for each in machine.devices]
     name = os.uname().nodename.partition(".")[0] if node is None else node
-    text = gres.text(entries, name)
-    if output == STDIO:
-        click.echo(text, nl=False)
-    elif writing.write(os.path.abspath(output), text):
-        say(f"wrote {os.path.abspath(output)}")
-    else:
-        say(f"{os.path.abspath(output)}: unchanged")
+    _write(output, gres.text(entries, name))
     for warning in (*machine.warnings, *unknown):
         warn(warning)
     raise_last(machine.failed)
@@ -79,6 +70,44 @@ def _entry(owned: devices.Owned, cores: Cores, links: devices.Links) -> gres.Ent
     near = cores.near(device.bus_id, (owned.inventory.root,))
     word, files = gres.word(owned.model, vendor), tuple(owned.files)
     return gres.Entry(vendor, word, files, near, device.id, links.get(device.id, {}))
+
+
+@slurm.command(
+    examples={
+        "gpuhook slurm oci --output /etc/slurm/oci.conf": "Write the file, as root",
+        "gpuhook slurm oci": "Print its lines",
+    },
+)
+@click.option(
+    "--folder", metavar="DIR", default=job_folder.DEFAULT, show_default=True,
+    help="Folder in which prolog creates one for each job.",
+)  # fmt: skip
+@click.option(
+    "--cgroup-conf", metavar="FILE",
+    help="Slurm's file with ConstrainDevices=yes, if it isn't the default one of request.",
+)  # fmt: skip
+@click.option(
+    "--output", metavar="FILE", default=STDIO, show_default=True,
+    help="The file to write if its contents change; - prints to stdout.",
+)  # fmt: skip
+def oci(folder: str, cgroup_conf: str | None, output: str) -> None:
+    """Write oci.conf, with which slurmd starts a job's container with the job's devices.
+
+    It calls gpuhook and gpu-py by their paths on this node. Its lines for query, kill and delete
+    do nothing: slurmd would run them as root, outside the job's cgroup.
+    """
+    programs = (our_program("gpuhook"), our_program(names.RUNTIME))
+    _write(output, oci_conf.text(*programs, folder, cgroup_conf))
+
+
+def _write(output: str, text: str) -> None:
+    """Print a text, or write it to a file if that differs."""
+    if output == STDIO:
+        click.echo(text, nl=False)
+    elif writing.write(os.path.abspath(output), text):
+        say(f"wrote {os.path.abspath(output)}")
+    else:
+        say(f"{os.path.abspath(output)}: unchanged")
 
 
 @slurm.command(
