@@ -238,9 +238,12 @@ def test_no_upgrade_asks_about_the_configuration(
     assert not config.parent.exists()
 
 
-def test_a_configuration_is_made_by_who_sets_something(debian: Debian) -> None:
+def test_a_commented_configuration_comes_with_it(debian: Debian) -> None:
     config = debian.root / "etc/gpuhook/config.toml"
-    assert not config.exists()
+    text = config.read_text()
+    assert text == (REPOSITORY / "config/config.toml").read_text()
+    assert config.stat().st_mode & 0o7777 == 0o644
+    assert all(line[:1] in ("", "#", "[") for line in text.splitlines())
     debian.call("gpuhook", "config", "set", "disable-require=true")
     changed = config.read_text()
     assert "\ndisable-require = true" in changed
@@ -249,6 +252,11 @@ def test_a_configuration_is_made_by_who_sets_something(debian: Debian) -> None:
     for step in (["-i", "/package.deb"], ["-r", "gpuhook"]):
         debian.call("dpkg", *step)
         assert config.read_text() == changed
+    config.unlink()
+    debian.call("dpkg", "-i", "/package.deb")  # an administrator who removed it doesn't want it
+    assert not config.exists()
+    config.write_text(changed)
+    debian.call("dpkg", "-r", "gpuhook")
     debian.call("dpkg", "-P", "gpuhook")
     assert [*config.parent.iterdir()] == [neighbour]
 
