@@ -10,11 +10,11 @@ import shutil
 import signal
 import stat
 import subprocess
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness.commands import run
@@ -312,32 +312,39 @@ def test_what_was_in_a_volume_before_stays_and_is_no_fault(folder: Folder) -> No
     assert snapshot(folder) == before
 
 
-def test_a_file_and_its_owner_are_one_and_the_same(tmp_path: Path) -> None:
-    """While its owner exchanges a program of root's and a file of his own."""
+def test_a_file_and_its_owner_are_one_and_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner exchanges a program of root's and a file of his own after each step of a look."""
     folder, steps = tmp_path / "root", [UpdateLdCache((), "a test")]
     (folder / "etc").mkdir(parents=True)
     cache, other = folder / CACHE, folder / "etc/other"
     cache.write_bytes(b"root's")
     cache.chmod(0o4755)
     other.write_bytes(b"his")
-    ended = threading.Event()
+    left = [0]
 
-    def exchange() -> None:
-        while not ended.is_set():
-            host_files.exchange(str(cache), str(other))
+    def exchanging(call: Callable[..., Any]) -> Callable[..., Any]:
+        def done(*words: Any, **options: Any) -> Any:
+            found = call(*words, **options)
+            left[0] -= 1
+            if left[0] == 0:
+                host_files.exchange(str(cache), str(other))
+            return found
 
-    thread = threading.Thread(target=exchange)
-    thread.start()
-    try:
-        found = set()
-        for _ in range(300):
-            with inject.open_folder(str(folder), Root) as opened:
-                (place,) = before.look(opened, steps)
-            found.add((place["was"]["mode"], base64.b64decode(place["was"]["data"])))
-    finally:
-        ended.set()
-        thread.join()
+        return done
+
+    for name in ("open", "stat", "fstat", "readlink", "read"):
+        monkeypatch.setattr(os, name, exchanging(getattr(os, name)))
+    found, point = set(), 0
+    while left[0] <= 0:
+        point += 1
+        left[0] = point
+        with inject.open_folder(str(folder), Root) as opened:
+            (place,) = before.look(opened, steps)
+        found.add((place["was"]["mode"], base64.b64decode(place["was"]["data"])))
     assert found == {(0o4755, b"root's"), (0o644, b"his")}
+    assert point > 5
 
 
 @pytest.mark.parametrize("way", ["link", "last", "volume", "second", "node", "above", "dots"])

@@ -376,7 +376,7 @@ def test_links_out_of_the_root(
 
 
 def test_the_images_environment_reaches_no_hook(
-    bundle: Bundle, runtime: str, document: Path, tmp_path: Path
+    bundle: Bundle, runtime: str, document: Path, driver: Driver, tmp_path: Path
 ) -> None:
     guard, mark = tmp_path / "guard", tmp_path / "mark"
     guard.touch()
@@ -385,13 +385,26 @@ def test_the_images_environment_reaches_no_hook(
     run(["gcc", "-shared", "-fPIC", "-o", library, source]).ok()
     changed(bundle, f'cp {library} evil.so; echo \'open("{mark}", "w")\' >os.py; cp os.py re.py')
     here = "/proc/self/cwd"
+    # The launcher hides the loader's variables and Python's. That of config.toml it can't, and it
+    # counts where no option names a file.
+    config, log = tmp_path / "config.toml", tmp_path / "log"
+    config.write_text(f'[nvidia-container-cli]\nroot = "{driver.root}"\ndebug = "{log}"\n')
     bundle.environ(
         f"LD_PRELOAD={here}/evil.so", f"LD_LIBRARY_PATH={here}", f"PYTHONPATH={here}",
-        f"PYTHONHOME={here}", f"GPUHOOK_CONFIG={here}/config.toml", f"GCONV_PATH={here}",
+        f"PYTHONHOME={here}", f"GPUHOOK_CONFIG={config}", f"GCONV_PATH={here}",
     )  # fmt: skip
     give(bundle, document, "0")
+
+    def by_default(spec: Spec) -> None:
+        [hook] = spec["hooks"]["createContainer"]
+        at = hook["args"].index("--config")
+        del hook["args"][at : at + 2]
+
+    bundle.run(runtime)
+    bundle.change(by_default)
     bundle.run(runtime)
     assert not mark.exists()
+    assert not log.exists()
 
 
 def test_nothing_is_left_where_it_fails(
