@@ -26,7 +26,7 @@ from gpuhook.base.config.loader import load as load_config
 from gpuhook.base.container import kernel
 from gpuhook.base.errors import FolderError
 from gpuhook.base.host import files as host_files
-from gpuhook.core.plan.operations import UpdateLdCache
+from gpuhook.core.plan.operations import Operation, Symlink, UpdateLdCache
 from gpuhook.core.resolve import Progress, resolve
 from gpuhook.hpc.rootfs import before, mounted, work
 from gpuhook.hpc.rootfs.folder import Folder as Root
@@ -312,16 +312,23 @@ def test_what_was_in_a_volume_before_stays_and_is_no_fault(folder: Folder) -> No
     assert snapshot(folder) == before
 
 
-def test_a_file_and_its_owner_are_one_and_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["file", "link", "another link"])
+def test_what_is_there_and_its_owner_are_one_and_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Its owner exchanges a program of root's and a file of his own after each step of a look."""
-    folder, steps = tmp_path / "root", [UpdateLdCache((), "a test")]
+    """Its owner exchanges root's file or link and one of his own after each step of a look."""
+    folder = tmp_path / "root"
+    steps: list[Operation] = [UpdateLdCache((), "a test")]
+    if kind == "another link":  # which a link replaces
+        steps = [Symlink(f"/{CACHE}", "ours", replace=True, reason="a test")]
     (folder / "etc").mkdir(parents=True)
     cache, other = folder / CACHE, folder / "etc/other"
-    cache.write_bytes(b"root's")
-    cache.chmod(0o4755)
-    other.write_bytes(b"his")
+    for path, content in ((cache, "root's"), (other, "his")):
+        if kind == "file":
+            path.write_text(content)
+        else:
+            path.symlink_to(content)
+    os.chown(other, OWNER, OWNER, follow_symlinks=False)
     left = [0]
 
     def exchanging(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -342,8 +349,9 @@ def test_a_file_and_its_owner_are_one_and_the_same(
         left[0] = point
         with inject.open_folder(str(folder), Root) as opened:
             (place,) = before.look(opened, steps)
-        found.add((place["was"]["mode"], base64.b64decode(place["was"]["data"])))
-    assert found == {(0o4755, b"root's"), (0o644, b"his")}
+        was = place["was"]
+        found.add((was["uid"], was.get("target") or base64.b64decode(was["data"]).decode()))
+    assert found == {(0, "root's"), (OWNER, "his")}
     assert point > 5
 
 

@@ -45,13 +45,13 @@ class OldFile:
 
 def remember(parent: int, name: str) -> OldFile | None:
     """Save the content of a name; OSError if it is neither a link nor a regular file."""
-    link = read_link(parent, name)
     fd = open_here(parent, name)
     if fd is None:
         return None
     try:
         status = os.fstat(fd)
-        if link is not None:
+        if stat.S_ISLNK(status.st_mode):
+            link = os.readlink("", dir_fd=fd)  # protects: one-link
             return OldFile(status, b"", link, None)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it exists, but is not a regular file", name)

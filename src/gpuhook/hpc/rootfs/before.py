@@ -115,13 +115,17 @@ def _content(parent: int, name: str, replaced: bool) -> dict[str, Any]:
             data = base64.b64encode(old.data).decode()
             return {"is": _FILE, "data": data, "label": label, **_owner(old.status)}
         return {"is": _LINK, "target": old.link, **_owner(old.status)}
-    try:
-        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
-    except FileNotFoundError:
+    fd = entries.open_here(parent, name)
+    if fd is None:
         return {"is": _ABSENT}
-    if stat.S_ISLNK(status.st_mode):
-        return {"is": _LINK, "target": read_link(parent, name), **_owner(status)}
-    return {"is": _FILE if stat.S_ISREG(status.st_mode) else _OTHER}
+    try:
+        status = os.fstat(fd)
+        if stat.S_ISLNK(status.st_mode):
+            target = os.readlink("", dir_fd=fd)  # protects: noted-link
+            return {"is": _LINK, "target": target, **_owner(status)}
+        return {"is": _FILE if stat.S_ISREG(status.st_mode) else _OTHER}
+    finally:
+        os.close(fd)
 
 
 def _is_empty(parent: int, name: str) -> bool:
