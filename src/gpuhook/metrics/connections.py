@@ -17,7 +17,8 @@ from gpuhook.metrics.web_config import Web
 from gpuhook.metrics.web_files import WebContent
 
 _PATIENCE = 5.0  # seconds for receiving a whole request, and for sending its response
-_WAITING = 32  # connections
+_WAITING = 32  # connections that can't be answered at once
+_MOST = 256  # connections, of which select() could watch 1,000
 _PAUSE = 0.1  # seconds, after a connection couldn't be accepted
 
 
@@ -187,7 +188,7 @@ class Clients:
             except (BlockingIOError, ConnectionError):
                 break
             except OSError:  # no descriptor or no memory for it
-                gone = self._slow()
+                gone = self._slow() or _of_the_busiest(self._open)
                 self._drop(gone)
                 if not gone:
                     time.sleep(_PAUSE)
@@ -198,13 +199,13 @@ class Clients:
                 client.begin(None)
             if len(self._open) > _WAITING:
                 self._drop(self._slow())
+            if len(self._open) > _MOST:  # protects: most-connections
+                self._drop(_of_the_busiest(self._open))
 
     def _slow(self) -> list[Client]:
         """Return the oldest connection of the peer with the most that can't be answered at once."""
         slow = [each for each in self._open if not each.is_whole or each.waits_for_check]
-        counts = Counter(each.peer for each in slow)
-        # protects: many-connections
-        return [max(slow, key=lambda each: counts[each.peer])] if slow else []
+        return _of_the_busiest(slow)  # protects: many-connections
 
     def _drop(self, some: Iterable[Client]) -> None:
         """Close some connections, and those that are over."""
@@ -216,6 +217,12 @@ class Clients:
     def close(self) -> None:
         """Close all connections."""
         self._drop([*self._open])
+
+
+def _of_the_busiest(some: list[Client]) -> list[Client]:
+    """Return the oldest of these connections of the peer with most of them."""
+    counts = Counter(each.peer for each in some)
+    return [max(some, key=lambda each: counts[each.peer])] if some else []
 
 
 def peer_of(host: str) -> str:

@@ -17,6 +17,7 @@ from serving import serving
 from yardstick import of_this_process, yardstick
 
 from gpuhook.metrics import connections, exporter, http_request, service
+from gpuhook.metrics.connections import Clients
 
 PATIENCE = 60.0
 SLOW = 40  # more connections than are kept
@@ -377,6 +378,24 @@ def test_who_has_many_connections_gives_way_to_others(lasting: tuple[str, int]) 
             open_ones.enter_context(connected(lasting, "GET"))
         made.sendall(b"P/1.1\r\n\r\n")
         assert made.recv(12) == b"HTTP/1.0 200"
+
+
+def test_whole_requests_are_not_without_end() -> None:
+    """While one look takes long, one address makes requests; another's keeps its place."""
+    most = 256
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=64))
+        listener.setblocking(False)
+        clients = stack.enter_context(contextlib.closing(Clients(listener, follows=False)))
+        for number in range(most + 50):
+            source = ("127.0.0.2" if number == 0 else "127.0.0.1", 0)
+            made = socket.create_connection(listener.getsockname(), PATIENCE, source_address=source)
+            stack.enter_context(made).sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            clients.wait(())
+        while len(clients.whole()) < most:
+            clients.wait(())
+        assert len(clients.whole()) == most
+        assert [each.peer for each in clients.whole()].count("127.0.0.2") == 1
 
 
 def test_no_descriptor_for_a_connection(tmp_path: Path) -> None:
