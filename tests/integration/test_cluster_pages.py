@@ -188,6 +188,12 @@ def test_wrong_commands_are_noticed(line: str) -> None:
         {"kubectl": check_kubectl, "helm": check_helm}[words[0]](words)
 
 
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_folders_are_there(page: Path) -> None:
+    for name in re.findall(r"\b((?:overlays|components)/[a-z0-9-]+)", page.read_text()):
+        assert (MANIFESTS / name / "kustomization.yaml").is_file(), name
+
+
 # Files --------------------------------------------------------------------------------------------
 
 

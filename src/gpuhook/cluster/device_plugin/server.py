@@ -345,8 +345,9 @@ class _Endpoint:
                 return
             reason = await self._unless_moved(service, self._register(service))
         except PluginError as error:
-            self._status.set(self._name, str(error))
-            self._say(f"{self._name}: {error}")
+            waits = "waiting for the kubelet: " if registry is None else ""
+            self._status.set(self._name, f"{waits}{error}")
+            self._say(f"{self._name}: {waits}{error}")
             return
         if reason:
             self._status.set(self._name, reason)

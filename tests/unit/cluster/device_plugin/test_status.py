@@ -42,7 +42,7 @@ def test_ready_while_it_is_registered(folder: Path) -> None:
     with PluginServer(folder / "dp", state_dir=f"{folder}/state") as server:
         kubelet.wait_until(lambda: "no device to offer" in probe(folder), "the server runs")
         server.report(gpus())
-        missing = "dp isn't there"
+        missing = "waiting for the kubelet: "
         kubelet.wait_until(lambda: missing in probe(folder), "it has tried to register")
         kubelet.start()
         kubelet.wait_until(lambda: probe(folder) == "", "it is registered")
