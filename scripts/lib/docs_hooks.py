@@ -1,9 +1,9 @@
 """What mkdocs is told beside mkdocs.yml, by its events.
 
-The site has three kinds of pages: those of docs/, those that ``reference`` makes from the code,
-and three of the repository's root (ROOT), where people look for them. What mkdocs itself doesn't
-see is a warning here, which ends a strict build: Markdown that was not understood, an image that
-is not there, and a page that would load anything from another host.
+The site has four kinds of pages: those of docs/, those that ``reference`` makes from the code,
+three of the repository's root (ROOT), where people look for them, and README's comparison. What
+mkdocs itself doesn't see is a warning here, which ends a strict build: Markdown that was not
+understood, an image that is not there, and a page that would load anything from another host.
 """
 
 import logging
@@ -19,6 +19,8 @@ from mkdocs.structure.pages import Page
 sys.path.insert(0, str(Path(__file__).parent))
 import reference  # beside this file, which mkdocs loads by its path
 
+from gpuhook import __version__
+
 LOG = logging.getLogger("mkdocs.hooks.gpuhook")
 ROOT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 _TO_DOCS = re.compile(r"\]\(docs/")
@@ -27,6 +29,11 @@ _TO_ROOT = re.compile(rf"\]\(((?:\.\./)*)\.\./({'|'.join(map(re.escape, ROOT))})
 _NOT_UNDERSTOOD = re.compile(r"```|^- |^\s*\|? ?--- \|", re.MULTILINE)
 _BLOCKS = re.compile(r"<(code|pre)\b.*?</\1>", re.DOTALL)
 _LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
+COMPARISON = "compare.md"
+# Pictures of a terminal, made by scripts/screenshots.
+TERMINALS = ("doctor", "explain", "list", "stats")
+_TO_COMPARISON = re.compile(r"\]\(((?:\.\./)*)\.\./README\.md#compared-with[a-z-]*")
+_PICTURE = re.compile(r'(<img [^>]*src="([^"]+\.svg)"[^>]*>)(?!</a>)')
 _ELSEWHERE = ("http:", "https:", "//")
 _CSS_ELSEWHERE = re.compile(r"(?:url\(|@import)\s*['\"]?(?:https?:)?//")
 
@@ -39,14 +46,38 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, name, content=_TO_DOCS.sub("](", text)))
     for name, make in reference.PAGES.items():
         files.append(File.generated(config, name, content=make()))
+    readme = (repository / "README.md").read_text("utf-8")
+    files.append(File.generated(config, COMPARISON, content=comparison(readme)))
     return files
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Show the version at the end of each page."""
+    config.copyright = f"gpuhook {__version__}"
+    return config
+
+
+def on_pre_page(page: Page, **_: object) -> Page:
+    """Remove the link to edit a page that isn't a file of docs/."""
+    if page.file.generated_by:
+        page.edit_url = None
+    return page
+
+
+def comparison(readme: str) -> str:
+    """Return README's comparison as a page; ValueError if README has none."""
+    _, heading, rest = readme.partition("\n## Compared with")
+    if not heading:
+        raise ValueError("README.md has no section that compares")
+    section = rest.partition("\n## ")[0]
+    return _TO_DOCS.sub("](", f"# Compared with{section.rstrip()}\n")
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Return a page's text, its links to the repository's root as links of the site."""
     for number in badly_indented(markdown):
         LOG.warning("%s, line %d: in a list this takes four spaces", page.file.src_uri, number)
-    return _TO_ROOT.sub(r"](\1\2", markdown)
+    return _TO_ROOT.sub(r"](\1\2", _TO_COMPARISON.sub(rf"](\1{COMPARISON}", markdown))
 
 
 def badly_indented(markdown: str) -> list[int]:
@@ -67,10 +98,17 @@ def badly_indented(markdown: str) -> list[int]:
 
 
 def on_page_content(html: str, page: Page, **_: object) -> str:
-    """Return the page as it is; warn of what Markdown has not understood in it."""
+    """Return the page with links from its pictures; warn of what Markdown didn't understand."""
     if _NOT_UNDERSTOOD.search(_BLOCKS.sub("", html)):
         LOG.warning("%s: a table or a fenced block was not understood", page.file.src_uri)
-    return html
+    return _PICTURE.sub(_linked, html)
+
+
+def _linked(picture: re.Match[str]) -> str:
+    """Return a picture in a link to its file, which a browser shows as large as one wants."""
+    source = picture[2]
+    kind = ' class="terminal"' if Path(source).stem in TERMINALS else ""
+    return f'<a{kind} href="{source}">{picture[1]}</a>'
 
 
 def on_post_build(config: MkDocsConfig) -> None:

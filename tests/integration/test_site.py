@@ -1,5 +1,7 @@
 """The documentation as a site: scripts/docs builds it, and sees what is wrong with it."""
 
+import json
+import re
 import shutil
 from pathlib import Path
 
@@ -7,7 +9,11 @@ import pytest
 from harness.commands import run
 from harness.images import REPOSITORY
 
-PARTS = ("docs", "scripts", "mkdocs.yml", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+from gpuhook import __version__
+
+PARTS = (
+    "docs", "scripts", "mkdocs.yml", "CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md"
+)  # fmt: skip
 # What is appended to a page, and what is said of that.
 FAULTS = {
     "[x](no-such-page.md)": "no-such-page.md",
@@ -45,6 +51,62 @@ def test_the_site_is_built(tree: Path) -> None:
         "SECURITY",
     ):
         assert (site / f"{page}.html").is_file()
+    check_pages(site)
+
+
+def check_pages(site: Path) -> None:
+    """Check what a page has besides its text."""
+    page = (site / "tutorial/simulated.html").read_text()
+    assert f"gpuhook {__version__}" in page
+    assert 'rel="prev"' in page
+    assert 'class="md-footer__link md-footer__link--next"' in page
+    # A picture is a link to its file, a terminal's scrolls on a narrow screen.
+    assert re.search(r'<a class="terminal" href="../images/list.svg"><img [^>]+></a>', page)
+    drawing = (site / "index.html").read_text()
+    assert re.search(r'<a href="images/overview.svg"><img [^>]+></a>', drawing)
+    assert 'src="../javascripts/search.js"' in page
+    assert "language-sh" in page
+    assert "Compared with NVIDIA" in (site / "compare.html").read_text()
+    assert 'href="compare.html"' in drawing
+    # Words with a sign before them are in the index without it, and --gpus is searched as gpus.
+    config = json.loads((site / "search/search_index.json").read_text())["config"]
+    separator = re.compile(config["separator"])
+    assert separator.split("--gpus=all")[-2:] == ["gpus", "all"]
+    assert separator.split("`nvidia.com/gpu`")[1:-1] == ["nvidia", "com", "gpu"]
+
+
+def test_pages_can_be_edited(tree: Path) -> None:
+    """Where the repository is, who builds the site says; pages that aren't files have no link."""
+    uri = "https://git.example/gpuhook/edit/main/docs/"
+    run([tree / "scripts/docs"], env={"GPUHOOK_DOCS_EDIT_URI": uri}).ok()
+    site = tree / ".work/site"
+    assert f'href="{uri}faq.md"' in (site / "faq.html").read_text()
+    for page in ("reference/commands", "compare", "CHANGELOG"):
+        assert "git.example" not in (site / f"{page}.html").read_text()
+
+
+SEARCHES = {
+    "--gpus": "gpus", "-e X": "e X", "  --gpus  all": "  gpus  all", "gpu-py": "gpu-py",
+    "+a -b": "a b", "": "", "-": "-",
+}  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no JavaScript engine")
+def test_options_can_be_searched() -> None:
+    """The script changes the queries that the theme sends to its worker, and nothing else."""
+    script = (REPOSITORY / "docs/javascripts/search.js").read_text()
+    program = f"""
+        const sent = [];
+        globalThis.Worker = class {{}};
+        Worker.prototype.postMessage = (message) => sent.push(message);
+        {script}
+        const worker = new Worker();
+        for (const text of {json.dumps([*SEARCHES])}) worker.postMessage({{type: 2, data: text}});
+        worker.postMessage({{type: 0, data: "--gpus"}});
+        console.log(JSON.stringify(sent.map((each) => each.data)));
+    """
+    done = run(["node", "-e", program]).ok()
+    assert json.loads(done.stdout) == [*SEARCHES.values(), "--gpus"]
 
 
 def test_whatever_is_wrong_with_a_page_is_said(tree: Path) -> None:

@@ -165,6 +165,31 @@ def test_no_line_is_too_long_to_read(path: Path) -> None:
     assert [line for line in lines if len(line) > 120] == []
 
 
+# Columns of code beside the menus of the site, on a screen of 1280 pixels.
+COLUMNS = 80
+SITE = [path for path in DOCUMENTS if path.name != "README.md"]
+BEHIND = re.compile(r"^\s*\S.*?\s{2,}# ")
+
+
+@pytest.mark.parametrize("path", SITE, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_no_command_is_cut(path: Path) -> None:
+    """A comment that doesn't fit behind its command is above it."""
+    blocks = re.findall(
+        r"^ *```(?:sh|console)?\n(.*?)^ *```", path.read_text(), re.MULTILINE | re.DOTALL
+    )
+    lines = [line for block in blocks for line in block.splitlines()]
+    assert [line for line in lines if len(line) > COLUMNS and BEHIND.match(line)] == []
+
+
+def test_the_comparison_is_readmes() -> None:
+    page = docs_hooks.comparison((REPOSITORY / "README.md").read_text())
+    assert page.startswith("# Compared with NVIDIA's toolkit\n")
+    assert "| state | in production for years | alpha |" in page
+    assert "](docs/" not in page
+    with pytest.raises(ValueError, match="no section that compares"):
+        docs_hooks.comparison("# gpuhook\n")
+
+
 # Pages that are made from the code ------------------------------------------------------------
 
 

@@ -41,7 +41,8 @@ def commands(heading: str, page: str = "docs/install.md") -> list[str]:
     text = (REPOSITORY / page).read_text().partition(f"## {heading}\n")[2]
     block = re.search(r"```(?:sh)?\n(.*?)```", text.partition("\n## ")[0], re.DOTALL)
     assert block
-    return [line.partition(" #")[0].strip() for line in block[1].splitlines()]
+    lines = [line.partition(" #")[0].strip() for line in block[1].splitlines()]
+    return [line for line in lines if not line.startswith("#")]
 
 
 def follow(*lines: str) -> None:
