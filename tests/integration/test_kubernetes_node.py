@@ -19,6 +19,8 @@ from harness.podman_node import CONFIG, FOLDERS, STATE, Node, node
 from harness.snapshot import contents
 from harness.strangers import AS_STRANGER, pretender
 
+from gpuhook.cluster.device_plugin.status import StatusFile
+
 DEBIAN = images.image("debian")
 PAUSE = images.image("pause")
 GPU_PY = "/opt/gpuhook/bin/gpu-py"
@@ -638,3 +640,22 @@ def test_no_engine_to_restart(fresh: Node) -> None:
     finally:
         stop(other)
     assert fresh.path("/opt/gpuhook/restart").exists()  # the next run tries it again
+
+
+def test_the_probe_of_the_plugins_unit(fresh: Node, tmp_path: Path) -> None:
+    """The installer's pod is ready only while a plugin serves, and says why it isn't."""
+    document = deepcopy(daemon_set("overlays/cdi", "installer"))
+    container = containers(pod_of(document))["done"]
+    container |= {"command": container["readinessProbe"]["exec"]["command"], "args": []}
+    state = tmp_path / "state"
+    state.mkdir()
+
+    def probe() -> Result:
+        return fresh.pod(document, "done", host={"/run/gpuhook": str(state)}, options=("--rm",))
+
+    assert "hasn't run yet" in probe().failed().stdout
+    file = StatusFile(str(state))
+    file.set("nvidia.com/gpu", "The kubelet refuses to register it")
+    assert "nvidia.com/gpu: The kubelet refuses to register it" in probe().failed().stdout
+    file.set("nvidia.com/gpu", "")
+    probe().ok()
