@@ -80,35 +80,20 @@ def _show(
     titles = {id(each): _containers.title(each, names.of(each.name)[0]) for each in containers}
     nobody = "?" if os.geteuid() else "-"
     for number, inventory in enumerate(inventories):
-        users_of = _users(inventory, containers)
-        rows = [
-            (
-                device.label,
-                device.model,
-                device.id,
-                ", ".join(titles[id(each)] for each in users_of[device.id]) or nobody,
-            )
-            for device in inventory.devices
-        ]
+        rows = _rows(inventory, containers, titles, nobody)
         vendor = known[inventory.vendor]
         if number:
             click.echo()
         models = [device.model for device in inventory.devices] or [vendor.NOUN]
         if not all(vendor.TITLE in model for model in models):
             click.echo(f"{vendor.TITLE}:")
-        header = ("INDEX", "NAME", vendor.ID_TITLE, "CONTAINERS")
-        less = ("NAME", vendor.ID_TITLE)
-        _table(
-            header,
-            rows,
-            f"No {vendor.NOUN}.",
-            less=less,
-            cut="NAME",
-            wrap="CONTAINERS",
-            blank=False,
-        )
+        header = ("INDEX", "STATE", "NAME", vendor.ID_TITLE, "CONTAINERS")
+        _table(header, rows, f"No {vendor.NOUN}.", less=("NAME", vendor.ID_TITLE), blank=False)
         if inventory.lost:
             _say(f"{fallen_off(inventory.lost, vendor)}.")
+        for device in inventory.devices:
+            if device.state:
+                _say(f"{vendor.NOUN} {device.label} can't be used: {device.state}.")
     of_documents = [(name, titles[id(each)]) for each in containers for name in each.cdi_devices]
     if of_documents:
         _table(("CDI DEVICE", "CONTAINER"), sorted(of_documents))
@@ -117,6 +102,33 @@ def _show(
         if which:
             click.echo()
             _say(f"{text}: {', '.join(which)}")
+
+
+def _rows(
+    inventory: Inventory, containers: list[Container], titles: Mapping[int, str], nobody: str
+) -> list[list[str]]:
+    """Return the row of each device, and of lost ones, of which only the index is known."""
+    users_of = _users(inventory, containers)
+    rows = [
+        [
+            device.label,
+            "unusable" if device.state else "",
+            device.model,
+            device.id,
+            ", ".join(titles[id(each)] for each in users_of[device.id]) or nobody,
+        ]
+        for device in inventory.devices
+    ]
+    for index in inventory.lost:
+        before = [row for row in rows if _number(row[0]) < index]
+        rows.insert(len(before), [str(index), "lost", "-", "-", "?"])
+    return rows
+
+
+def _number(label: str) -> int:
+    """Return the number of a device, or of the one that it is a part of, by its label."""
+    first = label.partition(":")[0]
+    return int(first) if first.isascii() and first.isdecimal() else -1
 
 
 def _show_memory(
@@ -139,23 +151,37 @@ def _show_memory(
 
 def _table(
     header: Sequence[str],
-    rows: Sequence[Sequence[object]],
+    rows: Sequence[Sequence[str]],
     none: str = "",
     *,
     less: Sequence[str] = (),
-    cut: str = "",
-    wrap: str = "",
     blank: bool = True,
 ) -> None:
-    """Print a table, or ``none`` if it has no rows, after an empty line if ``blank``."""
+    """Print a table, or ``none`` if it has no rows, after an empty line if ``blank``.
+
+    The column STATE is left out if no row has one.
+    """
     from gpuhook.tools.cli import _screen  # noqa: PLC0415 - costs a tenth of a second
 
     if blank:
         click.echo()
-    if rows or not none:
-        _screen.show(_screen.table(header, rows, less=less, cut=cut, wrap=wrap))
-    else:
+    if none and not rows:
         click.echo(none)
+        return
+    shown = [
+        place
+        for place, title in enumerate(header)
+        if title != "STATE" or any(row[place] for row in rows)
+    ]
+    cells = [
+        [
+            _screen.text(row[place] or "-", _screen.BAD if header[place] == "STATE" else "")
+            for place in shown
+        ]
+        for row in rows
+    ]
+    titles = [header[place] for place in shown]
+    _screen.show(_screen.table(titles, cells, less=less, cut="NAME", wrap="CONTAINERS"))
 
 
 def _say(sentence: str) -> None:

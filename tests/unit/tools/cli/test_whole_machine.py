@@ -184,17 +184,31 @@ def test_who_has_it_is_unknown_without_root(
     [
         ((), ""),
         ((1,), "GPU 1 has fallen off the bus (lost).\n"),
-        ((1, 2), "GPUs 1, 2 have fallen off the bus (lost).\n"),
+        ((0, 4), "GPUs 0, 4 have fallen off the bus (lost).\n"),
     ],
 )
-def test_lost_gpus_are_named_below_the_table(
+def test_lost_gpus_are_marked(
     capsys: pytest.CaptureFixture[str], lost: tuple[int, ...], sentence: str
 ) -> None:
-    there = machine(gpu(0, 3))
+    """In their place in the table, below it, and in JSON."""
+    there = machine(gpu(2, 3, (mig(0, 1, 12, 13),)), gpu(3, 4))
     there.lost = lost
     listing._show([there], registry.KNOWN, [], Names())
     printed = capsys.readouterr().out
-    assert printed.startswith("INDEX")
-    assert printed.partition(" -\n")[2] == sentence
+    header, *rows = (line.split() for line in printed.removesuffix(sentence).splitlines())
+    assert ("STATE" in header) is bool(lost)
+    marked = {row[0]: row[1] == "lost" for row in rows}
+    assert [int(label) for label, is_lost in marked.items() if is_lost] == [*lost]
+    assert [*marked] == sorted(["2", "2:0", "3", *map(str, lost)])
+    assert printed.endswith(sentence)
     as_json = listing._as_json([there], [], Names(), {})
     assert as_json["lost"] == [{"vendor": "nvidia", "index": index} for index in lost]
+
+
+def test_a_device_that_cannot_be_used_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    found = devices("amd", "X100", "X200")
+    found.devices[1].__dict__["state"] = "the driver refuses it"
+    listing._show([found], registry.KNOWN, [], Names())
+    first, second, sentence = capsys.readouterr().out.splitlines()[-3:]
+    assert (first.split()[1], second.split()[1]) == ("-", "unusable")
+    assert sentence == "GPU 1 can't be used: the driver refuses it."
