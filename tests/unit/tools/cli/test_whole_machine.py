@@ -211,4 +211,4 @@ def test_a_device_that_cannot_be_used_is_marked(capsys: pytest.CaptureFixture[st
     listing._show([found], registry.KNOWN, [], Names())
     first, second, sentence = capsys.readouterr().out.splitlines()[-3:]
     assert (first.split()[1], second.split()[1]) == ("-", "unusable")
-    assert sentence == "GPU 1 can't be used: the driver refuses it."
+    assert sentence == "AMD GPU 1 can't be used: the driver refuses it."
