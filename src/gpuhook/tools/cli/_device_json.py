@@ -48,7 +48,8 @@ def identity(vendor: str, device: str, label: str) -> dict[str, Any]:
 def drivers(inventories: list[Inventory]) -> list[dict[str, Any]]:
     """Return the driver of each vendor."""
     return [
-        {"vendor": each.vendor, "version": each.version, "root": each.root} for each in inventories
+        {"vendor": each.vendor, "driver_version": each.version, "root": each.root}
+        for each in inventories
     ]
 
 

@@ -63,6 +63,7 @@ def _form_of(path: str) -> str | None:
     examples={
         "gpuhook cdi generate": "Print a CDI spec of this host's devices",
         "gpuhook cdi generate --output /etc/cdi/": "Write one file per vendor",
+        "gpuhook cdi generate --output /etc/cdi/ --summary json": "Report the files for programs",
         "gpuhook cdi generate --kind nvidia.com/gpu --output gpus.yaml": "Write one kind to a file",
     },
 )
@@ -98,6 +99,10 @@ def _form_of(path: str) -> str | None:
     help="Write no hooks, for programs that don't run them: links become mounts.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print the change as a diff without making it.")
+@click.option(
+    "--summary", type=click.Choice(["text", "json"]), default="text", show_default=True,
+    help="Form of the report on written files.",
+)  # fmt: skip
 def generate(
     config_path: str | None,
     output: str,
@@ -109,6 +114,7 @@ def generate(
     mode: str,
     program: str | None,
     dry_run: bool,
+    summary: str,
 ) -> None:
     """Generate a CDI spec for the devices of this host.
 
@@ -146,8 +152,13 @@ def generate(
             warn(warning)
     if output == STDIO:
         _print([each.document for each in made], place.form)
-    for each in made if output != STDIO else ():
-        _deliver(each, place, dry_run=dry_run)
+    elif dry_run:
+        for each in made:
+            _show_change(each, place)
+    else:
+        written = [_deliver(each, place, quiet=summary == "json") for each in made]
+        if summary == "json":
+            print_json(written)
     raise_last(failed)
 
 
@@ -205,18 +216,29 @@ def _print(documents: list[dict[str, Any]], form: str) -> None:
         click.echo(writing.to_text(each, form), nl=False)
 
 
-def _deliver(made: Generated, place: Place, *, dry_run: bool) -> None:
-    text = writing.to_text(made.document, place.form)
+def _show_change(made: Generated, place: Place) -> None:
     path = place.path_of(made.document["kind"])
-    if dry_run:
-        click.echo(Change(path, writing.read_old(path), text.encode()).diff(), nl=False)
-        return
-    if writing.write(path, text):
-        say(refreshing.written(made, path))
-    else:
-        say(f"{path}: unchanged")
-    for warning in refreshing.others(path, made.document["kind"]):
+    text = writing.to_text(made.document, place.form)
+    click.echo(Change(path, writing.read_old(path), text.encode()).diff(), nl=False)
+
+
+def _deliver(made: Generated, place: Place, *, quiet: bool) -> dict[str, Any]:
+    """Write a CDI spec; return what was written, as docs/json.md describes it."""
+    kind = made.document["kind"]
+    path = place.path_of(kind)
+    changed = writing.write(path, writing.to_text(made.document, place.form))
+    if not quiet:
+        say(refreshing.written(made, path) if changed else f"{path}: unchanged")
+    others = [*refreshing.others(path, kind)]
+    for warning in others:
         warn(warning)
+    return {
+        "kind": kind,
+        "path": path,
+        "changed": changed,
+        "devices": [each["name"] for each in made.document["devices"]],
+        "warnings": [*made.warnings, *others],
+    }
 
 
 @group()

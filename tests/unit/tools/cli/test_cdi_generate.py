@@ -104,6 +104,20 @@ def test_several_kinds_on_standard_output(two_kinds: list[str], config: list[str
     assert "name a folder with --output" in done.stderr
 
 
+def test_what_was_written_for_programs(
+    two_kinds: list[str], config: list[str], tmp_path: Path
+) -> None:
+    words = ["generate", *config, "--output", f"{tmp_path}/out/", "--summary", "json"]
+    for changed in (True, False):
+        found = json.loads(call(*words).stdout)
+        assert [each["kind"] for each in found] == two_kinds
+        for each in found:
+            document = yaml.safe_load(Path(each["path"]).read_text())
+            assert each["devices"] == [device["name"] for device in document["devices"]]
+            assert each["changed"] is changed
+    assert call(*words, "--dry-run").stdout == ""  # nothing would change
+
+
 @pytest.mark.usefixtures("two_kinds")
 def test_one_kind_on_standard_output(config: list[str]) -> None:
     done = call("generate", *config, "--format", "json", "--kind", "amd.com/gpu")

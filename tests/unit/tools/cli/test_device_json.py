@@ -67,7 +67,7 @@ def test_of_every_command_the_earlier_keys_stay(
         assert each["devices"][1]["mig_profile"] == each["gpus"][0]["mig"][0]["name"].split()[-1]
     assert {"root", "driver_version", "nodes", "files"} <= {*info}
     assert info["drivers"] == [
-        {"vendor": "nvidia", "version": info["driver_version"], "root": info["root"]}
+        {"vendor": "nvidia", "driver_version": info["driver_version"], "root": info["root"]}
     ]
 
 
