@@ -65,7 +65,7 @@ def list_(spec_dirs: tuple[str, ...], config_path: str | None, output_format: st
         from gpuhook.tools.cli import _screen  # noqa: PLC0415 - costs a tenth of a second
 
         rows = [(each.name, each.file) for each in devices]
-        _screen.show(_screen.table(("NAME", "FILE"), rows))
+        _screen.show(_screen.table(("NAME", "FILE"), rows, less=("FILE",)))
     else:
         click.echo(f"There are no CDI devices in {printable(', '.join(chosen))}.")
     _report([*map(str, found.errors), *_conflicts(found)], found)

@@ -1,8 +1,10 @@
 """Commands about the whole machine: a driver that fails, narrow terminals, and the list."""
 
 import importlib
+import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -132,6 +134,20 @@ def test_a_device_is_one_line(narrow: Call, command: str, width: int) -> None:
     assert max(map(len, table or lines[start : start + 11])) <= width
     titles = lines[start].split()
     assert ("UUID" in titles) is (width >= (60 if command == "info" else 140))
+
+
+@pytest.mark.parametrize("width", range(40, 201, 20))
+def test_a_cdi_device_is_one_line(narrow: Call, tmp_path: Path, width: int) -> None:
+    folder = tmp_path / "a-folder-with-a-long-name"
+    folder.mkdir()
+    names = ["0", "GPU-00000000-1111-2222-3333-444444444444"]
+    devices = [{"name": name, "containerEdits": {"env": ["A=1"]}} for name in names]
+    document = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices}
+    (folder / "gpus.json").write_text(json.dumps(document))
+    lines = narrow(width, "cdi", "list", f"--spec-dir={folder}").stdout.splitlines()[:3]
+    assert [line.split()[0] for line in lines[:2]] == ["NAME", "nvidia.com/gpu=0"]
+    assert max(map(len, lines)) <= width
+    assert f"nvidia.com/gpu={names[1]}" in lines[2].split() or width < 60
 
 
 @pytest.mark.parametrize("width", [80, 60])
