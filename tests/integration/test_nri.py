@@ -77,6 +77,22 @@ def test_a_memory_limit_in_a_pods_annotations(node: Node) -> None:
         inside(node, annotations={**given, "nvidia.com/container.main.gpu-memory.request": "1 Gi"})
 
 
+def test_raised_limits(node: Node) -> None:
+    """Only of containers with devices: one that asks for none keeps its engine's."""
+    had = node.system.config.read_text()
+    command = ("sh", "-c", "ulimit -s")
+    with node.plugin():
+        before = inside(node, "NVIDIA_VISIBLE_DEVICES=0", command=command).ok().stdout
+    node.system.config.write_text(had + '[gpuhook.containers]\nstack = "unlimited"\n')
+    try:
+        with node.plugin():
+            found = inside(node, "NVIDIA_VISIBLE_DEVICES=0", command=command).ok().stdout
+            assert found == "unlimited\n"
+            assert inside(node, command=command).ok().stdout == before
+    finally:
+        node.system.config.write_text(had)
+
+
 def test_a_container_that_asks_for_nothing(node: Node, driver: Driver) -> None:
     with node.plugin():
         found = seen(inside(node, command=look(driver.minors)))

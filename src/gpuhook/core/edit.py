@@ -92,12 +92,20 @@ def edit(
         # It may have devices all the same: engines apply CDI specs themselves.
         # protects: engines-lease
         edited = _take(spec, resolved, config, known, folder, "", inventories)
+        if config.raises_limits:
+            from gpuhook.core import raised  # noqa: PLC0415 - only where it is configured
+
+            edited = raised.apply(edited, config) if raised.has_devices(spec, known) else edited
         return None if edited is spec else Edited(edited, config, folder)
     spec.require_mount_namespace()
     edited, task, place = _apply_documents(
         spec, resolved, config, documents, folder, has_worker=has_worker
     )
     edited = _edit_process(edited, resolved)
+    if config.raises_limits and resolved.gives_devices:
+        from gpuhook.core import raised  # noqa: PLC0415 - only where it is configured
+
+        edited = raised.apply(edited, config)
     way = "cdi"
     if resolved.grants:
         preload.load(preload.EDIT)

@@ -73,6 +73,11 @@ class Resolved:
         return tuple(found for grant in self.grants for found in grant.ids)
 
     @property
+    def gives_devices(self) -> bool:
+        """True if the container gets a device, and not only a driver's files."""
+        return bool(self.cdi_devices) or any(grant.devices for grant in self.grants)
+
+    @property
     def requests(self) -> "list[Request]":
         """The container's requests, one for each vendor."""
         return [grant.request for grant in self.grants]

@@ -196,6 +196,23 @@ class _Reading:
         self.check_words()
         self.check_sizes()
         self.check_mps()
+        self.check_containers()
+
+    def check_containers(self) -> None:
+        """Check the limits to raise: sizes, or the word for no limit."""
+        for name in ("memlock", "stack", "shm-size") if self.config.raises_limits else ():
+            from gpuhook.base.sizes import parse_size  # noqa: PLC0415 - rarely set
+
+            key = f"gpuhook.containers.{name}"
+            value = getattr(self.config, KEYS[key][0])
+            size = parse_size(value) if value else None
+            if name == "shm-size" and value and size is None:
+                problem = "must be a size such as 8GiB, or 50% of the container's memory"
+                self.wrong(key, f"{problem}, not {shown(value)}")
+            plain = value in ("", "unlimited") or (size is not None and not size.percent)
+            if name != "shm-size" and not plain:
+                problem = 'must be "unlimited" or a size such as 64MiB'
+                self.wrong(key, f"{problem}, not {shown(value)}")
 
     def check_sizes(self) -> None:
         for key in ("gpuhook.limits.device-memory", "gpuhook.limits.most-device-memory"):

@@ -75,6 +75,9 @@ KEYS: "dict[str, tuple[str, str, object]]" = {
     "gpuhook.limits.device-memory": ("device_memory", STRING, ""),
     "gpuhook.limits.most-device-memory": ("most_device_memory", STRING, ""),
     "gpuhook.limits.required": ("limit_required", BOOL, False),
+    "gpuhook.containers.memlock": ("memlock", STRING, ""),
+    "gpuhook.containers.stack": ("stack", STRING, ""),
+    "gpuhook.containers.shm-size": ("shm_size", STRING, ""),
     "gpuhook.mps.devices": ("mps_devices", STRING, ""),
     "gpuhook.mps.active-thread-percentage": ("mps_percentage", NUMBER, 0),
     "gpuhook.mps.device-memory": ("mps_memory", STRING, ""),
@@ -175,6 +178,7 @@ class Config:
     limit_required: bool
     load_kmods: bool
     log_level: str
+    memlock: str
     missing_driver: str
     mode: str
     most_device_memory: str
@@ -189,6 +193,8 @@ class Config:
     root: str
     runtime_debug: str
     runtimes: tuple[str, ...]
+    shm_size: str
+    stack: str
     standby: float
     state_dir: str
     supported_driver_capabilities: str
@@ -229,6 +235,11 @@ class Config:
     def limits_memory(self) -> bool:
         """True if the administrator limits the memory of containers' devices."""
         return bool(self.device_memory or self.most_device_memory or self.limit_required)
+
+    @property
+    def raises_limits(self) -> bool:
+        """True if limits of containers with devices are raised."""
+        return bool(self.memlock or self.stack or self.shm_size)
 
     @property
     def reads_annotations(self) -> bool:

@@ -21,6 +21,7 @@ _MOVE_MOUNT: "Final" = 429
 _FSOPEN: "Final" = 430
 _FSCONFIG: "Final" = 431
 _FSMOUNT: "Final" = 432
+_FSPICK: "Final" = 433
 _OPENAT2: "Final" = 437
 _MOUNT_SETATTR: "Final" = 442
 _STATMOUNT: "Final" = 457
@@ -63,6 +64,9 @@ FSOPEN_CLOEXEC: "Final" = 1
 FSMOUNT_CLOEXEC: "Final" = 1
 FSCONFIG_SET_STRING: "Final" = 1
 FSCONFIG_CMD_CREATE: "Final" = 6
+FSCONFIG_CMD_RECONFIGURE: "Final" = 7
+FSPICK_CLOEXEC: "Final" = 1
+FSPICK_EMPTY_PATH: "Final" = 8
 
 # include/uapi/linux/sched.h
 CLONE_NEWNS: "Final" = 0x00020000
@@ -251,6 +255,17 @@ def new_tmpfs(options: dict[str, str], attributes: int) -> int:
             syscall(_FSCONFIG, *arguments, path="tmpfs")
         syscall(_FSCONFIG, context, FSCONFIG_CMD_CREATE, None, None, 0, path="tmpfs")
         return syscall(_FSMOUNT, context, FSMOUNT_CLOEXEC, attributes, path="tmpfs")
+    finally:
+        os.close(context)
+
+
+def resize_tmpfs(fd: int, size: int, path: str) -> None:
+    """Change the size of the tmpfs whose root a descriptor is, fspick(2)."""
+    context = syscall(_FSPICK, fd, b"", FSPICK_CLOEXEC | FSPICK_EMPTY_PATH, path=path)
+    try:
+        words = (FSCONFIG_SET_STRING, b"size", str(size).encode(), 0)
+        syscall(_FSCONFIG, context, *words, path=path)
+        syscall(_FSCONFIG, context, FSCONFIG_CMD_RECONFIGURE, None, None, 0, path=path)
     finally:
         os.close(context)
 

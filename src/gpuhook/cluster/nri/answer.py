@@ -18,6 +18,7 @@ from gpuhook.cluster.nri import asked as words
 from gpuhook.cluster.nri.asked import PATIENCE, Asked
 from gpuhook.cluster.nri.gate import Gate, spec_of, ungated
 from gpuhook.cluster.vendors import cluster
+from gpuhook.core import raised
 from gpuhook.core.cdi.generate import Source, tidy
 from gpuhook.core.contract import Grant
 from gpuhook.core.inventory import cache
@@ -166,6 +167,8 @@ def _own(asked: Asked, way: Way, gate: Gate | None) -> tuple[dict[str, Any], lis
         devices = tuple(grant.devices) if gate is None else gate.let_through(grant)
         for key, values in _edits(grant, devices, way).items():
             found.setdefault(key, []).extend(values)
+    if way.config.raises_limits and any(key in found for key in ("deviceNodes", "names")):
+        found["rlimits"] = raised.of_pod(dict(asked.rlimits), way.config)
     return found, [grant.vendor.names for grant in resolved.grants]
 
 

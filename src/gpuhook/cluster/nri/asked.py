@@ -24,7 +24,8 @@ class Asked:
     """The identity and the requests of a container that is being created.
 
     ``mounts`` are (destination, source) pairs. ``annotations`` are those that a runtime may read,
-    ``pod_annotations`` the pod's own, which its author writes.
+    ``pod_annotations`` the pod's own, which its author writes. ``rlimits`` are the engine's
+    soft limits of its process, (name, decimal number).
     """
 
     namespace: str
@@ -36,6 +37,7 @@ class Asked:
     annotations: Pairs = ()
     pod_annotations: Pairs = ()
     id: str = ""
+    rlimits: Pairs = ()
 
     def __str__(self) -> str:
         return (

@@ -24,7 +24,7 @@ _NRI: Table = {
     },
     "Container": {
         "id": (1, "string"), "name": (3, "string"), "annotations": (6, "map"),
-        "env": (8, "*string"), "mounts": (9, "*Mount"),
+        "env": (8, "*string"), "mounts": (9, "*Mount"), "rlimits": (13, "*POSIXRlimit"),
     },
     "Mount": {
         "destination": (1, "string"), "type": (2, "string"), "source": (3, "string"),
@@ -45,9 +45,11 @@ _NRI: Table = {
     "LinuxContainerAdjustment": {"devices": (1, "*LinuxDevice")},
     "KeyValue": {"key": (1, "string"), "value": (2, "string")},
     "CDIDevice": {"name": (1, "string")},
+    "POSIXRlimit": {"type": (1, "string"), "hard": (2, "uint64"), "soft": (3, "uint64")},
     "ContainerAdjustment": {
         "mounts": (3, "*Mount"), "env": (4, "*KeyValue"), "hooks": (5, "Hooks"),
-        "linux": (6, "LinuxContainerAdjustment"), "CDI_devices": (8, "*CDIDevice"),
+        "linux": (6, "LinuxContainerAdjustment"), "rlimits": (7, "*POSIXRlimit"),
+        "CDI_devices": (8, "*CDIDevice"),
     },
 }  # fmt: skip
 _TTRPC: Table = {

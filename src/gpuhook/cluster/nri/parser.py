@@ -181,6 +181,7 @@ def _asked(found: dict[str, Any]) -> Asked:
         _pairs(found["annotations"]),
         _pairs(found["pod_annotations"]),
         _text(found["id"]),
+        _pairs(found["rlimits"]),
     )
 
 
@@ -282,6 +283,7 @@ def _creating(payload: bytes) -> dict[str, Any]:
             "annotations": [*map(list, container.annotations.items())],
             "pod_annotations": [*map(list, pod.annotations.items())],
             "id": container.id,
+            "rlimits": [[each.type, str(each.soft)] for each in container.rlimits],
         }
     }
 

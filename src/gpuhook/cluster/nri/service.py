@@ -250,6 +250,8 @@ def adjustment(edits: dict[str, Any]) -> Any:
             type=mount.get("type", "bind"),
             options=mount.get("options", ("ro", "nosuid", "nodev", "rbind", "rprivate")),
         )
+    for limit in edits.get("rlimits", ()):
+        made.rlimits.add(**limit)
     for node in edits.get("deviceNodes", ()):
         _add_node(made, node)
     for hook in edits.get("hooks", ()):

@@ -13,7 +13,7 @@ from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import GpuhookError, printable
 from gpuhook.base.oci import process
 from gpuhook.base.oci.spec import Spec
-from gpuhook.core import contract
+from gpuhook.core import contract, raised
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.inventory.selection import fallen_off
 from gpuhook.core.limits import Limits
@@ -170,6 +170,12 @@ class Explanation:
             self.left_out += _lacking(spec, plan, root_path)
         self.operations = [op for op in self.operations if op not in self.undone]
         self._add_limits(limited)
+        if config.raises_limits and resolved.gives_devices and not folder:
+            more = raised.changes(spec, config)
+            if self._hook_alone:
+                self.undone += more
+            else:
+                self.operations[:0] = more
 
     def _check_image(self, folders: list[str], spec: Spec) -> None:
         """Note what prevents the driver's programs and libraries from running in the image."""

@@ -51,6 +51,9 @@ SPECIAL = {
     "gpuhook.missing-driver": "ignore",
     "gpuhook.limits.device-memory": "50%",
     "gpuhook.limits.most-device-memory": "8GiB",
+    "gpuhook.containers.memlock": "8GiB",
+    "gpuhook.containers.stack": "unlimited",
+    "gpuhook.containers.shm-size": "50%",
     "gpuhook.mps.device-memory": "8GiB",
     "gpuhook.mps.version": "2",
 }

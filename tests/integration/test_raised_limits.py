@@ -1,0 +1,166 @@
+"""Limits that [gpuhook.containers] raises: of real containers, by what their programs see."""
+
+import json
+import resource
+from pathlib import Path
+
+import pytest
+from harness.bundles import Bundle, Spec
+from harness.commands import Result
+from harness.containerd import containerd
+from harness.docker import dockerd
+from harness.driver import Driver
+from harness.images import image
+from harness.installation import Installation, write_config
+from harness.namespaces import Namespace, may_raise_memlock
+from harness.podman import podman
+
+SETTINGS = '[gpuhook.containers]\nmemlock = "unlimited"\nstack = "64MiB"\nshm-size = "1GiB"\n'
+LOOK = (
+    "sh",
+    "-c",
+    """echo memlock $(ulimit -l); echo stack $(ulimit -s)
+    echo shm $(df -k /dev/shm | tail -n 1 | tr -s ' ' | cut -d ' ' -f 2)""",
+)
+GPU = "NVIDIA_VISIBLE_DEVICES=0"
+
+
+def memlock() -> str:
+    """Return the memlock limit that this machine's root can give."""
+    hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+    infinite = may_raise_memlock() or hard == resource.RLIM_INFINITY
+    return "unlimited" if infinite else str(hard // 1024)
+
+
+def limits(done: Result) -> dict[str, str]:
+    return dict(line.split() for line in done.ok().stdout.splitlines())
+
+
+def raised() -> dict[str, str]:
+    return {"memlock": memlock(), "stack": str(64 << 10), "shm": str(1 << 20)}
+
+
+def settings(folder: Path, driver: Driver, runtime: str, mode: str = "hook") -> Path:
+    more = f'mode = "{mode}"\n{SETTINGS}'
+    return write_config(folder, driver.root, [runtime], more)
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec"])
+def test_a_bundle(
+    bundle: Bundle,
+    installation: Installation,
+    low_level: tuple[str, Namespace],
+    driver: Driver,
+    mode: str,
+) -> None:
+    mount = {"destination": "/dev/shm", "type": "tmpfs", "source": "shm"}
+    options = ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]
+
+    def add(spec: Spec) -> None:
+        others = [each for each in spec["mounts"] if each["destination"] != "/dev/shm"]
+        spec["mounts"] = [*others, {**mount, "options": options}]
+
+    bundle.change(add)
+    config = settings(bundle.path / "etc", driver, low_level[0], mode)
+    env = {"GPUHOOK_CONFIG": str(config)}
+    bundle.command(*LOOK)
+    before = limits(bundle.run(installation.runtime, env))
+    assert before["shm"] == str(64 << 10), "it has no device"
+    bundle.environ(GPU)
+    words = ("explain", "--config", config, "--format", "json", "--bundle", bundle.path)
+    explained = bundle.call(installation.command, *words).ok()
+    operations = json.loads(explained.stdout)["operations"]
+    assert limits(bundle.run(installation.runtime, env)) == raised()
+    found = {each["limit"]: each["value"] for each in operations if each["kind"] == "raise-limit"}
+    assert found["/dev/shm"] == "1GiB"
+    assert found["RLIMIT_STACK"] == "64MiB"
+
+
+@pytest.mark.parametrize("options", ["size=32m", "size=64m"])
+def test_another_tmpfs_as_a_volume_stays(
+    bundle: Bundle,
+    installation: Installation,
+    low_level: tuple[str, Namespace],
+    driver: Driver,
+    options: str,
+) -> None:
+    """A user's volume may have any size, and only an engine names its own one shm."""
+    folder = bundle.path / "volume"
+    folder.mkdir()
+    name = "other" if options == "size=64m" else "shm"
+    bundle.call("mount", "-t", "tmpfs", "-o", options, name, folder).ok()
+    try:
+        mount = {"destination": "/dev/shm", "type": "bind", "source": str(folder)}
+
+        def add(spec: Spec) -> None:
+            others = [each for each in spec["mounts"] if each["destination"] != "/dev/shm"]
+            spec["mounts"] = [*others, {**mount, "options": ["rbind"]}]
+
+        bundle.change(add)
+        config = settings(bundle.path / "etc", driver, low_level[0])
+        bundle.command(*LOOK)
+        bundle.environ(GPU)
+        done = limits(bundle.run(installation.runtime, {"GPUHOOK_CONFIG": str(config)}))
+    finally:
+        bundle.call("umount", folder)
+    assert int(done["shm"]) * 1024 == int(options[5:-1]) << 20
+
+
+def wrapper(folder: Path, installation: Installation, config: Path) -> Path:
+    """Return a runtime for engines that pass no environment on."""
+    folder.mkdir(exist_ok=True)
+    runtime = folder / "runtime"
+    runtime.write_text(
+        f'#!/bin/sh\nexport GPUHOOK_CONFIG={config}\nexec {installation.runtime} "$@"\n'
+    )
+    runtime.chmod(0o755)
+    return runtime
+
+
+def test_podman(
+    workspace: Path, host: Namespace, installation: Installation, archive: Path, driver: Driver
+) -> None:
+    """It mounts a tmpfs of its own on the host, and that at /dev/shm, in a pod for all of it."""
+    folder = workspace / "raised-podman"
+    config = settings(workspace / "raised-podman-etc", driver, "runc")
+    runtime = wrapper(workspace / "raised-podman-bin", installation, config)
+    debian = image("debian")
+    with podman(folder, host, runtime, archive) as engine:
+        found = limits(engine.run(debian, *LOOK, env=(GPU,)))
+        assert found["shm"] == raised()["shm"]
+        assert found["stack"] == raised()["stack"]
+        assert limits(engine.run(debian, *LOOK))["shm"] != raised()["shm"], "no device"
+        larger = limits(engine.run(debian, *LOOK, env=(GPU,), options=("--shm-size=2g",)))
+        assert larger["shm"] == str(2 << 20)
+        volume = ("--volume=/srv:/dev/shm",)
+        other = limits(engine.run(debian, *LOOK, env=(GPU,), options=volume))
+        assert other["shm"] != raised()["shm"]
+
+
+@pytest.mark.parametrize("ipc", ["private", "shareable"])
+def test_docker(
+    workspace: Path,
+    host: Namespace,
+    installation: Installation,
+    archive: Path,
+    driver: Driver,
+    ipc: str,
+) -> None:
+    config = settings(workspace / f"raised-docker-{ipc}", driver, "runc")
+    runtimes, env = {"gpu-py": installation.runtime}, {"GPUHOOK_CONFIG": str(config)}
+    with dockerd(workspace / f"raised-{ipc}", host, runtimes, archive, env) as engine:
+        debian, options = image("debian"), (f"--ipc={ipc}",)
+        found = limits(engine.run(debian, *LOOK, env=(GPU,), options=options))
+        assert (found["shm"], found["stack"]) == (raised()["shm"], raised()["stack"])
+        assert limits(engine.run(debian, *LOOK, options=options))["shm"] == str(64 << 10)
+
+
+def test_containerd(
+    workspace: Path, host: Namespace, installation: Installation, archive: Path, driver: Driver
+) -> None:
+    config = settings(workspace / "raised-containerd-etc", driver, "runc")
+    env = {"GPUHOOK_CONFIG": str(config)}
+    folder = workspace / "raised-containerd"
+    with containerd(folder, host, installation.runtime, archive, env) as engine:
+        found = limits(engine.run(image("debian"), *LOOK, env=(GPU,)))
+    assert (found["shm"], found["stack"]) == (raised()["shm"], raised()["stack"])
