@@ -76,6 +76,31 @@ def test_a_bundle(
     assert found["RLIMIT_STACK"] == "64MiB"
 
 
+def test_doctor_names_containers_with_the_default(
+    bundle: Bundle, installation: Installation, low_level: tuple[str, Namespace], driver: Driver
+) -> None:
+    def add(spec: Spec) -> None:
+        others = [each for each in spec["mounts"] if each["destination"] != "/dev/shm"]
+        mount = {"destination": "/dev/shm", "type": "tmpfs", "source": "shm"}
+        spec["mounts"] = [*others, {**mount, "options": ["nosuid", "size=65536k"]}]
+
+    bundle.change(add)
+    config = write_config(bundle.path / "etc", driver.root, [low_level[0]])
+    words = (installation.command, "doctor", "--config", config, "--format", "json")
+
+    def found() -> list[str]:
+        every = json.loads(bundle.call(*words).stdout)["findings"]
+        return [each["message"] for each in every if each["check"] == "shared-memory"]
+
+    bundle.command("sleep", "999")
+    bundle.environ(GPU)
+    assert found() == []
+    bundle.detach(installation.runtime, config)
+    [message] = found()
+    assert message.startswith("One container with devices has only 64 MiB of /dev/shm")
+    assert bundle.name in message
+
+
 @pytest.mark.parametrize("options", ["size=32m", "size=64m"])
 def test_another_tmpfs_as_a_volume_stays(
     bundle: Bundle,

@@ -24,6 +24,7 @@ STEPS: tuple[Step, ...] = (
     Step(install.driver_roots, needs=(CONFIGURATION,)),
     Step(install.saved_inventory, needs=(CONFIGURATION,)),
     Step(install.memory_limits, needs=(CONFIGURATION,)),
+    Step(install.shared_memory, needs=(CONFIGURATION,)),
     Step(install.recent_errors, needs=(CONFIGURATION,)),
     Step(install.recent_warnings, needs=(CONFIGURATION,)),
     Step(engines.engine_found),

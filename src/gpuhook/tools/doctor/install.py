@@ -13,12 +13,13 @@ import gpuhook
 from gpuhook import __version__
 from gpuhook.base import log, names
 from gpuhook.base.config.model import WITHOUT_EFFECT
-from gpuhook.base.errors import RuntimeMissingError, shown
+from gpuhook.base.errors import RuntimeMissingError, listed, shown
 from gpuhook.base.host import files as host_files
 from gpuhook.base.host import proc
 from gpuhook.base.loader import elf
 from gpuhook.core import contract
 from gpuhook.core.inventory import cache
+from gpuhook.core.records import records
 from gpuhook.prefork import launcher_cache
 from gpuhook.runtime_shim import find_runtime
 from gpuhook.tools.doctor.case import Case
@@ -208,6 +209,10 @@ def saved_inventory(case: Case) -> Iterator[Finding]:
         )
 
 
+# Sizes of /dev/shm in mountinfo: of most engines, and podman's.
+_SMALL = {b"size=65536k", b"size=64000k"}
+
+
 def memory_limits(case: Case) -> Iterator[Finding]:
     """Check that the configured memory limits can be set on this host."""
     config = case.config
@@ -247,6 +252,26 @@ def _borders(case: Case) -> Iterator[Finding]:
                 f"mount -o remount,nsdelegate {place}, as systemd does when the host boots",
             )
             return
+
+
+def shared_memory(case: Case) -> Iterator[Finding]:
+    """Name containers with devices whose /dev/shm has an engine's default size."""
+    small = []
+    for record in records.read_all(case.config.state_dir):
+        for mount in proc.Mounts(case.machine.data(f"/proc/{record['pid']}/mountinfo")):
+            words = mount.options.split(b",")
+            if (mount.point, mount.kind) == (b"/dev/shm", b"tmpfs") and _SMALL.intersection(words):
+                small.append(shown(str(record["container"] or record["id"])))
+                break
+    if small:
+        many = f"{len(small)} containers" if len(small) > 1 else "One container"
+        verb = "have" if len(small) > 1 else "has"
+        yield note(
+            "shared-memory",
+            f"{many} with devices {verb} only 64 MiB of /dev/shm, their engine's default, which "
+            f"training across processes exceeds: {listed(small)}",
+            'Set shm-size = "50%" below [gpuhook.containers] for new ones, or pass --shm-size',
+        )
 
 
 def recent_errors(case: Case) -> Iterator[Finding]:
