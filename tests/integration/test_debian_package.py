@@ -152,7 +152,8 @@ def test_the_installed_programs_run(debian: Debian) -> None:
     for hook in ("gpuhook-prestart", "gpuhook-cdi-hook"):
         assert f"usage: {hook}" in debian.call(hook, "--help").stdout
     assert debian.call("gpuhook", "--version").stdout.startswith("gpuhook, version ")
-    assert "all settings have their defaults" in debian.call("gpuhook", "config", "validate").stdout
+    validated = debian.call("gpuhook", "config", "validate").stdout
+    assert "/etc/gpuhook/config.toml is valid" in validated
     assert "no NVIDIA driver" in debian.call("gpuhook", "info", fails=True).stderr
     assert debian.call("gpuhook", "config", "set", "--dry-run", "disable-require").stdout
     findings = json.loads(debian.call("gpuhook", "doctor", "--format", "json", fails=True).stdout)
@@ -181,7 +182,9 @@ def test_nothing_is_left_after_a_purge(bare: Debian) -> None:
     bare.call("gpuhook", "--help")
     assert "usr/bin/gpu-py" in bare.changed()
     bare.call("dpkg", "-r", "gpuhook")
-    assert bare.changed() == before
+    settings = {"etc/gpuhook", "etc/gpuhook/config.toml"}  # as a conffile would
+    assert "etc/gpuhook/config.toml" in bare.changed()
+    assert bare.changed() - settings == before
     bare.call("dpkg", "-P", "gpuhook")
     assert bare.changed() == before
     assert not (bare.root / "usr/lib/gpuhook").exists()
