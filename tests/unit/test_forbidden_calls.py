@@ -88,6 +88,7 @@ ALLOWED = {
     "vendors/nvidia/mps_mounts._own_name: os.open": "our own /proc/self",
     "core/edit.add_hook: os.access": "our own hook, beside gpu-py",
     "inject.open_container: os.open": "/proc/PID, opened once",
+    "core/raised._opened: os.open": "a folder of the host, by the mount that the descriptor is on",
     "inject.open_inside: os.open": "our own /proc/PID, opened once",
     "inject._is_first_namespace: os.stat": "our own namespace, and the first process'",
     "inject._refuse_host_root: os.stat": "the host's own root",

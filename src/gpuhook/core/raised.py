@@ -172,7 +172,7 @@ def _may_raise() -> bool:
     """Tell whether the low-level runtime may raise hard limits (CAP_SYS_RESOURCE)."""
     for line in proc.lines(proc.read("/proc/self/status")):
         if line.startswith(b"CapEff:"):
-            return bool(int(line.split()[1], 16) >> _CAP_SYS_RESOURCE & 1)
+            return bool(int(proc.words(line)[1], 16) >> _CAP_SYS_RESOURCE & 1)
     return False
 
 
