@@ -3,8 +3,8 @@
 
 usage: sbom.py VERSION FILE...
 
-It is a CycloneDX document in JSON, the same for the same files. Sdists and all that is
-gpuhook-simulate's contain nothing of others. Everything else contains the launcher, into which
+It is a CycloneDX document in JSON, the same for the same files. Sdists and the additions to
+gpuhook, as gpuhook-simulate, contain nothing of others. Everything else contains the launcher, into which
 ziglang has linked the C library musl; it and pynvml, which is in the packages, are those of the
 environment that this script runs in. In the image are a Python with its libraries, whose Debian
 packages are listed in it, and the wheels that pip has put there. Source: the CycloneDX
@@ -17,6 +17,7 @@ import email.parser
 import hashlib
 import json
 import os
+import re
 import sys
 import tarfile
 import uuid
@@ -80,8 +81,8 @@ def file_component(path: str) -> dict[str, Any]:
 
 
 def is_gpuhooks(path: str) -> bool:
-    """Tell whether a file is gpuhook's, and not gpuhook-simulate's."""
-    return not os.path.basename(path).startswith(("gpuhook-simulate", "gpuhook_simulate"))
+    """Tell whether a file is gpuhook's, and not one of its additions'."""
+    return re.match(r"gpuhook[-_]\d", os.path.basename(path)) is not None
 
 
 def of_environment(name: str) -> dict[str, Any]:

@@ -25,6 +25,9 @@ PACKAGES_ENGINES=(
 PACKAGES_DEBIAN=(
     lintian=lintian rpmbuild=rpm mandoc=mandoc fish=fish deb-systemd-helper=init-system-helpers systemd-analyze=systemd
     /usr/lib/python3/dist-packages/click=python3-click
+    /usr/lib/python3/dist-packages/google/protobuf=python3-protobuf
+    /usr/lib/python3/dist-packages/grpc=python3-grpcio
+    /usr/lib/python3/dist-packages/prometheus_client=python3-prometheus-client
     /usr/lib/python3/dist-packages/pyroute2=python3-pyroute2
     /usr/lib/python3/dist-packages/rich=python3-rich
     /usr/lib/python3/dist-packages/toml=python3-toml

@@ -14,7 +14,7 @@ import pytest
 from build_launcher import MACHINES, NAMES
 from harness.commands import run
 from harness.images import REPOSITORY
-from harness.packages import released
+from harness.packages import ADDITIONS, released
 
 from gpuhook import __version__
 
@@ -29,10 +29,10 @@ FILES = {
     f"gpuhook_{__version__}_arm64.deb",
     f"gpuhook_simulate-{__version__}-py3-none-any.whl",
     f"gpuhook_simulate-{__version__}.tar.gz",
-    f"gpuhook-simulate_{__version__}_all.deb",
+    *(f"{name}_{__version__}_all.deb" for name in ADDITIONS),
     f"gpuhook-{__version__}-1.x86_64.rpm",
     f"gpuhook-{__version__}-1.aarch64.rpm",
-    f"gpuhook-simulate-{__version__}-1.noarch.rpm",
+    *(f"{name}-{__version__}-1.noarch.rpm" for name in ADDITIONS),
     f"gpuhook-{__version__}.cdx.json",
 }
 E_MACHINES = {"x86_64": 62, "aarch64": 183}  # elf.h
@@ -94,7 +94,7 @@ def test_the_launcher_is_static_for_each_machine(made: Path, machine: str, tmp_p
 def test_packages_have_the_wheels_launcher(made: Path, package: str, tmp_path: Path) -> None:
     names = {"deb": ("amd64", "arm64"), "rpm": MACHINES}[package]
     for machine, name in zip(MACHINES, names, strict=True):
-        [file] = made.glob(f"gpuhook[_-]{__version__}*[._]{name}.{package}")
+        [file] = made.glob(f"gpuhook[_-]{__version__}*[._]{name}.{package}")  # no addition's
         if package == "deb":
             run(["dpkg-deb", "--extract", file, tmp_path / name]).ok()
             digest = hashlib.sha256((tmp_path / name / "usr/bin/gpu-py").read_bytes()).hexdigest()

@@ -9,6 +9,7 @@ from node import Node, say, systemctl, text_of
 
 from gpuhook.base.errors import EngineError
 from gpuhook.base.host import files as host_files
+from gpuhook.tools import extensions
 
 _FIRST_LINE = "# Made by gpuhook's installer, which replaces and removes it.\n"
 
@@ -18,7 +19,9 @@ def shipped(name: str, program: str, **lines: tuple[str, ...]) -> str:
 
     ``lines`` replace those of the same keys.
     """
-    text = (resources.files("gpuhook") / "tools/cli/units" / name).read_text("utf-8")
+    folders = (resources.files("gpuhook") / folder / "units" for folder in extensions.folders())
+    [path] = [folder / name for folder in folders if (folder / name).is_file()]
+    text = path.read_text("utf-8")
     text = text.replace("=/usr/bin/gpuhook ", f"={program} ")
     for key, values in lines.items():
         old = re.compile(rf"(?:^{key}=.*\n)+", re.MULTILINE)

@@ -189,6 +189,12 @@ class EngineError(GpuhookError):
     code = "engine"
 
 
+class MissingPackageError(GpuhookError):
+    """A command or an option of a package that isn't installed."""
+
+    code = "missing-package"
+
+
 class UntrustedPathError(GpuhookError):
     """A path that root would write or trust, and that another user could redirect."""
 

@@ -6,18 +6,30 @@ leave out any of the three packages, so nothing here imports them by name.
 """
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from types import ModuleType
 from typing import Any
 
-from gpuhook.base.errors import EngineError, listed
+from gpuhook.base.errors import MissingPackageError
 
+MAIN = "gpuhook"  # the system package of everything else
 # Package -> the system package that has it.
 PACKAGES = {
     "cluster": "gpuhook-kubernetes",
     "metrics": "gpuhook-metrics",
     "hpc": "gpuhook-hpc",
+}
+# The commands and modules of each package, known also where it isn't installed.
+COMMANDS: Mapping[str, Collection[str]] = {
+    "cluster": ("device-plugin", "dra", "labels", "nri"),
+    "metrics": ("metrics", "stats"),
+    "hpc": ("apply", "nspawn-arguments", "slurm", "unit-lines"),
+}
+MODULES: Mapping[str, Collection[str]] = {
+    "cluster": (),
+    "metrics": ("pod-names",),
+    "hpc": ("nspawn",),
 }
 # Command -> its module, one line for --help, and its group there ("": not listed).
 Commands = Mapping[str, tuple[str, str, str]]
@@ -44,6 +56,26 @@ def commands() -> dict[str, tuple[str, str, str]]:
     return {name: row for each in installed() for name, row in each.COMMANDS.items()}
 
 
+def package_of(command: str) -> str:
+    """Return the system package that has a command."""
+    return next((PACKAGES[name] for name, every in COMMANDS.items() if command in every), MAIN)
+
+
+def folders() -> dict[str, str]:
+    """Return the folders below gpuhook/ of the installed packages, each with its system package."""
+    found = {each.__name__.split(".")[1] for each in installed()}
+    return {"tools/cli": MAIN} | {
+        name: package for name, package in PACKAGES.items() if name in found
+    }
+
+
+def check_command(name: str) -> None:
+    """Raise MissingPackageError for a command of a package that isn't installed."""
+    package = package_of(name)
+    if package != MAIN and name not in commands():
+        raise _missing(f"gpuhook {name}", package)
+
+
 def check_modules() -> Iterator[ModuleType]:
     """Yield the modules with checks for the doctor; each has ``STEPS``."""
     for each in installed():
@@ -60,11 +92,15 @@ def module(name: str) -> Any:
 
 
 def needed(name: str, what: str) -> Any:
-    """Return ``module(name)``; EngineError, naming ``what``, if its package isn't installed."""
+    """Return ``module(name)``; MissingPackageError, naming ``what``, without its package."""
     found = module(name)
     if found is None:
-        raise EngineError(
-            f"{what} isn't part of this installation of gpuhook",
-            f"Install the packages {listed([*PACKAGES.values()])} that are missing",
-        )
+        [package] = [PACKAGES[each] for each, every in MODULES.items() if name in every]
+        raise _missing(what, package)
     return found
+
+
+def _missing(what: str, package: str) -> MissingPackageError:
+    return MissingPackageError(
+        f"{what} is in the package {package}, which isn't installed", f"Install {package}"
+    )

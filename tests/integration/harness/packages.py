@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuhook import __version__
+from gpuhook.tools.extensions import PACKAGES
 from harness.commands import Result, run
 from harness.images import REPOSITORY
 
@@ -21,6 +22,9 @@ OF_DPKG = ("var/lib/dpkg", "var/log", "var/cache", "var/lib/systemd")
 MAINTAINER, ADDRESS = "Ada Lovelace", "ada@engine.example.org"
 # So that two builds are the same, whoever builds.
 BUILT_BY = {"SOURCE_DATE_EPOCH": "1700000000", "DEBFULLNAME": MAINTAINER, "DEBEMAIL": ADDRESS}
+# The packages, in an order in which they can be purged; the last has the programs.
+ADDITIONS = (*PACKAGES.values(), "gpuhook-simulate")
+EVERY = (*ADDITIONS, "gpuhook")
 INIT = "/usr/lib/gpuhook/gpuhook/__init__.py"
 
 
@@ -72,14 +76,14 @@ def released() -> tuple[str, Path]:
     return text, Path(line.removeprefix("== in ").removesuffix(":"))
 
 
-def debs() -> tuple[Path, Path]:
-    """Return the Debian packages gpuhook and gpuhook-simulate that scripts/release built."""
+def debs() -> dict[str, Path]:
+    """Return the Debian packages that scripts/release built, by their names."""
     folder = released()[1]
     architecture = run(["dpkg", "--print-architecture"]).ok().stdout.strip()
-    return (
-        folder / f"gpuhook_{__version__}_{architecture}.deb",
-        folder / f"gpuhook-simulate_{__version__}_all.deb",
-    )
+    return {
+        name: folder / f"{name}_{__version__}_{architecture if name == 'gpuhook' else 'all'}.deb"
+        for name in EVERY
+    }
 
 
 def _digest() -> str:
@@ -117,7 +121,7 @@ def without_gpuhook(folder: Path, files: Mapping[str, Path]) -> Path:
     """Make a layer with ``files`` in the root folder and no gpuhook of this machine; return it."""
     with layer(folder) as made:
         (made.root / "var/lib/dpkg/info/gpuhook.prerm").unlink(missing_ok=True)
-        made.call("dpkg", "--purge", "gpuhook-simulate", "gpuhook")
+        made.call("dpkg", "--purge", *EVERY)
         # Without prerm, what Python compiled stays.
         left = ("usr/lib/gpuhook", "etc/gpuhook", "etc/docker/daemon.json", "var/lib/gpuhook")
         for path in left:

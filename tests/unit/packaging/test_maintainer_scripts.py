@@ -16,7 +16,7 @@ DEBIAN = Path(__file__).parents[3] / "packaging/debian"
         ("gpuhook/postinst", "configure"),
         ("gpuhook/prerm", "upgrade"),
         ("gpuhook/postrm", "remove"),
-        ("gpuhook-simulate/prerm", "upgrade"),
+        ("addition/prerm", "upgrade"),
     ],
 )
 def test_a_folder_that_a_start_writes_into_fails_no_upgrade(
@@ -33,6 +33,12 @@ def test_modules_of_the_old_version_that_stay_are_an_error(tmp_path: Path) -> No
     assert done.returncode != 0
 
 
+def filled(script: str) -> str:
+    """Return a script as an addition has it that has no units."""
+    text = (DEBIAN / script).read_text()
+    return text.replace("@PACKAGE@", "gpuhook-hpc").replace("@FOLDER@", "gpuhook/hpc")
+
+
 def run_with_rm(
     script: str, why: str, folder: Path, failing: int
 ) -> tuple["subprocess.CompletedProcess[str]", int]:
@@ -45,7 +51,7 @@ def run_with_rm(
     calls.touch()
     rm.write_text(f"#!/bin/sh\necho >>{calls}\n[ $(wc -l <{calls}) -gt {failing} ]\n")
     rm.chmod(0o755)
-    argv = [str(folder / "sh"), str(DEBIAN / script), why]
+    argv = [str(folder / "sh"), "-c", filled(script), script, why]
     env = {"PATH": str(folder)}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     return done, len(calls.read_text().splitlines())
@@ -55,7 +61,7 @@ def run_below(
     root: Path, script: str, why: str, path: str | None = None
 ) -> "subprocess.CompletedProcess[str]":
     """Run a script as if a folder were the root of the machine."""
-    text = (DEBIAN / script).read_text()
+    text = filled(script)
     for name in ("/etc/gpuhook", "/var/lib/gpuhook", "/run/gpuhook", "/usr/lib/gpuhook"):
         text = text.replace(name, f"{root}{name}")
     env = {"PATH": path or os.defpath}

@@ -11,6 +11,7 @@ import pytest
 
 import gpuhook_simulate
 from gpuhook import __version__
+from gpuhook.tools import extensions
 
 REPOSITORY = Path(__file__).parents[3]
 # A library's name on the package index -> Debian's, where that isn't python3-NAME.
@@ -21,14 +22,20 @@ _REQUIREMENT = re.compile(r"([\w-]+)>=([\d.]+)")
 _DEPENDENCY = re.compile(r"(python3(?:-[a-z0-9-]+)?)(?: \(>= ([\d.]+)\))?")
 
 
-def wanted() -> dict[str, dict[str, str]]:
-    """Return what the wheel asks for, by the field of the package: Debian's name -> version."""
+def wanted() -> dict[tuple[str, str], dict[str, str]]:
+    """Return what the wheel asks for, by package and field: Debian's name -> version."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
+    kubernetes, metrics = in_debian(extras["kubernetes"]), in_debian(extras["metrics"])
+    passwords = {name: metrics.pop(name) for name in ("python3-bcrypt",)}
     return {
-        "Depends": {"python3": project["requires-python"].removeprefix(">=")}
+        ("gpuhook", "Depends"): {"python3": project["requires-python"].removeprefix(">=")}
         | in_debian(project["dependencies"]),
-        "Suggests": in_debian([*extras["kubernetes"], *extras["metrics"]]),
+        ("gpuhook", "Suggests"): {},
+        ("gpuhook-hpc", "Depends"): {},
+        ("gpuhook-kubernetes", "Depends"): kubernetes,
+        ("gpuhook-metrics", "Depends"): metrics,
+        ("gpuhook-metrics", "Suggests"): passwords | kubernetes,
     }
 
 
@@ -47,11 +54,23 @@ def in_debian(requirements: list[str]) -> dict[str, str]:
 
 
 def test_wheel_and_package_want_the_same_versions() -> None:
-    control = (REPOSITORY / "packaging/debian/gpuhook/control").read_text()
-    for field, libraries in wanted().items():
+    for (package, field), libraries in wanted().items():
+        control = (REPOSITORY / "packaging/debian" / package / "control").read_text()
         [line] = re.findall(rf"^{field}: (.*)$", control, re.MULTILINE)
         matches = [_DEPENDENCY.fullmatch(word) for word in line.split(", ")]
         assert {match[1]: match[2] for match in matches if match} == libraries
+
+
+@pytest.mark.parametrize("package", extensions.PACKAGES.values())
+def test_an_addition_replaces_the_files_of_the_one_package(package: str) -> None:
+    """dpkg moves them then; gpuhook suggests all additions, and recommends none."""
+    control = (REPOSITORY / "packaging/debian" / package / "control").read_text()
+    lines = control.splitlines()
+    assert {"Breaks: gpuhook (<< @VERSION@)", "Replaces: gpuhook (<< @VERSION@)"} <= {*lines}
+    assert re.search(r"^Depends: gpuhook \(= @VERSION@\)", control, re.MULTILINE)
+    of_gpuhook = (REPOSITORY / "packaging/debian/gpuhook/control").read_text()
+    named = {line.partition(":")[0] for line in of_gpuhook.splitlines() if package in line}
+    assert named - {" gpuhook-kubernetes, gpuhook-metrics and gpuhook-hpc."} == {"Suggests"}
 
 
 # Versions -------------------------------------------------------------------------------------

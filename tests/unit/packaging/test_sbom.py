@@ -86,11 +86,13 @@ def test_an_images_libraries_and_packages(image: Path) -> None:
 
 def test_the_debian_package_has_pynvml_in_it(tmp_path: Path) -> None:
     package, wheel = tmp_path / "gpuhook_1.deb", tmp_path / "gpuhook-1.whl"
-    simulate = tmp_path / "gpuhook-simulate_1.deb"
-    for path in (package, simulate, wheel):
+    additions = [
+        tmp_path / f"gpuhook-{name}" for name in ("simulate_1.deb", "hpc_1.deb", "hpc-1.rpm")
+    ]
+    for path in (package, *additions, wheel):
         path.write_bytes(b"")
-    of_package, of_simulate, of_wheel = bill(package, simulate, wheel)["components"]
-    assert "components" not in of_simulate
+    of_package, *of_additions, of_wheel = bill(package, *additions, wheel)["components"]
+    assert not any("components" in each for each in of_additions)
     assert [each["name"] for each in of_package["components"]] == ["nvidia-ml-py", "ziglang"]
     [launchers] = of_wheel["components"]
     assert launchers["description"] == "Its C library, musl, is linked into the launcher"

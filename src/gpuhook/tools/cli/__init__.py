@@ -89,8 +89,9 @@ class _LazyGroup(Group):
         return sorted(_commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        del ctx
         if cmd_name not in _commands():
+            if not ctx.resilient_parsing:
+                extensions.check_command(cmd_name)
             return None
         module = importlib.import_module(_commands()[cmd_name][0])
         # A command named like a Python builtin (list) has a trailing _ in its module.

@@ -16,6 +16,7 @@ import click
 
 from gpuhook.tools.cli import cli
 from gpuhook.tools.cli._help import Command
+from gpuhook.tools.extensions import MAIN, package_of
 
 _SENTENCE_END = re.compile(r"(?<=[.?!])\s+(?=[A-Z])")
 _WIDTH = 78
@@ -98,6 +99,8 @@ def overview() -> Iterator[str]:
             for name in filter(commands.__contains__, names):
                 yield f".It Xr gpuhook-{name} 1"
                 yield from text(commands[name].get_short_help_str())
+                if (package := package_of(name)) != MAIN:
+                    yield from text(f"Debian and rpm systems have it in the package {package}.")
             yield ".El"
         yield ".Sh OPTIONS"
         yield from _options(cli, context)

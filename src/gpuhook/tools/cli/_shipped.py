@@ -1,7 +1,7 @@
 """Files shipped with the programs: manual pages, completion, units, scripts, a policy module.
 
-The Debian package installs all of them. ``gpuhook files`` prints those that an administrator can
-place in a folder of the local system. Sources of the folders: manpath(5),
+The Debian packages install all of them, each those of its commands. ``gpuhook files`` prints those
+that an administrator can place in a folder of the local system. Sources of the folders: manpath(5),
 the README of bash-completion, zshmisc(1) and Debian's zsh, "Where to put completions" of fish,
 systemd.unit(5), udev(7).
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 
+from gpuhook.tools import extensions
 from gpuhook.tools.cdi import units as cdi_units
 from gpuhook.tools.cli import _manual as manual
 from gpuhook.tools.cli import cli
@@ -52,11 +53,12 @@ OF_ADMINISTRATOR: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class File:
-    """A shipped file; ``kind`` is a key of the folders above."""
+    """A shipped file; ``kind`` is a key of the folders above, ``package`` a system package."""
 
     kind: str
     name: str
     text: str
+    package: str = extensions.MAIN
 
     @property
     def mode(self) -> int:
@@ -70,16 +72,20 @@ class File:
 
 
 def files(command: str) -> Iterator[File]:
-    """Yield all files; units run the gpuhook at ``command``."""
-    for name, text in (*_texts("man"), *manual.pages().items()):
+    """Yield all files of the installed packages; units run the gpuhook at ``command``."""
+    for name, text in _texts("tools/cli/man"):
         yield File(f"man{name[-1]}", name, text)
+    for name, text in manual.pages().items():
+        of_command = name.removeprefix("gpuhook-").removesuffix(".1")
+        yield File(f"man{name[-1]}", name, text, extensions.package_of(of_command))
     for shell, name in _COMPLETIONS.items():
         yield File(shell, name, script(shell, cli))
-    for name, text in _texts("units"):
-        yield File(UNIT, name, cdi_units.for_command(text, command))
-    for name, text in _texts("slurm_scripts"):
-        yield File(SLURM, name, text)
-    for name, text in _texts("selinux"):
+    for folder, package in extensions.folders().items():
+        for name, text in _texts(f"{folder}/units"):
+            yield File(UNIT, name, cdi_units.for_command(text, command), package)
+        for name, text in _texts(f"{folder}/slurm_scripts"):
+            yield File(SLURM, name, text, package)
+    for name, text in _texts("tools/cli/selinux"):
         yield File(SELINUX, name, text)
     for name in cdi_units.FILES:
         kind = "rule for CDI" if name.endswith(".rules") else "unit for CDI"
@@ -87,7 +93,8 @@ def files(command: str) -> Iterator[File]:
 
 
 def _texts(folder: str) -> Iterator[tuple[str, str]]:
-    """Yield name and text of the files in a folder next to this module."""
-    entries = (resources.files("gpuhook") / "tools/cli" / folder).iterdir()
+    """Yield name and text of the files in a folder of gpuhook's, which may be missing."""
+    found = resources.files("gpuhook") / folder
+    entries = found.iterdir() if found.is_dir() else ()
     for entry in sorted(entries, key=lambda each: each.name):
         yield entry.name, entry.read_text("utf-8")

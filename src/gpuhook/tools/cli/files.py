@@ -35,7 +35,7 @@ def files(path: str | None) -> None:
     """Print a manual page, a unit, or another file that is shipped with gpuhook.
 
     PATH is the file's destination on the system; without PATH, all destinations are listed. The
-    Debian package installs all of these files.
+    Debian packages install all of these files, each package those of its commands.
     """
     known = _files()
     if path is None:

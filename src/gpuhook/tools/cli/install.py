@@ -475,7 +475,7 @@ def _asked(told: Options, spawned: Any) -> Ask:
 
 
 def _nspawn() -> Any:
-    """Return the module for nspawn machines; EngineError without gpuhook-hpc."""
+    """Return the module for nspawn machines; MissingPackageError without it."""
     return extensions.needed("nspawn", "Support for systemd-nspawn")
 
 

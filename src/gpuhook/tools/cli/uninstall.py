@@ -140,10 +140,11 @@ def _take_back(chosen: Chosen) -> dict[str, Any]:
         if not dry_run:
             if chosen.reload:
                 _have_forgotten(records, outcomes)
-            outcomes = installer.uninstall(store, records)
             ours = [record.config for record in records if record.engine == NSPAWN]
-            if ours:
-                extensions.needed("nspawn", "Support for systemd-nspawn").forget(state, ours)
+            machines = extensions.needed("nspawn", "Support for systemd-nspawn") if ours else None
+            outcomes = installer.uninstall(store, records)
+            if machines is not None:
+                machines.forget(state, ours)
         shared.tell(outcomes, dry_run=dry_run)
         gone = shared.take_links_back(links, is_last=is_last, dry_run=dry_run)
         if before and ends:

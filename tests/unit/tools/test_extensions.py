@@ -1,0 +1,138 @@
+"""The command line without some of the packages that add commands, and the table of these."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuhook.tools import extensions
+from gpuhook.tools.cli import _shipped as shipped
+
+REPOSITORY = Path(__file__).parents[3]
+COMMANDS = [(part, name) for part, every in extensions.COMMANDS.items() for name in every]
+# A finder that finds none of the named packages, as if their files weren't there.
+WITHOUT = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.removeprefix("gpuhook.").split(".")[0] in {parts!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def python(parts: tuple[str, ...], code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that can't import these parts of gpuhook."""
+    program = WITHOUT.format(parts=parts) + code
+    argv = [sys.executable, "-c", program, *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+def gpuhook(parts: tuple[str, ...], *words: str) -> subprocess.CompletedProcess[str]:
+    return python(parts, "from gpuhook.tools.cli import main; main()", *words)
+
+
+def test_the_tables_have_the_commands_and_modules_of_every_package() -> None:
+    assert len(extensions.installed()) == len(extensions.PACKAGES)
+    for part, each in zip(extensions.PACKAGES, extensions.installed(), strict=True):
+        assert each.__name__ == f"gpuhook.{part}.extension"
+        assert {*extensions.COMMANDS[part]} == {*each.COMMANDS}
+        assert {*extensions.MODULES[part]} == {*getattr(each, "MODULES", {})}
+
+
+@pytest.mark.parametrize(("part", "name"), COMMANDS)
+@pytest.mark.parametrize("words", [["{}"], ["{}", "--help"], ["help", "{}"], ["{}", "--all", "x"]])
+def test_a_command_of_a_missing_package(part: str, name: str, words: list[str]) -> None:
+    package = extensions.PACKAGES[part]
+    done = gpuhook((part,), *(word.format(name) for word in words))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"gpuhook: gpuhook {name} is in the package {package}, which isn't installed. "
+        f"Install {package}.\n"
+    )
+
+
+@pytest.mark.parametrize("part", extensions.PACKAGES)
+def test_without_a_package_its_commands_are_not_listed_and_the_others_are(part: str) -> None:
+    listed = [
+        line.split()[0]
+        for line in gpuhook((part,), "--help").stdout.splitlines()
+        if line.startswith("  ")
+    ]
+    for other, name in COMMANDS:
+        assert (name in listed) == (other != part)
+    assert {"doctor", "install", "list"} <= {*listed}
+
+
+def test_a_word_similar_to_a_missing_command_names_no_package() -> None:
+    done = gpuhook(("metrics",), "metric")
+    assert done.returncode == 2
+    assert "No such command 'metric'." in done.stderr
+
+
+def test_an_option_of_a_missing_package(tmp_path: Path) -> None:
+    words = ["install", "--engine=nspawn", "--machine=one", "--prefix", str(tmp_path)]
+    done = gpuhook(("hpc",), *words)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "gpuhook: Support for systemd-nspawn is in the package gpuhook-hpc, which isn't "
+        "installed. Install gpuhook-hpc.\n"
+    )
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("part", extensions.PACKAGES)
+def test_files_lists_those_of_installed_packages(part: str) -> None:
+    package = extensions.PACKAGES[part]
+    every = [*shipped.files("/usr/bin/gpuhook")]
+    theirs = {each.path(shipped.OF_ADMINISTRATOR) for each in every if each.package == package}
+    others = {each.path(shipped.OF_ADMINISTRATOR) for each in every if each.package != package}
+    assert theirs
+    listed = {*gpuhook((part,), "files").stdout.splitlines()}
+    assert listed == others - {None}
+
+
+def test_each_package_has_the_files_of_its_commands() -> None:
+    found: dict[str, set[str]] = {}
+    for file in shipped.files("/usr/bin/gpuhook"):
+        found.setdefault(file.package, set()).add(file.name)
+    pages = {
+        package: {f"gpuhook-{name}.1" for name in extensions.COMMANDS[part]}
+        for part, package in extensions.PACKAGES.items()
+    }
+    assert found["gpuhook-kubernetes"] == pages["gpuhook-kubernetes"] | {
+        "gpuhook-device-plugin.service",
+        "gpuhook-nri.service",
+    }
+    assert found["gpuhook-metrics"] == pages["gpuhook-metrics"] | {"gpuhook-metrics.service"}
+    assert found["gpuhook-hpc"] == pages["gpuhook-hpc"] | {"epilog", "prolog"}
+    assert {"gpuhook.1", "gpuhook-doctor.1", "gpuhook-mps.service"} <= found["gpuhook"]
+
+
+def test_every_module_of_the_rest_is_imported_without_any() -> None:
+    """But programs, which start when they are imported."""
+    sources = REPOSITORY / "src"
+    names = [
+        ".".join(path.relative_to(sources).with_suffix("").parts).removesuffix(".__init__")
+        for path in sorted((sources / "gpuhook").rglob("*.py"))
+        if path.relative_to(sources).parts[1] not in extensions.PACKAGES
+        and path.name not in ("__main__.py", "_start.py")
+    ]
+    code = "import importlib\nfor name in sys.argv[1:]: importlib.import_module(name)"
+    done = python((*extensions.PACKAGES,), code, *names)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# The limit of Python sources that a host with only the package gpuhook has, without blank lines.
+MOST = 43_000
+
+
+def test_a_host_with_only_gpuhook_has_far_fewer_sources() -> None:
+    sources = REPOSITORY / "src/gpuhook"
+    lines = sum(
+        sum(1 for line in path.read_text().split("\n") if line.strip())
+        for path in sources.rglob("*.py")
+        if path.relative_to(sources).parts[0] not in extensions.PACKAGES
+    )
+    assert lines < MOST
