@@ -3,8 +3,8 @@
 
 usage: sbom.py VERSION FILE...
 
-It is a CycloneDX document in JSON, the same for the same files. Sdists and the additions to
-gpuhook, as gpuhook-simulate, contain nothing of others. Everything else contains the launcher, into which
+It is a CycloneDX document in JSON, the same for the same files. Sdists and the additions to gpuhook
+contain nothing of others. Everything else contains the launcher, into which
 ziglang has linked the C library musl; it and pynvml, which is in the packages, are those of the
 environment that this script runs in. In the image are a Python with its libraries, whose Debian
 packages are listed in it, and the wheels that pip has put there. Source: the CycloneDX

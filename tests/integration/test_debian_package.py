@@ -1,7 +1,8 @@
-"""The Debian package of scripts/release: installed into a copy of this Debian, taken out again.
+"""The Debian package gpuhook of scripts/release: installed into a copy of this Debian, and removed.
 
 The copy is an overlay: what was installed and what is left behind lies in its upper layer. The
 package is installed once; tests that begin with it installed have another layer above that one.
+Its additions have tests of their own: test_debian_additions.
 """
 
 import ast
@@ -23,6 +24,7 @@ from harness.images import REPOSITORY
 from harness.inside import look, seen
 from harness.installation import Installation
 from harness.packages import (
+    ADDITIONS,
     ADDRESS,
     MAINTAINER,
     Debian,
@@ -36,30 +38,30 @@ from harness.standing import ONE
 
 from gpuhook import __version__
 
-# What an extra needs alone, as it is imported -> its package.
-OF_EXTRAS = {
-    "bcrypt": "python3-bcrypt",
-    "google": "python3-protobuf",
-    "grpc": "python3-grpcio",
-    "prometheus_client": "python3-prometheus-client",
+# A library of an addition, as it is imported -> its package, and the one that needs it.
+OF_ADDITIONS = {
+    "bcrypt": ("python3-bcrypt", "gpuhook-metrics", "Suggests"),
+    "google": ("python3-protobuf", "gpuhook-kubernetes", "Depends"),
+    "grpc": ("python3-grpcio", "gpuhook-kubernetes", "Depends"),
+    "prometheus_client": ("python3-prometheus-client", "gpuhook-metrics", "Depends"),
 }
 DAEMON_JSON = '{\n  "log-level": "warn"\n}\n'
 
 
 @pytest.fixture(scope="session")
-def packages() -> tuple[Path, Path]:
+def packages() -> dict[str, Path]:
     return debs()
 
 
 @pytest.fixture(scope="session")
-def package(packages: tuple[Path, Path]) -> Path:
-    return packages[0]
+def package(packages: dict[str, Path]) -> Path:
+    return packages["gpuhook"]
 
 
 @pytest.fixture(scope="session")
-def without(workspace: Path, packages: tuple[Path, Path]) -> Path:
+def without(workspace: Path, packages: dict[str, Path]) -> Path:
     """The layer that has the package files in the root folder, and no gpuhook of this machine's."""
-    files = dict(zip(("package.deb", "simulate.deb"), packages, strict=True))
+    files = {f"{name}.deb": path for name, path in packages.items()}
     return without_gpuhook(workspace / "deb-without", files)
 
 
@@ -67,7 +69,7 @@ def without(workspace: Path, packages: tuple[Path, Path]) -> Path:
 def with_package(workspace: Path, without: Path) -> Path:
     """The layer that has the package installed."""
     with layer(workspace / "deb-with", without) as made:
-        made.call("dpkg", "-i", "/package.deb")
+        made.call("dpkg", "-i", "/gpuhook.deb")
     return made.upper
 
 
@@ -89,16 +91,16 @@ def debian(workspace: Path, without: Path, with_package: Path) -> Iterator[Debia
     run(["rm", "-rf", "--one-file-system", folder]).ok()
 
 
-def test_lintian_has_nothing_to_say(packages: tuple[Path, Path]) -> None:
+def test_lintian_has_nothing_to_say(packages: dict[str, Path]) -> None:
     options = ["--allow-root", "--fail-on", "error,warning"]
-    assert run(["lintian", *options, *packages]).ok().stdout == ""
+    assert run(["lintian", *options, *packages.values()]).ok().stdout == ""
 
 
 def test_what_simulates_is_a_package_of_its_own(debian: Debian) -> None:
     missing = debian.call("gpuhook", "simulate", "/gpus", fails=True).stderr
     assert missing.endswith("or install the package gpuhook-simulate.\n")
     before = debian.changed()
-    debian.call("dpkg", "-i", "/simulate.deb")
+    debian.call("dpkg", "-i", "/gpuhook-simulate.deb")
     files = debian.call("dpkg", "-L", "gpuhook-simulate").stdout.split()
     [page] = [path for path in files if path.endswith("gpuhook-simulate.1.gz")]
     assert wrong_in(debian.root / page.lstrip("/")) == []
@@ -117,7 +119,8 @@ def _python_packages(package: Path, field: str) -> set[str]:
     return set(re.findall(r"python3-[a-z0-9-]+", named))
 
 
-def test_every_library_that_is_imported_comes_along(package: Path) -> None:
+def test_every_library_that_is_imported_comes_along(packages: dict[str, Path]) -> None:
+    package = packages["gpuhook"]
     imported = set[str]()
     for path in (REPOSITORY / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -126,10 +129,11 @@ def test_every_library_that_is_imported_comes_along(package: Path) -> None:
             elif isinstance(node, ast.ImportFrom):
                 imported.add(str(node.module).partition(".")[0])
     foreign = imported - sys.stdlib_module_names - {"gpuhook", "gpuhook_simulate", "_imp"}
-    assert OF_EXTRAS.keys() <= foreign
-    packages = {f"python3-{name}" for name in foreign - {"pynvml"} - OF_EXTRAS.keys()}
-    assert packages <= _python_packages(package, "Depends")
-    assert {*OF_EXTRAS.values()} <= _python_packages(package, "Suggests")
+    assert OF_ADDITIONS.keys() <= foreign
+    wanted = {f"python3-{name}" for name in foreign - {"pynvml"} - OF_ADDITIONS.keys()}
+    assert wanted <= _python_packages(package, "Depends")
+    for library, addition, field in OF_ADDITIONS.values():
+        assert library in _python_packages(packages[addition], field)
     assert "./usr/lib/gpuhook/pynvml.py" in run(["dpkg-deb", "--contents", package]).ok().stdout
 
 
@@ -170,7 +174,7 @@ def test_the_modules_are_compiled(debian: Debian) -> None:
 
 def test_an_upgrade_takes_no_older_module_for_the_new_one(debian: Debian) -> None:
     """A start compiled it after the old package's prerm had removed what there was."""
-    debian.call("dpkg", "--unpack", "/package.deb")
+    debian.call("dpkg", "--unpack", "/gpuhook.deb")
     leave_stale_module(debian)
     debian.call("dpkg", "--configure", "gpuhook")
     assert f"version {__version__}" in debian.call("gpuhook", "--version").stdout
@@ -178,7 +182,7 @@ def test_an_upgrade_takes_no_older_module_for_the_new_one(debian: Debian) -> Non
 
 def test_nothing_is_left_after_a_purge(bare: Debian) -> None:
     before = bare.changed()
-    bare.call("dpkg", "-i", "/package.deb")
+    bare.call("dpkg", "-i", "/gpuhook.deb")
     bare.call("gpuhook", "--help")
     assert "usr/bin/gpu-py" in bare.changed()
     bare.call("dpkg", "-r", "gpuhook")
@@ -192,6 +196,7 @@ def test_nothing_is_left_after_a_purge(bare: Debian) -> None:
 
 
 def test_the_units_are_well_formed_and_enabled_where_that_is_safe(debian: Debian) -> None:
+    debian.call("dpkg", "-i", *(f"/{name}.deb" for name in ADDITIONS))
     names = sorted(unit.name for unit in (REPOSITORY / "packaging/systemd").iterdir())
     enabled = debian.root / "etc/systemd/system/multi-user.target.wants"
     expected = ["gpuhook-cdi-refresh.path", "gpuhook-cdi-refresh.service", "gpuhook-watch.service"]
@@ -231,7 +236,7 @@ def test_no_upgrade_asks_about_the_configuration(
         bare.call("gpuhook", "config", "set", "disable-require=true")
     text = config.read_text()
     assert ("\ndisable-require = true" in text) == edited
-    bare.call("dpkg", "-i", "/package.deb")  # without a terminal
+    bare.call("dpkg", "-i", "/gpuhook.deb")  # without a terminal
     assert config.read_text() == text
     shown = bare.call("gpuhook", "config", "show").stdout
     assert f"disable-require = {str(edited).lower()}\n" in shown
@@ -252,7 +257,7 @@ def test_a_commented_configuration_comes_with_it(debian: Debian) -> None:
     assert "\ndisable-require = true" in changed
     neighbour = config.with_name("of somebody's")
     neighbour.touch()
-    for step in (["-i", "/package.deb"], ["-r", "gpuhook"]):
+    for step in (["-i", "/gpuhook.deb"], ["-r", "gpuhook"]):
         debian.call("dpkg", *step)
         assert config.read_text() == changed
     config.unlink()

@@ -16,6 +16,7 @@ from harness.driver import simulate
 from harness.installation import Installation
 from harness.packages import (
     ADDRESS,
+    EVERY,
     MAINTAINER,
     Debian,
     debs,
@@ -25,6 +26,7 @@ from harness.packages import (
 )
 
 from gpuhook import __version__
+from gpuhook.tools import extensions
 
 DAEMON_JSON = '{\n  "log-level": "warn"\n}\n'
 
@@ -38,24 +40,23 @@ def rpm() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def packages() -> tuple[Path, Path]:
+def packages() -> dict[str, Path]:
     return debs()
 
 
 @pytest.fixture(scope="module")
-def package(packages: tuple[Path, Path]) -> Path:
-    return packages[0]
+def rpms(packages: dict[str, Path]) -> dict[str, Path]:
+    return {
+        name: path.with_name(
+            f"{name}-{__version__}-1.{os.uname().machine if name == 'gpuhook' else 'noarch'}.rpm"
+        )
+        for name, path in packages.items()
+    }
 
 
 @pytest.fixture(scope="module")
-def rpms(packages: tuple[Path, Path]) -> tuple[Path, Path]:
-    ends = (f"-{__version__}-1.{os.uname().machine}.rpm", f"-simulate-{__version__}-1.noarch.rpm")
-    return packages[0].with_name(f"gpuhook{ends[0]}"), packages[0].with_name(f"gpuhook{ends[1]}")
-
-
-@pytest.fixture(scope="module")
-def without(workspace: Path, rpms: tuple[Path, Path]) -> Path:
-    files = dict(zip(("package.rpm", "simulate.rpm"), rpms, strict=True))
+def without(workspace: Path, rpms: dict[str, Path]) -> Path:
+    files = {f"{name}.rpm": path for name, path in rpms.items()}
     return without_gpuhook(workspace / "rpm-without", files)
 
 
@@ -74,9 +75,10 @@ def _changed(system: Debian) -> set[str]:
 
 
 def test_it_has_the_files_of_the_debian_package(
-    packages: tuple[Path, Path], rpms: tuple[Path, Path]
+    packages: dict[str, Path], rpms: dict[str, Path]
 ) -> None:
-    for package, rpm in zip(packages, rpms, strict=True):
+    for name, package in packages.items():
+        rpm = rpms[name]
         listed = run(["dpkg-deb", "--contents", package]).ok().stdout.splitlines()
         modes = {line.split()[5][1:]: line[:10] for line in listed if not line.startswith("d")}
         ours = run(["rpm", "-qp", "--qf", "[%{FILENAMES} %{FILEMODES:perms}\n]", rpm]).ok().stdout
@@ -84,7 +86,7 @@ def test_it_has_the_files_of_the_debian_package(
         found = {path: mode for path, mode in found.items() if not mode.startswith("d")}
         differ = {path for path, mode in modes.items() if found.get(path) != mode}
         assert {path for path in differ if "changelog.gz" not in path} <= {
-            "/usr/share/python3/runtime.d/gpuhook.rtupdate",
+            f"/usr/share/python3/runtime.d/{name}.rtupdate",
             "/usr/share/zsh/vendor-completions/_gpuhook",
             "/usr/share/lintian/overrides/gpuhook",
         }
@@ -95,29 +97,36 @@ def test_it_has_the_files_of_the_debian_package(
         }
 
 
+@pytest.mark.parametrize("name", EVERY)
 def test_it_wants_the_libraries_that_the_debian_package_wants(
-    package: Path, rpms: tuple[Path, Path]
+    name: str, packages: dict[str, Path], rpms: dict[str, Path]
 ) -> None:
     """By the names that Python's packages have there, of the same versions."""
-    depends = run(["dpkg-deb", "--field", package, "Depends"]).ok().stdout
-    wanted = dict(re.findall(r"python3-([a-z0-9]+) \(>= ([0-9.]+)\)", depends))
-    wanted["pyyaml"] = wanted.pop("yaml").removesuffix(".0")
-    lines = run(["rpm", "-qp", "--requires", rpms[0]]).ok().stdout.splitlines()
+    depends = run(["dpkg-deb", "--field", packages[name], "Depends"]).ok().stdout
+    wanted = dict(re.findall(r"python3-([a-z0-9-]+) \(>= ([0-9.]+)\)", depends))
+    if "yaml" in wanted:
+        wanted["pyyaml"] = wanted.pop("yaml").removesuffix(".0")
+    if "protobuf" in wanted:  # Debian counts as the C++ library does
+        wanted["protobuf"] = wanted["protobuf"].replace("3.", "4.", 1)
+    lines = run(["rpm", "-qp", "--requires", rpms[name]]).ok().stdout.splitlines()
     found = [
-        re.match(r"\(python3dist\((\w+)\) >= ([0-9.]+) or python3-\w+ >= \2\)", line)
+        re.match(r"\(python3dist\(([\w-]+)\) >= ([0-9.]+) or python3-\w+ >= \2\)", line)
         for line in lines
     ]
     assert {each[1]: each[2] for each in found if each} == wanted
-    assert "python3 >= 3.11" in lines
+    if name == "gpuhook":
+        assert "python3 >= 3.11" in lines
+    else:
+        assert f"gpuhook = {__version__}-1" in lines
     assert (
-        run(["rpm", "-qp", "--qf", "%{PACKAGER}", rpms[0]]).ok().stdout
+        run(["rpm", "-qp", "--qf", "%{PACKAGER}", rpms[name]]).ok().stdout
         == f"{MAINTAINER} <{ADDRESS}>"
     )
 
 
 def test_it_is_installed_and_leaves_nothing(system: Debian) -> None:
     before = _changed(system)
-    system.call(*rpm(), "-i", "/package.rpm")
+    system.call(*rpm(), "-i", "/gpuhook.rpm")
     assert f"version {__version__}" in system.call("gpuhook", "--version").stdout
     assert system.call("gpu-py", "--version").stdout == run(["runc", "--version"]).ok().stdout
     compiled = {path.name for path in (system.root / "usr/lib/gpuhook").rglob("*.pyc")}
@@ -125,7 +134,7 @@ def test_it_is_installed_and_leaves_nothing(system: Debian) -> None:
     wants = system.root / "etc/systemd/system/multi-user.target.wants"
     expected = ["gpuhook-cdi-refresh.path", "gpuhook-cdi-refresh.service", "gpuhook-watch.service"]
     assert sorted(path.name for path in wants.glob("gpuhook-*")) == expected
-    system.call(*rpm(), "-i", "/simulate.rpm")
+    system.call(*rpm(), "-i", "/gpuhook-simulate.rpm")
     assert system.call("gpuhook", "simulate", "/gpus", "--gpus", "2").stdout
     system.call("gpuhook", "simulate", "/gpus", "--remove")
     system.call(*rpm(), "-e", "gpuhook-simulate")
@@ -136,9 +145,47 @@ def test_it_is_installed_and_leaves_nothing(system: Debian) -> None:
     assert not (system.root / "run/gpuhook").exists()
 
 
+@pytest.mark.parametrize("part", extensions.PACKAGES)
+def test_each_addition_is_installed_and_leaves_nothing(system: Debian, part: str) -> None:
+    package, [name, *_] = extensions.PACKAGES[part], extensions.COMMANDS[part]
+    system.call(*rpm(), "-i", "/gpuhook.rpm")
+    before = _changed(system)
+    missing = system.call("gpuhook", name, "--help", fails=True).stderr
+    assert f"in the package {package}, which isn't installed" in missing
+    system.call(*rpm(), "-i", f"/{package}.rpm")
+    for each in extensions.COMMANDS[part]:
+        assert f"gpuhook {each}" in system.call("gpuhook", each, "--help").stdout
+    units = system.call(*rpm(), "-ql", package).stdout
+    for unit in re.findall(r"/usr/lib/systemd/system/(\S+)", units):
+        system.call("systemctl", "enable", unit)
+    modules = system.root / "usr/lib/gpuhook/gpuhook" / part
+    assert any(modules.rglob("*.pyc"))
+    system.call(*rpm(), "-e", package)
+    assert not modules.exists()
+    assert _changed(system) == before
+
+
+def test_an_upgrade_of_gpuhook_alone_says_what_is_missing(system: Debian) -> None:
+    """As where an older gpuhook had the units, and one is enabled."""
+    wants = system.root / "etc/systemd/system/multi-user.target.wants"
+    wants.mkdir(parents=True, exist_ok=True)
+    (wants / "gpuhook-metrics.service").symlink_to(
+        "/usr/lib/systemd/system/gpuhook-metrics.service"
+    )
+    said = system.call(*rpm(), "-i", "/gpuhook.rpm")
+    text = "gpuhook-metrics.service is enabled here, and is now in the package gpuhook-metrics"
+    assert text in said.stderr + said.stdout
+    assert "gpuhook-nri" not in said.stderr + said.stdout
+    system.call(*rpm(), "-i", "/gpuhook-metrics.rpm")
+    state = system.call("systemctl", "is-enabled", "gpuhook-metrics.service").stdout
+    assert state == "enabled\n"
+    again = system.call(*rpm(), "-U", "--force", "/gpuhook.rpm")
+    assert text not in again.stderr + again.stdout
+
+
 def test_a_start_finds_yaml_where_these_systems_have_it(system: Debian) -> None:
     """In site-packages, which Debian's Python of the system hasn't; a start looks for it itself."""
-    system.call(*rpm(), "-i", "/package.rpm")
+    system.call(*rpm(), "-i", "/gpuhook.rpm")
     where = (
         "import sys; print(f'/usr/{sys.platlibdir}/python3.{sys.version_info[1]}/site-packages')"
     )
@@ -155,10 +202,10 @@ def test_a_start_finds_yaml_where_these_systems_have_it(system: Debian) -> None:
 
 
 def test_an_upgrade_takes_no_older_module_for_the_new_one(system: Debian) -> None:
-    system.call(*rpm(), "-i", "/package.rpm")
+    system.call(*rpm(), "-i", "/gpuhook.rpm")
     system.call("systemctl", "disable", "gpuhook-watch.service")
     leave_stale_module(system)
-    system.call(*rpm(), "-U", "--force", "/package.rpm")
+    system.call(*rpm(), "-U", "--force", "/gpuhook.rpm")
     assert f"version {__version__}" in system.call("gpuhook", "--version").stdout
     wants = system.root / "etc/systemd/system/multi-user.target.wants"
     assert not (wants / "gpuhook-watch.service").is_symlink(), (
@@ -168,7 +215,7 @@ def test_an_upgrade_takes_no_older_module_for_the_new_one(system: Debian) -> Non
 
 
 def test_removal_takes_gpu_py_out_of_the_engines(system: Debian) -> None:
-    system.call(*rpm(), "-i", "/package.rpm")
+    system.call(*rpm(), "-i", "/gpuhook.rpm")
     settings = system.root / "etc/docker/daemon.json"
     settings.parent.mkdir(exist_ok=True)
     settings.write_text(DAEMON_JSON)
@@ -182,7 +229,7 @@ def test_it_stays_while_a_document_of_somebodys_names_our_hook(
     system: Debian, installation: Installation
 ) -> None:
     simulate(installation, system.root / "gpus", "--gpus=2")
-    system.call(*rpm(), "-i", "/package.rpm")
+    system.call(*rpm(), "-i", "/gpuhook.rpm")
     system.call("gpuhook", "config", "set", "nvidia-container-cli.root=/gpus")
     system.call("gpuhook", "cdi", "generate", "--output", "/etc/cdi/by-hand.json")
     refused = system.call(*rpm(), "-e", "gpuhook", fails=True)

@@ -61,10 +61,9 @@ def package() -> Path:
     return found
 
 
-def simulate_package() -> Path:
-    """Return the one beside it, with the command that simulates drivers."""
-    [found] = CARRIED.glob("dist/gpuhook-simulate_*.deb")
-    return found
+def packages() -> list[Path]:
+    """Return all Debian packages of the tree that is tested: gpuhook, and its additions."""
+    return [package(), *sorted(CARRIED.glob("dist/gpuhook-*_all.deb"))]
 
 
 def traces() -> set[str]:

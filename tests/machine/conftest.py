@@ -17,10 +17,9 @@ from booted import (
     Container,
     call,
     forget_links,
-    package,
+    packages,
     running,
     set_config,
-    simulate_package,
     traces,
 )
 from harness.commands import run
@@ -49,7 +48,7 @@ def installed(before: set[str], driver: Path) -> None:
     if run(["dpkg", "--status", "gpuhook"]).status == 0:
         return
     # With SELinux its policy is compiled again, which an emulated machine takes minutes for.
-    run(["apt-get", "install", "--yes", package(), simulate_package()], timeout=1200.0).ok()
+    run(["apt-get", "install", "--yes", *packages()], timeout=1200.0).ok()
     if not driver.exists():
         call("gpuhook", "simulate", driver, "--gpus", str(GPUS))
     set_config(f"nvidia-container-cli.root={driver}")

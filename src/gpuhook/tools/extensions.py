@@ -69,11 +69,14 @@ def folders() -> dict[str, str]:
     }
 
 
-def check_command(name: str) -> None:
-    """Raise MissingPackageError for a command of a package that isn't installed."""
+def check_command(name: str, why: str = "") -> None:
+    """Raise MissingPackageError for a command of a package that isn't installed.
+
+    ``why`` is a clause about the command, if the user hasn't called it.
+    """
     package = package_of(name)
     if package != MAIN and name not in commands():
-        raise _missing(f"gpuhook {name}", package)
+        raise _missing(f"gpuhook {name}{why}", package)
 
 
 def check_modules() -> Iterator[ModuleType]:

@@ -7,7 +7,8 @@ package is installed once; tests that begin with it installed have another layer
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,12 @@ BUILT_BY = {"SOURCE_DATE_EPOCH": "1700000000", "DEBFULLNAME": MAINTAINER, "DEBEM
 # The packages, in an order in which they can be purged; the last has the programs.
 ADDITIONS = (*PACKAGES.values(), "gpuhook-simulate")
 EVERY = (*ADDITIONS, "gpuhook")
+# The units that gpuhook had before it had additions -> the addition that has them.
+UNITS = {
+    "gpuhook-device-plugin.service": "gpuhook-kubernetes",
+    "gpuhook-metrics.service": "gpuhook-metrics",
+    "gpuhook-nri.service": "gpuhook-kubernetes",
+}
 INIT = "/usr/lib/gpuhook/gpuhook/__init__.py"
 
 
@@ -84,6 +91,31 @@ def debs() -> dict[str, Path]:
         name: folder / f"{name}_{__version__}_{architecture if name == 'gpuhook' else 'all'}.deb"
         for name in EVERY
     }
+
+
+def as_one(packages: Iterable[Path], folder: Path) -> Path:
+    """Make an older Debian package with the files of gpuhook and of its additions; return it.
+
+    Its maintainer scripts look after the additions' units, as those of the one package did.
+    """
+    tree, old = folder / "tree", folder / "gpuhook_0.1.0.deb"
+    folder.mkdir(parents=True)
+    by_name = {path.name.partition("_")[0]: path for path in packages}
+    run(["dpkg-deb", "--raw-extract", by_name["gpuhook"], tree]).ok()
+    for name in PACKAGES.values():
+        run(["dpkg-deb", "--extract", by_name[name], tree]).ok()
+        run(["rm", "-r", tree / "usr/share/doc" / name]).ok()
+        (tree / f"usr/share/python3/runtime.d/{name}.rtupdate").unlink()
+    control = tree / "DEBIAN/control"
+    control.write_text(re.sub("(?m)^Version: .*", "Version: 0.1.0", control.read_text()))
+    script = tree / "DEBIAN/postinst"
+    text, count = re.subn("(?m)^check_moved .*\n", "", script.read_text())
+    text, updates = re.subn("(update-state|restart) (.*)(gpuhook-mps.service)",
+                            rf"\1 \2\3 {' '.join(UNITS)}", text)  # fmt: skip
+    assert (count, updates) == (len(UNITS), 2)
+    script.write_text(text)
+    run(["dpkg-deb", "--root-owner-group", "-Znone", "--build", tree, old]).ok()
+    return old
 
 
 def _digest() -> str:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from booted import CARRIED, DRIVER, GPUS, package, simulate_package
+from booted import CARRIED, DRIVER, GPUS, packages
 from clusters import BUNDLE, DEBIAN, USER_ID, Prometheus, Slurm, Swarm
 from harness.commands import wait_until
 from harness.images import REPOSITORY
@@ -51,7 +51,7 @@ def install(node: Node) -> list[str]:
     """Install the package on a node, and a driver; return the UUIDs of its GPUs."""
     wait_until(node.is_up, f"{node.name} has booted")
     node.script(
-        f"apt-get install --yes {package()} {simulate_package()}",
+        f"apt-get install --yes {' '.join(map(str, packages()))}",
         f"gpuhook simulate {DRIVER} --gpus {GPUS} --model H100 --seed {node.name}",
         f"gpuhook config set nvidia-container-cli.root={DRIVER}",
         f"docker load --input {CARRIED}/images.tar",

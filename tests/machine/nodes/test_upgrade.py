@@ -1,6 +1,6 @@
 """An upgrade of the package, node by node, while a swarm's services run."""
 
-from booted import package, simulate_package
+from booted import packages
 from clusters import Swarm
 from nodes import NODES, Node
 
@@ -14,15 +14,20 @@ STARTS = (
 def upgrade(node: Node) -> None:
     """Install the packages as their next version, as others start containers."""
     node.script("rm -rf /tmp/next && mkdir /tmp/next")
-    for number, path in enumerate((package(), simulate_package())):
+    for number, path in enumerate(packages()):
         node.script(
             "cd /tmp/next",
             f"dpkg-deb --raw-extract {path} {number}",
-            rf"sed -i 's/^Version: .*/&.1/; s/\(= \(.*\)\))/\1.1)/' {number}/DEBIAN/control",
+            rf"sed -i 's/^Version: .*/&.1/; s/(= [^)]*/&.1/g' {number}/DEBIAN/control",
             f"dpkg-deb -Znone --build {number} {number}.deb",
         )
     node.call("systemd-run", "--unit=starts", "sh", "-c", STARTS)
-    node.call("apt-get", "install", "--yes", "/tmp/next/0.deb", "/tmp/next/1.deb")
+    node.call(
+        "apt-get",
+        "install",
+        "--yes",
+        *(f"/tmp/next/{number}.deb" for number in range(len(packages()))),
+    )
     state = node.run("systemctl", "is-active", "starts").stdout
     said = node.run("journalctl", "--unit=starts", "--no-pager").stdout
     assert state == "active\n", said

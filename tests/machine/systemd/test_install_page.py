@@ -23,6 +23,7 @@ from booted import (
 )
 from harness.commands import run
 from harness.images import REPOSITORY, image
+from harness.packages import EVERY
 
 VENV = Path("/opt/gpuhook")
 
@@ -61,12 +62,12 @@ def starts() -> None:
 @pytest.fixture
 def bare(before: set[str]) -> Iterator[None]:
     """Nothing of ours is installed; Docker has the images."""
-    call("dpkg", "--purge", "gpuhook-simulate", "gpuhook")
+    call("dpkg", "--purge", *EVERY)
     call("docker", "load", "--input", CARRIED / "images.tar")
     for name in ("debian:12", "ubuntu"):
         call("docker", "tag", image("debian"), name)
     yield
-    call("dpkg", "--purge", "gpuhook-simulate", "gpuhook")
+    call("dpkg", "--purge", *EVERY)
     shutil.rmtree(VENV, ignore_errors=True)
 
 

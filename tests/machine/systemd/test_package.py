@@ -18,10 +18,11 @@ from booted import (
     REQUEST,
     call,
     package,
-    simulate_package,
+    packages,
     traces,
 )
 from harness.commands import run, wait_until
+from harness.packages import ADDITIONS, as_one
 
 CONFIG = Path("/etc/gpuhook/config.toml")
 
@@ -76,7 +77,7 @@ def newer(old: Path, folder: Path) -> Path:
     root = folder / old.stem
     call("dpkg-deb", "--raw-extract", old, root)
     control = root / "DEBIAN/control"
-    # The package that simulates wants the other one of its own version.
+    # The additions want gpuhook of their own version.
     control.write_text(re.sub(r"(?m)(^Version: .*|\(= [^)]*)", r"\1.1", control.read_text()))
     for shipped in root.rglob("config.toml"):
         shipped.write_text(shipped.read_text() + "# A line that the next version has.\n")
@@ -104,7 +105,7 @@ def test_an_upgrade_without_a_terminal_keeps_what_was_set_and_containers_start(
     call("gpuhook", "config", "set", "disable-require=true")
     before = CONFIG.read_text()
     try:
-        every = [newer(old, tmp_path) for old in (package(), simulate_package())]
+        every = [newer(old, tmp_path) for old in packages()]
         said = tmp_path / "said"
         with said.open("w") as file:
             upgrade = quietly("apt-get", "install", "--yes", *every, said=file)
@@ -119,10 +120,37 @@ def test_an_upgrade_without_a_terminal_keeps_what_was_set_and_containers_start(
         assert "disable-require = true" in CONFIG.read_text()
         assert states("gpuhook-watch.service") == ["active"]
     finally:
-        both = package(), simulate_package()
-        call("dpkg", "--force-confold", "--force-downgrade", "--install", *both)
+        call("dpkg", "--force-confold", "--force-downgrade", "--install", *packages())
         CONFIG.write_text(before)
         call("gpuhook", "config", "set", "disable-require=false")
+
+
+def test_an_upgrade_from_one_package_keeps_a_service_running(
+    installed: None, tmp_path: Path
+) -> None:
+    """The unit is another package's then, and its process runs the new modules."""
+    unit = "gpuhook-metrics.service"
+
+    def process() -> str:
+        return call("systemctl", "show", "--property=MainPID", "--value", unit).strip()
+
+    call("dpkg", "--purge", *ADDITIONS)
+    call("dpkg", "--force-downgrade", "--install", as_one(packages(), tmp_path / "one"))
+    try:
+        call("systemctl", "enable", "--now", unit)
+        old = process()
+        done = run(["dpkg", "--install", package()], timeout=300.0).ok()
+        assert f"{unit} is enabled here, and is now in the package gpuhook-metrics" in done.stderr
+        assert (states(unit), process()) == (["active"], old)
+        call("dpkg", "--install", *packages())
+        assert states(unit) == ["active"]
+        assert process() != old
+        assert call("systemctl", "is-enabled", unit) == "enabled\n"
+        assert run(["systemctl", "is-active", "gpuhook-nri.service"]).stdout == "inactive\n"
+    finally:
+        call("systemctl", "disable", "--now", unit)
+        call("dpkg", "--install", *packages())
+    assert call("dpkg", "--audit") == ""
 
 
 @pytest.mark.parametrize("seconds", [0.5, 1.5])

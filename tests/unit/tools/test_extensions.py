@@ -71,13 +71,22 @@ def test_a_word_similar_to_a_missing_command_names_no_package() -> None:
     assert "No such command 'metric'." in done.stderr
 
 
-def test_an_option_of_a_missing_package(tmp_path: Path) -> None:
-    words = ["install", "--engine=nspawn", "--machine=one", "--prefix", str(tmp_path)]
-    done = gpuhook(("hpc",), *words)
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--engine=nspawn", "--machine=one"], "Support for systemd-nspawn"),
+        (["--engine=enroot"], "gpuhook apply, which enroot's hook runs,"),
+        (["--engine=docker", "--engine=enroot"], "gpuhook apply, which enroot's hook runs,"),
+    ],
+)
+def test_an_engine_that_needs_a_missing_package(
+    words: list[str], what: str, tmp_path: Path
+) -> None:
+    done = gpuhook(("hpc",), "install", *words, "--prefix", str(tmp_path))
     assert done.returncode == 1
     assert done.stderr == (
-        "gpuhook: Support for systemd-nspawn is in the package gpuhook-hpc, which isn't "
-        "installed. Install gpuhook-hpc.\n"
+        f"gpuhook: {what} is in the package gpuhook-hpc, which isn't installed. "
+        "Install gpuhook-hpc.\n"
     )
     assert [*tmp_path.iterdir()] == []
 

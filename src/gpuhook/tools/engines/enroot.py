@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 
+from gpuhook.tools import extensions
 from gpuhook.tools.engines import whole_text
 from gpuhook.tools.engines.ask import Answer, Ask, Engine
 from gpuhook.tools.engines.files import DROP_IN_HEADER, read_text
@@ -63,6 +64,7 @@ class Enroot(Engine):
 
     def install(self, ask: Ask) -> Answer:
         """Return our hook, and if NVIDIA's hook exists, one of its name that does nothing."""
+        extensions.check_command("apply", ", which enroot's hook runs,")
         folder = _folder(ask)
         path = ask.config or ask.drop_in or os.path.join(folder, HOOK)
         program = os.path.join(os.path.dirname(ask.runtimes[0][1]), "gpuhook")
