@@ -160,7 +160,8 @@ def with_one(bare: Debian, one_package: Path) -> Debian:
 def test_an_upgrade_from_one_package_keeps_what_is_enabled(
     with_one: Debian, names: tuple[str, ...]
 ) -> None:
-    done = with_one.call("dpkg", "-i", *(f"/{name}.deb" for name in names))
+    files = [f"/{name}.deb" for name in names]
+    done = with_one.call("dpkg", "--auto-deconfigure", "-i", *files)  # as apt calls it
     assert "enabled here" not in done.stderr
     for unit, package in UNITS.items():
         owners = with_one.call("dpkg", "-S", f"*/{unit}").stdout
