@@ -18,6 +18,7 @@ from harness.packages import (
     ADDRESS,
     EVERY,
     MAINTAINER,
+    UNITS,
     Debian,
     debs,
     layer,
@@ -155,8 +156,7 @@ def test_each_addition_is_installed_and_leaves_nothing(system: Debian, part: str
     system.call(*rpm(), "-i", f"/{package}.rpm")
     for each in extensions.COMMANDS[part]:
         assert f"gpuhook {each}" in system.call("gpuhook", each, "--help").stdout
-    units = system.call(*rpm(), "-ql", package).stdout
-    for unit in re.findall(r"/usr/lib/systemd/system/(\S+)", units):
+    for unit in [unit for unit, owner in UNITS.items() if owner == package]:
         system.call("systemctl", "enable", unit)
     modules = system.root / "usr/lib/gpuhook/gpuhook" / part
     assert any(modules.rglob("*.pyc"))
