@@ -23,7 +23,7 @@ PACKAGES = {
 # The commands and modules of each package, known also where it isn't installed.
 COMMANDS: Mapping[str, Collection[str]] = {
     "cluster": ("device-plugin", "dra", "labels", "nri"),
-    "metrics": ("metrics", "stats"),
+    "metrics": ("metrics", "ps", "stats", "top"),
     "hpc": ("apply", "nspawn-arguments", "slurm", "unit-lines"),
 }
 MODULES: Mapping[str, Collection[str]] = {
