@@ -93,7 +93,8 @@ def debian(workspace: Path, without: Path, with_package: Path) -> Iterator[Debia
 
 def test_lintian_has_nothing_to_say(packages: dict[str, Path]) -> None:
     options = ["--allow-root", "--fail-on", "error,warning"]
-    assert run(["lintian", *options, *packages.values()]).ok().stdout == ""
+    done = run(["lintian", *options, *packages.values()], timeout=600.0).ok()
+    assert done.stdout == ""
 
 
 def test_what_simulates_is_a_package_of_its_own(debian: Debian) -> None:
