@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+OLD = "0.1.0"  # the version before an upgrade; at the first, postinst writes config.toml
 DEBIAN = Path(__file__).parents[3] / "packaging/debian"
 
 
@@ -51,7 +52,7 @@ def run_with_rm(
     calls.touch()
     rm.write_text(f"#!/bin/sh\necho >>{calls}\n[ $(wc -l <{calls}) -gt {failing} ]\n")
     rm.chmod(0o755)
-    argv = [str(folder / "sh"), "-c", filled(script), script, why]
+    argv = [str(folder / "sh"), "-c", filled(script), script, why, OLD]
     env = {"PATH": str(folder)}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     return done, len(calls.read_text().splitlines())
@@ -65,7 +66,7 @@ def run_below(
     for name in ("/etc/gpuhook", "/var/lib/gpuhook", "/run/gpuhook", "/usr/lib/gpuhook"):
         text = text.replace(name, f"{root}{name}")
     env = {"PATH": path or os.defpath}
-    argv = ["/bin/sh", "-c", text, script, why]
+    argv = ["/bin/sh", "-c", text, script, why, OLD]
     return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
 
 
