@@ -32,7 +32,7 @@ class Container:
 
     ``document`` is the file of a CDI document whose device ``all`` is in config.json before any
     runtime is called: the engine has applied it, its hook only with ``hooks``. ``before`` is
-    another kind, of which one container is started first: it leaves a process that stands ready.
+    another kind, of which one container is started first: it leaves a prefork server.
     """
 
     group: Group

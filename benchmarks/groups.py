@@ -54,7 +54,7 @@ class Group:
             enter(self._home)
 
     def bring_back(self, config: str) -> None:
-        """Count the processes that stand ready for a configuration, and what comes out of them."""
+        """Count the prefork servers for a configuration, and what comes out of them."""
         mark = f"\0GPUHOOK_CONFIG={config}\0".encode()
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it has just ended

@@ -40,7 +40,7 @@ class _Kind:
     hooks: bool = True
 
 
-# Where nothing is set, a helper stands ready after the first container. Without one (standby)
+# Where nothing is set, a prefork server runs after the first container. Without one (standby)
 # each container is what the first after a pause is: it forks a helper of its own.
 _OURS = {
     NO_GPU: _Kind(),
@@ -86,7 +86,7 @@ def kinds(machine: Machine, groups: Groups, others: Sequence[str]) -> dict[str, 
             document = machine.document(config, runtime)
             machine.use_documents(config, document)
         if kind.by_engine:
-            # What stands ready is what another container of the same configuration has left.
+            # The prefork server is what another container of the same configuration has left.
             leaves = Container(group, runtime, _ALL_GPUS, config)
             found[name] = Container(
                 group, "runc", (), config, document=document, hooks=kind.hooks, before=leaves

@@ -44,7 +44,7 @@ class Machine:
         """Write a config.toml into a folder of that name, older than all that is saved about it.
 
         The settings are lines of section [gpuhook]. Containers with different files share no
-        saved inventory and no process that stands ready.
+        saved inventory and no prefork server.
         """
         path = self.folder / "configs" / name / "config.toml"
         path.parent.mkdir(parents=True)

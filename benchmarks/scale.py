@@ -8,7 +8,7 @@ Run as root, with gpuhook[test] installed, on a machine that is quiet:
 
 The containers are those of metrics.py: a sleeping process each, with a record, a cgroup and a root
 of its own, and a pause container beside it. Starts are whole lives through runc beside plain runc,
-as in startup.py, while a process stands ready. Each GPU has seven MIG devices; the inventory is
+as in startup.py, while a prefork server runs. Each GPU has seven MIG devices; the inventory is
 what a first start asks of the driver, and saves.
 """
 

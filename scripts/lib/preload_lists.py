@@ -26,7 +26,7 @@ _HOOK = ("prestart_hook",)
 _INVENTORY = ("core.inventory.cache", "core.inventory.selection")
 _EDIT = ("base.cgroup.access", "prefork.hook_worker")
 _INJECTION = ("base.cgroup.access", "inject")
-_DOCUMENTS = ("core.cdi.apply", "core.cdi.with_helper", "core.cdi.saved")
+_DOCUMENTS = ("core.cdi.apply", "core.cdi.worker_mounts", "core.cdi.parse_cache")
 _DOCUMENT_HOOK = ("cdi_hook", "core.cdi.hook")
 # Imported in the ordinary way.
 _BEFORE = {"gpuhook", "gpuhook.base", "gpuhook.base.names", "gpuhook.base.preload"}

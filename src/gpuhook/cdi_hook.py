@@ -17,7 +17,7 @@ from gpuhook.base.config.model import Config
 from gpuhook.base.errors import CdiError, GpuhookError, InjectError, LimitError, StateError, shown
 from gpuhook.base.oci.spec import State, hook_name, parse_state, read_spec
 from gpuhook.core import contract
-from gpuhook.core.cdi import own_hook
+from gpuhook.core.cdi import hook_args
 from gpuhook.core.resolve import limits
 from gpuhook.vendors import registry
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from gpuhook.core.inventory.model import Inventory
     from gpuhook.core.limits import Limits
     from gpuhook.core.plan.image import Examine
-    from gpuhook.core.records.records import Written
-    from gpuhook.inject import Prepared
+    from gpuhook.core.records.records import RecordWriter
+    from gpuhook.inject import PreparedPlan
 
 USAGE = f"""usage: {names.CDI_HOOK} [--config FILE] KIND
 
@@ -133,11 +133,11 @@ def set_limits(state_text: bytes, config: Config, ids: "Sequence[str]") -> None:
             "container's devices",
             "Make the CDI spec again",
         )
-    from gpuhook.core.records import claims  # noqa: PLC0415 - as above
+    from gpuhook.core.records import exclusive_request  # noqa: PLC0415 - as above
     from gpuhook.inject import open_container  # noqa: PLC0415 - only for this verb
 
     with open_container(state.pid, state.root or spec.root_path) as container:
-        claims.take(container, state, spec, None, registry.known(config), config, found)
+        exclusive_request.take(container, state, spec, None, registry.known(config), config, found)
 
 
 def _vendor_of(kind: str, config: Config) -> "ModuleType":
@@ -317,7 +317,7 @@ class DocumentInjection:
         With ``seen``, mounts are read from the container, because its config.json doesn't list
         them: Apptainer's has only the root.
         """
-        from gpuhook.core import given_nodes  # noqa: PLC0415 - preloaded, as what follows
+        from gpuhook.core import spec_devices  # noqa: PLC0415 - preloaded, as what follows
         from gpuhook.core.cdi import hook  # noqa: PLC0415
 
         self._spec = spec
@@ -327,11 +327,11 @@ class DocumentInjection:
         numbers_at = hook.by_mounts(given, os.path.dirname(spec.path))
         if seen is not None:
             given = {**given, "mounts": [{"destination": path} for path in seen.mounted()]}
-            numbers_at = lambda path: given_nodes.numbers_of(seen.stat(path))  # noqa: E731
-        mounts = own_hook.mounts_of(spec, vendor.names.KIND)
+            numbers_at = lambda path: spec_devices.numbers_of(seen.stat(path))  # noqa: E731
+        mounts = hook_args.mounts_of(spec, vendor.names.KIND)
         self._work = hook.Work(given, mounts, vendor, inventory, config, numbers_at)
         contract.check_others(self._work.grant, config)
-        self._prepared: Prepared | None = None
+        self._prepared: PreparedPlan | None = None
         more = () if seen is None else (self._work.grant,)  # protects: limit-by-mounts
         self.limits = _limits(spec, config, more)
 
@@ -343,7 +343,7 @@ class DocumentInjection:
         """Prepare for the image in the bundle; ``finish`` checks that it is the same image."""
         from gpuhook import inject  # noqa: PLC0415 - preloaded
 
-        self._prepared = inject.Prepared(self._work.plan)
+        self._prepared = inject.PreparedPlan(self._work.plan)
         if self.limits is not None:
             self.limits.begin()
         self._prepared.begin(self._spec.root_path, self._config, self._examiners)
@@ -367,7 +367,7 @@ class DocumentInjection:
         from gpuhook import inject  # noqa: PLC0415 - preloaded
 
         found = inject.examine(container, self._config, self._examiners)
-        plan = (self._prepared or inject.Prepared(self._work.plan)).for_image(found)
+        plan = (self._prepared or inject.PreparedPlan(self._work.plan)).for_image(found)
         with self._record(state, process):
             if self.limits is not None:
                 self.limits.set(process, container=container)
@@ -376,20 +376,24 @@ class DocumentInjection:
             facts = {"devices": list(self._work.grant.ids), "cgroup": "cdi"}
             inject.note(self._config, state, facts, container)
 
-    def _record(self, state: State, process: int) -> "Written":
+    def _record(self, state: State, process: int) -> "RecordWriter":
         """Return a context manager that records the container's devices."""
         from gpuhook.core.records import records  # noqa: PLC0415 - preloaded
 
         config, grants = self._config, [self._work.grant]
         if config.exclusive:
-            from gpuhook.core.records import claims  # noqa: PLC0415 - few have exclusive devices
+            from gpuhook.core.records import exclusive_request  # noqa: PLC0415 - few have exclusive devices
 
             known = registry.known(config)
-            record = claims.describe(state, self._spec, grants, (), known, config, save=False)
+            record = exclusive_request.describe(
+                state, self._spec, grants, (), known, config, save=False
+            )
         else:
             record = records.describe(state, self._spec.data.get("annotations"), grants)
         self._work.recorded(record["given"][0])
         if self.limits is not None:
             record["limits"] = self.limits.to_json()
         exclusive = config.exclusive
-        return records.Written(config.state_dir, process, record, add=True, exclusive=exclusive)
+        return records.RecordWriter(
+            config.state_dir, process, record, add=True, exclusive=exclusive
+        )

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from gpuhook.base.oci.spec import Spec, State
     from gpuhook.core.plan.image import Examine, Image
     from gpuhook.core.plan.operations import Operation, Plan
-    from gpuhook.core.resolve import Resolved
+    from gpuhook.core.resolve import Allocation
 
     Folder = TypeVar("Folder", bound=Container)
 
@@ -57,7 +57,7 @@ _REMEDIES = {
 }
 
 
-class Prepared:
+class PreparedPlan:
     """A plan with open sources, prepared before its container exists."""
 
     def __init__(self, make: "Callable[[Image], Plan]") -> None:
@@ -92,14 +92,14 @@ class Injection:
 
     program = names.HOOK
 
-    def __init__(self, spec: "Spec", config: "Config", resolved: "Resolved") -> None:
+    def __init__(self, spec: "Spec", config: "Config", resolved: "Allocation") -> None:
         """Take the container's config.json and the devices resolved for it."""
         self._spec = spec
         self._config = config
         self._resolved = resolved
         self.limits = limits(spec, config, resolved.known, resolved)
         steps = self.limits.operations if self.limits is not None else ()
-        self._prepared = Prepared(
+        self._prepared = PreparedPlan(
             lambda found: make_plan(resolved.grants, found, resolved.groups, steps)
         )
 
@@ -130,7 +130,9 @@ class Injection:
             undone = left_to_runtime(plan, spec.data)
             self._check_without_runtime(undone)
             exclusive = config.exclusive
-            with records.Written(config.state_dir, container.process, record, exclusive=exclusive):
+            with records.RecordWriter(
+                config.state_dir, container.process, record, exclusive=exclusive
+            ):
                 how = allow_devices(
                     container.process, plan.devices, spec.device_rules, no_cgroups=config.no_cgroups
                 )
@@ -159,11 +161,11 @@ class Injection:
         if not self._config.exclusive:
             annotations = self._spec.data.get("annotations")
             return records.describe(state, annotations, self._resolved.grants)
-        from gpuhook.core.records import claims  # noqa: PLC0415 - few have exclusive devices
+        from gpuhook.core.records import exclusive_request  # noqa: PLC0415 - few have exclusive devices
 
         found = self._resolved
         asked = found.grants, found.cdi_devices
-        return claims.describe(state, self._spec, *asked, found.known, self._config)
+        return exclusive_request.describe(state, self._spec, *asked, found.known, self._config)
 
 
 def note(config: "Config", state: "State", facts: "dict[str, Any]", container: Container) -> None:

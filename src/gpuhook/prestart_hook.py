@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from gpuhook.base.oci.spec import State
     from gpuhook.core.limits import Limits
-    from gpuhook.core.resolve import Resolved
+    from gpuhook.core.resolve import Allocation
 
 USAGE = f"""usage: {names.HOOK} [--config FILE] [--bundle DIR] [prestart | precreate | lease]
        {names.HOOK} -version
@@ -150,16 +150,16 @@ def take(state_text: bytes, config: Config, bundle: str) -> None:
 def _take(
     state: "State",
     spec: "Spec",
-    resolved: "Resolved | None",
+    resolved: "Allocation | None",
     config: Config,
     found: "Limits | None",
 ) -> None:
-    from gpuhook.core.records import claims  # noqa: PLC0415
+    from gpuhook.core.records import exclusive_request  # noqa: PLC0415
     from gpuhook.inject import open_container  # noqa: PLC0415 - few containers need it, and claims
 
     known = registry.known(config)
     with open_container(state.pid, state.root or spec.root_path) as container:
-        claims.take(container, state, spec, resolved, known, config, found)
+        exclusive_request.take(container, state, spec, resolved, known, config, found)
 
 
 def precreate(folder: str, argv: list[str]) -> "NoReturn":

@@ -19,8 +19,8 @@ from harness.installation import Installation, install, write_config
 from harness.manifests import build_image
 from harness.namespaces import Namespace, namespace
 from harness.podman import Podman, hooks_dir, podman
+from harness.prefork import Site
 from harness.root_folders import Folder
-from harness.standing import Site
 from harness.vendors import Devices
 
 pytest.register_assert_rewrite("harness.vendor_contract")
@@ -368,7 +368,7 @@ def site(
     low_level: tuple[str, Namespace],
     tmp_path: Path,
 ) -> Iterator[Site]:
-    """A configuration of its own, for a process that stands ready, and containers that use it."""
+    """A configuration of its own, for a prefork server, and containers that use it."""
     made = Site(bundle, installation, driver, low_level[0], tmp_path)
     yield made
     made.clear()

@@ -13,8 +13,8 @@ from harness.driver import Driver
 from harness.images import image
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
+from harness.prefork import ONE, RUNTIMES, Site
 from harness.snapshot import nothing_left
-from harness.standing import ONE, RUNTIMES, Site
 from harness.vendor_contract import Case, Contract
 from harness.vendors import MODES, USER, Devices, Seen, as_user, in_mode, nodes_seen
 

@@ -24,7 +24,7 @@ from gpuhook.base.errors import FolderError
 from gpuhook.core.inventory.model import Node
 from gpuhook.core.plan.operations import BindDevice, Plan
 from gpuhook.core.resolve import Progress, resolve
-from gpuhook.hpc.rootfs import mounted, units, work
+from gpuhook.hpc.rootfs import mount_tracking, units, work
 from gpuhook.hpc.rootfs import record as records
 from gpuhook.hpc.rootfs.folder import Folder as Root
 from gpuhook.tools.root_folder.request import Asked
@@ -444,13 +444,13 @@ def test_a_folder_that_becomes_another_one_meanwhile(
     with inject.open_folder(path, Root) as opened:
         noted = records.Record(
             records.file_of(str(folder.state), path), path, opened.identity(), records.boot(),
-            mounted.namespace(), [], [place],
+            mount_tracking.namespace(), [], [place],
         )  # fmt: skip
     noted.save()
     for root in (folder.root, victim):
         (root / "etc" / name).write_text("theirs")
     there = contents(victim)
-    take_off = mounted.take_off
+    take_off = mount_tracking.take_off
 
     def swap(record: records.Record, place: str, on: str = "") -> list[str]:
         if not on and not folder.root.is_symlink():
@@ -458,7 +458,7 @@ def test_a_folder_that_becomes_another_one_meanwhile(
             folder.root.symlink_to(victim)
         return take_off(record, place, on)
 
-    monkeypatch.setattr(mounted, "take_off", swap)
+    monkeypatch.setattr(mount_tracking, "take_off", swap)
     config = load_config(str(folder.config))
     known = registry.known(config)
     spec = Asked(((ASK, "0"),)).spec(config, known)

@@ -28,7 +28,8 @@ from gpuhook.base.errors import FolderError
 from gpuhook.base.host import files as host_files
 from gpuhook.core.plan.operations import Operation, Symlink, UpdateLdCache
 from gpuhook.core.resolve import Progress, resolve
-from gpuhook.hpc.rootfs import before, mounted, work
+from gpuhook.hpc.rootfs import backup as before
+from gpuhook.hpc.rootfs import mount_tracking, work
 from gpuhook.hpc.rootfs.folder import Folder as Root
 from gpuhook.tools.root_folder.request import Asked
 from gpuhook.vendors import registry
@@ -458,7 +459,7 @@ def test_where_the_kernel_has_no_lasting_ids(
     resolved = resolve(spec.data, config, known, Progress())
     assert resolved is not None
     root, state = str(folder.root), str(folder.state)
-    before, mounts = snapshot(folder), mounted.table(root)
+    before, mounts = snapshot(folder), mount_tracking.table(root)
     work.give(root, resolved, config, spec, state)
     (folder.root / "dev").rename(folder.root / "dev2")
     run(["mount", "-t", "tmpfs", "tmpfs", folder.root / "usr/bin"]).ok()
@@ -469,5 +470,5 @@ def test_where_the_kernel_has_no_lasting_ids(
         run(["umount", folder.root / "usr/bin"]).ok()
     (folder.root / "dev2").rename(folder.root / "dev")
     assert work.undo(root, state) == "restored"
-    assert mounted.table(root) == mounts
+    assert mount_tracking.table(root) == mounts
     assert snapshot(folder) == before

@@ -10,8 +10,8 @@ from harness.driver import Driver
 from harness.images import image
 from harness.installation import write_config
 from harness.namespaces import Namespace
+from harness.prefork import ONE, RUNTIMES
 from harness.snapshot import nothing_left
-from harness.standing import ONE, RUNTIMES
 from harness.vendor_contract import NO_GROUPS, Case, Contract
 from harness.vendor_engines import documents, podman_with_hook, run_with
 from harness.vendors import MODES, Devices, Seen, in_mode, nodes_seen

@@ -16,8 +16,8 @@ from harness.engines import Engine
 from harness.images import image
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
+from harness.prefork import ONE, RUNTIMES
 from harness.snapshot import nothing_left, tree
-from harness.standing import ONE, RUNTIMES
 
 from gpuhook.base.oci.jsontext import surely_broken
 

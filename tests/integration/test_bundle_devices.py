@@ -10,8 +10,8 @@ from harness.bundles import Bundle, GpuBundle, Spec
 from harness.driver import Driver, run_with_driver_in_kernel
 from harness.inside import GPU_MAJOR, Inside, look, seen
 from harness.installation import Installation
+from harness.prefork import ONE, RUNTIMES
 from harness.snapshot import nothing_left
-from harness.standing import ONE, RUNTIMES
 
 CONTROL = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
 

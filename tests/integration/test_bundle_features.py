@@ -12,7 +12,7 @@ import pytest
 from harness.bundles import Bundle, GpuBundle
 from harness.commands import Result
 from harness.installation import write_config
-from harness.standing import ONE, RUNTIMES
+from harness.prefork import ONE, RUNTIMES
 
 from gpuhook_simulate.vendors.nvidia import Built, Options, build
 

@@ -4,8 +4,8 @@ import pytest
 from harness.bundles import GpuBundle
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.inside import look, seen
+from harness.prefork import ONE, RUNTIMES
 from harness.snapshot import nothing_left
-from harness.standing import ONE, RUNTIMES
 
 GLIBC_ROOTS = pytest.mark.parametrize("bundle", ["debian", "lib64"], indirect=True)
 FOLDERS = {"debian": "/usr/lib/x86_64-linux-gnu", "lib64": "/usr/lib64"}

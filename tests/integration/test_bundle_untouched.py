@@ -4,8 +4,8 @@ import pytest
 from harness.bundles import GpuBundle
 from harness.driver import Driver
 from harness.inside import look, seen
+from harness.prefork import RUNTIMES
 from harness.snapshot import nothing_left
-from harness.standing import RUNTIMES
 
 NOTHING: list[list[str]] = [
     [],

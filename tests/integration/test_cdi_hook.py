@@ -17,9 +17,9 @@ from harness.inside import look, seen
 from harness.installation import Installation, copied, write_config
 from harness.loader import probed
 from harness.namespaces import Namespace
+from harness.prefork import RUNTIMES
 from harness.sandbox import in_child
 from harness.snapshot import contents, nothing_left
-from harness.standing import RUNTIMES
 
 from gpuhook import inject as injection
 from gpuhook.base.errors import InjectError
@@ -49,7 +49,7 @@ def document(
 
 
 class Standing:
-    """Processes that stand ready, one for each mount namespace, and a document of theirs."""
+    """prefork servers, one for each mount namespace, and a document of theirs."""
 
     def __init__(self, folder: Path, installation: Installation, driver: Driver) -> None:
         self.log = folder / "python.log"
@@ -62,7 +62,7 @@ class Standing:
         self.daemons = ExitStack()
 
     def stand(self, namespace: Namespace) -> None:
-        """Return once a process stands ready in a namespace, until the end."""
+        """Return once a prefork server runs in a namespace, until the end."""
         if namespace.pid not in self._in:
             self._in.add(namespace.pid)
             words: list[str | Path] = ["watch", "--interval", "1", "--config", self.config]

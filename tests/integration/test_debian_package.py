@@ -34,7 +34,7 @@ from harness.packages import (
     without_gpuhook,
 )
 from harness.podman import cdi_folder
-from harness.standing import ONE
+from harness.prefork import ONE
 
 from gpuhook import __version__
 

@@ -21,7 +21,7 @@ from harness.installation import Installation, write_config
 from harness.metrics import GPUHOOK
 from harness.mps import daemons
 from harness.namespaces import Namespace
-from harness.standing import ONE
+from harness.prefork import ONE
 from pod_resources import PodResources
 
 NVIDIA = "resource.nvidia.com/v1beta1"

@@ -15,7 +15,7 @@ from harness.commands import Result, run
 from harness.driver import simulate
 from harness.installation import Installation, write_config
 
-from gpuhook.cluster.dra.keeper import APART, TOGETHER
+from gpuhook.cluster.dra.slice_reconciler import APART, TOGETHER
 
 Object = dict[str, Any]
 Call = Callable[..., Result]

@@ -11,8 +11,8 @@ from harness.images import image
 from harness.inside import look, seen
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
+from harness.prefork import ONE, RUNTIMES
 from harness.snapshot import nothing_left
-from harness.standing import ONE, RUNTIMES
 
 FOLDER = "/usr/lib/x86_64-linux-gnu"
 GPUS = "NVIDIA_VISIBLE_DEVICES=0,2"

@@ -23,7 +23,7 @@ from harness.images import image
 from harness.installation import Installation
 from harness.loader import probed
 from harness.namespaces import Namespace
-from harness.standing import RUNTIMES
+from harness.prefork import RUNTIMES
 from harness.strangers import folder_of_his
 
 from gpuhook.tools.driver_folder import place

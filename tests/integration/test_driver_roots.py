@@ -9,8 +9,8 @@ from harness.driver import Driver, simulate
 from harness.inside import look, seen
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
+from harness.prefork import ONE
 from harness.snapshot import nothing_left
-from harness.standing import ONE
 
 GKE = "usr/local/nvidia/lib64"
 ODD = "opt/driver/lib64"

@@ -29,7 +29,7 @@ from harness.releases import NAMES
 from pod_resources import PodResources
 
 from gpuhook.base.config.loader import load
-from gpuhook.cluster.nri.answer import Way, decide
+from gpuhook.cluster.nri.answer import InjectionMode, decide
 from gpuhook.cluster.nri.asked import Asked
 
 OURS, STRANGER = "gpu-py", "stranger"
@@ -270,7 +270,7 @@ def test_the_unit_tests_model_of_engines(
     without = entries()
     image = [each for each in without if each.startswith(("PATH=/usr", "HOSTNAME="))]
     assert without == nri_engines.of_containerd([*image, ALL], env)
-    way = Way(
+    way = InjectionMode(
         load(str(node.system.config)), "/hook", given=lambda *_: [("nvidia.com/gpu", gpu.uuid)]
     )
     asked = Asked("default", "pod", "main", "", tuple(without))

@@ -6,7 +6,7 @@ from harness import vendors
 from harness.bundles import Bundle
 from harness.commands import run
 from harness.driver import Driver
-from harness.standing import ONE, RUNTIMES, Site
+from harness.prefork import ONE, RUNTIMES, Site
 from harness.vendor_contract import Case, Contract
 from harness.vendors import MODES, Devices, Seen, in_mode, nodes_seen
 

@@ -12,7 +12,7 @@ from harness.bundles import GpuBundle
 from harness.commands import Result
 from harness.driver import Driver
 from harness.installation import write_config
-from harness.standing import ONE
+from harness.prefork import ONE
 
 OPTIONS = "--nvproxy --nvproxy-driver-version=550.90.07 --network=none --ignore-cgroups"
 SEE = """

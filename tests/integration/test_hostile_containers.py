@@ -11,9 +11,9 @@ from harness.driver import Driver
 from harness.hostile import FOLDER, change_image, mount_volume, refused, start
 from harness.inside import look, seen
 from harness.installation import write_config
+from harness.prefork import RUNTIMES
 from harness.sandbox import contents
 from harness.snapshot import nothing_left
-from harness.standing import RUNTIMES
 
 
 @pytest.fixture

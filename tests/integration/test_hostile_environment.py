@@ -12,7 +12,7 @@ from harness.driver import Driver
 from harness.hostile import change_image, refused
 from harness.inside import look, seen
 from harness.installation import Installation, write_config
-from harness.standing import RUNTIMES
+from harness.prefork import RUNTIMES
 
 EVIL = """
 #include <fcntl.h>

@@ -12,9 +12,9 @@ import pytest
 from harness.bundles import Bundle, GpuBundle
 from harness.driver import Driver
 from harness.hostile import FOLDER, change_image, refused, start
+from harness.prefork import ONE, RUNTIMES
 from harness.sandbox import unshare_mounts
 from harness.snapshot import nothing_left
-from harness.standing import ONE, RUNTIMES
 
 RENAME_EXCHANGE = 2  # linux/fs.h
 

@@ -15,7 +15,7 @@ from harness.inside import look, seen
 from harness.installation import Installation
 from harness.metrics import exporter, of_container, scrape
 from harness.namespaces import Namespace, host_cgroups
-from harness.standing import RUNTIMES
+from harness.prefork import RUNTIMES
 
 # Bytes of names at which Python's text or bytes cut lines or fields, the kernel's escapes
 # included, and what would be a line of a mount table.

@@ -16,7 +16,7 @@ from harness.commands import run
 from harness.driver import Driver
 from harness.installation import Installation, write_config
 from harness.metrics import GIB, exporter, of_container, scrape, using
-from harness.standing import ONE
+from harness.prefork import ONE
 from harness.strangers import UID, process
 
 from gpuhook.metrics.processes import sees_all_processes

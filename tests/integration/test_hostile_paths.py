@@ -17,7 +17,7 @@ from harness.cdi import generate, give
 from harness.commands import Result, run, wait_until
 from harness.driver import Driver, simulate
 from harness.installation import Installation, harden, write_config
-from harness.standing import ONE, Site
+from harness.prefork import ONE, Site
 from harness.strangers import UID
 
 from gpuhook.base.container.rootfs import Rootfs, find_socket
@@ -314,7 +314,7 @@ def test_daemons_and_users_end_no_standing_process(
     site.plain = site.bundle.config.read_bytes()
     try:
         site.run().ok()
-        wait_until(site.is_standing, "a process stands ready")
+        wait_until(site.is_standing, "a prefork server runs")
         standing = site.server
         for change in (
             (machine.root / "tmp/nvidia-mps").mkdir,
@@ -325,7 +325,7 @@ def test_daemons_and_users_end_no_standing_process(
             change()
             site.run().ok()
             assert site.served
-        wait_until(site.is_standing, "a process stands ready")
+        wait_until(site.is_standing, "a prefork server runs")
         assert site.server == standing
     finally:
         site.clear()

@@ -10,7 +10,7 @@ from harness.driver import Driver
 from harness.hostile import mount_volume, refused, start
 from harness.inside import look, seen
 from harness.installation import harden, open_kinds, write_config
-from harness.standing import ONE, RUNTIMES
+from harness.prefork import ONE, RUNTIMES
 
 ANNOTATION = {"cdi.k8s.io/x": "runtime.nvidia.com/gpu=all"}
 

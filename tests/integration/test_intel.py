@@ -9,7 +9,7 @@ from harness.driver import Driver
 from harness.images import image
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
-from harness.standing import ONE
+from harness.prefork import ONE
 from harness.vendor_contract import NO_GROUPS, Case, Contract
 from harness.vendor_engines import documents, podman_with_hook, run_with
 from harness.vendors import Devices, Seen, nodes_seen

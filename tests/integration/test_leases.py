@@ -23,7 +23,7 @@ from harness.inside import look, seen
 from harness.installation import Installation, open_kinds, write_config
 from harness.namespaces import Namespace
 from harness.podman import Podman, podman
-from harness.standing import ONE, RUNTIMES
+from harness.prefork import ONE, RUNTIMES
 
 from gpuhook.core.cdi import apply, folders
 from gpuhook.core.records import records

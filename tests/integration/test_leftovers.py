@@ -9,8 +9,8 @@ from harness.bundles import Bundle
 from harness.commands import run
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
+from harness.prefork import ONE, RUNTIMES
 from harness.root_folders import Folder, snapshot
-from harness.standing import ONE, RUNTIMES
 
 LIBS = "/usr/lib/x86_64-linux-gnu"
 OLD = "570.86.15"

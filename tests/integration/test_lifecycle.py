@@ -13,7 +13,7 @@ from harness.bundles import Bundle, GpuBundle
 from harness.commands import Result, path_of, wait_until
 from harness.driver import Driver
 from harness.installation import write_config
-from harness.standing import ONE, RUNTIMES
+from harness.prefork import ONE, RUNTIMES
 from harness.strangers import UID
 
 Step = tuple[str, int, str, str]

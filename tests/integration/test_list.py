@@ -19,7 +19,7 @@ from harness.driver import Driver, simulate
 from harness.images import image
 from harness.installation import Installation, write_config
 from harness.podman import Podman
-from harness.standing import ONE
+from harness.prefork import ONE
 from yardstick import of_children, yardstick
 
 from gpuhook.base.oci.spec import State
@@ -255,7 +255,7 @@ def test_many_containers_and_mig_devices_are_listed_quickly(
                 numbers = [os.major(node), os.minor(node)]
                 found = records.describe(State(f"idle-{pid}", pid, "", None), None, [])
                 record = {**found, "given": [given(numbers)]}
-                with records.Written(str(state), process, record):
+                with records.RecordWriter(str(state), process, record):
                     os.close(process)
             argv: list[str | Path] = [installation.command, "list", "--config", config]
             answer = run(argv).ok().stdout

@@ -17,7 +17,7 @@ from harness.commands import Result, run
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
-from harness.standing import ONE, RUNTIMES
+from harness.prefork import ONE, RUNTIMES
 
 IS_X86 = os.uname().machine == "x86_64"
 STORE = "/nix/store/0a1b-nvidia-x11-580.65.06"

@@ -26,7 +26,7 @@ from harness.metrics import GPUHOOK
 from harness.mps import LIMITS, PLACE, PROBE, SETTINGS, Site, daemons
 from harness.namespaces import Namespace
 from harness.podman import podman
-from harness.standing import ONE, RUNTIMES
+from harness.prefork import ONE, RUNTIMES
 from limits import in_time
 
 DEFAULT, EXCLUSIVE_PROCESS = 0, 3

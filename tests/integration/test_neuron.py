@@ -4,7 +4,7 @@ from pathlib import Path
 
 from harness import vendors
 from harness.bundles import Bundle
-from harness.standing import ONE
+from harness.prefork import ONE
 from harness.vendor_contract import Case, Contract
 from harness.vendors import Devices, Seen, nodes_seen
 

@@ -10,7 +10,7 @@ from harness.bundles import Bundle
 from harness.commands import run
 from harness.driver import Driver, driver_in
 from harness.installation import Installation, write_config
-from harness.standing import ONE, RUNTIMES
+from harness.prefork import ONE, RUNTIMES
 
 BUILD = """
 import dataclasses, sys

@@ -13,7 +13,7 @@ from harness.driver import Driver
 from harness.images import image
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace, host_cgroups
-from harness.standing import ONE
+from harness.prefork import ONE
 
 # What systemctl daemon-reload and docker update come to: the device rules are written anew.
 LOSE = {

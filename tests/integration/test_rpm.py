@@ -195,7 +195,7 @@ def test_a_start_finds_yaml_where_these_systems_have_it(system: Debian) -> None:
     system.call("sh", "-c", f"mv {packages}/yaml {packages}/_yaml {folder}/")
     program = (
         "import sys; sys.path.insert(0, '/usr/lib/gpuhook')\n"
-        "from gpuhook.core.cdi import tree; print(tree.yaml.__file__)"
+        "from gpuhook.core.cdi import yaml_reader; print(yaml_reader.yaml.__file__)"
     )
     found = system.call("/usr/bin/python3", "-I", "-S", "-c", program).stdout
     assert found == f"{folder}/yaml/__init__.py\n"

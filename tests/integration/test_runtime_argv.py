@@ -7,8 +7,8 @@ import pytest
 from harness.bundles import Bundle, GpuBundle
 from harness.driver import Driver
 from harness.inside import look, seen
+from harness.prefork import ONE, RUNTIMES
 from harness.snapshot import nothing_left
-from harness.standing import ONE, RUNTIMES
 
 Words = list[str | Path]
 

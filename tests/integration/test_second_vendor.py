@@ -13,7 +13,7 @@ from harness.bundles import Bundle, Spec
 from harness.commands import run
 from harness.driver import Driver
 from harness.installation import Installation
-from harness.standing import ONE, Site
+from harness.prefork import ONE, Site
 from harness.vendor_contract import Case, Contract
 from harness.vendors import MODES, Devices, Seen, in_mode, nodes_seen
 

@@ -7,8 +7,8 @@ from harness.bundles import Bundle, GpuBundle
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.inside import look, seen
 from harness.installation import Installation, write_config
+from harness.prefork import ONE, RUNTIMES
 from harness.snapshot import nothing_left
-from harness.standing import ONE, RUNTIMES
 
 SPEC = 'mode = "spec"\n'
 LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")

@@ -14,7 +14,7 @@ from harness.bundles import Bundle, GpuBundle
 from harness.commands import daemon, wait_until
 from harness.driver import Driver
 from harness.installation import Installation, write_config
-from harness.standing import ONE, RUNTIMES
+from harness.prefork import ONE, RUNTIMES
 
 CALL = re.compile(r"^(\d+) +(?:<\.\.\. )?([a-z0-9_]+)")
 # A module of ours, by the file that Python has compiled it to.
@@ -160,7 +160,7 @@ def test_container_with_another_vendors_devices(
 def test_container_with_gpus_is_served_without_a_fork(
     bundle: Bundle, installation: Installation, config: Path, tmp_path: Path
 ) -> None:
-    """Where a process stands ready: no other program, and no fork."""
+    """Where a prefork server runs: no other program, and no fork."""
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
     words = bundle.namespace.enter(installation.command, "watch", f"--config={config}")
     ready = Path(f"/run/gpuhook/launcher{config}/ready")

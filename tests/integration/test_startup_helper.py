@@ -14,8 +14,8 @@ from harness.commands import Result, wait_until
 from harness.driver import Driver
 from harness.inside import Inside, look, seen
 from harness.installation import Installation, write_config
+from harness.prefork import RUNTIMES, open_files
 from harness.snapshot import nothing_left
-from harness.standing import RUNTIMES, open_files
 
 from gpuhook.prefork.hook_worker import DEADLINE
 

@@ -13,15 +13,15 @@ from harness.commands import Result, run
 from harness.driver import Driver
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
+from harness.prefork import ONE
 from harness.snapshot import nothing_left
-from harness.standing import ONE
 from harness.vendor_engines import documents, podman_with_hook, run_with
 from harness.vendors import MODES, USER, Devices, as_user, in_mode, nodes_seen
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import DriverError, NoDriverError
-from gpuhook.core.inventory import freshness
+from gpuhook.core.inventory import fingerprint
 from gpuhook.vendors.nvidia.discover import discover
 from gpuhook.vendors.nvidia.model import Gpu, Inventory
 from gpuhook.vendors.nvidia.nvml import Answer
@@ -198,15 +198,15 @@ def test_another_gpu_beside_tegras_own_is_refused(tegra: Devices) -> None:
 
 def test_changes_make_an_inventory_stale(copy: Path) -> None:
     config = settings(copy)
-    before = freshness.surroundings(config, VENDOR)
-    assert freshness.surroundings(config, VENDOR) == before
+    before = fingerprint.surroundings(config, VENDOR)
+    assert fingerprint.surroundings(config, VENDOR) == before
     for name in ("nvhost-late", "nvgpu/igpu0/late", "dri/card9"):
         (copy / "dev" / name).touch()
-        later = freshness.surroundings(config, VENDOR)
+        later = fingerprint.surroundings(config, VENDOR)
         assert later != before
         before = later
     (copy / LISTS / "devices.csv").write_text("dev, /dev/nvmap")
-    assert freshness.surroundings(config, VENDOR) != later
+    assert fingerprint.surroundings(config, VENDOR) != later
 
 
 def test_without_lists_there_is_no_gpu(copy: Path) -> None:

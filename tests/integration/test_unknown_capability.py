@@ -8,7 +8,7 @@ from harness.bundles import GpuBundle
 from harness.driver import Driver
 from harness.inside import look, seen
 from harness.installation import write_config
-from harness.standing import ONE, RUNTIMES
+from harness.prefork import ONE, RUNTIMES
 
 ASKED = ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=video,magic"]
 SENTENCE = (

@@ -20,8 +20,8 @@ from harness.inside import look, seen
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.podman import Podman, hooks_dir
+from harness.prefork import Site
 from harness.snapshot import nothing_left
-from harness.standing import Site
 
 FUSE = os.stat("/dev/fuse").st_rdev
 CHECK = 'test -c /dev/fuse && exec "$@"'

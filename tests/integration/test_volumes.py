@@ -12,8 +12,8 @@ from harness.bundles import Bundle
 from harness.commands import Result, run
 from harness.driver import Driver, lines_of_nvidia_smi, simulate
 from harness.installation import Installation, write_config
+from harness.prefork import ONE, RUNTIMES
 from harness.sandbox import contents
-from harness.standing import ONE, RUNTIMES
 from harness.vendors import debug_log
 
 LIBS = "/usr/lib/x86_64-linux-gnu"

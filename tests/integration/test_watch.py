@@ -21,7 +21,7 @@ from gpuhook.base.config.model import Config
 from gpuhook.core.cdi import folders
 from gpuhook.monitor.host.uevents import Event
 from gpuhook.monitor.vendors.uevents import concerns_us
-from gpuhook.tools.cdi.kept import last_errors
+from gpuhook.tools.cdi.managed_specs import last_errors
 from gpuhook.tools.watch import Events
 
 # What a watch waits in, select or pselect6: asm/unistd.h.
@@ -245,11 +245,11 @@ def test_a_process_stands_ready_as_long_as_it_runs(watched: Watched) -> None:
     folder = Path(f"/run/gpuhook/launcher{watched.config}/ready")
 
     def standing() -> set[int]:
-        """Return who stands ready; a watch that was killed before leaves a name behind."""
+        """Return which prefork server runs; a watch that was killed before leaves a name behind."""
         names = [path.name for path in folder.glob("[0-9]*")]
         return {int(name) for name in names if Path("/proc", name).exists()}
 
-    wait_until(lambda: bool(standing()), "a process stands ready")
+    wait_until(lambda: bool(standing()), "a prefork server runs")
     [first] = standing()
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: bool(standing() - {first}), "another does")

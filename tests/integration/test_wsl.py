@@ -14,8 +14,8 @@ from harness.commands import Result, run
 from harness.driver import Driver
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
+from harness.prefork import ONE
 from harness.snapshot import nothing_left
-from harness.standing import ONE
 from harness.vendor_engines import documents, podman_with_hook, run_with
 from harness.vendors import MODES, Devices, in_mode, nodes_seen
 

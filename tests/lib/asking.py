@@ -11,7 +11,7 @@ from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.plan import image
 from gpuhook.core.plan.operations import Plan
 from gpuhook.core.planner import make_plan
-from gpuhook.core.resolve import Resolved
+from gpuhook.core.resolve import Allocation
 
 
 def answered(
@@ -20,13 +20,13 @@ def answered(
     config: Config | None = None,
     beside: Iterable[Inventory] = (),
     **more: Any,
-) -> Resolved | None:
+) -> Allocation | None:
     """Return the answer to an environment; ``beside`` are other vendors', ``more`` of the spec."""
     every = {each.vendor: each for each in (found, *beside)}
     return resolve(spec_with(*env, **more), config or Config(), inventories=every)
 
 
-def resolved(found: Inventory, *env: str, **more: Any) -> Resolved:
+def resolved(found: Inventory, *env: str, **more: Any) -> Allocation:
     answer = answered(found, *env, **more)
     assert answer is not None
     return answer
@@ -37,7 +37,7 @@ def planned(found: Inventory, *env: str, **more: Any) -> Plan:
     return make_plan(answer.grants, image.unknown(), answer.groups)
 
 
-def labels(answer: Resolved) -> list[str]:
+def labels(answer: Allocation) -> list[str]:
     """Return the devices that a container gets."""
     return [device.label for grant in answer.grants for device in grant.devices]
 

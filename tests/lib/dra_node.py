@@ -9,7 +9,7 @@ from api_server import TOKEN, ApiServer
 
 from gpuhook.cluster.dra.access import Access
 from gpuhook.cluster.dra.api_client import Client
-from gpuhook.cluster.dra.keeper import APART, TOGETHER, Keeper
+from gpuhook.cluster.dra.slice_reconciler import APART, TOGETHER, Keeper
 
 Object = dict[str, Any]
 

@@ -21,7 +21,7 @@ from gpuhook.core.plan import image
 from gpuhook.core.plan.operations import Plan
 from gpuhook.core.planner import make_plan
 from gpuhook.core.request.reader import Request, SpecReader
-from gpuhook.core.resolve import Resolved
+from gpuhook.core.resolve import Allocation
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia import names as nvidia
 
@@ -88,7 +88,7 @@ def selected(found: Inventory, *words: str, by: str = "ACME_VISIBLE_DEVICES") ->
     return [device.label for device in devices]
 
 
-def resolved(spec: dict[str, Any], found: Inventories, config: Config | None = None) -> Resolved:
+def resolved(spec: dict[str, Any], found: Inventories, config: Config | None = None) -> Allocation:
     answer = resolve(spec, config or Config(), inventories=found)
     assert answer is not None
     return answer

@@ -6,13 +6,13 @@ from gpuhook.base.config.model import Config
 from gpuhook.base.oci.spec import Spec
 from gpuhook.core import edit as editing
 from gpuhook.core import resolve as resolving
-from gpuhook.core.resolve import Progress, Resolved
+from gpuhook.core.resolve import Allocation, Progress
 from gpuhook.vendors.registry import known
 
 
 def resolve(
     spec: dict[str, Any], config: Config, progress: Progress | None = None, **more: Any
-) -> Resolved | None:
+) -> Allocation | None:
     return resolving.resolve(spec, config, known(config), progress, **more)
 
 

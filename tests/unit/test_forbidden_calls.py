@@ -80,7 +80,7 @@ ALLOWED = {
     "hpc/rootfs/machines._save: os.makedirs": "our own state folder, after a look at the way",
     "hpc/rootfs/machines._save: os.unlink": "our own state folder",
     "hpc/rootfs/machines._save: os.rmdir": "our own state folder",
-    "tools/root_folder/callers.inside: os.stat": "where the caller's path meets the root",
+    "tools/root_folder/user_files.inside: os.stat": "where the caller's path meets the root",
     "hpc/rootfs/appended._opened: os.open": "our own descriptor, through /proc/self/fd",
     "hpc/rootfs/appended.append: os.open": "a folder of the caller's, after a look at the way",
     "vendors/nvidia/own_files._kernel_has_none: os.path.exists": "our own /proc",
@@ -130,7 +130,7 @@ OF_THE_HOST = {
     "tools/vendors/nvidia/driver_folder": "reads a plan, and carries out none",
     "monitor/host/driver_program": "runs in the driver root",
     "tools/driver_folder/keep": "reads the driver root; writes to a folder of the host's",
-    "core/inventory/freshness": "looks at the driver root",
+    "core/inventory/fingerprint": "looks at the driver root",
     "vendors/nvidia/vendor": "looks at the driver root",
     "vendors/nvidia/discover": "looks at the driver root",
     "vendors/nvidia/device_nodes": "looks at the driver root",
@@ -279,7 +279,7 @@ CUTTING = {
 }
 # Module, function and call -> whose text it is.
 ALLOWED_TO_CUT = {
-    "core/cdi/tree._decoded: .split": "base64, in which every blank is one",
+    "core/cdi/yaml_reader._decoded: .split": "base64, in which every blank is one",
     "tools/cdi/units.shipped: .read_text": "a file of our own package",
     "packaging/kubernetes/image/node_unit.py.shipped: .read_text": "a file of our own package",
     "tools/cli/_help.first_sentence: .split": "our own docstrings",

@@ -117,7 +117,7 @@ class Stage:
         monkeypatch.setattr(inject, "prepare", lambda *_: None)
         monkeypatch.setattr(inject, "allow_devices", lambda *_, **__: "")
         monkeypatch.setattr(inject, "apply", lambda plan, _: self.executed.append(plan))
-        monkeypatch.setattr(records, "Written", lambda *_, **_facts: nullcontext())
+        monkeypatch.setattr(records, "RecordWriter", lambda *_, **_facts: nullcontext())
 
     def open_container(self, pid: int, root: str) -> Container:
         process = os.open(f"/proc/{pid}", PATH_FLAGS)

@@ -43,7 +43,7 @@ HOOK = (
     *REQUEST, "prestart_hook",
 )  # fmt: skip
 INVENTORY = (
-    "core.inventory.freshness", "core.inventory.model", "core.inventory.cache",
+    "core.inventory.fingerprint", "core.inventory.model", "core.inventory.cache",
     "core.inventory.selection",
 )  # fmt: skip
 EDIT = (
@@ -56,11 +56,11 @@ INJECTION = (
     "core.plan.image", "core.plan.operations", "core.planner", "core.records.records", "inject",
 )  # fmt: skip
 DOCUMENTS = (
-    "base.host.files", "core.cdi.apply", "core.cdi.own_hook", "core.cdi.with_helper",
-    "core.cdi.reading", "core.cdi.folders", "core.cdi.saved",
+    "base.host.files", "core.cdi.apply", "core.cdi.hook_args", "core.cdi.worker_mounts",
+    "core.cdi.parse_result", "core.cdi.folders", "core.cdi.parse_cache",
 )  # fmt: skip
 DOCUMENT_HOOK = (
-    "core.cdi.own_hook", "cdi_hook", "core.given_nodes", "core.plan.writer", "core.cdi.hook",
+    "core.cdi.hook_args", "cdi_hook", "core.spec_devices", "core.plan.writer", "core.cdi.hook",
 )  # fmt: skip
 VENDORS = {
     "nvidia": (

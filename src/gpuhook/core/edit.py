@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from gpuhook.base.config.model import Config
     from gpuhook.base.oci.spec import Spec
-    from gpuhook.core.cdi.saved import Documents
+    from gpuhook.core.cdi.parse_cache import Documents
     from gpuhook.core.contract import Known
     from gpuhook.core.inventory.model import Inventory
-    from gpuhook.core.resolve import Resolved
+    from gpuhook.core.resolve import Allocation
 
 # Arguments of our hook that only gpu-py writes.
 _OF_GPU_PY = (names.HELPER_OPTION, names.BUNDLE_OPTION, names.LEASE_VERB)
@@ -33,7 +33,7 @@ class Task(Record):
     """
 
     spec: "Spec"
-    resolved: "Resolved"
+    resolved: "Allocation"
     kind: str
 
 
@@ -62,9 +62,9 @@ class Edited:
             return self._spec
         if not self.task.kind:
             return add_hook(self._spec, self._config, self._folder, words)
-        from gpuhook.core.cdi import with_helper  # noqa: PLC0415 - loaded with the task
+        from gpuhook.core.cdi import worker_mounts  # noqa: PLC0415 - loaded with the task
 
-        return with_helper.with_words(self._spec, self._place, words)
+        return worker_mounts.with_words(self._spec, self._place, words)
 
 
 def edit(
@@ -126,7 +126,7 @@ def edit(
 
 def _take(
     spec: "Spec",
-    resolved: "Resolved | None",
+    resolved: "Allocation | None",
     config: "Config",
     known: "Known",
     folder: str,
@@ -185,7 +185,7 @@ def check_other_config(spec: "Spec", config: "Config", known: "Known") -> None:
 
 def _needs_hook(
     spec: "Spec",
-    resolved: "Resolved | None",
+    resolved: "Allocation | None",
     config: "Config",
     known: "Known",
     inventories: "Mapping[str, Inventory] | None" = None,
@@ -197,15 +197,15 @@ def _needs_hook(
     """
     needed = limits(spec, config, known, resolved, inventories) is not None
     if config.exclusive:
-        from gpuhook.core.records import claims  # noqa: PLC0415 - rarely configured
+        from gpuhook.core.records import exclusive_request  # noqa: PLC0415 - rarely configured
 
-        needed = claims.check(spec, resolved, known, config) or needed
+        needed = exclusive_request.check(spec, resolved, known, config) or needed
     return needed
 
 
 def _apply_documents(
     spec: "Spec",
-    resolved: "Resolved",
+    resolved: "Allocation",
     config: "Config",
     documents: "Documents | None",
     folder: str,
@@ -220,21 +220,21 @@ def _apply_documents(
     if not resolved.cdi_devices:
         return spec, None, 0
     preload.load(preload.DOCUMENTS)
-    from gpuhook.core.cdi import apply, own_hook, saved  # noqa: PLC0415 - only for CDI specs
+    from gpuhook.core.cdi import apply, hook_args, parse_cache  # noqa: PLC0415 - only for CDI specs
 
-    found = saved.read_folders(config, documents)
+    found = parse_cache.read_folders(config, documents)
     edits = apply.resolve(found, resolved.cdi_devices)
     apply.check_writers(found, resolved.cdi_devices)
-    spec = own_hook.without_words(spec)
+    spec = hook_args.without_words(spec)
     if not has_worker or resolved.grants:
         return apply.apply_to_spec(spec, edits), None, 0
-    from gpuhook.core.cdi import with_helper  # noqa: PLC0415 - only with a worker
+    from gpuhook.core.cdi import worker_mounts  # noqa: PLC0415 - only with a worker
 
-    edited, place, kind = with_helper.apply_to_spec(spec, edits, resolved, config, folder)
+    edited, place, kind = worker_mounts.apply_to_spec(spec, edits, resolved, config, folder)
     return edited, Task(edited, resolved, kind) if kind else None, place
 
 
-def _edit_process(spec: "Spec", resolved: "Resolved") -> "Spec":
+def _edit_process(spec: "Spec", resolved: "Allocation") -> "Spec":
     """Return the spec with the variables and groups that its process needs."""
     if not resolved.settings and not resolved.groups:
         return spec
@@ -245,14 +245,14 @@ def _edit_process(spec: "Spec", resolved: "Resolved") -> "Spec":
     return process.add_groups(spec, resolved.groups)
 
 
-def _edit_for_hook(spec: "Spec", resolved: "Resolved") -> "Spec":
+def _edit_for_hook(spec: "Spec", resolved: "Allocation") -> "Spec":
     """Return the spec with the device rules, and without the hooks that ours replaces."""
     devices = dict.fromkeys(pair for grant in resolved.grants for pair in grant.rules())
     _link_nodes(spec, resolved)
     return _add_device_rules(without_old_hooks(spec), list(devices))
 
 
-def _link_nodes(spec: "Spec", resolved: "Resolved") -> None:
+def _link_nodes(spec: "Spec", resolved: "Allocation") -> None:
     """Link the allowed devices for systemd, if it manages the container's cgroup."""
     if spec.is_in_scope:
         from gpuhook.core import dev_char  # noqa: PLC0415 - only with systemd's cgroups
@@ -264,7 +264,7 @@ def _link_nodes(spec: "Spec", resolved: "Resolved") -> None:
             dev_char.make_links(granted, grant.inventory.root)
 
 
-def _edit_spec(spec: "Spec", resolved: "Resolved", config: "Config") -> "Spec":
+def _edit_spec(spec: "Spec", resolved: "Allocation", config: "Config") -> "Spec":
     """Return the spec edited for mode spec, for the root filesystem that the engine prepared."""
     from gpuhook.base.container.rootfs import Rootfs  # noqa: PLC0415
     from gpuhook.core.plan import image, spec_edits  # noqa: PLC0415 - only in mode spec

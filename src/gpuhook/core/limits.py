@@ -11,7 +11,7 @@ from gpuhook.base.errors import DriverError, LimitError, NoDriverError, UnknownD
 from gpuhook.base.host import proc
 from gpuhook.base.names import MEMORY_VARIABLE, cdi_parts
 from gpuhook.base.sizes import amount
-from gpuhook.core import contract, given_nodes
+from gpuhook.core import contract, spec_devices
 from gpuhook.core.inventory import cache, selection
 from gpuhook.core.plan.operations import Operation
 from gpuhook.core.request import limits as words
@@ -195,7 +195,7 @@ def _promised(spec: "Spec") -> "set[str]":
     A volume of cgroups isn't among them: its source may lead elsewhere by now.
     """
     found = set()
-    for mount in given_nodes.objects(spec.data.get("mounts")):
+    for mount in spec_devices.objects(spec.data.get("mounts")):
         options, place = mount.get("options"), mount.get("destination")
         words = options if isinstance(options, list) else []
         last = [word for word in words if word in ("ro", "rw")][-1:]
@@ -341,12 +341,12 @@ def _given_by_others(
     container can create such a node itself. A privileged container with access to every device has
     them by its privilege. LimitError if its devices are unknown, because a driver fails.
     """
-    rules = [*given_nodes.objects(spec.device_rules)]
+    rules = [*spec_devices.objects(spec.device_rules)]
     # protects: limit-unprivileged
-    if is_privileged(spec.data) and any(given_nodes.allows_all(rule) for rule in rules):
+    if is_privileged(spec.data) and any(spec_devices.allows_all(rule) for rule in rules):
         return []
-    has = given_nodes.numbers(spec.data, os.path.dirname(spec.path))
-    opened = given_nodes.opened(rules)
+    has = spec_devices.numbers(spec.data, os.path.dirname(spec.path))
+    opened = spec_devices.opened(rules)
     ours = {each.vendor.names.NAME: each.devices for each in asked}
     explained = {node.numbers for each in asked for node in each.inventory.nodes}
     found: list[Grant] = []
@@ -365,7 +365,7 @@ def _given_by_others(
         allowed = access.openable(rules, nodes) if opened else set()
         before = ours.get(names.NAME, ())
         has_already = {name for device in before for name in (device.id, device.parent)}
-        given = given_nodes.devices_of(has | allowed, inventory)  # protects: limit-by-rule
+        given = spec_devices.devices_of(has | allowed, inventory)  # protects: limit-by-rule
         more = [device for device in given if device.id not in has_already]
         if more:
             found.append(_grant(vendor, inventory, more))
@@ -376,7 +376,7 @@ def _given_by_others(
 
 def _check_unknown(numbers: "set[tuple[int, int]]", error: DriverError) -> None:
     """Refuse a container with a device that may belong to a failing driver; LimitError."""
-    unknown = sorted(pair for pair in numbers if pair[0] not in given_nodes.SYSTEM)
+    unknown = sorted(pair for pair in numbers if pair[0] not in spec_devices.SYSTEM)
     if unknown:
         raise LimitError(
             f"It is unknown whether the memory of the container's device {unknown[0][0]}:"

@@ -16,8 +16,8 @@ from gpuhook.base import log, names
 from gpuhook.base.container import kernel
 from gpuhook.base.host import proc
 from gpuhook.base.sizes import amount, parse_size
-from gpuhook.core.given_nodes import SYSTEM, numbers, objects
 from gpuhook.core.plan.operations import Operation
+from gpuhook.core.spec_devices import SYSTEM, numbers, objects
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ class Progress:
         self.inventories: list[Inventory] = []
 
 
-class Resolved:
+class Allocation:
     """Requests that can be met, with each vendor's grant.
 
     ``groups`` are those of the host that the container's process needs to open its nodes, with
@@ -111,7 +111,7 @@ def resolve(
     save: bool = True,
     skip_absent: bool = False,
     inventories: "Mapping[str, Inventory] | None" = None,
-) -> Resolved | None:
+) -> Allocation | None:
     """Return how a container's requests are met, None if it requests nothing.
 
     ``known`` are all vendors. Raises the GpuhookError of the step that failed;
@@ -152,7 +152,7 @@ def resolve(
         grants.append(contract.Grant(vendor, request, inventory, devices))
     for grant in grants:
         grant.vendor.check(grant)
-    return Resolved(grants, config, known, tuple(error.cause for error in absent), cdi_devices)
+    return Allocation(grants, config, known, tuple(error.cause for error in absent), cdi_devices)
 
 
 def _verdict(
@@ -171,7 +171,7 @@ def limits(
     spec: "Spec",
     config: "Config",
     known: "Known",
-    resolved: Resolved | None,
+    resolved: Allocation | None,
     inventories: "Mapping[str, Inventory] | None" = None,
     *,
     given: "Sequence[Grant]" = (),
@@ -270,15 +270,15 @@ def _beside_cdi(
     Such specs set the vendor's variable to void, and so may an image whose devices a cluster
     requests by mounts: that one has no nodes. Source: NVIDIA Container Toolkit 1.20.2.
     """
-    from gpuhook.core import given_nodes  # noqa: PLC0415 - few containers have both
+    from gpuhook.core import spec_devices  # noqa: PLC0415 - few containers have both
     from gpuhook.core.inventory import cache  # noqa: PLC0415 - as above
 
-    has = given_nodes.numbers(reader.spec)
+    has = spec_devices.numbers(reader.spec)
     try:
         found = inventories.get(request.vendor) or cache.get_inventory(reader.config, vendor)
     except DriverError:  # it is reported where the devices are looked up
         return request
-    if not given_nodes.devices_of(has, found):
+    if not spec_devices.devices_of(has, found):
         return request
     reason = f"the engine has given the container {vendor.names.TITLE}'s devices by CDI"
     ignored = (*request.ignored, ("volume-mounts", reason))

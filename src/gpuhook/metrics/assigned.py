@@ -9,7 +9,7 @@ from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.records import records
 from gpuhook.metrics.containers import owner_of
 from gpuhook.metrics.processes import started
-from gpuhook.tools.running import groups, holders, of_docker
+from gpuhook.tools.running import device_users, docker_inspect, groups
 from gpuhook.tools.running.nodes import Numbers
 
 _PAUSE = 15.0  # minimum seconds between two scans for containers without a record
@@ -20,7 +20,7 @@ _SHARE = 100  # such scans may take one part in this many of the time
 class Holder:
     """A container, its first process's own cgroup ("" for none) and its engine's folder."""
 
-    container: holders.Container
+    container: device_users.Container
     group: str
     pod_uid: str
     image: str
@@ -36,7 +36,7 @@ class Holders:
         self._config = config
         self._state_dir = config.state_dir
         self._clock = clock
-        self._others: list[tuple[holders.Container, str]] = []  # with its process's start time
+        self._others: list[tuple[device_users.Container, str]] = []  # with its process's start time
         self.problems: tuple[str, ...] = ()  # sentences about gaps of the last scan
         self._again = 0.0
         self._places: dict[tuple[int, str], tuple[str, str, str]] = {}
@@ -47,9 +47,9 @@ class Holders:
         if before < self._again:
             return
         inventories = list(inventories)
-        seen = holders.running(inventories, self._state_dir)
-        found = holders.without_record(seen.containers)
-        found += of_docker.asked(self._config, inventories, seen.containers)
+        seen = device_users.running(inventories, self._state_dir)
+        found = device_users.without_record(seen.containers)
+        found += docker_inspect.asked(self._config, inventories, seen.containers)
         self._others = [(each, started(each.pid)) for each in found]
         self.problems = seen.problems
         took = self._clock() - before
@@ -68,7 +68,7 @@ class Holders:
         if around or not self._again:
             self.look_around(inventories)
         recorded = [
-            (holders.of_record(each), str(each["started"]))
+            (device_users.of_record(each), str(each["started"]))
             for each in records.read_all(self._state_dir)
         ]
         names = {each.name for each, _ in recorded}
@@ -83,7 +83,7 @@ class Holders:
 
     def _holder(
         self,
-        container: holders.Container,
+        container: device_users.Container,
         began: str,
         given: "Given",
         places: Mapping[tuple[int, str], tuple[str, str, str]],
@@ -118,14 +118,17 @@ class Given:
     """The devices of containers, counting only devices that a container has completely."""
 
     def __init__(self, inventories: Iterable[Inventory]) -> None:
-        self._inventories = [(each, holders.whole_nodes(each)) for each in inventories]
+        self._inventories = [(each, device_users.whole_nodes(each)) for each in inventories]
 
-    def to(self, container: holders.Container) -> tuple[str, ...]:
+    def to(self, container: device_users.Container) -> tuple[str, ...]:
         """Return the ids of a container's devices, in the order of the inventories."""
         return tuple(name for each in self._inventories for name in self._of(container, *each))
 
     def _of(
-        self, container: holders.Container, inventory: Inventory, nodes: Mapping[str, set[Numbers]]
+        self,
+        container: device_users.Container,
+        inventory: Inventory,
+        nodes: Mapping[str, set[Numbers]],
     ) -> list[str]:
         selected = _selected(container.record or {}, inventory.vendor)
         if selected:

@@ -12,8 +12,8 @@ from gpuhook.base.container import kernel
 from gpuhook.base.errors import DriverError, NoDriverError
 from gpuhook.core.inventory import cache
 from gpuhook.core.inventory.cache import Loaded
-from gpuhook.monitor.host.child import Clock, Talk, Talking
-from gpuhook.monitor.machine import NotYet
+from gpuhook.monitor.host.child import Channel, Clock, JsonLineWorker
+from gpuhook.monitor.machine import InventoryPending
 
 _SPARE = 15.0  # seconds beyond the driver's own limit: other processes may be querying, too
 _LIMIT = 64 << 20  # bytes of a response
@@ -45,12 +45,12 @@ class Inventories:
             if found is not None:
                 return found
             if self._clock() < self._away:
-                raise NotYet
+                raise InventoryPending
             child = _Child(config, vendor, self._clock)
             self._children[name], self._titles[name] = child, vendor.names.TITLE
         answer = child.read(self._deadline)
         if answer is None and self._clock() < child.end:
-            raise NotYet
+            raise InventoryPending
         del self._children[name]
         child.stop()
         return _loaded(vendor, answer or {})
@@ -69,7 +69,7 @@ class Inventories:
             self._children.popitem()[1].stop()
 
 
-class _Child(Talking):
+class _Child(JsonLineWorker):
     """A process that queries a driver once; ``end`` is its deadline."""
 
     def __init__(self, config: Config, vendor: Any, clock: Clock) -> None:
@@ -94,7 +94,7 @@ class _Child(Talking):
         self._end()
 
 
-def _look(config: Config, vendor: Any, talk: Talk) -> None:
+def _look(config: Config, vendor: Any, talk: Channel) -> None:
     """Run as the child."""
     kernel.set_name("gpuhook-look")
     talk.say(_answer(config, vendor))

@@ -11,18 +11,18 @@ from gpuhook.metrics.assigned import Given
 from gpuhook.metrics.model import Container
 from gpuhook.monitor import kubelet
 from gpuhook.monitor.telemetry import Telemetry
-from gpuhook.tools.running import holders
+from gpuhook.tools.running import device_users
 from gpuhook.vendors import registry
 
 _PATIENCE = 4.0  # seconds for the start of the kubelet's query process, and for its response
 
 
 def with_pods(
-    containers: list[holders.Container],
+    containers: list[device_users.Container],
     inventories: Iterable[Inventory],
     config: Config,
     pod_resources: str,
-) -> tuple[list[holders.Container], str]:
+) -> tuple[list[device_users.Container], str]:
     """Return the containers, with names from the kubelet if nothing else names them.
 
     ``pod_resources`` is its socket. Also returns a sentence if it doesn't answer, else "". Pods
@@ -49,7 +49,7 @@ def with_pods(
     return [_named(each, named[each.name]) for each in containers], asking.problem
 
 
-def _as_model(container: holders.Container, given: Given) -> Container:
+def _as_model(container: device_users.Container, given: Given) -> Container:
     return Container(
         id=container.name,
         engine=container.engine,
@@ -60,5 +60,5 @@ def _as_model(container: holders.Container, given: Given) -> Container:
     )
 
 
-def _named(container: holders.Container, found: Container) -> holders.Container:
+def _named(container: device_users.Container, found: Container) -> device_users.Container:
     return replace(container, pod=found.pod, namespace=found.namespace, container=found.container)

@@ -21,8 +21,8 @@ from gpuhook.monitor import kubelet
 from gpuhook.monitor.machine import HostDevices
 from gpuhook.monitor.telemetry import PATIENCE, Files, Telemetry
 from gpuhook.tools.running import memory
+from gpuhook.tools.running.device_users import LIMIT, WITHOUT_ROOT, command_of
 from gpuhook.tools.running.groups import SLURM
-from gpuhook.tools.running.holders import LIMIT, WITHOUT_ROOT, command_of
 from gpuhook.tools.running.names import Names
 
 _OTHER_NAMESPACE = (

@@ -22,7 +22,7 @@ from gpuhook.metrics.model import SeriesOptions, Snapshot
 from gpuhook.metrics.observer import Observer
 from gpuhook.metrics.web_files import WebContent, WebFiles
 from gpuhook.monitor.host.child import Tell
-from gpuhook.monitor.host.fed import Fed
+from gpuhook.monitor.host.state_worker import StateWorker
 from gpuhook.monitor.telemetry import PATIENCE
 
 IDLE = 120.0  # seconds without a request after which the drivers are released
@@ -246,7 +246,7 @@ class Service:
             self._ends = True
 
 
-class _Server(Fed):
+class _Server(StateWorker):
     """The server process."""
 
     def __init__(

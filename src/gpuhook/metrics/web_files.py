@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gpuhook.base.errors import MetricsError, shown
 from gpuhook.base.host import files
-from gpuhook.core.cdi import tree
+from gpuhook.core.cdi import yaml_reader
 
 _TLS = "tls_server_config"
 _USERS = "basic_auth_users"
@@ -135,13 +135,13 @@ def _identity(path: str) -> object:
 def _tables(path: str) -> Tables:
     """Return the sections of the file, with their values as text."""
     try:
-        root = tree.read(files.read(path))
+        root = yaml_reader.read(files.read(path))
     except OSError as error:
         raise MetricsError(
             f"The file {path} of --web-config can't be read: {error.strerror or error}",
             "Name a file that is there, or leave the option out",
         ) from None
-    except tree.TreeError as error:
+    except yaml_reader.TreeError as error:
         raise _wrong(path, error.line, error.sentence) from None
     sections = {} if root is None else _table(path, root, "the file", _SECTIONS)
     tls = sections.get(_TLS)
@@ -154,13 +154,13 @@ def _tables(path: str) -> Tables:
 
 
 def _table(
-    path: str, node: tree.Node, where: str, known: Collection[str] | None
-) -> dict[str, tree.Node]:
-    if node.is_scalar and tree.scalar(node) is None:
+    path: str, node: yaml_reader.Node, where: str, known: Collection[str] | None
+) -> dict[str, yaml_reader.Node]:
+    if node.is_scalar and yaml_reader.scalar(node) is None:
         return {}
     if not node.is_table:
         raise _wrong(path, node.line, f"{where} must be a table, not {node.kind}")
-    found: dict[str, tree.Node] = {}
+    found: dict[str, yaml_reader.Node] = {}
     for key, value in zip(node.items[::2], node.items[1::2], strict=True):
         name = key.text or ""
         if name in found:
@@ -172,7 +172,7 @@ def _table(
     return found
 
 
-def _texts(path: str, table: dict[str, tree.Node]) -> dict[str, str]:
+def _texts(path: str, table: dict[str, yaml_reader.Node]) -> dict[str, str]:
     for name, node in table.items():
         if not node.is_scalar:
             raise _wrong(path, node.line, f"{shown(name)} must be a text, not {node.kind}")

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from gpuhook.base.config.model import Config
 from gpuhook.base.container import kernel
 from gpuhook.base.errors import GpuhookError, PluginError
-from gpuhook.monitor.host.child import Talk, Work
+from gpuhook.monitor.host.child import Channel, Work
 
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 _DEADLINE = 0.5  # seconds that the child waits for the kubelet
@@ -55,7 +55,7 @@ def begin(config: Config, place: Place, but: Collection[str]) -> Work:  # noqa: 
     return lambda talk: _answer_all(place.root, talk)
 
 
-def _answer_all(path: str, talk: Talk) -> None:
+def _answer_all(path: str, talk: Channel) -> None:
     kernel.set_name("gpuhook-kubelet")
     try:
         import grpc  # noqa: PLC0415, F401 - only in this process

@@ -12,7 +12,7 @@ from typing import Any
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverError, GpuhookError, NoDriverError
 from gpuhook.core import contract
-from gpuhook.core.inventory import cache, freshness
+from gpuhook.core.inventory import cache, fingerprint
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.monitor import vendor_parts
 from gpuhook.monitor.host.child import BackOff
@@ -24,7 +24,7 @@ Links = dict[str, Mapping[str, int]]
 _PAUSES = (30.0, 600.0)  # seconds until a failing driver is queried again: the first, the longest
 
 
-class NotYet(Exception):  # noqa: N818 - no error: what was found before stays
+class InventoryPending(Exception):  # noqa: N818 - no error: what was found before stays
     """Raised by a ``follow`` function that has no current inventory of the vendor yet."""
 
 
@@ -153,7 +153,7 @@ class HostDevices:
             return False
         try:
             loaded = self._follow(self._config, seen.vendor, seen.loaded)
-        except NotYet:
+        except InventoryPending:
             return False
         except DriverError as error:
             self._fail(seen, error)
@@ -184,7 +184,7 @@ class HostDevices:
         ):  # a device is lost
             return not seen.loaded.is_same(self._config)
         if seen.failure is not None:
-            return seen.around != freshness.surroundings(self._config, seen.vendor)
+            return seen.around != fingerprint.surroundings(self._config, seen.vendor)
         return True
 
     def _fail(self, seen: _Seen, error: DriverError) -> None:
@@ -197,7 +197,7 @@ class HostDevices:
             seen.inventory, seen.links, seen.linked = None, {}, None
         seen.lost = []
         seen.loaded, seen.failure = None, error
-        seen.around = freshness.surroundings(self._config, seen.vendor)
+        seen.around = fingerprint.surroundings(self._config, seen.vendor)
         seen.wait(self._clock())
 
     def _ask_links(self, seen: _Seen) -> None:

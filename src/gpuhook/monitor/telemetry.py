@@ -10,7 +10,7 @@ from typing import Any
 from gpuhook.base.config.model import Config
 from gpuhook.base.container import kernel
 from gpuhook.base.errors import GpuhookError, listed
-from gpuhook.monitor.host.child import Clock, Talk, Talking, Work, how_ended
+from gpuhook.monitor.host.child import Channel, Clock, JsonLineWorker, Work, how_ended
 
 PATIENCE = 4.0  # seconds; Prometheus waits for ten
 _SILENCE = 300.0  # seconds for which a device is skipped after the driver hung in it
@@ -20,7 +20,7 @@ _DIGITS = 10  # of a process id
 _MOST = 1 << 64  # of any value
 
 
-class Telemetry(Talking):
+class Telemetry(JsonLineWorker):
     """The child of one vendor; ``module`` is the vendor's ``telemetry``.
 
     A question waits for ``patience`` seconds. ``who`` is the word for the queried program in
@@ -242,7 +242,7 @@ class Files:
         """Return the function of a child that answers for all devices ``but`` some."""
         return lambda talk: self._answer_all(inventory, but, talk)
 
-    def _answer_all(self, inventory: Any, but: Collection[str], talk: Talk) -> None:
+    def _answer_all(self, inventory: Any, but: Collection[str], talk: Channel) -> None:
         kernel.set_name("gpuhook-files")
         talk.say({"ready": 1})
 

@@ -52,7 +52,7 @@ def configure(target: Target, grant: Grant, config: Config, switches: Switches) 
         plan = make_plan([grant], found)
         record = records.describe(State("", pid, "", None), None, [grant])
         exclusive = config.exclusive
-        with records.Written(config.state_dir, container.process, record, exclusive=exclusive):
+        with records.RecordWriter(config.state_dir, container.process, record, exclusive=exclusive):
             if switches.cgroups:
                 inject.allow_devices(
                     container.process, plan.devices, [], no_cgroups=config.no_cgroups

@@ -17,7 +17,7 @@ from gpuhook.base.host import signals
 from gpuhook.prefork import hook_worker, instance, slots
 from gpuhook.prefork.slots import FOLDER_FD, LAUNCHER, REQUEST_PIPE, SLOT_COUNT, SLOTS
 from gpuhook.prefork.worker import LIMITED, LONG, PATIENCE, STALE, TAKEN, Worker
-from gpuhook.vendors.nvidia.ready_nvml import ReadyNvml
+from gpuhook.vendors.nvidia.nvml_session import NvmlSession
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Server:
         self._spare: WorkerHandle | None = None  # waits for a request
         self._poll = select.poll()
         self._worked = self._checked = time.monotonic()
-        self._nvml = ReadyNvml(self._poll)
+        self._nvml = NvmlSession(self._poll)
 
     def run(self, parent: int) -> "NoReturn":
         """Serve until there was no request for long enough, or the loaded state has changed."""

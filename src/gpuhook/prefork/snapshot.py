@@ -7,8 +7,8 @@ from gpuhook.base.config.loader import load
 from gpuhook.base.config.model import DEFAULT_PATH, Config
 from gpuhook.base.errors import GpuhookError
 from gpuhook.core import contract
-from gpuhook.core.cdi import saved
-from gpuhook.core.inventory import cache, freshness
+from gpuhook.core.cdi import parse_cache
+from gpuhook.core.inventory import cache, fingerprint
 from gpuhook.vendors import registry
 
 TYPE_CHECKING = False
@@ -30,13 +30,13 @@ class LoadedState:
         # protects: own-settings
         self._seen = _identities([path or DEFAULT_PATH, launcher, program, *folders])
         self._files = _identities(files)
-        if not all(freshness.is_settled(each) for each in (launcher, program, *folders, *files)):
+        if not all(fingerprint.is_settled(each) for each in (launcher, program, *folders, *files)):
             raise OSError("our own files have just changed, maybe since they were imported")
         self.config = load(path)
         self.known = registry.known(self.config)
         self._loaded = _load_inventories(self.config, self.known)
         self.inventories = {name: each.inventory for name, each in self._loaded.items()}
-        self.documents = saved.Documents(self.config)
+        self.documents = parse_cache.Documents(self.config)
         if not self.is_same_in_detail():
             raise OSError("something has changed while it was read")
 
@@ -92,8 +92,8 @@ def _our_files() -> list[str]:
 
 
 def _identities(paths: list[str]) -> dict[str, tuple[int, ...] | None]:
-    return {path: freshness.identity(path) for path in paths}
+    return {path: fingerprint.identity(path) for path in paths}
 
 
 def _are_same(seen: dict[str, tuple[int, ...] | None]) -> bool:
-    return all(freshness.identity(path) == identity for path, identity in seen.items())
+    return all(fingerprint.identity(path) == identity for path, identity in seen.items())

@@ -128,4 +128,4 @@ def _import_all(config: Config) -> None:
     from gpuhook.base.oci import lost_bundle, process  # noqa: F401, PLC0415
     from gpuhook.core import dev_char, limiter, limits, verdict  # noqa: F401, PLC0415
     from gpuhook.core.plan import spec_edits  # noqa: F401, PLC0415
-    from gpuhook.core.records import claims, engine_names  # noqa: F401, PLC0415
+    from gpuhook.core.records import engine_names, exclusive_request  # noqa: F401, PLC0415

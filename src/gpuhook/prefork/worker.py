@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from gpuhook.inject import Injection
     from gpuhook.prefork.snapshot import LoadedState
-    from gpuhook.vendors.nvidia.ready_nvml import ReadyNvml
+    from gpuhook.vendors.nvidia.nvml_session import NvmlSession
 
 # Seconds for taking the request, and then for the response. The first shows that the worker runs;
 # the second suffices even if a hundred containers start at once.
@@ -53,7 +53,7 @@ def _read_line(pipe: int) -> bytes:
 class Worker:
     """A worker: edits one config.json, responds, and then is that container's hook worker."""
 
-    def __init__(self, launcher: str, state: "LoadedState", nvml: "ReadyNvml") -> None:
+    def __init__(self, launcher: str, state: "LoadedState", nvml: "NvmlSession") -> None:
         self._config = state.config
         self._nvml = nvml
         self._folder = os.path.dirname(os.path.abspath(launcher))

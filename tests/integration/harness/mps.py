@@ -14,7 +14,7 @@ from harness.commands import Result, run, wait_until
 from harness.driver import Driver
 from harness.images import CUDA_PROBE
 from harness.installation import Installation
-from harness.standing import is_running
+from harness.prefork import is_running
 
 PLACE = "/run/nvidia-mps"
 PROBE = f"sleep 1000 | {CUDA_PROBE} --context"

@@ -58,7 +58,7 @@ def test_debians_policy_is_enforced_and_the_package_has_added_to_it(installed: N
 
 
 def test_containers_of_docker(docker: tuple[str], denials: Denials) -> None:
-    for _ in range(2):  # the second is served by the process that stands ready
+    for _ in range(2):  # the second is served by the prefork server
         docker_run(BY_RUNTIME).ok()
     assert denials.unusual() == []
 

@@ -11,7 +11,7 @@ from booted import ALLOWED, BUSYBOX, GIVEN, REFUSED, REQUEST, call, set_config
 from harness.commands import run, wait_until
 from harness.cri import Cri, CriError
 from harness.images import REPOSITORY
-from harness.standing import NAMES, steps
+from harness.prefork import NAMES, steps
 from pod_resources import PodResources
 
 UNITS = sorted(path.name for path in (REPOSITORY / "packaging/systemd").glob("*.service"))

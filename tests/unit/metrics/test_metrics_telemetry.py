@@ -12,7 +12,7 @@ import pytest
 from gpuhook.base.config.loader import load
 from gpuhook.base.config.model import Config
 from gpuhook.metrics.observer import Observer
-from gpuhook.monitor.host.child import Talk, Work
+from gpuhook.monitor.host.child import Channel, Work
 from gpuhook.monitor.telemetry import Files, Telemetry
 from gpuhook.vendors import registry
 
@@ -37,11 +37,11 @@ class Driver:
         return self.behave
 
 
-def write(talk: Talk, text: str) -> None:
+def write(talk: Channel, text: str) -> None:
     os.write(talk._fd, text.encode() + b"\n")
 
 
-def answer(talk: Talk) -> None:
+def answer(talk: Channel) -> None:
     talk.say({"ready": 1})
     for question in talk.asked():
         talk.say({"xid": 79, "gpu": "GPU-1"})
@@ -50,38 +50,38 @@ def answer(talk: Talk) -> None:
         talk.say({"answer": question["ask"], "devices": devices, "failed": {"GPU-2": "no"}})
 
 
-def without_failure(talk: Talk) -> None:
+def without_failure(talk: Channel) -> None:
     talk.say({"ready": 1})
     for question in talk.asked():
         talk.say({"answer": question["ask"], "devices": {}})
 
 
-def hang(talk: Talk) -> None:
+def hang(talk: Channel) -> None:
     talk.say({"ready": 1})
     talk.say({"asking": "GPU-1"})
     signal.pause()
 
 
-def end(talk: Talk) -> None:
+def end(talk: Channel) -> None:
     talk.say({"error": "NVML failed: no"})
 
 
-def fail_at_once(_: Talk) -> None:
+def fail_at_once(_: Channel) -> None:
     raise ValueError("not so")
 
 
-def fail_later(talk: Talk) -> None:
+def fail_later(talk: Channel) -> None:
     talk.say({"ready": 1})
     for _ in talk.asked():
         raise OSError(5, "Input/output error")
 
 
-def crash(talk: Talk) -> None:
+def crash(talk: Channel) -> None:
     talk.say({"ready": 1})
     os.kill(os.getpid(), signal.SIGABRT)
 
 
-def close(talk: Talk) -> None:
+def close(talk: Channel) -> None:
     os.close(talk._fd)
     signal.pause()
 
@@ -144,7 +144,7 @@ def test_why_it_has_ended_is_told(
     assert (asking.problem, asking.errors) == (problem, {kind: 1})
 
 
-def without_events(talk: Talk) -> None:
+def without_events(talk: Channel) -> None:
     talk.say({"ready": 1})
     talk.say({"watched": 0, "unwatched": {"GPU-1": "Not Supported"}})
     without_failure(talk)
@@ -231,7 +231,7 @@ def test_a_vendors_files_are_read_by_a_child() -> None:
 def test_a_device_that_has_answered_is_not_left_out(made: Any) -> None:
     """The child hangs in none, or isn't let run."""
 
-    def behave(talk: Talk) -> None:
+    def behave(talk: Channel) -> None:
         talk.say({"ready": 1})
         for question in talk.asked():
             if question["ask"] > 1:
@@ -263,7 +263,7 @@ def test_a_device_that_has_answered_is_not_left_out(made: Any) -> None:
     ],
 )
 def test_an_answer_without_form_ends_the_child_alone(made: Any, said: str) -> None:
-    def speak(talk: Talk) -> None:
+    def speak(talk: Channel) -> None:
         talk.say({"ready": 1})
         for question in talk.asked():
             write(talk, f'{{"answer": {question["ask"]}, {said}}}')

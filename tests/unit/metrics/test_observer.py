@@ -9,7 +9,7 @@ from gpuhook.metrics.assigned import Holder
 from gpuhook.metrics.containers import owner_of
 from gpuhook.metrics.model import Usage
 from gpuhook.metrics.observer import Observer
-from gpuhook.tools.running import holders, memory
+from gpuhook.tools.running import device_users, memory
 
 ID = "a" * 64
 
@@ -20,7 +20,7 @@ def observer() -> Observer:
 
 
 def holder(name: str, group: str, *devices: str, engine: str = "") -> Holder:
-    return Holder(holders.Container(name, engine, 1, "sh"), group, "", "", "", devices, "")
+    return Holder(device_users.Container(name, engine, 1, "sh"), group, "", "", "", devices, "")
 
 
 def assembled(observer: Observer, found: list[Holder], **processes: Any) -> Any:

@@ -162,7 +162,7 @@ def test_what_all_say_alike_is_said_once(machine: Machine) -> None:
     assert len(machine.look()) == 1
 
 
-# The process that stands ready ------------------------------------------------------------------
+# The prefork server ------------------------------------------------------------------
 
 
 def no_process() -> int:
@@ -175,7 +175,7 @@ def descriptors() -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of those that stand ready, of a configuration that has one."""
+    """The folder of the prefork servers, of a configuration that has one."""
     monkeypatch.setattr(instance, "open_folder", lambda _: os.open(tmp_path, os.O_RDONLY))
     return tmp_path
 

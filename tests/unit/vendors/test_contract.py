@@ -20,9 +20,9 @@ from gpuhook.base.errors import (
     SimulateError,
     UnknownDeviceError,
 )
-from gpuhook.core import contract, given_nodes
+from gpuhook.core import contract, spec_devices
 from gpuhook.core.cdi.generate import Source, generate
-from gpuhook.core.inventory import freshness
+from gpuhook.core.inventory import fingerprint
 from gpuhook.core.inventory.model import Inventory, Node
 from gpuhook.vendors import registry
 
@@ -214,10 +214,10 @@ def test_a_change_is_noticed(
     made = Machine(vendor, tmp_path, 2)
     config = loads(f'gpuhook.driver-roots = ["{vendor}={tmp_path}"]\n')
     loaded = contract.load(registry.KNOWN[vendor])
-    before = freshness.surroundings(config, loaded)
-    assert freshness.surroundings(config, loaded) == before
+    before = fingerprint.surroundings(config, loaded)
+    assert fingerprint.surroundings(config, loaded) == before
     change(made)
-    assert freshness.surroundings(config, loaded) != before
+    assert fingerprint.surroundings(config, loaded) != before
 
 
 # What containers get -------------------------------------------------------------------------
@@ -488,9 +488,9 @@ def test_what_comes_with_one_device_alone_is_that_devices(vendor: str, tmp_path:
         alone = given[label] - given[other]
         assert alone
         for path in alone:
-            held = given_nodes.devices_of({numbers[path]}, found)
+            held = spec_devices.devices_of({numbers[path]}, found)
             assert [device.label for device in held] == [label], path
     assert (
-        given_nodes.devices_of({numbers[path] for path in given[first] & given[second]}, found)
+        spec_devices.devices_of({numbers[path] for path in given[first] & given[second]}, found)
         == []
     )

@@ -15,19 +15,19 @@ from gpuhook.metrics.vendors.amd import telemetry as amd
 from gpuhook.metrics.vendors.intel_gpu import telemetry as intel
 from gpuhook.monitor.vendors import sensors
 from gpuhook.monitor.vendors.uevents import concerns_us
-from gpuhook.vendors import bound
+from gpuhook.vendors import sysfs_devices
 
 
 @pytest.mark.parametrize("name", ["0000:c1:00.0", "10000:e1:00.7", "ABCD:00:1f.3"])
 def test_addresses(name: str) -> None:
-    assert bound.is_address(name)
+    assert sysfs_devices.is_address(name)
 
 
 @pytest.mark.parametrize(
     "name", ["bind", "c1:00.0", "0000:c1:00", "0000:c1:00.", "0:g:0.0", "::.", "a.b.c.d"]
 )
 def test_other_names(name: str) -> None:
-    assert not bound.is_address(name)
+    assert not sysfs_devices.is_address(name)
 
 
 def test_devices_of_a_driver(tmp_path: Path) -> None:
@@ -36,8 +36,8 @@ def test_devices_of_a_driver(tmp_path: Path) -> None:
         (folder / name).mkdir(parents=True)
     (folder / "bind").touch()
     with Rootfs(str(tmp_path)) as root:
-        found = bound.devices(root, "xe")
-        assert bound.devices(root, "other") == []
+        found = sysfs_devices.devices(root, "xe")
+        assert sysfs_devices.devices(root, "other") == []
     assert [path.rpartition("/")[2] for path in found] == ["0000:02:00.0", "0000:03:00.0"]
     assert all(path.startswith("/sys/bus/pci/drivers/xe/") for path in found)
 
@@ -48,16 +48,16 @@ def test_devices_of_a_driver(tmp_path: Path) -> None:
      ("card٣", None), ("card1234567890", None), ("card01", None), ("card_1", None)],
 )  # fmt: skip
 def test_numbers(name: str, number: int | None) -> None:
-    assert bound.number(name, "card") == number
+    assert sysfs_devices.number(name, "card") == number
 
 
 def test_names_with_numbers_are_sorted_by_these(tmp_path: Path) -> None:
     for name in ("card10", "card9", "card1", "renderD128", "card"):
         (tmp_path / "drm" / name).mkdir(parents=True)
     with Rootfs(str(tmp_path)) as root:
-        assert bound.numbered(root, "/drm", "card") == [1, 9, 10]
-        assert bound.numbered(root, "/drm", "renderD") == [128]
-        assert bound.numbered(root, "/nothing", "card") == []
+        assert sysfs_devices.numbered(root, "/drm", "card") == [1, 9, 10]
+        assert sysfs_devices.numbered(root, "/drm", "renderD") == [128]
+        assert sysfs_devices.numbered(root, "/nothing", "card") == []
 
 
 def test_texts(tmp_path: Path) -> None:
@@ -66,17 +66,17 @@ def test_texts(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "away").symlink_to("/../../nowhere")
     with Rootfs(str(tmp_path)) as root:
-        assert bound.text(root, "/plain") == "0x8086"
+        assert sysfs_devices.text(root, "/plain") == "0x8086"
         for name in ("large", "folder", "away", "none"):
-            assert bound.text(root, f"/{name}") == ""
+            assert sysfs_devices.text(root, f"/{name}") == ""
 
 
 def test_numbers_of_a_node() -> None:
     node = Node("/dev/dri/card0", 226, 0)
-    assert bound.wrong_numbers(node, "226:0") == ""
-    assert bound.wrong_numbers(node, "") == ""
-    assert bound.wrong_numbers(None, "226:0") == ""
-    assert bound.wrong_numbers(node, "226:1") == (
+    assert sysfs_devices.wrong_numbers(node, "226:0") == ""
+    assert sysfs_devices.wrong_numbers(node, "") == ""
+    assert sysfs_devices.wrong_numbers(None, "226:0") == ""
+    assert sysfs_devices.wrong_numbers(node, "226:1") == (
         "/dev/dri/card0 has the numbers 226:0, but its driver's are 226:1"
     )
 

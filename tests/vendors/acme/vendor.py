@@ -3,7 +3,7 @@
 from gpuhook.base.errors import RequestError
 from gpuhook.base.oci.process import Setting
 from gpuhook.core.contract import Vendor
-from gpuhook.core.inventory import freshness
+from gpuhook.core.inventory import fingerprint
 from gpuhook.vendors.acme import names
 
 TYPE_CHECKING = False
@@ -25,7 +25,7 @@ class Acme(Vendor):
     def surroundings(self, config: "Config") -> "list[Any]":
         folder = self.root(config).rstrip("/") + CLASS
         return [
-            [name, freshness.text(f"{folder}/{name}/state")] for name in freshness.names(folder)
+            [name, fingerprint.text(f"{folder}/{name}/state")] for name in fingerprint.names(folder)
         ]
 
     def check(self, grant: "Grant") -> None:

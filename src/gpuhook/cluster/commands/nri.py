@@ -12,7 +12,7 @@ from gpuhook.base import names as ours
 from gpuhook.base.config.model import DEFAULT_PATH, Config
 from gpuhook.base.errors import PluginError, RequestError, printable, shown
 from gpuhook.cluster.nri import SOCKET
-from gpuhook.cluster.nri.answer import Given, Way
+from gpuhook.cluster.nri.answer import Given, InjectionMode
 from gpuhook.cluster.nri.asked import PATIENCE
 from gpuhook.monitor.host.programs import our_program
 from gpuhook.tools.cli._help import command
@@ -80,11 +80,11 @@ def nri(
             "have no gate, and runtimes may refuse or read some requests differently"
         )
 
-    def current() -> Way:
+    def current() -> InjectionMode:
         followed.read()  # protects: nri-settings
         config = copy(followed.config)
         config.path = _own_path(config)
-        return Way(config, hook, cdi, kubelet() if gate or config.gate else None)
+        return InjectionMode(config, hook, cdi, kubelet() if gate or config.gate else None)
 
     current()  # starts the child before the first container
     service.run(socket, current, _tell, index=index)

@@ -8,15 +8,15 @@ from typing import Any
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import GpuhookError
 from gpuhook.cluster.device_plugin.settings import Settings
-from gpuhook.monitor.host.child import Clock, Talking, Tell, how_ended
-from gpuhook.monitor.host.fed import Fed
+from gpuhook.monitor.host.child import Clock, JsonLineWorker, Tell, how_ended
+from gpuhook.monitor.host.state_worker import StateWorker
 
 _READING = 30.0  # seconds that the server may leave a state unread
 _ENDING = 3.0  # seconds to exit in when asked to
 _LONGEST_LINE = 1 << 16
 
 
-class Server(Fed):
+class Server(StateWorker):
     """The process that talks to the kubelet; it reads states from a pipe."""
 
     def __init__(self, settings: Settings, tell: Tell, clock: Clock) -> None:
@@ -29,7 +29,7 @@ class Server(Fed):
         super().__init__(serve, "The server", "gpuhook-server", tell, clock)
 
 
-class Listener(Talking):
+class Listener(JsonLineWorker):
     """The process that receives a vendor's errors; ``module`` is the vendor's ``events``.
 
     ``silent`` are the devices in which it hung; it skips them until they are healthy again.

@@ -23,7 +23,7 @@ _AWAY = 60.0  # seconds without NVML after SIGHUP, in which a driver can be unlo
 _SAY_AGAIN = 60.0  # seconds until the same application error is logged again
 
 
-class Observed:
+class DeviceMonitor:
     """All vendors' devices, and the listeners to their drivers.
 
     ``recovery`` and ``interval`` are as in ``settings.Settings``, and ``chosen`` is its

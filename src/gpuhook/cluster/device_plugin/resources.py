@@ -23,7 +23,7 @@ from gpuhook.cluster.device_plugin.settings import (
 )
 from gpuhook.cluster.device_plugin.state import Node, Resource, State, Unit
 from gpuhook.cluster.vendors import cluster
-from gpuhook.cluster.vendors.cluster import Extras, Ways
+from gpuhook.cluster.vendors.cluster import Extras, RequestChannels
 from gpuhook.core.cdi.names import is_device
 from gpuhook.core.contract import BY_DOCUMENT, Grant, Vendor
 from gpuhook.core.inventory.model import Device, Inventory
@@ -209,7 +209,7 @@ class _Vendors:
 
     def _extras(self) -> Extras:
         strategies = {*self.settings.device_list_strategy}
-        ways = Ways(
+        ways = RequestChannels(
             by_variable=bool({ENVVAR, VOLUME_MOUNTS} & strategies),
             by_mounts=bool(self.vendor.names.MOUNTS) and ENVVAR not in strategies,
             unprivileged=self.config.accept_envvar_unprivileged,

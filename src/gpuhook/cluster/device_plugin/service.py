@@ -19,7 +19,7 @@ from gpuhook.base.config.model import Config
 from gpuhook.base.errors import PluginError, listed
 from gpuhook.cluster.device_plugin import documents, driver, folder
 from gpuhook.cluster.device_plugin.children import Server
-from gpuhook.cluster.device_plugin.device_monitor import Observed
+from gpuhook.cluster.device_plugin.device_monitor import DeviceMonitor
 from gpuhook.cluster.device_plugin.resources import resources
 from gpuhook.cluster.device_plugin.settings import CDI_ANNOTATIONS, CDI_CRI, MOUNTS, Settings
 from gpuhook.cluster.device_plugin.state import State
@@ -149,7 +149,7 @@ def _chores(settings: Settings) -> list[Work]:
     return [*found, driver.keep] if MOUNTS in strategies else found
 
 
-class _Chore:
+class _RetryTask:
     """A task that is retried until it succeeds; ``at`` is the next attempt, None for none."""
 
     def __init__(self, work: Callable[[], bool], clock: Callable[[], float]) -> None:
@@ -182,14 +182,16 @@ class Supervisor:
         self._followed = followed
         self._signals = signals
         self._clock = time.monotonic
-        self._observed = Observed(
+        self._observed = DeviceMonitor(
             config, settings.recovery, settings.interval, settings.vendors, tell
         )
         self._server = Server(settings, tell, self._clock)
         self._state: State | None = None
         self._warnings: list[str] = []
         self._told: dict[str, str] = {}  # logged reasons why devices are unhealthy
-        self._chores = [_Chore(partial(self._do, each), self._clock) for each in _chores(settings)]
+        self._chores = [
+            _RetryTask(partial(self._do, each), self._clock) for each in _chores(settings)
+        ]
         self._mps: tuple[bool, object] | None = None  # whether its daemon ran, and its state
 
     def run(self) -> int:

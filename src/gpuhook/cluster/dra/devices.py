@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuhook.base.config.model import Config
-from gpuhook.cluster.device_plugin.device_monitor import Observed
+from gpuhook.cluster.device_plugin.device_monitor import DeviceMonitor
 from gpuhook.cluster.dra import slices as dra
 from gpuhook.cluster.dra.slices import Choices, Driver, Trouble
 from gpuhook.cluster.vendors import slices
@@ -68,7 +68,7 @@ class Devices:
     ) -> None:
         self.config = config
         self.choices = choices
-        self.observed = Observed(config, recovery, interval, chosen or {}, tell, linked=False)
+        self.observed = DeviceMonitor(config, recovery, interval, chosen or {}, tell, linked=False)
         self._tell = tell
         self._warnings: list[str] = []
         self._drivers: dict[str, Driver] = {}

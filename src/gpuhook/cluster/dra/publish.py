@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self
 from gpuhook.base.errors import GpuhookError, PluginError
 from gpuhook.cluster.dra.access import Access
 from gpuhook.cluster.dra.api_client import Client
-from gpuhook.cluster.dra.keeper import APART, TOGETHER, Keeper
+from gpuhook.cluster.dra.slice_reconciler import APART, TOGETHER, Keeper
 from gpuhook.cluster.dra.slices import COUNTERS_APART, OLDEST
 from gpuhook.monitor.host.child import BackOff, Clock, Tell
 
@@ -114,7 +114,7 @@ class Publisher:
 
     def _publish(self) -> None:
         keeper = Keeper(Client(self._access), self._node, self._tell, self._clock)
-        with _Turn(self._lock) as turn, closing(keeper):
+        with _LeaderLock(self._lock) as turn, closing(keeper):
             while True:
                 may_write = turn.take()
                 if may_write:
@@ -131,7 +131,7 @@ class Publisher:
                     keeper.want(self._told["wanted"], self._told["drivers"])
 
 
-class _Turn:
+class _LeaderLock:
     """The lock for writing: the file is locked until the previous instance exits."""
 
     def __init__(self, path: str) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 from gpuhook.base.errors import PluginError, shown
 from gpuhook.cluster.device_plugin import folder
 from gpuhook.cluster.device_plugin.service import Signals, Stopped, check_packages, tell
+from gpuhook.cluster.dra.claim_preparer import ClaimPreparer
 from gpuhook.cluster.dra.claims import Claims
 from gpuhook.cluster.dra.devices import Devices
-from gpuhook.cluster.dra.handing import Handing
 from gpuhook.cluster.dra.options import Options
 from gpuhook.cluster.dra.publish import Publisher, wanted
 from gpuhook.cluster.dra.work import LIMIT, Job, Server
@@ -79,7 +79,9 @@ class Supervisor:
         self._publisher = publisher
         self._signals = signals
         self._clock = time.monotonic
-        self._handing = Handing(devices, claims, options, partial(in_use, options.pod_resources))
+        self._handing = ClaimPreparer(
+            devices, claims, options, partial(in_use, options.pod_resources)
+        )
         self._server = Server(options, publisher, tell, self._clock)
         self._jobs: list[Job] = []
         # Calls that wait for a free slot, each with the time until which the kubelet waits.

@@ -17,7 +17,7 @@ from gpuhook.cluster.vendors.slices import DeviceClass, Published, Value, Versio
 from gpuhook.core.contract import Vendor
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.monitor.vendors import pci
-from gpuhook.tools.running import limitable
+from gpuhook.tools.running import limit_support
 
 API = "resource.k8s.io/v1"
 # The first version of Kubernetes whose slices hold either devices or counters, not both.
@@ -244,7 +244,7 @@ def _shared(
         return given, []
     if not given.capacity.get(MEMORY):
         return given, [f"{given.name} isn't shared: its memory size is unknown"]
-    problem = limitable.what_it_takes(vendor, inventory, config, (device,))
+    problem = limit_support.what_it_takes(vendor, inventory, config, (device,))
     if problem is not None:  # protects: dra-shared-limits
         return given, [f"{given.name} isn't shared: {problem.cause}"]
     return replace(given, shares=choices.shares[vendor.names.NAME]), []

@@ -16,18 +16,18 @@ from typing import Any
 
 from gpuhook.base.container import kernel
 from gpuhook.base.errors import GpuhookError
-from gpuhook.cluster.dra.handing import Handing
+from gpuhook.cluster.dra.claim_preparer import ClaimPreparer
 from gpuhook.cluster.dra.options import Options
 from gpuhook.cluster.dra.publish import Publisher
-from gpuhook.monitor.host.child import Clock, Talk, Talking, Tell
-from gpuhook.monitor.host.fed import Fed
+from gpuhook.monitor.host.child import Channel, Clock, JsonLineWorker, Tell
+from gpuhook.monitor.host.state_worker import StateWorker
 
 LIMIT = 38.0  # seconds for a claim's work; the kubelet waits for 45
 _LONGEST_LINE = 16 << 20
 _LATE = "It took longer than {:g} seconds and was stopped; unfinished steps are rolled back later"
 
 
-class Job(Talking):
+class Job(JsonLineWorker):
     """One job, in a separate child; ``call`` is the server's number of the call, 0 for none.
 
     ``about`` is the driver and the uid of its claim, "" for all.
@@ -43,7 +43,7 @@ class Job(Talking):
         self.has_ended = False
         self.sentences: list[str] = []
 
-    def begin(self, handing: Handing, do: str, driver: str, claim: Mapping[str, str]) -> None:
+    def begin(self, handing: ClaimPreparer, do: str, driver: str, claim: Mapping[str, str]) -> None:
         """Start it: ``do`` is prepare, unprepare or sweep."""
         self._begin(lambda talk: _work(talk, handing, do, driver, claim))
 
@@ -87,7 +87,9 @@ class Job(Talking):
         self._end()
 
 
-def _work(talk: Talk, handing: Handing, do: str, driver: str, claim: Mapping[str, str]) -> None:
+def _work(
+    talk: Channel, handing: ClaimPreparer, do: str, driver: str, claim: Mapping[str, str]
+) -> None:
     kernel.end_after(int(LIMIT) + 1)
     kernel.set_name(f"gpuhook-{do}")
     handing.say_by(lambda sentence: talk.say({"say": sentence}))
@@ -109,7 +111,7 @@ def _work(talk: Talk, handing: Handing, do: str, driver: str, claim: Mapping[str
         handing.report(claim)  # the kubelet has its response already
 
 
-class Server(Fed):
+class Server(StateWorker):
     """The process that talks to the kubelet: it receives the state, sends calls, gets responses.
 
     ``publisher`` runs in it, too.

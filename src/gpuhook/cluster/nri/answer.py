@@ -40,7 +40,7 @@ _MEBIBYTE = 20  # bits
 
 
 @dataclass(frozen=True)
-class Way:
+class InjectionMode:
     """The mode of injection: with a hook, or by CDI device names; ``given`` enables the gate."""
 
     config: Config
@@ -61,7 +61,7 @@ class Answer:
     verdict: Verdict | None = None
 
 
-def decide(asked: Asked, way: Way, end: float | None = None) -> Answer:
+def decide(asked: Asked, way: InjectionMode, end: float | None = None) -> Answer:
     """Return the response for a container; ``end`` is the deadline.
 
     RequestError or a DriverError, with a sentence, for a container that may not have the devices
@@ -100,7 +100,7 @@ def _memory_variables(asked: Asked, config: Config) -> dict[str, str]:
     return found
 
 
-def _decide(asked: Asked, way: Way, end: float | None) -> Answer:
+def _decide(asked: Asked, way: InjectionMode, end: float | None) -> Answer:
     by_runtime = asked.handler in HANDLERS
     if by_runtime and way.given is None:  # protects: nri-gate-handlers
         return Answer()
@@ -132,12 +132,12 @@ def _decide(asked: Asked, way: Way, end: float | None) -> Answer:
     return Answer(found, gate.verdict(env, but=given) if obeyed else None)
 
 
-def edits(asked: Asked, way: Way) -> dict[str, Any]:
+def edits(asked: Asked, way: InjectionMode) -> dict[str, Any]:
     """Return only the edits, as ``decide`` does."""
     return decide(asked, way).edits
 
 
-def _gate(asked: Asked, way: Way, end: float) -> Gate | None:
+def _gate(asked: Asked, way: InjectionMode, end: float) -> Gate | None:
     """Return the gate, which queries the kubelet once, and waits for it until ``end``."""
     if way.given is None:
         return None
@@ -150,7 +150,9 @@ def _gate(asked: Asked, way: Way, end: float) -> Gate | None:
     return Gate(asked, way.config, names)
 
 
-def _own(asked: Asked, way: Way, gate: Gate | None) -> tuple[dict[str, Any], list[ModuleType]]:
+def _own(
+    asked: Asked, way: InjectionMode, gate: Gate | None
+) -> tuple[dict[str, Any], list[ModuleType]]:
     """Return our own edits, as for a container under runc, and the modules of their vendors."""
     config = ungated(way.config)
     resolved = resolve(spec_of(asked, asked.env), config, registry.known(config))
@@ -172,7 +174,9 @@ def _own(asked: Asked, way: Way, gate: Gate | None) -> tuple[dict[str, Any], lis
     return found, [grant.vendor.names for grant in resolved.grants]
 
 
-def _edits(grant: Grant, devices: tuple[Device, ...], way: Way) -> Mapping[str, list[Any]]:
+def _edits(
+    grant: Grant, devices: tuple[Device, ...], way: InjectionMode
+) -> Mapping[str, list[Any]]:
     names = grant.vendor.names
     if not devices:
         variable = next(iter(names.VARIABLES), "")

@@ -24,7 +24,7 @@ from gpuhook.core.inventory import cache
 from gpuhook.core.inventory.model import Device, Inventory
 from gpuhook.core.request import sources
 from gpuhook.core.request.sources import MountRequests, parse_environment
-from gpuhook.core.resolve import Progress, Resolved, resolve
+from gpuhook.core.resolve import Allocation, Progress, resolve
 from gpuhook.core.verdict import Verdict
 from gpuhook.vendors import registry
 
@@ -98,12 +98,12 @@ class Gate:
 
     def _resolved(
         self, config: Config, env: Iterable[str], progress: Progress | None = None
-    ) -> Resolved | None:
+    ) -> Allocation | None:
         """Resolve the container's requests as gpu-py does with this configuration."""
         spec = spec_of(self._asked, env, self._asked.annotations)
         return resolve(spec, config, self._known, progress, skip_absent=True)
 
-    def _checked(self, resolved: Resolved) -> list[tuple[Grant, tuple[Device, ...]]]:
+    def _checked(self, resolved: Allocation) -> list[tuple[Grant, tuple[Device, ...]]]:
         """Return each grant with its allowed devices; RequestError for any others."""
         self._check_documents(resolved)
         self._check_tenants(resolved)
@@ -121,7 +121,7 @@ class Gate:
             raise self._ungiven(what, _REMEDY.format(names.KIND))
         return tuple(grant.devices)
 
-    def _check_tenants(self, resolved: Resolved) -> None:
+    def _check_tenants(self, resolved: Allocation) -> None:
         """Raise RequestError if options request a tenant's resources, such as IMEX channels."""
         wanted = _tenant_names(resolved)
         given = {f"{resource}={name}" for resource, name in self.given} if wanted else set()
@@ -130,7 +130,7 @@ class Gate:
             remedy = "Remove the variable or mount that asks for it, or allocate it by a CDI name"
             raise self._ungiven(listed(others), remedy)
 
-    def _check_documents(self, resolved: Resolved) -> None:
+    def _check_documents(self, resolved: Allocation) -> None:
         """Raise RequestError for requested CDI devices that the kubelet didn't allocate."""
         others = self._ungiven_names(resolved.cdi_devices)
         if others:  # protects: nri-gate-documents
@@ -254,7 +254,7 @@ class Gate:
                 others = {f"{name}=" for name in each.VARIABLES if name != variable}
                 yield [entry for entry in env if not entry.startswith((*others,))]
 
-    def _check_reading(self, resolved: Resolved | None) -> None:
+    def _check_reading(self, resolved: Allocation | None) -> None:
         """Raise RequestError if a runtime would give more than the kubelet allocated."""
         for grant, devices in self._checked(resolved) if resolved is not None else ():
             if len(devices) < len(grant.devices):  # protects: nri-gate-readings
@@ -348,7 +348,7 @@ def _is_odd(entry: str, deciding: Iterable[str]) -> bool:
     return False
 
 
-def _tenant_names(resolved: Resolved) -> list[str]:
+def _tenant_names(resolved: Allocation) -> list[str]:
     return [
         name
         for grant in resolved.grants

@@ -12,7 +12,7 @@ from gpuhook import __version__
 from gpuhook.base.container import kernel
 from gpuhook.base.errors import ConfigError, GpuhookError, PluginError, printable, shown
 from gpuhook.cluster.nri import PROCESS, answer
-from gpuhook.cluster.nri.answer import Way
+from gpuhook.cluster.nri.answer import InjectionMode
 from gpuhook.cluster.nri.asked import PATIENCE, check_length, markers
 from gpuhook.cluster.nri.messages import nri, ttrpc
 from gpuhook.cluster.nri.parser import SERVICE, NoMessageError, Parser, Request
@@ -34,7 +34,7 @@ _LONGEST = 1024  # bytes of a sentence for a pod's events
 Tell = Callable[[str], None]
 
 
-def run(path: str, current: Callable[[], Way], tell: Tell, *, index: str = INDEX) -> None:
+def run(path: str, current: Callable[[], InjectionMode], tell: Tell, *, index: str = INDEX) -> None:
     """Serve the engine at ``path`` until a signal, through all its restarts.
 
     ``current`` returns the current mode of injection; ConfigError if the settings are invalid.
@@ -78,14 +78,14 @@ class Plugin:
         self,
         connection: Connection,
         parser: Parser,
-        current: Callable[[], Way],
+        current: Callable[[], InjectionMode],
         tell: Tell,
         index: str,
     ) -> None:
         self._connection = connection
         self._parser = parser
         self._current = current
-        self._last: Way | None = None
+        self._last: InjectionMode | None = None
         self._verdicts = Verdicts()
         self._tell = tell
         self._index = index
@@ -208,7 +208,7 @@ class Plugin:
             self._tell(f"{who}: answered in {spent:.0f} ms")
         return made
 
-    def _way(self, payload: bytes) -> Way | None:
+    def _way(self, payload: bytes) -> InjectionMode | None:
         """Return the current mode; None if it is unknown and the request is about no devices.
 
         ConfigError if config.toml can't be read and a container may ask for devices.

@@ -19,7 +19,7 @@ Offers = dict[str, list[Device]]
 
 
 @dataclass(frozen=True)
-class Ways:
+class RequestChannels:
     """The channels of containers' requests, as far as a vendor must know them.
 
     ``by_variable`` is whether gpu-py reads a variable or mounts, ``by_mounts`` whether it reads
@@ -110,7 +110,7 @@ class Cluster:
         """Return the link scores between devices by the inventory, as in ``Resource.links``."""
         return {}
 
-    def extras(self, options: Any, ways: Ways, why_not: Callable[[], str]) -> Extras:  # noqa: ARG002
+    def extras(self, options: Any, ways: RequestChannels, why_not: Callable[[], str]) -> Extras:  # noqa: ARG002
         """Set a request's options that every container gets in addition to devices, if possible.
 
         ``why_not`` returns why the current options can't be granted, "" if they can.

@@ -48,7 +48,7 @@ def resolve(found: "Found", names: "Iterable[str]") -> "Edits":
     wanted = list(dict.fromkeys(names))
     missing = unresolved(found, wanted)
     if missing:
-        from gpuhook.core.cdi import unknown  # noqa: PLC0415 - only where it fails
+        from gpuhook.core.cdi import unresolved as unknown  # noqa: PLC0415 - only where it fails
 
         raise unknown.error(found, missing)
     edits = []

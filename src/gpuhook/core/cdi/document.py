@@ -9,8 +9,8 @@ import struct
 
 from gpuhook.base.errors import shown
 from gpuhook.base.oci import jsontext
-from gpuhook.core.cdi import checks, tree
-from gpuhook.core.cdi.reading import Problem, Reading
+from gpuhook.core.cdi import checks, yaml_reader
+from gpuhook.core.cdi.parse_result import Problem, Reading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.core.cdi.checks import Path
-    from gpuhook.core.cdi.tree import Node
+    from gpuhook.core.cdi.yaml_reader import Node
 
 TEXT, SIGNED, UNSIGNED, FLAG = "a string", "a whole number", "a number of 32 bits", "true or false"
 _RANGES = {SIGNED: (-(1 << 63), 1 << 63), UNSIGNED: (0, 1 << 32)}
@@ -67,14 +67,14 @@ def read(data: bytes) -> Reading:
     reader = _Reader()
     document = None
     try:
-        root = tree.read(data)
+        root = yaml_reader.read(data)
         if root is not None:
             document = reader.value(root, FIELDS, ())
         if document is not None:
             reader.check(document)
         elif not reader.problems:
             reader.problems.append(Problem(None, "the file is empty"))
-    except tree.TreeError as error:
+    except yaml_reader.TreeError as error:
         reader.problems.append(Problem(error.line, error.sentence))
     if reader.problems:
         return Reading(None, tuple(sorted(reader.problems, key=lambda each: each.line or 0)))
@@ -111,8 +111,10 @@ class _Reader:
     def visit(self, node: "Node") -> None:
         """Count a value: aliases can expand to very many, so they are limited as well."""
         self.count += 1
-        if self.count > tree.MOST_VALUES:
-            raise tree.TreeError(node.line, f"the file has more than {tree.MOST_VALUES} values")
+        if self.count > yaml_reader.MOST_VALUES:
+            raise yaml_reader.TreeError(
+                node.line, f"the file has more than {yaml_reader.MOST_VALUES} values"
+            )
 
     def value(self, node: "Node", kind: "Any", path: "Path") -> "Any":
         """Return a value in its field's type, None if it is null or unusable."""
@@ -135,10 +137,10 @@ class _Reader:
             return None
         return found
 
-    def scalar(self, node: "Node", path: "Path") -> "tree.Scalar":
+    def scalar(self, node: "Node", path: "Path") -> "yaml_reader.Scalar":
         try:
-            return tree.scalar(node)
-        except tree.TreeError as error:
+            return yaml_reader.scalar(node)
+        except yaml_reader.TreeError as error:
             self.wrong(node, error.sentence, path)
             return None
 
@@ -172,8 +174,10 @@ class _Reader:
     def pairs(self, node: "Node", path: "Path", level: int = 0) -> "Iterator[tuple[Node, Node]]":
         """Yield keys and values, including those that << merges."""
         self.visit(node)
-        if level > tree.MOST_LEVELS:
-            raise tree.TreeError(node.line, f"<< is nested deeper than {tree.MOST_LEVELS} levels")
+        if level > yaml_reader.MOST_LEVELS:
+            raise yaml_reader.TreeError(
+                node.line, f"<< is nested deeper than {yaml_reader.MOST_LEVELS} levels"
+            )
         for key, value in zip(node.items[::2], node.items[1::2], strict=True):
             self.visit(key)
             if not (key.text == "<<" and key.plain):
@@ -204,7 +208,7 @@ def _ways(path: "Path") -> "list[Path]":
 _KINDS: "dict[type, str]" = {dict: "a table", list: "a list"}
 
 
-def _fitting(value: "tree.Scalar", kind: "Any") -> "Any":
+def _fitting(value: "yaml_reader.Scalar", kind: "Any") -> "Any":
     """Return a scalar as a field of a kind needs it, None if it doesn't fit."""
     if value is None or not isinstance(kind, str):
         return None

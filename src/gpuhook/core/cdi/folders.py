@@ -9,7 +9,7 @@ import os
 
 from gpuhook.base.host import files as host_files
 from gpuhook.base.oci.jsontext import Record
-from gpuhook.core.cdi.reading import MOST_BYTES
+from gpuhook.core.cdi.parse_result import MOST_BYTES
 from gpuhook.core.inventory.cache import identity
 
 TYPE_CHECKING = False
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from gpuhook.core.cdi.reading import Reading
+    from gpuhook.core.cdi.parse_result import Reading
 
 ENDINGS = (".json", ".yaml")
 OTHER_ENDING = "engines read only names that end in .json or .yaml"

@@ -9,7 +9,7 @@ import os
 from gpuhook.base.cgroup import access
 from gpuhook.base.container import kernel
 from gpuhook.base.loader.layout import HostLayout
-from gpuhook.core import given_nodes
+from gpuhook.core import spec_devices
 from gpuhook.core.contract import Grant
 from gpuhook.core.plan.image import Image
 from gpuhook.core.plan.operations import (
@@ -57,12 +57,14 @@ class Given:
         linux = linux if isinstance(linux, dict) else {}
         self._numbers = {
             str(entry.get("path")): (entry.get("major"), entry.get("minor"))
-            for entry in given_nodes.objects(linux.get("devices"))
+            for entry in spec_devices.objects(linux.get("devices"))
         }
         resources = linux.get("resources")
         self._rules = resources.get("devices") if isinstance(resources, dict) else None
         self._numbers_at = numbers_at
-        there = {str(entry.get("destination")) for entry in given_nodes.objects(spec.get("mounts"))}
+        there = {
+            str(entry.get("destination")) for entry in spec_devices.objects(spec.get("mounts"))
+        }
         self.paths = {*there, *(place for _, place in mounts), *self._numbers}
 
     def has_node(self, path: str, numbers: tuple[int, int]) -> bool:
@@ -84,9 +86,9 @@ def by_mounts(spec: "dict[str, Any]", bundle: str) -> "Callable[[str], tuple[int
     """Return ``numbers_at`` for the mounts in config.json; ``bundle`` is the bundle's folder."""
     sources = {
         str(entry.get("destination")): entry.get("source")
-        for entry in given_nodes.objects(spec.get("mounts"))
+        for entry in spec_devices.objects(spec.get("mounts"))
     }
-    return lambda path: given_nodes.numbers_at(bundle, sources.get(path))
+    return lambda path: spec_devices.numbers_at(bundle, sources.get(path))
 
 
 def devices(given: Given, inventory: "Inventory") -> "list[Device]":

@@ -1,7 +1,7 @@
 """Saved inventories of this host below /run, one per vendor.
 
 So the driver is asked once instead of at every start. A saved inventory is valid only while its
-fingerprint is unchanged (``freshness``), and only if no other non-root user can have written it.
+fingerprint is unchanged (``fingerprint``), and only if no other non-root user can have written it.
 If it is stale, damaged or suspicious, one process makes it again under a lock; the others wait.
 """
 
@@ -13,7 +13,7 @@ import time
 from gpuhook.base import fileio
 from gpuhook.base.errors import DriverError, NoDriverError
 from gpuhook.base.oci import jsontext
-from gpuhook.core.inventory import freshness
+from gpuhook.core.inventory import fingerprint
 from gpuhook.core.inventory.model import SOCKET
 
 TYPE_CHECKING = False
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from gpuhook.base.config.model import Config
-    from gpuhook.core.inventory.freshness import Source
+    from gpuhook.core.inventory.fingerprint import Source
     from gpuhook.core.inventory.model import Inventory
 
 _LIMIT = 64 << 20
@@ -170,16 +170,16 @@ def _make(folder: int, config: "Config", vendor: "Source", lock: "_Lock") -> "Lo
 def _discover(config: "Config", vendor: "Source") -> "Loaded":
     """Discover the devices, again if anything changed meanwhile."""
     for _ in range(_TRIES):
-        around = freshness.surroundings(config, vendor)
+        around = fingerprint.surroundings(config, vendor)
         root = vendor.root(config)
-        missing = freshness.settled(root, freshness.absent(root, vendor.volatile_paths(config)))
-        watched = freshness.watched(root, vendor.watched_paths(config))
+        missing = fingerprint.settled(root, fingerprint.absent(root, vendor.volatile_paths(config)))
+        watched = fingerprint.watched(root, vendor.watched_paths(config))
         inventory = vendor.discover(config)
         written = (file.path for file in inventory.files if file.content)
-        watched.update(freshness.watched(root, written))
+        watched.update(fingerprint.watched(root, written))
         # A node may appear after its device: udev creates it.
         content = Loaded(vendor, inventory, around, [*missing, *inventory.missing()], watched)
-        if freshness.surroundings(config, vendor) == around:
+        if fingerprint.surroundings(config, vendor) == around:
             break
     # If it keeps changing, the old fingerprint is kept: it won't match, so this isn't reused.
     return content
@@ -244,7 +244,7 @@ class _Lock:
 
 def _file_name(config: "Config", vendor: "Source") -> str:
     """Return a file name unique for each vendor and set of settings, to avoid conflicts."""
-    settings = jsontext.dumps(freshness.settings_of(config, vendor))
+    settings = jsontext.dumps(fingerprint.settings_of(config, vendor))
     return f"inventory-{vendor.names.NAME}-{digest(settings.encode())}"
 
 
@@ -329,11 +329,11 @@ class Loaded:
         """Tell whether nothing that it depends on has changed."""
         found = self.inventory
         return (
-            self.around == freshness.surroundings(config, self._vendor)
-            and freshness.same_nodes(found.root, found.nodes, self._vendor.crowded)
-            and (self._folders_stayed() or not freshness.missing(found.root, self._files()))
-            and freshness.missing(found.root, self.missing) == self.missing
-            and freshness.same_statuses(found.root, self.watched)
+            self.around == fingerprint.surroundings(config, self._vendor)
+            and fingerprint.same_nodes(found.root, found.nodes, self._vendor.crowded)
+            and (self._folders_stayed() or not fingerprint.missing(found.root, self._files()))
+            and fingerprint.missing(found.root, self.missing) == self.missing
+            and fingerprint.same_statuses(found.root, self.watched)
         )
 
     def note_folders(self) -> None:
@@ -342,15 +342,15 @@ class Loaded:
         That takes a fifth of the time, in a process that asks often. A folder that has just changed
         may change again undetected.
         """
-        folders = freshness.folders(self.inventory.root, self._files())
-        seen = [freshness.identity(path) for path in folders]
-        settled = all(freshness.is_settled(path) for path in folders)  # protects: just-changed
-        if settled and not freshness.missing(self.inventory.root, self._files()):
+        folders = fingerprint.folders(self.inventory.root, self._files())
+        seen = [fingerprint.identity(path) for path in folders]
+        settled = all(fingerprint.is_settled(path) for path in folders)  # protects: just-changed
+        if settled and not fingerprint.missing(self.inventory.root, self._files()):
             self._folders, self._folders_seen = folders, seen
 
     def _folders_stayed(self) -> bool:
         return bool(self._folders) and (
-            [freshness.identity(path) for path in self._folders] == self._folders_seen
+            [fingerprint.identity(path) for path in self._folders] == self._folders_seen
         )
 
     def _files(self) -> list[str]:

@@ -96,9 +96,9 @@ class _Search:
 
     def _unknown(self, selector: str, wanted: str) -> UnknownDeviceError:
         """Return the error for an unknown name, with as many examples as fit."""
-        from gpuhook.core import meant  # noqa: PLC0415 - only if a container is refused
+        from gpuhook.core import suggest  # noqa: PLC0415 - only if a container is refused
 
-        count = meant.counted(self.asked, self.indices)
+        count = suggest.counted(self.asked, self.indices)
         if count and not self.inventory.lost:
             return UnknownDeviceError(
                 f"The container asks for {count} {self.names.NOUN}s, 0 to {count - 1}, and this "

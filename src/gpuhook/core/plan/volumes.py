@@ -8,7 +8,7 @@ import os
 
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import in_volume
-from gpuhook.core import given_nodes
+from gpuhook.core import spec_devices
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Volumes:
     def __init__(self, spec: "dict[str, Any]", root: Rootfs) -> None:
         self._root = root
         self._sources: dict[str, str] = {}
-        for mount in given_nodes.objects(spec.get("mounts")):
+        for mount in spec_devices.objects(spec.get("mounts")):
             source, place = mount.get("source"), mount.get("destination")
             if not (isinstance(source, str) and isinstance(place, str) and _is_bind(mount)):
                 continue

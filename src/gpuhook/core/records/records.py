@@ -187,7 +187,7 @@ def _labels(text: str) -> "dict[str, Any]":
     return {name: found.get(key) for name, key in _LABEL_KEYS.items()}
 
 
-class Written:
+class RecordWriter:
     """A container's record, written for a block, and removed again if the block fails.
 
     ``process`` is a descriptor of /proc/PID, -1 if unknown: then no record is written. A failed

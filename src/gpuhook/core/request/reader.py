@@ -445,9 +445,9 @@ def _check_name(name: str, every: tuple[str, ...]) -> None:
     # protects: device-name
     if _is_name(name):
         return
-    from gpuhook.core import meant  # noqa: PLC0415 - only if a container is refused
+    from gpuhook.core import suggest  # noqa: PLC0415 - only if a container is refused
 
-    likely = meant.separated(every)
+    likely = suggest.separated(every)
     question = f"Did you mean {likely}? " if all(map(_is_name, likely.split(","))) else ""
     raise RequestError(
         f"{shown(name)} can't be the name of a device",

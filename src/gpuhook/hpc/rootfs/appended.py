@@ -8,7 +8,7 @@ from gpuhook import inject
 from gpuhook.base.fileio import write_all
 from gpuhook.base.host import files as host_files
 from gpuhook.hpc.rootfs.folder import Folder
-from gpuhook.tools.root_folder import callers
+from gpuhook.tools.root_folder import user_files
 
 _NEW = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -23,7 +23,7 @@ def append(path: str, text: str, rootfs: str) -> None:
     if another user could redirect the path.
     """
     path = os.path.abspath(path)  # protects: lines-dots
-    inside = callers.inside(path, rootfs)
+    inside = user_files.inside(path, rootfs)
     if inside is None:
         host_files.check_way(os.path.dirname(path))  # protects: lines-way
         parent = os.open(os.path.dirname(path), _FOLDER)

@@ -4,7 +4,7 @@ import contextlib
 
 from gpuhook.base.container import kernel
 from gpuhook.base.container.changes import Container
-from gpuhook.hpc.rootfs import mounted
+from gpuhook.hpc.rootfs import mount_tracking
 from gpuhook.hpc.rootfs.record import Identity, Record
 
 
@@ -30,7 +30,7 @@ class Folder(Container):
     def attaching(self, tree: int) -> None:
         """Record a mount before it is attached."""
         if self.record is not None:
-            self.record.note_mount(mounted.attached(tree))  # protects: mount-noted
+            self.record.note_mount(mount_tracking.attached(tree))  # protects: mount-noted
 
     def replace_file(self, path: str, data: bytes, mode: int) -> None:
         """Replace a file's content as ``Container`` does, and record that first."""

@@ -13,8 +13,8 @@ from gpuhook.base.oci.spec import Spec
 from gpuhook.core.plan import image
 from gpuhook.core.plan.operations import Operation, Plan, usable
 from gpuhook.core.planner import make_plan
-from gpuhook.core.resolve import Resolved
-from gpuhook.hpc.rootfs import before, fstab, mounted
+from gpuhook.core.resolve import Allocation
+from gpuhook.hpc.rootfs import backup, fstab, mount_tracking
 from gpuhook.hpc.rootfs import record as records
 from gpuhook.hpc.rootfs.folder import Folder
 from gpuhook.hpc.rootfs.record import Record
@@ -35,7 +35,7 @@ class Done:
     environment: list[str] = field(default_factory=list)
 
 
-def give(rootfs: str, resolved: Resolved, config: Config, spec: Spec, state: str) -> Done:
+def give(rootfs: str, resolved: Allocation, config: Config, spec: Spec, state: str) -> Done:
     """Add the allocated devices to a folder; GpuhookError, and no change, if that fails.
 
     Devices of an earlier run are removed before. ``spec`` is the request. ``state`` is the folder
@@ -78,16 +78,16 @@ def _begun(rootfs: str, folder: Folder, plan: Plan, state: str) -> Record:
     place = folder.real_place()
     folder.settle_identity()
     try:
-        places = before.look(folder, plan.operations)
+        places = backup.look(folder, plan.operations)
     except OSError as error:
         raise FolderError(
             f"{rootfs} can't be examined: {error.strerror} ({error.filename})",
             "Fix or remove that path in the folder",
         ) from None
-    there = mounted.table(place)
+    there = mount_tracking.table(place)
     begun = Record(
         records.file_of(state, place), place, folder.identity(), records.boot(),
-        mounted.namespace(), there, places,
+        mount_tracking.namespace(), there, places,
     )  # fmt: skip
     begun.save()
     return begun
@@ -104,7 +104,7 @@ def _make_room(rootfs: str, state: str) -> list[str]:
     return [f"The record of another folder that was at {rootfs} is dropped"]
 
 
-def lines(rootfs: str, resolved: Resolved, config: Config, spec: Spec) -> Done:
+def lines(rootfs: str, resolved: Allocation, config: Config, spec: Spec) -> Done:
     """Return the allocation as fstab lines; change nothing."""
     done, plan = planned(rootfs, resolved, config, spec)
     done.fstab = fstab.lines(plan)
@@ -112,7 +112,7 @@ def lines(rootfs: str, resolved: Resolved, config: Config, spec: Spec) -> Done:
 
 
 def planned(
-    rootfs: str | None, resolved: Resolved, config: Config, spec: Spec
+    rootfs: str | None, resolved: Allocation, config: Config, spec: Spec
 ) -> tuple[Done, Plan]:
     """Return the plan for a program that mounts files itself, and messages on it.
 
@@ -156,12 +156,12 @@ def _known(rootfs: str, state: str) -> tuple[Record | None, Record | None]:
     here = records.load(records.file_of(state, place))
     if here is not None:
         # A killed run may leave the whole folder masked (Container._cover_by_data).
-        mounted.take_off(here, place, on=place)  # protects: uncovered
+        mount_tracking.take_off(here, place, on=place)  # protects: uncovered
     with inject.open_folder(rootfs, Folder) as folder:
         identity = folder.identity()
     if here is not None and here.is_of(identity):
         return here, None
-    if here is not None and (left := mounted.left(here)):
+    if here is not None and (left := mount_tracking.left(here)):
         raise FolderError(
             f"{rootfs} isn't the folder to which devices were added; they are mounted at {left[0]}",
             "Run gpuhook apply --undo with the folder's current path as --rootfs",
@@ -172,10 +172,10 @@ def _known(rootfs: str, state: str) -> tuple[Record | None, Record | None]:
 def _take_back(rootfs: str, record: Record) -> None:
     """Restore a folder and remove its record; FolderError if a change can't be rolled back."""
     with _opened(rootfs, record) as folder:
-        problems = mounted.take_off(record, folder.real_place())
+        problems = mount_tracking.take_off(record, folder.real_place())
     # Opened again, because the mounts determine which files belong to the folder itself.
     with _opened(rootfs, record) as folder:
-        problems += before.put_back(folder, record.places)
+        problems += backup.put_back(folder, record.places)
     if problems:
         more = f" ({len(problems) - 1} more like that)" if len(problems) > 1 else ""
         raise FolderError(
@@ -183,7 +183,7 @@ def _take_back(rootfs: str, record: Record) -> None:
             "Stop the programs that use the folder, unmount later mounts of others there, "
             "and run gpuhook apply --undo again",
         )
-    if process := mounted.elsewhere(record):
+    if process := mount_tracking.elsewhere(record):
         raise FolderError(
             f"{rootfs} still has devices mounted in the mount namespace of process {process}",
             f"Run gpuhook apply --undo there: nsenter --mount --target {process} gpuhook ...",
@@ -204,7 +204,10 @@ def _opened(rootfs: str, record: Record) -> Iterator[Folder]:
 
 
 def _put_back(folder: Folder, record: Record) -> list[str]:
-    return [*mounted.take_off(record, folder.real_place()), *before.put_back(folder, record.places)]
+    return [
+        *mount_tracking.take_off(record, folder.real_place()),
+        *backup.put_back(folder, record.places),
+    ]
 
 
 def _locked(state: str) -> contextlib.AbstractContextManager[None]:

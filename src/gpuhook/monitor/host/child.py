@@ -83,7 +83,7 @@ class Child:
         return status if done else None
 
 
-class Talk:
+class Channel:
     """A child's end of the channel to its parent."""
 
     def __init__(self, fd: int) -> None:
@@ -103,10 +103,10 @@ class Talk:
             yield from map(json.loads, lines)
 
 
-Work = Callable[[Talk], None]
+Work = Callable[[Channel], None]
 
 
-class Talking(Child):
+class JsonLineWorker(Child):
     """A child with a channel; lines of more than ``most`` bytes are skipped."""
 
     def __init__(self, clock: Clock, most: int) -> None:
@@ -192,7 +192,7 @@ def how_ended(status: int) -> str:
 def _talk(fd: int, work: Work) -> NoReturn:
     """Run a talking child; an error is its last line, as {"error": text}."""
     status = 1
-    talk = Talk(fd)
+    talk = Channel(fd)
     try:
         kernel.die_with_parent()
         kernel.keep_only((fd,))

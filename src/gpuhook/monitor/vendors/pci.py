@@ -3,7 +3,7 @@
 import re
 
 from gpuhook.base.container.rootfs import Rootfs
-from gpuhook.vendors import bound
+from gpuhook.vendors import sysfs_devices
 
 _DEVICES = "/sys/bus/pci/devices"
 _ROOT = re.compile(r"/sys/devices/(pci[0-9a-f]{4,}:[0-9a-f]{2})/")
@@ -17,7 +17,7 @@ def numa(root: Rootfs, bus_id: str) -> int | None:
 
 def complex_of(root: Rootfs, bus_id: str) -> str:
     """Return the root complex above a device (pci0000:00), "" if unknown."""
-    if not bound.is_address(bus_id):
+    if not sysfs_devices.is_address(bus_id):
         return ""
     path = f"{_DEVICES}/{bus_id}"
     try:
@@ -37,10 +37,10 @@ def attribute(root: Rootfs, bus_id: str, name: str) -> str:
 
     If a driver container's root has no /sys, this process's own /sys is read.
     """
-    if not bound.is_address(bus_id):
+    if not sysfs_devices.is_address(bus_id):
         return ""
     path = f"{_DEVICES}/{bus_id}/{name}"
     if root.exists(_DEVICES):
-        return bound.text(root, path)
+        return sysfs_devices.text(root, path)
     with Rootfs("/") as own:
-        return bound.text(own, path)
+        return sysfs_devices.text(own, path)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.core.inventory.model import Inventory
-from gpuhook.vendors import bound
+from gpuhook.vendors import sysfs_devices
 
 Values = dict[str, float]
 Asking = Callable[[str], bool]
@@ -43,7 +43,7 @@ def read(
     try:
         with Rootfs(inventory.root) as root:
             for device in inventory.devices:
-                own = bound.is_address(device.bus_id) and shared[device.bus_id] == 1
+                own = sysfs_devices.is_address(device.bus_id) and shared[device.bus_id] == 1
                 if own and asking(device.id):
                     folder = f"{_DEVICES}/{device.bus_id}"
                     found[device.id] = {**_sensors(root, folder), **more(root, folder)}
@@ -54,14 +54,14 @@ def read(
 
 def integer(root: Rootfs, path: str) -> int | None:
     """Return the number in a small file, None if there is none."""
-    text = bound.text(root, path)
+    text = sysfs_devices.text(root, path)
     is_plain = len(text) <= _DIGITS and text.isascii() and text.removeprefix("-").isdecimal()
     number = int(text) if is_plain else _MOST
     return number if abs(number) < _MOST else None
 
 
 def _sensors(root: Rootfs, folder: str) -> Values:
-    numbers = bound.numbered(root, f"{folder}/hwmon", "hwmon")
+    numbers = sysfs_devices.numbered(root, f"{folder}/hwmon", "hwmon")
     found: Values = {}
     for name, files, per_unit in _SENSORS:
         every = (

@@ -21,7 +21,7 @@ from gpuhook.core.cdi.generate import Generated, Reader, Source, generate
 from gpuhook.core.inventory import cache
 from gpuhook.tools.cdi import readers
 from gpuhook.tools.cdi import write as writing
-from gpuhook.tools.cdi.kept import Failure, Kept, kept, save_errors
+from gpuhook.tools.cdi.managed_specs import Failure, ManagedSpecs, kept, save_errors
 from gpuhook.tools.engines.files import Change
 from gpuhook.tools.engines.lock import Lock
 from gpuhook.vendors import registry
@@ -75,7 +75,7 @@ def refresh(state: str, prefix: str = "") -> Report | None:
         return None if found is None else refresh_kept(found.below(prefix), state)
 
 
-def refresh_kept(found: Kept, state: str) -> Report:
+def refresh_kept(found: ManagedSpecs, state: str) -> Report:
     """Do the work of ``refresh`` for a caller that holds the lock."""
     report = Report()
     for wanted in _all_wanted(found, report, save=True):
@@ -87,7 +87,7 @@ def refresh_kept(found: Kept, state: str) -> Report:
     return report
 
 
-def preview(found: Kept) -> tuple[list[Change], Report]:
+def preview(found: ManagedSpecs) -> tuple[list[Change], Report]:
     """Return the changes that ``refresh_kept`` would make, and its report."""
     report = Report()
     return [each.change for each in _all_wanted(found, report, save=False)], report
@@ -136,12 +136,12 @@ def written(made: Generated, path: str) -> str:
 # Our specs ----------------------------------------------------------------------------------
 
 
-def removable(found: Kept) -> list[Change]:
+def removable(found: ManagedSpecs) -> list[Change]:
     """Return the removal of each existing spec of ours, of any kind."""
     return [Change(path, writing.read_old(path), None) for path in _ours_in(found)]
 
 
-def _ours_in(found: Kept, but: "Container[str]" = ()) -> "dict[str, str]":
+def _ours_in(found: ManagedSpecs, but: "Container[str]" = ()) -> "dict[str, str]":
     """Return our specs in the folder with their kinds, if the file name fits the kind."""
     try:
         names = sorted(os.listdir(found.folder))
@@ -222,7 +222,7 @@ def _change(path: str, text: str | None) -> Change:
 # Wanted specs -------------------------------------------------------------------------------
 
 
-def _all_wanted(found: Kept, report: Report, *, save: bool) -> list[Wanted]:
+def _all_wanted(found: ManagedSpecs, report: Report, *, save: bool) -> list[Wanted]:
     """Return the wanted file of every known kind; add the kinds that failed to the report."""
     try:
         config = load(found.config or (DEFAULT_PATH if os.path.exists(DEFAULT_PATH) else None))
@@ -248,7 +248,7 @@ def _all_wanted(found: Kept, report: Report, *, save: bool) -> list[Wanted]:
 def _wanted(
     path: str,
     names: "ModuleType",
-    found: Kept,
+    found: ManagedSpecs,
     config: Config,
     reader: "Callable[[], Reader | None]",
     *,

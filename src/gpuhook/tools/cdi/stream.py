@@ -4,7 +4,7 @@ from typing import Any
 
 import yaml
 
-from gpuhook.core.cdi import tree
+from gpuhook.core.cdi import yaml_reader
 
 
 def rest(data: bytes) -> int | None:
@@ -14,7 +14,7 @@ def rest(data: bytes) -> int | None:
     """
     first_ended, line = False, 0
     try:
-        for event in yaml.parse(data, Loader=tree.LOADER):
+        for event in yaml.parse(data, Loader=yaml_reader.LOADER):
             if isinstance(event, yaml.DocumentEndEvent):
                 first_ended = True
             elif first_ended and isinstance(event, yaml.DocumentStartEvent):

@@ -7,7 +7,7 @@ the paths of the installation.
 import re
 from importlib import resources
 
-from gpuhook.tools.cdi.kept import below
+from gpuhook.tools.cdi.managed_specs import below
 from gpuhook.tools.engines.files import DEFAULT_STATE, DROP_IN_HEADER, Change, read
 
 # File -> folder of the administrator's files of that kind, folder of the package's files.

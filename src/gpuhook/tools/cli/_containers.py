@@ -8,7 +8,7 @@ import click
 from gpuhook.base.errors import printable
 from gpuhook.monitor.kubelet import SOCKET
 from gpuhook.tools.cli._output import say
-from gpuhook.tools.running.holders import WITHOUT_ROOT, Container
+from gpuhook.tools.running.device_users import WITHOUT_ROOT, Container
 from gpuhook.tools.running.names import Names
 
 _SHORT = 12  # characters of a container's id, as Docker prints it

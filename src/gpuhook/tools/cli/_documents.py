@@ -16,7 +16,7 @@ from gpuhook.core.cdi import versions
 from gpuhook.monitor.host.programs import our_program
 from gpuhook.tools.cdi import refresh as refreshing
 from gpuhook.tools.cdi import units
-from gpuhook.tools.cdi.kept import Kept, below, forget, save
+from gpuhook.tools.cdi.managed_specs import ManagedSpecs, below, forget, save
 from gpuhook.tools.cli import _systemd as systemd
 from gpuhook.tools.cli._output import say, warn
 from gpuhook.tools.cli.cdi_refresh import tell
@@ -66,7 +66,11 @@ class Result:
 
 
 def install(
-    site: Site, programs: str, config: str | None, engines: Iterable[str], before: Kept | None
+    site: Site,
+    programs: str,
+    config: str | None,
+    engines: Iterable[str],
+    before: ManagedSpecs | None,
 ) -> Result:
     """Set up managed CDI specs for engines, and write those that are possible now.
 
@@ -80,7 +84,7 @@ def install(
     command = os.path.join(os.path.dirname(hook), "gpuhook")
     changes, warnings = units.wanted(command, site.own_state, site.prefix)
     paths = tuple(change.path.removeprefix(site.prefix.rstrip("/")) for change in changes)
-    kept = Kept(folder, config, _FORMAT, every, hook, paths, before.made if before else ())
+    kept = ManagedSpecs(folder, config, _FORMAT, every, hook, paths, before.made if before else ())
     for warning in (*warnings, *_without_cdi(found)):
         warn(warning)
     changes += _outdated(site, before, kept)
@@ -108,7 +112,7 @@ def _hook(site: Site, programs: str) -> str:
     return our_program(names.CDI_HOOK)
 
 
-def uninstall(site: Site, engines: Iterable[str], before: Kept) -> Result:
+def uninstall(site: Site, engines: Iterable[str], before: ManagedSpecs) -> Result:
     """Stop managing CDI specs for these engines; with the last engine remove all specs."""
     rest = tuple(engine for engine in before.engines if engine not in set(engines))
     if rest:
@@ -137,7 +141,7 @@ def uninstall(site: Site, engines: Iterable[str], before: Kept) -> Result:
     return Result(changed=True)
 
 
-def check_unused(site: Site, programs: str, before: Kept | None) -> None:
+def check_unused(site: Site, programs: str, before: ManagedSpecs | None) -> None:
     """Raise CdiError while specs other than those of ``before`` name our hook."""
     hook = os.path.join(programs, names.CDI_HOOK)
     folders = [*versions.FOLDERS, *_configured_folders(before)]
@@ -157,7 +161,7 @@ def check_unused(site: Site, programs: str, before: Kept | None) -> None:
         )
 
 
-def _configured_folders(before: Kept | None) -> list[str]:
+def _configured_folders(before: ManagedSpecs | None) -> list[str]:
     try:
         return [*load(before.config if before else None).cdi_spec_dirs]
     except ConfigError:
@@ -185,7 +189,7 @@ def _too_new(found: dict[str, str | None], report: refreshing.Report) -> Iterabl
                 )
 
 
-def _outdated(site: Site, before: Kept | None, kept: Kept) -> list[Change]:
+def _outdated(site: Site, before: ManagedSpecs | None, kept: ManagedSpecs) -> list[Change]:
     """Return the removal of files that were written before and are no longer wanted."""
     if before is None:
         return []
@@ -196,7 +200,7 @@ def _outdated(site: Site, before: Kept | None, kept: Kept) -> list[Change]:
     return [*units.removals(gone, site.prefix), *documents]
 
 
-def _put(site: Site, kept: Kept, changes: list[Change]) -> None:
+def _put(site: Site, kept: ManagedSpecs, changes: list[Change]) -> None:
     """Record the wanted state, then apply it."""
     save(site.state, kept)
     done: list[Change] = []

@@ -22,12 +22,12 @@ from gpuhook.core.plan.operations import AddGroup, Operation, Plan, usable
 from gpuhook.core.plan.volumes import Volumes
 from gpuhook.core.plan.writer import Places
 from gpuhook.core.planner import make_plan
-from gpuhook.core.records import claims
+from gpuhook.core.records import exclusive_request
 from gpuhook.core.request import sources as environments
 from gpuhook.core.request.reader import Request, SpecReader, effective_mode
-from gpuhook.core.resolve import Progress, Resolved, limits, resolve
+from gpuhook.core.resolve import Allocation, Progress, limits, resolve
 from gpuhook.tools import root_folder
-from gpuhook.tools.cli import _image_checks, _meant
+from gpuhook.tools.cli import _image_checks, _suggest
 from gpuhook.vendors import registry
 
 _HEADINGS = {
@@ -73,7 +73,7 @@ class Explanation:
 
     def __init__(self, *, hook_alone: bool = False) -> None:
         self.progress = Progress()
-        self.resolved: Resolved | None = None
+        self.resolved: Allocation | None = None
         self.mode: str | None = None
         self.operations: list[Operation] = []
         self.undone: list[Operation] = []
@@ -106,14 +106,14 @@ class Explanation:
             reader = SpecReader(spec.data, config)
             swarm = [name for _, name in environments.swarm_variables(config.swarm_resource)]
             others = [name for name in reader.env if name not in swarm]
-            self.hints += _meant.misspelt(others, self.known)
+            self.hints += _suggest.misspelt(others, self.known)
             name = str((self.container or {}).get("id", ""))
             self.resolved = resolve(
                 spec.data, config, self.known, self.progress, container=name, save=False
             )
             if self.resolved is None:
                 self._explain_nothing(reader, config)
-                self.hints += _meant.for_programs(others, self.known)
+                self.hints += _suggest.for_programs(others, self.known)
             else:
                 spec.require_mount_namespace()
                 self._plan(self.resolved, spec, root_path, config, folder=folder)
@@ -128,7 +128,7 @@ class Explanation:
 
     def _plan(
         self,
-        resolved: Resolved,
+        resolved: Allocation,
         spec: Spec,
         root_path: str | None,
         config: Config,
@@ -140,7 +140,7 @@ class Explanation:
         documents = _documents(resolved, config)
         found = _image(root_path, config, resolved)
         if config.exclusive and self.container is None:
-            claims.check(_with_documents(spec, documents), resolved, self.known, config)
+            exclusive_request.check(_with_documents(spec, documents), resolved, self.known, config)
         given = _with_documents(spec, documents) if documents else spec
         limited = limits(given, config, self.known, resolved)
         plan = make_plan(resolved.grants, found, resolved.groups)
@@ -289,7 +289,7 @@ class ApplyDocument(Operation):
         }
 
 
-def _documents(resolved: Resolved, config: Config) -> list[ApplyDocument]:
+def _documents(resolved: Allocation, config: Config) -> list[ApplyDocument]:
     """Return the edits of CDI specs; UnknownDeviceError for a name that is in none."""
     if not resolved.cdi_devices:
         return []
@@ -320,7 +320,7 @@ def _is_no_group(operation: Operation, spec: Spec) -> bool:
     return unknown is None
 
 
-def _image(root_path: str | None, config: Config, resolved: Resolved) -> image.Image:
+def _image(root_path: str | None, config: Config, resolved: Allocation) -> image.Image:
     """Probe the image, if there is one."""
     with _opened(root_path) as root:
         if root is None:

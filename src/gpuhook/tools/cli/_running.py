@@ -16,8 +16,8 @@ from gpuhook.monitor.vendors import survey
 from gpuhook.tools.cli._containers import short, title
 from gpuhook.tools.cli._explanation import Explanation, Row
 from gpuhook.tools.running import repair
+from gpuhook.tools.running.device_users import Container
 from gpuhook.tools.running.find import Found, find
-from gpuhook.tools.running.holders import Container
 
 # Engines whose pods select a runtime with a RuntimeClass, and the engine that has the default.
 _OF_PODS = ("kubernetes", "cri-o")

@@ -10,8 +10,8 @@ from gpuhook.base.errors import GpuhookError, printable
 from gpuhook.base.host import files as host_files
 from gpuhook.core.cdi import folders
 from gpuhook.core.cdi.folders import FileError, Found
-from gpuhook.core.cdi.reading import MOST_BYTES
-from gpuhook.tools.cdi import kept
+from gpuhook.core.cdi.parse_result import MOST_BYTES
+from gpuhook.tools.cdi import managed_specs
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json
 from gpuhook.tools.cli._places import state_folder
@@ -75,7 +75,7 @@ def list_(spec_dirs: tuple[str, ...], config_path: str | None, output_format: st
 def _report_refresh() -> None:
     """Report why the last refresh failed, because devices may be missing."""
     try:
-        found = kept.last_errors(state_folder(None, ""))
+        found = managed_specs.last_errors(state_folder(None, ""))
         failures = [f"{each.kind} {each.error}".strip() for each in found]
     except GpuhookError as error:
         failures = [error.cause]

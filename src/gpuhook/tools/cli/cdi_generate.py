@@ -15,7 +15,7 @@ from gpuhook.core import contract
 from gpuhook.core.cdi import document as reader
 from gpuhook.core.cdi.generate import ALL, DEFAULT_STRATEGIES, STRATEGIES, Generated, Source
 from gpuhook.core.cdi.generate import generate as generate_document
-from gpuhook.core.cdi.reading import MOST_BYTES
+from gpuhook.core.cdi.parse_result import MOST_BYTES
 from gpuhook.monitor.host.programs import our_program
 from gpuhook.monitor.vendors import survey
 from gpuhook.tools.cdi import readers, stream

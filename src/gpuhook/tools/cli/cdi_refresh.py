@@ -6,7 +6,7 @@ import sys
 import click
 
 from gpuhook.tools.cdi import refresh as refreshing
-from gpuhook.tools.cdi.kept import Failure
+from gpuhook.tools.cdi.managed_specs import Failure
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import say, warn
 from gpuhook.tools.cli._places import state_folder

@@ -14,7 +14,7 @@ from gpuhook.base.errors import EngineError
 from gpuhook.core.cdi import versions
 from gpuhook.monitor.host.programs import our_program
 from gpuhook.tools import extensions
-from gpuhook.tools.cdi.kept import Kept, kept
+from gpuhook.tools.cdi.managed_specs import ManagedSpecs, kept
 from gpuhook.tools.cli import _documents as documents
 from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli import _next_steps as next_steps
@@ -169,7 +169,7 @@ def _next(job: Job, told: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-def _asks(job: Job, before: Kept | None, records: list[Record]) -> dict[str, Ask]:
+def _asks(job: Job, before: ManagedSpecs | None, records: list[Record]) -> dict[str, Ask]:
     """Return each engine's settings; CDI stays on for engines with managed CDI specs."""
     asks = {}
     for name in job.engines:
@@ -183,12 +183,12 @@ def _asks(job: Job, before: Kept | None, records: list[Record]) -> dict[str, Ask
     return asks
 
 
-def _is_kept(name: str, job: Job, before: Kept | None) -> bool:
+def _is_kept(name: str, job: Job, before: ManagedSpecs | None) -> bool:
     """Tell whether an engine has managed CDI specs, and keeps them."""
     return before is not None and name in before.engines and options.CDI not in job.ask.without
 
 
-def _keep_documents(job: Job, before: Kept | None) -> documents.Result:
+def _keep_documents(job: Job, before: ManagedSpecs | None) -> documents.Result:
     """Start, update or stop managing CDI specs for the engines."""
     site = documents.Site(job.state, job.ask.prefix, job.dry_run)
     if options.CDI in job.ask.without:

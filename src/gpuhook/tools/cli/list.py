@@ -17,8 +17,8 @@ from gpuhook.tools import extensions
 from gpuhook.tools.cli import _containers, _device_json
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json, raise_last
-from gpuhook.tools.running import memory, of_docker
-from gpuhook.tools.running.holders import Container, running, whole_nodes
+from gpuhook.tools.running import docker_inspect, memory
+from gpuhook.tools.running.device_users import Container, running, whole_nodes
 from gpuhook.tools.running.names import Names
 from gpuhook.vendors import registry
 
@@ -48,7 +48,7 @@ def list_(files: bool, pod_resources: str, config_path: str | None, output_forma
     config = load(config_path)
     inventories, failed = survey.present(config, lambda vendor: get_inventory(config, vendor))
     containers, problems = running(inventories, config.state_dir)
-    containers = [*containers, *of_docker.asked(config, inventories, containers)]
+    containers = [*containers, *docker_inspect.asked(config, inventories, containers)]
     nameless = ""
     if namer := extensions.module("pod-names"):
         containers, nameless = namer.with_pods(containers, inventories, config, pod_resources)

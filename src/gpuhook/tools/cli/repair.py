@@ -13,9 +13,9 @@ from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._containers import names_of, say_what_is_missing, title
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json
-from gpuhook.tools.running import holders
+from gpuhook.tools.running import device_users
 from gpuhook.tools.running import repair as repairs
-from gpuhook.tools.running.holders import Container
+from gpuhook.tools.running.device_users import Container
 from gpuhook.tools.running.names import Names
 
 _SHOWN = 16  # most nodes of a container to name
@@ -57,7 +57,7 @@ def repair(
         raise click.UsageError("Name the containers, or use only --all.")
     config = load(config_path)
     inventories, _ = survey.present(config, lambda vendor: get_inventory(config, vendor))
-    running, problems = holders.running(inventories, config.state_dir)
+    running, problems = device_users.running(inventories, config.state_dir)
     say_what_is_missing(problems)
     called = names_of(running)
     as_json = output_format == "json"

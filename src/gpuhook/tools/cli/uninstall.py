@@ -11,7 +11,7 @@ from gpuhook.base import names
 from gpuhook.base.errors import EngineError
 from gpuhook.monitor.host.programs import our_program
 from gpuhook.tools import extensions
-from gpuhook.tools.cdi.kept import Kept, kept
+from gpuhook.tools.cdi.managed_specs import ManagedSpecs, kept
 from gpuhook.tools.cli import _documents as documents
 from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli._help import command
@@ -173,7 +173,7 @@ def _check_running(store: Store, records: list[Record], *, dry_run: bool) -> Non
 
 
 def _engines_that_end(
-    before: Kept | None, chosen: Chosen, records: list[Record], known: list[Record]
+    before: ManagedSpecs | None, chosen: Chosen, records: list[Record], known: list[Record]
 ) -> list[str]:
     """Return the engines with managed CDI specs whose last changed file is being restored."""
     stay = {record.engine for record in known if record not in records}

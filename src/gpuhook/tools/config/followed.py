@@ -10,7 +10,7 @@ from gpuhook.base.config.loader import PATH_VARIABLE, load
 from gpuhook.base.config.model import DEFAULT_PATH, Config
 from gpuhook.base.config.source import read_text
 from gpuhook.base.errors import ConfigError
-from gpuhook.core.inventory.freshness import identity, is_settled
+from gpuhook.core.inventory.fingerprint import identity, is_settled
 
 
 class Followed:

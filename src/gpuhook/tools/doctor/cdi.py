@@ -15,7 +15,7 @@ from gpuhook.core.cdi import folders
 from gpuhook.core.cdi.generate import STRATEGIES
 from gpuhook.core.inventory import cache
 from gpuhook.core.inventory.model import Device, Inventory
-from gpuhook.tools.cdi import kept
+from gpuhook.tools.cdi import managed_specs as kept
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.doctor.host import is_ours

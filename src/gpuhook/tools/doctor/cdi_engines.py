@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuhook.base.errors import GpuhookError, listed
 from gpuhook.core.cdi import versions
-from gpuhook.tools.cdi import kept
+from gpuhook.tools.cdi import managed_specs
 from gpuhook.tools.doctor import engine_files, engines
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.cdi import every_edits, state_folder
@@ -79,7 +79,7 @@ def _switched_off(case: Case, reader: Reader) -> Finding:
 def _asked_for(case: Case) -> tuple[str, ...]:
     """Return the engines that ``install --cdi`` was called for."""
     try:
-        found = kept.kept(state_folder(case))
+        found = managed_specs.kept(state_folder(case))
     except GpuhookError:
         return ()
     return found.engines if found is not None else ()

@@ -24,7 +24,7 @@ from gpuhook.prefork import launcher_cache
 from gpuhook.runtime_shim import find_runtime
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
-from gpuhook.tools.running import limitable
+from gpuhook.tools.running import limit_support
 from gpuhook.vendors import registry
 
 _LAUNCHERS = (names.RUNTIME, names.HOOK)
@@ -224,7 +224,7 @@ def memory_limits(case: Case) -> Iterator[Finding]:
         inventory = cache.saved(config, vendor)
         if inventory is None:
             continue
-        lacking = limitable.what_it_takes(vendor, inventory, config)
+        lacking = limit_support.what_it_takes(vendor, inventory, config)
         title = vendor.names.TITLE
         if lacking is None:
             yield ok("memory-limits", f"The memory of {title} devices can be limited")

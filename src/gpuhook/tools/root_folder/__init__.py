@@ -7,7 +7,7 @@ from gpuhook.base.oci.spec import Spec
 from gpuhook.core.contract import check_others
 from gpuhook.core.plan.operations import AddGroup, AllowDevice, Operation, Plan
 from gpuhook.core.plan.writer import PlanWriter
-from gpuhook.core.resolve import Resolved, limits
+from gpuhook.core.resolve import Allocation, limits
 
 _MODE = "hook"
 
@@ -20,7 +20,7 @@ def settle(config: Config) -> None:
     config.mode, config.gate = _MODE, False
 
 
-def check(resolved: Resolved, config: Config, spec: Spec) -> None:
+def check(resolved: Allocation, config: Config, spec: Spec) -> None:
     """Refuse what a folder can't have: RequestError, or LimitError if a limit is required.
 
     ``spec`` holds the request.

@@ -13,7 +13,7 @@ from gpuhook.base.config.model import Config
 from gpuhook.base.errors import FolderError, RequestError, listed, shown
 from gpuhook.base.oci import jsontext
 from gpuhook.base.oci.spec import Spec
-from gpuhook.tools.root_folder import callers
+from gpuhook.tools.root_folder import user_files
 
 STDOUT = "-"
 _VISIBLE = "_VISIBLE_"  # part of the name of most variables that select devices
@@ -83,7 +83,7 @@ def environment(path: str, rootfs: str) -> dict[str, str]:
     if path == STDOUT:
         return {}
     try:
-        text = os.fsdecode(callers.read(path, rootfs))
+        text = os.fsdecode(user_files.read(path, rootfs))
     except OSError as error:
         raise FolderError(
             f"The environment file {path} can't be read: {error.strerror}",

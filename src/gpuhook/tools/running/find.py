@@ -8,8 +8,8 @@ from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.records import records
 from gpuhook.monitor.host import processes
 from gpuhook.tools.engines import docker_api
-from gpuhook.tools.running import bundles, holders, names
-from gpuhook.tools.running.holders import Container
+from gpuhook.tools.running import bundles, device_users, names
+from gpuhook.tools.running.device_users import Container
 
 _PATIENCE = 5.0  # seconds for Docker's answer
 
@@ -42,7 +42,7 @@ def find(word: str, inventories: Iterable[Inventory], state_dir: str) -> Found:
     for engine, known in (("docker", of_docker), ("podman", names.of_podman())):
         called.update({container: name for container, (name, _) in known.items()})
         engines.update(dict.fromkeys(known, engine))
-    running = holders.believed(holders.running(inventories, state_dir).containers)
+    running = device_users.believed(device_users.running(inventories, state_dir).containers)
     held = {each.name: each for each in running}
     of_containerd = bundles.beside_shims()
     called = {**dict.fromkeys([*of_containerd, *held], ""), **called}

@@ -21,9 +21,9 @@ from gpuhook.core import dev_char
 from gpuhook.core.inventory.model import Inventory, Node
 from gpuhook.core.limits import recorded
 from gpuhook.core.records import records
-from gpuhook.tools.running import bundles, verdict
+from gpuhook.tools.running import bundles, cgroup_check
+from gpuhook.tools.running.device_users import Container, believed
 from gpuhook.tools.running.groups import group_of
-from gpuhook.tools.running.holders import Container, believed
 from gpuhook.tools.running.names import Names, meant
 from gpuhook.tools.running.nodes import Numbers
 from gpuhook.vendors import registry
@@ -58,7 +58,7 @@ def repair(
     with _first_process(container) as process:
         given = given_devices(container, process, inventories)
         written = _written(container, process)
-        missing = _nodes(verdict.missing(process, given, written=written), inventories)
+        missing = _nodes(cgroup_check.missing(process, given, written=written), inventories)
         how = access.allow(process, given, written=written)
         of_systemd = any(part.endswith(_SCOPE) for part in group_of(str(container.pid)).split("/"))
         lasts = not of_systemd or _is_in_spec(container, process, given)
@@ -111,7 +111,7 @@ def missing(container: Container, inventories: Collection[Inventory]) -> tuple[N
     with _first_process(container) as process:
         given = given_devices(container, process, inventories)
         written = _written(container, process)
-        return _nodes(verdict.missing(process, given, written=written), inventories)
+        return _nodes(cgroup_check.missing(process, given, written=written), inventories)
 
 
 def _written(container: Container, process: int) -> dict[int, str]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import NoDriverError
 from gpuhook.core.inventory.model import Device, Inventory, Node
-from gpuhook.vendors import bound
+from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.amd import names
 from gpuhook.vendors.amd.paths import CONTROL, GPUS, MODULE, NODES, PARTITION, PLATFORM, TOPOLOGY
 
@@ -59,7 +59,7 @@ class Found(NamedTuple):
 
 def discover(path: str) -> Inventory:
     """Discover the devices below the driver root; DriverError if there is no driver."""
-    return bound.discover_below(names.TITLE, path, _discover)
+    return sysfs_devices.discover_below(names.TITLE, path, _discover)
 
 
 def _discover(root: Rootfs) -> Inventory:
@@ -73,7 +73,7 @@ def _discover(root: Rootfs) -> Inventory:
         gpus.append(each._replace(gpu=gpu))
     found = sorted(gpus, key=lambda each: each.order)
     paths = [CONTROL, *(f"{NODES}/{name}" for each in found for name in each.nodes)]
-    there = {node.path: node for node in bound.nodes(root, paths)}
+    there = {node.path: node for node in sysfs_devices.nodes(root, paths)}
     devices = tuple(
         _device(root, str(number), identity, each, there)
         for number, (identity, each) in enumerate(zip(_ids(found), found, strict=True))
@@ -91,7 +91,7 @@ def kfd_devices(root: Rootfs) -> dict[int, Properties]:
     numbers = sorted(int(name) for name in root.list_folder(folder) if name.isdecimal())
     found: dict[int, Properties] = {}
     for number in numbers:
-        properties = parse_properties(bound.text(root, f"{folder}/{number}/properties"))
+        properties = parse_properties(sysfs_devices.text(root, f"{folder}/{number}/properties"))
         minor = properties.get("drm_render_minor", 0)  # 0: a processor
         if minor:
             found.setdefault(minor, properties)
@@ -100,7 +100,7 @@ def kfd_devices(root: Rootfs) -> dict[int, Properties]:
 
 def parse_properties(content: str) -> Properties:
     """Return the numbers in a node's properties: lines of a name and a number."""
-    lines = [bound.words(line) for line in content.split("\n")]
+    lines = [sysfs_devices.words(line) for line in content.split("\n")]
     pairs = [words for words in lines if len(words) == 2 and len(words[1]) <= _DIGITS]
     return {name: int(number) for name, number in pairs if number.isdecimal()}
 
@@ -119,7 +119,10 @@ def bus_id(properties: Properties) -> str:
 
 def partition_type(root: Rootfs, gpu: str) -> str:
     """Return a PCI device's partitioning in clusters' notation: cpx_nps4; "" without any."""
-    modes = [bound.text(root, f"{gpu}/current_{sort}_partition") for sort in ("compute", "memory")]
+    modes = [
+        sysfs_devices.text(root, f"{gpu}/current_{sort}_partition")
+        for sort in ("compute", "memory")
+    ]
     return "_".join(mode.lower() for mode in modes if mode)
 
 
@@ -147,8 +150,8 @@ def _slot(address: str) -> str:
 
 def _version(root: Rootfs) -> str:
     """Return the version of AMD's own driver, or else of the kernel that includes amdgpu."""
-    own = bound.text(root, f"{MODULE}/version")
-    return own or bound.text(root, "/proc/sys/kernel/osrelease") or "of the kernel"
+    own = sysfs_devices.text(root, f"{MODULE}/version")
+    return own or sysfs_devices.text(root, "/proc/sys/kernel/osrelease") or "of the kernel"
 
 
 # Devices --------------------------------------------------------------------------------------
@@ -196,15 +199,15 @@ def _device(
 def _model(root: Rootfs, found: Found) -> str:
     """Return the product (only server GPUs have one) or the PCI id, and the partition type."""
     gpu = found.gpu
-    product = bound.text(root, f"{gpu}/product_name") if gpu else ""
-    number = bound.text(root, f"{gpu}/device").removeprefix("0x") if gpu else ""
+    product = sysfs_devices.text(root, f"{gpu}/product_name") if gpu else ""
+    number = sysfs_devices.text(root, f"{gpu}/device").removeprefix("0x") if gpu else ""
     product = product or (f"{names.PCI_VENDOR}:{number}" if number else "")
     return " ".join(filter(None, (product, partition_type(root, gpu) if gpu else "")))
 
 
 def _wrong(root: Rootfs, found: Found, path: str, nodes: dict[str, Node]) -> str:
     """Return why a node isn't the device's, "" if it is: a hand-made node may be wrong."""
-    numbers = bound.text(root, f"{found.folder}/drm/{path.rpartition('/')[2]}/dev")
+    numbers = sysfs_devices.text(root, f"{found.folder}/drm/{path.rpartition('/')[2]}/dev")
     node = nodes.get(path)
     if node is None or not numbers or numbers == f"{node.major}:{node.minor}":
         return ""

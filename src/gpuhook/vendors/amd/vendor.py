@@ -1,8 +1,8 @@
 """The vendor AMD: only nodes, because AMD's libraries are in the image."""
 
 from gpuhook.core.contract import Vendor
-from gpuhook.core.inventory.freshness import names as listed
-from gpuhook.core.inventory.freshness import status, text
+from gpuhook.core.inventory.fingerprint import names as listed
+from gpuhook.core.inventory.fingerprint import status, text
 from gpuhook.vendors.amd import names
 from gpuhook.vendors.amd.paths import GPUS, MODULE, NODES, PARTITION, PLATFORM, TOPOLOGY
 

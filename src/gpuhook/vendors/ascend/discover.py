@@ -8,9 +8,9 @@ major from /proc/devices.
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import NoDriverError
 from gpuhook.base.oci.jsontext import Record
-from gpuhook.core.inventory import freshness
+from gpuhook.core.inventory import fingerprint
 from gpuhook.core.inventory.model import Device, Node
-from gpuhook.vendors import bound
+from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.ascend import lists, names
 from gpuhook.vendors.ascend.model import (
     CLASS,
@@ -60,11 +60,11 @@ class _Npu(Record):
 
 def discover(path: str) -> Inventory:
     """Discover the devices below the driver root; DriverError if there is no driver."""
-    return bound.discover_below(names.TITLE, path, _discover)
+    return sysfs_devices.discover_below(names.TITLE, path, _discover)
 
 
 def _discover(root: Rootfs) -> Inventory:
-    folders = bound.devices(root, DRIVER_NAME)
+    folders = sysfs_devices.devices(root, DRIVER_NAME)
     if not folders and not any(map(root.exists, (PCI_DRIVER, CLASS, MANAGER))):
         raise NoDriverError(
             "Ascend's driver isn't loaded",
@@ -80,7 +80,7 @@ def _discover(root: Rootfs) -> Inventory:
     found = [Node.of(path, root.stat(path), _inside(path)) for path in dict.fromkeys(paths)]
     nodes = tuple(node for node in found if node is not None)
     listed = lists.find(root)
-    absent = freshness.missing(root.path, [*optional, *listed.absent])
+    absent = fingerprint.missing(root.path, [*optional, *listed.absent])
     return Inventory(
         names.NAME, root.path, _version(root), tuple(devices), nodes, control,
         listed.files, lists=listed.lists, absent=tuple(absent),
@@ -102,12 +102,12 @@ def _on_pci(root: Rootfs, folders: list[str]) -> list[_Npu]:
     found = []
     for folder in folders:
         address = _address(folder)
-        bus_id = bound.text(root, f"{folder}/bus_name") or address
+        bus_id = sysfs_devices.text(root, f"{folder}/bus_name") or address
         short = address.partition(":")[2]
         alone = [each.partition(":")[2] for each in map(_address, folders)].count(short) == 1
-        table = rows(bound.text(root, f"{folder}/{TABLE}")) if alone else []
+        table = rows(sysfs_devices.text(root, f"{folder}/{TABLE}")) if alone else []
         numbers = [number for bdf, number, _ in table if bdf == short]
-        own = bound.number("." + bound.text(root, f"{folder}/{NUMBER}"), ".")
+        own = sysfs_devices.number("." + sysfs_devices.text(root, f"{folder}/{NUMBER}"), ".")
         numbers = numbers or ([own] if own is not None else [])
         found += [_Npu(number, bus_id, _model(root, folder)) for number in numbers]
     return found
@@ -121,8 +121,8 @@ def rows(text: str) -> list[tuple[str, int, int]]:
     """Return the rows of the driver's table: bus address without domain, number, suffix."""
     found = []
     for line in text.split("\n"):
-        words = bound.words(line)
-        numbers = [bound.number(f".{word}", ".") for word in words[1:]]
+        words = sysfs_devices.words(line)
+        numbers = [sysfs_devices.number(f".{word}", ".") for word in words[1:]]
         if len(words) == 3 and None not in numbers:
             found.append((words[0].lower(), int(words[1]), int(words[2])))
     return found
@@ -130,16 +130,18 @@ def rows(text: str) -> list[tuple[str, int, int]]:
 
 def _in_class(root: Rootfs, beginning: str) -> list[_Npu]:
     return [
-        _Npu(number, dev=bound.text(root, f"{CLASS}/{beginning}{number}/dev"))
-        for number in bound.numbered(root, CLASS, beginning)
+        _Npu(number, dev=sysfs_devices.text(root, f"{CLASS}/{beginning}{number}/dev"))
+        for number in sysfs_devices.numbered(root, CLASS, beginning)
     ]
 
 
 def _with_its_major(root: Rootfs, beginning: str) -> list[_Npu]:
-    rows_of = [bound.words(line) for line in bound.text(root, "/proc/devices").split("\n")]
+    rows_of = [
+        sysfs_devices.words(line) for line in sysfs_devices.text(root, "/proc/devices").split("\n")
+    ]
     majors = {words[0] for words in rows_of if words[1:] == [_REGION]}
     found = []
-    for number in bound.numbered(root, "/dev", beginning):
+    for number in sysfs_devices.numbered(root, "/dev", beginning):
         path = f"/dev/{beginning}{number}"
         node = Node.of(path, root.stat(path))
         if node is not None and str(node.major) in majors:
@@ -159,7 +161,7 @@ def _npu(root: Rootfs, npu: _Npu, split: set[int]) -> Device:
     if npu.bus_id:
         called["bus_id"] = (npu.bus_id,)
     path = f"/dev/davinci{number}"
-    state = bound.wrong_numbers(Node.of(path, root.stat(path)), npu.dev)
+    state = sysfs_devices.wrong_numbers(Node.of(path, root.stat(path)), npu.dev)
     state = state or ("it is split into vNPUs" if number in split else "")
     return Device(f"npu-{number}", str(number), called, (path,), npu.bus_id, npu.model, state=state)
 
@@ -171,7 +173,7 @@ def _vnpu(root: Rootfs, vnpu: _Npu, npus: dict[int, _Npu]) -> Device:
         called["index"] = (str(number),)
     whole = npus.get((number - _FIRST_VNPU) // _VNPUS) if number >= _FIRST_VNPU else None
     path = f"/dev/vdavinci{number}"
-    wrong = bound.wrong_numbers(Node.of(path, root.stat(path)), vnpu.dev)
+    wrong = sysfs_devices.wrong_numbers(Node.of(path, root.stat(path)), vnpu.dev)
     return Device(
         f"vnpu-{number}", str(number), called, (path,),
         whole.bus_id if whole else "", f"{whole.model} vNPU" if whole else "Ascend vNPU",
@@ -211,11 +213,11 @@ def _model(root: Rootfs, folder: str) -> str:
 
 
 def _pci_device(root: Rootfs, folder: str) -> str:
-    return bound.text(root, f"{folder}/device").removeprefix("0x")
+    return sysfs_devices.text(root, f"{folder}/device").removeprefix("0x")
 
 
 def _version(root: Rootfs) -> str:
-    for line in bound.text(root, VERSION).split("\n"):
+    for line in sysfs_devices.text(root, VERSION).split("\n"):
         key, _, value = line.partition("=")
         if key.strip().lower() == "version" and value.strip():
             return value.strip()

@@ -2,7 +2,7 @@
 
 A line is the path of a file or a folder, which is the same in a container. Missing paths are
 skipped: a list is written for several products. Lists are trusted, except for paths that no
-container gets (``vendors.given``).
+container gets (``vendors.path_policy``).
 """
 
 import os
@@ -13,7 +13,7 @@ from gpuhook.base.errors import ElfError
 from gpuhook.base.host.files import is_roots
 from gpuhook.base.loader import elf, layout
 from gpuhook.core.inventory.model import DriverFile
-from gpuhook.vendors import given
+from gpuhook.vendors import path_policy
 from gpuhook.vendors.ascend.model import DRIVER, FILE, LIBRARY, LIBRARY_FOLDERS, LISTS, MountList
 from gpuhook.vendors.ascend.variables import BASE
 
@@ -88,8 +88,8 @@ def _add(root: Rootfs, found: Found, name: str, lines: list[str], problem: str) 
         if not line.startswith("/") or ".." in line.split("/"):
             refused.append(_refusal(name, line, "which is not an absolute path"))
             continue
-        path = given.plain(line)
-        listed = given.Listed(root, path)
+        path = path_policy.plain(line)
+        listed = path_policy.Listed(root, path)
         if listed.refusal:
             refused.append(_refusal(name, path, listed.refusal))
         elif listed.real:

@@ -3,7 +3,7 @@
 from gpuhook.base.errors import DriverError, RequestError
 from gpuhook.base.oci.process import Setting
 from gpuhook.core.contract import Vendor
-from gpuhook.core.inventory import freshness
+from gpuhook.core.inventory import fingerprint
 from gpuhook.vendors.ascend import names, variables
 from gpuhook.vendors.ascend.model import (
     CLASS,
@@ -43,21 +43,21 @@ class Ascend(Vendor):
 
     def surroundings(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")
-        lists = freshness.names(root + LISTS)
+        lists = fingerprint.names(root + LISTS)
         # After the driver was loaded again, the same names may mean other devices.
         places = {root + PCI_DRIVER: NUMBERS, root + CLASS: ("dev",)}
         return [
             [
-                [name, *(freshness.text(f"{folder}/{name}/{file}") for file in files)]
+                [name, *(fingerprint.text(f"{folder}/{name}/{file}") for file in files)]
                 for folder, files in places.items()
-                for name in freshness.names(folder)
+                for name in fingerprint.names(folder)
             ],
-            [name for name in freshness.names(f"{root}/dev") if name.startswith(_NODES)],
-            [freshness.names(root + folder) for folder in UB_FOLDERS],
-            [freshness.status(root + LISTS)],
-            [[name, freshness.status(f"{root}{LISTS}/{name}")] for name in lists],
-            freshness.text(root + VERSION),
-            [freshness.status(root + folder) for folder in LIBRARY_FOLDERS],
+            [name for name in fingerprint.names(f"{root}/dev") if name.startswith(_NODES)],
+            [fingerprint.names(root + folder) for folder in UB_FOLDERS],
+            [fingerprint.status(root + LISTS)],
+            [[name, fingerprint.status(f"{root}{LISTS}/{name}")] for name in lists],
+            fingerprint.text(root + VERSION),
+            [fingerprint.status(root + folder) for folder in LIBRARY_FOLDERS],
         ]
 
     def options(self) -> variables.AscendOptions:

@@ -13,7 +13,7 @@ from gpuhook.base.loader import elf, ldcache
 from gpuhook.base.loader.layout import cache_flags
 from gpuhook.base.names import machine_name
 from gpuhook.core.inventory.model import Device, DriverFile, Inventory, Node
-from gpuhook.vendors import given
+from gpuhook.vendors import path_policy
 from gpuhook.vendors.declared.names import DRIVER_PLACES, LD_CACHE, PCI_DEVICES, WRITABLE
 
 _CACHE_LIMIT = 64 << 20
@@ -82,7 +82,7 @@ class _Search:
         if proof.startswith(DRIVER):
             word = proof.removeprefix(DRIVER)
             return any(self._root.exists(place + word) for place in DRIVER_PLACES)
-        return bool(given.Listed(self._root, proof).real)
+        return bool(path_policy.Listed(self._root, proof).real)
 
     def _text(self, path: str) -> str:
         try:
@@ -163,8 +163,8 @@ class _Search:
                 seen.add(library.target)
                 yield library
 
-    def _listed(self, path: str, *, writable: bool = False) -> given.Listed:
-        listed = given.Listed(self._root, path, writable=writable)
+    def _listed(self, path: str, *, writable: bool = False) -> path_policy.Listed:
+        listed = path_policy.Listed(self._root, path, writable=writable)
         if listed.refusal:
             title = self._names.TITLE
             sentence = f"{title}'s table has {path}, {listed.refusal}: containers don't get it"

@@ -3,7 +3,7 @@
 from gpuhook.base.names import machine_name
 from gpuhook.base.oci.process import Setting
 from gpuhook.core.contract import Vendor, existing
-from gpuhook.core.inventory import freshness
+from gpuhook.core.inventory import fingerprint
 from gpuhook.vendors.declared import names as declared
 from gpuhook.vendors.declared.names import DRIVER_PLACES, LD_CACHE, PCI_DEVICES, WRITABLE
 
@@ -54,13 +54,13 @@ class Declared(Vendor):
             for key, value in table.values().items()
         }
         places = [*table.nodes, *table.optional_nodes]
-        found: list[Any] = [values, freshness.missing(root, self._proofs())]
+        found: list[Any] = [values, fingerprint.missing(root, self._proofs())]
         for folder in sorted({path.rpartition("/")[0] for path in places}):
-            names = freshness.names(root + folder)
+            names = fingerprint.names(root + folder)
             found.append([name for name in names if self._is_ours(folder, name)])
         if self.names.PCI_VENDOR:
-            found.append(freshness.names(root + PCI_DEVICES))
-        return [*found, [freshness.status(root + folder) for folder in self._library_folders()]]
+            found.append(fingerprint.names(root + PCI_DEVICES))
+        return [*found, [fingerprint.status(root + folder) for folder in self._library_folders()]]
 
     def _proofs(self) -> list[str]:
         """Return paths; if one of them exists, the driver is present."""

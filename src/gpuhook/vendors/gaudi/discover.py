@@ -10,7 +10,7 @@ seat is the same at every boot. Source: habanalabs driver, sysfs ABI
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import NoDriverError
 from gpuhook.core.inventory.model import Device, Node
-from gpuhook.vendors import bound
+from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.gaudi import names
 from gpuhook.vendors.gaudi.model import DRIVER, Inventory
 
@@ -27,7 +27,7 @@ MODELS = {
 
 def discover(path: str) -> Inventory:
     """Discover the devices below the driver root; DriverError if there is no driver."""
-    return bound.discover_below(names.TITLE, path, _discover)
+    return sysfs_devices.discover_below(names.TITLE, path, _discover)
 
 
 def _discover(root: Rootfs) -> Inventory:
@@ -36,16 +36,20 @@ def _discover(root: Rootfs) -> Inventory:
             "Intel Gaudi's driver isn't loaded",
             "Run modprobe habanalabs; if that fails, install the package habanalabs-dkms",
         )
-    found = [_Found(root, name) for name in root.list_folder(DRIVER) if bound.is_address(name)]
+    found = [
+        _Found(root, name) for name in root.list_folder(DRIVER) if sysfs_devices.is_address(name)
+    ]
     found.sort(key=lambda each: (each.number is None, each.number or 0, each.address))
     every = [each.module for each in found]
-    nodes = {node.path: node for node in bound.nodes(root, (p for e in found for p in e.numbers))}
+    nodes = {
+        node.path: node for node in sysfs_devices.nodes(root, (p for e in found for p in e.numbers))
+    }
     devices = []
     for each in found:
         unique = every.count(each.module) == 1
         devices.append(each.device(each.module if unique else ""))
         devices[-1].state = devices[-1].state or each.strange(nodes)
-    version = bound.text(root, VERSION)
+    version = sysfs_devices.text(root, VERSION)
     facts = (names.NAME, root.path, version, tuple(devices), tuple(nodes.values()))
     networked = tuple(each.address for each in found if each.networked)
     return Inventory(*facts, networked=networked)
@@ -61,22 +65,26 @@ class _Found:
     def __init__(self, root: Rootfs, address: str) -> None:
         place = f"{DRIVER}/{address}"
         self.address = address
-        self.module = seat(bound.text(root, f"{place}/module_id"))
-        sort, product = (bound.text(root, f"{place}/{name}") for name in ("device_type", "device"))
+        self.module = seat(sysfs_devices.text(root, f"{place}/module_id"))
+        sort, product = (
+            sysfs_devices.text(root, f"{place}/{name}") for name in ("device_type", "device")
+        )
         self.model = model(sort, product)
-        self.status = bound.text(root, f"{place}/status")
+        self.status = sysfs_devices.text(root, f"{place}/status")
         self.networked = root.exists(f"{place}/net")
         self.number: int | None = None
         self.numbers: dict[str, str] = {}
         for name in root.list_folder(f"{place}/accel"):
-            number = bound.number(name, "accel")
-            control = bound.number(name, "accel_controlD")
+            number = sysfs_devices.number(name, "accel")
+            control = sysfs_devices.number(name, "accel_controlD")
             if number is not None or control is not None:
                 self.number = control if number is None else number
-                self.numbers[f"/dev/accel/{name}"] = bound.text(root, f"{place}/accel/{name}/dev")
+                self.numbers[f"/dev/accel/{name}"] = sysfs_devices.text(
+                    root, f"{place}/accel/{name}/dev"
+                )
         for name in root.list_folder(f"{place}/infiniband_verbs"):
-            if bound.number(name, "uverbs") is not None:
-                text = bound.text(root, f"{place}/infiniband_verbs/{name}/dev")
+            if sysfs_devices.number(name, "uverbs") is not None:
+                text = sysfs_devices.text(root, f"{place}/infiniband_verbs/{name}/dev")
                 self.numbers[f"/dev/infiniband/{name}"] = text
 
     def device(self, module: str) -> Device:

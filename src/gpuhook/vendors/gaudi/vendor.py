@@ -7,7 +7,7 @@ ports into a container; gpuhook doesn't.
 
 from gpuhook.base.oci.process import Setting
 from gpuhook.core.contract import Vendor
-from gpuhook.core.inventory import freshness
+from gpuhook.core.inventory import fingerprint
 from gpuhook.vendors.gaudi import names
 from gpuhook.vendors.gaudi.model import DRIVER, Inventory, seats
 
@@ -34,12 +34,12 @@ class Gaudi(Vendor):
     def surroundings(self, config: "Config") -> "list[Any]":
         folder = self.root(config).rstrip("/") + DRIVER
         found = []
-        for address in freshness.names(folder):
+        for address in fingerprint.names(folder):
             if ":" in address:
                 place = f"{folder}/{address}"
-                inside = (freshness.names(f"{place}/{name}") for name in ("accel", "net"))
-                status = freshness.text(f"{place}/status")
-                verbs = freshness.names(f"{place}/infiniband_verbs")
+                inside = (fingerprint.names(f"{place}/{name}") for name in ("accel", "net"))
+                status = fingerprint.text(f"{place}/status")
+                verbs = fingerprint.names(f"{place}/infiniband_verbs")
                 found.append([address, status, *inside, verbs])
         return found
 

@@ -8,7 +8,7 @@ its GPU, so creating some changes no other GPU's number.
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import NoDriverError
 from gpuhook.core.inventory.model import Device, Inventory, Node
-from gpuhook.vendors import bound
+from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.intel_gpu import names
 
 DRIVERS = ("i915", "xe")
@@ -26,10 +26,10 @@ class _Gpu:
     def __init__(self, root: Rootfs, folder: str) -> None:
         self.folder = folder
         self.address = folder.rpartition("/")[2]
-        cards = bound.numbered(root, f"{folder}/drm", "card")
-        renders = bound.numbered(root, f"{folder}/drm", "renderD")
+        cards = sysfs_devices.numbered(root, f"{folder}/drm", "card")
+        renders = sysfs_devices.numbered(root, f"{folder}/drm", "renderD")
         self.drm = [*(f"card{each}" for each in cards), *(f"renderD{each}" for each in renders)]
-        self.device = bound.text(root, f"{folder}/device").removeprefix("0x").lower()
+        self.device = sysfs_devices.text(root, f"{folder}/device").removeprefix("0x").lower()
         self.whole = _whole(root, folder)
 
     @property
@@ -46,19 +46,19 @@ class _Gpu:
 
 def discover(path: str) -> Inventory:
     """Discover the devices below the driver root; DriverError if there is no driver."""
-    return bound.discover_below(names.TITLE, path, _discover)
+    return sysfs_devices.discover_below(names.TITLE, path, _discover)
 
 
 def _discover(root: Rootfs) -> Inventory:
-    drivers = [name for name in DRIVERS if root.exists(bound.driver_folder(name))]
+    drivers = [name for name in DRIVERS if root.exists(sysfs_devices.driver_folder(name))]
     if not drivers:
         raise NoDriverError(
             "Intel's GPU driver isn't loaded", "Run modprobe i915 or, for newer GPUs, modprobe xe"
         )
-    folders = [folder for driver in drivers for folder in bound.devices(root, driver)]
+    folders = [folder for driver in drivers for folder in sysfs_devices.devices(root, driver)]
     gpus = [gpu for gpu in (_Gpu(root, folder) for folder in folders) if gpu.drm]
     devices = tuple(_in_order(root, sorted(gpus, key=lambda gpu: _place(gpu.address))))
-    nodes = bound.nodes(root, (path for device in devices for path in device.nodes))
+    nodes = sysfs_devices.nodes(root, (path for device in devices for path in device.nodes))
     return Inventory(names.NAME, root.path, " and ".join(drivers), devices, nodes)
 
 
@@ -93,8 +93,8 @@ def _device(
 
 def _wrong(root: Rootfs, gpu: _Gpu, name: str) -> str:
     path = f"/dev/dri/{name}"
-    dev = bound.text(root, f"{gpu.folder}/drm/{name}/dev")
-    return bound.wrong_numbers(Node.of(path, root.stat(path)), dev)
+    dev = sysfs_devices.text(root, f"{gpu.folder}/drm/{name}/dev")
+    return sysfs_devices.wrong_numbers(Node.of(path, root.stat(path)), dev)
 
 
 def _whole(root: Rootfs, folder: str) -> str:

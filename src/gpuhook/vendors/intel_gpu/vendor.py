@@ -1,7 +1,7 @@
 """The vendor Intel for GPUs: nodes, and the links that programs use to find them."""
 
 from gpuhook.core.contract import Vendor
-from gpuhook.core.inventory import freshness
+from gpuhook.core.inventory import fingerprint
 from gpuhook.vendors.intel_gpu import names
 
 TYPE_CHECKING = False
@@ -29,12 +29,12 @@ class IntelGpu(Vendor):
     def surroundings(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")
         folders = [root + folder for folder in _PCI_DRIVERS]
-        listed = [f"{folder}/{name}" for folder in folders for name in freshness.names(folder)]
+        listed = [f"{folder}/{name}" for folder in folders for name in fingerprint.names(folder)]
         bound = [path for path in listed if ":" in path]
         return [
-            [[folder, freshness.names(f"{folder}/drm")] for folder in bound],
-            [freshness.status(folder) is not None for folder in folders],
-            freshness.status(f"{root}/dev/dri"),
+            [[folder, fingerprint.names(f"{folder}/drm")] for folder in bound],
+            [fingerprint.status(folder) is not None for folder in folders],
+            fingerprint.status(f"{root}/dev/dri"),
         ]
 
     def edits(self, grant: "Grant", image: "Image") -> "list[Operation]":  # noqa: ARG002

@@ -7,7 +7,7 @@ is bound to. A device has its node's number.
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import NoDriverError
 from gpuhook.core.inventory.model import Device, Inventory, Node
-from gpuhook.vendors import bound
+from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.intel_npu import names
 
 DRIVER = "intel_vpu"
@@ -15,19 +15,19 @@ DRIVER = "intel_vpu"
 
 def discover(path: str) -> Inventory:
     """Discover the devices below the driver root; DriverError if there is no driver."""
-    return bound.discover_below(names.TITLE, path, _discover)
+    return sysfs_devices.discover_below(names.TITLE, path, _discover)
 
 
 def _discover(root: Rootfs) -> Inventory:
-    if not root.exists(bound.driver_folder(DRIVER)):
+    if not root.exists(sysfs_devices.driver_folder(DRIVER)):
         raise NoDriverError("Intel's NPU driver isn't loaded", f"Run modprobe {DRIVER}")
     found = {
         number: folder
-        for folder in bound.devices(root, DRIVER)
-        for number in bound.numbered(root, f"{folder}/accel", "accel")
+        for folder in sysfs_devices.devices(root, DRIVER)
+        for number in sysfs_devices.numbered(root, f"{folder}/accel", "accel")
     }
     devices = tuple(_device(root, number, found[number]) for number in sorted(found))
-    nodes = bound.nodes(root, (path for device in devices for path in device.nodes))
+    nodes = sysfs_devices.nodes(root, (path for device in devices for path in device.nodes))
     return Inventory(names.NAME, root.path, DRIVER, devices, nodes)
 
 
@@ -35,9 +35,9 @@ def _device(root: Rootfs, number: int, folder: str) -> Device:
     name, address = f"accel{number}", folder.rpartition("/")[2]
     called = {"index": (str(number),), "name": (name,), "bus_id": (address,)}
     path = f"/dev/accel/{name}"
-    device = bound.text(root, f"{folder}/device").removeprefix("0x")
-    dev = bound.text(root, f"{folder}/accel/{name}/dev")
-    state = bound.wrong_numbers(Node.of(path, root.stat(path)), dev)
+    device = sysfs_devices.text(root, f"{folder}/device").removeprefix("0x")
+    dev = sysfs_devices.text(root, f"{folder}/accel/{name}/dev")
+    state = sysfs_devices.wrong_numbers(Node.of(path, root.stat(path)), dev)
     return Device(
         name, str(number), called, (path,), address, f"Intel NPU {device}".strip(), state=state
     )

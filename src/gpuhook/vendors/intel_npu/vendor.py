@@ -1,7 +1,7 @@
 """The vendor Intel for NPUs: only nodes."""
 
 from gpuhook.core.contract import Vendor
-from gpuhook.core.inventory import freshness
+from gpuhook.core.inventory import fingerprint
 from gpuhook.vendors.intel_npu import names
 
 TYPE_CHECKING = False
@@ -24,10 +24,10 @@ class IntelNpu(Vendor):
 
     def surroundings(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")
-        bound = [name for name in freshness.names(root + _PCI_DRIVER) if ":" in name]
+        bound = [name for name in fingerprint.names(root + _PCI_DRIVER) if ":" in name]
         return [
-            [[name, freshness.names(f"{root}{_PCI_DRIVER}/{name}/accel")] for name in bound],
-            freshness.status(f"{root}/dev/accel"),
+            [[name, fingerprint.names(f"{root}{_PCI_DRIVER}/{name}/accel")] for name in bound],
+            fingerprint.status(f"{root}/dev/accel"),
         ]
 
 

@@ -8,7 +8,7 @@ neuron_sysfs_metrics.c.
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import NoDriverError
 from gpuhook.core.inventory.model import Device, Node
-from gpuhook.vendors import bound
+from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.neuron import names
 from gpuhook.vendors.neuron.model import CLASS, SERIAL, Inventory
 
@@ -26,7 +26,7 @@ PRODUCTS = {
 
 def discover(path: str) -> Inventory:
     """Discover the devices below the driver root; DriverError if there is no driver."""
-    return bound.discover_below(names.TITLE, path, _discover)
+    return sysfs_devices.discover_below(names.TITLE, path, _discover)
 
 
 def _discover(root: Rootfs) -> Inventory:
@@ -38,13 +38,15 @@ def _discover(root: Rootfs) -> Inventory:
     numbers = device_numbers(root.list_folder(CLASS))
     serials = {number: serial(_text(root, number, SERIAL)) for number in numbers}
     unique = {text for text in serials.values() if [*serials.values()].count(text) == 1}
-    nodes = {node.path: node for node in bound.nodes(root, map("/dev/neuron{}".format, numbers))}
+    nodes = {
+        node.path: node for node in sysfs_devices.nodes(root, map("/dev/neuron{}".format, numbers))
+    }
     devices = tuple(
         _device(root, number, serials[number] if serials[number] in unique else "", nodes)
         for number in numbers
     )
     cores = tuple(core_count(_text(root, number, "core_count")) for number in numbers)
-    version = bound.text(root, VERSION)
+    version = sysfs_devices.text(root, VERSION)
     facts = (names.NAME, root.path, version, devices, tuple(nodes.values()))
     return Inventory(*facts, cores=cores)
 
@@ -102,7 +104,7 @@ def product(vendor: str, device: str) -> tuple[str, str] | None:
 def _model_by_bus(root: Rootfs) -> str:
     """Return the model from the PCI bus; its devices have no number, but all are alike."""
     for address in root.list_folder(PCI):
-        ids = (bound.text(root, f"{PCI}/{address}/{name}") for name in ("vendor", "device"))
+        ids = (sysfs_devices.text(root, f"{PCI}/{address}/{name}") for name in ("vendor", "device"))
         found = product(*ids)
         if found:
             return found[1]
@@ -110,4 +112,4 @@ def _model_by_bus(root: Rootfs) -> str:
 
 
 def _text(root: Rootfs, number: int, name: str) -> str:
-    return bound.text(root, f"{CLASS}/neuron{number}/{name}")
+    return sysfs_devices.text(root, f"{CLASS}/neuron{number}/{name}")

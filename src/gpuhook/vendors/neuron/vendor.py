@@ -9,7 +9,7 @@ has the cores 48 to 51. So devices keep their numbers. The application itself se
 from gpuhook.base.errors import RequestError, listed
 from gpuhook.base.oci.jsontext import Record
 from gpuhook.core.contract import Vendor
-from gpuhook.core.inventory import freshness
+from gpuhook.core.inventory import fingerprint
 from gpuhook.vendors.neuron import names
 from gpuhook.vendors.neuron.model import CLASS, SERIAL, Inventory
 
@@ -53,8 +53,8 @@ class Neuron(Vendor):
         folder = self.root(config).rstrip("/") + CLASS
         # After the driver was loaded again, a number may mean another device.
         return [
-            [name, *(freshness.text(f"{folder}/{name}/{file}") for file in ("dev", SERIAL))]
-            for name in freshness.names(folder)
+            [name, *(fingerprint.text(f"{folder}/{name}/{file}") for file in ("dev", SERIAL))]
+            for name in fingerprint.names(folder)
         ]
 
     def options(self) -> NeuronOptions:

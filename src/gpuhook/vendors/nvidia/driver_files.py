@@ -13,7 +13,7 @@ from gpuhook.base.loader import elf, ldcache
 from gpuhook.base.loader.layout import cache_flags
 from gpuhook.base.names import machine_name
 from gpuhook.core.inventory.model import SOCKET, DriverFile
-from gpuhook.vendors import given
+from gpuhook.vendors import path_policy
 from gpuhook.vendors.nvidia import device_nodes, graphics_files, manifests
 from gpuhook.vendors.nvidia.locations import (
     Locations,
@@ -423,7 +423,7 @@ def _surroundings(
         os.close(fd)
     if folder in _LOADER_FOLDERS or not folder.startswith("/"):
         return
-    listed = given.Listed(root, given.plain(folder))
+    listed = path_policy.Listed(root, path_policy.plain(folder))
     try:
         root.own_folder(folder)  # protects: loader-folder
     except (OSError, UntrustedPathError):

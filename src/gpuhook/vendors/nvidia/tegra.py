@@ -13,7 +13,7 @@ import stat
 from gpuhook.base.container.rootfs import read_link
 from gpuhook.base.errors import DriverError, UntrustedPathError
 from gpuhook.core.inventory.model import DriverFile, Node
-from gpuhook.vendors import given
+from gpuhook.vendors import path_policy
 from gpuhook.vendors.nvidia.listed_files import driver_file
 from gpuhook.vendors.nvidia.model import TEGRA, Gpu, Inventory
 from gpuhook.vendors.nvidia.variables import CSV_MOUNTS
@@ -81,7 +81,7 @@ def read_line(line: str) -> tuple[str, str, str]:
         problem = "has another type than dev, dir, lib and sym"
     elif not path.startswith("/") or "\0" in path or ".." in path.split("/"):
         problem = "has no absolute path without .."
-    return kind, given.plain(path), problem
+    return kind, path_policy.plain(path), problem
 
 
 def lists(root: "Rootfs", folder: str) -> list[str]:
@@ -223,7 +223,7 @@ def _files(
     for entry in found:
         if entry.kind == "dev" or (entry.kind == "sym" and is_ignored(entry.path, ignored)):
             continue
-        listed = given.Listed(root, entry.path)
+        listed = path_policy.Listed(root, entry.path)
         if entry.kind == "dir" and listed.real.startswith("/dev/"):
             inside = list(_links_in(root, listed.real, entry))
             yield from inside

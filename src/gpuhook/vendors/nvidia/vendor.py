@@ -5,8 +5,8 @@ import os
 from gpuhook.base import preload
 from gpuhook.base.errors import listed as listed_names
 from gpuhook.core.contract import Vendor
-from gpuhook.core.inventory.freshness import names as listed
-from gpuhook.core.inventory.freshness import status, text
+from gpuhook.core.inventory.fingerprint import names as listed
+from gpuhook.core.inventory.fingerprint import status, text
 from gpuhook.vendors.nvidia import completeness, device_nodes, names, variables
 from gpuhook.vendors.nvidia.model import CAPS_FOLDER, IMEX_FOLDER, Inventory
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpuhook.base.cgroup import access, v2
 from gpuhook.base.errors import CgroupError
-from gpuhook.tools.running import verdict
+from gpuhook.tools.running import cgroup_check
 
 DENY_ALL: dict[str, Any] = {"allow": False, "access": "rwm"}
 GPU0: dict[str, Any] = {"allow": True, "type": "c", "major": 195, "minor": 0, "access": "rw"}
@@ -267,7 +267,7 @@ def test_v1_cgroups_on_the_way_to_a_process(proc: Proc) -> None:
     proc.memberships("7", "5:devices:/abc/init/scope\n")
     process = os.open(proc.path / "7", os.O_PATH)
     try:
-        missing = verdict.missing(
+        missing = cgroup_check.missing(
             process, [(195, 0), (1, 3)], proc=str(proc.path), written={1: "/abc"}
         )
         assert missing == [(195, 0)]

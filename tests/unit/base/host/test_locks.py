@@ -79,7 +79,7 @@ def _installation(folder: Path) -> None:
 
 
 def _publisher(folder: Path) -> None:
-    with publish._Turn(str(folder / "publisher")) as turn:
+    with publish._LeaderLock(str(folder / "publisher")) as turn:
         assert turn.take()
 
 

@@ -17,7 +17,7 @@ from gpuhook.base.errors import DriverError
 from gpuhook.cluster.device_plugin.children import Listener, Server
 from gpuhook.cluster.device_plugin.settings import Settings
 from gpuhook.cluster.device_plugin.state import State
-from gpuhook.monitor.host.child import Talk, Work
+from gpuhook.monitor.host.child import Channel, Work
 from gpuhook.monitor.vendors.nvidia import events as nvidias
 
 
@@ -53,7 +53,7 @@ class Events:
         self.begun.append(set(but))
         return self.behave
 
-    def behave(self, talk: Talk) -> None:
+    def behave(self, talk: Channel) -> None:
         os.write(talk._fd, self.lines)
         if self.raises is not None:
             raise self.raises

@@ -12,13 +12,13 @@ from gpuhook.base.errors import ConfigError
 from gpuhook.cluster.device_plugin.config_file import Reader, read, reference_kind
 from gpuhook.cluster.device_plugin.options import Content
 from gpuhook.cluster.device_plugin.settings import Sharing
-from gpuhook.core.cdi import tree
+from gpuhook.core.cdi import yaml_reader
 
 GPU = "nvidia.com/gpu"
 
 
-def node(text: str) -> tree.Node:
-    found = tree.read(text.encode())
+def node(text: str) -> yaml_reader.Node:
+    found = yaml_reader.read(text.encode())
     assert found is not None
     return found
 
@@ -313,8 +313,8 @@ def test_whatever_stands_there_is_read_or_refused(content: object) -> None:
     reader = Reader("f")
     text = json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
     try:
-        root = tree.read(text)
+        root = yaml_reader.read(text)
         assert root is not None
         reader.read(root)
-    except (ConfigError, tree.TreeError):
+    except (ConfigError, yaml_reader.TreeError):
         pass

@@ -27,7 +27,7 @@ def found(tmp_path: Path) -> Found:
     return VENDOR, inventory
 
 
-class Kept:
+class ManagedSpecs:
     """What became of a call: whether it went well, what was said, and the folder."""
 
     def __init__(self, place: Path, found: Found, failing: tuple[str, ...] = ()) -> None:
@@ -44,26 +44,26 @@ class Kept:
 
 
 def test_it_says_what_it_did(tmp_path: Path, found: Found) -> None:
-    first = Kept(tmp_path, found)
+    first = ManagedSpecs(tmp_path, found)
     assert first.well
     assert VERSION in first.said
     assert (first.folder / "lib64/libcuda.so.1").exists()
-    again = Kept(tmp_path, found)
+    again = ManagedSpecs(tmp_path, found)
     assert again.well
     assert again.said == ""
 
 
 def test_a_driver_that_fails_has_its_folder_as_it_was(tmp_path: Path, found: Found) -> None:
-    Kept(tmp_path, found)
+    ManagedSpecs(tmp_path, found)
     found[1].root = "/nowhere"
-    kept = Kept(tmp_path, found, ("nvidia",))
+    kept = ManagedSpecs(tmp_path, found, ("nvidia",))
     assert kept.well
     assert (kept.folder / "lib64/libcuda.so.1").exists()
 
 
 def test_what_can_not_be_done_is_said(tmp_path: Path, found: Found) -> None:
     (tmp_path / "driver").write_text("a user's")
-    kept = Kept(tmp_path, found)
+    kept = ManagedSpecs(tmp_path, found)
     assert not kept.well
     assert "isn't a driver folder" in kept.said
     assert (tmp_path / "driver").read_text() == "a user's"

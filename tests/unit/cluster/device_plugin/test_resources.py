@@ -155,7 +155,7 @@ def test_a_root_without_sys_is_of_this_machine(tmp_path: Path) -> None:
     def text(root: Rootfs, path: str) -> str:
         return texts[path] if root.path == "/" else ""
 
-    with mock.patch("gpuhook.vendors.bound.text", text):
+    with mock.patch("gpuhook.vendors.sysfs_devices.text", text):
         assert only(offered(found)).units[0].numa == 1
 
 

@@ -24,7 +24,7 @@ from gpuhook.cluster.vendors.slices import Published, Slices, device_name, seman
 from gpuhook.core import contract
 from gpuhook.core.inventory.model import Inventory, Node
 from gpuhook.tools.cdi.write import to_text
-from gpuhook.tools.running import limitable
+from gpuhook.tools.running import limit_support
 from gpuhook.vendors import registry
 
 NODE = Choices("n1")
@@ -274,7 +274,7 @@ def test_shares_of_memory(
     shares: int, release: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A claim that says nothing gets all of a device's memory, or one share of it."""
-    monkeypatch.setattr(limitable, "what_it_takes", lambda *_: None)
+    monkeypatch.setattr(limit_support, "what_it_takes", lambda *_: None)
     choices = Choices("n1", kubernetes=release, shares={"amd": shares})
     made = published(paper.machine("amd", tmp_path), choices=choices)
     every = [each for one in check(made, release) for each in one.spec.devices or ()]

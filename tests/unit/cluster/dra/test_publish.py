@@ -18,8 +18,8 @@ from gpuhook.base.config.model import Config
 from gpuhook.cluster.dra import publish
 from gpuhook.cluster.dra import slices as dra
 from gpuhook.cluster.dra.access import Access
-from gpuhook.cluster.dra.keeper import Keeper
 from gpuhook.cluster.dra.publish import Publisher, wanted
+from gpuhook.cluster.dra.slice_reconciler import Keeper
 from gpuhook.core import contract
 from gpuhook.vendors import registry
 

@@ -7,12 +7,12 @@ import paper
 import pytest
 
 from gpuhook.base.config.model import Config
-from gpuhook.cluster.nri.answer import Way
+from gpuhook.cluster.nri.answer import InjectionMode
 from gpuhook.core.inventory import cache
 
 
 @pytest.fixture
-def way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Way:
+def way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InjectionMode:
     """A machine with four of AMD's GPUs, whose nodes are those of /dev/null."""
     inventory = paper.machine("amd", tmp_path)
     monkeypatch.setattr(cache, "get_inventory", lambda *_, **__: inventory)
@@ -22,4 +22,4 @@ def way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Way:
         "gpuhook.cluster.nri.service.os.stat",
         lambda path, *rest, **more: status if "/dev/" in str(path) else real(path, *rest, **more),
     )
-    return Way(Config(), "/opt/gpuhook/bin/gpuhook-cdi-hook")
+    return InjectionMode(Config(), "/opt/gpuhook/bin/gpuhook-cdi-hook")

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from gpuhook.cluster.nri.answer import Way, edits
+from gpuhook.cluster.nri.answer import InjectionMode, edits
 from gpuhook.cluster.nri.asked import Asked
 
 
 @pytest.mark.vectors("nri", "nri.requests")
 @pytest.mark.parametrize("gate", [True, False])
 def test_no_annotation_gives_a_pod_what_the_kubelet_has_not(
-    case: dict[str, Any], gate: bool, way: Way
+    case: dict[str, Any], gate: bool, way: InjectionMode
 ) -> None:
     """Who may annotate a pod would have every device of the node."""
     given = case["input"]

@@ -20,7 +20,7 @@ from yardstick import of_this_process, yardstick
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import GpuhookError, LimitError, NoDriverError, RequestError
 from gpuhook.cluster.nri import parser
-from gpuhook.cluster.nri.answer import Answer, Way, decide
+from gpuhook.cluster.nri.answer import Answer, InjectionMode, decide
 from gpuhook.cluster.nri.asked import LONGEST, PATIENCE, Asked, check_length
 from gpuhook.cluster.nri.service import Plugin
 from gpuhook.cluster.nri.verdicts import Verdicts
@@ -144,7 +144,7 @@ def of_amds(machine: Machine, env: Iterable[str]) -> set[str]:
 
 def check(machine: Machine, asked: Asked, config: Config, names: list[tuple[str, str]]) -> Answer:
     """Have the gate decide, and see that nobody gives more; RequestError where it refuses."""
-    way = Way(config, HOOK, given=lambda *_: names)
+    way = InjectionMode(config, HOOK, given=lambda *_: names)
     answer = decide(asked, way)
     if answer.verdict is not None:
         Verdicts().write(config.state_dir, ID, answer.verdict)
@@ -561,7 +561,8 @@ def test_what_the_plugin_gives_is_given_once(machine: Machine, handler: str) -> 
         assert answer.verdict is not None
         assert answer.verdict.devices == {}
     by_cdi = decide(
-        asking(ALL, handler=handler), Way(config, HOOK, by_cdi=True, given=lambda *_: [ONE])
+        asking(ALL, handler=handler),
+        InjectionMode(config, HOOK, by_cdi=True, given=lambda *_: [ONE]),
     )
     assert by_cdi.edits == {
         "names": ["nvidia.com/gpu=0"],
@@ -594,7 +595,7 @@ def test_long_requests_are_refused_in_time(machine: Machine) -> None:
     )
     payload = wire.message((1, b""), (2, notes + wire.message((8, ALL))))
     plugin = Plugin.__new__(Plugin)
-    way = Way(settings_of(machine), HOOK, given=lambda *_: [])
+    way = InjectionMode(settings_of(machine), HOOK, given=lambda *_: [])
     plugin._current, plugin._last = lambda: way, None
 
     def ask(payload: bytes) -> None:

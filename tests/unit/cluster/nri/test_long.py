@@ -6,7 +6,7 @@ import pytest
 from yardstick import of_this_process, yardstick
 
 from gpuhook.base.errors import RequestError
-from gpuhook.cluster.nri.answer import Way, edits
+from gpuhook.cluster.nri.answer import InjectionMode, edits
 from gpuhook.cluster.nri.asked import Asked
 from gpuhook.vendors import registry
 from gpuhook.vendors.ascend import variables as ascend
@@ -44,7 +44,7 @@ LONG: dict[str, tuple[tuple[str, ...], Pairs, Pairs]] = {
 
 @pytest.mark.parametrize("gate", [True, False])
 @pytest.mark.parametrize("name", [*LONG])
-def test_what_is_long_is_refused_at_once(way: Way, name: str, gate: bool) -> None:
+def test_what_is_long_is_refused_at_once(way: InjectionMode, name: str, gate: bool) -> None:
     way.config.swarm_resource = "DOCKER_RESOURCE_GPU"
     asked = Asked("team", "pod", "main", "", *LONG[name])
 
@@ -55,7 +55,7 @@ def test_what_is_long_is_refused_at_once(way: Way, name: str, gate: bool) -> Non
     assert of_this_process(ask) < 10 * yardstick()
 
 
-def test_long_variables_of_others_are_no_matter(way: Way) -> None:
+def test_long_variables_of_others_are_no_matter(way: InjectionMode) -> None:
     """They aren't read, and without a word to us nothing is."""
     asked = Asked("n", "p", "c", "", (*(["A=" + "x" * 100_000] * 20), "AMD_VISIBLE_DEVICES=1"))
     assert edits(asked, way)

@@ -19,7 +19,7 @@ from wire import Value, integer, messages, string
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import ConfigError, PluginError, RequestError
-from gpuhook.cluster.nri.answer import Answer, Way, edits
+from gpuhook.cluster.nri.answer import Answer, InjectionMode, edits
 from gpuhook.cluster.nri.asked import PATIENCE, Asked
 from gpuhook.cluster.nri.parser import Parser
 from gpuhook.cluster.nri.service import Plugin, _refusal, run
@@ -94,7 +94,9 @@ def environment(response: bytes) -> dict[str, str]:
 class Served:
     """A plugin that runs in a thread, and the engine that it serves."""
 
-    def __init__(self, way: Way, current: Callable[[], Way] | None = None) -> None:
+    def __init__(
+        self, way: InjectionMode, current: Callable[[], InjectionMode] | None = None
+    ) -> None:
         self.ours, self.theirs = socket.socketpair()
         self._reader, self._writer = os.pipe()
         self.engine = Engine(self.theirs, self._reader)
@@ -104,7 +106,7 @@ class Served:
         self._thread = threading.Thread(target=self._run, args=(current or (lambda: way),))
         self._thread.start()
 
-    def _run(self, current: Callable[[], Way]) -> None:
+    def _run(self, current: Callable[[], InjectionMode]) -> None:
         try:
             connection = Connection(self.ours, self._reader)
             Plugin(connection, self.parser, current, self.said.append, "50").serve()
@@ -123,7 +125,7 @@ class Served:
 
 
 @pytest.fixture
-def served(way: Way) -> Iterator[Served]:
+def served(way: InjectionMode) -> Iterator[Served]:
     made = Served(way)
     try:
         yield made
@@ -184,8 +186,8 @@ def test_what_there_is_not(served: Served) -> None:
     assert "9" in refusal(served.engine.create("AMD_VISIBLE_DEVICES=9"))
 
 
-def test_by_names(way: Way) -> None:
-    made = Served(Way(way.config, HOOK, by_cdi=True))
+def test_by_names(way: InjectionMode) -> None:
+    made = Served(InjectionMode(way.config, HOOK, by_cdi=True))
     try:
         made.engine.registration()
         found = adjustment(made.engine.create("AMD_VISIBLE_DEVICES=1,2"))
@@ -199,14 +201,14 @@ def test_by_names(way: Way) -> None:
 
 
 @pytest.fixture
-def gated(way: Way) -> Iterator[tuple[Served, list[tuple[str, str]]]]:
+def gated(way: InjectionMode) -> Iterator[tuple[Served, list[tuple[str, str]]]]:
     """A plugin with a gate, and what the kubelet gave to the container main of team/pod."""
     names: list[tuple[str, str]] = []
 
     def given(*who: Any) -> list[tuple[str, str]]:
         return names if who[:3] == ("team", "pod", "main") else []
 
-    made = Served(Way(way.config, HOOK, given=given))
+    made = Served(InjectionMode(way.config, HOOK, given=given))
     made.engine.registration()
     try:
         yield made, names
@@ -245,11 +247,11 @@ def test_a_runtime_class_is_no_way_around_the_gate(gated: Gated, handler: str) -
 
 
 @pytest.mark.parametrize("handler", ["gpu-py", "nvidia"])
-def test_mounts_are_no_way_around_the_gate(way: Way, handler: str) -> None:
+def test_mounts_are_no_way_around_the_gate(way: InjectionMode, handler: str) -> None:
     config = way.config
     config.accept_volume_mounts = True
     given = [("amd.com/gpu", "0x84cafeae17e7610")]
-    gated = Way(config, HOOK, given=lambda *_: given)
+    gated = InjectionMode(config, HOOK, given=lambda *_: given)
     for name in ("all", "2"):
         mounts = (("/var/run/amd-container-devices/" + name, "/dev/null"),)
         asked = Asked("team", "pod", "main", handler, ("AMD_VISIBLE_DEVICES=1",), mounts)
@@ -283,7 +285,7 @@ DOCUMENTED: dict[str, tuple[dict[str, Any], Asked, tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("name", [*DOCUMENTED])
-def test_documents_are_no_way_around_the_gate(way: Way, name: str) -> None:
+def test_documents_are_no_way_around_the_gate(way: InjectionMode, name: str) -> None:
     """A runtime of ours reads them, so what they bring has to be the kubelet's gift, too."""
     chosen, asked, right = DOCUMENTED[name]
     for key, value in chosen.items():
@@ -291,11 +293,11 @@ def test_documents_are_no_way_around_the_gate(way: Way, name: str) -> None:
     third, others = ("amd.com/gpu", "0x84cafeae17e7620"), [("other.com/gpu", "1"), ("a.com/c", "3")]
     for names in ([], [third], others):
         with pytest.raises(RequestError, match="kubelet hasn't allocated"):
-            edits(asked, Way(way.config, HOOK, given=lambda *_, names=names: names))
-    assert edits(asked, Way(way.config, HOOK, given=lambda *_: [right])) == {}
+            edits(asked, InjectionMode(way.config, HOOK, given=lambda *_, names=names: names))
+    assert edits(asked, InjectionMode(way.config, HOOK, given=lambda *_: [right])) == {}
 
 
-def test_the_kubelet_is_asked_once(way: Way) -> None:
+def test_the_kubelet_is_asked_once(way: InjectionMode) -> None:
     """It may be slow, and an engine that waits longer than two seconds goes on without the gate."""
     asked: list[tuple[str, ...]] = []
 
@@ -304,7 +306,7 @@ def test_the_kubelet_is_asked_once(way: Way) -> None:
         asked.append((namespace, pod, name))
         return [SECOND]
 
-    gate = Way(way.config, HOOK, given=given)
+    gate = InjectionMode(way.config, HOOK, given=given)
     for handler in ("gpu-py", ""):
         for name in ("first", "second"):
             edits(Asked("team", "pod", name, handler, ("AMD_VISIBLE_DEVICES=all",)), gate)
@@ -312,7 +314,7 @@ def test_the_kubelet_is_asked_once(way: Way) -> None:
 
 
 def test_the_kubelet_has_what_is_left_of_the_time(
-    way: Way, monkeypatch: pytest.MonkeyPatch
+    way: InjectionMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look, seconds = cache.get_inventory, list[float]()
 
@@ -326,11 +328,11 @@ def test_the_kubelet_has_what_is_left_of_the_time(
 
     monkeypatch.setattr(cache, "get_inventory", slow)
     asked = Asked("team", "pod", "main", "", ("AMD_VISIBLE_DEVICES=1",))
-    edits(asked, Way(way.config, HOOK, given=given))
+    edits(asked, InjectionMode(way.config, HOOK, given=given))
     assert 0 <= seconds[0] <= PATIENCE - 0.3
 
 
-def test_annotations_count_for_a_runtime_that_reads_them(gated: Gated, way: Way) -> None:
+def test_annotations_count_for_a_runtime_that_reads_them(gated: Gated, way: InjectionMode) -> None:
     """CRI-O passes on a pod's, which its author writes."""
     served, names = gated
     way.config.accept_annotations = True
@@ -364,7 +366,7 @@ WAYS: dict[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
 @pytest.mark.parametrize("handler", ["", "gpu-py", "nvidia", "gpu-x"])
 @pytest.mark.parametrize("name", [*WAYS])
 def test_no_runtime_gives_what_the_kubelet_has_not(
-    way: Way, name: str, handler: str, accepts: bool, privileged: bool
+    way: InjectionMode, name: str, handler: str, accepts: bool, privileged: bool
 ) -> None:
     """It may be the default one or have any name, and what it sees of privileges we don't."""
     variable, mounts, annotation = WAYS[name]
@@ -375,7 +377,7 @@ def test_no_runtime_gives_what_the_kubelet_has_not(
     asked = Asked("team", "pod", "main", handler, (variable,), mounts, notes)
     outcomes = set()
     for by_cdi, names in itertools.product((False, True), ([], [SECOND], [SECOND, THIRD])):
-        gate = Way(config, HOOK, by_cdi, lambda *_, names=names: names)
+        gate = InjectionMode(config, HOOK, by_cdi, lambda *_, names=names: names)
         try:
             answer = edits(asked, gate)
         except RequestError as error:
@@ -419,14 +421,14 @@ def test_channels_are_given_by_the_kubelet_too(
         env = ("NVIDIA_IMEX_CHANNELS=5", *more) if more else ()
         asked = Asked("team", "pod", "main", handler, env, places)
         for names in ([gpu], [gpu, ("gpu.nvidia.com/imex-channel", "0")]):
-            gate = Way(config, HOOK, given=lambda *_, names=names: names)
+            gate = InjectionMode(config, HOOK, given=lambda *_, names=names: names)
             if is_ours:
                 with pytest.raises(RequestError, match="imex-channel=5, and the kubelet hasn't"):
                     edits(asked, gate)
             else:
                 assert "NVIDIA_VISIBLE_DEVICES=void" in edits(asked, gate)["env"]
         right = [gpu, ("nvidia.com/imex-channel", "5")]
-        edits(asked, Way(config, HOOK, given=lambda *_, right=right: right))
+        edits(asked, InjectionMode(config, HOOK, given=lambda *_, right=right: right))
 
 
 def test_an_image_that_says_all_gets_what_was_granted(gated: Gated) -> None:
@@ -482,11 +484,11 @@ def test_an_answer_that_is_too_long(served: Served, monkeypatch: pytest.MonkeyPa
     assert len(nodes(served.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
 
 
-def test_a_verdict_that_cannot_be_written(way: Way, tmp_path: Path) -> None:
+def test_a_verdict_that_cannot_be_written(way: InjectionMode, tmp_path: Path) -> None:
     """The container isn't started: the runtime would find none, or that of another time."""
     way.config.gate, way.config.state_dir = True, str(tmp_path / "file")
     (tmp_path / "file").write_text("")
-    made = Served(Way(way.config, HOOK, given=lambda *_: [SECOND]))
+    made = Served(InjectionMode(way.config, HOOK, given=lambda *_: [SECOND]))
     try:
         made.engine.registration()
         pod = ((7, "gpu-py"),)
@@ -499,11 +501,11 @@ def test_a_verdict_that_cannot_be_written(way: Way, tmp_path: Path) -> None:
         made.end()
 
 
-def test_settings_that_cannot_be_read(way: Way) -> None:
+def test_settings_that_cannot_be_read(way: InjectionMode) -> None:
     """Who may ask for devices is refused, as gpu-py refuses it; others are left alone."""
     broken: list[bool] = []
 
-    def current() -> Way:
+    def current() -> InjectionMode:
         if broken:
             raise ConfigError("config.toml is broken", "Correct it")
         return way
@@ -547,7 +549,7 @@ def test_a_hostile_pod(served: Served) -> None:
 @given(
     method=some.sampled_from(["Configure", "Synchronize", "CreateContainer"]), data=some.binary()
 )
-def test_any_payload(method: str, data: bytes, way: Way) -> None:
+def test_any_payload(method: str, data: bytes, way: InjectionMode) -> None:
     made = Served(way)
     try:
         made.engine.registration()
@@ -591,7 +593,7 @@ class Listener:
 
 
 def test_an_engine_that_is_restarted(
-    way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: InjectionMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is looked for until it is there, and again when it hangs up, until we are told to stop."""
     monkeypatch.setattr("gpuhook.cluster.nri.service._AGAIN", 0.05)

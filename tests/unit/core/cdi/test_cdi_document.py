@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from limits import in_time
 
-from gpuhook.core.cdi import checks, document, reading, tree
+from gpuhook.core.cdi import checks, document, yaml_reader
+from gpuhook.core.cdi import parse_result as reading
 from gpuhook.core.cdi.document import read
-from gpuhook.core.cdi.reading import Problem
+from gpuhook.core.cdi.parse_result import Problem
 
 Case = dict[str, Any]
 
@@ -288,7 +289,7 @@ def test_only_the_first_document_of_a_file_counts() -> None:
 def test_json_with_tabs_and_without_blanks() -> None:
     whole = json.loads(json.dumps(text("").document))
     for written in (json.dumps(whole, indent="\t"), json.dumps(whole, separators=(",", ":"))):
-        if tree.LOADER.__name__ == "CSafeLoader" or "\t" not in written:
+        if yaml_reader.LOADER.__name__ == "CSafeLoader" or "\t" not in written:
             assert read(written.encode()).document == whole
 
 

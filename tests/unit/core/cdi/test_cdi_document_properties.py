@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from limits import in_time
 
-from gpuhook.core.cdi import checks, document, tree, versions
+from gpuhook.core.cdi import checks, document, versions, yaml_reader
 from gpuhook.core.cdi.document import read
 
 # Pieces that documents are made of, and pieces that break them.
@@ -30,7 +30,7 @@ def loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     found = getattr(yaml, request.param, None)
     if found is None:
         pytest.skip("this PyYAML has no libyaml")
-    monkeypatch.setattr(tree, "LOADER", found)
+    monkeypatch.setattr(yaml_reader, "LOADER", found)
 
 
 @pytest.mark.usefixtures("loader")
@@ -103,7 +103,7 @@ def test_what_is_written_is_read_again(written: dict[str, Any], as_json: bool) -
 
 def _without_checks(data: bytes) -> Any:
     """Return what a text holds, good or bad."""
-    root = tree.read(data)
+    root = yaml_reader.read(data)
     assert root is not None
     reader = document._Reader()
     found = reader.value(root, document.FIELDS, ())
@@ -136,7 +136,7 @@ def test_what_is_taken_pyyaml_reads_the_same(text: str) -> None:
     if found is None:
         return
     try:
-        loaded = yaml.load(text, tree.LOADER)  # noqa: S506 - a safe one; PyYAML's own has another BOM
+        loaded = yaml.load(text, yaml_reader.LOADER)  # noqa: S506 - a safe one; PyYAML's own has another BOM
     except (yaml.YAMLError, ValueError, TypeError):  # several documents, unknown tags, dates
         return
     assert _agrees(found, loaded), loaded
@@ -153,7 +153,7 @@ def _agrees(ours: Any, theirs: Any) -> bool:
         )
     if isinstance(theirs, list):
         return len(ours) == len(theirs) and all(map(_agrees, ours, theirs))
-    return not isinstance(theirs, str) or ours == theirs or tree._resolved(theirs) != theirs
+    return not isinstance(theirs, str) or ours == theirs or yaml_reader._resolved(theirs) != theirs
 
 
 @settings(max_examples=300)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from limits import in_time
 
-from gpuhook.core.cdi import document, folders, names, reading
+from gpuhook.core.cdi import document, folders, names, parse_result
 from gpuhook.core.cdi.folders import FileError, Found, Ignored, Parses, read_folders
 
 Case = dict[str, Any]
@@ -225,7 +225,7 @@ def test_an_unchanged_file_is_read_once(tmp_path: Path, monkeypatch: pytest.Monk
     counted: list[bytes] = []
     real = document.read
 
-    def read(data: bytes) -> reading.Reading:
+    def read(data: bytes) -> parse_result.Reading:
         counted.append(data)
         return real(data)
 
@@ -275,7 +275,7 @@ def test_an_errors_sentence_names_its_place() -> None:
 
 def test_what_is_larger_than_a_document_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    path.write_text(TEXT + " " * reading.MOST_BYTES)
+    path.write_text(TEXT + " " * parse_result.MOST_BYTES)
     errors, whole = folders.examine(str(path))
     assert (whole, [error.message for error in errors]) == (None, ["the file is larger than 4 MiB"])
 

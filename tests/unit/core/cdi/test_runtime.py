@@ -13,7 +13,7 @@ from gpuhook.base.config.loader import loads
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import CdiError, GpuhookError, UnknownDeviceError
 from gpuhook.base.oci.spec import Spec
-from gpuhook.core.cdi import saved
+from gpuhook.core.cdi import parse_cache
 from gpuhook.core.cdi.folders import Found
 from gpuhook.tools.cli import cli
 
@@ -149,10 +149,10 @@ def test_a_document_replaced_between_a_look_and_the_next(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is checked has to be what was read: another file may have been there before."""
-    real = saved.read_folders
+    real = parse_cache.read_folders
     trusted = site.documents / "maker.json"
 
-    def look(config: Config, documents: saved.Documents | None) -> Found:
+    def look(config: Config, documents: parse_cache.Documents | None) -> Found:
         found = real(config, documents)
         text = trusted.read_text()
         trusted.unlink()
@@ -160,7 +160,7 @@ def test_a_document_replaced_between_a_look_and_the_next(
         (site.documents / "new").rename(trusted)
         return found
 
-    monkeypatch.setattr(saved, "read_folders", look)
+    monkeypatch.setattr(parse_cache, "read_folders", look)
     with pytest.raises(CdiError, match="was changed while it was read"):
         site.edited("maker.example/card=a")
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpuhook.base.cgroup import answers
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverError, NoDriverError
-from gpuhook.core.inventory import cache, freshness, model
+from gpuhook.core.inventory import cache, fingerprint, model
 from gpuhook.core.inventory.model import DriverFile, Node
 from gpuhook.vendors.nvidia import discover
 from gpuhook.vendors.nvidia.model import Inventory
@@ -121,13 +121,13 @@ def test_files_of_a_noted_folder_are_not_looked_at(
     machine: Machine, noted: cache.Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[str] = []
-    real = freshness.missing
+    real = fingerprint.missing
 
     def missing(root: str, paths: list[str]) -> list[str]:
         looked.extend(paths)
         return real(root, paths)
 
-    monkeypatch.setattr(freshness, "missing", missing)
+    monkeypatch.setattr(fingerprint, "missing", missing)
     assert noted.is_same(machine.config)
     assert not [path for path in looked if path.startswith("/usr/lib/")]
     (machine.root / "usr/lib/another").touch()  # which changes nothing of the driver
@@ -148,7 +148,7 @@ def test_a_folder_that_has_just_changed_tells_nothing(
     loaded.note_folders()
     (folder / "libcuda.so.580.65.06").unlink()
     os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
-    loaded._folders_seen = [freshness.identity(path) for path in loaded._folders]
+    loaded._folders_seen = [fingerprint.identity(path) for path in loaded._folders]
     assert not loaded.is_same(machine.config)
 
 
@@ -251,20 +251,20 @@ def test_paths_that_others_may_make_are_not_waited_for(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
     (tmp_path / "tmp").chmod(0o1777)
     paths = ["/tmp/x", "/tmp/x/y", "/usr/x", "/usr/x/y", "/x"]
-    assert freshness.settled(str(tmp_path), paths) == ["/usr/x", "/usr/x/y", "/x"]
-    assert freshness.settled(f"{tmp_path}/nowhere", paths) == []
+    assert fingerprint.settled(str(tmp_path), paths) == ["/usr/x", "/usr/x/y", "/x"]
+    assert fingerprint.settled(f"{tmp_path}/nowhere", paths) == []
 
 
 def test_change_of_a_node_is_noticed() -> None:
     good = Node.of("/dev/null", os.stat("/dev/null"))
     assert good is not None
     fields = {name: getattr(good, name) for name in good.fields()}
-    assert freshness.same_nodes("/", [good], ())
+    assert fingerprint.same_nodes("/", [good], ())
     for name in ("major", "minor", "mode", "uid", "gid"):
         other = Node(**{**fields, name: fields[name] + 1})
-        assert not freshness.same_nodes("/", [other], ())
-        assert freshness.same_nodes("/", [other], ("/dev",))
-    assert not freshness.same_nodes("/", [good, Node("/dev/nothing", 1, 99)], ())
+        assert not fingerprint.same_nodes("/", [other], ())
+        assert fingerprint.same_nodes("/", [other], ("/dev",))
+    assert not fingerprint.same_nodes("/", [good, Node("/dev/nothing", 1, 99)], ())
 
 
 def test_two_sets_of_settings_do_not_fight(machine: Machine) -> None:

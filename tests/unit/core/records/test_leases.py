@@ -70,7 +70,7 @@ def take(
     entry = os.open(f"/proc/{process.pid}", os.O_PATH)
     facts = {**record(*gifts), "pid": process.pid, **more}
     try:
-        with records.Written(state_dir, entry, facts, add=add, exclusive=kinds):
+        with records.RecordWriter(state_dir, entry, facts, add=add, exclusive=kinds):
             pass
     finally:
         os.close(entry)
@@ -238,7 +238,7 @@ def test_a_container_that_fails_frees_it(state_dir: str, start: Start) -> None:
     facts = {**record(given("A")), "pid": process.pid}
 
     def fail() -> None:
-        with records.Written(state_dir, entry, facts, exclusive=(KIND,)):
+        with records.RecordWriter(state_dir, entry, facts, exclusive=(KIND,)):
             assert len(records.read_all(state_dir)) == 1
             raise ZeroDivisionError
 
@@ -259,7 +259,7 @@ def test_what_cannot_be_written_down_is_refused(
     take(state_dir, start(), given("A"), kinds=(OTHER,))
     with (
         pytest.raises(HeldError),
-        records.Written(state_dir, -1, record(given("A")), exclusive=(KIND,)),
+        records.RecordWriter(state_dir, -1, record(given("A")), exclusive=(KIND,)),
     ):
         pass
 
@@ -362,7 +362,7 @@ while not os.path.exists(go):
     time.sleep(0.001)
 try:
     entry = os.open("/proc/self", os.O_PATH)
-    with records.Written(state_dir, entry, facts, exclusive=({KIND!r},)):
+    with records.RecordWriter(state_dir, entry, facts, exclusive=({KIND!r},)):
         print("won", flush=True)
 except HeldError:
     print("lost", flush=True)

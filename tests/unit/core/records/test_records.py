@@ -57,7 +57,7 @@ def described(pid: int, **facts: Any) -> dict[str, Any]:
 def write(state_dir: str, pid: int, *, failing: bool = False, **facts: Any) -> None:
     entry = os.open(f"/proc/{pid}", os.O_PATH)
     try:
-        with records.Written(state_dir, entry, described(pid, **facts)):
+        with records.RecordWriter(state_dir, entry, described(pid, **facts)):
             if failing:
                 raise ZeroDivisionError
     finally:
@@ -369,7 +369,7 @@ def test_what_other_hooks_of_the_container_have_written(
     write(state_dir, pid, given=[given("acme", "A1"), given("nvidia", "G1")])
     entry = os.open(f"/proc/{pid}", os.O_PATH)
     record = described(pid, given=[given("nvidia", "G2")])
-    with records.Written(state_dir, entry, record, add=add):
+    with records.RecordWriter(state_dir, entry, record, add=add):
         pass
     os.close(entry)
     [found] = records.read_all(state_dir)
@@ -386,7 +386,7 @@ def test_the_process_that_started_this_one() -> None:
 
 
 def test_a_process_that_is_not_known_has_no_record(state_dir: str) -> None:
-    with records.Written(state_dir, -1, {"version": records.VERSION, "pid": 0}):
+    with records.RecordWriter(state_dir, -1, {"version": records.VERSION, "pid": 0}):
         pass
     assert records.read_all(state_dir) == []
 

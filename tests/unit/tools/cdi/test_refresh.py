@@ -10,7 +10,7 @@ from machines import gpu, machine
 
 from gpuhook.base.config.model import Config
 from gpuhook.core.cdi.generate import Source, generate
-from gpuhook.tools.cdi.kept import Kept
+from gpuhook.tools.cdi.managed_specs import ManagedSpecs
 from gpuhook.tools.cdi.refresh import is_ours, naming, refresh, removable
 from gpuhook.tools.cdi.write import to_text
 from gpuhook.vendors.nvidia import names
@@ -30,8 +30,8 @@ def write(path: Path, document: Document) -> Path:
     return path
 
 
-def kept(folder: Path) -> Kept:
-    return Kept(str(folder), None, "yaml", ("podman",), HOOK)
+def kept(folder: Path) -> ManagedSpecs:
+    return ManagedSpecs(str(folder), None, "yaml", ("podman",), HOOK)
 
 
 def test_a_document_is_ours_by_its_hook(document: Document) -> None:

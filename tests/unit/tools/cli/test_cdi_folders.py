@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpuhook.core.cdi import folders
-from gpuhook.tools.cdi import kept
+from gpuhook.tools.cdi import managed_specs
 from gpuhook.tools.cli import cli
 
 GOOD = {
@@ -207,7 +207,9 @@ def test_list_says_why_the_last_refresh_failed(
 ) -> None:
     state = machine / "state"
     monkeypatch.setattr("gpuhook.tools.cli.cdi_folders.state_folder", lambda *_: str(state))
-    kept.save_errors(str(state), [kept.Failure(1.0, "vendor.com/gpu", "NVML failed", "Wait")])
+    managed_specs.save_errors(
+        str(state), [managed_specs.Failure(1.0, "vendor.com/gpu", "NVML failed", "Wait")]
+    )
     done = run("list", "--config", machine / "config.toml")
     assert done.exit_code == 0
     assert "last refresh: vendor.com/gpu NVML failed" in done.stderr
@@ -215,5 +217,5 @@ def test_list_says_why_the_last_refresh_failed(
     (state / "cdi-error.json").write_text("[")
     done = run("list", "--config", machine / "config.toml")
     assert "is damaged" in done.stderr
-    kept.save_errors(str(state), [])
+    managed_specs.save_errors(str(state), [])
     assert "last refresh" not in run("list", "--config", machine / "config.toml").stderr

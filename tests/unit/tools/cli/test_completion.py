@@ -164,7 +164,7 @@ def test_containers_by_id_where_no_engine_answers(tmp_path: Path) -> None:
     try:
         state = State("f" * 64, os.getpid(), "/nowhere", None)
         record = records.describe(state, None, [])
-        with records.Written(f"{tmp_path}/state", process, record):
+        with records.RecordWriter(f"{tmp_path}/state", process, record):
             assert _completed(f"gpuhook repair --config {config} ff") == ["f" * 12]
             assert _completed(f"gpuhook repair --config {config} e") == []
     finally:

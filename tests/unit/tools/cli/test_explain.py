@@ -15,10 +15,10 @@ from gpuhook.base.config.model import Config
 from gpuhook.base.errors import GpuhookError
 from gpuhook.core.plan.operations import Symlink
 from gpuhook.core.request.reader import Request
-from gpuhook.core.resolve import Resolved
+from gpuhook.core.resolve import Allocation
 from gpuhook.tools.cli import _image_checks, cli
 from gpuhook.tools.cli._explanation import ApplyDocument, Explanation, Row
-from gpuhook.tools.cli._meant import programs
+from gpuhook.tools.cli._suggest import programs
 from gpuhook.tools.cli._summary import rows
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.model import Inventory
@@ -63,7 +63,7 @@ def test_nothing_that_is_explained_steers_a_terminal_or_forges_a_line() -> None:
     inventory = machine(gpu(0, 0))
     inventory.root = hostile
     explanation.progress.inventories = [inventory]
-    explanation.resolved = Resolved([], Config(), registry.KNOWN, absent=(hostile,))
+    explanation.resolved = Allocation([], Config(), registry.KNOWN, absent=(hostile,))
     explanation.mode = "hook"
     explanation.operations = [ApplyDocument(hostile, hostile, {}, hostile)]
     explanation.undone = [Symlink(hostile, hostile, replace=False, reason=hostile)]
@@ -286,7 +286,7 @@ def test_warnings_are_in_the_text_and_in_the_json() -> None:
     grant = granted(asked("all", capabilities=("video",)), machine(gpu(0, 0)))
     explanation.progress.requests.append(grant.request)
     explanation.progress.inventories.append(grant.inventory)
-    explanation.resolved = Resolved([grant], Config(), registry.KNOWN)
+    explanation.resolved = Allocation([grant], Config(), registry.KNOWN)
     assert explanation.to_json()["warnings"] == ["video lacks libnvcuvid"]
     assert "Warning:         video lacks libnvcuvid" in explanation.to_text().splitlines()
     assert Row("Warning", "video lacks libnvcuvid", "poor") in rows(explanation)

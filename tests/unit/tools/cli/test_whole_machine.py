@@ -16,7 +16,7 @@ from gpuhook.core.inventory.model import Device, Inventory
 from gpuhook.tools.cli import _screen, cli
 from gpuhook.tools.doctor import Case, examine
 from gpuhook.tools.doctor.finding import failure, note, ok, warning
-from gpuhook.tools.running.holders import Container, Running
+from gpuhook.tools.running.device_users import Container, Running
 from gpuhook.tools.running.names import Names
 from gpuhook.vendors import registry
 from gpuhook.vendors.amd.vendor import VENDOR as AMD

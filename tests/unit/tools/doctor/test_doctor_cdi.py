@@ -14,7 +14,7 @@ from fabricated import Tree, said
 
 from gpuhook.core.cdi.generate import Source, generate
 from gpuhook.core.inventory import cache
-from gpuhook.tools.cdi import kept
+from gpuhook.tools.cdi import managed_specs
 from gpuhook.tools.doctor import Finding, cdi, cdi_engines
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
@@ -72,7 +72,9 @@ def test_a_document_that_refresh_keeps(tree: Tree) -> None:
     for folder in ("/etc/cdi", "/var/run/cdi"):
         tree.write(f"{folder}/x.yaml", document())
     state = str(tree.root / "var/lib/gpuhook")
-    kept.save(state, kept.Kept("/var/run/cdi", None, "yaml", ("podman",), "/bin/true"))
+    managed_specs.save(
+        state, managed_specs.ManagedSpecs("/var/run/cdi", None, "yaml", ("podman",), "/bin/true")
+    )
     [first, second] = cdi.paths(tree.case)
     assert first.remedy.startswith("Generate it again: gpuhook cdi generate")
     assert second.remedy == "Run gpuhook cdi refresh"
@@ -239,7 +241,9 @@ def test_a_docker_with_cdi_switched_off(
         assert found["cdi-engine"].status == "note", "nobody may want it"
         assert "gpuhook install --cdi --engine docker" in found["cdi-engine"].remedy
         state = str(tree.root / "var/lib/gpuhook")
-        kept.save(state, kept.Kept("/etc/cdi", None, "yaml", ("docker",), "/bin/true"))
+        managed_specs.save(
+            state, managed_specs.ManagedSpecs("/etc/cdi", None, "yaml", ("docker",), "/bin/true")
+        )
         assert readers(tree)["cdi-engine"].status == "warning", "it was asked for"
 
 
@@ -284,7 +288,9 @@ def test_what_is_not_used_is_no_warning(tree: Tree) -> None:
 def test_the_last_error_of_a_refresh(tree: Tree) -> None:
     state = tree.root / "var/lib/gpuhook"
     assert said(cdi.refresh_errors(tree.case)) == {}
-    kept.save_errors(str(state), [kept.Failure(1.0, "nvidia.com/gpu", "It broke", "Mend it")])
+    managed_specs.save_errors(
+        str(state), [managed_specs.Failure(1.0, "nvidia.com/gpu", "It broke", "Mend it")]
+    )
     [found] = cdi.refresh_errors(tree.case)
     assert (found.check, found.status) == ("cdi-refresh", "warning")
     assert found.message == "The last refresh of the CDI spec of nvidia.com/gpu failed: It broke"

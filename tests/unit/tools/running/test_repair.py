@@ -12,7 +12,7 @@ from gpuhook.core.inventory import model
 from gpuhook.core.inventory.model import Device, Node
 from gpuhook.core.records import records
 from gpuhook.tools.running import repair
-from gpuhook.tools.running.holders import Container
+from gpuhook.tools.running.device_users import Container
 from gpuhook.tools.running.names import Names
 from gpuhook.vendors.nvidia.model import Gpu, Inventory
 
@@ -150,7 +150,7 @@ def test_a_record_that_does_not_say_in_which_cgroup(
 
 def test_the_cgroups_are_written_down(tmp_path: Path, ourselves: tuple[int, int]) -> None:
     record = records.describe(State("web", os.getpid(), "", None), None, [])
-    with records.Written(str(tmp_path / "state"), ourselves[0], record):
+    with records.RecordWriter(str(tmp_path / "state"), ourselves[0], record):
         [found] = records.read_all(str(tmp_path / "state"))
     told = proc.cgroups(proc.read("/proc/self/cgroup"))
     assert {*records.cgroups_of(found).values()} <= {*told.values()} - {"/"}

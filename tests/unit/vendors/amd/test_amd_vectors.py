@@ -24,7 +24,7 @@ from gpuhook.core.plan import image
 from gpuhook.core.plan.operations import AllowDevice, BindDevice
 from gpuhook.core.planner import make_plan
 from gpuhook.core.records import leases
-from gpuhook.core.resolve import Resolved
+from gpuhook.core.resolve import Allocation
 from gpuhook.tools.cdi.write import write
 from gpuhook.vendors.amd import names
 from gpuhook.vendors.amd.discover import (
@@ -80,14 +80,14 @@ def fabricated(root: Path, given: Case) -> Inventory:
 
 def resolved(
     found: Inventory | None, *env: str, swarm: str = "", root: str = ""
-) -> Resolved | None:
+) -> Allocation | None:
     config = loads(f'swarm-resource = "{swarm}"\n[gpuhook]\nstate-dir = "{root}/state"\n')
     config.driver_roots = (f"amd={root}",)
     spec = {"process": {"env": list(env)}, "linux": {"namespaces": [{"type": "mount"}]}}
     return resolve(spec, config, save=False, inventories={"amd": found} if found else {})
 
 
-def labels(answer: Resolved | None) -> list[int]:
+def labels(answer: Allocation | None) -> list[int]:
     grants = answer.grants if answer else []
     return sorted(int(device.label) for grant in grants for device in grant.devices)
 

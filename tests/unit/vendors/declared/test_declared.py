@@ -30,7 +30,8 @@ from gpuhook.core.inventory.model import Inventory, Node
 from gpuhook.core.plan.operations import usable
 from gpuhook.prefork import launcher_cache
 from gpuhook.tools.cdi import refresh
-from gpuhook.vendors import given, registry
+from gpuhook.vendors import path_policy as given
+from gpuhook.vendors import registry
 
 TABLES = declared_vendors.tables()
 TABLE = """\
@@ -269,7 +270,7 @@ def test_when_it_is_looked_at_again(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
 ) -> None:
     config, _ = made()
-    monkeypatch.setattr("gpuhook.core.inventory.freshness.same_nodes", lambda *_: True)
+    monkeypatch.setattr("gpuhook.core.inventory.fingerprint.same_nodes", lambda *_: True)
     vendor = contract.load(registry.known(config)["maker"])
     cache.get_inventory(config, vendor)
     (tmp_path / "driver/dev/tty7").touch()
@@ -282,7 +283,7 @@ def test_a_pci_device_that_is_pulled_out(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its nodes may outlive it, and then show nothing."""
-    monkeypatch.setattr("gpuhook.core.inventory.freshness.same_nodes", lambda *_: True)
+    monkeypatch.setattr("gpuhook.core.inventory.fingerprint.same_nodes", lambda *_: True)
     config, _ = made(TABLE.replace("/proc/driver/maker", "pci:ab12"))
     vendor = contract.load(registry.known(config)["maker"])
     cache.get_inventory(config, vendor)

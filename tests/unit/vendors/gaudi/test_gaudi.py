@@ -22,7 +22,7 @@ from gpuhook.core.inventory.model import Inventory as AnyInventory
 from gpuhook.core.plan import image
 from gpuhook.core.planner import make_plan
 from gpuhook.core.request.reader import is_privileged
-from gpuhook.core.resolve import Resolved
+from gpuhook.core.resolve import Allocation
 from gpuhook.vendors.gaudi import discover
 from gpuhook.vendors.gaudi.model import Inventory
 from gpuhook.vendors.gaudi.vendor import VENDOR
@@ -60,7 +60,7 @@ def eight(tmp_path: Path) -> AnyInventory:
     return paper.machine("gaudi", tmp_path / "eight", 8)
 
 
-def variables(answer: Resolved) -> dict[str, str]:
+def variables(answer: Allocation) -> dict[str, str]:
     return {each.name: each.value for each in answer.settings}
 
 

@@ -203,7 +203,7 @@ def heard(nvml: Nvml) -> dict[str, Any]:
     said: list[dict[str, Any]] = []
     whole = {"gpuInstanceId": 0xFFFFFFFF, "computeInstanceId": 0xFFFFFFFF}
     event = SimpleNamespace(eventType=8, eventData=79, device=1, **whole)
-    found = events.Ears(nvml, said.append)._event(event)
+    found = events.EventSet(nvml, said.append)._event(event)
     assert said == [{"asking": "GPU-1"}]  # before NVML is asked, which may hang
     assert found is not None
     assert events.is_error(found)

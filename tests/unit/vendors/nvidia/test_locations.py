@@ -8,7 +8,7 @@ from driver_tree import LIBS, Root, targets
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.container.rootfs import Rootfs
-from gpuhook.core.inventory import freshness
+from gpuhook.core.inventory import fingerprint
 from gpuhook.vendors.nvidia import driver_files, locations, manifests
 
 ELF = b"\x7fELF and so on"
@@ -211,7 +211,7 @@ def test_what_has_to_come_first_is_noted_once(tmp_path: Path) -> None:
         "/usr/bin/a", "/bin/a", "/bin/b", "/opt/bin/a", "/opt/bin/b", "/etc/x/y/z", "/etc/x/w",
         "/nowhere/x/y", "/nowhere/z", "/usr/bin",
     ]  # fmt: skip
-    assert freshness.absent(str(tmp_path), paths) == [
+    assert fingerprint.absent(str(tmp_path), paths) == [
         "/usr/bin/a", "/bin/b", "/opt/bin", "/etc/x", "/nowhere/x", "/nowhere/z",
     ]  # fmt: skip
 
@@ -221,10 +221,10 @@ def test_folders_of_others_are_not_watched(root: Root) -> None:
     root.put("usr/share/vulkan/icd.d/a.json")
     root.put("srv/vulkan/icd.d/a.json")
     paths = ["/usr/share/vulkan/icd.d", "/srv/vulkan/icd.d", "/nowhere", "/srv/vulkan/icd.d/a.json"]
-    assert set(freshness.watched(str(root.path), paths)) == {*paths} - {"/nowhere"}
+    assert set(fingerprint.watched(str(root.path), paths)) == {*paths} - {"/nowhere"}
     (root.path / "srv/vulkan/icd.d").chmod(0o777)
-    assert set(freshness.watched(str(root.path), paths)) == {paths[0]}
-    assert freshness.watched(str(root.path / "nowhere"), paths) == {}
+    assert set(fingerprint.watched(str(root.path), paths)) == {paths[0]}
+    assert fingerprint.watched(str(root.path / "nowhere"), paths) == {}
 
 
 def test_a_link_that_leads_nowhere_is_no_folder(root: Root) -> None:

@@ -15,7 +15,7 @@ from gpuhook.base.config.loader import loads
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverError, GpuhookError, LimitError, RequestError
 from gpuhook.base.oci.spec import Spec
-from gpuhook.cluster.nri.answer import Way, decide
+from gpuhook.cluster.nri.answer import InjectionMode, decide
 from gpuhook.cluster.nri.asked import Asked
 from gpuhook.core import contract, edit
 from gpuhook.core.cdi import generate
@@ -23,8 +23,8 @@ from gpuhook.core.inventory import cache
 from gpuhook.core.inventory.model import Node
 from gpuhook.core.plan import image
 from gpuhook.core.planner import make_plan
-from gpuhook.core.records import claims, records
-from gpuhook.core.resolve import Resolved, limits, resolve
+from gpuhook.core.records import exclusive_request, records
+from gpuhook.core.resolve import Allocation, limits, resolve
 from gpuhook.nvidia_cli import configure
 from gpuhook.tools import root_folder
 from gpuhook.vendors import registry
@@ -57,7 +57,7 @@ def machine(*gpus: Any) -> Inventory:
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "known", lambda _: {"nvidia": registry.KNOWN["nvidia"]})
     monkeypatch.setattr(cache, "get_inventory", lambda *_, **__: machine())
-    monkeypatch.setattr(claims, "get_inventory", lambda *_, **__: machine())
+    monkeypatch.setattr(exclusive_request, "get_inventory", lambda *_, **__: machine())
 
 
 @pytest.fixture
@@ -78,13 +78,13 @@ def keep(config: Config, *, daemon: bool = True, ready: bool = True) -> None:
     os.close(folder)
 
 
-def asked(config: Config, *env: str, inventory: Inventory | None = None) -> Resolved | None:
+def asked(config: Config, *env: str, inventory: Inventory | None = None) -> Allocation | None:
     spec = {"process": {"env": [*env]}}
     inventories = {"nvidia": inventory or machine()}
     return resolve(spec, config, registry.known(config), inventories=inventories)
 
 
-def is_client(found: Resolved) -> bool:
+def is_client(found: Allocation) -> bool:
     """Tell whether a container has its place and its limits."""
     plan = make_plan(found.grants, image.unknown(), found.groups)
     names = {each.name for each in found.settings}
@@ -93,7 +93,7 @@ def is_client(found: Resolved) -> bool:
     return has_place and {*names} >= {mps._THREADS, mps._MEMORY}
 
 
-def nodes(found: Resolved) -> set[str]:
+def nodes(found: Allocation) -> set[str]:
     return {node.path for grant in found.grants for node, _ in grant.nodes}
 
 
@@ -178,7 +178,7 @@ def test_limits_and_exclusive_devices_hang_on_no_capability(
     config = Config()
     config.exclusive, config.state_dir = ("nvidia.com/gpu",), str(tmp_path / "none")
     found = resolve(spec.data, config, known, inventories=inventories)
-    assert claims.check(spec, found, known, config)
+    assert exclusive_request.check(spec, found, known, config)
 
 
 def with_library() -> Inventory:
@@ -268,7 +268,7 @@ WAYS: dict[str, Callable[[Config], object]] = {
         machine().devices[:1]
     ),
     "the engine's plugin": lambda config: decide(
-        Asked("n", "p", "c", "", (f"{VARIABLE}=0",)), Way(config, "/h")
+        Asked("n", "p", "c", "", (f"{VARIABLE}=0",)), InjectionMode(config, "/h")
     ),
     "nvidia-container-cli": lambda config: configure.configure(
         configure.Target(1, "/none"), granted(config), config, configure.Switches(False, False)
@@ -282,7 +282,7 @@ WAYS: dict[str, Callable[[Config], object]] = {
 }
 
 
-def resolved(config: Config) -> Resolved:
+def resolved(config: Config) -> Allocation:
     found = asked(config, f"{VARIABLE}=0", "NVIDIA_DRIVER_CAPABILITIES=graphics")
     assert found is not None
     return found

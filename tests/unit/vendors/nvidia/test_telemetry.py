@@ -54,7 +54,7 @@ def seen(**answers: Any) -> dict[str, Any]:
     """Return what is known of a GPU, whose temperature is known anyhow."""
     memory = SimpleNamespace(total=80, used=8, reserved=1)
     known = {"nvmlDeviceGetMemoryInfo": memory, "nvmlDeviceGetTemperature": 40}
-    eyes = telemetry._Eyes(Nvml(**{**known, **answers}), lambda _: None)
+    eyes = telemetry._Sampler(Nvml(**{**known, **answers}), lambda _: None)
     found, failed = eyes.measure({UUID: []}, more=False)
     assert failed == {}
     assert found[UUID]["temperature_celsius"] == 40
@@ -95,7 +95,7 @@ def test_a_gpu_whose_mig_devices_are_left_alone() -> None:
     memory = SimpleNamespace(total=80, used=8)
     known = {"nvmlDeviceGetMemoryInfo": memory, "nvmlDeviceGetProcessUtilization": []}
     for parted, expected in (((), {"processes", "sm"}), ((UUID,), set())):
-        eyes = telemetry._Eyes(Nvml(**known, **lists(_v3=[PROCESS])), lambda _: None, parted)
+        eyes = telemetry._Sampler(Nvml(**known, **lists(_v3=[PROCESS])), lambda _: None, parted)
         found, _ = eyes.measure({UUID: []}, more=False)
         assert {"processes", "sm"} & {*found[UUID]} == expected
 
@@ -104,7 +104,7 @@ def test_a_gpu_whose_mig_devices_are_left_alone() -> None:
 def test_a_lost_gpu_fails(name: str) -> None:
     lost = {f"nvmlDeviceGet{name}": error(pynvml.NVML_ERROR_GPU_IS_LOST)}
     memory = {"nvmlDeviceGetMemoryInfo": SimpleNamespace(total=80, used=8)}
-    eyes = telemetry._Eyes(Nvml(**{**memory, **lists(), **lost}), lambda _: None)
+    eyes = telemetry._Sampler(Nvml(**{**memory, **lists(), **lost}), lambda _: None)
     found, failed = eyes.measure({UUID: []}, more=False)
     assert (found, [*failed]) == ({}, [UUID])
 
@@ -122,7 +122,7 @@ def test_a_clock_that_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
             return found
 
     monkeypatch.setattr(time, "time_ns", lambda: clock[0] * 1000)
-    eyes = telemetry._Eyes(Driver(), lambda _: None)
+    eyes = telemetry._Sampler(Driver(), lambda _: None)
     assert eyes._sm(UUID, 1) == {"7": 0.8}
     clock[0] -= hour
     assert eyes._sm(UUID, 1) == {}

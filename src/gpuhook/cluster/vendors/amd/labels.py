@@ -12,7 +12,7 @@ from gpuhook.cluster.vendor_parts import Share
 from gpuhook.core.inventory.model import Device, Inventory
 from gpuhook.monitor.vendors import pci
 from gpuhook.monitor.vendors.sensors import integer
-from gpuhook.vendors import bound
+from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.amd.discover import kfd_devices, partition_type
 from gpuhook.vendors.amd.paths import GPUS, MODULE
 
@@ -44,7 +44,7 @@ def labels(
 
 def _modules(root: Rootfs) -> dict[str, str]:
     files = {"driver-version": "version", "driver-src-version": "srcversion"}
-    said = {name: bound.text(root, f"{MODULE}/{file}") for name, file in files.items()}
+    said = {name: sysfs_devices.text(root, f"{MODULE}/{file}") for name, file in files.items()}
     return {f"{_DOMAIN}/gpu.{name}": value for name, value in said.items() if value}
 
 
@@ -55,11 +55,11 @@ def _facts(
     properties: Mapping[int, Mapping[str, int]],
 ) -> dict[str, str]:
     """Return the counted facts of a GPU or partition that the kernel reports."""
-    minors = [bound.number(path.rpartition("/")[2], "renderD") for path in device.nodes]
+    minors = [sysfs_devices.number(path.rpartition("/")[2], "renderD") for path in device.nodes]
     minor = next((each for each in minors if each is not None), -1)
     said = properties.get(minor, {})
     simd, each = said.get("simd_count", 0), said.get("simd_per_cu", 0)
-    product = bound.text(root, f"{GPUS}/{device.bus_id}/product_name")
+    product = sysfs_devices.text(root, f"{GPUS}/{device.bus_id}/product_name")
     sharing = max(sum(other.bus_id == device.bus_id for other in inventory.devices), 1)
     memory = (integer(root, f"{GPUS}/{device.bus_id}/mem_info_vram_total") or 0) // sharing
     found = {

@@ -13,7 +13,7 @@ from gpuhook.monitor.vendors import pci
 from gpuhook.monitor.vendors.sensors import integer
 from gpuhook.vendors.amd.discover import kfd_devices, partition_type
 from gpuhook.vendors.amd.paths import GPUS
-from gpuhook.vendors.bound import number
+from gpuhook.vendors.sysfs_devices import number
 
 _WHOLE = ("", "spx")
 

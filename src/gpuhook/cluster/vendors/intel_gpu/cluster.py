@@ -3,7 +3,7 @@
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.cluster.vendors.cluster import Cluster
 from gpuhook.core.inventory.model import Device
-from gpuhook.vendors import bound
+from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.intel_gpu.discover import DRIVERS
 
 _DOMAIN = "gpu.intel.com"
@@ -17,7 +17,7 @@ class IntelGpuCluster(Cluster):
 
     def resource(self, device: Device, root: Rootfs) -> str:
         old, *newer = DRIVERS
-        folders = {driver: bound.driver_folder(driver) for driver in newer}
+        folders = {driver: sysfs_devices.driver_folder(driver) for driver in newer}
         found = [each for each in newer if root.exists(f"{folders[each]}/{device.bus_id}")]
         return f"{_DOMAIN}/{(found or [old])[0]}"
 

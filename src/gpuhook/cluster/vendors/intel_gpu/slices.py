@@ -7,8 +7,8 @@ from gpuhook.cluster.vendors.slices import Slices, Value, device_name, why_not
 from gpuhook.core.inventory.model import Device
 from gpuhook.monitor.vendors import pci
 from gpuhook.monitor.vendors.sensors import integer
-from gpuhook.vendors.bound import driver_folder
 from gpuhook.vendors.intel_gpu.discover import DRIVERS, PRODUCTS
+from gpuhook.vendors.sysfs_devices import driver_folder
 
 _FAMILIES = ("Data Center GPU Flex", "Data Center GPU Max", "Arc")  # prefixes of products
 _DEVICES = "/sys/bus/pci/devices"

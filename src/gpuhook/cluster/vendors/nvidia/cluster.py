@@ -6,7 +6,7 @@ from types import ModuleType
 
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import RequestError, listed
-from gpuhook.cluster.vendors.cluster import Cluster, Extras, Offers, Ways
+from gpuhook.cluster.vendors.cluster import Cluster, Extras, Offers, RequestChannels
 from gpuhook.cluster.vendors.nvidia.plugin import DOMAIN, NONE, SINGLE, PluginSettings
 from gpuhook.core.inventory.model import Device
 from gpuhook.tools.vendors.nvidia import driver_folder
@@ -74,7 +74,9 @@ class NvidiaCluster(Cluster):
             found.append(Device(identity, str(index), {}, state=state))
         return found
 
-    def extras(self, options: NvidiaOptions, ways: Ways, why_not: Callable[[], str]) -> Extras:
+    def extras(
+        self, options: NvidiaOptions, ways: RequestChannels, why_not: Callable[[], str]
+    ) -> Extras:
         features, channels = self.chosen.features, self.chosen.imex_channel_ids
         warnings = []
         if features and ways.by_variable and not ways.unprivileged:

@@ -16,7 +16,7 @@ from gpuhook.cluster.vendors.nvidia.instances import ATTRIBUTES, MIB, Division, 
 from gpuhook.cluster.vendors.nvidia.plugin import DOMAIN, NONE, SINGLE, PluginSettings
 from gpuhook.core.inventory.model import Device
 from gpuhook.monitor.vendors import pci
-from gpuhook.vendors import bound
+from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig
 
 _GPU = f"{DOMAIN}/gpu"
@@ -76,9 +76,9 @@ def _versions(inventory: Inventory) -> dict[str, str]:
 
 def _machine(root: Rootfs) -> str:
     if root.exists("/sys/class/dmi"):
-        return bound.text(root, _MACHINE)
+        return sysfs_devices.text(root, _MACHINE)
     with Rootfs("/") as own:
-        return bound.text(own, _MACHINE)
+        return sysfs_devices.text(own, _MACHINE)
 
 
 def _mode(devices: tuple[Device, ...], root: Rootfs) -> str:

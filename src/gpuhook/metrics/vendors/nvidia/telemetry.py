@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.base.config.model import Config
-    from gpuhook.monitor.host.child import Talk, Work
+    from gpuhook.monitor.host.child import Channel, Work
     from gpuhook.vendors.nvidia.model import Inventory
 
     Values = dict[str, Any]
@@ -131,7 +131,7 @@ def begin(config: "Config", inventory: "Inventory", but: "Collection[str]") -> "
 
 
 def _answer_all(
-    start: "Callable[[], Any]", gpus: dict[str, list[str]], parted: set[str], talk: "Talk"
+    start: "Callable[[], Any]", gpus: dict[str, list[str]], parted: set[str], talk: "Channel"
 ) -> None:
     """Answer until the parent closes the connection."""
     kernel.set_name("gpuhook-nvml")
@@ -146,9 +146,9 @@ def _answer_all(
         talk.say({"error": f"NVML failed: {error}"})
         return
     talk.say({"ready": 1})
-    ears = events.Ears(pynvml, talk.say)
+    ears = events.EventSet(pynvml, talk.say)
     ears.register([*gpus])
-    eyes = _Eyes(pynvml, talk.say, parted)
+    eyes = _Sampler(pynvml, talk.say, parted)
     for question in talk.asked():
         devices, failed = eyes.measure(gpus, more=question["more"])
         talk.say({"asking": ""})
@@ -156,7 +156,7 @@ def _answer_all(
         talk.say({"answer": question["ask"], "devices": devices, "failed": failed})
 
 
-class _Eyes:
+class _Sampler:
     """A sampler of GPUs, which remembers the time of the last query of SM usage.
 
     ``parted`` are the GPUs that have MIG devices.

@@ -97,12 +97,12 @@ def _say_all(start: "Callable[[], Any]", uuids: list[str], say: "Say") -> None:
         return
     try:
         pynvml.nvmlInit()
-        Ears(pynvml, say).listen(uuids)
+        EventSet(pynvml, say).listen(uuids)
     except pynvml.NVMLError as error:
         say({"error": f"NVML failed: {error}"})
 
 
-class Ears:
+class EventSet:
     """An NVML event set and its GPUs."""
 
     def __init__(self, nvml: "Any", say: "Say") -> None:

@@ -6,7 +6,7 @@ A host with an unused GPU, as many servers have, is not checked.
 from collections.abc import Callable
 
 from gpuhook.tools.doctor.driver import Driver
-from gpuhook.vendors import bound
+from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.intel_gpu.discover import DRIVERS, PRODUCTS
 from gpuhook.vendors.intel_gpu.vendor import VENDOR
 
@@ -29,7 +29,7 @@ intel_gpus = Driver(
 DRIVER_CHECKS = (intel_gpus,)
 HOST_CHECKS = ()
 REPORT_FILES = tuple(
-    f"{bound.driver_folder(driver)}/*/{name}"
+    f"{sysfs_devices.driver_folder(driver)}/*/{name}"
     for driver in DRIVERS
     for name in ("device", "sriov_numvfs", "drm/*/dev")
 )

@@ -4,7 +4,7 @@ A host with an unused NPU, as many notebooks have, is not checked.
 """
 
 from gpuhook.tools.doctor.driver import Driver
-from gpuhook.vendors import bound
+from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.intel_npu.discover import DRIVER
 from gpuhook.vendors.intel_npu.vendor import VENDOR
 
@@ -20,6 +20,6 @@ intel_npus = Driver(
 DRIVER_CHECKS = (intel_npus,)
 HOST_CHECKS = ()
 REPORT_FILES = tuple(
-    f"{bound.driver_folder(DRIVER)}/*/{name}" for name in ("device", "accel/*/dev")
+    f"{sysfs_devices.driver_folder(DRIVER)}/*/{name}" for name in ("device", "accel/*/dev")
 )
 REPORT_NODES = ("/dev/accel/*",)

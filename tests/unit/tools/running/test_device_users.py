@@ -9,7 +9,7 @@ import pytest
 from gpuhook.base.oci.spec import State
 from gpuhook.core.records import records
 from gpuhook.monitor.host.namespaces import Look
-from gpuhook.tools.running import holders
+from gpuhook.tools.running import device_users
 from gpuhook.tools.running.groups import Identity
 
 
@@ -22,9 +22,9 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(entry)
         yield 195, 0
 
-    monkeypatch.setattr(holders, "HostNodes", lambda _: None)
-    monkeypatch.setattr(holders, "has_our_root", lambda _: False)
-    monkeypatch.setattr(holders, "nodes_of", nodes)
+    monkeypatch.setattr(device_users, "HostNodes", lambda _: None)
+    monkeypatch.setattr(device_users, "has_our_root", lambda _: False)
+    monkeypatch.setattr(device_users, "nodes_of", nodes)
     return found
 
 
@@ -37,8 +37,8 @@ def test_two_that_are_called_alike_have_each_its_own(
     looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen = [("7", Identity("box", "", "/a/box")), ("8", Identity("box", "", "/b/box"))]
-    monkeypatch.setattr(holders, "_others", lambda *_: iter([*seen, ("9", seen[0][1])]))
-    found = holders.running([], str(tmp_path)).containers
+    monkeypatch.setattr(device_users, "_others", lambda *_: iter([*seen, ("9", seen[0][1])]))
+    found = device_users.running([], str(tmp_path)).containers
     assert [(each.name, each.pid) for each in found] == [("box", 7), ("box", 8)]
 
 
@@ -46,8 +46,8 @@ def test_ones_hundredth_waits_for_everybodys_first(
     looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen = others("user@1", "user@1", "user@1", "web", "user@1", "db", "web")
-    monkeypatch.setattr(holders, "_others", lambda *_: iter(seen))
-    found = holders.running([], str(tmp_path))
+    monkeypatch.setattr(device_users, "_others", lambda *_: iter(seen))
+    found = device_users.running([], str(tmp_path))
     assert [int(entry) % 10 for entry in looked_at] == [0, 3, 5, 1, 6, 2, 4]
     assert [each.name for each in found.containers] == ["db", "user@1", "web"]
     assert found.problems == ()
@@ -55,9 +55,9 @@ def test_ones_hundredth_waits_for_everybodys_first(
 
 def test_a_look_ends(looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     times = iter([0.0, *([1.0] * 4), *([3.0] * 100)])
-    monkeypatch.setattr(holders, "Look", lambda: Look(2.0, lambda: next(times)))
-    monkeypatch.setattr(holders, "_others", lambda *_: iter(others(*"abcdefgh")))
-    found = holders.running([], str(tmp_path))
+    monkeypatch.setattr(device_users, "Look", lambda: Look(2.0, lambda: next(times)))
+    monkeypatch.setattr(device_users, "_others", lambda *_: iter(others(*"abcdefgh")))
+    found = device_users.running([], str(tmp_path))
     assert [each.name for each in found.containers] == ["a", "b"]
     [problem] = found.problems
     assert problem.startswith("Containers without a record may be missing")
@@ -66,23 +66,23 @@ def test_a_look_ends(looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_
 def test_containers_without_a_record_are_counted(
     looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for count in (holders.LIMIT, holders.LIMIT + 1):
+    for count in (device_users.LIMIT, device_users.LIMIT + 1):
         seen = others(*(f"box{number:04}" for number in range(count)))
-        monkeypatch.setattr(holders, "_others", lambda *_, seen=seen: iter(seen))
-        found = holders.running([], str(tmp_path))
-        assert len(found.containers) == holders.LIMIT
-        assert len(found.problems) == count - holders.LIMIT
+        monkeypatch.setattr(device_users, "_others", lambda *_, seen=seen: iter(seen))
+        found = device_users.running([], str(tmp_path))
+        assert len(found.containers) == device_users.LIMIT
+        assert len(found.problems) == count - device_users.LIMIT
 
 
 def test_a_damaged_record_is_told_and_hides_no_container(tmp_path: Path) -> None:
     process = os.open("/proc/self", os.O_PATH)
     try:
         record = records.describe(State("web", os.getpid(), "", None), None, [])
-        with records.Written(str(tmp_path), process, record):
+        with records.RecordWriter(str(tmp_path), process, record):
             folder = tmp_path / records.FOLDER
             damaged = folder / _record_of(os.getppid())
             damaged.write_text("{}")
-            found = holders.running([], str(tmp_path))
+            found = device_users.running([], str(tmp_path))
             assert [each.name for each in found.containers] == ["web"]
             assert [f"{tmp_path}: {damaged.name}" in each for each in found.problems] == [True]
     finally:

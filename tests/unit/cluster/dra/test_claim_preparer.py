@@ -8,7 +8,7 @@ import pytest
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import RequestError
-from gpuhook.cluster.dra.handing import Handing
+from gpuhook.cluster.dra.claim_preparer import ClaimPreparer
 from gpuhook.cluster.dra.options import Options
 from gpuhook.monitor.ledger.records import COMPLETED, MPS, STARTED, Held, Record, Records
 
@@ -24,7 +24,7 @@ def test_mps_that_has_started_meanwhile(held: Held, tmp_path: Path) -> None:
     config.state_dir = str(tmp_path)
     devices: Any = SimpleNamespace(config=config, look=list)
     claims: Any = None
-    handing = Handing(devices, claims, Options(), lambda: None)
+    handing = ClaimPreparer(devices, claims, Options(), lambda: None)
     records = Records(config.state_dir)
     record = Record("gpu.nvidia.com", "u-1", "ns", "a", STARTED, records.boot, (held,))
     with records.locked():

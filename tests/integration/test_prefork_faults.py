@@ -1,4 +1,4 @@
-"""The process that stands ready ends, hangs or goes stale: the container starts all the same."""
+"""The prefork server ends, hangs or goes stale: the container starts all the same."""
 
 import os
 import random
@@ -16,7 +16,7 @@ from harness.commands import Result, daemon, wait_until
 from harness.driver import simulate
 from harness.inside import seen
 from harness.installation import Installation
-from harness.standing import (
+from harness.prefork import (
     CHANGES,
     ONE,
     Site,
@@ -200,7 +200,7 @@ def test_root_may_queue_no_more_signals(site: Site) -> None:
 
 @ONE
 def test_stopped_while_it_starts(site: Site, tmp_path: Path) -> None:
-    """It has the lock already: while nobody ended it, no other could ever stand ready."""
+    """It has the lock already: while nobody ended it, no other could ever serve."""
     site.stand()
     site.clear()
     lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)

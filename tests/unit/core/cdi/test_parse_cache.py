@@ -11,7 +11,7 @@ import pytest
 
 import gpuhook
 from gpuhook.base.config.model import Config
-from gpuhook.core.cdi import document, reading, saved
+from gpuhook.core.cdi import document, parse_cache, parse_result
 from gpuhook.core.inventory import cache
 
 LONG_AGO = 10**10 * 60  # nanoseconds
@@ -40,10 +40,10 @@ class Site:
         return path
 
     def names(self) -> list[str]:
-        return [name.partition("=")[2] for name in saved.read_folders(self.config).devices]
+        return [name.partition("=")[2] for name in parse_cache.read_folders(self.config).devices]
 
     def errors(self) -> list[str]:
-        return [str(error) for error in saved.read_folders(self.config).errors]
+        return [str(error) for error in parse_cache.read_folders(self.config).errors]
 
     def new_reads(self) -> int:
         before = self.reads
@@ -62,12 +62,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     made = Site(tmp_path)
     real = document.read
 
-    def read(data: bytes) -> reading.Reading:
+    def read(data: bytes) -> parse_result.Reading:
         made.reads += 1
         return real(data)
 
     monkeypatch.setattr(document, "read", read)
-    monkeypatch.setattr(saved, "_SETTLED_NS", -LONG_AGO)
+    monkeypatch.setattr(parse_cache, "_SETTLED_NS", -LONG_AGO)
     return made
 
 
@@ -116,14 +116,14 @@ def test_what_was_just_written_is_not_saved(site: Site, monkeypatch: pytest.Monk
     """It could change within the same tick of the clock, and look the same afterwards."""
     monkeypatch.undo()
     path = site.write("a.json", of("x"))
-    saved.read_folders(site.config)
+    parse_cache.read_folders(site.config)
     assert not site.state.exists()
-    later = path.stat().st_ctime_ns + saved._SETTLED_NS
+    later = path.stat().st_ctime_ns + parse_cache._SETTLED_NS
     monkeypatch.setattr("time.time_ns", lambda: later)
-    saved.read_folders(site.config)
+    parse_cache.read_folders(site.config)
     assert not site.state.exists()
     monkeypatch.setattr("time.time_ns", lambda: later + 1)
-    saved.read_folders(site.config)
+    parse_cache.read_folders(site.config)
     assert "x" in site.file.read_text()
 
 
@@ -133,7 +133,7 @@ def test_a_clock_that_was_set_back(site: Site, monkeypatch: pytest.MonkeyPatch) 
     path = site.write("a.json", of("x"))
     earlier = path.stat().st_ctime_ns - 20 * 86400 * 10**9
     monkeypatch.setattr("time.time_ns", lambda: earlier)
-    saved.read_folders(site.config)
+    parse_cache.read_folders(site.config)
     assert "x" in site.file.read_text()
 
 
@@ -199,8 +199,8 @@ def test_folders_of_other_configurations_do_not_fight(site: Site, tmp_path: Path
     other.cdi_spec_dirs = (str(tmp_path / "other"), str(site.folder))
     other.state_dir = site.config.state_dir
     for _ in range(3):
-        saved.read_folders(site.config)
-        saved.read_folders(other)
+        parse_cache.read_folders(site.config)
+        parse_cache.read_folders(other)
     assert site.reads == 2
 
 
@@ -210,12 +210,12 @@ def test_a_start_that_finds_all_saved_imports_no_yaml(site: Site) -> None:
     site.names()
     code = (
         f"import sys; sys.path.append({str(Path(gpuhook.__file__).parents[1])!r})\n"
-        "from gpuhook.core.cdi import apply, saved\n"
+        "from gpuhook.core.cdi import apply, parse_cache\n"
         "from gpuhook.base.config.model import Config\n"
         "from gpuhook.base.host import files\n"
         f"config = Config()\nconfig.cdi_spec_dirs = {site.config.cdi_spec_dirs!r}\n"
         f"config.state_dir = {site.config.state_dir!r}\n"
-        "print(apply.resolve(saved.read_folders(config), ['v.com/g=x']), *sys.modules)\n"
+        "print(apply.resolve(parse_cache.read_folders(config), ['v.com/g=x']), *sys.modules)\n"
     )
     words = [sys.executable, "-I", "-S", "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, check=True).stdout

@@ -14,7 +14,7 @@ import pytest
 
 from gpuhook.base import preload
 from gpuhook.base.host import lock
-from gpuhook.core.inventory import freshness
+from gpuhook.core.inventory import fingerprint
 from gpuhook.prefork import instance, slots, snapshot, supervisor
 from gpuhook.prefork.server import Server, WorkerHandle
 from gpuhook.prefork.worker import ANSWERED, TAKEN
@@ -173,9 +173,9 @@ def late_imports(source: str) -> Iterator[str]:
 
 # Slow to import, for few containers, and before a container's mount namespace is entered: what
 # documents say is written into config.json.
-DOCUMENTS = {"gpuhook.core.cdi.document", "gpuhook.core.cdi.unknown"}
+DOCUMENTS = {"gpuhook.core.cdi.document", "gpuhook.core.cdi.unresolved"}
 # Loaded where a request is refused, which is as early.
-REFUSALS = {"gpuhook.core.meant"}
+REFUSALS = {"gpuhook.core.suggest"}
 # Loaded where the configuration declares vendors, and used nowhere else.
 DECLARED = {"gpuhook.vendors.declared.names"}
 # Loaded where the configuration shares devices by MPS.
@@ -234,11 +234,11 @@ def test_a_clock_that_jumped(days: int, tmp_path: Path, monkeypatch: pytest.Monk
     mark = os.open(tmp_path, os.O_RDONLY)
     try:
         monkeypatch.setattr(slots, "FOLDER_FD", mark)
-        assert not freshness.is_settled(str(path))
+        assert not fingerprint.is_settled(str(path))
         assert not slots._is_older("file", 60.0)
         now = time.time() + days * 86400
         monkeypatch.setattr(time, "time", lambda: now)
-        assert freshness.is_settled(str(path))
+        assert fingerprint.is_settled(str(path))
         assert slots._is_older("file", 60.0)
     finally:
         os.close(mark)

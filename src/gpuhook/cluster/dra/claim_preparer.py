@@ -13,11 +13,11 @@ from typing import Any
 
 from gpuhook.base.errors import GpuhookError, PluginError, RequestError, shown
 from gpuhook.cluster.dra import document
-from gpuhook.cluster.dra.allotted import Allotted, Ref, allotted
+from gpuhook.cluster.dra.allocation_result import AllocationResult, Ref, allotted
 from gpuhook.cluster.dra.claims import ClaimGoneError, Claims
+from gpuhook.cluster.dra.device_setup import Effects
 from gpuhook.cluster.dra.devices import Devices
 from gpuhook.cluster.dra.document import Given
-from gpuhook.cluster.dra.effects import Effects
 from gpuhook.cluster.dra.options import Options
 from gpuhook.cluster.dra.slices import MEMORY
 from gpuhook.monitor.kubelet import Used
@@ -47,7 +47,7 @@ class TakenError(RequestError):
         self.holders = holders
 
 
-class Handing:
+class ClaimPreparer:
     """The preparer of claims with the host's ``devices``.
 
     ``in_use`` returns the kubelet's list of pods' devices, None if it doesn't answer.
@@ -130,7 +130,7 @@ class Handing:
         every = [each for each in self._records.current() if (each.owner, each.uid) == (CLAIM, uid)]
         return [
             _device_status(
-                each.driver, held.pool, held.device, held.share, "Prepared", "It was prepared"
+                each.driver, held.pool, held.device, held.share, "PreparedPlan", "It was prepared"
             )
             for each in every
             if each.state == COMPLETED
@@ -193,7 +193,7 @@ class Handing:
         except GpuhookError as error:
             self._tell(str(error))
 
-    def _bring(self, record: Record, found: Sequence[Allotted]) -> None:
+    def _bring(self, record: Record, found: Sequence[AllocationResult]) -> None:
         """Make all changes of a record, and write the CDI spec; repeatable."""
         edits = self._effects.begin(record)
         if found:
@@ -203,7 +203,7 @@ class Handing:
     def _text(self, driver: str, given: Sequence[Given]) -> str:
         return document.text(driver, given, self._options, self._config) if given else ""
 
-    def _renew(self, record: Record, found: Sequence[Allotted]) -> Record:
+    def _renew(self, record: Record, found: Sequence[AllocationResult]) -> Record:
         """Write the missing CDI spec of a completed claim again."""
         if tuple(each.held for each in found) != record.devices:
             raise PluginError(
@@ -426,7 +426,7 @@ def _failed(claim: Mapping[str, Any], driver: str, error: GpuhookError) -> list[
 def _device_status(
     driver: str, pool: str, device: str, share: str, reason: str, message: str
 ) -> dict[str, Any]:
-    ready = "True" if reason == "Prepared" else "False"
+    ready = "True" if reason == "PreparedPlan" else "False"
     condition = {"type": "Ready", "status": ready, "reason": reason, "message": message}
     about = {"driver": driver, "pool": pool, "device": device, "conditions": [condition]}
     return {**about, "shareID": share} if share else about

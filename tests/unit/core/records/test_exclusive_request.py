@@ -14,10 +14,10 @@ from gpuhook.base.cgroup.access import device_rules
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import HeldError
 from gpuhook.base.oci.spec import Spec, State
-from gpuhook.core import given_nodes
+from gpuhook.core import spec_devices
 from gpuhook.core.inventory.model import Device, Inventory, Node
-from gpuhook.core.records import claims, leases
-from gpuhook.core.resolve import Resolved
+from gpuhook.core.records import exclusive_request, leases
+from gpuhook.core.resolve import Allocation
 from gpuhook.vendors.registry import known
 
 KIND = "acme.example/npu"
@@ -34,7 +34,7 @@ def _known(monkeypatch: pytest.MonkeyPatch) -> None:
 def npus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
     """A machine with NPUs, of which 1 is split."""
     made = second_vendor.machine(tmp_path / "acme", split="1")
-    monkeypatch.setattr(claims, "get_inventory", lambda *_, **__: made)
+    monkeypatch.setattr(exclusive_request, "get_inventory", lambda *_, **__: made)
     return made
 
 
@@ -48,12 +48,12 @@ def config_of(*kinds: str, mode: str = "hook") -> Config:
 
 def described(
     spec: dict[str, Any], config: Config, inventory: Inventory
-) -> tuple[Resolved, dict[str, Any]]:
+) -> tuple[Allocation, dict[str, Any]]:
     """Return what a spec asks for, and the record of its container."""
     resolved = resolve(spec, config, inventories={"acme": inventory})
     assert resolved is not None
     whole = Spec("spec", json.dumps(spec))
-    return resolved, claims.describe(
+    return resolved, exclusive_request.describe(
         STATE, whole, resolved.grants, resolved.cdi_devices, known(config), config
     )
 
@@ -76,7 +76,7 @@ def test_whom_it_concerns(
     resolved, record = described(spec_with(f"ACME_VISIBLE_DEVICES={word}"), config, npus)
     assert bool(leases.wants(record, kinds)) == concerned
     spec = Spec("spec", json.dumps(spec_with()))
-    assert claims.check(spec, resolved, known(config), config) == concerned
+    assert exclusive_request.check(spec, resolved, known(config), config) == concerned
 
 
 def test_a_part_is_written_down_with_its_whole(npus: Inventory) -> None:
@@ -167,15 +167,17 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Inventory:
         tuple(Node(path, *numbers) for path, numbers in nodes.items()),
         control=("/control",),
     )
-    monkeypatch.setattr(claims, "get_inventory", lambda *_, **__: made)
-    monkeypatch.setattr(given_nodes, "in_first_user_namespace", lambda: True)
+    monkeypatch.setattr(exclusive_request, "get_inventory", lambda *_, **__: made)
+    monkeypatch.setattr(spec_devices, "in_first_user_namespace", lambda: True)
     return made
 
 
 def held(spec: dict[str, Any], *kinds: str, config: Config | None = None) -> dict[str, Any]:
     """Return the record of a container that asked us for nothing."""
     config = config or config_of(*kinds)
-    return claims.describe(STATE, Spec("/spec", json.dumps(spec)), (), (), known(config), config)
+    return exclusive_request.describe(
+        STATE, Spec("/spec", json.dumps(spec)), (), (), known(config), config
+    )
 
 
 @pytest.mark.parametrize(("spec", "has"), WAYS.values(), ids=WAYS.keys())
@@ -226,7 +228,7 @@ def test_a_device_is_held_by_a_rule(
         tuple(Device(str(minor), str(minor), {}, (path,)) for minor, path in names.items()),
         tuple(Node(path, 240, minor) for minor, path in names.items()),
     )
-    monkeypatch.setattr(claims, "get_inventory", lambda *_, **__: made)
+    monkeypatch.setattr(exclusive_request, "get_inventory", lambda *_, **__: made)
     record = held(spec, KIND)
     given = [name for each in record["given"] for name in each["selected"]]
     assert given == [str(minor) for minor in minors]
@@ -300,9 +302,9 @@ def test_a_privileged_container_has_what_documents_gave_it(cards: Config) -> Non
     spec["linux"] = {**spec["linux"], "devices": every, "resources": EVERYTHING}
     spec["process"].update(PRIVILEGED)
     whole = Spec("/spec", json.dumps(spec))
-    record = claims.describe(STATE, whole, (), (f"{CARD}=uuid-a",), known(cards), cards)
+    record = exclusive_request.describe(STATE, whole, (), (f"{CARD}=uuid-a",), known(cards), cards)
     assert record["nodes"] == {CARD: {"240:1": f"{CARD}=a", "240:11": f"{CARD}=a"}}
-    assert claims.describe(STATE, whole, (), (), known(cards), cards)["nodes"] == {}
+    assert exclusive_request.describe(STATE, whole, (), (), known(cards), cards)["nodes"] == {}
 
 
 @pytest.mark.parametrize(

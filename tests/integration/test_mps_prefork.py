@@ -1,4 +1,4 @@
-"""Containers that share GPUs by MPS, served by the process that stands ready.
+"""Containers that share GPUs by MPS, served by the prefork server.
 
 What that process has loaded is the configuration and the inventory; the state of MPS is read for
 each container.
@@ -16,7 +16,7 @@ from harness.driver import Driver, simulate
 from harness.installation import Installation
 from harness.mps import PLACE, SETTINGS
 from harness.namespaces import Namespace
-from harness.standing import ONE, Site
+from harness.prefork import ONE, Site
 
 VERSIONS = {"575.51": 2, "615.10": 3}
 SAYS = f'echo "$CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"; ls {PLACE}'
@@ -62,7 +62,7 @@ def is_client(done: Result, threads: int = 40) -> bool:
 
 
 def stand(site: Site) -> None:
-    """Start clients until the process that stands ready serves them."""
+    """Start clients until the prefork server serves them."""
 
     def is_served() -> bool:
         assert is_client(site.run())

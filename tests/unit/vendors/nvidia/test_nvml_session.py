@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 from limiting_nvml import FOLDER, GIB, limiter
 
-from gpuhook.vendors.nvidia import limits, ready_nvml
+from gpuhook.vendors.nvidia import limits, nvml_session
 from gpuhook.vendors.nvidia.limits import Nvml
-from gpuhook.vendors.nvidia.ready_nvml import ReadyNvml
+from gpuhook.vendors.nvidia.nvml_session import NvmlSession
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets root alone set limits")
 
 
 class Standing:
-    """What a process that stands ready does with it."""
+    """What a prefork server does with it."""
 
     def __init__(self, nvml: Nvml) -> None:
         self.poll = select.poll()
-        self.ready = ReadyNvml(self.poll)
+        self.ready = NvmlSession(self.poll)
         self.key = nvml._root, nvml._library
         self.wanted = dict.fromkeys(nvml.memory, 8 * GIB)
 
@@ -107,7 +107,7 @@ def test_it_ends_when_there_were_no_limits_for_long(
 ) -> None:
     standing.ready.end_in_time()
     assert limits.kept is not None
-    later = time.monotonic() + ready_nvml._KEPT + 1
+    later = time.monotonic() + nvml_session._KEPT + 1
     monkeypatch.setattr(time, "monotonic", lambda: later)
     standing.ready.end_in_time()
     assert limits.kept is None

@@ -17,7 +17,7 @@ from gpuhook.core.inventory.model import Device, Inventory
 from gpuhook.core.request.reader import Request
 from gpuhook.core.request.sources import SOURCE, limit_place
 from gpuhook.monitor.ledger.records import Held
-from gpuhook.tools.running import limitable
+from gpuhook.tools.running import limit_support
 
 TRY_AGAIN = "The kubelet tries again; if that keeps failing, delete the pod to get other devices"
 _OPTIONS = ("ro", "nosuid", "nodev", "noexec", "rbind", "rprivate")
@@ -26,7 +26,7 @@ Ref = Mapping[str, str]  # namespace, name and uid of a claim
 
 
 @dataclass(frozen=True)
-class Allotted:
+class AllocationResult:
     """A device of a claim: its record, its entry in the CDI spec, and its vendor's plan."""
 
     held: Held
@@ -34,7 +34,9 @@ class Allotted:
     plan: Mapping[str, Any] = field(default_factory=dict)
 
 
-def allotted(devices: Devices, driver: str, ref: Ref, claim: Mapping[str, Any]) -> list[Allotted]:
+def allotted(
+    devices: Devices, driver: str, ref: Ref, claim: Mapping[str, Any]
+) -> list[AllocationResult]:
     """Return a claim's devices of a driver; PluginError or RequestError if they can't be used."""
     allocation = _allocation(claim, ref)
     every = [each for each in allocation.get("results") or [] if each.get("driver") == driver]
@@ -73,7 +75,7 @@ class _Reading:
         self._pool = devices.choices.pool or devices.choices.node
         self._names: list[str] = []  # in the CDI spec
 
-    def one(self, result: Mapping[str, Any]) -> Allotted:
+    def one(self, result: Mapping[str, Any]) -> AllocationResult:
         """Return the device of one result."""
         name = shown(str(result.get("device")))
         if result.get("pool") != self._pool:  # protects: dra-pool
@@ -93,7 +95,9 @@ class _Reading:
             )
         return self._allotted(result, known, known.device)
 
-    def _allotted(self, result: Mapping[str, Any], known: Known, device: Device) -> Allotted:
+    def _allotted(
+        self, result: Mapping[str, Any], known: Known, device: Device
+    ) -> AllocationResult:
         share = str(result.get("shareID") or "")
         request = str(result.get("request", ""))
         vendor, inventory = self._devices.found(known)
@@ -136,7 +140,7 @@ class _Reading:
         )
         more = {"mounts": [_limit(vendor, device, limit)]} if limit else {}
         given = Given(name, device, vendor, inventory, more, with_hook=bool(limit))
-        return Allotted(held, given, wish.plan)
+        return AllocationResult(held, given, wish.plan)
 
     def _name(self, usual: str) -> str:
         """Return a unique name: a device may be listed twice, once through adminAccess."""
@@ -164,7 +168,7 @@ def _bytes(vendor: Vendor, inventory: Inventory, device: Device, config: Config,
 
     That is checked here, because errors of a container's start are less visible.
     """
-    problem = limitable.what_it_takes(vendor, inventory, config, (device,))
+    problem = limit_support.what_it_takes(vendor, inventory, config, (device,))
     if problem is not None:  # protects: dra-limit-holds
         raise problem
     request = Request(vendor.names.NAME)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from gpuhook.base.container import kernel
 from gpuhook.base.errors import GpuhookError
 from gpuhook.base.host import signals
-from gpuhook.monitor.host.child import Clock, Talking, Tell, how_ended
+from gpuhook.monitor.host.child import Clock, JsonLineWorker, Tell, how_ended
 
 _READING = 30.0  # seconds that it may leave a state unread
 _ENDING = 3.0  # seconds to exit after a request to
@@ -22,7 +22,7 @@ _LONGEST_LINE = 16 << 20  # bytes of a line that it sends
 Serve = Callable[[int], int]
 
 
-class Fed(Talking):
+class StateWorker(JsonLineWorker):
     """A process that runs ``serve``. ``title`` is its name in messages: The server.
 
     ``name`` is its process name; ``keeps`` are further descriptors that it inherits. Lines that it

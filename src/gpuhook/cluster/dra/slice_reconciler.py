@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpuhook.base.errors import GpuhookError
-from gpuhook.cluster.dra import pools, versions
+from gpuhook.cluster.dra import slice_diff, versions
 from gpuhook.cluster.dra.api_client import ApiError, Client, Watch, segment
-from gpuhook.cluster.dra.pools import CREATE, DELETE, GATES, Write
+from gpuhook.cluster.dra.slice_diff import CREATE, DELETE, GATES, Write
 from gpuhook.cluster.dra.slices import COUNTERS_APART
 from gpuhook.monitor.host.child import BackOff
 
@@ -89,7 +89,9 @@ class Keeper:
         if wanted == self._wanted and self._drivers.issuperset(drivers):
             return
         now, old, new = self._clock(), self._wanted.get(APART, []), wanted[APART]
-        is_worse = pools.taints(new) - pools.taints(old) or pools.names(old) - pools.names(new)
+        is_worse = slice_diff.taints(new) - slice_diff.taints(old) or slice_diff.names(
+            old
+        ) - slice_diff.names(new)
         self._wanted = wanted
         self._drivers |= {*drivers, *(each["spec"]["driver"] for each in new)}
         self._be_due(now if is_worse else max(now, self._last + _APART))
@@ -240,7 +242,7 @@ class Keeper:
 
     def _write_all(self) -> bool:
         """Write all differences; tell whether the cluster kept them, so that nothing is left."""
-        wanted = pools.without(pools.pools(self._wanted[self._form]), self._lacking)
+        wanted = slice_diff.without(slice_diff.pools(self._wanted[self._form]), self._lacking)
         theirs: dict[tuple[str, str], list[Object]] = {(one.driver, one.name): [] for one in wanted}
         writes = []
         for each in self._there.values():
@@ -254,7 +256,7 @@ class Keeper:
         for one in wanted:
             key = one.driver, one.name
             known = self._known.get(key, 0)
-            made, self._known[key] = pools.plan(
+            made, self._known[key] = slice_diff.plan(
                 one, theirs[key], self._node, self._node_owner(), known, self._is_right
             )
             writes += made
@@ -273,7 +275,7 @@ class Keeper:
         version, written = self._written.get(metadata["uid"], ("", {}))
         if version == metadata.get("resourceVersion"):  # protects: no-endless-writes
             return written == want
-        return pools.is_same(want, there)
+        return slice_diff.is_same(want, there)
 
     def _node_owner(self) -> Object:
         """Return the owner reference that makes the cluster delete the slices with the node."""
@@ -300,7 +302,7 @@ class Keeper:
         if write.what == DELETE:
             self._delete(path, there)
             return True
-        sent = write.want if write.what == CREATE else pools.updated(write)
+        sent = write.want if write.what == CREATE else slice_diff.updated(write)
         method = "POST" if write.what == CREATE else "PUT"
         came = self._client.ask(method, path, versions.slice_in(self._version, sent))
         if not _is_slice(came):
@@ -309,7 +311,7 @@ class Keeper:
         uid, version = came["metadata"]["uid"], came["metadata"].get("resourceVersion", "")
         self._own.append(version)
         self._written[uid] = version, write.want
-        lost = pools.dropped(write.want, versions.slice_of(came)) - self._lacking
+        lost = slice_diff.dropped(write.want, versions.slice_of(came)) - self._lacking
         for gate, consequence in dict.fromkeys(GATES[name] for name in sorted(lost)):
             self._tell(f"The cluster's feature gate {gate} is off: {consequence}")
         self._lacking |= lost  # protects: dropped-fields

@@ -1,4 +1,4 @@
-"""NVML that is kept ready for limits of memory, beside the process that stands ready.
+"""NVML that is kept ready for limits of memory, beside the prefork server.
 
 On cgroup v2, with a driver that takes two seconds to start.
 """
@@ -16,7 +16,7 @@ from harness.driver import Driver, simulate
 from harness.images import CUDA_PROBE
 from harness.installation import Installation
 from harness.namespaces import Namespace
-from harness.standing import Site, is_running, open_files
+from harness.prefork import Site, is_running, open_files
 from test_memory_limits import EIGHT, ONE, OPTIONS, told
 
 LIMIT = "GPUHOOK_DEVICE_MEMORY=8GiB"
@@ -69,7 +69,7 @@ def has_its_limit(done: Result) -> None:
 
 
 def kept(site: Site) -> set[int]:
-    """Return what there is beside the process that stands ready, its parent, and who is ahead."""
+    """Return what there is beside the prefork server, its parent, and who is ahead."""
     return site.processes - site.standing - {site.ahead}
 
 
@@ -97,7 +97,7 @@ def test_no_container_waits_for_a_slow_driver(limited: Site) -> None:
 def test_who_has_no_limit_keeps_nothing(limited: Site) -> None:
     for _ in range(3):
         assert limited.run().status == 0
-    wait_until(limited.is_standing, "a process stands ready, and nothing beside it")
+    wait_until(limited.is_standing, "a prefork server runs, and nothing beside it")
 
 
 @ONE

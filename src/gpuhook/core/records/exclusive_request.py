@@ -10,7 +10,7 @@ import os
 from gpuhook.base.cgroup import access
 from gpuhook.base.errors import CdiError, DriverError
 from gpuhook.base.oci.spec import State
-from gpuhook.core import contract, given_nodes
+from gpuhook.core import contract, spec_devices
 from gpuhook.core.inventory.cache import get_inventory
 from gpuhook.core.records import leases, records
 from gpuhook.core.request.reader import is_privileged
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpuhook.base.oci.spec import Spec
     from gpuhook.core.contract import Grant, Known
     from gpuhook.core.inventory.model import Inventory
-    from gpuhook.core.resolve import Resolved
+    from gpuhook.core.resolve import Allocation
 
     Numbers = tuple[int, int]  # major and minor
 
@@ -68,7 +68,7 @@ def describe(
             record["nodes"][kind] = _of_documents(kind, given, config)
             continue
         has = given.among({node.numbers for node in ours[1].nodes})
-        if found := given_nodes.devices_of(has, ours[1]):
+        if found := spec_devices.devices_of(has, ours[1]):
             rules = sorted(access.allowed(spec.device_rules, has))
             _add(record, records.given(*ours, found, rules))
             documents = [name for name in documents if name.partition("=")[0] != kind]
@@ -96,17 +96,17 @@ def _given(spec: "Spec", names: "Sequence[str]", config: "Config") -> _Given:
 
     If a privileged container may open every device, only devices from CDI specs count.
     """
-    rules = [*given_nodes.objects(spec.device_rules)]
+    rules = [*spec_devices.objects(spec.device_rules)]
     # protects: claimed-unprivileged
-    if not (is_privileged(spec.data) and any(map(given_nodes.allows_all, rules))):
-        nodes = given_nodes.numbers(spec.data, os.path.dirname(spec.path))
-        return _Given(nodes, rules if given_nodes.opened(rules) else [])
+    if not (is_privileged(spec.data) and any(map(spec_devices.allows_all, rules))):
+        nodes = spec_devices.numbers(spec.data, os.path.dirname(spec.path))
+        return _Given(nodes, rules if spec_devices.opened(rules) else [])
     if not names:
         return _Given(set(), [])
-    from gpuhook.core.cdi import apply, saved  # noqa: PLC0415 - only for such containers
+    from gpuhook.core.cdi import apply, parse_cache  # noqa: PLC0415 - only for such containers
 
-    edits = apply.resolve(saved.read_folders(config), names)
-    return _Given(given_nodes.numbers(apply.apply({}, edits)), [])
+    edits = apply.resolve(parse_cache.read_folders(config), names)
+    return _Given(spec_devices.numbers(apply.apply({}, edits)), [])
 
 
 def _inventory(
@@ -143,14 +143,14 @@ def _of_documents(kind: str, given: _Given, config: "Config") -> dict[str, str]:
     A node is a device's own if the devices that have it contain each other, as ``all`` and
     aliases do. Nodes that belong to the kind as a whole don't count.
     """
-    from gpuhook.core.cdi import apply, saved  # noqa: PLC0415 - only for such kinds
+    from gpuhook.core.cdi import apply, parse_cache  # noqa: PLC0415 - only for such kinds
 
     owners: dict[Numbers, list[tuple[int, str, set[Numbers]]]] = {}
-    for name, device in saved.read_folders(config).devices.items():
+    for name, device in parse_cache.read_folders(config).devices.items():
         if name.partition("=")[0] != kind:
             continue
         try:
-            nodes = given_nodes.numbers(apply.apply({}, device.edits))
+            nodes = spec_devices.numbers(apply.apply({}, device.edits))
         except CdiError:  # a node that this host lacks, so no container has it
             continue
         for pair in given.among(nodes):
@@ -166,7 +166,7 @@ def _of_documents(kind: str, given: _Given, config: "Config") -> dict[str, str]:
 # Taking devices ---------------------------------------------------------------------------------
 
 
-def check(spec: "Spec", resolved: "Resolved | None", known: "Known", config: "Config") -> bool:
+def check(spec: "Spec", resolved: "Allocation | None", known: "Known", config: "Config") -> bool:
     """Tell whether a container has exclusive devices; HeldError if another one has one of them.
 
     An early check, before the low-level runtime is called, or if no container is started. Writing
@@ -184,7 +184,7 @@ def take(
     container: "Container",
     state: "State",
     spec: "Spec",
-    resolved: "Resolved | None",
+    resolved: "Allocation | None",
     known: "Known",
     config: "Config",
     limits: "Limits | None" = None,
@@ -198,10 +198,10 @@ def take(
     if limits is not None:
         record["limits"] = limits.to_json()
     process, exclusive = container.process, config.exclusive
-    with records.Written(config.state_dir, process, record, exclusive=exclusive):
+    with records.RecordWriter(config.state_dir, process, record, exclusive=exclusive):
         if limits is not None:
             limits.set(process, container=container)
 
 
-def _asked(resolved: "Resolved | None") -> "tuple[Sequence[Grant], tuple[str, ...]]":
+def _asked(resolved: "Allocation | None") -> "tuple[Sequence[Grant], tuple[str, ...]]":
     return ((), ()) if resolved is None else (resolved.grants, resolved.cdi_devices)

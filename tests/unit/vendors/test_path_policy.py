@@ -15,7 +15,7 @@ from gpuhook.base.errors import DriverError
 from gpuhook.core import contract
 from gpuhook.core.plan.operations import FILE_OPTIONS, BindFile, usable
 from gpuhook.monitor.vendors import survey
-from gpuhook.vendors import given, registry
+from gpuhook.vendors import path_policy, registry
 from gpuhook.vendors.ascend import lists
 from gpuhook.vendors.ascend.model import LISTS
 from gpuhook.vendors.declared import discover as declared
@@ -147,7 +147,7 @@ def test_what_cannot_be_looked_at_is_not_given(root: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(Rootfs, "own_path", fail)
     with Rootfs(str(root)) as host:
-        listed = given.Listed(host, "/opt/driver")
+        listed = path_policy.Listed(host, "/opt/driver")
     assert not listed.is_given
     assert "Permission denied" in listed.refusal
 

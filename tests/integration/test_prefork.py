@@ -1,4 +1,4 @@
-"""The process that stands ready for the next container: whom it serves, and what it holds."""
+"""The prefork server for the next container: whom it serves, and what it holds."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from harness.inside import look, seen
 from harness.installation import copied
 from harness.namespaces import Namespace
 from harness.podman import Podman
-from harness.standing import (
+from harness.prefork import (
     CHANGES,
     NAMES,
     ONE,
@@ -155,7 +155,7 @@ def test_it_keeps_nothing_of_its_caller(site: Site, tmp_path: Path) -> None:
     os.set_inheritable(write_end, True)
     try:
         site.works("env", "LD_DEBUG_OUTPUT=/x", "PYTHONHOME=/x", "umask-of-the-test=1")
-        wait_until(site.is_standing, "a process stands ready")
+        wait_until(site.is_standing, "a prefork server runs")
     finally:
         os.close(write_end)
     for pid in site.processes:
@@ -229,7 +229,7 @@ def test_it_is_in_no_cgroup_of_its_caller(site: Site) -> None:
     enter = f'mkdir {group} && echo $$ >{group}/cgroup.procs && exec "$@"'
     try:
         site.works("sh", "-c", enter, "sh")
-        wait_until(site.is_standing, "a process stands ready")
+        wait_until(site.is_standing, "a prefork server runs")
         site.bundle.call("cat", f"{group}/cgroup.procs").ok()
     finally:
         done = site.bundle.call("rmdir", group)
@@ -242,7 +242,7 @@ def test_it_is_in_no_cgroup_of_its_caller(site: Site) -> None:
 def test_its_memory(site: Site) -> None:
     site.stand()
     site.works()
-    wait_until(site.is_standing, "a process stands ready")
+    wait_until(site.is_standing, "a prefork server runs")
     pages = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in site.processes]
     sizes = [int(found[1]) for text in pages if (found := re.search(r"\nPss: +(\d+) kB", text))]
     assert len(sizes) == 3
@@ -260,7 +260,7 @@ def test_child_imports_nothing(own: Site, tmp_path: Path) -> None:
     own.driver = simulate(own.installation, own.driver.root, *CHANGES["MIG"])
     own.plain = own.plain.replace(b"DEVICES=0,2", b"DEVICES=0,1:0")
     own.run().ok()
-    wait_until(own.is_standing, "a process stands ready")
+    wait_until(own.is_standing, "a prefork server runs")
     log = tmp_path / "log"
     plain, before = own.plain, steps(own.server)
     words = ["strace", "-f", "-e", "trace=openat,open", "-o", str(log)]
@@ -285,7 +285,7 @@ def test_child_imports_nothing(own: Site, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["docker", "containerd_runc", "containerd_crun"], indirect=True)
 def test_containers_of_engines_are_served(engine: Engine, driver: Driver) -> None:
-    """And none waits for the process that stands ready, nor keeps a container's root for it."""
+    """And none waits for the prefork server, nor keeps a container's root for it."""
 
     def start() -> None:
         env = ["NVIDIA_VISIBLE_DEVICES=0,2"]

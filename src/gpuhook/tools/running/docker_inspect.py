@@ -20,7 +20,7 @@ from gpuhook.core.inventory.model import Device, Inventory
 from gpuhook.core.inventory.selection import select
 from gpuhook.core.resolve import resolve
 from gpuhook.tools.engines import docker_api, docker_gpus
-from gpuhook.tools.running.holders import LIMIT, Container, command_of
+from gpuhook.tools.running.device_users import LIMIT, Container, command_of
 from gpuhook.tools.running.names import docker_sockets
 from gpuhook.tools.running.nodes import Numbers
 from gpuhook.vendors import registry

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpuhook.base.errors import CdiError
-from gpuhook.tools.cdi.kept import (
+from gpuhook.tools.cdi.managed_specs import (
     Failure,
-    Kept,
+    ManagedSpecs,
     below,
     forget,
     kept,
@@ -18,7 +18,7 @@ from gpuhook.tools.cdi.kept import (
     save_errors,
 )
 
-KEPT = Kept("/etc/cdi", None, "yaml", ("docker", "podman"), "/opt/bin/gpuhook-cdi-hook")
+KEPT = ManagedSpecs("/etc/cdi", None, "yaml", ("docker", "podman"), "/opt/bin/gpuhook-cdi-hook")
 FAILURE = Failure(1_700_000_000.5, "nvidia.com/gpu", "NVML didn't answer", "Wait")
 
 

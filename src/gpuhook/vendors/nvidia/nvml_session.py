@@ -40,7 +40,7 @@ _WORD = 4  # bytes of a descriptor number
 _YES, _NO = b"y", b"n"
 
 
-class ReadyNvml:
+class NvmlSession:
     """The child with NVML, if there is one: managed by its parent, queried by its siblings."""
 
     def __init__(self, poll: "select.poll") -> None:

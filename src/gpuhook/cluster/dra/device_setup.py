@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuhook.base.errors import DriverError, GpuhookError, NoDriverError, RequestError
 from gpuhook.cluster import vendor_parts
-from gpuhook.cluster.dra.allotted import Allotted
+from gpuhook.cluster.dra.allocation_result import AllocationResult
 from gpuhook.cluster.dra.devices import Devices
 from gpuhook.cluster.vendor_parts import ClaimConfig
 from gpuhook.core.inventory.model import Device
@@ -35,7 +35,7 @@ class Effects:
         self._settings = Settings(self._config, self._inventory)
 
     def planned(
-        self, given: Sequence[Allotted], driver: str, uid: str
+        self, given: Sequence[AllocationResult], driver: str, uid: str
     ) -> tuple[tuple[Setting, ...], list[Effect]]:
         """Return the settings to change and the programs to start for a claim.
 

@@ -8,14 +8,14 @@ from dra_node import DRIVER, counted, counters, device, slices
 from hypothesis import given
 from hypothesis import strategies as some
 
-from gpuhook.cluster.dra import pools
-from gpuhook.cluster.dra.pools import CREATE, DELETE, UPDATE, Object, plan, quantity
+from gpuhook.cluster.dra import slice_diff
+from gpuhook.cluster.dra.slice_diff import CREATE, DELETE, UPDATE, Object, plan, quantity
 
 OWNER = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "u1", "controller": True}
 
 
-def pool(*contents: list[Object]) -> pools.Pool:
-    [made] = pools.pools(slices(*contents))
+def pool(*contents: list[Object]) -> slice_diff.Pool:
+    [made] = slice_diff.pools(slices(*contents))
     return made
 
 
@@ -27,15 +27,15 @@ class Cluster:
         self.known = 0
         self.made = 0
 
-    def write(self, wanted: pools.Pool, most: int = 99, owner: Object = OWNER) -> list[str]:
+    def write(self, wanted: slice_diff.Pool, most: int = 99, owner: Object = OWNER) -> list[str]:
         """Carry out the first writes of a plan; return all."""
-        found, self.known = plan(wanted, self.there, "n1", owner, self.known, pools.is_same)
+        found, self.known = plan(wanted, self.there, "n1", owner, self.known, slice_diff.is_same)
         for write in found[:most]:
             if write.what != CREATE:
                 self.there.remove(write.there)
             if write.what != DELETE:
                 self.made += 1
-                sent = copy.deepcopy(pools.updated(write) if write.there else write.want)
+                sent = copy.deepcopy(slice_diff.updated(write) if write.there else write.want)
                 base = sent["metadata"].pop("generateName", None)
                 if base:
                     sent["metadata"].update(name=f"{base}{self.made}", uid=f"u{self.made}")
@@ -45,7 +45,7 @@ class Cluster:
     def generations(self) -> list[int]:
         return sorted(each["spec"]["pool"]["generation"] for each in self.there)
 
-    def check(self, wanted: pools.Pool) -> None:
+    def check(self, wanted: slice_diff.Pool) -> None:
         """Check that the cluster has what is wanted, as one whole generation."""
         assert len({*self.generations()}) == 1
         assert {each["spec"]["pool"]["resourceSliceCount"] for each in self.there} == {
@@ -191,7 +191,7 @@ def test_what_counts() -> None:
 # Gates that are off -------------------------------------------------------------------------------
 
 
-def names(found: list[pools.Pool]) -> list[str]:
+def names(found: list[slice_diff.Pool]) -> list[str]:
     return [
         each["name"]
         for one in found
@@ -201,8 +201,8 @@ def names(found: list[pools.Pool]) -> list[str]:
 
 
 def test_without_taints_a_device_that_is_unwell_isn_t_there() -> None:
-    given = pools.pools(slices([device("a", "x"), device("b"), device("c", "x=1:None")]))
-    found = pools.without(given, {"taints"})
+    given = slice_diff.pools(slices([device("a", "x"), device("b"), device("c", "x=1:None")]))
+    found = slice_diff.without(given, {"taints"})
     assert names(found) == ["b", "c"]
     assert "taints" not in str(found)
 
@@ -211,14 +211,14 @@ def test_without_counters_nothing_is_given_twice() -> None:
     """A whole GPU and its parts: the first goes; of one in parts, those that fit go together."""
     devices = [counted("whole", "g0", 7), counted("part", "g0", 3), *(
         counted(f"m{number}", "g1", 3) for number in range(3))]  # fmt: skip
-    given = pools.pools([counters("g0", "g1"), *slices([*devices, device("plain")])])
+    given = slice_diff.pools([counters("g0", "g1"), *slices([*devices, device("plain")])])
     for lacking in ({"sharedCounters"}, {"consumesCounters"}, {"consumesCounters", "taints"}):
-        found = pools.without(given, lacking)
+        found = slice_diff.without(given, lacking)
         assert names(found) == ["whole", "m0", "m1", "plain"]
         assert "ounters" not in str(found)
-    assert pools.without(given, set()) == given
+    assert slice_diff.without(given, set()) == given
 
 
 def test_nothing_left_is_one_empty_slice() -> None:
-    [found] = pools.without(pools.pools([counters("g0")]), {"sharedCounters"})
+    [found] = slice_diff.without(slice_diff.pools([counters("g0")]), {"sharedCounters"})
     assert found.contents == ({"devices": []},)

@@ -19,7 +19,7 @@ except ModuleNotFoundError:  # in a system package, whose programs start without
     sys.path += ["/usr/lib/python3/dist-packages", f"{_LIBRARY}/site-packages"]
     import yaml
 
-from gpuhook.core.cdi.reading import MOST_BYTES
+from gpuhook.core.cdi.parse_result import MOST_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

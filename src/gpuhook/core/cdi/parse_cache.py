@@ -11,7 +11,7 @@ import time
 from gpuhook import __version__
 from gpuhook.base.oci import jsontext
 from gpuhook.core.cdi import folders
-from gpuhook.core.cdi.reading import Problem, Reading
+from gpuhook.core.cdi.parse_result import Problem, Reading
 from gpuhook.core.inventory import cache
 
 TYPE_CHECKING = False

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Kept:
+class ManagedSpecs:
     """The settings recorded by ``install --cdi``.
 
     ``folder`` is the destination of the specs, ``format`` yaml or json. ``config`` is the
@@ -63,7 +63,7 @@ class Kept:
         if self.format not in FORMATS:
             raise ValueError(f"{shown(self.format)} isn't one of the formats {', '.join(FORMATS)}")
 
-    def below(self, prefix: str) -> "Kept":
+    def below(self, prefix: str) -> "ManagedSpecs":
         """Return a copy with the folder of specs below a prefix used as / .
 
         The engines' versions there are unknown, because no program is run. EngineError if a path
@@ -112,7 +112,7 @@ def _check_types(record: Any) -> None:
             raise TypeError(f"{shown(value)} can't be its {field.name}")
 
 
-def kept(state: str, prefix: str = "") -> Kept | None:
+def kept(state: str, prefix: str = "") -> ManagedSpecs | None:
     """Return the record in a state folder, None if nothing is installed.
 
     If the folder is below ``prefix``, its configuration file, and so its driver, is ignored: the
@@ -127,7 +127,7 @@ def kept(state: str, prefix: str = "") -> Kept | None:
     if prefixes.came_with(prefix, state):  # protects: prefix-configuration
         config = os.environ.get(PATH_VARIABLE)
         values["config"] = config and os.path.abspath(config)
-    return _made(Kept, values, state, _KEPT)
+    return _made(ManagedSpecs, values, state, _KEPT)
 
 
 def last_errors(state: str) -> list[Failure]:
@@ -137,7 +137,7 @@ def last_errors(state: str) -> list[Failure]:
     return [_made(Failure, entry, state, _FAILURES) for entry in entries]
 
 
-def save(state: str, value: Kept) -> None:
+def save(state: str, value: ManagedSpecs) -> None:
     """Save the settings of ``install --cdi``; CdiError if they can't be written."""
     _write(os.path.join(state, _KEPT), asdict(value))
 

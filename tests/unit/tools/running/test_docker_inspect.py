@@ -14,8 +14,8 @@ from limits import in_time
 from gpuhook.base.config.loader import load
 from gpuhook.base.config.model import Config
 from gpuhook.core.inventory.model import Device, Inventory, Node
-from gpuhook.tools.running import of_docker
-from gpuhook.tools.running.holders import Container
+from gpuhook.tools.running import docker_inspect
+from gpuhook.tools.running.device_users import Container
 
 PATHS = [f"/dev/neuron{number}" for number in range(3)]
 INVENTORY = Inventory(
@@ -51,13 +51,15 @@ def path(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr("gpuhook.tools.engines.docker_api._ROOT", user)
     tree.root.mkdir(exist_ok=True)
     here = os.open(tree.root, os.O_PATH)  # a socket's path has at most 107 characters
-    monkeypatch.setattr(of_docker, "docker_sockets", lambda: [f"/proc/self/fd/{here}/docker.sock"])
+    monkeypatch.setattr(
+        docker_inspect, "docker_sockets", lambda: [f"/proc/self/fd/{here}/docker.sock"]
+    )
     yield "/docker.sock"
     os.close(here)
 
 
 def found(config: Config, *known: Container) -> list[Container]:
-    return of_docker.asked(config, [INVENTORY], known)
+    return docker_inspect.asked(config, [INVENTORY], known)
 
 
 @pytest.fixture

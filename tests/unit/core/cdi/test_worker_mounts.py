@@ -10,9 +10,9 @@ from machines import gpu, machine
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import SpecError
 from gpuhook.base.oci.spec import Spec
-from gpuhook.core.cdi import apply, own_hook, with_helper
+from gpuhook.core.cdi import apply, hook_args, worker_mounts
 from gpuhook.core.cdi.generate import Source, generate
-from gpuhook.core.resolve import Resolved
+from gpuhook.core.resolve import Allocation
 from gpuhook.vendors.nvidia.vendor import VENDOR
 from gpuhook.vendors.registry import KNOWN
 
@@ -74,12 +74,12 @@ def applied(
 ) -> Spec:
     """Return the spec as a helper with those words would find it."""
     devices = names or ("nvidia.com/gpu=0",)
-    resolved = Resolved([], Config(), KNOWN, cdi_devices=devices)
+    resolved = Allocation([], Config(), KNOWN, cdi_devices=devices)
     if not words:
         return apply.apply_to_spec(spec, edited)
-    found, place, kind = with_helper.apply_to_spec(spec, edited, resolved, Config(), FOLDER)
+    found, place, kind = worker_mounts.apply_to_spec(spec, edited, resolved, Config(), FOLDER)
     assert kind == "nvidia.com/gpu"
-    return with_helper.with_words(found, place, ["--helper", *words])
+    return worker_mounts.with_words(found, place, ["--helper", *words])
 
 
 def places(spec: Spec) -> list[str]:
@@ -87,7 +87,7 @@ def places(spec: Spec) -> list[str]:
 
 
 def moved(spec: Spec) -> list[str]:
-    return [place for _, place in own_hook.mounts_of(spec, "nvidia.com/gpu")]
+    return [place for _, place in hook_args.mounts_of(spec, "nvidia.com/gpu")]
 
 
 def test_the_helper_makes_all_of_our_own_documents_mounts(driver: Path) -> None:
@@ -95,7 +95,7 @@ def test_the_helper_makes_all_of_our_own_documents_mounts(driver: Path) -> None:
     spec = applied(spec_with(), edited)
     assert places(spec) == ["/proc"]
     assert sorted(moved(spec)) == sorted(MOUNTED)
-    sources = {source for source, _ in own_hook.mounts_of(spec, "nvidia.com/gpu")}
+    sources = {source for source, _ in hook_args.mounts_of(spec, "nvidia.com/gpu")}
     assert sources == {each["hostPath"] for each in edited["mounts"]}
     [hook] = spec.hooks("createContainer")
     assert hook["args"][1:7] == ["--helper", *WORDS]
@@ -113,7 +113,7 @@ def test_everything_else_is_as_without_a_helper(driver: Path) -> None:
     plain, helped = applied(spec_with(), edits(driver), []), applied(spec_with(), edits(driver))
     for each in (plain, helped):
         each.data.pop("mounts")
-    assert own_hook.without_words(helped).data["hooks"] == plain.data["hooks"]
+    assert hook_args.without_words(helped).data["hooks"] == plain.data["hooks"]
     plain.data.pop("hooks")
     helped.data.pop("hooks")
     assert helped.data == plain.data
@@ -215,7 +215,7 @@ def test_more_than_one_word_can_hold_stays_the_runtimes(driver: Path) -> None:
 
 def test_a_bundle_that_is_started_again(driver: Path) -> None:
     first = applied(spec_with(), edits(driver))
-    again = applied(own_hook.without_words(first), edits(driver))
+    again = applied(hook_args.without_words(first), edits(driver))
     assert again.data == first.data
 
 
@@ -228,5 +228,5 @@ def test_a_word_that_isnt_ours(word: str) -> None:
     hook = {"path": "/x/gpuhook-cdi-hook", "args": args}
     spec = spec_with(hooks={"createContainer": [hook]})
     with pytest.raises(SpecError, match="aren't pairs of paths"):
-        own_hook.mounts_of(spec, "a/b")
-    assert own_hook.mounts_of(spec, "c/d") == []
+        hook_args.mounts_of(spec, "a/b")
+    assert hook_args.mounts_of(spec, "c/d") == []

@@ -9,7 +9,7 @@ import pytest
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverError
-from gpuhook.cluster.dra.effects import Effects
+from gpuhook.cluster.dra.device_setup import Effects
 from gpuhook.cluster.vendors.nvidia import claim_config
 from gpuhook.monitor.ledger.records import COMPLETED, Record, Setting
 

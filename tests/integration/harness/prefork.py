@@ -1,4 +1,4 @@
-"""A process that stands ready for the containers of one configuration, and those containers."""
+"""A prefork server for the containers of one configuration, and those containers."""
 
 import os
 import re
@@ -109,7 +109,7 @@ class Site:
 
     @property
     def served(self) -> bool:
-        """Whether the last container was served by the process that stands ready."""
+        """Whether the last container was served by the prefork server."""
         return re.search(SERVED, self.bundle.config.read_text()) is not None
 
     @property
@@ -119,7 +119,7 @@ class Site:
 
     @property
     def server(self) -> int:
-        """The process that stands ready."""
+        """The prefork server."""
         [pid] = self.ready
         return pid
 
@@ -150,11 +150,11 @@ class Site:
         return next(filter(is_ahead, children), 0)
 
     def is_standing(self) -> bool:
-        """Tell whether one process stands ready, and nothing else is left of what stood."""
+        """Tell whether one prefork server runs, and nothing else is left of what stood."""
         return len(self.ready) == 1 and self.processes == self.standing | {self.ahead}
 
     def stand(self, *prefix: str | Path) -> None:
-        """Start containers, below the prefix, until a process stands ready for the next.
+        """Start containers, below the prefix, until a prefork server runs for the next.
 
         None does for two seconds after an installation, or after a file was made.
         """
@@ -167,10 +167,10 @@ class Site:
                 return False
             return True
 
-        wait_until(stands, "a process stands ready")
+        wait_until(stands, "a prefork server runs")
 
     def stand_again(self, before: Container[int]) -> None:
-        """Start containers until a process stands ready that is none of those.
+        """Start containers until a prefork server runs that is none of those.
 
         The first may still find the lock of the old one, or a file so young that it may have
         changed since it was read.
@@ -288,7 +288,7 @@ def open_files(pid: int) -> list[str]:
 
 
 def steps(server: int) -> int:
-    """Return how far a process has come that stands ready: it grows with each child that ends.
+    """Return how far a prefork server has come: it grows with each child that ends.
 
     They are the page faults of the children that it has waited for, proc(5).
     """

@@ -11,7 +11,7 @@ from gpuhook.base import names
 from gpuhook.base.config.model import DEFAULT_PATH
 from gpuhook.base.oci import jsontext
 from gpuhook.core.cdi import apply
-from gpuhook.core.cdi.own_hook import HOOKS, MOUNTS_OPTION
+from gpuhook.core.cdi.hook_args import HOOKS, MOUNTS_OPTION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from gpuhook.base.config.model import Config
     from gpuhook.base.oci.spec import Spec
     from gpuhook.core.cdi.apply import Edits
-    from gpuhook.core.cdi.own_hook import Entry
-    from gpuhook.core.resolve import Resolved
+    from gpuhook.core.cdi.hook_args import Entry
+    from gpuhook.core.resolve import Allocation
 
 _MOST_BYTES = 96 << 10  # of mounts in one argument; the limit is 128 KiB (execve(2))
 _PLACES = ("mounts",)
@@ -34,7 +34,7 @@ _OPTIONS = {"ro", "nosuid", "nodev", "rbind", "rprivate"}
 def apply_to_spec(
     spec: "Spec",
     edits: "Edits",
-    resolved: "Resolved",
+    resolved: "Allocation",
     config: "Config",
     folder: str,
 ) -> "tuple[Spec, int, str]":
@@ -69,7 +69,7 @@ def with_words(spec: "Spec", place: int, words: "Sequence[str]") -> "Spec":
 
 
 def _find(
-    hooks: "list[Entry]", resolved: "Resolved", config: "Config", folder: str
+    hooks: "list[Entry]", resolved: "Allocation", config: "Config", folder: str
 ) -> "Entry | None":
     """Return our hook among those of CDI specs; None if none is of this installation."""
     path = os.path.join(os.path.abspath(folder), names.CDI_HOOK)

@@ -1,4 +1,4 @@
-"""CDI documents beside a process that stands ready: no interpreter is started for their hook."""
+"""CDI documents beside a prefork server: no interpreter is started for their hook."""
 
 import os
 import re
@@ -14,11 +14,11 @@ from harness.cdi import generate, give
 from harness.commands import Result, wait_until
 from harness.inside import look, seen
 from harness.installation import copied
-from harness.standing import ONE, Site, ended_in_a_container
+from harness.prefork import ONE, Site, ended_in_a_container
 from limits import in_time
 
 from gpuhook.base.names import CDI_HOOK, HELPER_OPTION
-from gpuhook.core.cdi.own_hook import MOUNTS_OPTION
+from gpuhook.core.cdi.hook_args import MOUNTS_OPTION
 from gpuhook.prefork.slots import REQUEST_PIPE, SLOTS
 
 NAMES = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"]
@@ -49,7 +49,7 @@ class Place:
         self.plain = self.site.plain = self.site.bundle.config.read_bytes()
 
     def stand(self) -> None:
-        """Start containers as gpu-py does until a process stands ready."""
+        """Start containers as gpu-py does until a prefork server runs."""
         changed, self.site.plain = self.site.plain, self.plain
         self.site.stand_again(())
         self.site.plain = changed
