@@ -56,7 +56,7 @@ ALLOWED_KILLS = {
 ALLOWED_WALKS = {
     "find -H /usr/lib/gpuhook ": "the package's own folder",
     "$(find -H /usr/lib/gpuhook -": "as above",
-    "find -H /usr/lib/gpuhook/gpuhook_simulate ": "as above",
+    "find -H /usr/lib/gpuhook/@FOLDER@ ": "an addition's own folder",
     'rm -rf "$@"': "the package's own folders, which postinst names",
     "rm -rf /run/gpuhook/launcher": "root's",
     "rm -rf --one-file-system /run/gpuhook": "root's, once what users may use there is detached",

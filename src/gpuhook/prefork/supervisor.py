@@ -126,6 +126,6 @@ def _import_all(config: Config) -> None:
     from gpuhook.base.cgroup import bpf, device_program, v2  # noqa: F401, PLC0415 - preloaded
     from gpuhook.base.loader import ldconfig_fallback  # noqa: F401, PLC0415
     from gpuhook.base.oci import lost_bundle, process  # noqa: F401, PLC0415
-    from gpuhook.core import dev_char, limiter, limits, verdict  # noqa: F401, PLC0415
+    from gpuhook.core import dev_char, limiter, limits, raised, verdict  # noqa: F401, PLC0415
     from gpuhook.core.plan import spec_edits  # noqa: F401, PLC0415
     from gpuhook.core.records import engine_names, exclusive_request  # noqa: F401, PLC0415
