@@ -57,6 +57,7 @@ ALLOWED_WALKS = {
     "find -H /usr/lib/gpuhook ": "the package's own folder",
     "$(find -H /usr/lib/gpuhook -": "as above",
     "find -H /usr/lib/gpuhook/@FOLDER@ ": "an addition's own folder",
+    "find -H /usr/lib/gpuhook/gpuhook": "as above",
     'rm -rf "$@"': "the package's own folders, which postinst names",
     "rm -rf /run/gpuhook/launcher": "root's",
     "rm -rf --one-file-system /run/gpuhook": "root's, once what users may use there is detached",
