@@ -194,7 +194,8 @@ class Contract:
         variable, held, every = self.case.listed
         bundle.environ(variable)
         devices.start(bundle, config)
-        listed = devices.ask(config, "list")["devices"]
+        every_vendors = devices.ask(config, "list")["devices"]
+        listed = [each for each in every_vendors if each["vendor"] == self.case.vendor]
         assert {each["label"]: each["containers"] for each in listed} == {
             str(label): [bundle.name] if label in held else [] for label in every
         }
