@@ -262,7 +262,7 @@ def test_a_commented_configuration_comes_with_it(debian: Debian) -> None:
         debian.call("dpkg", *step)
         assert config.read_text() == changed
     config.unlink()
-    debian.call("dpkg", "-i", "/package.deb")  # an administrator who removed it doesn't want it
+    debian.call("dpkg", "-i", "/gpuhook.deb")  # an administrator who removed it doesn't want it
     assert not config.exists()
     config.write_text(changed)
     debian.call("dpkg", "-r", "gpuhook")

@@ -190,7 +190,7 @@ def test_another_boot_and_damaged_records(node: Node, driver: Driver) -> None:
     text = record.read_text()
     record.write_text(text[:50])
     with node.service():  # its containers may run: nothing of it goes
-        assert "can't be read, which says who has devices" in refused(node, claim)
+        assert "can't be read, which records the owner of devices" in refused(node, claim)
         assert node.document(other)
         assert record.exists()
         assert prepared(node, other)  # by what the API server says it is whole again

@@ -390,7 +390,9 @@ def test_what_is_used_of_a_limit_is_the_cgroups(place: Place) -> None:
     listed = json.loads(made.call(command, "list", *words, "--format", "json").ok().stdout)
     [container] = listed["containers"]
     uuid = place.driver.gpus[0].uuid
-    expected = {"device": uuid, "used": 2 * GIB, "limit": 8 * GIB, "source": "nvml"}
+    used, limit = {"memory_used_bytes": 2 * GIB}, {"memory_limit_bytes": 8 * GIB}
+    old = {"used": 2 * GIB, "limit": 8 * GIB, "source": "nvml"}  # keys of earlier releases
+    expected = {"device": uuid, **used, **limit, "memory_source": "nvml", **old}
     assert container["memory"] == [expected]
     shown = made.call(command, "list", *words).ok().stdout
     assert "2048MiB" in shown

@@ -129,7 +129,7 @@ def test_the_way_to_it_is_roots(scripts: Scripts, site: Path) -> None:
         assert not (way / place).exists()
     scripts.prolog(sticky / place, ADA, 5).ok()
     for path in ("containers", f"{sticky}/../sticky/{place}", f"{sticky}/{place}/"):
-        assert "whole path" in scripts.prolog(path, ADA, 5).failed().stderr
+        assert "absolute path" in scripts.prolog(path, ADA, 5).failed().stderr
 
 
 def test_a_jobs_number_that_is_used_again(scripts: Scripts, folder: Path) -> None:

@@ -61,7 +61,7 @@ def _locked(state_dir: str) -> int:
     host_files.check_way(state_dir)
     os.makedirs(state_dir, 0o755, exist_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(f"{state_dir}/{NAME}", flags, 0o644)
+    fd = os.open(f"{state_dir}/{NAME}", flags, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

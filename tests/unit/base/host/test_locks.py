@@ -14,6 +14,7 @@ import pytest
 import gpuhook
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import GpuhookError
+from gpuhook.cluster.device_plugin.status import StatusFile
 from gpuhook.cluster.dra import publish
 from gpuhook.core import contract
 from gpuhook.core.inventory import cache
@@ -93,6 +94,10 @@ def _driver_folder(folder: Path) -> None:
         pass
 
 
+def _status(folder: Path) -> None:
+    StatusFile(str(folder)).keep()
+
+
 LOCKS: dict[str, Callable[[Path], None]] = {
     "tools/mps/keep.py": _mps,
     "tools/mps/control.py": _daemon_of_mps,
@@ -101,6 +106,7 @@ LOCKS: dict[str, Callable[[Path], None]] = {
     "core/inventory/cache.py": _inventory,
     "tools/engines/lock.py": _installation,
     "cluster/dra/publish.py": _publisher,
+    "cluster/device_plugin/status.py": _status,
     "monitor/ledger/records.py": _claims,
     "tools/driver_folder/place.py": _driver_folder,
 }

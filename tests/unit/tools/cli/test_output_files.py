@@ -34,6 +34,7 @@ COMMANDS = {
     "gpuhook cdi transform root": "--from /a --to /b",
     "gpuhook labels": "",
     "gpuhook slurm gres": "--node n",
+    "gpuhook slurm oci": "",
     "nvidia-ctk cdi generate": "",
     "nvidia-ctk cdi transform root": "--from /a --to /b",
     "nvidia-ctk config": "--set nvidia-container-runtime.mode=cdi",

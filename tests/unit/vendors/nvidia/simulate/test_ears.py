@@ -32,7 +32,7 @@ def listen(uuids):
         pass
 
 beats = 5
-ears = events.Ears(n, say)
+ears = events.EventSet(n, say)
 """
 # XID 31 of GPU 0 while the GPUs are asked which of them is lost, XID 45 once the new set is there.
 MEANWHILE = """
