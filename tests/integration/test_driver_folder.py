@@ -247,7 +247,9 @@ def test_the_result_for_programs(machine: Machine) -> None:
     assert first["files"] > 10
     assert told()["changed"] is False
     assert told("--check")["current"] is True
-    assert told("--remove") == {"path": str(machine.folder), "removed": True, "in_use": 0}
+    removed = told("--remove")
+    left = len(machine.older)  # a namespace of processes doesn't show who uses it
+    assert removed == {"path": str(machine.folder), "removed": True, "in_use": left}
     assert not machine.folder.exists()
 
 
