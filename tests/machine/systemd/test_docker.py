@@ -94,12 +94,15 @@ def test_access_outlives_a_restart_of(unit: str, container: Container) -> None:
 
 def test_the_doctor_asks_for_links_until_they_are_there(docker: tuple[str]) -> None:
     call("gpuhook", "install", "--engine", "docker", "--cdi")
-    forget_links()
-    assert findings()["dev-char"] == "warning"
-    told = call("gpuhook", "refresh", "--verbose").splitlines()
-    created = [line for line in told if line.startswith("Created the link /dev/char/")]
-    assert created
-    assert told == [told[0], *created]
+    for _ in range(10):  # a service of the package may have made them again before
+        forget_links()
+        is_warned = findings()["dev-char"] == "warning"
+        told = call("gpuhook", "refresh", "--verbose").splitlines()
+        created = [line for line in told if line.startswith("Created the link /dev/char/")]
+        if is_warned and created:
+            break
+    assert is_warned
+    assert told == [told[0], *created] != [told[0]]
     assert f"{len(created)} links created in /dev/char" in told[0]
     assert findings()["dev-char"] == "ok"
     call("gpuhook", "install", "--engine", "docker", "--no-cdi")

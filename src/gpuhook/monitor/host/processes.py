@@ -19,6 +19,9 @@ from gpuhook.base.host import files as host_files
 from gpuhook.base.host import proc, signals
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+# Seconds by which ``Process.started`` may be wrong: /proc/stat has the boot in whole seconds, and
+# clocks are corrected.
+START_PRECISION = 2.0
 _NAME = 15  # characters of a process' name that the kernel keeps, TASK_COMM_LEN without its NUL
 _CAP_SYS_ADMIN = 1 << 21  # linux/capability.h; without it no engine can make a container
 _ENDED = ("Z", "X")  # proc_pid_status(5), State

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from gpuhook.base import names
+from gpuhook.monitor.host.processes import START_PRECISION
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.engine_files import unread
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
@@ -144,7 +145,8 @@ def _is_newer(path: str, found: DockerInfo) -> bool:
         made = os.lstat(link).st_ctime
     except OSError:
         return False
-    return os.path.islink(link) and 0 < found.process.started < made
+    started = found.process.started
+    return os.path.islink(link) and 0 < started < made - START_PRECISION
 
 
 def _gpus_option(found: DockerInfo) -> Iterator[Finding]:

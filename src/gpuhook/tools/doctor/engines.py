@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gpuhook.base import names
 from gpuhook.base.oci import jsontext
-from gpuhook.monitor.host.processes import Process
+from gpuhook.monitor.host.processes import START_PRECISION, Process
 from gpuhook.tools.doctor import distributions
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.cdi import is_used
@@ -30,7 +30,6 @@ CONTAINERD_FILE = "/etc/containerd/config.toml"
 _FILES = {"containerd": CONTAINERD_FILE, "crio": "/etc/crio/crio.conf"}
 _HOOK_FOLDERS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
 _READ_SINCE_PODMAN_5 = "/etc/containers/oci/hooks.d"
-_START_PRECISION = 2.0  # seconds: /proc/stat has the boot in whole ones, and clocks are corrected
 ENGINES = ("docker", "containerd", "crio", "podman")
 _PROGRAMS = {engine: engine for engine in ENGINES} | {"docker": "dockerd"}
 _OF_PODS = ("containerd", "crio")
@@ -252,7 +251,7 @@ def _started_after(
     elif status is None or not running.started:
         text = f"When {engine} started is unknown, and so whether it has read {path}"
         yield warning(check, text, f"Run {restart} if in doubt")
-    elif status.st_mtime > running.started + _START_PRECISION:
+    elif status.st_mtime > running.started + START_PRECISION:
         text = f"{path} is newer than the running {engine}, which hasn't read it"
         yield failure(check, text, f"Run {restart}")
     else:

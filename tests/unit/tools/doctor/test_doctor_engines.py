@@ -1,5 +1,6 @@
 import json
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -218,6 +219,17 @@ def test_a_hook_that_dockerd_has_not_seen_yet(tree: Tree) -> None:
     status, message = _docker(tree)["docker-gpus-option"]
     assert status == "warning"
     assert "is newer than the running dockerd" in message
+
+
+def test_a_hook_that_is_not_surely_newer_than_dockerd(tree: Tree) -> None:
+    """The boot is known in whole seconds, so a dockerd may seem older than it is."""
+    tree.program(f"{BIN}/gpuhook-prestart")
+    tree.process(9, "dockerd", environ=["PATH=/usr/bin"])
+    [dockerd] = tree.case.machine.processes("dockerd")
+    since_boot = dockerd.started - BOOT
+    tree.write("/proc/stat", f"btime {int(time.time() - since_boot)}\n")
+    tree.link("/usr/bin/nvidia-container-runtime-hook", f"{tree.root}{BIN}/gpuhook-prestart")
+    assert "is newer than" not in _docker(tree)["docker-gpus-option"][1]
 
 
 def test_an_environment_that_may_not_be_read(tree: Tree) -> None:
