@@ -91,7 +91,6 @@ SEARCHES = {
 }  # fmt: skip
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="no JavaScript engine")
 def test_options_can_be_searched() -> None:
     """The script changes the queries that the theme sends to its worker, and nothing else."""
     script = (REPOSITORY / "docs/javascripts/search.js").read_text()
