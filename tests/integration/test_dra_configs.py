@@ -295,7 +295,7 @@ def test_mps_of_a_claims_own(node: Node, driver: Driver) -> None:
     assert daemons(driver) == [daemon]  # containers go on meanwhile
     os.kill(int(daemon), signal.SIGKILL)
     with node.service():
-        wait_until(lambda: len(daemons(driver)) == 1, "it is started again", timeout=90)
+        wait_until(lambda: len(daemons(driver)) == 1, "it is started again")
         assert ask(node, claim) == found
         assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
         assert daemons(driver) == []

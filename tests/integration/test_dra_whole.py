@@ -74,7 +74,7 @@ def test_slices_claims_and_statuses(
         wait_until(lambda: _status(api) == [(names[2], "True")], "the claim's status says so")
         wait_until(lambda: listens(process.pid), "somebody listens to the driver")
         run([installation.command, "simulate", driver.root, "--xid=79", "--gpu=3"]).ok()
-        wait_until(lambda: _tainted(api) == [names[3]], "a taint", timeout=20)
+        wait_until(lambda: _tainted(api) == [names[3]], "a taint")
         assert kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
         wait_until(lambda: _status(api) == [], "the claim's status is empty")
         usual = {"gpuhook-events", "gpuhook-server"}

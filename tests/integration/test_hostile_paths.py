@@ -25,7 +25,7 @@ from gpuhook.base.errors import UntrustedPathError
 
 DAEMON = 120  # a system user, as Debian gives one to nvidia-persistenced
 SOCKET = "run/nvidia-persistenced/socket"
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 COMMANDS = (
     ("info",), ("list",), ("refresh",), ("cdi", "generate"), ("slurm", "gres"),
     ("explain", "-e", "NVIDIA_VISIBLE_DEVICES=all"), ("doctor",),

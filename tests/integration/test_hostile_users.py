@@ -23,7 +23,7 @@ from harness.strangers import (
 
 from gpuhook.monitor.host import processes as host_processes
 
-LIMIT_S = 60.0  # what a command may take that takes two seconds
+LIMIT_S = 300.0  # what a command may take that takes two seconds
 OLD = '{"debug":   true}\n'
 PYTHON = "/usr/bin/python3"  # where a stranger may start it, unlike our own perhaps
 WAIT = "echo ready; read -r end"

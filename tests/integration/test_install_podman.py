@@ -20,6 +20,8 @@ from harness.snapshot import contents
 DEBIAN = image("debian")
 TWO = ["NVIDIA_VISIBLE_DEVICES=0,2"]
 TIME = re.compile(r'time="[^"]*"')
+REFUSED = "These containers are running"
+BOUND = "gpuhook-bound"  # the container that a test keeps
 CONTAINERS = Path("/etc/containers")  # the test session has an /etc of its own
 
 
@@ -52,7 +54,15 @@ class Installer:
 
     def __call__(self, verb: str, *words: str) -> Result:
         options = ["--engine=podman", f"--state-dir={self._state}"]
-        return run([self._command, verb, *options, *words], env=self._env)
+        done: list[Result] = []
+
+        def is_settled() -> bool:
+            done.append(run([self._command, verb, *options, *words], env=self._env))
+            return REFUSED not in done[-1].stderr or BOUND in done[-1].stderr
+
+        # podman run --rm returns before the container's conmon, which has a name of podman's, ends.
+        wait_until(is_settled, "no container of the test's is left")
+        return done[-1]
 
 
 @pytest.fixture
@@ -104,20 +114,20 @@ def test_nothing_is_taken_back_while_a_container_needs_it(
     words += ["--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
     bound = dataclasses.replace(storage, runtime=installation.runtime)
     try:
-        for engine, name in ((bound, "bound"), (storage, "free")):
+        for engine, name in ((bound, BOUND), (storage, "free")):
             engine.call(*words, f"--name={name}", DEBIAN, "sleep", "1000").ok()
         done = gpuhook("uninstall", "--unless-in-use").failed()
-        assert "Run this first: podman stop bound." in done.stderr
+        assert f"Run this first: podman stop {BOUND}." in done.stderr
         done = gpuhook("uninstall").failed()
-        assert "Run this first: podman stop bound; or continue with" in done.stderr
+        assert f"Run this first: podman stop {BOUND}; or continue with" in done.stderr
         gpuhook("uninstall", "--force").ok()
         assert "nothing to remove" in gpuhook("uninstall").ok().stdout
         gpuhook("install").ok()
-        bound.call("stop", "--time=0", "bound").ok()
+        bound.call("stop", "--time=0", BOUND).ok()
         # conmon may take a moment to end.
         wait_until(lambda: gpuhook("uninstall", "--unless-in-use").status == 0, "it is in no use")
     finally:
-        storage.call("rm", "--force", "--time=0", "bound", "free").ok()
+        storage.call("rm", "--force", "--time=0", BOUND, "free").ok()
 
 
 def test_errors_reach_the_user(gpuhook: Installer, storage: Podman) -> None:

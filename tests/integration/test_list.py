@@ -190,7 +190,7 @@ def test_filesystem_that_does_not_answer_makes_nobody_wait(
     for place in ("/dev", "/tmp"):
         run([sys.executable, "-c", MOUNT_FUSE, str(pid), place]).ok()
     argv = {"list": ["list"], "repair": ["repair", "--all"]}[command]
-    done = run([installation.command, *argv, "--config", config], timeout=60)
+    done = run([installation.command, *argv, "--config", config], timeout=300)
     assert bundle.name[:12] in done.stdout + done.stderr
 
 
@@ -209,7 +209,7 @@ def test_an_overlay_on_one_that_does_not_answer(
             assert box.stdout.readline() == b"ready\n"
             (tmp_path / "frozen").touch()
             time.sleep(0.2)  # until its server has seen that
-            run([installation.command, "list", "--config", config], timeout=60).ok()
+            run([installation.command, "list", "--config", config], timeout=300).ok()
         finally:
             box.kill()
 

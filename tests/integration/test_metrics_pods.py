@@ -62,7 +62,7 @@ def node(
         for each in (archive, pause):
             engine.call("images", "import", each, within=PODS).ok()
         cri = Cri(engine.folder / "containerd.sock")
-        wait_until(cri.is_ready, "the CRI answers", timeout=60)
+        wait_until(cri.is_ready, "the CRI answers")
         migs = tuple(mig.uuid for mig in load_machine(str(driver.root)).gpus[1].migs)
         yield Node(cri, driver, config, migs)
         cri.close()
@@ -93,7 +93,7 @@ def test_processes_on_mig_devices_of_a_pod(node: Node) -> None:
     wanted = f"NVIDIA_VISIBLE_DEVICES={first},{second}"
     with node.pod("gpu-py", wanted) as container, exporter(node.config) as port:
         container.exec("sh", "-c", "sleep 1000 </dev/null >/dev/null 2>&1 &").ok()
-        wait_until(lambda: len(pids_in(container.name)) == 2, "two processes run", timeout=60)
+        wait_until(lambda: len(pids_in(container.name)) == 2, "two processes run")
         one, two = pids_in(container.name)
         with (
             using(node.driver, first, one, 2 * GIB, 40),
@@ -155,7 +155,7 @@ def test_a_pod_without_our_runtime_is_named_by_the_kubelet(node: Node, workspace
             wait_until(
                 lambda: named == names_of(labels_of(scrape(port), container.name)),
                 "the kubelet has named the pod",
-                timeout=60,
+                timeout=300,
             )
             samples = scrape(port)
             found = of_container(samples, container.name)
@@ -165,7 +165,7 @@ def test_a_pod_without_our_runtime_is_named_by_the_kubelet(node: Node, workspace
             wait_until(
                 lambda: assigned_pods(scrape(port)) == {"alone", "second"},
                 "both pods have the GPU",
-                timeout=60,
+                timeout=300,
             )
             assert names_of(labels_of(scrape(port), container.name)) == ("", "", "")
             kubelet.given.pop()
@@ -178,5 +178,5 @@ def test_a_pod_without_our_runtime_is_named_by_the_kubelet(node: Node, workspace
             wait_until(
                 lambda: named == names_of(labels_of(scrape(port), container.name)),
                 "the kubelet has named it again",
-                timeout=60,
+                timeout=300,
             )

@@ -26,7 +26,7 @@ from gpuhook_simulate.vendors.nvidia import Process, report_xid, run_process
 from gpuhook_simulate.vendors.nvidia.state import load_machine
 
 GIB = 1 << 30
-PATIENCE = 60.0
+PATIENCE = 300.0
 COMMAND = (sys.executable, "-c", "from gpuhook.tools.cli import main; main()", "metrics")
 NASTY = 'quote " backslash \\ newline \n end'
 WINDOW = "20s"

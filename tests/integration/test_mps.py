@@ -200,7 +200,7 @@ def test_the_service_starts_a_daemon_again(site: Site) -> None:
             wait_until(lambda: site.daemon() not in (0, second), "a daemon that hangs is replaced")
         finally:
             service.terminate()
-            service.wait(timeout=60)
+            service.wait(timeout=300)
     assert site.modes() == [DEFAULT] * 3
     assert not (site.state / "mps.json").exists()
 

@@ -30,7 +30,7 @@ from harness.strangers import AS_STRANGER
 from gpuhook_simulate.vendors.nvidia import Process, end_process, run_process
 
 GIB = 1 << 30
-PATIENCE = 60.0
+PATIENCE = 300.0
 COMMAND = (sys.executable, "-c", "from gpuhook.tools.cli import main; main()", "stats")
 # As by hand, whatever signals whoever started us ignores.
 STARTED = ("env", "--default-signal", *COMMAND)

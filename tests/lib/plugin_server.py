@@ -11,7 +11,7 @@ from typing import Self
 
 from gpuhook.cluster.device_plugin.state import Resource, State, Unit
 
-PATIENCE_S = 60
+PATIENCE_S = 300
 _CODE = """
 import sys
 from gpuhook.cluster.device_plugin import folder, server, settings

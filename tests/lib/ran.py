@@ -35,7 +35,7 @@ OURS = "gpu-py"
 _WRAPPERS = {"env", "nsenter", "setpriv", "unshare"}
 _VALUE = re.compile(r"-.*|\d+|KILL|TERM|\w+=.*")
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 300.0
 
 # A program's name, version, the distribution it is of, and the layout of the cgroups it saw.
 Program = tuple[str, str, str, str]

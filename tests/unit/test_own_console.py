@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAM = Path(__file__).parents[2] / "scripts/lib/own-console"
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 # Like a machine: opens its console, hangs it up and opens it again, as a login does.
 MACHINE = """

@@ -14,7 +14,7 @@ import ran
 
 from harness.forked import Child, Servers
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 900.0  # for a machine that stands still for minutes, and less than scripts/test has
 Process = Child | subprocess.Popen[bytes]
 
 
@@ -105,7 +105,7 @@ def path_of(program: str) -> Path:
 def wait_until(
     condition: Callable[[], bool],
     what: str,
-    timeout: float = 60.0,
+    timeout: float = 300.0,
     interval: float = 0.02,
     shown: Callable[[], str] = str,
 ) -> None:

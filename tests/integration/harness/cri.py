@@ -18,7 +18,7 @@ from harness.commands import Result
 
 NODE = 2  # NamespaceMode: the node's own network, so that no CNI plugin is needed
 EXITED = 2  # ContainerState
-TIMEOUT_S = 60
+TIMEOUT_S = 300
 SERVICE = "/runtime.v1.RuntimeService/"
 
 

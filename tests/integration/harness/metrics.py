@@ -43,7 +43,7 @@ def exporter(config: Path, *options: str) -> Iterator[int]:
 
 
 def scrape(port: int) -> Samples:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=300) as answer:
         body = answer.read().decode()
     return [
         # The parser gives every counter the ending _total.

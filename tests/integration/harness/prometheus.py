@@ -56,7 +56,7 @@ class Prometheus:
     def _get(self, path: str) -> dict[str, Any]:
         address = f"http://127.0.0.1:{self.port}/api/v1/{path}"
         try:
-            with _NO_PROXY.open(address, timeout=20) as answer:
+            with _NO_PROXY.open(address, timeout=300) as answer:
                 body = answer.read()
         except urllib.error.HTTPError as error:
             body = error.read()
@@ -92,7 +92,7 @@ def _is_ready(log: Path) -> bool:
     if not port:
         return False
     try:
-        with _NO_PROXY.open(f"http://127.0.0.1:{port}/-/ready", timeout=20) as answer:
+        with _NO_PROXY.open(f"http://127.0.0.1:{port}/-/ready", timeout=300) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False

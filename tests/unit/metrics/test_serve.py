@@ -19,7 +19,7 @@ from yardstick import of_this_process, yardstick
 from gpuhook.metrics import connections, exporter, http_request, service
 from gpuhook.metrics.connections import Clients
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 SLOW = 40  # more connections than are kept
 ROOM = 0.5  # of the yardstick: what was quadratic took ten of them and more
 BUSY = 30.0  # seconds for one look on a busy machine; two for each of the slow would be 80

@@ -57,7 +57,7 @@ def test_of_several_at_once_each_changes_it(tmp_path: Path) -> None:
             time.sleep(0.01)
         go.touch()
         for process in running:
-            assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)
+            assert (process.communicate(timeout=300)[1], process.returncode) == ("", 0)
     finally:
         for process in running:
             process.kill()
