@@ -136,7 +136,7 @@ OF_THE_HOST = {
     "vendors/nvidia/device_nodes": "looks at the driver root",
     "vendors/nvidia/driver_files": "looks at the driver root",
     "vendors/nvidia/graphics_files": "looks at the driver root",
-    "tools/running/nodes": "reads, for gpuhook list",
+    "monitor/containers/nodes": "reads, for gpuhook list",
     "vendors/nvidia/kernel_modules": "runs in the driver root",
     "base/loader/ldconfig_fallback": "runs the host's ldconfig, sealed, in namespaces of its own",
 }

@@ -9,8 +9,9 @@ from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.records import records
 from gpuhook.metrics.containers import owner_of
 from gpuhook.metrics.processes import started
-from gpuhook.tools.running import device_users, docker_inspect, groups
-from gpuhook.tools.running.nodes import Numbers
+from gpuhook.monitor.containers import device_users, groups
+from gpuhook.monitor.containers.nodes import Numbers
+from gpuhook.tools.running import docker_inspect
 
 _PAUSE = 15.0  # minimum seconds between two scans for containers without a record
 _SHARE = 100  # such scans may take one part in this many of the time

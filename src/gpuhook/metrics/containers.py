@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpuhook.tools.running.groups import SLURM, job_of, name_of_job
+from gpuhook.monitor.containers.groups import SLURM, job_of, name_of_job
 
 _ID = r"[0-9a-f]{64}"
 # A component of a path -> its engine. First conmon of podman and CRI-O: it watches a container from

@@ -10,8 +10,8 @@ from gpuhook.metrics import pods
 from gpuhook.metrics.assigned import Given
 from gpuhook.metrics.model import Container
 from gpuhook.monitor import kubelet
+from gpuhook.monitor.containers import device_users
 from gpuhook.monitor.telemetry import Telemetry
-from gpuhook.tools.running import device_users
 from gpuhook.vendors import registry
 
 _PATIENCE = 4.0  # seconds for the start of the kubelet's query process, and for its response

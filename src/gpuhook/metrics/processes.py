@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from gpuhook.base.host import proc
 from gpuhook.metrics.containers import Owner, owner_of
-from gpuhook.tools.running.groups import Made, groups_of, own_path
+from gpuhook.monitor.containers.groups import Made, groups_of, own_path
 
 _START = 19  # field 22 of proc_pid_stat(5), counted from the one after the name
 

@@ -22,11 +22,11 @@ from gpuhook.base.config.model import Config
 from gpuhook.core import contract, dev_char
 from gpuhook.core.inventory import cache
 from gpuhook.core.inventory.model import Inventory
+from gpuhook.monitor.followed import Followed
 from gpuhook.monitor.host.uevents import GROUP, Event, KernelEvents
 from gpuhook.monitor.systemd import report_ready
 from gpuhook.monitor.vendors import survey
 from gpuhook.prefork import instance
-from gpuhook.tools.config.followed import Followed
 
 _SETTLE = 0.5  # seconds of quiet after an event: a driver is loaded in many steps
 _LONGEST = 10.0  # seconds after the first event for which to wait for quiet

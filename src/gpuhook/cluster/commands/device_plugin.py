@@ -18,10 +18,10 @@ from gpuhook.cluster.plugin_option import FLAG, Option
 from gpuhook.core import contract
 from gpuhook.core.inventory import cache
 from gpuhook.core.inventory.model import Inventory
+from gpuhook.monitor.followed import Changed, Followed, start_again
 from gpuhook.monitor.vendors import survey
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, raise_last
-from gpuhook.tools.config.followed import Changed, Followed, start_again
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:

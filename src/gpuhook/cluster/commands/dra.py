@@ -18,12 +18,12 @@ from gpuhook.cluster.dra import slices as describing
 from gpuhook.cluster.dra.api_client import Client
 from gpuhook.cluster.dra.options import Options
 from gpuhook.cluster.dra.probe import probe
+from gpuhook.monitor.followed import Changed, Followed, start_again
 from gpuhook.monitor.ledger.records import FOLDER
 from gpuhook.monitor.vendors import survey
 from gpuhook.tools.cdi.write import to_text
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, print_json, raise_last
-from gpuhook.tools.config.followed import Changed, Followed, start_again
 from gpuhook.vendors import registry
 
 # Options for serving a kubelet: a field of dra.options.Options, and its help text.

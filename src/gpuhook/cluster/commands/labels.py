@@ -25,11 +25,11 @@ from gpuhook.cluster.labels import node_labels
 from gpuhook.core import contract
 from gpuhook.core.inventory import cache
 from gpuhook.core.inventory.model import Inventory
+from gpuhook.monitor.followed import Followed
 from gpuhook.monitor.vendors import survey
 from gpuhook.tools.cdi.write import write
 from gpuhook.tools.cli._help import Seconds, command
 from gpuhook.tools.cli._output import config_option, format_option, print_json, raise_last, say
-from gpuhook.tools.config.followed import Followed
 
 _NODE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _FEATURES = "/etc/kubernetes/node-feature-discovery/features.d/gpuhook"

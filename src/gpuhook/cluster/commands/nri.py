@@ -14,10 +14,10 @@ from gpuhook.base.errors import PluginError, RequestError, printable, shown
 from gpuhook.cluster.nri import SOCKET
 from gpuhook.cluster.nri.answer import Given, InjectionMode
 from gpuhook.cluster.nri.asked import PATIENCE
+from gpuhook.monitor.followed import Followed
 from gpuhook.monitor.host.programs import our_program
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option
-from gpuhook.tools.config.followed import Followed
 
 _INDEX = re.compile(r"[0-9]{2}")
 

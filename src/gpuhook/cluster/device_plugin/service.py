@@ -24,10 +24,10 @@ from gpuhook.cluster.device_plugin.resources import resources
 from gpuhook.cluster.device_plugin.settings import CDI_ANNOTATIONS, CDI_CRI, MOUNTS, Settings
 from gpuhook.cluster.device_plugin.state import State
 from gpuhook.monitor import INSTALL
+from gpuhook.monitor.followed import Followed
 from gpuhook.monitor.host.child import BackOff
 from gpuhook.monitor.machine import Found
 from gpuhook.monitor.systemd import report_ready
-from gpuhook.tools.config.followed import Followed
 
 _WHILE_BAD = (5.0, 600.0)  # seconds until a failed chore is retried: first, maximum
 _NEEDED = ("grpc", "google.protobuf")

@@ -21,10 +21,10 @@ from gpuhook.cluster.dra.options import Options
 from gpuhook.cluster.dra.publish import Publisher, wanted
 from gpuhook.cluster.dra.work import LIMIT, Job, Server
 from gpuhook.monitor import kubelet
+from gpuhook.monitor.followed import Followed
 from gpuhook.monitor.host.pages import give_back
 from gpuhook.monitor.ledger.records import Records
 from gpuhook.monitor.systemd import report_ready
-from gpuhook.tools.config.followed import Followed
 
 _MOST = 16  # claims that are processed at once; others wait for one to end
 _BUSY = "Work on other claims took all of the time. The kubelet tries again"

@@ -12,11 +12,11 @@ from gpuhook.metrics.model import SeriesOptions
 from gpuhook.metrics.observer import Observer
 from gpuhook.metrics.web_files import WebFiles
 from gpuhook.monitor import DRIVER_ROOT_IN_POD
+from gpuhook.monitor.followed import Followed
 from gpuhook.monitor.telemetry import PATIENCE
 from gpuhook.tools.cli._containers import pod_resources_option
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option
-from gpuhook.tools.config.followed import Followed
 
 _ADDRESS = "127.0.0.1:9836"
 

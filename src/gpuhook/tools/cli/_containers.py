@@ -6,9 +6,9 @@ from collections.abc import Iterable
 import click
 
 from gpuhook.base.errors import printable
+from gpuhook.monitor.containers.device_users import WITHOUT_ROOT, Container
 from gpuhook.monitor.kubelet import SOCKET
 from gpuhook.tools.cli._output import say
-from gpuhook.tools.running.device_users import WITHOUT_ROOT, Container
 from gpuhook.tools.running.names import Names
 
 _SHORT = 12  # characters of a container's id, as Docker prints it

@@ -12,11 +12,11 @@ from gpuhook.base.oci.spec import Spec, read_spec
 from gpuhook.core.inventory.cache import get_inventory
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.records import records
+from gpuhook.monitor.containers.device_users import Container
 from gpuhook.monitor.vendors import survey
 from gpuhook.tools.cli._containers import short, title
 from gpuhook.tools.cli._explanation import Explanation, Row
 from gpuhook.tools.running import repair
-from gpuhook.tools.running.device_users import Container
 from gpuhook.tools.running.find import Found, find
 
 # Engines whose pods select a runtime with a RuntimeClass, and the engine that has the default.

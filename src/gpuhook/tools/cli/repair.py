@@ -8,14 +8,14 @@ from gpuhook.base.config.loader import load
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import ContainerError, GpuhookError, listed, printable
 from gpuhook.core.inventory.model import Inventory
+from gpuhook.monitor.containers import device_users
+from gpuhook.monitor.containers.device_users import Container
 from gpuhook.monitor.vendors import survey
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._containers import names_of, say_what_is_missing, title
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json
-from gpuhook.tools.running import device_users
 from gpuhook.tools.running import repair as repairs
-from gpuhook.tools.running.device_users import Container
 from gpuhook.tools.running.names import Names
 
 _SHOWN = 16  # most nodes of a container to name

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import click
 
 from gpuhook.base.errors import GpuhookError, WatchError
+from gpuhook.monitor.followed import Followed
 from gpuhook.monitor.host.programs import our_program
 from gpuhook.monitor.vendors.uevents import concerns_us
 from gpuhook.tools import extensions
@@ -16,7 +17,6 @@ from gpuhook.tools.cli._help import Seconds, command
 from gpuhook.tools.cli._output import config_option, say
 from gpuhook.tools.cli._places import state_folder
 from gpuhook.tools.cli.cdi_refresh import sentence
-from gpuhook.tools.config.followed import Followed
 from gpuhook.tools.engines import charliecloud
 from gpuhook.tools.engines.nspawn import NAME as NSPAWN
 

@@ -20,10 +20,10 @@ from gpuhook.base.host import lock
 from gpuhook.base.oci import jsontext
 from gpuhook.core import contract
 from gpuhook.core.inventory import cache
+from gpuhook.monitor.followed import Followed
 from gpuhook.monitor.host import users_tree
 from gpuhook.monitor.host.child import BackOff
 from gpuhook.monitor.ledger.pods import Ids
-from gpuhook.tools.config.followed import Followed
 from gpuhook.tools.mps.control import SERVER, Control, program_of
 from gpuhook.tools.mps.devices import Devices
 from gpuhook.vendors.nvidia import mps

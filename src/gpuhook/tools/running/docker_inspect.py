@@ -19,10 +19,10 @@ from gpuhook.base.errors import GpuhookError
 from gpuhook.core.inventory.model import Device, Inventory
 from gpuhook.core.inventory.selection import select
 from gpuhook.core.resolve import resolve
+from gpuhook.monitor.containers.device_users import LIMIT, Container, command_of
+from gpuhook.monitor.containers.nodes import Numbers
 from gpuhook.tools.engines import docker_api, docker_gpus
-from gpuhook.tools.running.device_users import LIMIT, Container, command_of
 from gpuhook.tools.running.names import docker_sockets
-from gpuhook.tools.running.nodes import Numbers
 from gpuhook.vendors import registry
 
 _PATIENCE = 0.5  # seconds for all queries; those for names may take another half

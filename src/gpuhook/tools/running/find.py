@@ -6,10 +6,11 @@ from typing import NamedTuple
 from gpuhook.base.errors import ContainerError, shown
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.records import records
+from gpuhook.monitor.containers import device_users
+from gpuhook.monitor.containers.device_users import Container
 from gpuhook.monitor.host import processes
 from gpuhook.tools.engines import docker_api
-from gpuhook.tools.running import bundles, device_users, names
-from gpuhook.tools.running.device_users import Container
+from gpuhook.tools.running import bundles, names
 
 _PATIENCE = 5.0  # seconds for Docker's answer
 

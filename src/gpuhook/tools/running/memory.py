@@ -15,7 +15,7 @@ from gpuhook.base.errors import GpuhookError
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.limits import recorded
 from gpuhook.core.records import records
-from gpuhook.tools.running.device_users import Container
+from gpuhook.monitor.containers.device_users import Container
 from gpuhook.vendors import registry
 
 PATIENCE = 4.0  # timeout in seconds for a driver

@@ -21,11 +21,12 @@ from gpuhook.core import dev_char
 from gpuhook.core.inventory.model import Inventory, Node
 from gpuhook.core.limits import recorded
 from gpuhook.core.records import records
-from gpuhook.tools.running import bundles, cgroup_check
-from gpuhook.tools.running.device_users import Container, believed
-from gpuhook.tools.running.groups import group_of
+from gpuhook.monitor.containers import cgroup_check
+from gpuhook.monitor.containers.device_users import Container, believed
+from gpuhook.monitor.containers.groups import group_of
+from gpuhook.monitor.containers.nodes import Numbers
+from gpuhook.tools.running import bundles
 from gpuhook.tools.running.names import Names, meant
-from gpuhook.tools.running.nodes import Numbers
 from gpuhook.vendors import registry
 
 _SCOPE = ".scope"  # suffix of systemd's cgroups for processes that others started

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpuhook.base.cgroup import access, v2
 from gpuhook.base.errors import CgroupError
-from gpuhook.tools.running import cgroup_check
+from gpuhook.monitor.containers import cgroup_check
 
 DENY_ALL: dict[str, Any] = {"allow": False, "access": "rwm"}
 GPU0: dict[str, Any] = {"allow": True, "type": "c", "major": 195, "minor": 0, "access": "rw"}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpuhook.base.cgroup import bpf
 from gpuhook.base.cgroup import device_program as code
-from gpuhook.tools.running.cgroup_check import list_allows, program_allows
+from gpuhook.monitor.containers.cgroup_check import list_allows, program_allows
 
 BLOCK, CHAR = 1, 2
 MKNOD, READ, WRITE = 1, 2, 4

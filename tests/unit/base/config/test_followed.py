@@ -20,8 +20,8 @@ from gpuhook.cluster.commands import labels as labels_command
 from gpuhook.cluster.device_plugin import service as plugin
 from gpuhook.cluster.dra import service as dra
 from gpuhook.metrics import service as metrics_service
-from gpuhook.tools.config import followed as following
-from gpuhook.tools.config.followed import Changed, Followed
+from gpuhook.monitor import followed as following
+from gpuhook.monitor.followed import Changed, Followed
 from gpuhook.tools.mps import keep
 from gpuhook.tools.watch import Watch
 from gpuhook.vendors.nvidia import mps
@@ -110,7 +110,7 @@ def test_the_same_text_is_no_change(path: Path) -> None:
 
 AGAIN = """
 import os, signal, sys, time
-from gpuhook.tools.config.followed import start_again
+from gpuhook.monitor.followed import start_again
 if os.environ.get("AGAIN"):
     print(sys.argv, signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, flush=True)
     time.sleep(1000)

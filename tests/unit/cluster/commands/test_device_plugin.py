@@ -18,7 +18,7 @@ from gpuhook.cluster.device_plugin.options import INEFFECTIVE, OPTIONS
 from gpuhook.cluster.device_plugin.settings import Settings
 from gpuhook.core.contract import Vendor
 from gpuhook.core.inventory.model import Inventory
-from gpuhook.tools.config.followed import Followed
+from gpuhook.monitor.followed import Followed
 
 
 def run(*words: str, **environ: str) -> Result:

@@ -13,10 +13,10 @@ from machines import gpu, machine, mig
 
 from gpuhook.base.errors import GpuhookError
 from gpuhook.core.inventory.model import Device, Inventory
+from gpuhook.monitor.containers.device_users import Container, Running
 from gpuhook.tools.cli import _screen, cli
 from gpuhook.tools.doctor import Case, examine
 from gpuhook.tools.doctor.finding import failure, note, ok, warning
-from gpuhook.tools.running.device_users import Container, Running
 from gpuhook.tools.running.names import Names
 from gpuhook.vendors import registry
 from gpuhook.vendors.amd.vendor import VENDOR as AMD

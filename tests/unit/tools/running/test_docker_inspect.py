@@ -14,8 +14,8 @@ from limits import in_time
 from gpuhook.base.config.loader import load
 from gpuhook.base.config.model import Config
 from gpuhook.core.inventory.model import Device, Inventory, Node
+from gpuhook.monitor.containers.device_users import Container
 from gpuhook.tools.running import docker_inspect
-from gpuhook.tools.running.device_users import Container
 
 PATHS = [f"/dev/neuron{number}" for number in range(3)]
 INVENTORY = Inventory(

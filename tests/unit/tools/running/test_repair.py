@@ -11,8 +11,8 @@ from gpuhook.base.oci.spec import State
 from gpuhook.core.inventory import model
 from gpuhook.core.inventory.model import Device, Node
 from gpuhook.core.records import records
+from gpuhook.monitor.containers.device_users import Container
 from gpuhook.tools.running import repair
-from gpuhook.tools.running.device_users import Container
 from gpuhook.tools.running.names import Names
 from gpuhook.vendors.nvidia.model import Gpu, Inventory
 

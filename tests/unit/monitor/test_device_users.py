@@ -8,9 +8,9 @@ import pytest
 
 from gpuhook.base.oci.spec import State
 from gpuhook.core.records import records
+from gpuhook.monitor.containers import device_users
+from gpuhook.monitor.containers.groups import Identity
 from gpuhook.monitor.host.namespaces import Look
-from gpuhook.tools.running import device_users
-from gpuhook.tools.running.groups import Identity
 
 
 @pytest.fixture

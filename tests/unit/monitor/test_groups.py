@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuhook.base.host import files, proc
-from gpuhook.tools.running.groups import Made, identify, path_of
+from gpuhook.monitor.containers.groups import Made, identify, path_of
 
 ID = "0123456789abcdef" * 4
 VICTIM = "f" * 64

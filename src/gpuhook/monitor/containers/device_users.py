@@ -14,9 +14,9 @@ from gpuhook.base.errors import listed
 from gpuhook.base.host import proc
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.records import records
+from gpuhook.monitor.containers.groups import Identity, Made, groups_of, identify, own_path, path_of
+from gpuhook.monitor.containers.nodes import HostNodes, Numbers, has_our_root, nodes_of
 from gpuhook.monitor.host.namespaces import PATIENCE, Look, mounts_of
-from gpuhook.tools.running.groups import Identity, Made, groups_of, identify, own_path, path_of
-from gpuhook.tools.running.nodes import HostNodes, Numbers, has_our_root, nodes_of
 
 WITHOUT_ROOT = (
     "Without root, only your own containers are listed, and those of a Docker that you can access; "

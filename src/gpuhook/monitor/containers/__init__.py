@@ -1,0 +1,1 @@
+"""Containers as the kernel has them: processes, device nodes and cgroups."""
