@@ -371,6 +371,10 @@ class DocumentInjection:
         with self._record(state, process):
             if self.limits is not None:
                 self.limits.set(process, container=container)
+            if self._config.shm_size and self._work.grant.devices:
+                from gpuhook.core import raised  # noqa: PLC0415 - only where it is configured
+
+                raised.resize_shared_memory(container, self._spec.data, self._config, self.program)
             inject.apply_inside(plan, container, enter=enter)
         if self._config.cli_debug:
             facts = {"devices": list(self._work.grant.ids), "cgroup": "cdi"}

@@ -138,6 +138,10 @@ class Injection:
                 )
                 if self.limits is not None:
                     self.limits.set(container.process, container=container)  # protects: limit-set
+                if config.shm_size and self._resolved.gives_devices:
+                    from gpuhook.core import raised  # noqa: PLC0415 - only where it is configured
+
+                    raised.resize_shared_memory(container, spec.data, config, self.program)
                 apply(plan, container)
         if config.cli_debug:
             facts = {"devices": list(self._resolved.ids), "cgroup": how}

@@ -80,14 +80,16 @@ def test_a_memory_limit_in_a_pods_annotations(node: Node) -> None:
 def test_raised_limits(node: Node) -> None:
     """Only of containers with devices: one that asks for none keeps its engine's."""
     had = node.system.config.read_text()
-    command = ("sh", "-c", "ulimit -s")
+    shm = "df -k /dev/shm | tail -n 1 | tr -s ' ' | cut -d ' ' -f 2"
+    command = ("sh", "-c", f"ulimit -s; {shm}")
     with node.plugin():
         before = inside(node, "NVIDIA_VISIBLE_DEVICES=0", command=command).ok().stdout
-    node.system.config.write_text(had + '[gpuhook.containers]\nstack = "unlimited"\n')
+    more = '[gpuhook.containers]\nstack = "unlimited"\nshm-size = "1GiB"\n'
+    node.system.config.write_text(had + more)
     try:
         with node.plugin():
             found = inside(node, "NVIDIA_VISIBLE_DEVICES=0", command=command).ok().stdout
-            assert found == "unlimited\n"
+            assert found == f"unlimited\n{1 << 20}\n"
             assert inside(node, command=command).ok().stdout == before
     finally:
         node.system.config.write_text(had)

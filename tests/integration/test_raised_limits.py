@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from harness.bundles import Bundle, Spec
+from harness.cdi import generate, give
 from harness.commands import Result
 from harness.containerd import containerd
 from harness.docker import dockerd
@@ -74,6 +75,57 @@ def test_a_bundle(
     found = {each["limit"]: each["value"] for each in operations if each["kind"] == "raise-limit"}
     assert found["/dev/shm"] == "1GiB"
     assert found["RLIMIT_STACK"] == "64MiB"
+
+
+def resizing(bundle: Bundle, driver: Driver, runtime: str) -> Path:
+    """Return a config.toml that raises limits, and let the bundle print its own."""
+    bundle.command(*LOOK)
+    return settings(bundle.path / "etc", driver, runtime)
+
+
+def test_the_hook_without_gpu_py(
+    bundle: Bundle, installation: Installation, low_level: tuple[str, Namespace], driver: Driver
+) -> None:
+    """The runtime sets the process's limits after it, so it can only resize /dev/shm."""
+    config = resizing(bundle, driver, low_level[0])
+    bundle.by_hook(config)
+    before = limits(bundle.run(low_level[0]))
+    assert before["shm"] == str(64 << 10), "it has no device"
+    bundle.environ(GPU)
+    assert limits(bundle.run(low_level[0])) == {**before, "shm": raised()["shm"]}
+    words = ("explain", "--config", config, "--hook-alone", "--format", "json", "--bundle")
+    told = json.loads(bundle.call(installation.command, *words, bundle.path).ok().stdout)
+    done, undone = (
+        {each["limit"] for each in told[key] if each["kind"] == "raise-limit"}
+        for key in ("operations", "undone")
+    )
+    assert done == {"/dev/shm"}
+    assert "RLIMIT_STACK" in undone
+    assert undone <= {"RLIMIT_MEMLOCK", "RLIMIT_STACK"}
+
+
+def test_a_cdi_spec_without_gpu_py(
+    bundle: Bundle, installation: Installation, low_level: tuple[str, Namespace], driver: Driver
+) -> None:
+    config = resizing(bundle, driver, low_level[0])
+    before = limits(bundle.run(low_level[0]))
+    give(bundle, generate(installation, config, bundle.path / "cdi"), "0")
+    assert limits(bundle.run(low_level[0])) == {**before, "shm": raised()["shm"]}
+
+
+@pytest.mark.parametrize("size", ["32m", "1500m"])
+def test_a_hook_leaves_other_sizes(
+    bundle: Bundle, low_level: tuple[str, Namespace], driver: Driver, size: str
+) -> None:
+    def change(spec: Spec) -> None:
+        [mount] = [each for each in spec["mounts"] if each["destination"] == "/dev/shm"]
+        mount["options"] = [f"size={size}" if "size" in each else each for each in mount["options"]]
+
+    bundle.change(change)
+    config = resizing(bundle, driver, low_level[0])
+    bundle.by_hook(config)
+    bundle.environ(GPU)
+    assert limits(bundle.run(low_level[0]))["shm"] == str(int(size[:-1]) << 10)
 
 
 def test_doctor_names_containers_with_the_default(

@@ -1,7 +1,8 @@
 """Limits that [gpuhook.containers] raises for containers with devices: memlock, stack, /dev/shm.
 
-gpu-py writes them into config.json. A limit is never lowered, and /dev/shm is only changed if it is
-an engine's default: a tmpfs of 64 MiB (podman: 65,536,000 bytes).
+gpu-py writes them into config.json. Hooks only resize /dev/shm, because the low-level runtime sets
+the process's limits after them. A limit is never lowered, and /dev/shm is only changed if it is an
+engine's default: a tmpfs of 64 MiB (podman: 65,536,000 bytes).
 
 Sources: OCI runtime specification, config.md (process.rlimits, mounts); tmpfs(5), getrlimit(2);
 Docker (daemon/oci_linux.go), containerd (pkg/oci/mounts.go and the CRI's sandbox), podman, CRI-O:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.base.config.model import Config
+    from gpuhook.base.container.changes import Container
     from gpuhook.base.oci.spec import Spec
     from gpuhook.core.contract import Known
 
@@ -54,6 +56,11 @@ class RaiseLimit(Operation):
         self.value = UNLIMITED if value >= _INFINITY else amount(value)
         self.bytes = value
 
+    @property
+    def by_hook(self) -> bool:
+        """True if a hook can do it where gpu-py doesn't run."""
+        return self.limit == _SHM
+
     def describe(self) -> str:
         """Return the limit and its value."""
         return f"raise {self.limit} to {self.value}"
@@ -72,6 +79,29 @@ def apply(spec: "Spec", config: "Config") -> "Spec":
         elif (why := _resize(change, op.bytes)) is not None:
             log.warn(names.RUNTIME, [f"{change} can't be resized: {why}"], config)
     return spec
+
+
+def resize_shared_memory(
+    container: "Container", data: "dict[str, Any]", config: "Config", program: str
+) -> None:
+    """Resize a container's /dev/shm while it is being created; ``data`` is its config.json.
+
+    A failure is a warning of ``program``: the container works with less.
+    """
+    wanted = _of_memory(data, config.shm_size)
+    if wanted <= max(DEFAULTS):
+        return
+    try:
+        fd = container.open(_SHM)
+    except OSError:
+        return  # it has none
+    try:
+        if _is_engines(fd, proc.read("mountinfo", container.process)):
+            kernel.resize_tmpfs(fd, wanted, _SHM)
+    except OSError as error:
+        log.warn(program, [f"{_SHM} can't be resized: {error.strerror}"], config)
+    finally:
+        os.close(fd)
 
 
 def _merged(spec: "Spec", change: "dict[str, Any]") -> "dict[tuple[str, ...], Any]":
@@ -238,19 +268,24 @@ def _opened(source: str) -> int | None:
     except (OSError, ValueError):
         return None
     try:
-        status = os.fstatvfs(fd)
-        mount = proc.Mounts(proc.read("/proc/self/mountinfo")).find(b"%d" % kernel.mount_id(fd))
-        # protects: shm-of-engines
-        if (
-            mount is not None
-            and (mount.kind, mount.source, mount.root) == (b"tmpfs", b"shm", b"/")
-            and status.f_blocks * status.f_frsize in DEFAULTS
-        ):
+        if _is_engines(fd, proc.read("/proc/self/mountinfo")):
             return fd
     except OSError:
         pass
     os.close(fd)
     return None
+
+
+def _is_engines(fd: int, table: bytes) -> bool:
+    """Tell whether a descriptor is an engine's tmpfs for /dev/shm, by its mount table; OSError."""
+    status = os.fstatvfs(fd)
+    mount = proc.Mounts(table).find(b"%d" % kernel.mount_id(fd))
+    # protects: shm-of-engines
+    return (
+        mount is not None
+        and (mount.kind, mount.source, mount.root) == (b"tmpfs", b"shm", b"/")
+        and status.f_blocks * status.f_frsize in DEFAULTS
+    )
 
 
 def _resize(source: str, size: int) -> str | None:

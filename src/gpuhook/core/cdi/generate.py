@@ -168,7 +168,7 @@ class Source:
         written = self.written(plan.operations)
         if self._without_hook:
             edits["hooks"] = _in_nvidias_words(written.libraries)
-        elif written.unwritten:
+        elif written.unwritten or self.config.shm_size:
             edits["hooks"] = [self.hook_entry()]
         edits["env"] = [*edits.get("env", ()), f"{self.vendor.names.VOID or MARK}=void"]
         return edits

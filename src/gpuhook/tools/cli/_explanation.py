@@ -172,10 +172,8 @@ class Explanation:
         self._add_limits(limited)
         if config.raises_limits and resolved.gives_devices and not folder:
             more = raised.changes(spec, config)
-            if self._hook_alone:
-                self.undone += more
-            else:
-                self.operations[:0] = more
+            self.undone += [op for op in more if self._hook_alone and not op.by_hook]
+            self.operations[:0] = [op for op in more if op not in self.undone]
 
     def _check_image(self, folders: list[str], spec: Spec) -> None:
         """Note what prevents the driver's programs and libraries from running in the image."""

@@ -20,6 +20,7 @@ from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli import _next_steps as next_steps
 from gpuhook.tools.cli import _questions as questions
 from gpuhook.tools.cli import _swarm as swarm
+from gpuhook.tools.cli import _training as training
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import format_option, print_json, say, warn
 from gpuhook.tools.cli._places import is_rootless, state_folder
@@ -49,6 +50,7 @@ class Options:
     nvidia_names: bool | None
     cdi: bool | None
     for_swarm: bool | None
+    for_training: bool
     hook: str | None
     machine: str | None
     variables: tuple[str, ...]
@@ -72,7 +74,8 @@ class Job:
 
     ``documents`` are the engines that are to have managed CDI specs. ``roots`` are engines of this
     host that only root can configure. ``as_json`` requests the result as JSON. ``without_gpus``
-    says that Docker's --gpus doesn't work, and that the user hasn't refused it.
+    says that Docker's --gpus doesn't work, and that the user hasn't refused it. ``for_training``
+    raises the limits of containers with devices.
     """
 
     engines: tuple[str, ...]
@@ -85,6 +88,7 @@ class Job:
     roots: tuple[str, ...] = ()
     as_json: bool = False
     without_gpus: bool = False
+    for_training: bool = False
 
 
 def chosen_engines(engines: tuple[str, ...], ask: Ask) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -128,6 +132,8 @@ def _carry_out(job: Job) -> tuple[bool, dict[str, Any]]:
         aliases.LinkRecord(job.state, job.ask.prefix).check(job.links)
     if job.documents:
         documents.check_folders(job.ask.prefix)
+    dry, prefix = job.dry_run, job.ask.prefix
+    raised = training.raise_limits(prefix, dry_run=dry) if job.for_training else []
     store = Store(job.state, job.ask.prefix)
     # Read under the lock, too, so that no concurrent installation's changes are lost.
     with contextlib.nullcontext() if job.dry_run else store.locked():
@@ -147,12 +153,12 @@ def _carry_out(job: Job) -> tuple[bool, dict[str, Any]]:
     ]
     for name in job.roots:
         say(f"{name}: {_ROOTS.get(name, '')}run gpuhook install --engine {name} as root")
-    changed = any(each["changed"] for each in told) or bool(links) or kept_now.changed
+    changed = any(each["changed"] for each in told) or bool(links or raised) or kept_now.changed
     steps = _next(job, told) if changed and not job.dry_run else []
     for line in steps:
         say(line)
-    report = {"changed": changed, "engines": told, "links": links, "needs_root": [*job.roots]}
-    return kept_now.is_whole, {**report, "next": steps}
+    report = {"changed": changed, "engines": told, "links": links, "settings": raised}
+    return kept_now.is_whole, {**report, "needs_root": [*job.roots], "next": steps}
 
 
 def _next(job: Job, told: list[dict[str, Any]]) -> list[str]:
@@ -306,6 +312,10 @@ def _tell_answer(
     help="Offer the devices as resources of a Docker swarm node.",
 )  # fmt: skip
 @click.option(
+    "--for-training", is_flag=True,
+    help="Raise memlock, stack and /dev/shm of containers with devices, in config.toml.",
+)  # fmt: skip
+@click.option(
     "--hook", type=click.Choice(["prestart", "precreate", _NO_HOOK]),
     help="Run the hook in all of podman's containers, with any runtime.",
 )  # fmt: skip
@@ -355,7 +365,8 @@ def install(**given: Any) -> None:
     there is one. It includes --cdi for engines whose version needs that for --gpus. --cdi writes
     CDI specs, with which engines add GPUs without gpu-py, and keeps them up to date. --swarm
     makes each device a resource of this node, which services can request. It also makes gpu-py
-    the default runtime, because a service can't select one.
+    the default runtime, because a service can't select one. --for-training sets the limits of
+    [gpuhook.containers] that config.toml doesn't set, as gpuhook config set does.
     """
     told = _renamed(Options(**given))
     _check(told)
@@ -376,6 +387,7 @@ def install(**given: Any) -> None:
         Job(
             chosen, ask, state, folder if gpus else None, told.reload, told.dry_run,
             _with_specs(told, chosen, ask.prefix, gpus=bool(gpus)), roots, as_json, lacks,
+            told.for_training,
         )
     )  # fmt: skip
     if spawned and not told.dry_run:

@@ -93,6 +93,20 @@ def files(case: Case) -> Iterator[Finding]:
             yield _if(_has_rootless(case), "cdi-mode", text, f"Run chmod 644 {place}")
 
 
+def limits(case: Case) -> Iterator[Finding]:
+    """Name the limits of [gpuhook.containers] that a CDI spec has no field for."""
+    config = case.config
+    found = [name for name in ("memlock", "stack") if getattr(config, name)]
+    if found and is_used(case):
+        options = " and ".join(f"--ulimit {name}=N" for name in found)
+        yield note(
+            "cdi-limits",
+            f"CDI specs can't raise {' and '.join(found)}, which [gpuhook.containers] sets: "
+            "containers that get devices from a spec without gpu-py keep their engine's",
+            f"Start them with gpu-py, or pass {options} to the engine",
+        )
+
+
 def _has_rootless(case: Case) -> bool:
     """Tell whether the host has an engine that users can run rootless."""
     if case.machine.which("podman", ours.SEARCH_PATH):

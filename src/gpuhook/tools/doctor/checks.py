@@ -42,6 +42,7 @@ STEPS: tuple[Step, ...] = (
     Step(cdi.numbers, needs=_DOCUMENTS),
     Step(cdi.names, needs=_DOCUMENTS),
     Step(cdi.conflicts, needs=(CONFIGURATION,)),
+    Step(cdi.limits, needs=(CONFIGURATION,)),
     Step(cdi.refresh_errors, needs=_DOCUMENTS),
     Step(cdi_engines.readers, needs=(CONFIGURATION,)),
     Step(settings.device_settings, needs=_DOCUMENTS),

@@ -13,7 +13,7 @@ import configured
 import pytest
 from click.testing import CliRunner, Result
 
-from gpuhook.base.errors import CdiError, EngineError
+from gpuhook.base.errors import CdiError, ConfigError, EngineError
 from gpuhook.monitor.host.programs import our_program
 from gpuhook.tools.cli import cli
 from gpuhook.tools.vendors.nvidia import program_links as nvidia_names
@@ -582,3 +582,52 @@ def test_a_hook_is_for_podman_alone(system: Path, options: list[str], is_warned:
     done = call(system, "install", *options)
     assert done.exit_code == 0
     assert ("--hook is only for podman" in done.stderr) is is_warned
+
+
+def test_limits_for_training(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that config.toml doesn't set; all of it is kept else."""
+    monkeypatch.delenv("GPUHOOK_CONFIG", raising=False)
+    path = system / "etc/gpuhook/config.toml"
+    path.parent.mkdir()
+    path.write_text('# mine\n[gpuhook.containers]\nstack = "1GiB"\n')
+    before = tree(system)
+    words = ("install", "--engine=docker", "--for-training")
+    dry = call(system, *words, "--dry-run")
+    assert f"would set gpuhook.containers.memlock=unlimited in {path}" in dry.output
+    assert tree(system) == before
+    report = json.loads(call(system, *words, "--format=json").stdout)
+    assert report["changed"]
+    expected = ["gpuhook.containers.memlock=unlimited", "gpuhook.containers.shm-size=50%"]
+    assert report["settings"] == expected
+    text = path.read_text()
+    assert text.startswith("# mine\n")
+    limits = tomllib.loads(text)["gpuhook"]["containers"]
+    assert limits == {"stack": "1GiB", "memlock": "unlimited", "shm-size": "50%"}
+    again = json.loads(call(system, *words, "--format=json").stdout)
+    assert (again["settings"], again["changed"]) == ([], False)
+    assert path.read_text() == text
+
+
+def test_limits_for_training_without_a_file(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPUHOOK_CONFIG", raising=False)
+    call(system, "install", "--engine=docker")
+    path = system / "etc/gpuhook/config.toml"
+    assert not path.exists()
+    assert (
+        "set gpuhook.containers.stack=64MiB"
+        in call(system, "install", "--engine=docker", "--for-training").output
+    )
+    assert "containers" in tomllib.loads(path.read_text())["gpuhook"]
+
+
+def test_limits_for_training_with_an_error_change_nothing(
+    system: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GPUHOOK_CONFIG", raising=False)
+    path = system / "etc/gpuhook/config.toml"
+    path.parent.mkdir()
+    path.write_text('[gpuhook.containers]\nmemlock = "lots"\n')
+    before = tree(system)
+    with pytest.raises(ConfigError, match="memlock must be"):
+        call(system, "install", "--engine=docker", "--for-training")
+    assert tree(system) == before

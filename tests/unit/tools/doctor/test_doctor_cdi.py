@@ -323,3 +323,18 @@ def test_a_device_that_is_shared_since(tree: Tree, monkeypatch: pytest.MonkeyPat
     assert one.message.startswith("/etc/cdi/nvidia.json is stale: GPU 1 is shared by MPS")
     tree.write("/etc/cdi/nvidia.json", json.dumps(generate(source).document))
     assert {each.check: each.status.value for each in cdi.names(tree.case)} == {"cdi-names": "ok"}
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize("names", [(), ("memlock",), ("memlock", "stack"), ("shm_size",)])
+def test_limits_that_no_spec_can_raise(tree: Tree, names: tuple[str, ...], is_there: bool) -> None:
+    if is_there:
+        hook = {"hookName": "createContainer", "path": "/usr/bin/gpuhook-cdi-hook"}
+        tree.write("/etc/cdi/x.yaml", document(hooks=[hook]))
+    for name in names:
+        setattr(tree.case.config, name, "1GiB")
+    found = said(cdi.limits(tree.case))
+    told = [name for name in names if name != "shm_size"]
+    assert [*found] == (["cdi-limits"] if is_there and told else [])
+    for _, words in found.values():
+        assert " and ".join(told) in words
