@@ -53,7 +53,8 @@ def debian(
 def node(workspace: Path, debian: Release, driver: Driver) -> Iterator[Node]:
     config = write_config(workspace / f"dra/{debian.name}", driver.root, ["runc"])
     made = Node(workspace / f"n-{debian.name}", debian.installation, config)
-    with made.kubelet, made.service():
+    more: Any = {"device_metadata": True}
+    with made.kubelet, made.service(options=more):
         yield made
 
 
@@ -97,6 +98,19 @@ def claimed(node: Node, driver: Driver, name: str, *numbers: int) -> Iterator[li
     assert not isinstance(answer, str), answer
     yield [each for device in answer for each in device.cdi]
     assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
+
+
+def test_device_metadata(node: Node, cri: Cri, driver: Driver) -> None:
+    """Each container finds the files of its requests, which any user can read, and none write."""
+    place = "/var/run/kubernetes.io/dra-device-attributes/resourceclaims/said"
+    with claimed(node, driver, "said", 1, 2) as both, cri.pod("", "said") as pod:
+        container = pod.start(DEBIAN, "sleep", "1000", devices=both[1:])
+        path = f"{place}/r1/{GPU_DRIVER}-metadata.json"
+        found = container.exec("sh", "-c", f"ls -l {place}/*/*").ok().stdout.splitlines()
+        [(mode, name)] = [(line.split()[0], line.split()[-1]) for line in found]
+        assert (mode, name) == ("-rw-r--r--", path)
+        assert driver.gpus[2].uuid in container.exec("cat", path).ok().stdout
+        assert container.exec("sh", "-c", f"echo x >> {path}").status != 0
 
 
 def test_exactly_the_claimed_gpus(node: Node, cri: Cri, driver: Driver) -> None:

@@ -40,6 +40,7 @@ _PATIENCE = 60.0  # seconds for each call of a probe; a hanging driver takes 30
 _NUMBER = re.compile(r"[0-9]{1,3}")
 _MOST_SHARES = 128
 _LONGEST = 10**9  # seconds
+_FOR_SERVICE = ("recovery", "device_metadata", *_PLACES)
 _FOR_PROBE = ("is_probe", "registry", "config_path")  # the options that a probe uses
 _VERSION = re.compile(r"v?([0-9]{1,3})\.([0-9]{1,4})(?:\.[0-9A-Za-z.+-]*)?")
 
@@ -60,7 +61,7 @@ def _check_options(is_probe: bool, dry_run: bool) -> None:
         if is_probe:
             mode = "" if name in _FOR_PROBE else "isn't for --probe"
         elif dry_run:
-            mode = "isn't for --dry-run" if name in ("recovery", *_PLACES) else ""
+            mode = "isn't for --dry-run" if name in _FOR_SERVICE else ""
         else:
             mode = "is for --dry-run" if name in ("form", "release") else ""
         if mode:
@@ -122,6 +123,11 @@ def _places(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Publish every possible MIG device, in addition to whole GPUs.",
 )  # fmt: skip
 @click.option(
+    "--list-attributes", is_flag=True,
+    help="Publish numaNode as a list for devices near several nodes: the cluster must have the "
+    "feature gate DRAListTypeAttributes on.",
+)  # fmt: skip
+@click.option(
     "--kubernetes", "release", metavar="VERSION",
     help="The cluster's version for --dry-run: 1.34 needs counters and devices in one slice.  "
     "[default: the version of the given API server, or 1.35]",
@@ -141,6 +147,10 @@ def _places(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Query this pod's plugin ($POD_UID) through its sockets, as the kubelet does, and exit.",
 )  # fmt: skip
 @click.option(
+    "--device-metadata", is_flag=True,
+    help="Describe a claim's devices to its containers by files, as Kubernetes 1.37 defines them.",
+)  # fmt: skip
+@click.option(
     "--recovery", metavar="SECONDS", default=300.0, show_default=True, callback=_seconds,
     help="Time without errors until a responding device is healthy again; 0 for never.",
 )  # fmt: skip
@@ -154,10 +164,12 @@ def dra(
     drivers: tuple[str, ...],
     shared: tuple[str, ...],
     dynamic_mig: bool,
+    list_attributes: bool,
     release: str | None,
     kubeconfig: str | None,
     api_server: str | None,
     is_probe: bool,
+    device_metadata: bool,
     recovery: float,
     config_path: str | None,
     **places: Any,
@@ -183,6 +195,7 @@ def dra(
         drivers=_drivers(drivers, config),
         dynamic=dynamic_mig,
         shares=_shares(shared, config),
+        lists=list_attributes,
     )
     if not dry_run:
         if dynamic_mig:
@@ -190,7 +203,12 @@ def dra(
                 "gpuhook doesn't prepare MIG devices that have to be created first",
                 "Use --dynamic-mig only with --dry-run",
             )
-        options = Options(instance=os.environ.get("POD_UID", ""), recovery=recovery, **places)
+        options = Options(
+            instance=os.environ.get("POD_UID", ""),
+            device_metadata=device_metadata,
+            recovery=recovery,
+            **places,
+        )
         try:
             sys.exit(_serve(followed, choices, options, kubeconfig, api_server))
         except Changed:

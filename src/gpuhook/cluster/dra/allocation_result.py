@@ -20,7 +20,7 @@ from gpuhook.monitor.ledger.records import Held
 from gpuhook.tools.running import limit_support
 
 TRY_AGAIN = "The kubelet tries again; if that keeps failing, delete the pod to get other devices"
-_OPTIONS = ("ro", "nosuid", "nodev", "noexec", "rbind", "rprivate")
+MOUNT_OPTIONS = ("ro", "nosuid", "nodev", "noexec", "rbind", "rprivate")
 
 Ref = Mapping[str, str]  # namespace, name and uid of a claim
 
@@ -194,4 +194,4 @@ def _limit(vendor: Vendor, device: Device, limit: int) -> dict[str, Any]:
     names = {name for space in device.names.values() for name in space}
     name = device.id if device.id in names else device.label  # an index may change
     place = limit_place(folder, name, str(limit))
-    return {"hostPath": SOURCE, "containerPath": place, "options": [*_OPTIONS]}
+    return {"hostPath": SOURCE, "containerPath": place, "options": [*MOUNT_OPTIONS]}

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpuhook.base.errors import GpuhookError, PluginError, RequestError, shown
-from gpuhook.cluster.dra import document
+from gpuhook.cluster.dra import document, metadata
 from gpuhook.cluster.dra.allocation_result import AllocationResult, Ref, allotted
 from gpuhook.cluster.dra.claims import ClaimGoneError, Claims
 from gpuhook.cluster.dra.device_setup import Effects
@@ -107,8 +107,8 @@ class ClaimPreparer:
                     self._undo(driver, uid)
                     record = self._give(driver, ref, claim)
                 else:
-                    found = allotted(self._devices, driver, ref, claim)
-                    record = self._renew(record, found)  # protects: dra-completed
+                    found = self._found(driver, ref, claim)
+                    record = self._renew(record, *found)  # protects: dra-completed
             except GpuhookError as error:
                 self._news = _dated(self._status(uid) + _failed(claim, driver, error), claim)
                 raise
@@ -151,16 +151,34 @@ class ClaimPreparer:
         return record
 
     def _is_there(self, record: Record) -> bool:
-        """Tell whether a claim's CDI spec exists in the current folder of CDI specs."""
+        """Tell whether a claim's CDI spec exists in the current folder, and its metadata."""
         where = document.path(self._options.cdi_folder, record.driver, record.uid)
-        return not record.devices or (record.document == where and os.path.exists(where))
+        needed = [where]
+        if self._options.device_metadata:
+            requests = [each.request for each in record.devices]
+            needed += metadata.paths(self._metadata(record.driver), record.uid, requests)
+        there = record.document == where and all(map(os.path.exists, needed))
+        return there or not record.devices
+
+    def _metadata(self, driver: str) -> str:
+        return metadata.folder(self._options.plugins, driver)
+
+    def _found(
+        self, driver: str, ref: Ref, claim: Mapping[str, Any]
+    ) -> tuple[Sequence[AllocationResult], Mapping[str, str]]:
+        """Return a claim's devices, and the texts of their metadata files by path."""
+        found = allotted(self._devices, driver, ref, claim)
+        if not self._options.device_metadata:
+            return found, {}
+        where = self._metadata(driver)
+        return metadata.described(found, self._devices, driver, ref, claim, where)
 
     def _give(self, driver: str, ref: Ref, claim: Mapping[str, Any]) -> Record:
         """Prepare a new claim; if that fails, roll it back and raise a GpuhookError.
 
         All checks come before the first change.
         """
-        found = allotted(self._devices, driver, ref, claim)
+        found, texts = self._found(driver, ref, claim)
         record = Record(
             driver,
             ref["uid"],
@@ -178,7 +196,7 @@ class ClaimPreparer:
         record = replace(record, settings=settings, effects=tuple(effects))
         self._records.write(record)  # protects: dra-started-first
         try:
-            self._bring(record, found)
+            self._bring(record, found, texts)
             record = replace(record, state=COMPLETED)
             self._records.write(record)
         except BaseException:
@@ -193,9 +211,12 @@ class ClaimPreparer:
         except GpuhookError as error:
             self._tell(str(error))
 
-    def _bring(self, record: Record, found: Sequence[AllocationResult]) -> None:
-        """Make all changes of a record, and write the CDI spec; repeatable."""
+    def _bring(
+        self, record: Record, found: Sequence[AllocationResult], texts: Mapping[str, str]
+    ) -> None:
+        """Make all changes of a record, and write the metadata and the CDI spec; repeatable."""
         edits = self._effects.begin(record)
+        metadata.write(texts)  # before the spec that mounts them
         if found:
             made = self._text(record.driver, [_with(each.given, edits) for each in found])
             document.write(record.document, made)  # protects: dra-document
@@ -203,7 +224,9 @@ class ClaimPreparer:
     def _text(self, driver: str, given: Sequence[Given]) -> str:
         return document.text(driver, given, self._options, self._config) if given else ""
 
-    def _renew(self, record: Record, found: Sequence[AllocationResult]) -> Record:
+    def _renew(
+        self, record: Record, found: Sequence[AllocationResult], texts: Mapping[str, str]
+    ) -> Record:
         """Write the missing CDI spec of a completed claim again."""
         if tuple(each.held for each in found) != record.devices:
             raise PluginError(
@@ -212,7 +235,7 @@ class ClaimPreparer:
             )
         where = document.path(self._options.cdi_folder, record.driver, record.uid)
         record = replace(record, document=where)
-        self._bring(record, found)
+        self._bring(record, found, texts)
         self._records.write(record)
         return record
 
@@ -350,6 +373,7 @@ class ClaimPreparer:
         usual = document.path(self._options.cdi_folder, driver, uid)
         for path in {usual, (record and record.document) or usual}:  # the option may have changed
             document.remove(path)
+        metadata.remove(self._metadata(driver), uid)
         self._records.forget(Record(driver, uid, "", "", "", "").key)
 
     def sweep(self) -> None:
@@ -371,6 +395,9 @@ class ClaimPreparer:
                 for uid in document.uids(self._options.cdi_folder, driver):
                     if (driver, uid) not in kept:
                         document.remove(document.path(self._options.cdi_folder, driver, uid))
+                for uid in metadata.uids(self._metadata(driver)):
+                    if (driver, uid) not in kept:
+                        metadata.remove(self._metadata(driver), uid)
             current = [each for each in self._records.current() if each.owner == CLAIM]
             self._effects.look_after(current, self._tell)
         # Not only on conflicts: the refused claim's pod may be in the holder's namespace, and so

@@ -117,6 +117,11 @@ class Devices:
         """Return a device's vendor, and the inventory that contains it."""
         return self._troubled[known.driver].vendors[known.name]
 
+    def attributes(self, driver: str, name: str) -> dict[str, Any]:
+        """Return a device's attributes, as its slice has them."""
+        its = self._troubled[driver]
+        return dra.attributes(its, its.devices[name])
+
     def failure(self, known: Known) -> str:
         """Return the failure of a device's driver as a whole, "" if it answers."""
         failure = self.observed.machine.failures().get(known.vendor)

@@ -22,7 +22,8 @@ class Options:
     ``plugins`` and ``registry`` are the kubelet's folders. ``instance`` distinguishes this process
     from another one that runs at the same time during an update, such as by the pod's uid ("":
     there is only one). ``pod_resources`` is the kubelet's PodResources socket. The others are
-    those of the device plugin (``settings.Settings``).
+    those of the device plugin (``settings.Settings``), except for
+    ``device_metadata``: whether containers get files that describe their devices.
     """
 
     plugins: str = PLUGINS
@@ -34,5 +35,6 @@ class Options:
     dev_root: str = ""
     cdi_folder: str = CDI_FOLDER
     cdi_hook_path: str = ""
+    device_metadata: bool = False
     recovery: float = 300.0
     interval: float = 30.0

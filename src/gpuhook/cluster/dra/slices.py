@@ -24,11 +24,12 @@ API = "resource.k8s.io/v1"
 COUNTERS_APART = (1, 35)
 OLDEST = (1, 34)  # the first with this version of the API
 _STANDARD = "resource.kubernetes.io"
-_MOST, _MOST_COUNTED = 128, 64  # devices of a slice; if any has taints or uses counters
+_MOST, _MOST_COUNTED = 128, 64  # devices of a slice; if any has taints, lists or uses counters
 _MOST_SETS = 8  # counter sets of a slice
 _MOST_COUNTERS = 32  # counters of all sets of a slice that also has devices
 _MOST_USED = 1024  # counters that all devices of a slice consume together
 _MOST_FACTS = 32  # attributes and capacities of a device
+_MOST_LISTED = 16  # numbers of the only list, because a device may have 48 values
 _LONGEST_VALUE = 64  # bytes
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
@@ -43,7 +44,7 @@ class Choices:
     """The administrator's choices: names, and the version of Kubernetes.
 
     ``drivers`` are by vendor; an empty ``pool`` means the node's name. ``shares`` has each vendor's
-    value for ``Published.shares``.
+    value for ``Published.shares``. ``lists`` is whether the cluster accepts attributes with lists.
     """
 
     node: str
@@ -52,6 +53,7 @@ class Choices:
     dynamic: bool = False
     kubernetes: tuple[int, int] = COUNTERS_APART
     shares: Mapping[str, int] = field(default_factory=dict)
+    lists: bool = False
 
 
 @dataclass
@@ -223,7 +225,7 @@ def _collect(
             continue
         driver.devices[device.name] = device
         driver.vendors[device.name] = vendor, inventory
-        driver.places[device.name] = _place(root, device.bus_id)
+        driver.places[device.name] = _place(root, device.bus_id, lists=choices.lists)
         if device.reason:
             warnings.append(f"{device.name} is tainted: {device.reason}")
     driver.counters.update(offer.counters)
@@ -250,7 +252,7 @@ def _shared(
     return replace(given, shares=choices.shares[vendor.names.NAME]), []
 
 
-def _place(root: Rootfs, bus_id: str) -> dict[str, Value]:
+def _place(root: Rootfs, bus_id: str, *, lists: bool = False) -> dict[str, Value]:
     """Return the known ones of the attributes that all vendors' devices have in common."""
     if not _PCI.fullmatch(bus_id.lower()):
         return {}
@@ -258,9 +260,9 @@ def _place(root: Rootfs, bus_id: str) -> dict[str, Value]:
     above = pci.complex_of(root, bus_id)
     if above:
         found[f"{_STANDARD}/pcieRoot"] = above
-    numa = pci.numa(root, bus_id)
-    if numa is not None:
-        found[f"{_STANDARD}/numaNode"] = numa
+    nodes = pci.numa_nodes(root, bus_id)[: _MOST_LISTED if lists else 1]
+    if nodes:
+        found[f"{_STANDARD}/numaNode"] = nodes if len(nodes) > 1 else nodes[0]
     return found
 
 
@@ -305,7 +307,7 @@ def _apart(driver: Driver, devices: list[Published]) -> Iterator[dict[str, Any]]
     names = [name for name in driver.counters if name in used]
     for at in range(0, len(names), _MOST_SETS):
         yield {"sharedCounters": _sets(driver, names[at : at + _MOST_SETS])}
-    for group in _groups([[device] for device in devices], {}):
+    for group in _groups([[device] for device in devices], {}, driver):
         yield {"devices": [_device(driver, device) for device in group]}
 
 
@@ -313,19 +315,19 @@ def _together(driver: Driver, devices: list[Published]) -> Iterator[dict[str, An
     """Yield the contents of slices for 1.34: counters together with all devices that use them."""
     alone = [[device] for device in devices if not device.counters]
     users = [[each for each in devices if each.counters == name] for name in driver.counters]
-    for group in [*_groups(users, driver.counters), *_groups(alone, {})]:
+    for group in [*_groups(users, driver.counters, driver), *_groups(alone, {}, driver)]:
         sets = [*dict.fromkeys(device.counters for device in group if device.counters)]
         found = {"sharedCounters": _sets(driver, sets)} if sets else {}
         yield {**found, "devices": [_device(driver, device) for device in group]}
 
 
 def _groups(
-    together: Iterable[list[Published]], counters: Mapping[str, Mapping[str, int]]
+    together: Iterable[list[Published]], counters: Mapping[str, Mapping[str, int]], driver: Driver
 ) -> Iterator[list[Published]]:
     """Yield the devices of each slice in order; the devices of one list stay in one slice."""
     group: list[Published] = []
     for devices in together:
-        if group and not _fits([*group, *devices], counters):
+        if group and not _fits([*group, *devices], counters, driver):
             yield group
             group = []
         group = [*group, *devices]
@@ -333,9 +335,14 @@ def _groups(
         yield group
 
 
-def _fits(group: list[Published], counters: Mapping[str, Mapping[str, int]]) -> bool:
+def _fits(
+    group: list[Published], counters: Mapping[str, Mapping[str, int]], driver: Driver
+) -> bool:
     sets = {device.counters for device in group if device.counters in counters}
-    counted = any(device.counters or device.reason for device in group)
+    counted = any(
+        device.counters or device.reason or _has_list(driver.places[device.name])
+        for device in group
+    )
     return (
         len(group) <= (_MOST_COUNTED if counted else _MOST)
         and len(sets) <= _MOST_SETS
@@ -344,15 +351,23 @@ def _fits(group: list[Published], counters: Mapping[str, Mapping[str, int]]) -> 
     )
 
 
+def _has_list(facts: Mapping[str, Value]) -> bool:
+    return any(isinstance(each, tuple) for each in facts.values())
+
+
 def _sets(driver: Driver, names: Sequence[str]) -> list[dict[str, Any]]:
     return [{"name": name, "counters": _counts(driver.counters[name])} for name in names]
 
 
-def _device(driver: Driver, given: Published) -> dict[str, Any]:
+def attributes(driver: Driver, given: Published) -> dict[str, Any]:
+    """Return the attributes of a driver's device, with their types; pure."""
     facts = {**given.attributes, **driver.places[given.name]}
     room = _MOST_FACTS - len(given.capacity)
-    made: dict[str, Any] = {"name": given.name}
-    made["attributes"] = {name: _value(value) for name, value in [*facts.items()][:room]}
+    return {name: _value(value) for name, value in [*facts.items()][:room]}
+
+
+def _device(driver: Driver, given: Published) -> dict[str, Any]:
+    made: dict[str, Any] = {"name": given.name, "attributes": attributes(driver, given)}
     if given.capacity:
         made["capacity"] = _counts(given.capacity)
     if given.shares is not None:
@@ -387,6 +402,8 @@ def _value(value: Value) -> dict[str, Any]:
         return {"bool": value}
     if isinstance(value, int):
         return {"int": value}
+    if isinstance(value, tuple):
+        return {"ints": [*value]}
     text = value.encode()[:_LONGEST_VALUE].decode(errors="ignore")
     return {"version" if isinstance(value, Version) else "string": text}
 

@@ -32,7 +32,7 @@ class Version(str):
     __slots__ = ()
 
 
-Value = str | int | bool  # of an attribute; a Version is a str
+Value = str | int | bool | tuple[int, ...]  # of an attribute; a Version is a str
 
 
 @dataclass(frozen=True)
