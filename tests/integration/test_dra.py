@@ -195,6 +195,8 @@ WITHOUT = {
     "a version": (("--kubernetes", "1.34"), "--kubernetes is for --dry-run"),
     "a format": (("--format", "json"), "--format is for --dry-run"),
     "places": (("--dry-run", "--cdi-folder", "/x"), "--cdi-folder isn't for --dry-run"),
+    "metadata": (("--dry-run", "--device-metadata"), "--device-metadata isn't for --dry-run"),
+    "metrics": (("--dry-run", "--metrics-listen", ":1"), "--metrics-listen isn't for --dry-run"),
     "a recovery": (("--dry-run", "--recovery", "5"), "--recovery isn't for --dry-run"),
     "a probe": (("--probe", "--dry-run"), "--dry-run isn't for --probe"),
     "a probe's node": (("--probe", "--node", "a"), "--node isn't for --probe"),

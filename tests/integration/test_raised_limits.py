@@ -88,7 +88,7 @@ def test_the_hook_without_gpu_py(
 ) -> None:
     """The runtime sets the process's limits after it, so it can only resize /dev/shm."""
     config = resizing(bundle, driver, low_level[0])
-    bundle.by_hook(config)
+    bundle.prestart(installation.hook, config)
     before = limits(bundle.run(low_level[0]))
     assert before["shm"] == str(64 << 10), "it has no device"
     bundle.environ(GPU)
@@ -115,7 +115,11 @@ def test_a_cdi_spec_without_gpu_py(
 
 @pytest.mark.parametrize("size", ["32m", "1500m"])
 def test_a_hook_leaves_other_sizes(
-    bundle: Bundle, low_level: tuple[str, Namespace], driver: Driver, size: str
+    bundle: Bundle,
+    installation: Installation,
+    low_level: tuple[str, Namespace],
+    driver: Driver,
+    size: str,
 ) -> None:
     def change(spec: Spec) -> None:
         [mount] = [each for each in spec["mounts"] if each["destination"] == "/dev/shm"]
@@ -123,7 +127,7 @@ def test_a_hook_leaves_other_sizes(
 
     bundle.change(change)
     config = resizing(bundle, driver, low_level[0])
-    bundle.by_hook(config)
+    bundle.prestart(installation.hook, config)
     bundle.environ(GPU)
     assert limits(bundle.run(low_level[0]))["shm"] == str(int(size[:-1]) << 10)
 

@@ -15,6 +15,7 @@ from gpuhook.metrics import serve, service
 from gpuhook.metrics.model import SeriesOptions, Snapshot
 from gpuhook.metrics.observer import Observer
 from gpuhook.metrics.web_files import WebFiles
+from gpuhook.monitor.service_metrics import listen
 
 
 class Breaking(Observer):
@@ -54,7 +55,7 @@ def serving(
     folder: Path, spare: int | None = None, web: Path | None = None
 ) -> Iterator[tuple[str, int]]:
     """Serve with at most ``spare`` more descriptors, and give where; a file has what is told."""
-    with service.listen("127.0.0.1:0") as listener:
+    with listen("127.0.0.1:0") as listener:
         pid = os.fork()
         if pid == 0:
             try:

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from gpuhook.metrics import http_request
 from gpuhook.metrics.web_config import Web
 from gpuhook.metrics.web_files import WebContent
+from gpuhook.monitor import http_request
 
 _PATIENCE = 5.0  # seconds for receiving a whole request, and for sending its response
 _WAITING = 32  # connections that can't be answered at once

@@ -18,11 +18,12 @@ from typing import Any
 
 from gpuhook.base.errors import MetricsError, shown
 from gpuhook.base.fileio import write_all
-from gpuhook.metrics import answers, exporter, http_request, text
+from gpuhook.metrics import answers, exporter, text
 from gpuhook.metrics.connections import Client, Clients
-from gpuhook.metrics.http_request import Answer
 from gpuhook.metrics.model import SeriesOptions
 from gpuhook.metrics.web_config import Web
+from gpuhook.monitor import http_request
+from gpuhook.monitor.http_request import Answer
 
 _PIECE = 1 << 16
 _PEERS = 1000  # whose wrong passwords are counted

@@ -27,34 +27,9 @@ from gpuhook.monitor.telemetry import PATIENCE
 
 IDLE = 120.0  # seconds without a request after which the drivers are released
 AWAY = 30.0  # seconds for which they are released on SIGHUP
-WAITING = 32  # connections
 _STARTING = 60.0  # seconds for the server process to become ready
 _NOBODY = 65534  # the user nobody without rights of its own, and its group
 _LONGEST = 500  # characters of a sentence of the server process
-
-
-def listen(address: str) -> socket.socket:
-    """Return a socket that listens on HOST:PORT; MetricsError if that fails."""
-    host, colon, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not port.isdecimal() or int(port) > 65535:
-        raise MetricsError(
-            f"{shown(address)} isn't an address", "Give one like 127.0.0.1:9836 to --listen"
-        )
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, int(port)))
-        listener.listen(WAITING)
-    except OSError as error:
-        listener.close()
-        raise MetricsError(
-            f"Nothing can listen at {address}: {error.strerror or error}",
-            "Stop what listens there, or give another address to --listen",
-        ) from None
-    listener.setblocking(False)
-    return listener
 
 
 class Service:

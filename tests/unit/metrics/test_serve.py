@@ -16,8 +16,10 @@ from limits import in_time
 from serving import serving
 from yardstick import of_this_process, yardstick
 
-from gpuhook.metrics import connections, exporter, http_request, service
+from gpuhook.metrics import connections, exporter
 from gpuhook.metrics.connections import Clients
+from gpuhook.monitor import http_request
+from gpuhook.monitor.service_metrics import listen
 
 PATIENCE = 300.0
 SLOW = 40  # more connections than are kept
@@ -250,7 +252,7 @@ def test_a_text_that_fails_is_answered(tmp_path: Path, monkeypatch: pytest.Monke
 def test_nobody_is_served_before_it_is_known_how() -> None:
     """Where the files of TLS and passwords couldn't be had."""
     with (
-        service.listen("127.0.0.1:0") as listener,
+        listen("127.0.0.1:0") as listener,
         contextlib.closing(connections.Clients(listener, follows=True)) as clients,
         connected(listener.getsockname(), "GET /metrics HTTP/1.1\r\n\r\n") as made,
     ):

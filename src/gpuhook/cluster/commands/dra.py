@@ -40,7 +40,7 @@ _PATIENCE = 60.0  # seconds for each call of a probe; a hanging driver takes 30
 _NUMBER = re.compile(r"[0-9]{1,3}")
 _MOST_SHARES = 128
 _LONGEST = 10**9  # seconds
-_FOR_SERVICE = ("recovery", "device_metadata", *_PLACES)
+_FOR_SERVICE = ("recovery", "device_metadata", "metrics_listen", *_PLACES)
 _FOR_PROBE = ("is_probe", "registry", "config_path")  # the options that a probe uses
 _VERSION = re.compile(r"v?([0-9]{1,3})\.([0-9]{1,4})(?:\.[0-9A-Za-z.+-]*)?")
 
@@ -151,6 +151,10 @@ def _places(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Describe a claim's devices to its containers by files, as Kubernetes 1.37 defines them.",
 )  # fmt: skip
 @click.option(
+    "--metrics-listen", metavar="HOST:PORT", default="", envvar="GPUHOOK_METRICS_LISTEN",
+    help="Serve metrics of claims for Prometheus at this address.  [default: nowhere]",
+)  # fmt: skip
+@click.option(
     "--recovery", metavar="SECONDS", default=300.0, show_default=True, callback=_seconds,
     help="Time without errors until a responding device is healthy again; 0 for never.",
 )  # fmt: skip
@@ -170,6 +174,7 @@ def dra(
     api_server: str | None,
     is_probe: bool,
     device_metadata: bool,
+    metrics_listen: str,
     recovery: float,
     config_path: str | None,
     **places: Any,
@@ -206,6 +211,7 @@ def dra(
         options = Options(
             instance=os.environ.get("POD_UID", ""),
             device_metadata=device_metadata,
+            metrics_listen=metrics_listen,
             recovery=recovery,
             **places,
         )

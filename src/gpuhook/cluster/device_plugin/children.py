@@ -28,6 +28,10 @@ class Server(StateWorker):
 
         super().__init__(serve, "The server", "gpuhook-server", tell, clock)
 
+    def reports(self) -> list[dict[str, Any]]:
+        """Return its reports on allocations (``server.Report``), if the settings ask for them."""
+        return self._lines()
+
 
 class Listener(JsonLineWorker):
     """The process that receives a vendor's errors; ``module`` is the vendor's ``events``.

@@ -110,6 +110,11 @@ OWN = (
         "Seconds without trouble after which a device is healthy again; 0: never.",
         ("gpuhook", "recovery"), is_ours=True,
     ),
+    Option(
+        "metrics-listen", "metrics_listen", TEXT,
+        "Serve metrics of allocations for Prometheus at this HOST:PORT.  [default: nowhere]",
+        ("gpuhook", "metricsListen"), is_ours=True,
+    ),
 )  # fmt: skip
 
 # The plugins of vendors with options of their own, by the vendor's name.

@@ -10,8 +10,10 @@ There is one thread and one loop; streams wait without a thread.
 """
 
 import asyncio
+import json
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
@@ -60,6 +62,8 @@ _CHANNEL = (
 )
 
 Tell = Callable[[str], None]
+# Takes an allocation's resource, its seconds and whether it failed.
+Report = Callable[[str, float, bool], None]
 Method = Callable[[Any, Any], Awaitable[Any]]
 
 
@@ -117,6 +121,7 @@ class _Offer:
         self.resource = resource
         self.settings = settings
         self.tell = tell
+        self.report: Report = lambda *_: None
         self.news = asyncio.Event()  # set when there is a newer state, and replaced
 
     def update(self, resource: Resource) -> None:
@@ -245,6 +250,15 @@ class _Service:
         return answer
 
     async def _allocate(self, request: Any, context: Any) -> Any:
+        began, failed = time.monotonic(), True
+        try:
+            answer = await self._allocated(request, context)
+            failed = False
+            return answer
+        finally:
+            self._offer.report(self._offer.resource.name, time.monotonic() - began, failed)
+
+    async def _allocated(self, request: Any, context: Any) -> Any:
         answer = api.plugin.AllocateResponse()
         offer = self._offer
         for each in request.container_requests:
@@ -524,7 +538,10 @@ class _Server:
 
     def _read(self) -> None:
         """Read the supervisor's states, and use the newest; stop at the end of file."""
-        piece = os.read(self._states, _PIECE)
+        try:
+            piece = os.read(self._states, _PIECE)
+        except ConnectionError:  # the supervisor has ended before it read a report
+            piece = b""
         if not piece:
             self._stop.set()
             return
@@ -542,6 +559,12 @@ class _Server:
             return
         self._arrange()
 
+    def _report(self, resource: str, seconds: float, failed: bool) -> None:
+        """Send the supervisor what it counts; nothing while that reads nothing."""
+        line = {"resource": resource, "seconds": seconds, "failed": failed}
+        with suppress(OSError):
+            os.write(self._states, json.dumps(line).encode() + b"\n")
+
     def _arrange(self) -> None:
         """Start and withdraw endpoints, so that each resource has one."""
         for name, endpoint in self._endpoints.items():
@@ -556,6 +579,8 @@ class _Server:
         for name, resource in self._wanted.items():
             if name not in self._endpoints:
                 endpoint = _Endpoint(resource, self._settings, self._folder, self._tell, self._file)
+                if self._settings.metrics_listen:
+                    endpoint.offer.report = self._report
                 task = asyncio.create_task(endpoint.run(), name=name)
                 self._endpoints[name], self._tasks[name] = endpoint, task
                 task.add_done_callback(self._ended)

@@ -27,6 +27,7 @@ from gpuhook.monitor import INSTALL
 from gpuhook.monitor.followed import Followed
 from gpuhook.monitor.host.child import BackOff
 from gpuhook.monitor.machine import Found
+from gpuhook.monitor.service_metrics import Calls, ServiceMetrics
 from gpuhook.monitor.systemd import report_ready
 
 _WHILE_BAD = (5.0, 600.0)  # seconds until a failed chore is retried: first, maximum
@@ -185,6 +186,10 @@ class Supervisor:
         self._observed = DeviceMonitor(
             config, settings.recovery, settings.interval, settings.vendors, tell
         )
+        calls = Calls("gpuhook_device_plugin_allocation", "Allocations", ("resource",))
+        self._metrics = ServiceMetrics(
+            calls, settings.metrics_listen, "--metrics-listen", tell, self._clock
+        )
         self._server = Server(settings, tell, self._clock)
         self._state: State | None = None
         self._warnings: list[str] = []
@@ -213,6 +218,7 @@ class Supervisor:
         """Stop all children."""
         self._observed.end()
         self._server.end()
+        self._metrics.end()
 
     def _tend(self) -> None:
         """Do all work that is due, and publish the result."""
@@ -235,18 +241,25 @@ class Supervisor:
             observed.changed = False
             self._publish()
         self._server.tend()
+        self._metrics.tend()
 
     def _wait(self) -> None:
         """Wait for messages or the next deadline, and process the messages."""
         times = [*self._observed.deadlines(), self._server.deadline()]
-        times += [chore.at for chore in self._chores]
+        times += [self._metrics.deadline(), *(chore.at for chore in self._chores)]
         end = min(at for at in times if at is not None)
         reading: list[Any] = [self._signals, *self._observed.readers()]
-        writing = [fd for fd in (self._server.wants(),) if fd >= 0]
+        if self._metrics.is_on and self._server.fileno() >= 0:
+            reading.append(self._server)
+        writing = [fd for fd in (self._server.wants(), *self._metrics.writers()) if fd >= 0]
         ready, free, _ = select.select(reading, writing, [], max(0.0, end - self._clock()))
         if self._signals in ready:
             self._signals.read()
         self._observed.read(ready)
+        if self._server in ready:
+            for each in self._server.reports():
+                labels = (str(each["resource"]),)
+                self._metrics.note(labels, each["seconds"], failed=each["failed"])
         if free:
             self._server.write()
 

@@ -55,7 +55,8 @@ class Settings:
     the CDI specs for the strategies that name devices to the engine, and ``cdi_hook_path`` is the
     host's path of the hook in them ("": the hook in this program's folder). ``vendors`` has the
     settings of each vendor's options, by its name (``parts.Plugin.settings``). ``state_dir`` is the
-    folder for records of allocated devices ("": none are written).
+    folder for records of allocated devices ("": none are written). ``metrics_listen`` is the
+    address for the plugin's own metrics ("": none are served).
     """
 
     fail_on_init_error: bool = True
@@ -78,3 +79,4 @@ class Settings:
     interval: float = 30.0
     vendors: Mapping[str, Any] = field(default_factory=dict)
     state_dir: str = ""
+    metrics_listen: str = ""

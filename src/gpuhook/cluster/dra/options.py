@@ -36,5 +36,6 @@ class Options:
     cdi_folder: str = CDI_FOLDER
     cdi_hook_path: str = ""
     device_metadata: bool = False
+    metrics_listen: str = ""
     recovery: float = 300.0
     interval: float = 30.0

@@ -24,6 +24,7 @@ from gpuhook.monitor import kubelet
 from gpuhook.monitor.followed import Followed
 from gpuhook.monitor.host.pages import give_back
 from gpuhook.monitor.ledger.records import Records
+from gpuhook.monitor.service_metrics import Calls, ServiceMetrics
 from gpuhook.monitor.systemd import report_ready
 
 _MOST = 16  # claims that are processed at once; others wait for one to end
@@ -89,6 +90,12 @@ class Supervisor:
         self._old: set[str] = set()  # drivers that served claims before
         self._sweep_at = 0.0
         self._dying: list[Job] = []
+        calls = Calls("gpuhook_dra_claim", "Claims", ("driver", "operation"))
+        self._metrics = ServiceMetrics(
+            calls, options.metrics_listen, "--metrics-listen", tell, self._clock
+        )
+        # Calls of the server without a reply: their time, and their labels in the metrics.
+        self._open: dict[int, tuple[float, tuple[str, str]]] = {}
 
     def run(self) -> None:
         """Run the loop; never returns."""
@@ -112,6 +119,7 @@ class Supervisor:
         for job in (*self._jobs, *self._dying):
             job.stop()
         self._devices.observed.end()
+        self._metrics.end()
 
     def _tend(self) -> None:
         if self._signals.hangup:
@@ -126,6 +134,7 @@ class Supervisor:
             self._report()
         if self._server.tend():
             self._calls = []  # no kubelet waits for them any more, and their numbers are reused
+            self._open = {}
             for job in self._jobs:
                 job.call = 0
         for job in [*self._jobs]:
@@ -136,9 +145,10 @@ class Supervisor:
             self._sweep_at = self._clock() + _SWEEP
             self._begin({"call": 0, "do": "sweep", "driver": "", "claim": {}})
         while self._calls and self._clock() >= self._calls[0][0]:  # protects: dra-in-time
-            self._server.reply(self._calls.pop(0)[1]["call"], {"error": _BUSY})
+            self._reply(self._calls.pop(0)[1]["call"], {"error": _BUSY})
         while len(self._jobs) < _MOST and (call := self._next()) is not None:
             self._begin(call)
+        self._metrics.tend()
 
     def _wait(self) -> None:
         """Wait for messages or the next deadline, and process the messages."""
@@ -149,8 +159,9 @@ class Supervisor:
         reading: list[Any] = [self._signals, *self._devices.observed.readers(), *self._jobs]
         if self._server.fileno() >= 0:
             reading.append(self._server)
-        times.append(self._server.deadline())
+        times += [self._server.deadline(), self._metrics.deadline()]
         writing = [self._server.wants()] if self._server.wants() >= 0 else []
+        writing += self._metrics.writers()
         end = min(at for at in times if at is not None)
         ready, free, _ = select.select(reading, writing, [], max(0.0, end - self._clock()))
         if self._signals in ready:
@@ -159,6 +170,7 @@ class Supervisor:
         if self._server in ready:
             for call in self._server.calls():
                 if call["claim"]:
+                    self._open[call["call"]] = self._clock(), (call["driver"], call["do"])
                     self._calls.append((self._clock() + LIMIT, call))
                 else:
                     self._server.reply(call["call"], {})
@@ -198,12 +210,19 @@ class Supervisor:
             tell(sentence)
         job.sentences.clear()
         if job.answer is not None and job.call:
-            self._server.reply(job.call, job.answer)
+            self._reply(job.call, job.answer)
             job.call = 0
         if job.has_ended:
             self._jobs.remove(job)
             job.leave()
             self._dying.append(job)
+
+    def _reply(self, call: int, answer: Mapping[str, Any]) -> None:
+        """Answer a call of the server, and count it."""
+        self._server.reply(call, answer)
+        if call in self._open:
+            began, labels = self._open.pop(call)
+            self._metrics.note(labels, self._clock() - began, failed="error" in answer)
 
     def _report(self) -> None:
         """Send the server all drivers, their devices' health, and the devices to publish."""

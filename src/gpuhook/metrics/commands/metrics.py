@@ -11,7 +11,7 @@ from gpuhook.metrics import service
 from gpuhook.metrics.model import SeriesOptions
 from gpuhook.metrics.observer import Observer
 from gpuhook.metrics.web_files import WebFiles
-from gpuhook.monitor import DRIVER_ROOT_IN_POD
+from gpuhook.monitor import DRIVER_ROOT_IN_POD, service_metrics
 from gpuhook.monitor.followed import Followed
 from gpuhook.monitor.telemetry import PATIENCE
 from gpuhook.tools.cli._containers import pod_resources_option
@@ -104,7 +104,7 @@ def metrics(
     def ready(scheme: str) -> None:
         _tell(f"Listening at {address}{'' if web is None else f' ({scheme})'}")
 
-    with service.listen(address) as listener:
+    with service_metrics.listen(address) as listener:
         service.Service(observing(), options, _tell, web, renewed).run(listener, ready)
 
 

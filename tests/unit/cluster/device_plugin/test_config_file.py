@@ -89,7 +89,7 @@ flags:
 imex: {channelIDs: [0, 3], required: true}
 gpuhook:
   {driverFolder: /srv/driver, cdiFolder: /cdi, cdiHookPath: /h, interval: 5, recovery: 0,
-   xids: {94: fatal, 13: ignore}}
+   metricsListen: "[::]:9837", xids: {94: fatal, 13: ignore}}
 sharing:
   timeSlicing:
     renameByDefault: true
@@ -125,6 +125,7 @@ def test_every_value(tmp_path: Path) -> None:
         "cdi-hook-path": "/h",
         "interval": 5.0,
         "recovery": 0.0,
+        "metrics-listen": "[::]:9837",
         "xid": {94: "fatal", 13: "ignore"},
     }
     assert found.single_requests

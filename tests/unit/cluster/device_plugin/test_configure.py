@@ -49,6 +49,7 @@ EXAMPLES = {
     "kubelet-socket": ("/k0s/kubelet.sock", "/k0s"),
     "interval": ("2.5", 2.5),
     "recovery": ("0", 0.0),
+    "metrics-listen": ("127.0.0.1:9837", "127.0.0.1:9837"),
     "xid": ("79=ignore, 13=fatal", {79: "ignore", 13: "fatal"}),
 }
 
