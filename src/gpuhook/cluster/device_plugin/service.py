@@ -31,6 +31,7 @@ from gpuhook.monitor.service_metrics import Calls, ServiceMetrics
 from gpuhook.monitor.systemd import report_ready
 
 _WHILE_BAD = (5.0, 600.0)  # seconds until a failed chore is retried: first, maximum
+METRICS = "gpuhook_device_plugin_allocation"  # the start of its metrics' names
 _NEEDED = ("grpc", "google.protobuf")
 
 
@@ -186,7 +187,7 @@ class Supervisor:
         self._observed = DeviceMonitor(
             config, settings.recovery, settings.interval, settings.vendors, tell
         )
-        calls = Calls("gpuhook_device_plugin_allocation", "Allocations", ("resource",))
+        calls = Calls(METRICS, "Allocations", ("resource",))
         self._metrics = ServiceMetrics(
             calls, settings.metrics_listen, "--metrics-listen", tell, self._clock
         )

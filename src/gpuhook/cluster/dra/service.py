@@ -32,6 +32,7 @@ _BUSY = "Work on other claims took all of the time. The kubelet tries again"
 _SWEEP = 600.0  # seconds between two searches for leftover claims
 _KUBELET = 5.0  # seconds for the kubelet to report pods' devices
 _POLL = 1.0  # seconds between checks whether a killed process has ended
+METRICS = "gpuhook_dra_claim"  # the start of its metrics' names
 _UNKNOWN, _HEALTHY, _UNHEALTHY = 0, 1, 2  # as in api, which this process doesn't import
 
 
@@ -90,7 +91,7 @@ class Supervisor:
         self._old: set[str] = set()  # drivers that served claims before
         self._sweep_at = 0.0
         self._dying: list[Job] = []
-        calls = Calls("gpuhook_dra_claim", "Claims", ("driver", "operation"))
+        calls = Calls(METRICS, "Claims", ("driver", "operation"))
         self._metrics = ServiceMetrics(
             calls, options.metrics_listen, "--metrics-listen", tell, self._clock
         )
