@@ -6,6 +6,7 @@ Settings: ``numbers`` of the devices (0,2,5), ``group`` and ``mode`` of the node
 from types import ModuleType
 
 from gpuhook.base.config.declared import DRIVER, PCI, Declared
+from gpuhook.vendors.declared.names import GROUPS, VFIO
 from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
 from gpuhook_simulate.settings import checked
 from gpuhook_simulate.tree import Tree
@@ -37,7 +38,7 @@ class Simulator:
         facts = int(chosen["mode"], 8), int(chosen["group"])
         for minor, path in enumerate(paths):
             tree.node(path, major, minor, *facts)
-        self._prove(tree)
+        self._prove(tree, numbers)
         for path in table.files:
             tree.text(path, f"{path}\n", 0o755)
         for path in table.folders:
@@ -46,12 +47,17 @@ class Simulator:
             tree.folder(path)
         return [f"{table.noun} {number}" for number in numbers]
 
-    def _prove(self, tree: Tree) -> None:
-        """Write the files that show that the driver is present."""
+    def _prove(self, tree: Tree, numbers: list[int]) -> None:
+        """Write the files that show that the driver is present, and whose its nodes are."""
         proof = self._table.present
         if proof.startswith(PCI):
-            folder = "sys/bus/pci/devices/0000:01:00.0"
-            tree.text(f"{folder}/vendor", f"0x{proof.removeprefix(PCI)}\n", 0o444)
+            vendor = f"0x{proof.removeprefix(PCI)}\n"
+            folders = ["sys/bus/pci/devices/0000:01:00.0"]
+            if self._table.nodes[0].startswith(VFIO):
+                groups = GROUPS.lstrip("/")
+                folders += [f"{groups}/{number}/devices/0000:01:00.0" for number in numbers]
+            for folder in folders:
+                tree.text(f"{folder}/vendor", vendor, 0o444)
         elif proof.startswith(DRIVER):
             tree.folder(f"sys/module/{proof.removeprefix(DRIVER)}")
         elif proof and not proof.startswith("/dev/"):

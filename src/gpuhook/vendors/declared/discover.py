@@ -14,7 +14,14 @@ from gpuhook.base.loader.layout import cache_flags
 from gpuhook.base.names import machine_name
 from gpuhook.core.inventory.model import Device, DriverFile, Inventory, Node
 from gpuhook.vendors import path_policy
-from gpuhook.vendors.declared.names import DRIVER_PLACES, LD_CACHE, PCI_DEVICES, WRITABLE
+from gpuhook.vendors.declared.names import (
+    DRIVER_PLACES,
+    GROUPS,
+    LD_CACHE,
+    PCI_DEVICES,
+    VFIO,
+    WRITABLE,
+)
 
 _CACHE_LIMIT = 64 << 20
 _SMALL = 1 << 12
@@ -74,15 +81,17 @@ class _Search:
     def _is_present(self) -> bool:
         proof = self._table.present
         if proof.startswith(PCI):
-            devices = self._root.list_folder(PCI_DEVICES)
-            return any(
-                self._text(f"{PCI_DEVICES}/{name}/vendor") == f"0x{self._names.PCI_VENDOR}"
-                for name in devices
-            )
+            return self._has_vendor(PCI_DEVICES)
         if proof.startswith(DRIVER):
             word = proof.removeprefix(DRIVER)
             return any(self._root.exists(place + word) for place in DRIVER_PLACES)
         return bool(path_policy.Listed(self._root, proof).real)
+
+    def _has_vendor(self, folder: str) -> bool:
+        """Tell whether one of a folder's PCI devices is the vendor's."""
+        vendor = f"0x{self._names.PCI_VENDOR}"
+        names = self._root.list_folder(folder)
+        return any(self._text(f"{folder}/{name}/vendor") == vendor for name in names)
 
     def _text(self, path: str) -> str:
         try:
@@ -107,6 +116,8 @@ class _Search:
         node = Node.of(path, self._root.stat(path))
         if node is None:
             return False
+        if self._names.PCI_VENDOR and path.startswith(VFIO):
+            return self._has_vendor(f"{GROUPS}/{number}/devices")
         device = f"/sys/dev/char/{node.major}:{node.minor}/device"
         if self._names.PCI_VENDOR:
             vendor = self._text(f"{device}/vendor")

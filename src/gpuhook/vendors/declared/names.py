@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 LD_CACHE = "/etc/ld.so.cache"
 PCI_DEVICES = "/sys/bus/pci/devices"
 WRITABLE = "writable-folder"  # a kind of files in its inventory
-DRIVER_PLACES = ("/sys/module/", "/sys/bus/pci/drivers/")  # folders with drivers' names
+# Folders with drivers' names.
+DRIVER_PLACES = ("/sys/module/", "/sys/bus/pci/drivers/", "/sys/bus/platform/drivers/")
+VFIO = "/dev/vfio/"  # its nodes are IOMMU groups
+GROUPS = "/sys/kernel/iommu_groups"
 
 
 def names_of(table: "Declared") -> "ModuleType":

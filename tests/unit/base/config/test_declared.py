@@ -41,10 +41,13 @@ def test_the_least_that_a_table_holds() -> None:
 
 
 def test_what_is_shown_loads_again() -> None:
-    config = loads("\n".join(declared_vendors.tables().values()))
+    tables = declared_vendors.tables()
+    for later in ("tpu-vfio", "rocket"):  # other generations, with the variable of the first
+        del tables[later]
+    config = loads("\n".join(tables.values()))
     again = loads(as_toml(config))
     assert [each.values() for each in again.vendors] == [each.values() for each in config.vendors]
-    assert len(config.vendors) == len(declared_vendors.tables()) > 9
+    assert len(config.vendors) == len(tables) > 16
 
 
 @pytest.mark.parametrize("text", [LEAST, *declared_vendors.tables().values()])

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -504,3 +505,33 @@ def test_the_page_has_every_key_and_every_vendor() -> None:
         assert f"`{key}`" in text
     assert {"cambricon", "mthreads", "metax", "iluvatar", "thead", "rebellions"} <= TABLES.keys()
     assert {"furiosa", "tpu", "kunlun", "maker", "tenstorrent"} <= TABLES.keys()
+    assert {"tpu-vfio", "hygon", "enflame", "biren", "hailo", "coral"} <= TABLES.keys()
+    assert {"rockchip", "rocket", "spyre"} <= TABLES.keys()
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if "/dev/vfio/" in TABLES[name]])
+def test_groups_of_other_vendors_arent_devices(made: Made, name: str) -> None:
+    """A host's network cards may be groups of /dev/vfio as well."""
+
+    def change(root: Path) -> None:
+        groups = root / "sys/kernel/iommu_groups"
+        (groups / "1/devices/0000:01:00.0/vendor").write_text("0x15b3\n")
+        shutil.rmtree(groups / "3")
+        bridge = groups / "2/devices/0000:00:01.0/vendor"  # may be in a group with its device
+        bridge.parent.mkdir()
+        bridge.write_text("0x8086\n")
+
+    _, found = made(TABLES[name], numbers="0,1,2,3", change=change)
+    given = [path for device in found.devices for path in device.nodes]
+    assert given == ["/dev/vfio/0", "/dev/vfio/2"]
+
+
+def test_a_driver_of_the_platform_bus(made: Made) -> None:
+    """Linked into the kernel, so that /sys/module needn't have it."""
+
+    def change(root: Path) -> None:
+        (root / "sys/module/RKNPU").rmdir()
+        (root / "sys/bus/platform/drivers/RKNPU").mkdir(parents=True)
+
+    _, found = made(TABLES["rockchip"], change=change)
+    assert len(found.devices) == 2
