@@ -9,21 +9,16 @@ detects these changes; it costs a few stat calls.
 
 import os
 import select
-import socket
 import time
 from collections.abc import Callable
 from typing import Self
-
-from pyroute2 import UeventSocket
-from pyroute2.netlink.nlsocket import NetlinkSocket
-from pyroute2.netlink.uevent import MarshalUevent
 
 from gpuhook.base.config.model import Config
 from gpuhook.core import contract, dev_char
 from gpuhook.core.inventory import cache
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.monitor.followed import Followed
-from gpuhook.monitor.host.uevents import GROUP, Event, KernelEvents
+from gpuhook.monitor.host.uevents import Event, KernelEvents, listen
 from gpuhook.monitor.systemd import report_ready
 from gpuhook.monitor.vendors import survey
 from gpuhook.prefork import instance
@@ -33,26 +28,18 @@ _LONGEST = 10.0  # seconds after the first event for which to wait for quiet
 
 
 class Events:
-    """The kernel's events about devices, filtered by ``concerns``.
-
-    pyroute2 provides the socket and parses messages. Messages are received here, because get() of
-    pyroute2 0.9 receives more than it returns, and the socket isn't readable for the rest.
-    """
+    """The kernel's events about devices, filtered by ``concerns``."""
 
     def __init__(self, concerns: Callable[[Event], bool]) -> None:
         """Start listening; OSError if this process isn't allowed to."""
         self._concerns = concerns
-        self._source = UeventSocket()
-        NetlinkSocket.bind(self._source, groups=GROUP)  # its own takes no group in pyroute2 0.7
-        raw = socket.socket(fileno=os.dup(self._source.fileno()))
-        self._events = KernelEvents(raw, MarshalUevent().parse)
+        self._events = KernelEvents(listen())
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *details: object) -> None:
         self._events.close()
-        self._source.close()
 
     def wait(self, seconds: float) -> bool:
         """Wait for a relevant event and the quiet after it; tell whether there was one.

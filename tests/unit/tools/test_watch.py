@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -93,6 +95,16 @@ def test_events_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
             assert events.wait(60.0)
     finally:
         events._events.close()
+
+
+def test_what_stays_in_memory() -> None:
+    """pyroute2 would take more of it than all the rest."""
+    code = "import sys, gpuhook.tools.cli.watch; print(*sys.modules)"
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    loaded = done.stdout.split()
+    assert "gpuhook.tools.watch" in loaded
+    assert "pyroute2" not in loaded
 
 
 def test_of_an_empty_machine_one_sentence_is_enough(machine: Machine) -> None:
@@ -223,6 +235,6 @@ def test_what_fails_in_a_turn_is_not_told_of_the_kernels_events(
     words = ["--state-dir", str(tmp_path)]
     with pytest.raises(BlockingIOError):
         command.main(words, standalone_mode=False)
-    monkeypatch.setattr("gpuhook.tools.watch.UeventSocket", fail)
+    monkeypatch.setattr("gpuhook.tools.watch.listen", fail)
     with pytest.raises(WatchError, match="events can't be listened to: full"):
         command.main(words, standalone_mode=False)

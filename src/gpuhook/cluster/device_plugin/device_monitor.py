@@ -61,7 +61,7 @@ class DeviceMonitor:
     def _kernel_events(self) -> KernelEvents | None:
         """Return the listener for kernel events; None, with a message, if that isn't permitted."""
         try:
-            return KernelEvents(listen())  # pyroute2 would take more memory than all the rest here
+            return KernelEvents(listen())
         except OSError as error:
             why = f"The kernel's events can't be received ({error.strerror})"
             self._tell(f"{why}: changes are noticed later")

@@ -2,10 +2,9 @@
 
 import errno
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 Event = Mapping[str, object]
-Parse = Callable[[bytes], Iterable[Event]]
 
 GROUP = 1  # the kernel's, not udev's, whose messages have a binary head
 _KOBJECT_UEVENT = 15  # include/uapi/linux/netlink.h
@@ -33,9 +32,8 @@ def parse(data: bytes) -> Iterator[Event]:
 class KernelEvents:
     """A reader of the kernel's device events from a socket of its multicast group."""
 
-    def __init__(self, source: socket.socket, parse: Parse = parse) -> None:
+    def __init__(self, source: socket.socket) -> None:
         self._socket = source
-        self._parse = parse
         source.setblocking(False)
 
     def fileno(self) -> int:
@@ -59,4 +57,4 @@ class KernelEvents:
                 yield {}
                 continue
             if sender == _KERNEL:  # and no process
-                yield from self._parse(data)
+                yield from parse(data)

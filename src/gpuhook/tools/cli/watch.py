@@ -19,6 +19,7 @@ from gpuhook.tools.cli._places import state_folder
 from gpuhook.tools.cli.cdi_refresh import sentence
 from gpuhook.tools.engines import charliecloud
 from gpuhook.tools.engines.nspawn import NAME as NSPAWN
+from gpuhook.tools.watch import Events, Watch
 
 _SHORTEST, _LONGEST = 0.1, 86400.0  # polling interval in seconds
 
@@ -106,8 +107,6 @@ def watch(interval: float, state_dir: str | None, config_path: str | None) -> No
     SIGINT). The Debian package runs it as gpuhook-watch.service; where it
     doesn't run, the first container after a pause starts more slowly.
     """
-    from gpuhook.tools.watch import Events, Watch  # noqa: PLC0415 - pyroute2 takes 100 ms
-
     followed = Followed(config_path)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))  # there is nothing to tidy up

@@ -34,6 +34,7 @@ STEPS: tuple[Step, ...] = (
     Step(engines.podman, engine="podman"),
     Step(engines.used, needs=engines.REGISTERED),
     Step(host.kernel),
+    Step(host.kernel_events),
     Step(host.cgroups),
     Step(host.security_modules),
     Step(host.rootless, engine="docker"),

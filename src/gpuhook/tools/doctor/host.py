@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from gpuhook.base import names
 from gpuhook.base.host import files as host_files
 from gpuhook.base.host import proc
+from gpuhook.monitor.host.uevents import GROUP
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, ok, warning
 from gpuhook.tools.doctor.machine import Machine
@@ -39,6 +40,23 @@ def kernel(case: Case) -> Iterator[Finding]:
         )
     elif found:
         yield ok("kernel", f"Linux {release}")
+
+
+def kernel_events(_case: Case) -> Iterator[Finding]:
+    """Check that the kernel's events about devices can be received, as gpuhook watch has to."""
+    from pyroute2 import UeventSocket  # noqa: PLC0415 - 100 ms, and 24 MiB in a service
+    from pyroute2.netlink.nlsocket import NetlinkSocket  # noqa: PLC0415 - as above
+
+    try:
+        with UeventSocket() as listening:
+            NetlinkSocket.bind(listening, groups=GROUP)  # its own takes no group in pyroute2 0.7
+    except OSError as error:
+        yield warning(
+            "kernel-events",
+            f"The kernel's events about devices can't be received: {error.strerror}; "
+            "gpuhook watch doesn't start without them",
+            "Permit netlink sockets here (AF_NETLINK), and run it in the host's network namespace",
+        )
 
 
 def cgroups(case: Case) -> Iterator[Finding]:

@@ -1,6 +1,9 @@
+import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 from fabricated import BIN, Tree, said
@@ -45,6 +48,30 @@ def test_cgroups_that_others_open(tree: Tree, mounts: str, warned: bool) -> None
 def test_no_cgroups(tree: Tree) -> None:
     tree.write("/proc/self/mountinfo", "1 2 0:1 / / rw - ext4 /dev/sda rw\n")
     assert said(host.cgroups(tree.case))["cgroups"][0] == "warning"
+
+
+EVENTS = """
+import resource, types
+from pyroute2 import UeventSocket
+from pyroute2.netlink import nlsocket
+from gpuhook.tools.doctor import host
+UeventSocket().close()  # imports all that it needs
+if {limited}:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+for each in host.kernel_events(types.SimpleNamespace()):
+    print(each.check, each.status, each.message)
+"""
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_kernel_events(limited: bool) -> None:
+    """A process that may open no socket is told so, in its own words."""
+    argv = [sys.executable, "-c", EVENTS.format(limited=limited)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    reason = os.strerror(errno.EMFILE)
+    assert done.stdout.startswith("kernel-events warning " if limited else "")
+    assert (f"can't be received: {reason}" in done.stdout) == limited
+    assert bool(done.stdout) == limited
 
 
 @pytest.mark.parametrize(
