@@ -6,14 +6,12 @@ spread over the devices or packed onto few. Pure and deterministic.
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import combinations
-from math import comb
 
 from gpuhook.base.errors import RequestError
 from gpuhook.cluster.device_plugin.settings import Settings
 from gpuhook.cluster.device_plugin.state import Resource, Unit
+from gpuhook.core.inventory import nearness
 
-_MOST_SETS = 20_000  # combinations to compare one by one; choosing 8 of 16 devices has 12,870
 _LINK = 1 << 20  # the weight of a link: more than any number of devices on the same NUMA node
 _PACKED = "packed"
 
@@ -49,71 +47,28 @@ def prefer(
     if resource.replicas > 1 or any(unit.whole != unit.id for unit in resource.units):
         packed = settings.shared_devices_allocation_policy == _PACKED
         return must + _one_by_one(resource, usable, needed, packed)
-    near = _Nearness(resource)
-    return must + near.best(must, usable, needed)
+    return must + _best(resource, must, usable, needed)
 
 
 # Whole devices --------------------------------------------------------------------------------
 
 
-class _Nearness:
-    """The proximity of devices to each other: by their links, then by their NUMA node.
+def _best(resource: Resource, must: list[str], free: list[str], needed: int) -> list[str]:
+    """Return the devices to take in addition to those in ``must``, the nearest ones.
 
-    A device's position in the list decides between equals.
+    Devices are near by their links, then by their NUMA node.
     """
+    units = {unit.id: unit for unit in resource.units}
+    links = resource.links
 
-    def __init__(self, resource: Resource) -> None:
-        self._units = {unit.id: unit for unit in resource.units}
-        self._links = resource.links
-
-    def best(self, must: list[str], free: list[str], needed: int) -> list[str]:
-        """Return the devices to take in addition to those in ``must``."""
-        if needed == len(free):
-            return free
-        scores = {
-            (one, other): self._score(self._units[one], self._units[other])
-            for one in free
-            for other in (*must, *free)
-            if one != other
-        }
-        alone = {one: sum(scores[one, other] for other in must) for one in free}
-        if comb(len(free), needed) > _MOST_SETS:
-            return _grown(free, needed, scores, alone)
-
-        def worth(devices: tuple[str, ...]) -> int:
-            pairs = sum(map(scores.__getitem__, combinations(devices, 2)))
-            return pairs + sum(map(alone.__getitem__, devices))
-
-        # Of equals, max takes the first, and combinations come in the list's order.
-        return [*max(combinations(free, needed), key=worth)]
-
-    def _score(self, one: Unit, other: Unit) -> int:
-        there = self._links.get(one.whole, {}).get(other.whole, 0)
-        back = self._links.get(other.whole, {}).get(one.whole, 0)
+    def score(first: str, second: str) -> int:
+        one, other = units[first], units[second]
+        there = links.get(one.whole, {}).get(other.whole, 0)
+        back = links.get(other.whole, {}).get(one.whole, 0)
         same = one.numa is not None and one.numa == other.numa
         return max(there, back) * _LINK + same
 
-
-def _grown(
-    free: list[str], needed: int, scores: dict[tuple[str, str], int], alone: dict[str, int]
-) -> list[str]:
-    """Return a good set if there are too many to compare: the best of those grown from each device.
-
-    A set grows by the device that is nearest to its current devices.
-    """
-    best: list[str] = []
-    most = -1
-    for start in free:
-        taken, worth = [start], alone[start]
-        gains = {one: alone[one] + scores[one, start] for one in free if one != start}
-        while len(taken) < needed:
-            nearest = max(gains, key=gains.__getitem__)
-            worth += gains.pop(nearest)
-            taken.append(nearest)
-            gains = {one: gain + scores[one, nearest] for one, gain in gains.items()}
-        if worth > most:
-            best, most = taken, worth
-    return [each for each in free if each in best]
+    return nearness.best(must, free, needed, score)
 
 
 # Replicas and parts ---------------------------------------------------------------------------
