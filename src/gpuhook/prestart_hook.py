@@ -7,7 +7,7 @@ from gpuhook import __version__
 from gpuhook.base import log, names
 from gpuhook.base.config.loader import load
 from gpuhook.base.config.model import Config
-from gpuhook.base.errors import GpuhookError, InjectError, SpecError
+from gpuhook.base.errors import AnyDeviceError, GpuhookError, InjectError, SpecError
 from gpuhook.base.fileio import read_start
 from gpuhook.base.oci.spec import Spec, parse_state, read_spec
 from gpuhook.core.resolve import limits, resolve
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpuhook.base.oci.spec import State
+    from gpuhook.core.edit import Edited
     from gpuhook.core.limits import Limits
     from gpuhook.core.resolve import Allocation
 
@@ -120,7 +121,7 @@ def run(state_text: bytes, config: Config, bundle: str = "") -> None:
     ``bundle`` is the one in the arguments, "" for none.
     """
     state, spec = _read(state_text, bundle)
-    resolved = resolve(spec.data, config, registry.known(config), container=state.container_id)
+    resolved = _resolved(state, spec, config)
     if resolved is not None and resolved.absent and not resolved.grants:
         log.without(spec.path, resolved.absent, config)
     if resolved is not None and resolved.grants:  # the runtime applies CDI specs
@@ -134,16 +135,23 @@ def run(state_text: bytes, config: Config, bundle: str = "") -> None:
         _take(state, spec, resolved, config, found)
 
 
+def _resolved(state: "State", spec: "Spec", config: Config) -> "Allocation | None":
+    return resolve(
+        spec.data, config, registry.known(config),
+        container=state.container_id, starter=os.getpid(), path=spec.path,
+    )  # fmt: skip
+
+
 def take(state_text: bytes, config: Config, bundle: str) -> None:
     """Allocate the container's exclusive devices to it, and limit the memory of its devices.
 
     ``bundle`` is as for ``run``. HeldError or LimitError if that fails.
     """
     state, spec = _read(state_text, bundle)
-    known = registry.known(config)
-    resolved = resolve(spec.data, config, known, container=state.container_id)
-    found = limits(spec, config, known, resolved)
-    if config.exclusive or found is not None:
+    resolved = _resolved(state, spec, config)
+    found = limits(spec, config, registry.known(config), resolved)
+    chosen = resolved is not None and resolved.chosen
+    if config.exclusive or chosen or found is not None:
         _take(state, spec, resolved, config, found)
 
 
@@ -171,8 +179,6 @@ def precreate(folder: str, argv: list[str]) -> "NoReturn":
 
     ``folder`` contains gpuhook-prestart; ``argv`` may contain ``--config FILE``.
     """
-    from gpuhook.core.edit import edit  # noqa: PLC0415 - only for this stage
-
     config_path, _, _ = read_arguments(argv)
     text = _drain(_SPEC_LIMIT)
     config = Config()
@@ -181,10 +187,28 @@ def precreate(folder: str, argv: list[str]) -> "NoReturn":
         if len(text) > _SPEC_LIMIT:
             raise SpecError(f"{_INPUT} is larger than {_SPEC_LIMIT >> 20} MiB", "Make it smaller")
         spec = Spec(_INPUT, text.decode("utf-8", "surrogateescape"))
-        edited = edit(spec, config, registry.known(config), folder)
+        edited = _edited(spec, config, folder)
     except GpuhookError as error:
         log.error(names.HOOK, str(error), config)
         sys.exit(1)
     with open(1, "wb") as output:
         output.write(text if edited is None else edited.finish().encoded())
     sys.exit(0)
+
+
+def _edited(spec: Spec, config: Config, folder: str) -> "Edited | None":
+    """Return podman's config.json edited for its devices, None if it has none.
+
+    Free devices are left to the hook, which adds their device rules to the cgroup itself: podman
+    names no container here, and no process lives from here to its start.
+    """
+    from gpuhook.core import edit  # noqa: PLC0415 - only for this stage
+
+    try:
+        return edit.edit(spec, config, registry.known(config), folder)
+    except AnyDeviceError as error:
+        if config.mode not in ("hook", "auto"):
+            error.remedy = "Use gpu-py as podman's runtime, or mode hook"
+            raise
+        hooked = edit.add_hook(edit.without_old_hooks(spec), config, folder)
+        return edit.Edited(hooked, config, folder)

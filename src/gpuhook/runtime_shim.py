@@ -200,7 +200,10 @@ def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> bool:
         check_other_config(spec, config, known)
         return False
     has_worker = config.helper and os.geteuid() == 0
-    edited = edit(spec, config, known, folder, has_worker=has_worker, container=arguments.container)
+    edited = edit(
+        spec, config, known, folder,
+        has_worker=has_worker, container=arguments.container, starter=os.getpid(),
+    )  # fmt: skip
     if edited is None:
         return False
     words: list[str] = []

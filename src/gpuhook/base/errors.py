@@ -76,6 +76,12 @@ class CapabilityError(RequestError):
     code = "unsupported-capability"
 
 
+class AnyDeviceError(RequestError):
+    """A request of any free device where none can be chosen."""
+
+    code = "any-device"
+
+
 class UnknownDeviceError(RequestError):
     """A requested GPU, MIG device or channel that doesn't exist on this host."""
 
@@ -135,9 +141,13 @@ class InjectError(GpuhookError):
 
 
 class HeldError(GpuhookError):
-    """An exclusive device that another container has, or whose state is unknown."""
+    """An exclusive device that another container has, or whose state is unknown.
+
+    ``holder`` is the name of that container, if it is known.
+    """
 
     code = "held"
+    holder = ""
 
 
 class VolumeError(InjectError):

@@ -136,6 +136,8 @@ class Vendor:
     crowded: tuple[str, ...] = ()
     # True if the kernel's dmem controller knows its devices' memory, by their bus ids.
     in_dmem = False
+    # True if a container can only use devices with successive numbers together.
+    only_neighbours = False
 
     def of(self, names: "ModuleType") -> "Vendor":  # noqa: ARG002
         """Return the vendor with these names, as passed to ``load``."""
@@ -284,6 +286,10 @@ class Vendor:
         found = [device for device in devices if not device.state and device.id not in whole]
         noun = self.names.NOUN
         return found, [f"{noun} {each.label}: {each.state}" for each in devices if each.state]
+
+    def is_divided(self, device: "Device", inventory: "Any") -> bool:
+        """Tell whether only parts of a device can be used, and not the whole."""
+        return any(each.parent == device.id for each in inventory.devices)
 
     def read(self, reading: "Reading", options: "Any") -> None:
         """Fill in the options; RequestError for malformed or forbidden ones.

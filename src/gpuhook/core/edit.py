@@ -14,6 +14,7 @@ from gpuhook.core.resolve import limits, resolve, says_limit
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from gpuhook.base.config.model import Config
     from gpuhook.base.oci.spec import Spec
@@ -77,15 +78,20 @@ def edit(
     inventories: "Mapping[str, Inventory] | None" = None,
     documents: "Documents | None" = None,
     container: str = "",
+    starter: int | None = None,
 ) -> Edited | None:
     """Return a spec edited for its devices; None if it gets none.
 
     ``known`` are all vendors. ``folder`` contains gpuhook-prestart. ``has_worker`` says whether a
     worker may do the work of a CDI spec's hook; gpuhook-prestart's task doesn't depend on it.
     ``inventories``, by vendor, are known to match the host; ``documents`` are CDI specs that were
-    read before. ``container`` is the container's id, "" if unknown.
+    read before. ``container`` is the container's id, "" if unknown. ``starter`` is the process that
+    is, or becomes, the low-level runtime: free devices are chosen for it.
     """
-    resolved = resolve(spec.data, config, known, container=container, inventories=inventories)
+    resolved = resolve(
+        spec.data, config, known,
+        container=container, inventories=inventories, starter=starter, path=spec.path,
+    )  # fmt: skip
     if resolved is None or not (resolved.grants or resolved.cdi_devices):
         if resolved is not None:
             log.without(spec.path, resolved.absent, config)
@@ -98,6 +104,8 @@ def edit(
             edited = raised.apply(edited, config) if raised.has_devices(spec, known) else edited
         return None if edited is spec else Edited(edited, config, folder)
     spec.require_mount_namespace()
+    if resolved.start is not None and resolved.start.former:
+        spec = _without_nodes(spec, resolved.start.former)
     edited, task, place = _apply_documents(
         spec, resolved, config, documents, folder, has_worker=has_worker
     )
@@ -137,10 +145,20 @@ def _take(
 
     Raises as ``_needs_hook``. In mode ``hook``, the injecting hook does this as well.
     """
-    needed = _needs_hook(spec, resolved, config, known, inventories)
+    needed = _needs_hook(spec, resolved, config, known, inventories) or _lacks_record(
+        spec, resolved
+    )
     if not needed or way == "hook":
         return spec
     return add_hook(without_old_hooks(spec), config, folder, verb=names.LEASE_VERB)
+
+
+def _lacks_record(spec: "Spec", resolved: "Allocation | None") -> bool:
+    """Tell whether chosen devices need a record, and no hook of a CDI spec writes one."""
+    if resolved is None or not resolved.chosen:
+        return False
+    hooks = [hook for stage in names.HOOK_STAGES for hook in spec.hooks(stage)]
+    return all(hook_name(hook) != names.CDI_HOOK for hook in hooks)
 
 
 def check_restored(spec: "Spec", config: "Config", known: "Known") -> None:
@@ -154,7 +172,7 @@ def check_restored(spec: "Spec", config: "Config", known: "Known") -> None:
     ruled = gated or config.exclusive or config.mps_devices or config.limits_memory
     if not (ruled or says_limit(spec.data, known)):
         return
-    resolved = resolve(spec.data, config, known)
+    resolved = resolve(spec.data, config, known, starter=0)
     grants = resolved.grants if resolved is not None else ()
     # protects: restored-shared
     shared = any(grant.vendor.only_by_runtime(grant, config) for grant in grants)
@@ -172,7 +190,7 @@ def check_other_config(spec: "Spec", config: "Config", known: "Known") -> None:
     Hooks only receive the bundle, and would read another config.json. Raises SpecError, or the
     error of a start that would be refused as well.
     """
-    resolved = resolve(spec.data, config, known)
+    resolved = resolve(spec.data, config, known, starter=0)
     asks = resolved is not None and (resolved.grants or resolved.cdi_devices)
     # protects: other-config
     if asks or _needs_hook(spec, resolved, config, known):
@@ -230,8 +248,32 @@ def _apply_documents(
         return apply.apply_to_spec(spec, edits), None, 0
     from gpuhook.core.cdi import worker_mounts  # noqa: PLC0415 - only with a worker
 
-    edited, place, kind = worker_mounts.apply_to_spec(spec, edits, resolved, config, folder)
+    edited, place, kind = worker_mounts.apply_to_spec(
+        spec, edits, resolved.cdi_devices, resolved.known, config, folder
+    )
     return edited, Task(edited, resolved, kind) if kind else None, place
+
+
+def _without_nodes(spec: "Spec", numbers: "set[tuple[int, int]]") -> "Spec":
+    """Return the spec without these device nodes, and the rules that allow them."""
+    linux = spec.data["linux"]
+    found: dict[tuple[str, ...], Any] = {("linux", "devices"): linux.get("devices")}
+    if spec.device_rules:
+        found["linux", "resources", "devices"] = spec.device_rules
+    return spec.put(
+        {
+            path: [each for each in items if not _is_node(each, numbers)]
+            for path, items in found.items()
+            if isinstance(items, list)
+        }
+    )
+
+
+def _is_node(entry: object, numbers: "set[tuple[int, int]]") -> bool:
+    """Tell whether a node or a rule of config.json is of one of these character devices."""
+    if not isinstance(entry, dict) or entry.get("type") != "c" or entry.get("allow") is False:
+        return False
+    return (entry.get("major"), entry.get("minor")) in numbers
 
 
 def _edit_process(spec: "Spec", resolved: "Allocation") -> "Spec":

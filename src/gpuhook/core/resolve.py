@@ -5,10 +5,16 @@ The runtime, the hook and ``gpuhook explain`` share this sequence.
 
 from gpuhook.base import names as common
 from gpuhook.base import preload
-from gpuhook.base.errors import DriverError, NoDriverError, RequestError, shown
+from gpuhook.base.errors import (
+    AnyDeviceError,
+    DriverError,
+    NoDriverError,
+    RequestError,
+    shown,
+)
 from gpuhook.core import contract
 from gpuhook.core.request.reader import Request, SpecReader, check_kinds
-from gpuhook.core.request.sources import may_limit
+from gpuhook.core.request.sources import ANY, is_any, may_limit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,9 +26,10 @@ if TYPE_CHECKING:
     from gpuhook.base.oci.process import Setting
     from gpuhook.base.oci.spec import Spec
     from gpuhook.core.contract import Grant, Known, Vendor
-    from gpuhook.core.inventory.model import Inventory
+    from gpuhook.core.inventory.model import Device, Inventory
     from gpuhook.core.limits import Limits
     from gpuhook.core.plan.image import Examine
+    from gpuhook.core.records.choice import Start
     from gpuhook.core.verdict import Verdict
 
     Asked = list[tuple[Vendor, Request]]
@@ -41,7 +48,8 @@ class Allocation:
 
     ``groups`` are those of the host that the container's process needs to open its nodes, with
     reasons; ``settings`` its variables. ``cdi_devices`` are those of CDI specs, which
-    only the runtime can give. ``absent`` has a sentence for each vendor whose devices a
+    only the runtime can give. ``chosen`` are the kinds of devices of which the container gets any,
+    chosen for ``start``. ``absent`` has a sentence for each vendor whose devices a
     container doesn't get, because there is no driver here and the configuration ignores that.
     RequestError if two vendors need different values of one variable.
     """
@@ -53,11 +61,15 @@ class Allocation:
         known: "Known",
         absent: tuple[str, ...] = (),
         cdi_devices: tuple[str, ...] = (),
+        chosen: tuple[str, ...] = (),
+        start: "Start | None" = None,
     ) -> None:
         self.grants = grants
         self.known = known
         self.absent = absent
         self.cdi_devices = cdi_devices
+        self.chosen = chosen
+        self.start = start
         self.settings: list[Setting] = []
         self.groups: dict[int, str] = {}
         adds_groups = not config.feature("no-additional-gids-for-device-nodes")
@@ -111,6 +123,9 @@ def resolve(
     save: bool = True,
     skip_absent: bool = False,
     inventories: "Mapping[str, Inventory] | None" = None,
+    starter: int | None = None,
+    path: str = "",
+    any_is_all: bool = False,
 ) -> Allocation | None:
     """Return how a container's requests are met, None if it requests nothing.
 
@@ -120,13 +135,18 @@ def resolve(
     container's id, "" if unknown: if the node has a gate, its verdict decides which
     devices are given, and RequestError is raised without one. With ``skip_absent`` a vendor without
     a driver here gives nothing, whatever is requested.
+
+    Free devices (``any``) are chosen for the process ``starter`` (``Start``) and the config.json
+    at ``path``; for 0 nothing is recorded, and for None they are refused. With ``any_is_all`` they
+    are all devices, of which the caller picks.
     """
     progress = progress or Progress()
     asked, cdi_devices = _asked(spec, config, known, progress, inventories or {})
     if not asked and not cdi_devices:
         return None
     verdict = _verdict(config, container, asked, cdi_devices) if config.gate else None
-    from gpuhook.core.inventory import cache, selection  # noqa: PLC0415 - where a device is asked for
+    chooser = _Chooser(spec, config, starter, container, path, any_is_all=any_is_all)
+    from gpuhook.core.inventory import cache  # noqa: PLC0415 - where a device is asked for
 
     grants: list[Grant] = []
     absent: list[NoDriverError] = []
@@ -144,7 +164,7 @@ def resolve(
             continue
         progress.inventories.append(inventory)
         if verdict is None:
-            devices = selection.select(request.selectors, inventory, vendor.names, request.spaces)
+            devices = chooser.select(vendor, request, inventory)
         else:
             devices = verdict.of(vendor.names, inventory)  # protects: verdict-devices
             if request.selectors and not devices:
@@ -152,7 +172,97 @@ def resolve(
         grants.append(contract.Grant(vendor, request, inventory, devices))
     for grant in grants:
         grant.vendor.check(grant)
-    return Allocation(grants, config, known, tuple(error.cause for error in absent), cdi_devices)
+    if any(is_any(name.rpartition("=")[2]) for name in cdi_devices):
+        cdi_devices = chooser.documents(cdi_devices, known, progress.requests, inventories or {})
+    causes = tuple(error.cause for error in absent)
+    chosen = tuple(chooser.chosen)
+    return Allocation(grants, config, known, causes, cdi_devices, chosen, chooser.start)
+
+
+class _Chooser:
+    """Selection of a container's devices: by name, or free ones for ``any``.
+
+    ``chosen`` are the kinds of the latter, ``start`` the container's start then. The arguments are
+    those of ``resolve``.
+    """
+
+    def __init__(
+        self,
+        spec: "dict[str, Any]",
+        config: "Config",
+        starter: int | None,
+        container: str,
+        path: str,
+        *,
+        any_is_all: bool,
+    ) -> None:
+        self._spec = spec
+        self._config = config
+        self._starter = starter
+        self._place = container, path
+        self._any_is_all = any_is_all
+        self.chosen: list[str] = []
+        self.start: Start | None = None
+
+    def select(
+        self, vendor: "Vendor", request: Request, inventory: "Inventory"
+    ) -> "tuple[Device, ...]":
+        """Return the devices for a request's selectors."""
+        selectors = request.selectors
+        if any(map(is_any, selectors)):
+            if not self._any_is_all:
+                return self._choose(vendor, request, selectors, inventory)
+            selectors = tuple("all" if is_any(each) else each for each in selectors)
+        from gpuhook.core.inventory import selection  # noqa: PLC0415 - as in resolve
+
+        return selection.select(selectors, inventory, vendor.names, request.spaces)
+
+    def _choose(
+        self, vendor: "Vendor", request: Request, words: "Sequence[str]", inventory: "Inventory"
+    ) -> "tuple[Device, ...]":
+        """Return free devices for ``words``, all names of the vendor's devices in a request."""
+        from gpuhook.core.records import choice  # noqa: PLC0415 - few containers ask for any device
+
+        wanted = choice.count(words, vendor.names)
+        if self._starter is None:
+            raise AnyDeviceError(
+                f"The container asks for {ANY} {vendor.names.NOUN}, and which is free is only "
+                "decided when gpu-py or gpuhook's hook starts a container outside a cluster",
+                "Name the device",
+            )
+        self.start = self.start or choice.Start(self._spec, self._starter, *self._place)
+        self.chosen.append(vendor.names.KIND)
+        return choice.choose(vendor, request, wanted, inventory, self._config, self.start)
+
+    def documents(
+        self,
+        names: tuple[str, ...],
+        known: "Known",
+        requests: "Sequence[Request]",
+        inventories: "Mapping[str, Inventory]",
+    ) -> tuple[str, ...]:
+        """Return the names of CDI devices, with the chosen ones in the place of each ``any``."""
+        from gpuhook.core.inventory import cache  # noqa: PLC0415 - as in _choose
+        from gpuhook.core.records import choice  # noqa: PLC0415 - as in _choose
+
+        found: list[str] = []
+        served = {each.KIND: each for each in known.values()}
+        for name in names:
+            kind, _, device = name.partition("=")
+            if not is_any(device) or kind not in served:
+                found.append(name)
+                continue
+            words = [each.partition("=")[2] for each in names if each.startswith(f"{kind}=")]
+            vendor = contract.load(served[kind])
+            inventory = inventories.get(vendor.names.NAME)
+            inventory = inventory or cache.get_inventory(self._config, vendor)
+            whole = next(each for each in requests if name in each.cdi_devices)
+            request = Request(
+                vendor.names.NAME, whole.source, whole.devices, options=vendor.options()
+            )
+            devices = self._choose(vendor, request, words, inventory)
+            found += choice.names_in_documents(kind, devices, inventory, self._config)
+        return tuple(dict.fromkeys(found))
 
 
 def _verdict(

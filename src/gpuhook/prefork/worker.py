@@ -114,6 +114,7 @@ class Worker:
         edited = edit(
             spec, self._config, state.known, self._folder, has_worker=True,
             inventories=state.inventories, documents=state.documents, container=container,
+            starter=launcher,
         )  # fmt: skip
         task = edited.task if edited is not None else None
         words = self._become_hook_worker() if task is not None else ()

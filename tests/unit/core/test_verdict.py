@@ -72,6 +72,16 @@ def test_it_decides_whatever_is_asked_for(config: Config, env: tuple[str, ...]) 
     assert given_to(config, *words) != [UUIDS[2], UUIDS[0]]
 
 
+@pytest.mark.parametrize("word", ["any", "any:3", "nvidia.com/gpu=any", "any,0", "any:0"])
+def test_it_decides_instead_of_a_choice(config: Config, word: str) -> None:
+    write(config, 2)
+    assert given_to(config, f"{VARIABLE}={word}") == [UUIDS[2]]
+    write(config)
+    assert given_to(config, f"{VARIABLE}={word}") == []
+    with pytest.raises(RequestError, match=WITHOUT):
+        given_to(config, f"{VARIABLE}={word}", container="another")
+
+
 @pytest.mark.parametrize("word", [*CAPABILITIES, "all", "", "none", "utility,display"])
 def test_it_hangs_on_no_capability(config: Config, word: str) -> None:
     write(config, 1)

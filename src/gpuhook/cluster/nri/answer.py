@@ -155,7 +155,8 @@ def _own(
 ) -> tuple[dict[str, Any], list[ModuleType]]:
     """Return our own edits, as for a container under runc, and the modules of their vendors."""
     config = ungated(way.config)
-    resolved = resolve(spec_of(asked, asked.env), config, registry.known(config))
+    spec = spec_of(asked, asked.env)
+    resolved = resolve(spec, config, registry.known(config), any_is_all=gate is not None)
     if resolved is None:
         return {}, []
     if resolved.cdi_devices:

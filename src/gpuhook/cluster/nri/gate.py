@@ -101,7 +101,7 @@ class Gate:
     ) -> Allocation | None:
         """Resolve the container's requests as gpu-py does with this configuration."""
         spec = spec_of(self._asked, env, self._asked.annotations)
-        return resolve(spec, config, self._known, progress, skip_absent=True)
+        return resolve(spec, config, self._known, progress, skip_absent=True, any_is_all=True)
 
     def _checked(self, resolved: Allocation) -> list[tuple[Grant, tuple[Device, ...]]]:
         """Return each grant with its allowed devices; RequestError for any others."""
@@ -112,7 +112,8 @@ class Gate:
     def let_through(self, grant: Grant) -> tuple[Device, ...]:
         """Return the allowed devices of a grant; RequestError for any others."""
         given = _devices(grant.vendor, grant.inventory, self.given) if grant.devices else set()
-        if "all" in map(str.lower, grant.request.selectors):
+        words = grant.request.selectors
+        if "all" in map(str.lower, words) or any(map(sources.is_any, words)):
             return tuple(device for device in grant.inventory.devices if device.id in given)
         others = [device.label for device in grant.devices if device.id not in given]
         if others:  # protects: nri-gate

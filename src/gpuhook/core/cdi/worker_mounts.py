@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpuhook.base.oci.spec import Spec
     from gpuhook.core.cdi.apply import Edits
     from gpuhook.core.cdi.hook_args import Entry
-    from gpuhook.core.resolve import Allocation
+    from gpuhook.core.contract import Known
 
 _MOST_BYTES = 96 << 10  # of mounts in one argument; the limit is 128 KiB (execve(2))
 _PLACES = ("mounts",)
@@ -34,7 +34,8 @@ _OPTIONS = {"ro", "nosuid", "nodev", "rbind", "rprivate"}
 def apply_to_spec(
     spec: "Spec",
     edits: "Edits",
-    resolved: "Allocation",
+    devices: tuple[str, ...],
+    known: "Known",
     config: "Config",
     folder: str,
 ) -> "tuple[Spec, int, str]":
@@ -42,9 +43,10 @@ def apply_to_spec(
 
     That is the hook's index and its kind, "" for none. Only the hook of this installation in
     ``folder``, called with this configuration, gets a worker. A worker serves one hook: the first.
-    If the devices are of one kind, that hook makes those mounts that can be made after all others.
+    If the ``devices``, by name, are of one kind, that hook makes those mounts that can be made
+    after all others.
     """
-    wanted = _find(edits.get("hooks") or [], resolved, config, folder)
+    wanted = _find(edits.get("hooks") or [], known, config, folder)
     if wanted is None:
         return apply.apply_to_spec(spec, edits), 0, ""
     values = apply.changes_of_spec(spec, edits)
@@ -52,7 +54,7 @@ def apply_to_spec(
     same = [(each.get("path"), each.get("args")) for each in hooks]
     place = same.index((wanted["path"], wanted["args"]))
     kind: str = wanted["args"][-1]
-    if all(name.startswith(f"{kind}=") for name in resolved.cdi_devices):
+    if all(name.startswith(f"{kind}=") for name in devices):
         mounts = values.get(_PLACES) or []
         moved = movable(mounts, edits.get("mounts") or [])
         word = jsontext.dumps([(each["source"], each["destination"]) for each in moved])
@@ -68,15 +70,13 @@ def with_words(spec: "Spec", place: int, words: "Sequence[str]") -> "Spec":
     return spec.put({HOOKS: _with_first(spec.hooks(names.CDI_HOOK_STAGE), place, words)})
 
 
-def _find(
-    hooks: "list[Entry]", resolved: "Allocation", config: "Config", folder: str
-) -> "Entry | None":
+def _find(hooks: "list[Entry]", known: "Known", config: "Config", folder: str) -> "Entry | None":
     """Return our hook among those of CDI specs; None if none is of this installation."""
     path = os.path.join(os.path.abspath(folder), names.CDI_HOOK)
     options: list[list[str]] = [["--config", config.path]] if config.path else []
     if config.path in (None, DEFAULT_PATH):
         options.append([])
-    kinds = [each.KIND for each in resolved.known.values()]
+    kinds = [each.KIND for each in known.values()]
     expected = [[names.CDI_HOOK, *words, kind] for words in options for kind in kinds]
     for hook in hooks:
         ours = hook["hookName"] == names.CDI_HOOK_STAGE and hook["path"] == path

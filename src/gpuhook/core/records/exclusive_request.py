@@ -25,9 +25,17 @@ if TYPE_CHECKING:
     from gpuhook.base.oci.spec import Spec
     from gpuhook.core.contract import Grant, Known
     from gpuhook.core.inventory.model import Inventory
-    from gpuhook.core.resolve import Allocation
+    from gpuhook.core.records.choice import Start
 
     Numbers = tuple[int, int]  # major and minor
+
+    class Allocation(Protocol):
+        """A container's devices: ``core.resolve.Allocation``."""
+
+        grants: list[Grant]
+        cdi_devices: tuple[str, ...]
+        chosen: tuple[str, ...]
+        start: Start | None
 
     class Limits(Protocol):
         """Memory limits of a container's devices: ``core.limits.Limits``."""
@@ -50,19 +58,21 @@ def describe(
     config: "Config",
     *,
     save: bool = True,
+    chosen: tuple[str, ...] = (),
 ) -> "dict[str, Any]":
     """Return the record of a container, with all its devices of exclusive kinds.
 
     ``spec`` includes the edits of CDI specs; ``names`` are the CDI devices that were requested.
     Devices of a supported vendor are identified by their nodes: a CDI spec's 0 need not be ours.
     For other kinds the record has the names, and the nodes that belong to one device only.
-    ``known`` are the registered vendors. A newly made inventory is saved only with ``save``.
+    ``known`` are the registered vendors, ``chosen`` further kinds of devices. A newly made
+    inventory is saved only with ``save``.
     """
     record = records.describe(state, spec.data.get("annotations"), grants)
     given = _given(spec, names, config)
     documents = [name for name in names if name.partition("=")[0] in config.exclusive]
     record["nodes"] = {}
-    for kind in config.exclusive if given else ():  # protects: claims
+    for kind in dict.fromkeys((*config.exclusive, *chosen)) if given else ():  # protects: claims
         ours = _inventory(kind, grants, known, config, save)
         if ours is None:
             record["nodes"][kind] = _of_documents(kind, given, config)
@@ -176,7 +186,11 @@ def check(spec: "Spec", resolved: "Allocation | None", known: "Known", config: "
     device = leases.wants(record, config.exclusive)
     if not device:
         return False
-    leases.refuse(record, records.read_every(config.state_dir, device), config.exclusive)
+    others = records.read_every(config.state_dir, device)
+    start = resolved.start if resolved is not None and resolved.chosen else None
+    if start is not None:  # its choice is among them
+        others = [each for each in others if not start.owns(each)]
+    leases.refuse(record, others, config.exclusive)
     return True
 
 
@@ -194,7 +208,8 @@ def take(
     ``container`` is its root while it is being created. HeldError if another container has one of
     the devices, LimitError if a limit can't be set.
     """
-    record = describe(state, spec, *_asked(resolved), known, config)
+    chosen = resolved.chosen if resolved is not None else ()
+    record = describe(state, spec, *_asked(resolved), known, config, chosen=chosen)
     if limits is not None:
         record["limits"] = limits.to_json()
     process, exclusive = container.process, config.exclusive

@@ -79,7 +79,10 @@ def _refusal(what: str, kind: str, other: "dict[str, Any]") -> HeldError:
             "Stop that container, which is in another pid namespace; if it has ended, remove its "
             f"record, containers/{other.get('pid')}-{other.get('started')}* in the state-dir"
         )
-    return HeldError(f"{what} in use by {holder(other)}, and {kind} is exclusive here", remedy)
+    name = holder(other)
+    error = HeldError(f"{what} in use by {name}, and {kind} is exclusive here", remedy)
+    error.holder = name
+    return error
 
 
 def wants(record: "dict[str, Any]", kinds: tuple[str, ...]) -> str:

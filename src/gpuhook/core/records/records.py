@@ -38,7 +38,7 @@ _LIMIT = 1 << 20  # bytes of a record
 _TEXT_LIMIT = 256  # characters of a name; Kubernetes' names have at most 253
 _NAMES_LIMIT = 16  # requested names that are kept
 _SWEPT = 4  # other records that are checked when one is written
-_LOCK = "lock"  # no record: ``leases`` has it
+_OTHERS = ("lock", "choices")  # no records: ``leases`` and ``choice`` have them
 _NEW = "."  # before the name of a record that is being written
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ENDED = (errno.ENOENT, errno.ESRCH)  # errors of /proc for an exited process
@@ -82,6 +82,7 @@ _FORM = {
 }
 _MAY = {
     "boot": str,
+    "starting": bool,
     "cgroups": {str: str},
     "documents": [str],
     "limits": [{"vendor": str, "device": str, "id": str, "bytes": int}],
@@ -208,7 +209,7 @@ class RecordWriter:
         exclusive: tuple[str, ...] = (),
     ) -> None:
         self._name = ""
-        self._folder = _open(state_dir, make=True) if process >= 0 else None
+        self._folder = open_records(state_dir, make=True) if process >= 0 else None
         try:
             if exclusive:
                 self._take(process, record, add, exclusive)
@@ -220,7 +221,7 @@ class RecordWriter:
 
     def _keep(self, folder: int, process: int, record: "dict[str, Any]", add: bool) -> None:
         try:
-            self._write(folder, {**record, **_now(process)}, add=add)
+            self._write(folder, {**record, **now(process)}, add=add)
             _sweep(folder, record["pid"])
         except OSError:
             pass
@@ -241,8 +242,8 @@ class RecordWriter:
             return
         try:
             with leases.Lock(self._folder):
-                lease = {**record, **_now(process), "boot": leases.boot_id()}
-                found = _read_folder(self._folder)  # protects: lease-every
+                lease = {**record, **now(process), "boot": leases.boot_id()}
+                found = read_folder(self._folder)  # protects: lease-every
                 others = [each for each in found if not _same(each, lease)]
                 leases.refuse(lease, others, exclusive)  # protects: lease-refused
                 self._write(self._folder, lease, add=add)
@@ -274,8 +275,17 @@ class RecordWriter:
 
 
 def _same(one: "dict[str, Any]", other: "dict[str, Any]") -> bool:
-    """Tell whether two records are of the same container."""
-    return name_of(one) == name_of(other)
+    """Tell whether two records are of the same container, which may be starting in the first."""
+    return name_of(one) == name_of(other) or is_start_of(one, other)
+
+
+def is_start_of(starting: "dict[str, Any]", other: "dict[str, Any]") -> bool:
+    """Tell whether a record is of the start of another record's container (``choice``)."""
+    return (
+        bool(starting.get("starting"))
+        and starting["id"] == other["id"]
+        and starting["bundle"] == os.path.realpath(other["bundle"])
+    )
 
 
 def name_of(record: "dict[str, Any]") -> str:
@@ -373,13 +383,14 @@ def read_all(state_dir: str, unclear: "list[str] | None" = None) -> "list[dict[s
     where ids mean other processes, are left out. The names of invalid records, and of those in a
     format that this version doesn't know, are added to ``unclear``.
     """
-    folder = _open(state_dir, make=False)
+    folder = open_records(state_dir, make=False)
     if folder is None:
         return []
     ours = proc.pids()
     try:
-        found = _read_folder(folder, [] if unclear is None else unclear)
-        return [each for each in found if _pids_of(each) == ours]  # protects: other-pids
+        found = read_folder(folder, [] if unclear is None else unclear)
+        running = [each for each in found if not each.get("starting")]
+        return [each for each in running if _pids_of(each) == ours]  # protects: other-pids
     finally:
         os.close(folder)
 
@@ -389,11 +400,11 @@ def read_every(state_dir: str, device: str) -> "list[dict[str, Any]]":
 
     HeldError where one can't be read.
     """
-    folder = _open(state_dir, make=False)
+    folder = open_records(state_dir, make=False)
     if folder is None:
         return []
     try:
-        return _read_folder(folder)
+        return read_folder(folder)
     except OSError as error:
         raise _no_lease(device, str(error.strerror), error) from None
     finally:
@@ -405,11 +416,13 @@ def are_unseen(state_dir: str) -> bool:
     ours = proc.pids()
     if ours == proc.FIRST_PIDS:
         return False
-    folder = _open(state_dir, make=False)
+    folder = open_records(state_dir, make=False)
     if folder is None:
         return False
     try:
-        names = [name for name in os.listdir(folder) if not name.startswith(_NEW) and name != _LOCK]
+        names = [
+            name for name in os.listdir(folder) if not name.startswith(_NEW) and name not in _OTHERS
+        ]
     finally:
         os.close(folder)
     return any(_parts(name)[2] != str(ours) for name in names)
@@ -422,7 +435,7 @@ def _parts(name: str) -> tuple[str, str, str]:
     return pid, began, pids or str(proc.FIRST_PIDS)
 
 
-def _read_folder(folder: int, unclear: "list[str] | None" = None) -> "list[dict[str, Any]]":
+def read_folder(folder: int, unclear: "list[str] | None" = None) -> "list[dict[str, Any]]":
     """Return the readable records.
 
     The names of invalid ones are added to ``unclear``. Without that argument, raises OSError or
@@ -432,7 +445,7 @@ def _read_folder(folder: int, unclear: "list[str] | None" = None) -> "list[dict[
     for name in sorted(os.listdir(folder)):
         if is_gone(name, ours):
             fileio.remove(name, folder)
-        elif name != _LOCK and not name.startswith(_NEW):
+        elif name not in _OTHERS and not name.startswith(_NEW):
             try:
                 found.append(_load(folder, name))
             except FileNotFoundError:
@@ -490,7 +503,7 @@ def is_gone(name: str, ours: int | None = None) -> bool:
     One that can't be checked counts as running: the host may be out of memory, /proc may hide it,
     or it is in another pid namespace.
     """
-    if name == _LOCK:
+    if name in _OTHERS:
         return False
     pid, began, pids = _parts(name)
     if not (pid.isdecimal() and began.isdecimal() and pids.isdecimal()):
@@ -543,7 +556,7 @@ def _has_ended(status: bytes) -> bool:
     return fields[0] in (b"Z", b"X") and int(fields[17]) <= 1
 
 
-def _now(process: int) -> "dict[str, Any]":
+def now(process: int) -> "dict[str, Any]":
     """Return a process's start time, cgroups by version, and our pid namespace but the initial one.
 
     OSError if it is gone.
@@ -577,7 +590,7 @@ def _read(path: str, folder: int | None = None) -> bytes:
         os.close(fd)
 
 
-def _open(state_dir: str, *, make: bool) -> int | None:
+def open_records(state_dir: str, *, make: bool) -> int | None:
     """Open the folder of the records; None if another user could have written to it.
 
     A user of a rootless engine, who can't write to root's, has a separate one.

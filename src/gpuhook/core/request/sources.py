@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 
 SOURCE = "/dev/null"
+ANY = "any"
 
 # Below a vendor's folder, before SIZE/DEVICE: a limit of a device that the container gets by other
 # means, and one that requests the device as well.
@@ -145,6 +146,11 @@ def _tight(item: str) -> str:
     first, dash, last = item.partition("-")
     ends = first.strip(), last.strip()
     return dash.join(ends) if dash and all(map(str.isdecimal, ends)) else item
+
+
+def is_any(name: str) -> bool:
+    """Tell whether a name asks for free devices: ``any``, or ``any:`` and a number of them."""
+    return name[:4].lower() in (ANY, f"{ANY}:")
 
 
 def swarm_variables(setting: str) -> list[tuple[str, str]]:

@@ -46,6 +46,10 @@ _GATED = (
     "This node has a gate: a pod's container gets only those of the devices below that the kubelet "
     "allocated to it, and any other container none"
 )
+_CHOSEN = (
+    "Devices for any are chosen when a container starts; those below have the fewest containers now"
+)
+_UNSEEN = "as far as the records are readable: only root sees all"
 
 
 class Row(NamedTuple):
@@ -109,8 +113,11 @@ class Explanation:
             self.hints += _suggest.misspelt(others, self.known)
             name = str((self.container or {}).get("id", ""))
             self.resolved = resolve(
-                spec.data, config, self.known, self.progress, container=name, save=False
-            )
+                spec.data, config, self.known, self.progress,
+                container=name, save=False, starter=None if folder else 0,
+            )  # fmt: skip
+            if self.resolved is not None and self.resolved.chosen and self.container is None:
+                self.hints.append(_CHOSEN if os.geteuid() == 0 else f"{_CHOSEN}, {_UNSEEN}")
             if self.resolved is None:
                 self._explain_nothing(reader, config)
                 self.hints += _suggest.for_programs(others, self.known)

@@ -45,6 +45,7 @@ class Neuron(Vendor):
 
     names = names
     inventory = Inventory
+    only_neighbours = True
 
     def traces(self) -> "Sequence[str]":
         return (CLASS,)

@@ -129,6 +129,10 @@ class Nvidia(Vendor):
     def tenant_names(self, options: variables.NvidiaOptions) -> list[str]:
         return [f"{_DOMAIN}/imex-channel={each}" for each in options.imex_channels]
 
+    def is_divided(self, device: "Device", inventory: "Any") -> bool:
+        by_mode = any(gpu.id == device.id and gpu.mig_enabled for gpu in inventory.gpus)
+        return by_mode or super().is_divided(device, inventory)
+
     def check(self, grant: "Grant") -> None:
         device_nodes.check_platform(grant)
         device_nodes.check_mig_management(grant)

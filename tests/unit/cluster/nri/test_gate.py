@@ -171,7 +171,7 @@ ODD_NAMES = ("NVIDIA_VISIBLE_DEVICES ", "\tNVIDIA_VISIBLE_DEVICES", "NVIDIA_VISI
 VALUES = (
     "all", "void", "none", "", "0", "1", "0,1", "3", "0-3", " 0 ", "void,all", "all,void",
     "none,all", "0,all", FIRST, SECOND, "nvidia.com/gpu=0", "nvidia.com/gpu=all", "amd.com/gpu=1",
-    "ALL", "None",
+    "ALL", "None", "any", "any:2",
 )  # fmt: skip
 ODD_VALUES = (
     "0:0", "9", "0x84cafeae17e7620", "runtime.nvidia.com/gpu=all", "a.com/b=1", "11.0", "all\n",
@@ -446,6 +446,24 @@ def test_annotations_of_the_pods_author(machine: Machine, key: str, handler: str
 
 MEMORY = "nvidia.com/container.{}.gpu-memory.{}"
 LIMIT, LEAST = "NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST"
+
+
+@pytest.mark.parametrize("word", ["any", "any:2", "any:4"])
+@pytest.mark.parametrize("handler", ["", "gpu-py"])
+def test_any_is_what_the_kubelet_gave(machine: Machine, word: str, handler: str) -> None:
+    """As all is; without a gate, a pod's container is refused."""
+    asked = asking(f"NVIDIA_VISIBLE_DEVICES={word}", handler=handler)
+    config = settings_of(machine, gate=True)
+    answer = check(machine, asked, config, [("nvidia.com/gpu", FIRST)])
+    given = machine.of_edits(answer.edits)
+    verdict = answer.verdict.devices.get("nvidia", ()) if answer.verdict else ()
+    assert given | {*verdict} == {FIRST}
+    answer = check(machine, asked, config, [])
+    assert not machine.of_edits(answer.edits)
+    assert answer.verdict is None or not answer.verdict.devices
+    if not handler:
+        with pytest.raises(RequestError, match="which is free is only decided when"):
+            decide(asked, InjectionMode(settings_of(machine), HOOK))
 
 
 def limited(*env: str, handler: str = "", **annotations: str) -> Asked:

@@ -77,7 +77,9 @@ def applied(
     resolved = Allocation([], Config(), KNOWN, cdi_devices=devices)
     if not words:
         return apply.apply_to_spec(spec, edited)
-    found, place, kind = worker_mounts.apply_to_spec(spec, edited, resolved, Config(), FOLDER)
+    found, place, kind = worker_mounts.apply_to_spec(
+        spec, edited, resolved.cdi_devices, resolved.known, Config(), FOLDER
+    )
     assert kind == "nvidia.com/gpu"
     return worker_mounts.with_words(found, place, ["--helper", *words])
 

@@ -1,0 +1,496 @@
+"""Containers that ask for any device: which they get, in each mode, at once and again."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import bundles
+from harness.bundles import CGROUP_PARENT, Bundle
+from harness.cdi import generate
+from harness.commands import Result, path_of, run, wait_until
+from harness.containerd import containerd
+from harness.docker import dockerd
+from harness.driver import Driver
+from harness.images import image
+from harness.inside import look, seen
+from harness.installation import Installation, write_config
+from harness.namespaces import Namespace
+from harness.podman import hooks_dir, podman
+from harness.prefork import ONE, RUNTIMES, SERVED, Site
+
+from gpuhook.core.records import records
+
+EXCLUSIVE = 'exclusive = ["nvidia.com/gpu"]\n'
+QUIET = ("sh", "-c", 'exec "$@" </dev/null >output 2>&1', "sh")
+MODES = ("hook", "spec", "cdi", "alone")
+
+
+@dataclass
+class Place:
+    """A configuration, and containers that ask for any GPU with it, each in its own bundle."""
+
+    installation: Installation
+    runtime: str
+    bundle: Callable[[], Bundle]
+    config: Path
+    driver: Driver
+
+    def configure(self, line: str) -> None:
+        self.config.write_text(self.config.read_text().replace("[gpuhook]\n", f"[gpuhook]\n{line}"))
+
+    def mode(self, mode: str) -> Path:
+        """Return a configuration with the same state folder and another mode."""
+        path = self.config.with_name(f"{mode}.toml")
+        real = "hook" if mode == "alone" else mode
+        folder = self.config.parent / "cdi"
+        documents = f'[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["{folder}"]\n'
+        path.write_text(f'{self.config.read_text()}mode = "{real}"\n{documents}')
+        return path
+
+    def ask(self, word: str = "any", mode: str = "hook") -> Bundle:
+        made = self.bundle()
+        made.command("sleep", "1000")
+        made.environ(f"NVIDIA_VISIBLE_DEVICES={word}")
+        if mode == "alone":
+            made.prestart(self.installation.hook, self.mode(mode))
+        return made
+
+    def words(self, made: Bundle, mode: str) -> list[str | Path]:
+        program = self.runtime if mode == "alone" else self.installation.runtime
+        return [*QUIET, program, "create", "--bundle", made.path, made.name]
+
+    def create(self, made: Bundle, mode: str = "hook") -> Result:
+        """Create a container, without starting it; the output says what went wrong."""
+        env = {"GPUHOOK_CONFIG": str(self.mode(mode))}
+        status = made.call(*self.words(made, mode), env=env).status
+        return Result((), status, "", (made.path / "output").read_text())
+
+    def create_at_once(self, several: list[Bundle], mode: str) -> list[bool]:
+        """Create containers at the same time; return which of them were created."""
+        env = {**os.environ, "GPUHOOK_CONFIG": str(self.mode(mode))}
+        running = []
+        for made in several:
+            argv = made.namespace.enter(*self.words(made, mode), cwd=made.path)
+            running.append(subprocess.Popen(argv, cwd=made.path, env=env))
+        return [process.wait(timeout=300) == 0 for process in running]
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        return {each["id"]: each for each in records.read_all(str(self.config.parent / "state"))}
+
+    def gpus(self, made: Bundle) -> list[int]:
+        """Return the indices of a container's GPUs, by its record."""
+        there = {gpu.uuid: gpu.index for gpu in self.driver.gpus}
+        return [
+            there[name] for each in self.records()[made.name]["given"] for name in each["selected"]
+        ]
+
+    def end(self, made: Bundle) -> None:
+        """Kill a container's first process, and delete the container."""
+        os.kill(self.records()[made.name]["pid"], signal.SIGKILL)
+        wait_until(lambda: made.name not in self.records(), "it is gone")
+        made.call(self.runtime, "delete", "--force", made.name)
+
+    def errors(self) -> str:
+        """Return the saved errors: crun shows nothing that hooks print."""
+        return (self.config.parent / "state/errors.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def document(workspace: Path, installation: Installation, configs: dict[str, Path]) -> str:
+    return generate(installation, configs["runc"], workspace / "cdi-any").read_text()
+
+
+@pytest.fixture
+def place(
+    workspace: Path,
+    roots: dict[str, Path],
+    installation: Installation,
+    driver: Driver,
+    low_level: tuple[str, Namespace],
+    document: str,
+    configs: dict[str, Path],
+    tmp_path: Path,
+) -> Iterator[Place]:
+    runtime, entered = low_level
+    config = write_config(tmp_path / "etc", driver.root, [runtime])
+    with ExitStack() as stack:
+
+        def bundle() -> Bundle:
+            made = bundles.bundle(workspace / "bundles", roots["debian"], entered, runtime)
+            return stack.enter_context(made)
+
+        (config.parent / "cdi").mkdir()
+        text = document.replace(str(configs["runc"]), str(config))
+        (config.parent / "cdi/nvidia.com-gpu.yaml").write_text(text)
+        yield Place(installation, runtime, bundle, config, driver)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@RUNTIMES
+def test_the_least_used_gpu_is_given(place: Place, mode: str) -> None:
+    """In each mode, a container really has the chosen GPU, and only that one."""
+    first, second = place.ask("any", mode), place.ask("ANY", mode)
+    place.create(first, mode).ok()
+    place.create(second, mode).ok()
+    assert (place.gpus(first), place.gpus(second)) == ([0], [1])
+    third = place.ask("any:2", mode)
+    third.command(*look(place.driver.minors))
+    env = {"GPUHOOK_CONFIG": str(place.mode(mode))}
+    program = place.runtime if mode == "alone" else place.installation.runtime
+    chosen = {gpu.minor for gpu in place.driver.chosen(2, 3)}
+    inside = seen(third.run(program, env))
+    assert inside.gpu_minors == chosen
+    assert {minor for minor, what in inside.by_hand.items() if what != "EPERM"} <= chosen
+
+
+@pytest.mark.parametrize("mode", MODES)
+@RUNTIMES
+def test_sixteen_at_once(place: Place, mode: str) -> None:
+    """Each of eight GPUs gets two of sixteen containers, and again after half were killed."""
+    several = [place.ask("any", mode) for _ in range(16)]
+    assert all(place.create_at_once(several, mode))
+    there = Counter(gpu for made in several for gpu in place.gpus(made))
+    assert there == dict.fromkeys(range(8), 2)
+    killed = [made for made in several if place.gpus(made)[0] < 4]
+    for made in killed:
+        place.end(made)
+    assert all(place.create_at_once(killed, mode))
+    assert Counter(gpu for made in several for gpu in place.gpus(made)) == there
+
+
+@pytest.mark.parametrize("mode", MODES)
+@RUNTIMES
+def test_sixteen_at_once_for_exclusive_gpus(place: Place, mode: str) -> None:
+    """Eight containers get one GPU each, and the others are told who has which."""
+    place.configure(EXCLUSIVE)
+    several = [place.ask("any", mode) for _ in range(16)]
+    won = [
+        made
+        for made, done in zip(several, place.create_at_once(several, mode), strict=True)
+        if done
+    ]
+    assert sorted(gpu for made in won for gpu in place.gpus(made)) == [*range(8)]
+    lost = [made for made in several if made not in won]
+    for made in lost:
+        text = (made.path / "output").read_text()
+        text = text if "in use by" in text else place.errors()
+        assert "The container asks for any 1 GPU; 0 of 8 are free here" in text
+        assert any(
+            f"0 in use by the container {holder.name}, 1 in use by" in text for holder in won
+        )
+        assert "and 4 more. Stop one of these containers, or ask for fewer" in text
+    place.end(won[3])
+    made = lost[0]
+    made.call(place.runtime, "delete", "--force", made.name)
+    place.create(made, mode).ok()
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_new"),
+    [("hook", True), ("spec", True), ("cdi", True), ("hook", False), ("spec", False)],
+)
+@RUNTIMES
+def test_a_container_that_is_started_again(place: Place, mode: str, is_new: bool) -> None:
+    """It gets its own GPU while that is free, and else another one, without the first.
+
+    Engines write a new config.json for each start. In mode cdi an edited one asks for nothing.
+    """
+    place.configure(EXCLUSIVE)
+    first, second = place.ask("any", mode), place.ask("any", mode)
+    plain = second.config.read_bytes()
+    place.create(first, mode).ok()
+    place.create(second, mode).ok()
+    assert place.gpus(second) == [1]
+    place.end(first)
+    for _ in range(2):
+        place.end(second)
+        if is_new:
+            second.config.write_bytes(plain)
+        place.create(second, mode).ok()
+        assert place.gpus(second) == [1], "GPU 0 is free as well, and 1 was its own"
+    place.end(second)
+    other = place.ask("1", mode)
+    place.create(other, mode).ok()
+    if is_new:
+        second.config.write_bytes(plain)
+    second.command(*look(place.driver.minors))
+    env = {"GPUHOOK_CONFIG": str(place.mode(mode))}
+    inside = seen(second.run(place.installation.runtime, env))
+    [gpu] = place.driver.chosen(0)
+    assert inside.gpu_minors == {gpu.minor}
+    assert {minor for minor, what in inside.by_hand.items() if what != "EPERM"} <= {gpu.minor}
+
+
+@ONE
+def test_a_start_that_fails_holds_nothing(place: Place) -> None:
+    place.configure(EXCLUSIVE)
+    made = place.ask("any:8")
+    made.change(lambda spec: spec.update(hooks={"createRuntime": [{"path": "/bin/false"}]}))
+    assert place.create(made).status != 0
+    wait_until(lambda: place.records() == {}, "it has no record")
+    place.create(place.ask("any:8")).ok()
+
+
+@ONE
+def test_it_is_combined_with_exclusive_requests_by_name(place: Place) -> None:
+    place.configure(EXCLUSIVE)
+    named = place.ask("0")
+    place.create(named).ok()
+    made = place.ask("any:7")
+    place.create(made).ok()
+    assert place.gpus(made) == [*range(1, 8)]
+    refused = place.create(place.ask("3"))
+    assert f"in use by the container {made.name}" in refused.stderr
+    place.end(named)
+    refused = place.create(place.ask("any:2"))
+    assert "asks for any 2 GPUs; 1 of 8 is free here, and nvidia.com/gpu is" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("any,0", "asks for 'any' and for '0' of NVIDIA's devices, and any can't be combined"),
+        ("any,any:2", "asks for 'any' and for 'any:2' of NVIDIA's devices"),
+        ("any:0", "'any:0' isn't a number of devices"),
+        ("any:02", "'any:02' isn't a number of devices"),
+        ("any:", "'any:' isn't a number of devices"),
+        ("any:x", "'any:x' isn't a number of devices"),
+        ("any:9", "asks for any 9 GPUs, and this host has 8 that can be used"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["hook", "cdi"])
+@ONE
+def test_a_request_without_a_meaning_is_refused(
+    place: Place, word: str, says: str, mode: str
+) -> None:
+    refused = place.create(place.ask(word, mode), mode)
+    assert refused.status != 0
+    assert says in refused.stderr
+
+
+@ONE
+def test_what_explain_and_list_show(place: Place) -> None:
+    """explain shows what a start would get now, and takes nothing."""
+    place.configure(EXCLUSIVE)
+    first = place.ask("any")
+    place.create(first).ok()
+    config = place.mode("hook")
+    words: list[str | Path] = [place.installation.command, "explain", "--config", config]
+    for _ in range(2):
+        done = run([*words, "-e", "NVIDIA_VISIBLE_DEVICES=any:2", "--format", "json"]).ok()
+        found = json.loads(done.stdout)
+        assert found["selected"] == [gpu.uuid for gpu in place.driver.chosen(1, 2)]
+    text = run([*words, "-e", "NVIDIA_VISIBLE_DEVICES=any:2"]).ok().stdout
+    assert "Devices for any are chosen when a container starts" in text
+    done = run([*words, "-e", "NVIDIA_VISIBLE_DEVICES=any:8"])
+    assert done.status == 1
+    assert f"0 in use by the container {first.name}" in done.stdout
+    words = [place.installation.command, "list", "--config", config]
+    [line] = [line for line in run(words).ok().stdout.splitlines() if line.startswith("0 ")]
+    assert first.name in line
+
+
+@RUNTIMES
+def test_a_prefork_server_chooses_as_well(site: Site) -> None:
+    site.stand()
+    site.asks("NVIDIA_VISIBLE_DEVICES=any:2")
+    inside = seen(site.run())
+    assert site.served
+    chosen = {gpu.minor for gpu in site.driver.chosen(0, 1)}
+    assert inside.gpu_minors == chosen
+    assert {minor for minor, what in inside.by_hand.items() if what != "EPERM"} == chosen
+
+
+@ONE
+def test_sixteen_at_once_with_a_prefork_server(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers and Python, whichever starts a container, choose by the same records."""
+    past = time.time() - 10
+    config = place.mode("hook")
+    for path in (config, config.parent):
+        os.utime(path, (past, past))
+    monkeypatch.setattr(place, "mode", lambda _: config)
+
+    def is_served() -> bool:
+        made = place.ask("any")
+        place.create(made).ok()
+        place.end(made)
+        return re.search(SERVED, made.config.read_text()) is not None
+
+    wait_until(is_served, "a prefork server serves containers")
+    several = [place.ask("any") for _ in range(16)]
+    assert all(place.create_at_once(several, "hook"))
+    there = Counter(gpu for made in several for gpu in place.gpus(made))
+    assert there == dict.fromkeys(range(8), 2)
+    assert any(re.search(SERVED, made.config.read_text()) for made in several)
+
+
+# Engines ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Engine:
+    """Docker, podman or containerd, and its containers that ask for any of eight exclusive GPUs."""
+
+    start: Callable[[str], Result]
+    id_of: Callable[[str], str]
+    kill: Callable[[str], object]
+    again: Callable[[str], Result]
+    remove: Callable[[str], object]
+
+
+@pytest.fixture(scope="module")
+def exclusive(workspace: Path, driver: Driver) -> Path:
+    config = write_config(workspace / "any-etc", driver.root, ["runc"])
+    config.write_text(config.read_text().replace("[gpuhook]\n", f"[gpuhook]\n{EXCLUSIVE}"))
+    return config
+
+
+def of_docker(
+    stack: ExitStack,
+    folder: Path,
+    host: Namespace,
+    runtime: Path,
+    archive: Path,
+    env: dict[str, str],
+) -> Engine:
+    one = stack.enter_context(dockerd(folder, host, {"gpu-py": runtime}, archive, env))
+    words = ["run", "--detach", "--runtime=gpu-py", "--env=NVIDIA_VISIBLE_DEVICES=any"]
+
+    def wait_and_kill(name: str) -> None:
+        one.call("kill", name).ok()
+        one.call("wait", name).ok()
+
+    return Engine(
+        lambda name: one.call(*words, f"--name={name}", image("debian"), "sleep", "1000"),
+        lambda name: one.call("inspect", "--format={{.Id}}", name).ok().stdout.strip(),
+        wait_and_kill,
+        lambda name: one.call("start", name),
+        lambda name: one.call("rm", "--force", name),
+    )
+
+
+def of_podman(
+    stack: ExitStack,
+    folder: Path,
+    host: Namespace,
+    runtime: Path,
+    archive: Path,
+    hooks: Path | None,
+) -> Engine:
+    one = stack.enter_context(podman(folder, host, runtime, archive, hooks=hooks))
+    words = ["run", "--detach", "--network=none", "--pids-limit=0"]
+    words += ["--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
+    words += [f"--cgroup-parent={CGROUP_PARENT}", "--env=NVIDIA_VISIBLE_DEVICES=any"]
+
+    def wait_and_kill(name: str) -> None:
+        one.call("kill", name).ok()
+        one.call("wait", name).ok()
+
+    return Engine(
+        lambda name: one.call(*words, f"--name={name}", image("debian"), "sleep", "1000"),
+        lambda name: one.call("inspect", "--format={{.Id}}", name).ok().stdout.strip(),
+        wait_and_kill,
+        lambda name: one.call("start", name),
+        lambda name: one.call("rm", "--force", "--time=0", name),
+    )
+
+
+def of_containerd(
+    stack: ExitStack,
+    folder: Path,
+    host: Namespace,
+    runtime: Path,
+    archive: Path,
+    env: dict[str, str],
+) -> Engine:
+    one = stack.enter_context(containerd(folder, host, runtime, archive, env))
+    words: list[str | Path] = ["run", "--detach", f"--runc-binary={runtime}"]
+    words += ["--env=NVIDIA_VISIBLE_DEVICES=any", image("debian")]
+
+    def end(name: str) -> None:
+        one.call("tasks", "kill", "--signal=9", name)
+        wait_until(lambda: one.call("tasks", "delete", name).status == 0, "its task is gone")
+
+    def remove(name: str) -> None:
+        one.call("tasks", "delete", "--force", name)
+        one.call("containers", "delete", name)
+
+    return Engine(
+        lambda name: one.call(*words, name, "sleep", "1000"),
+        lambda name: name,
+        end,
+        lambda name: one.call("tasks", "start", "--detach", name),
+        remove,
+    )
+
+
+@pytest.fixture(params=["docker", "podman", "podman-hook", "podman-precreate", "containerd"])
+def exclusive_engine(
+    request: pytest.FixtureRequest,
+    workspace: Path,
+    host: Namespace,
+    installation: Installation,
+    archive: Path,
+    exclusive: Path,
+    tmp_path: Path,
+) -> Iterator[Engine]:
+    name, env = request.param, {"GPUHOOK_CONFIG": str(exclusive)}
+    folder, runtime = workspace / f"any-{name}", installation.runtime
+    with ExitStack() as stack:
+        if name == "docker":
+            yield of_docker(stack, folder, host, runtime, archive, env)
+        elif name == "containerd":
+            yield of_containerd(stack, folder, host, runtime, archive, env)
+        elif name == "podman":
+            program = workspace / "any-gpu-py"
+            program.write_text(f'#!/bin/sh\nGPUHOOK_CONFIG={exclusive} exec {runtime} "$@"\n')
+            program.chmod(0o755)
+            yield of_podman(stack, folder, host, program, archive, None)
+        else:
+            stage = name.partition("-")[2].replace("hook", "prestart")
+            args = ("--config", str(exclusive), stage)
+            hooks = hooks_dir(tmp_path / "hooks", installation.hook, *args, stage=stage)
+            yield of_podman(stack, folder, host, path_of("runc"), archive, hooks)
+
+
+def test_containers_of_engines(exclusive_engine: Engine, exclusive: Path, driver: Driver) -> None:
+    """Nine at once get eight GPUs, each its own; a killed one gets its own again."""
+    engine, state = exclusive_engine, str(exclusive.parent / "state")
+    names = [f"any{number}-{os.urandom(4).hex()}" for number in range(9)]
+
+    def gpus() -> dict[str, str]:
+        found = {each["id"]: each for each in records.read_all(state)}
+        ids = {name: engine.id_of(name) for name in started}
+        return {name: found[ids[name]]["given"][0]["selected"][0] for name in started}
+
+    try:
+        with ThreadPoolExecutor(len(names)) as pool:
+            done = dict(zip(names, pool.map(engine.start, names), strict=True))
+        started = [name for name, result in done.items() if result.status == 0]
+        assert len(started) == 8, {name: str(result) for name, result in done.items()}
+        assert sorted(gpus().values()) == sorted(gpu.uuid for gpu in driver.gpus)
+        [refused] = [result for name, result in done.items() if name not in started]
+        assert "The container asks for any 1 GPU; 0 of 8 are free here" in refused.stderr
+        before = gpus()
+        for name in (started[5], started[2]):
+            engine.kill(name)
+        for name in (started[2], started[5]):
+            engine.again(name).ok()
+        assert gpus() == before
+    finally:
+        for name in names:
+            engine.remove(name)
+        wait_until(lambda: records.read_all(state) == [], "no container is left")
