@@ -97,19 +97,20 @@ def _made_nodes(
     kernel filesystem: on another one, or on the layers of an overlay, the call could block on
     the process that serves it.
     """
-
-    def is_local(fd: int) -> bool:
-        mount = table.find(b"%d" % kernel.mount_id(fd))
-        return mount is not None and mount.kind in _LOCAL  # protects: local-filesystem
-
     with _opened(f"/proc/{entry}/root") as root:
         within = kernel.RESOLVE_NO_SYMLINKS
-        if not is_local(root):
+        if not is_local(root, table):
             within |= _RESOLVE_CACHED  # protects: cached-dev
         with _held(kernel.openat2(root, "dev", os.O_PATH | os.O_DIRECTORY, within)) as dev:
-            if is_local(dev):
+            if is_local(dev, table):
                 for folder in folders:
                     yield from _nodes_in(dev, folder, look)
+
+
+def is_local(fd: int, table: proc.Mounts) -> bool:
+    """Tell whether a file is on a kernel filesystem, by the mount table of its namespace."""
+    mount = table.find(b"%d" % kernel.mount_id(fd))
+    return mount is not None and mount.kind in _LOCAL  # protects: local-filesystem
 
 
 def _nodes_in(dev: int, folder: str, look: Look) -> Iterator[Numbers]:

@@ -12,7 +12,7 @@ from gpuhook import __version__
 from gpuhook.base.errors import printable
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json
-from gpuhook.tools.doctor import Case, Examination, Finding, Status, examine, worst
+from gpuhook.tools.doctor import BeforeUpdate, Case, Examination, Finding, Status, examine, worst
 from gpuhook.tools.doctor.report import write_report
 from gpuhook.tools.engines.known import ENGINES
 
@@ -23,6 +23,7 @@ _WIDTH = 9  # width of the status column
     examples={
         "gpuhook doctor": "Check this host",
         "gpuhook doctor --report gpuhook-report.tar.gz": "Also write a bug report",
+        "gpuhook doctor --before-update": "Show who uses the driver before you update it",
     },
 )
 @click.option(
@@ -37,11 +38,21 @@ _WIDTH = 9  # width of the status column
     metavar="FILE",
     help="Also write a tar.gz for bug reports, without values of environment variables.",
 )
+@click.option(
+    "--before-update",
+    is_flag=True,
+    help="Report only what uses the driver, what restarts that, and what an update makes stale.",
+)
+@click.option(
+    "--npd", is_flag=True, help="Print one line, with node-problem-detector's exit status."
+)
 @config_option
 @format_option
 def doctor(
     engine: str | None,
     quiet: bool,
+    before_update: bool,
+    npd: bool,
     report_path: str | None,
     config_path: str | None,
     output_format: str,
@@ -51,10 +62,19 @@ def doctor(
     Checks that would only report the cause of a problem again are skipped. Problems are printed
     last, failures after warnings. A note describes something optional. The exit status is 0 if
     there are no problems, 1 with warnings and 2 with failures.
+
+    With --before-update, 0 means that nothing uses the driver, 1 that something will be stale
+    after an update, and 2 that a process has the driver open. With --npd, 0 means no failures, 1
+    failures, and 2 that the state is unknown.
     """
+    if before_update and (npd or engine):
+        raise click.UsageError("--before-update can't be combined with --npd or --engine.")
     case = Case.of_this_machine(config_path, sys.argv[0])
     case.engine = engine or ""
-    examination = examine(case)
+    update = BeforeUpdate() if before_update else None
+    examination = examine(case, update.steps()) if update else examine(case)
+    if npd:
+        sys.exit(_report_to_npd(examination, as_json=output_format == "json"))
     for finding in examination:
         if output_format == "text" and not finding.status.exit_status and not quiet:
             _print(finding)
@@ -62,7 +82,8 @@ def doctor(
         _print_wrong(examination.findings)
     status = worst(examination.findings)
     if output_format == "json":
-        print_json(_to_json(status, examination, quiet))
+        more = {"holders": [each.to_json() for each in update.holders]} if update else {}
+        print_json({**_to_json(status, examination, quiet), **more})
     elif not quiet:
         _print_summary(examination)
     if report_path:
@@ -70,6 +91,29 @@ def doctor(
         if output_format == "text" and not quiet:
             click.echo(f"Wrote the report to {printable(report_path)}; read it before you send it.")
     sys.exit(status.exit_status)
+
+
+def _report_to_npd(examination: Examination, *, as_json: bool) -> int:
+    """Print one line for node-problem-detector; return its status: 0 OK, 1 NonOK, 2 Unknown."""
+    counts = Counter(finding.status for finding in examination)
+    failed = [each for each in examination.findings if each.status is Status.FAILURE]
+    if examination.broken or os.geteuid():
+        why = (
+            f"the check {examination.broken[0]} failed" if examination.broken else "run it as root"
+        )
+        status, line = 2, f"gpuhook: state unknown: {why}"
+    elif failed:
+        more = f" ({len(failed) - 1} more)" if failed[1:] else ""
+        status, line = 1, f"{failed[0].check}: {failed[0].message}{more}"
+    else:
+        status, line = 0, f"gpuhook: no failure, {_number(counts[Status.WARNING], 'warning')}"
+    line = printable(line)
+    if as_json:
+        found = _to_json(worst(examination.findings), examination, quiet=True)
+        print_json({**found, "npd": {"status": status, "message": line}})
+    else:
+        click.echo(line)
+    return status
 
 
 def _is_wanted(finding: Finding, quiet: bool) -> bool:

@@ -3,8 +3,9 @@
 ``examine`` runs the checks and reports each problem once, causes first.
 """
 
+from gpuhook.tools.doctor.before_update import BeforeUpdate
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.checks import Examination, examine
 from gpuhook.tools.doctor.finding import Finding, Status, worst
 
-__all__ = ["Case", "Examination", "Finding", "Status", "examine", "worst"]
+__all__ = ["BeforeUpdate", "Case", "Examination", "Finding", "Status", "examine", "worst"]

@@ -63,7 +63,7 @@ class Examination:
     """A run of the checks, executed while the findings are iterated over.
 
     ``findings`` are those so far, ``skipped`` the names of checks that were skipped, because a
-    check that they need has failed.
+    check that they need has failed, ``broken`` those of checks that raised an exception.
     """
 
     def __init__(self, case: Case, steps: Iterable[Step]) -> None:
@@ -71,6 +71,7 @@ class Examination:
         self._steps = steps
         self.findings: list[Finding] = []
         self.skipped: list[str] = []
+        self.broken: list[str] = []
 
     def __iter__(self) -> Iterator[Finding]:
         failed: set[str] = set()
@@ -80,20 +81,20 @@ class Examination:
             if not failed.isdisjoint(step.needs):
                 self.skipped.append(step.name)
                 continue
-            for finding in _made(step, self._case):
+            for finding in self._made(step):
                 self.findings.append(finding)
                 if finding.status is Status.FAILURE:
                     failed |= {finding.check, step.part}
                 yield finding
 
-
-def _made(step: Step, case: Case) -> Iterator[Finding]:
-    """Run one check; an exception in it becomes a finding."""
-    try:
-        yield from step.check(case)
-    except Exception as error:  # noqa: BLE001 - the other checks are useful in any case
-        text = f"The check {step.name} itself failed: {type(error).__name__}: {error}"
-        yield failure(step.name, text, "Report it, with gpuhook doctor --report FILE")
+    def _made(self, step: Step) -> Iterator[Finding]:
+        """Run one check; an exception in it becomes a finding."""
+        try:
+            yield from step.check(self._case)
+        except Exception as error:  # noqa: BLE001 - the other checks are useful in any case
+            self.broken.append(step.name)
+            text = f"The check {step.name} itself failed: {type(error).__name__}: {error}"
+            yield failure(step.name, text, "Report it, with gpuhook doctor --report FILE")
 
 
 def examine(case: Case, checks: Iterable[Check | Step] | None = None) -> Examination:
