@@ -1,6 +1,6 @@
 """Settings of containerd's CRI plugin, in its main file and imported files.
 
-Source: containerd-config.toml(5), docs/cri/config.md; configuration versions 1 to 3.
+Source: containerd-config.toml(5), docs/cri/config.md; configuration versions 1 to 4.
 """
 
 import copy
@@ -30,6 +30,7 @@ _PLAIN_RUNTIME: Document = {
     "runtime_engine": "",
     "privileged_without_host_devices": False,
 }
+_REMOVED_IN_2 = ("runtime_root", "runtime_engine")  # containerd 2 warns of them as unknown keys
 # containerd's built-in runtime, which is dropped as soon as a file names any runtime.
 BUILT_IN: dict[str, Document] = {"runc": {"runtime_type": "io.containerd.runc.v2", "options": {}}}
 # containerd's shims: those of runc call the program in BinaryName, others call none.
@@ -65,6 +66,11 @@ class Source:
     def cri(self) -> Path:
         """The path of the CRI plugin's settings."""
         return CRI[min(self.tables or self.version, 3)]
+
+    @property
+    def is_of_version_2(self) -> bool:
+        """Whether containerd 2 reads the file: by its version, or that of its tables."""
+        return self.cri == CRI[3] or (self.program is not None and self.program >= (2, 0))
 
     @property
     def merges(self) -> bool:
@@ -255,7 +261,7 @@ def add_runtimes(cri: Document, source: Source, ask: Ask, *, old: bool) -> None:
     containerd = _table(cri, ("containerd",))
     runtimes = _table(containerd, ("runtimes",))
     for name, program in ask.runtimes:
-        entry = _template(containerd, ask)
+        entry = _template(containerd, source, ask)
         if not entry.get("runtime_type"):
             entry["runtime_type"] = _PLAIN_RUNTIME["runtime_type"]
         options = _table(entry, ("options",))
@@ -271,7 +277,7 @@ def add_runtimes(cri: Document, source: Source, ask: Ask, *, old: bool) -> None:
         cri["enable_cdi"] = True
 
 
-def _template(containerd: Document, ask: Ask) -> Document:
+def _template(containerd: Document, source: Source, ask: Ask) -> Document:
     """Copy the options of the current default runtime, of runc or of crun.
 
     SystemdCgroup matters most: pods don't stay up if it differs from the kubelet's setting.
@@ -286,7 +292,8 @@ def _template(containerd: Document, ask: Ask) -> Document:
         # An empty entry next to ours counts as no entry.
         if isinstance(entry, dict) and entry != BUILT_IN.get(name) and _calls_a_program(entry):
             return copy.deepcopy(entry)
-    return copy.deepcopy(_PLAIN_RUNTIME)
+    unknown = _REMOVED_IN_2 if source.is_of_version_2 else ()
+    return {key: value for key, value in _PLAIN_RUNTIME.items() if key not in unknown}
 
 
 def _calls_a_program(entry: Document) -> bool:
