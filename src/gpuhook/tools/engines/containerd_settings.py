@@ -69,7 +69,7 @@ class Source:
 
     @property
     def is_of_version_2(self) -> bool:
-        """Whether containerd 2 reads the file: by its version, or that of its tables."""
+        """True if containerd 2 reads the file, by its version or that of its tables."""
         return self.cri == CRI[3] or (self.program is not None and self.program >= (2, 0))
 
     @property
