@@ -1,7 +1,7 @@
 """Many nodes that publish to one API server: how often it is asked, by a clock that the test moves.
 
 20 here; `NODES=1000 ./scripts/test integration -n0 -s tests/integration/test_dra_scale.py` has the
-numbers of docs/kubernetes/dra.md.
+numbers of docs/engineering/measurements.md.
 """
 
 import os

@@ -80,7 +80,7 @@ def test_slices_claims_and_statuses(
         usual = {"gpuhook-events", "gpuhook-server"}
         wait_until(lambda: {*children(process.pid)} == usual, "the claims' children have ended")
         pids = [process.pid, *children(process.pid).values()]
-        # 55 MiB where nobody else has the same libraries loaded: docs/kubernetes/dra.md.
+        # 55 MiB where it shares no libraries: docs/engineering/measurements.md.
         wait_until(
             lambda: memory(pids) < 60 << 20, "little memory", shown=lambda: str(memory(pids))
         )
