@@ -1,5 +1,6 @@
 """What the documents name exists, and what is made of the code for them is whole."""
 
+import html
 import inspect
 import json
 import os
@@ -136,6 +137,25 @@ def test_a_drawing_can_be_read_on_a_dark_page_and_aloud(name: str) -> None:
     assert texts["title"]
     assert texts["desc"]
     assert "prefers-color-scheme: dark" in texts["style"]
+
+
+def test_the_tutorials_pictures_are_of_its_machine() -> None:
+    """Eight GPUs with the UUIDs that its containers print, of which it loses one."""
+    page = (REPOSITORY / "docs/tutorial/simulated.md").read_text()
+    [lost] = re.findall(r"simulate /srv/gpus --lost (\d+)", page)
+    pictures = {
+        name: html.unescape((REPOSITORY / f"docs/images/{name}.svg").read_text()).replace(
+            "\xa0", " "
+        )
+        for name in re.findall(r"images/(\w+)\.svg", page)
+    }
+    assert pictures.keys() == {"list", "explain", "doctor"}
+    uuids = set(re.findall(r"GPU-[0-9a-f-]{36}", page))
+    assert uuids
+    assert uuids < set(re.findall(r"GPU-[0-9a-f-]{36}", pictures["list"]))
+    assert len(re.findall(r"GPU-[0-9a-f-]{36}", pictures["list"])) == 8
+    assert ", 8 GPUs, " in pictures["explain"]
+    assert f"GPU {lost} has fallen off the bus" in pictures["doctor"]
 
 
 def test_tests_that_the_documents_name_exist() -> None:
@@ -295,7 +315,7 @@ def test_a_block_that_would_end_its_list_is_found(text: str, lines: list[int]) -
 
 
 @pytest.mark.parametrize(
-    ("html", "loaded"),
+    ("page", "loaded"),
     [
         ('<script src="https://a.example/x.js"></script>', ["https://a.example/x.js"]),
         ('<img src="x.svg">', ["x.svg"]),
@@ -304,9 +324,9 @@ def test_a_block_that_would_end_its_list_is_found(text: str, lines: list[int]) -
         ('<a href="https://a.example">x</a>', []),
     ],
 )
-def test_what_a_browser_would_load_is_found(html: str, loaded: list[str]) -> None:
+def test_what_a_browser_would_load_is_found(page: str, loaded: list[str]) -> None:
     found = docs_hooks.Loaded()
-    found.feed(html)
+    found.feed(page)
     assert [each for each in found.addresses if each] == loaded
 
 
