@@ -1,4 +1,4 @@
-"""What holds for all tests: short temporary names, one compiler, forks, and CI skips nothing."""
+"""Rules for all tests: short temporary names, one compiler, forks, and no skipped test in CI."""
 
 import contextlib
 import errno

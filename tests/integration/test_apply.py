@@ -434,7 +434,7 @@ def test_undoing_is_not_led_out_of_the_folder(folder: Folder, tmp_path: Path) ->
 def test_a_folder_that_becomes_another_one_meanwhile(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """Who has the folder above puts a link in its place, to what undoing would change."""
+    """The owner of the folder above replaces the target of an undo by a link."""
     victim, name = tmp_path / "victim", "ours.conf"
     shutil.copytree(folder.root / "etc", victim / "etc", symlinks=True)
     path = str(folder.root)

@@ -108,7 +108,7 @@ def test_no_folder_of_a_volume_is_removed(folder: Folder) -> None:
 
 @pytest.mark.parametrize("call", ["symlinkat", "rename", "renameat"])
 def test_a_killed_run_takes_no_file_of_a_volume_for_its_own(folder: Folder, call: str) -> None:
-    """What it was about to write isn't what is there."""
+    """The file differs from the one that it was about to write."""
     (folder.root / CACHE).unlink(missing_ok=True)
     folder.give_away()
     before = snapshot(folder)

@@ -1,4 +1,4 @@
-"""What can't be started fails with one clear sentence and leaves nothing behind."""
+"""Bad input fails with one clear sentence and leaves nothing behind."""
 
 import json
 import random

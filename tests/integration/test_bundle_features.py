@@ -1,4 +1,4 @@
-"""What goes beyond GPUs and libraries reaches real containers: MIG, IMEX, features, graphics."""
+"""Requests other than GPUs in real containers: MIG, IMEX, features, graphics."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What CDI's edits make of config.json, real low-level runtimes take and do."""
+"""Real low-level runtimes accept and apply config.json with CDI edits."""
 
 import json
 from pathlib import Path

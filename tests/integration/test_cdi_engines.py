@@ -120,7 +120,7 @@ Run = Callable[[str, Sequence[str], Sequence[str]], Result]  # an image, a comma
 def start(
     request: pytest.FixtureRequest, systems: dict[str, Release], workspace: Path, archive: Path
 ) -> Iterator[Run]:
-    """What runs a command in a container of an engine with devices of that system."""
+    """Return the words that run a command in an engine's container with that system's devices."""
     release_name, name, variant = (*request.param.split("-"), "")[:3]
     if name in ("docker", "compose"):
         docker = request.getfixturevalue("dockers")[release_name]
@@ -223,7 +223,7 @@ def reference(
     driver: Driver,
     configs: dict[str, Path],
 ) -> Content:
-    """What a container of this machine has in mode hook, beyond one without GPUs."""
+    """Content of this machine's container in mode hook, in addition to one without GPUs."""
 
     def content(runtime: str | Path, *env: str) -> Content:
         with bundles.bundle(workspace / "bundles", roots["debian"], host, "runc") as made:

@@ -308,7 +308,7 @@ def test_the_images_own_libraries_are_covered(
 def test_an_engines_mount_of_another_file_covers_nothing(
     bundle: Bundle, runtime: str, document: Path, tmp_path: Path
 ) -> None:
-    """Where a volume is mounted on a library's place, the image's own link to it stays as it is."""
+    """With a volume on a library's place, the image's own link to it is unchanged."""
     stale = f"{LIBRARIES}/libcuda.so.1"
     changed(bundle, f"cp {LIBRARIES}/libc.so.6 {stale}")
     give(bundle, document, "0")
@@ -334,7 +334,7 @@ def test_a_read_only_root(bundle: Bundle, runtime: str, answered: Path, driver: 
 
 
 def test_a_user_namespace(bundle: Bundle, runtime: str, document: Path, driver: Driver) -> None:
-    """What is made in the image belongs to the container's root user."""
+    """Files created in the image belong to the container's root user."""
 
     def mutate(spec: Spec) -> None:
         spec["linux"]["namespaces"].append({"type": "user"})

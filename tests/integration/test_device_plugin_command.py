@@ -198,7 +198,7 @@ def test_what_a_dry_run_says_is_what_the_kubelet_is_told(node: Node) -> None:
 def test_a_dry_run_asks_the_driver(
     installation: Installation, workspace: Path, tmp_path: Path
 ) -> None:
-    """What another command saved may be of before a GPU was lost."""
+    """An inventory that another command saved may be older than a GPU's loss."""
     root = workspace / f"lost-{os.getpid()}"
     try:
         built = simulate(installation, root, "--gpus", "2", "--model", "T4")

@@ -180,7 +180,7 @@ def test_exactly_what_was_granted(
 def test_mounts_without_their_setting(
     cri: Cri, machine: Machine, installation: Installation, place: Path
 ) -> None:
-    """What the engine says names the setting, and no device that is none."""
+    """The engine's message names the setting, and no missing device."""
     with plugin(place, installation, machine, ("volume-mounts",)) as kubelet:
         answers = kubelet.admit("one", {GPU: 1})
         with (

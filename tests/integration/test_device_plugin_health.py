@@ -1,4 +1,4 @@
-"""What becomes of devices at the kubelet: errors, lost GPUs, MIG devices that change."""
+"""Health of devices at the kubelet: errors, lost GPUs, MIG devices that change."""
 
 import os
 from collections.abc import Iterator

@@ -34,7 +34,7 @@ def server(kubelet: Kubelet) -> Iterator[PluginServer]:
 
 
 class Size:
-    """What a process has now, to be compared with what it has later."""
+    """Resources of a process now, for a later comparison."""
 
     def __init__(self, server: PluginServer) -> None:
         self._server = server

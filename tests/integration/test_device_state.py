@@ -215,7 +215,7 @@ def test_what_another_hand_has_set_meanwhile_stays(node: Node, driver: Driver) -
 
 @pytest.mark.parametrize(("verb", "least"), [("prepare", 12), ("unprepare", 3)])
 def test_killed_at_every_point(node: Node, driver: Driver, verb: str, least: int) -> None:
-    """What comes next puts back what was before, however far it had come."""
+    """The next request restores the former settings, at whichever step the last one stopped."""
     claim = node.claim("a", result(gpu(driver, 0)), config=[sliced("Long")])
     for point in range(1, MOST, 2):
         was_killed = True

@@ -1,4 +1,4 @@
-"""What gpuhook says of a machine is what the machine is: discovery over simulated drivers."""
+"""Discovery over simulated drivers finds exactly what the machine has."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What people do with Docker beside docker run."""
+"""Uses of Docker in addition to docker run."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What the doctor says of a document when the driver below it has changed: real ones, simulated.
+"""The doctor's findings on a CDI spec after its driver changed: real ones, simulated.
 
 tests/unit/tools/doctor/test_doctor_cdi.py has the faults that need no driver, and the engines.
 """
@@ -73,7 +73,7 @@ def test_an_update_of_the_driver(site: Site) -> None:
 
 
 def test_names_that_mean_other_gpus(site: Site) -> None:
-    """Who asks for 0 gets another one than people mean: the worst that can happen."""
+    """A request for 0 gets another GPU than intended: the worst case."""
     site.install("--gpus=3", "--minors=0,2,1")
     found = site.findings()["cdi-names"]
     assert found["status"] == "failure"

@@ -1,4 +1,4 @@
-"""What the doctor says first, how much it says, and what it ends with, on machines out of order.
+"""Order, length and end of the doctor's output, on machines with problems.
 
 The command really runs, in a PID namespace of its own: it sees no daemons but those of a test.
 """
@@ -81,7 +81,7 @@ path = "nvidia-ctk"
 
 @dataclass(frozen=True)
 class Said:
-    """What the doctor said: its status, what isn't ok, and everything by its name."""
+    """The doctor's result: status, the findings that aren't ok, and all findings by name."""
 
     status: int
     wrong: list[str]

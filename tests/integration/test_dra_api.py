@@ -1,4 +1,4 @@
-"""What simulated machines publish, and the commands that ask an API server, as they are called."""
+"""Published devices of simulated machines, and the commands that call an API server."""
 
 import json
 import os
@@ -127,7 +127,7 @@ def test_dry_run_asks_for_the_version(
 def test_serving_begins_without_the_api_server(
     installation: Installation, api: ApiServer, call: Call, kubeconfig: str, tmp_path: Path
 ) -> None:
-    """What is prepared can be put back while it is away; here gRPC is missing, which ends it."""
+    """Claims can be unprepared without the server; here gRPC is missing, which ends it."""
     simulate(installation, tmp_path / "root", *MACHINES["whole"])
     assert "grpcio" in call("dra", "--kubeconfig", kubeconfig).failed().stderr
     assert api.asked == []

@@ -333,7 +333,7 @@ def _moved(node: Node, claim: Claim) -> None:
 def test_what_a_claim_has_that_is_gone_is_for_others(
     go: Callable[[Node, Claim], None], node: Node, driver: Driver
 ) -> None:
-    """Where the kubelet never puts it back, as it has lost its folder; but not at once."""
+    """A kubelet that lost its folder never unprepares the claim; it is freed, but not at once."""
     pods = node.folder / "pods.sock"
     gone = node.claim("gone", result(gpu(driver, 0)))
     other = node.claim("other", result(gpu(driver, 0)))
@@ -414,7 +414,7 @@ def test_what_is_gone_is_put_back_though_nobody_asks(node: Node, driver: Driver)
 
 
 def test_claims_that_are_gone_are_put_back_together(node: Node, driver: Driver) -> None:
-    """Who wants the devices of several waits one minute, not one for each."""
+    """A claim for the devices of several claims waits one minute, not one for each."""
     pods = node.folder / "pods.sock"
     claims = [node.claim(f"gone{number}", result(gpu(driver, number))) for number in range(3)]
     every = node.claim("every", *(result(gpu(driver, number)) for number in range(3)))

@@ -1,4 +1,4 @@
-"""What claims' configurations ask of devices: time slices, MPS, limits of memory, shares."""
+"""Configurations of claims: time slices, MPS, memory limits, shares."""
 
 import json
 import os
@@ -164,7 +164,7 @@ def put_smi(driver: Driver, shell: str, log: str) -> None:
 
 @pytest.mark.parametrize("whole", [False, True], ids=["here", "in the driver root"])
 def test_time_slices_and_who_wins(node: Node, driver: Driver, whole: bool) -> None:
-    """Where a pod has nothing that starts the driver's program, it runs in the driver root."""
+    """In a pod without the driver's dependencies, its program runs in the driver root."""
     log = (driver.root if whole else node.folder) / "smi"
     shell = "/only/in/the/root/sh" if whole else "/bin/sh"
     put_smi(driver, shell, "/smi" if whole else str(log))

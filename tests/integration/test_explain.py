@@ -86,7 +86,7 @@ def test_a_running_container(
 
 
 def test_a_running_container_without_gpus(docker: Docker, explain: Explain) -> None:
-    """Why it has none is in the config.json that its shim was started beside."""
+    """The reason is in the config.json next to which its shim was started."""
     with running(docker, "--runtime=gpu-py") as (name, _):
         done = explain(name)
         assert facts(done, "Was given") == ["nothing"]
@@ -196,7 +196,7 @@ def test_an_image_with_musl(docker: Docker, explain: Explain, tmp_path: Path) ->
 
 
 def test_an_image_for_another_machine(docker: Docker, explain: Explain, tmp_path: Path) -> None:
-    """By what its engine says of it, or by its programs."""
+    """Its name is the engine's, or one of its programs."""
     name = f"explain-{uuid.uuid4().hex[:8]}:1"
     other, number = {"x86_64": ("aarch64", 183), "aarch64": ("x86_64", 62)}[os.uname().machine]
     program = tmp_path / "image/bin/sh"

@@ -255,7 +255,7 @@ MERGED = {
 def test_the_unit_tests_model_of_engines(
     node: Node, kubelet: Kubelet, driver: Driver, name: str
 ) -> None:
-    """What an engine makes of the image's and the pod's entries, and of a plugin's."""
+    """An engine's result of the image's, the pod's and a plugin's variables."""
     gpu = driver.gpus[3]
     kubelet.gives(gpu)
     env = [each.format(uuid=gpu.uuid) for each in MERGED[name]]

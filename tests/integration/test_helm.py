@@ -398,7 +398,7 @@ def test_rules_are_those_of_the_package() -> None:
 
 
 def test_ready_only_while_the_plugin_serves() -> None:
-    """Where the plugin is a unit, the installer's pod says how that is."""
+    """With the plugin as a unit, the installer's pod reports its state."""
     for variant in VARIANTS:
         for document in daemon_sets(variant):
             waits = containers(pod_of(document)).get("done")

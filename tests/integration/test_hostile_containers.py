@@ -71,7 +71,7 @@ def test_a_hook_in_a_stage_that_is_too_late(bundle: GpuBundle, driver: Driver, s
 
 
 def test_a_user_namespace(bundle: GpuBundle, driver: Driver) -> None:
-    """What is made in the image belongs to the container's root user."""
+    """Files created in the image belong to the container's root user."""
 
     def mutate(spec: Spec) -> None:
         spec["linux"]["namespaces"].append({"type": "user"})

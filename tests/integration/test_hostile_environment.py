@@ -1,4 +1,4 @@
-"""What an image sets in the environment, or puts where Python looks, reaches no program of ours."""
+"""An image's environment, and its files where Python searches, affect none of our programs."""
 
 import re
 import shutil
@@ -78,7 +78,7 @@ def runc_version() -> tuple[int, ...]:
 def test_without_its_own_environment_a_hook_would_be_taken_over(
     bundle: GpuBundle, tmp_path: Path
 ) -> None:
-    """What every hook that we write has in its ``env`` is taken out of this one.
+    """Everything in the ``env`` of our hooks is removed from this environment.
 
     runc before 1.3 then gives it the container's environment (CVE-2025-23266), crun doesn't.
     """

@@ -248,7 +248,7 @@ def test_a_shared_volume_is_refused(driver: Path, image: Path, volume: Path) -> 
 
 
 def test_a_root_shared_with_nobody_works(driver: Path, image: Path) -> None:
-    """What Docker does for ``-v /x:/x:rshared``: its root is a mount private to the host."""
+    """Docker's mounts for ``-v /x:/x:rshared``: its root is a mount private to the host."""
     make_private(image)
     before = mount_table()
     with sandbox(image, propagation=MS_SHARED) as box:
@@ -417,7 +417,7 @@ def test_a_shared_proc_leaks_nothing(driver: Path, image: Path, tmp_path: Path) 
 
 
 def test_nothing_is_covered_where_the_kernel_has_no_driver(driver: Path, image: Path) -> None:
-    """What the image itself has at that place tells nothing about the machine."""
+    """The image's own file at that place says nothing about the machine."""
     (image / "proc/driver/nvidia").mkdir(parents=True)
     step = MaskProc(str(driver), ("version",), (), "test")
     with sandbox(image) as box:

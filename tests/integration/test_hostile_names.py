@@ -104,7 +104,7 @@ def test_repair_in_a_cgroup_called_like_a_line(
     workspace: Path,
     cut: str,
 ) -> None:
-    """Who may make cgroups below his own gives no other container his GPU by that."""
+    """A user who may create cgroups can't take another container's GPU by their names."""
     runtime, namespace = low_level
     node = f"/dev/nvidia{driver.gpus[3].minor}"
     bundle.environ("NVIDIA_VISIBLE_DEVICES=3")

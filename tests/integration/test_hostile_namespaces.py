@@ -100,7 +100,7 @@ def test_mounts_by_the_thousand_make_nobody_wait(
     namespaces: int,
     processes: int,
 ) -> None:
-    """What there is no time for is said, and a container is seen before anybody's hundredth."""
+    """Skipped containers are reported, and each one is seen before any container's hundredth."""
     listing = (installation.command, "list", "--config", unrecorded, "--format", "json")
     before, _, said = seconds_of(listing)
     assert said == ""

@@ -1,4 +1,4 @@
-"""What others put where a driver's files and sockets are looked for; folders that hold sockets."""
+"""Files of other users where a driver's files and sockets are searched; folders with sockets."""
 
 import ctypes
 import json

@@ -45,7 +45,7 @@ def test_an_annotation_gives_no_more_than_the_mounts(
 @pytest.mark.parametrize("mode", ["hook", "spec", "auto", "cdi"])
 @ONE
 def test_another_pods_claim(bundle: GpuBundle, driver: Driver, tmp_path: Path, mode: str) -> None:
-    """What a driver for DRA made for one pod: its folder of the host, and a hook of root's."""
+    """A CDI spec of a DRA driver for one pod: its folder of the host, and a hook of root's."""
     trace, secret = tmp_path / "trace", tmp_path / "secret"
     secret.write_text("another's")
     claim = "k8s.gpu.nvidia.com/claim=0f2b-gpu-0"

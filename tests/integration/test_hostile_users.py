@@ -134,7 +134,7 @@ def test_roots_own_daemon_gets_the_signal(site: Site) -> None:
 
 
 def test_a_daemon_in_a_chroot_has_files_of_its_own(site: Site, roots: dict[str, Path]) -> None:
-    """What it calls /usr/bin/gpu-py, or its socket, isn't ours of that name."""
+    """A file that is /usr/bin/gpu-py there, or its socket, isn't ours of that name."""
     root, upper, work = (site.folder / name for name in ("root", "upper", "work"))
     for folder in (root, upper, work):
         folder.mkdir()
@@ -284,7 +284,7 @@ def test_a_link_where_other_things_go(site: Site) -> None:
 
 
 def test_a_home_that_became_a_strangers_afterwards(site: Site) -> None:
-    """What uninstall would write, or remove, may be root's by now."""
+    """The path that uninstall would write or remove may belong to root by now."""
     home = site.folder / "home"
     named = home / "docker/daemon.json"
     words = ["--engine=docker", f"--config={named}", f"--state-dir={site.folder}/state"]

@@ -1,4 +1,4 @@
-"""What keeps gpu-py from being removed, where the engine itself isn't on this machine: CRI-O."""
+"""Reasons to refuse the removal of gpu-py, without the engine on this machine: CRI-O."""
 
 from pathlib import Path
 

@@ -441,7 +441,7 @@ def test_gpus_option_without_such_a_gpu(registered: Site) -> None:
 
 
 def test_an_old_entry_that_names_nvidia_s_runtime(site: Site, names: Path, driver: Driver) -> None:
-    """What a daemon.json of before says goes on working: the name leads to gpu-py."""
+    """An older daemon.json still works: the name leads to gpu-py."""
     path = str(names / "nvidia-container-runtime")
     old = {"runtimes": {"nvidia": {"path": path, "runtimeArgs": []}}}
     site.config.write_text(json.dumps(old))

@@ -30,7 +30,7 @@ FOLDER = "usr/lib/x86_64-linux-gnu"
 
 @dataclass(frozen=True)
 class Hook:
-    """What it takes to run the hook on a sandbox as a runtime would."""
+    """Arguments to run the hook on a sandbox as a runtime would."""
 
     argv: list[str]
     bundle: Path

@@ -1,4 +1,4 @@
-"""Where an image's cache is damaged, the host's ldconfig makes one, and nothing else."""
+"""The host's ldconfig makes a cache for an image whose own is damaged, and nothing else."""
 
 import os
 from collections.abc import Callable, Iterator

@@ -36,7 +36,7 @@ WAYS = ("hook", "spec", "cdi", "alone", "engine")
 
 @dataclass
 class Place:
-    """Where containers are started that have leases, each in a bundle of its own."""
+    """Starter of containers with exclusive devices, each in a bundle of its own."""
 
     installation: Installation
     runtime: str

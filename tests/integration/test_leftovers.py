@@ -1,4 +1,4 @@
-"""What earlier starts and other programs left in an image: links to another driver version."""
+"""Leftovers of earlier starts and other programs in an image: links to another driver version."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -139,7 +139,7 @@ FAILING = {"path": "/bin/sh", "args": ["sh", "-c", "cat >/dev/null; exit 3"]}
 )
 @RUNTIMES
 def test_the_same_refusals(bundle: GpuBundle, mutate: object) -> None:
-    """What the low-level runtime has to say about a bad config.json is what the user reads."""
+    """The user reads the low-level runtime's own message about a bad config.json."""
     assert callable(mutate)
     bundle.change(mutate)
     found = []

@@ -54,7 +54,7 @@ def limited(workspace: Path, installation: Installation) -> Driver:
 
 @dataclass
 class Place:
-    """Where containers are started that have limits, each in a bundle of its own."""
+    """Starter of containers with memory limits, each in a bundle of its own."""
 
     installation: Installation
     runtime: str
@@ -509,7 +509,7 @@ def test_cgroups_that_others_cover_count(place: Place) -> None:
 
 @ONE
 def test_a_mount_that_comes_to_the_place_of_cgroups_is_looked_at(place: Place) -> None:
-    """What config.json says of a place isn't said of what links have led there."""
+    """Paths in config.json don't say where links lead."""
     out, root, empty = (place.folder / name for name in ("out", "root", "empty"))
     for folder in (out, root, empty / "own"):
         folder.mkdir(parents=True)

@@ -152,7 +152,7 @@ def test_a_pod_that_asks_for_less_gets_less(cri: Cri, kubelet: Kubelet) -> None:
 
 
 def test_a_volume_in_the_mounts_place(cri: Cri, kubelet: Kubelet, tmp_path: Path) -> None:
-    """Where an engine keeps the pod's volume of two mounts in one place, the device goes, too."""
+    """An engine that mounts a pod's volume over one of two mounts drops the device, too."""
     answers = shares(kubelet)["0"]
     [mount] = answers["mounts"]
     place = mount[0]

@@ -1,4 +1,4 @@
-"""What only newer drivers and GPUs say: shares of MIG devices, links, errors, and Slurm's jobs."""
+"""Values of newer drivers and GPUs: shares of MIG devices, links, errors, and Slurm jobs."""
 
 import subprocess
 import time
@@ -254,7 +254,7 @@ def test_containers_of_slurms_jobs_that_have_no_cgroup(
 
 
 def test_a_container_in_which_systemd_moves_processes(bundle: GpuBundle, driver: Driver) -> None:
-    """What is below the cgroup that it was given is the container's, wherever the first one is."""
+    """Processes below the container's recorded cgroup are its own, wherever its first one is."""
     bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
     bundle.command("sleep", "1000")
     config, device = bundle.settings, driver.gpus[5].uuid

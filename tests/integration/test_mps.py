@@ -318,7 +318,7 @@ exec "$0.real" "$@"
 
 @ONE
 def test_a_daemon_that_has_only_begun_is_ended(site: Site, tmp_path: Path) -> None:
-    """Who started it was killed, and its process isn't in its file yet."""
+    """The starting process was killed before its daemon's pid was recorded."""
     program = site.driver.root / "usr/bin/nvidia-cuda-mps-control"
     real, pipe = program.with_name(f"{program.name}.real"), tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -377,7 +377,7 @@ def test_no_more_containers_than_the_administrator_allows(site: Site) -> None:
 
 @ONE
 def test_variables_widen_no_limit(site: Site) -> None:
-    """What the image sets is replaced, by name as well; what is smaller stays."""
+    """The image's variables are replaced, by name as well; smaller values stay."""
     site.mps("start").ok()
     more = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=80G")
     other = "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps/../gpuhook/mps/pipe/c01"

@@ -125,7 +125,7 @@ def test_what_there_is_not(node: Node) -> None:
 
 
 def test_a_hostile_pod(node: Node, driver: Driver) -> None:
-    """What is long or odd in a pod makes nobody else go without."""
+    """Long or odd values in a pod don't keep other pods from their devices."""
     many = [f"V{number}={'x' * 60_000}" for number in range(20)]
     odd = ["A=\x1b[2J\n", "=", "NVIDIA_VISIBLE_DEVICES=0"]
     notes = {f"example.com/{number}": "y" * 10_000 for number in range(10)}

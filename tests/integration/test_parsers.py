@@ -136,7 +136,7 @@ UNREAD = TELLING | {"criu", "program-name", "HANG"}
 
 
 def test_every_option_as_engines_write_it(readers: Readers) -> None:
-    """What a runtime takes in the usual spelling is read, and isn't said to be unclear."""
+    """Options in the usual spelling are read, and aren't reported as unclear."""
     lines = readers.lines
     unread = set()
     for verb, known in lines.after.items():

@@ -145,7 +145,7 @@ def test_the_helper_mounts_what_the_runtime_would(place: Place, volume: str) -> 
 
 
 def test_the_hook_mounts_it_where_the_helper_is_gone(place: Place) -> None:
-    """What the helper was to mount stands in the hook's words."""
+    """The files that the worker was to mount are in the hook's arguments."""
     place.by_gpu_py()
     site = place.site
     site.configure("standby = 0")

@@ -175,7 +175,7 @@ def test_stopped_before_it_has_an_end(site: Site, tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["killed", "unit"])
 @ONE
 def test_a_container_outlives_what_stood_ready(site: Site, how: str, tmp_path: Path) -> None:
-    """Whether that is killed, or systemd stops the unit that all of them are in."""
+    """A process is killed, or systemd stops the unit with all of them."""
 
     def end(server: int) -> None:
         if how == "killed":

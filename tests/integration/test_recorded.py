@@ -1,4 +1,4 @@
-"""What is recorded of the programs that a test has called, where roots are mounted in turn."""
+"""Records of the programs that a test has called, with several roots mounted in turn."""
 
 from pathlib import Path
 

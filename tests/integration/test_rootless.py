@@ -171,7 +171,7 @@ def test_whatever_needs_no_root_is_installed(user: User, installation: Installat
 
 
 def test_what_is_not_saved_is_not_called_so(user: User, installation: Installation) -> None:
-    """Where root has saved it, the folder is there, and nobody else may write to it."""
+    """After root has saved an inventory, the folder exists and is writable only by root."""
     command = installation.command
     user.namespace.run(command, "refresh", "--config", user.config).ok()
     done = user.call(command, "refresh").failed()

@@ -102,7 +102,7 @@ def test_environment(
 
 
 def test_verbs_of_real_runtimes(bundle: GpuBundle) -> None:
-    """What the runtime itself prints is what is printed."""
+    """The runtime's own output is printed."""
     low_level = str(bundle.settings).split("/")[-2]
     for words in (["--version"], ["state", "no-such-container"], ["list"], ["no-such-verb"]):
         ours = bundle.call(bundle.gpu_py, *words, env=bundle.env)

@@ -68,7 +68,7 @@ def start(
 
 @pytest.fixture
 def reference(start: Start) -> Content:
-    """What a container has in mode hook, for ids and all capabilities."""
+    """Content of a container in mode hook, for ids and all capabilities."""
     made = start("hook", *ASK)
     assert (len(made.nodes), len(made.files) > 50, len(made.rows) > 20) == (10, True, True), made
     assert {"/proc/driver/nvidia/params", "/etc/vulkan/icd.d/nvidia_icd.json"} < {*made.digests}

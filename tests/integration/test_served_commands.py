@@ -1,4 +1,4 @@
-"""What carries out the tests' commands without starting them does what a start would."""
+"""Commands carried out by a pre-imported worker have the same effects as started ones."""
 
 import os
 import sys

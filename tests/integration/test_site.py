@@ -76,7 +76,7 @@ def check_pages(site: Path) -> None:
 
 
 def test_pages_can_be_edited(tree: Path) -> None:
-    """Where the repository is, who builds the site says; pages that aren't files have no link."""
+    """The builder names the repository's address; pages that aren't files have no link."""
     uri = "https://git.example/gpuhook/edit/main/docs/"
     run([tree / "scripts/docs"], env={"GPUHOOK_DOCS_EDIT_URI": uri}).ok()
     site = tree / ".work/site"

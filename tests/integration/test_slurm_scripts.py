@@ -31,7 +31,7 @@ def site(workspace: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def folder(site: Path) -> Path:
-    """Where the jobs' folders are to be; it isn't there yet."""
+    """Path of the jobs' folders, which don't exist yet."""
     return site / "containers"
 
 

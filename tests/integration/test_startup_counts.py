@@ -1,4 +1,4 @@
-"""What a container start costs, in programs, system calls and memory: counts, never times."""
+"""Costs of a container start in programs, system calls and memory: counts, never times."""
 
 import json
 import os
@@ -160,7 +160,7 @@ def test_container_with_another_vendors_devices(
 def test_container_with_gpus_is_served_without_a_fork(
     bundle: Bundle, installation: Installation, config: Path, tmp_path: Path
 ) -> None:
-    """Where a prefork server runs: no other program, and no fork."""
+    """With a running prefork server: no other program, and no fork."""
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
     words = bundle.namespace.enter(installation.command, "watch", f"--config={config}")
     ready = Path(f"/run/gpuhook/launcher{config}/ready")

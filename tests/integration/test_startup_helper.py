@@ -66,7 +66,7 @@ class Case:
 
     @property
     def wait_for_us(self) -> str:
-        """What a runtime does until the test goes on."""
+        """Stand-in for a runtime that waits until the test continues."""
         return f"until [ -e {self.folder}/go-on ]; do sleep 0.05; done"
 
     def go_on(self) -> None:

@@ -1,4 +1,4 @@
-"""What root's commands make has the same modes under umask 077, which hardened machines have."""
+"""Files of root's commands have the same modes under umask 077, as on hardened machines."""
 
 from collections.abc import Callable
 from pathlib import Path

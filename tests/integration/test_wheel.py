@@ -1,4 +1,4 @@
-"""What wheel and sdist contain: all of the package, the programs, and nothing else."""
+"""Contents of wheel and sdist: all of the package, the programs, and nothing else."""
 
 import json
 import os

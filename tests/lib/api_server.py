@@ -34,7 +34,7 @@ _KINDS = {
 
 @dataclass
 class Fault:
-    """What goes wrong with requests of a method whose path has a word in it, ``times`` times."""
+    """Faults of requests of a method whose path contains a word, ``times`` times."""
 
     what: int | str
     method: str = ""

@@ -1,4 +1,4 @@
-"""What containers get that ask for devices of machines that a test has made."""
+"""Devices of containers that ask for those of a test's machines."""
 
 from collections.abc import Iterable
 from typing import Any

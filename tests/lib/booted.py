@@ -1,4 +1,4 @@
-"""What the tests on a machine that has booted share: what was carried in, and GPUs' containers."""
+"""Shared parts of tests on a booted machine: copied files, and containers with GPUs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What schedules on the three machines of ``nodes``: Docker's swarm, Slurm; and one Prometheus."""
+"""Schedulers on the three machines of ``nodes``: Docker's swarm, Slurm; and one Prometheus."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What Grafana asks for on the dashboard that we ship, and what the alerts do."""
+"""Queries of our Grafana dashboard, and the effects of the alerts."""
 
 import json
 import re

@@ -36,7 +36,7 @@ UNKNOWN, HEALTHY, UNHEALTHY = 0, 1, 2
 
 
 class PodError(Exception):
-    """Why the kubelet doesn't start a pod, in its words."""
+    """The kubelet's reason not to start a pod."""
 
 
 class Claim(NamedTuple):
@@ -58,7 +58,7 @@ class Device(NamedTuple):
 
 
 class Known(NamedTuple):
-    """How a device is."""
+    """State of a device."""
 
     health: int
     message: str

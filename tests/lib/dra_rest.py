@@ -1,4 +1,4 @@
-"""What processes of ``gpuhook dra`` take while nothing happens."""
+"""Resources that idle processes of ``gpuhook dra`` use."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the tests on a machine that enforces SELinux share: what it denies, and podman's callers.
+"""Shared parts of tests on a machine with enforced SELinux: denials, and podman's callers.
 
 Without auditd the kernel's messages are all that says what was denied.
 """
@@ -30,7 +30,7 @@ _NO_DRIVER = 'kmod="char-major-'
 
 @dataclass(frozen=True, order=True)
 class Denial:
-    """What a domain may not do with a type; ``line`` is the kernel's message."""
+    """A denial for a domain and a type; ``line`` is the kernel's message."""
 
     source: str
     target: str
@@ -41,12 +41,12 @@ class Denial:
 
     @property
     def rule(self) -> tuple[str, ...]:
-        """What a policy would have to allow."""
+        """Return the rule of a policy that would allow it."""
         return self.source, self.target, self.kind, self.what
 
     @property
     def is_of_ours(self) -> bool:
-        """Whether one of our programs was denied it."""
+        """Tell whether it was denied to one of our programs."""
         return self.command.startswith(("gpu-py", "gpuhook", "python"))
 
 

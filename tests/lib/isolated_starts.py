@@ -1,4 +1,4 @@
-"""What a start makes of a request, and what it imports, in an isolated interpreter."""
+"""Results of a start for a request, and its imports, in an isolated interpreter."""
 
 import subprocess
 import sys

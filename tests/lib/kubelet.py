@@ -37,7 +37,7 @@ _CHANNEL = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "l
 
 
 class AdmissionError(Exception):
-    """Why the kubelet doesn't admit a pod, in its words (UnexpectedAdmissionError)."""
+    """The kubelet's reason not to admit a pod (UnexpectedAdmissionError)."""
 
 
 class Mount(NamedTuple):
@@ -57,7 +57,7 @@ class Node(NamedTuple):
 
 
 class Answers(TypedDict):
-    """What a container is started with: the answers for all of its resources, merged."""
+    """Start parameters of a container: the answers for all of its resources, merged."""
 
     ids: dict[str, list[str]]  # by resource
     envs: dict[str, str]

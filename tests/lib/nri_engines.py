@@ -1,4 +1,4 @@
-"""What engines make of a container's environment, and of a plugin's changes to it.
+"""An engine's treatment of a container's environment, and of a plugin's changes to it.
 
 As their sources have it: containerd (oci.WithEnv, pkg/cri), CRI-O (mergeEnvs, AddProcessEnv) and
 NRI (pkg/runtime-tools/generate, AdjustEnv), which both use. tests/integration/test_gate.py shows

@@ -1,4 +1,4 @@
-"""What libraries of this machine are, as ELF, the loader's cache and Debian's folders have it."""
+"""Properties of this machine's libraries, from ELF, the loader's cache and Debian's folders."""
 
 import os
 

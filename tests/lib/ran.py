@@ -1,4 +1,4 @@
-"""Which engines and low-level runtimes the running test has called, as they name themselves.
+"""Engines and low-level runtimes that the running test has called, as they name themselves.
 
 ``harness.commands`` notes each command line that it runs. The pytest plugin ``recording`` turns
 that on (``ACTIVE``), and gives each test what was noted while its own function ran: what fixtures

@@ -1,4 +1,4 @@
-"""What containers ask for of NVIDIA, in specs made for a test."""
+"""Requests of containers for NVIDIA devices, in specs made for a test."""
 
 from typing import Any
 

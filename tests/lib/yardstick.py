@@ -1,4 +1,4 @@
-"""How much processor time plain work takes on this machine, at this moment.
+"""Processor time that plain work takes on this machine at this moment.
 
 What a test allows in seconds is too little on a slower machine and too much on a faster one. It
 allows so many times the yardstick instead, which is measured right before or after.

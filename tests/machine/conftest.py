@@ -38,7 +38,7 @@ def driver() -> Path:
 
 @pytest.fixture(scope="session")
 def before() -> set[str]:
-    """What has names of ours on the machine where nothing of ours was ever installed."""
+    """Files with our names on a machine on which gpuhook was never installed."""
     return traces()
 
 
@@ -99,7 +99,7 @@ def of_podman(way: tuple[str, str], podman: tuple[str]) -> Iterator[Container]:
 
 @pytest.fixture
 def user(installed: None) -> Iterator[tuple[str, ...]]:
-    """What begins a command of an ordinary user with a session of systemd's."""
+    """Beginning of a command of an ordinary user with a systemd session."""
     call("useradd", "--create-home", "--shell=/bin/bash", USER)
     call("loginctl", "enable-linger", USER)
     number = pwd.getpwnam(USER).pw_uid

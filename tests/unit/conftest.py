@@ -1,4 +1,4 @@
-"""What unit tests share: cases of tests/vectors, libraries built byte by byte, machines of files.
+"""Shared parts of unit tests: cases of tests/vectors, libraries built byte by byte, fake machines.
 
 A test marked ``vectors("image", "image.privileged")`` runs once, as its argument ``case``,
 for every case of those groups of tests/vectors/image.json.

@@ -1,4 +1,4 @@
-"""What the documents name exists, and what is made of the code for them is whole."""
+"""Names in the documents exist, and pages made from the code are complete."""
 
 import html
 import inspect

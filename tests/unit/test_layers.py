@@ -1,4 +1,4 @@
-"""Who may import whom, and what a start may load.
+"""Allowed imports between packages, and modules that a start may load.
 
 Imports are read from the sources: those inside functions count, and those for typing alone.
 What a start loads is counted, because times differ between machines: one module of the
@@ -130,7 +130,7 @@ def between(place: Callable[[str], str]) -> dict[str, set[str]]:
 
 
 def test_the_wall() -> None:
-    """What a container's start may run imports nothing that only commands and services use."""
+    """The code of a container start imports nothing that only commands and services use."""
     through = [
         (module, other)
         for module, others in graph().items()
@@ -223,7 +223,7 @@ KERNEL = {"_ctypes"}
 
 
 class Start(NamedTuple):
-    """What a start imports, how many of our files that are at most, and what it may load.
+    """Imports of a start, the maximum number of our files among them, and the allowed modules.
 
     ``beyond`` is what else than free modules it loads.
     The names of vendors come on top of that: one file for each, asked for or not.

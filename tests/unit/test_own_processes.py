@@ -1,4 +1,4 @@
-"""What keeps tests from ending themselves, and from waiting in a child for ever."""
+"""Guards against tests that end themselves or wait forever in a child."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""What docs/support.md claims is what files of results say, and those what runs of tests were."""
+"""Claims in docs/support.md match the files of results, and those match real runs of tests."""
 
 import json
 import os

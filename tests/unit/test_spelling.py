@@ -1,4 +1,4 @@
-"""What a vendor's things are called is spelled in that vendor's folders alone.
+"""A vendor's names are spelled only in that vendor's folders.
 
 Elsewhere it comes from the vendor's names, so that the same code serves every vendor.
 """

@@ -1,1 +1,1 @@
-"""What the integration tests are made of: root filesystems, bundles, engines, host snapshots."""
+"""Parts of the integration tests: root filesystems, bundles, engines, host snapshots."""

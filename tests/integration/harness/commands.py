@@ -20,7 +20,7 @@ Process = Child | subprocess.Popen[bytes]
 
 @dataclass(frozen=True)
 class Result:
-    """How a program ended."""
+    """Result of a program."""
 
     argv: tuple[str, ...]
     status: int

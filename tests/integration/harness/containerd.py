@@ -84,7 +84,7 @@ class Containerd:
 
     @property
     def shows_errors_of_hooks(self) -> bool:
-        """Whether the user is told what a hook that failed said."""
+        """Tell whether the user sees the messages of a failed hook."""
         return True
 
     def call(self, *words: str | Path, within: str = CGROUP_PARENT.strip("/")) -> Result:

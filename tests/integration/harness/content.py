@@ -48,7 +48,7 @@ LIST = ("sh", "-c", _SCRIPT)
 
 @dataclass(frozen=True)
 class Content:
-    """What a container holds.
+    """Content of a container.
 
     ``nodes`` maps a device node to mode, owner and numbers; ``files`` a path to what is there:
     a file of the host as its device and inode, others as their size; ``mounts`` the places of

@@ -28,7 +28,7 @@ RUNTIME_DEFAULT = b""  # SecurityProfile with profile_type RuntimeDefault, which
 
 @dataclass(frozen=True)
 class Security:
-    """What a pod and its containers may do.
+    """Privileges of a pod and its containers.
 
     ``user`` is who runs, 0 for the image's own, root; ``restricted`` is as Pod Security's level of
     that name wants it; ``users`` are the host's (first, how many) of a user namespace of the pod's
@@ -68,7 +68,7 @@ USUAL = Security()
 
 
 class CriError(Exception):
-    """What the engine answered instead of doing what it was asked to."""
+    """An error that the engine returned."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class Docker:
 
     @property
     def shows_errors_of_hooks(self) -> bool:
-        """Whether the user is told what a hook that failed said."""
+        """Tell whether the user sees the messages of a failed hook."""
         return True
 
     def call(self, *words: str | Path) -> Result:

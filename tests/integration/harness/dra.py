@@ -67,7 +67,7 @@ class Node:
 
     @property
     def log(self) -> str:
-        """What the service has said since it was started last."""
+        """Return the messages of the service since its last start."""
         return (self.folder / f"log-{self.starts}").read_text()
 
     def claim(

@@ -1,4 +1,4 @@
-"""What every engine can do in a test: run a container of an image with some environment."""
+"""Interface of every engine in a test: run a container of an image with some environment."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -27,7 +27,7 @@ class Engine(Protocol):
 
     @property
     def shows_errors_of_hooks(self) -> bool:
-        """Whether the user is told what a hook that failed said."""
+        """Tell whether the user sees the messages of a failed hook."""
 
 
 def settings(flag: str, env: Sequence[str]) -> list[str]:

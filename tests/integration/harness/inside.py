@@ -1,4 +1,4 @@
-"""What a container sees of the GPUs, asked inside it and read from what it printed."""
+"""View of the GPUs from inside a container, read from its output."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ done
 
 @dataclass
 class Inside:
-    """What one container saw.
+    """View from one container.
 
     ``nodes`` maps a node's path to what open() gave and its device numbers, ``by_hand`` a GPU
     minor to what open() gave for a node made inside, ``libraries`` a name to the path and

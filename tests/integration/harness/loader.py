@@ -1,4 +1,4 @@
-"""What a container's loader finds: dlprobe, ``ldconfig -p`` and ``gpuhook explain``, compared."""
+"""Results of a container's loader: dlprobe, ``ldconfig -p``, ``gpuhook explain``, compared."""
 
 import json
 from dataclasses import dataclass

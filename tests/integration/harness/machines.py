@@ -1,4 +1,4 @@
-"""What the machines that scripts/test boots are copies of, made the first time."""
+"""Templates of the machines that scripts/test boots, made at their first use."""
 
 from harness.commands import run
 from harness.images import REPOSITORY

@@ -1,4 +1,4 @@
-"""What a command line means to a real low-level runtime."""
+"""Meaning of a command line to a real low-level runtime."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the real runtime did: the specs it read and the logs it wrote, by path."""
+    """Effects of the real runtime: the specs it read and the logs it wrote, by path."""
 
     specs: tuple[str, ...]
     logs: tuple[str, ...]

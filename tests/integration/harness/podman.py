@@ -33,7 +33,7 @@ class Podman:
 
     @property
     def shows_errors_of_hooks(self) -> bool:
-        """Whether the user is told what a hook that failed said: crun drops it."""
+        """Tell whether the user sees the messages of a failed hook: crun drops them."""
         return self.runtime is None or self.runtime.name != "crun"
 
     def call(self, *words: str | Path, env: dict[str, str] | None = None) -> Result:

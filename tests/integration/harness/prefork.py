@@ -109,7 +109,7 @@ class Site:
 
     @property
     def served(self) -> bool:
-        """Whether the last container was served by the prefork server."""
+        """Tell whether the prefork server served the last container."""
         return re.search(SERVED, self.bundle.config.read_text()) is not None
 
     @property

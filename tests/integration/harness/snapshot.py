@@ -1,4 +1,4 @@
-"""What a host looks like, so that a test can say that nothing changed."""
+"""State of a host, so that a test can assert that nothing changed."""
 
 import re
 import stat

@@ -1,4 +1,4 @@
-"""What holds of every vendor's devices in a container: the same tests, on a machine of each.
+"""Requirements on every vendor's devices in a container: the same tests, on a machine of each.
 
 A vendor's file of tests has a class for each sort of devices, a ``Contract`` with a ``Case``, and
 its own tests beside them. The fixtures ``devices`` and ``config`` are in conftest.
@@ -30,7 +30,7 @@ Labels = Sequence[int | str]
 
 
 class Expected(Protocol):
-    """What a container sees that has some of the devices, by their labels."""
+    """View from a container that has some of the devices, by their labels."""
 
     def __call__(
         self, found: Devices, /, *labels: int | str, opened: str = "ENXIO"

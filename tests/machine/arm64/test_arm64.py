@@ -43,7 +43,7 @@ PODMANS = [(way, name) for way in ("runtime", "precreate", "prestart") for name 
 
 @pytest.fixture(scope="module")
 def gpus(installed: None) -> Driver:
-    """What is true of the simulated driver."""
+    """Expected state of the simulated driver."""
     return driver_in(DRIVER)
 
 

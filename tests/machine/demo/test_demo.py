@@ -10,7 +10,7 @@ FOLDERS = ("/tmp", "/var/tmp", "/run", "/run/containerd", "/run/docker", "/sys/c
 
 
 def state() -> dict[str, list[str]]:
-    """What the demo could leave or take: files, interfaces, cgroups, containers of the machine."""
+    """Return objects that the demo could leave or use: files, interfaces, cgroups, containers."""
     found = {folder: sorted(path.name for path in Path(folder).glob("*")) for folder in FOLDERS}
     found["cgroups"] = [str(path) for path in Path("/sys/fs/cgroup").glob("**/gpuhook-demo-*")]
     namespaces = call("ctr", "namespaces", "list", "--quiet").split()

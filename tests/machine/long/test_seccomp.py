@@ -18,7 +18,7 @@ SCRIPT = 'busybox grep Seccomp: /proc/self/status; busybox mount -t tmpfs none /
 
 @pytest.fixture(params=["docker", "podman"])
 def start(request: pytest.FixtureRequest) -> list[str]:
-    """What begins a command that runs a container with GPUs."""
+    """Beginning of a command that runs a container with GPUs."""
     request.getfixturevalue(request.param)
     words = [request.param, "run", "--rm", "--network=none", "--cap-add=SYS_ADMIN"]
     return [*words, "--runtime=gpu-py", "--env", REQUEST]

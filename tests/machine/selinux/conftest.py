@@ -11,7 +11,7 @@ from enforcing import CALLERS, CONTEXTS, POLICY, Denials, podman_run
 
 @pytest.fixture(scope="session")
 def denials() -> Denials:
-    """What is denied from now on."""
+    """Denials from now on."""
     return Denials()
 
 

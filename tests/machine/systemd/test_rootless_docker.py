@@ -22,7 +22,7 @@ OPTIONS = ("--runtime=gpu-py", "--network=none")
 
 @pytest.fixture
 def rootless(user: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """What begins a docker command of the user's, whose dockerd knows gpu-py."""
+    """Beginning of a docker command of the user, whose dockerd has gpu-py."""
     os.chdir("/")
     entry = pwd.getpwnam(USER)
     unit = Path(entry.pw_dir, ".config/systemd/user/docker.service")

@@ -1,4 +1,4 @@
-"""What gpuhook watch says as a service: of a machine without devices, and of a broken driver."""
+"""Messages of gpuhook watch as a service: without devices, and with a broken driver."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What gpu-py makes of any config.json: an edited text with all else as it was, or our error."""
+"""gpu-py edits only its part of any config.json, or reports our error."""
 
 import copy
 import json

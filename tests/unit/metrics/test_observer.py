@@ -1,4 +1,4 @@
-"""Whose the processes are that a driver lists, and what stands of a container there."""
+"""Owners of the processes that a driver lists, and the containers' data."""
 
 from typing import Any
 

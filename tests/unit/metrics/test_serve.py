@@ -1,4 +1,4 @@
-"""Who connects keeps nobody from the metrics, whatever they say or don't."""
+"""A client can't keep others from the metrics, whatever it sends or doesn't."""
 
 import contextlib
 import re
@@ -250,7 +250,7 @@ def test_a_text_that_fails_is_answered(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_nobody_is_served_before_it_is_known_how() -> None:
-    """Where the files of TLS and passwords couldn't be had."""
+    """The files of TLS and passwords couldn't be read."""
     with (
         listen("127.0.0.1:0") as listener,
         contextlib.closing(connections.Clients(listener, follows=True)) as clients,

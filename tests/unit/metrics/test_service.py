@@ -86,7 +86,7 @@ def test_root_loads_nothing_that_speaks_to_strangers() -> None:
 
 
 class Said:
-    """What is answered, in place of the process that serves."""
+    """Answer in place of the serving process."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []

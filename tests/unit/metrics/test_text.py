@@ -22,7 +22,7 @@ _openmetrics: Callable[[Any], bytes] = openmetrics_exposition.generate_latest  #
 
 
 class _Registry:
-    """What prometheus_client's own functions ask for families."""
+    """Registry that prometheus_client's own functions ask for families."""
 
     def __init__(self, families: Families) -> None:
         self._families = families

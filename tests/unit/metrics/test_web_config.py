@@ -193,7 +193,7 @@ def test_who_may_no_more_has_nothing_of_an_open_connection(folder: Path) -> None
 
 
 class Checks:
-    """What is checked, with hashes' costs; a wrong password's check waits until it is let go.
+    """Checked passwords and hashes' costs; a wrong password's check waits until it is released.
 
     In memory that children share: the process that serves opens nothing of ours.
     """

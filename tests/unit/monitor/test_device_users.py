@@ -1,4 +1,4 @@
-"""How long the look at containers without a record goes on, and at which of them first."""
+"""Time and order of the search for containers without a record."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How a container's id and engine are read from its cgroups."""
+"""A container's id and engine, as read from its cgroups."""
 
 import os
 from pathlib import Path

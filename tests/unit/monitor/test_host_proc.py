@@ -1,4 +1,4 @@
-"""What /proc says is read as bytes: whatever somebody called a process, a cgroup or a folder."""
+"""/proc is read as bytes, whatever a process, cgroup or folder is named."""
 
 import os
 import subprocess
@@ -94,7 +94,7 @@ def test_processes_of_any_name(name: bytes) -> None:
 
 @given(st.binary())
 def test_nothing_ends_it(data: bytes) -> None:
-    """What has another form is passed over."""
+    """Entries in another form are skipped."""
     table = proc.Mounts(data)
     for mount in table:
         proc.unescaped(mount.root)
@@ -256,7 +256,7 @@ def test_whose_ids_proc_has(
 
 
 def test_ids_of_the_first_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which we see in /proc, and so no status is read."""
+    """It is visible in /proc, so no status is read."""
     first = SimpleNamespace(st_ino=proc.FIRST_PIDS)
     monkeypatch.setattr(proc, "os", SimpleNamespace(stat=lambda _: first))
     monkeypatch.delattr(proc, "read")

@@ -1,4 +1,4 @@
-"""Which processes count: the right user's, in our namespaces, alive, and started by that user."""
+"""Processes that count: the right user's, in our namespaces, alive, started by that user."""
 
 import ctypes
 import os

@@ -84,7 +84,7 @@ class Made:
 
     @property
     def asked(self) -> int:
-        """How often the driver was asked."""
+        """Return the number of queries to the driver."""
         path = Path(f"{self.path}.asked")
         return len(path.read_text()) if path.exists() else 0
 

@@ -1,4 +1,4 @@
-"""Which process counts as the node's engine, and how an interpreter is moved to another folder."""
+"""The node's engine process, and an interpreter's move to another folder."""
 
 import importlib
 import json
@@ -83,7 +83,7 @@ def test_an_interpreter_is_moved_within_its_room(
 
 
 def test_who_needs_our_programs(installer: ModuleType, machine: Tree, tmp_path: Path) -> None:
-    """Where the node's folder isn't mounted, nobody knows: it isn't "nobody"."""
+    """Without the node's folder, users of the files are unknown: that isn't none."""
     tasks = tmp_path / "tasks"
     root = str(machine.root)
 
@@ -288,7 +288,7 @@ def test_what_is_written_later_stays_too(installer: ModuleType, node: Any) -> No
 def test_killed_before_other_settings_are_written(
     installer: ModuleType, node: Any, monkeypatch: pytest.MonkeyPatch, own: str | None
 ) -> None:
-    """What was ours before is no admin's then."""
+    """A value that was ours before isn't an administrator's."""
     path = Path(node.settings_file)
     if own is not None:
         path.parent.mkdir()
@@ -305,7 +305,7 @@ def test_killed_before_other_settings_are_written(
 
 
 def test_a_config_map_takes_the_place_of_the_file(installer: ModuleType, node: Any) -> None:
-    """What it says itself counts before what the manifest says, and it goes again."""
+    """Its own settings precede the manifest's, and are removed again."""
     path, given = Path(node.settings_file), given_file()
     path.parent.mkdir()
     path.write_text(OWN)
@@ -375,7 +375,7 @@ def test_an_engine_that_knows_gpu_py_keeps_its_settings(
 def test_settings_wait_for_their_programs(
     installer: ModuleType, node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where no room is left for the programs, the older ones keep the settings that they know."""
+    """On a full disk, the older programs keep the settings that they know."""
 
     def refuse(_: object) -> None:
         raise OSError(28, "No space left on device")

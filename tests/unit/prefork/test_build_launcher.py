@@ -1,4 +1,4 @@
-"""How the launcher is compiled: from what the modules say, hardened, analysed, and for others."""
+"""Compilation of the launcher: from the modules' constants, hardened, analysed, cross-compiled."""
 
 import os
 import shutil

@@ -29,7 +29,7 @@ from gpuhook.prefork import launcher_cache
 @settings(max_examples=400)
 @given(argv=command_lines)
 def test_launcher_never_contradicts_python(probe: Probe, argv: list[str]) -> None:
-    """What creates a container is passed on with the bundle that Python reads, or not at all.
+    """A create call is passed on with the bundle that Python reads, or not at all.
 
     tests/integration/test_parsers.py asks real runtimes, also where Python finds it unclear.
     """
@@ -156,7 +156,7 @@ def test_no_request_without_a_word(config: Config, text: str) -> None:
 
 
 def test_engines_escapes_are_no_words() -> None:
-    """What Go's encoder escapes by itself (< > &) must not cost a Python start."""
+    """Characters that Go's encoder escapes by itself (< > &) must not cost a Python start."""
     words = launcher_cache.words(Config())
     assert words is not None
     assert not any(word in "\\u0026\\u0026 \\u003c \\u003e \\u2028" for word in words)
@@ -286,7 +286,7 @@ WORDLESS = {
 
 @pytest.mark.parametrize("name", WORDLESS)
 def test_words_of_another_configuration_are_not_believed(installed: Installed, name: str) -> None:
-    """Where links lead to files of one time, nothing but the files' content is younger."""
+    """With links to files of the same time, only the files' content is newer."""
     texts = {"old": "", "new": WORDLESS[name]}
     for folder, text in texts.items():
         file = installed.folder / folder / "config.toml"

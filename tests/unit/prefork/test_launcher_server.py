@@ -1,4 +1,4 @@
-"""What the launcher makes of every answer of a prefork server, with a server that is a sham."""
+"""The launcher's reaction to every answer of a prefork server, with a fake server."""
 
 import json
 import os

@@ -183,7 +183,7 @@ MPS = {"gpuhook.vendors.nvidia.mps", "gpuhook.vendors.nvidia.mps_mounts"}
 
 
 def test_no_worker_imports_anything() -> None:
-    """Where a container's mount namespace is entered, it would even be from the image."""
+    """After entering a container's mount namespace, it would even come from the image."""
     words = [sys.executable, "-I", "-S", "-c", LOADS]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     loaded = dict(line.split(" ", 1) for line in done.stdout.splitlines())

@@ -1,4 +1,4 @@
-"""What simulators share: major numbers of no driver here, and a library without code."""
+"""Shared parts of simulators: major numbers of no driver here, and a library without code."""
 
 import os
 from types import SimpleNamespace

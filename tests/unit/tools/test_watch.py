@@ -1,4 +1,4 @@
-"""What a watch says of the machine: each driver that fails, once, and not what isn't there."""
+"""Messages of a watch: each failing driver once, and no absent one."""
 
 import errno
 import os
@@ -144,7 +144,7 @@ def test_a_driver_that_goes_is_named(
 
 
 def test_a_device_that_comes_back_as_it_was_is_named(tmp_path: Path) -> None:
-    """What was saved of it when it was there the first time is fresh again."""
+    """The inventory saved while it was present first is fresh again."""
     bus = tmp_path / "driver/sys/bus/pci/devices"
     machine = Machine(tmp_path)
     table = '[[gpuhook.vendors]]\nname = "maker"\nkind = "maker.example/card"\n'

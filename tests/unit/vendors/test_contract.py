@@ -1,4 +1,4 @@
-"""What holds of every vendor whose devices are found by files, on simulated machines."""
+"""Requirements on every vendor whose devices are found by files, on simulated machines."""
 
 import json
 import shutil
@@ -427,7 +427,7 @@ def test_a_node_that_is_missing(
 def test_a_document_names_each_device_and_switches_the_variable_off(
     found: dict[str, Inventory], vendor: str
 ) -> None:
-    """Who is given one asks for nothing by the variable; what is split is in it as its parts."""
+    """A container with one requests nothing by the variable; split devices are listed by part."""
     loaded = contract.load(registry.KNOWN[vendor])
     source = Source(loaded, found[vendor], loads(""), "/hook")
     document = generate(source, ("index",)).document

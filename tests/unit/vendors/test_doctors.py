@@ -1,4 +1,4 @@
-"""What the doctor says of drivers that it examines alike, on simulated machines."""
+"""The doctor's findings on drivers with common checks, on simulated machines."""
 
 from importlib import import_module
 from pathlib import Path

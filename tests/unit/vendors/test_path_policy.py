@@ -1,4 +1,4 @@
-"""What no container is given, whichever vendor's list names it, and however."""
+"""Paths that no container is given, whichever vendor's list names them, and however."""
 
 import os
 import socket
@@ -128,7 +128,7 @@ def test_what_everybody_could_put_there_is_not_given(root: Path, lister: Lister)
 
 @LISTERS
 def test_a_socket_that_comes_later(root: Path, lister: Lister) -> None:
-    """Where daemons have their files, each look before a mount sees it."""
+    """In daemons' folders, each check before a mount finds it."""
     folder = root / "run/other/deep"
     folder.mkdir(parents=True)
     found, _ = lister(root, "/run/other")

@@ -1,4 +1,4 @@
-"""What config.toml says of vendors, held against the vendors there are."""
+"""Vendors in config.toml, compared with the registered ones."""
 
 from pathlib import Path
 

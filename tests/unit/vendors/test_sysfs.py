@@ -1,4 +1,4 @@
-"""What sysfs and the kernel's events say of devices, whoever's they are."""
+"""Devices in sysfs and the kernel's events, of any vendor."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a start of a vendor's devices imports, where their inventory is saved."""
+"""Imports of a start with a vendor's devices, with a saved inventory."""
 
 from pathlib import Path
 

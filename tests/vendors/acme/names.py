@@ -1,4 +1,4 @@
-"""What ACME's accelerators are called, by containers, clusters and the kernel: data alone."""
+"""Names of ACME's accelerators, for containers, clusters and the kernel: only data."""
 
 NAME = "acme"  # this folder; also in saved inventories and records
 TITLE = "ACME"

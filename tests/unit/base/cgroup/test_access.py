@@ -281,7 +281,7 @@ def test_v1_cgroups_on_the_way_to_a_process(proc: Proc) -> None:
 
 
 class TestRefused:
-    """What the kernel's EPERM means depends on the user namespace."""
+    """The meaning of the kernel's EPERM depends on the user namespace."""
 
     @pytest.fixture
     def refused(self, proc: Proc, monkeypatch: pytest.MonkeyPatch) -> Proc:

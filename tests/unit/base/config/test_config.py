@@ -257,7 +257,7 @@ def test_features_that_nobody_carries_out_are_named() -> None:
 
 
 def test_somebody_reads_every_setting() -> None:
-    """What is read by nobody has to be listed as without effect."""
+    """Keys that no code reads must be listed as without effect."""
     read = set[str]()
     for path in (Path(__file__).parents[4] / "src/gpuhook").rglob("*.py"):
         if path.parent.name != "config" or path.name == "model.py":

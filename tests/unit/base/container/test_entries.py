@@ -1,4 +1,4 @@
-"""What is put into a folder whose owner changes it at the same time."""
+"""Entries created in a folder whose owner changes it at the same time."""
 
 import os
 from collections.abc import Callable

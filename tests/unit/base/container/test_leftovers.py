@@ -114,7 +114,7 @@ def test_what_is_left_is_replaced_and_comes_back(
 
 
 def test_no_link_leads_to_nothing(container: Container, root: Path) -> None:
-    """Where a volume has no place for the library, what the image has is better than that."""
+    """In a volume without a place for the library, the image's own library stays."""
     (root / "lib/libGLX_indirect.so.0").symlink_to("libGLX_nvidia.so.570.1")
     container.make_link(GLX[0], "libGLX_nvidia.so.999", replace=False, renewed=True)
     assert os.readlink(root / "lib/libGLX_indirect.so.0") == "libGLX_nvidia.so.570.1"

@@ -1,4 +1,4 @@
-"""What the mount tables of a host and a container say about a mount."""
+"""Properties of a mount in the mount tables of a host and a container."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is root's own below a driver root, here this user's, and what isn't."""
+"""Paths below a driver root that belong to root, here to this user, and others."""
 
 import os
 import socket

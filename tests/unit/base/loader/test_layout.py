@@ -1,4 +1,4 @@
-"""Where an image's loader looks, told by its files."""
+"""Search folders of an image's loader, derived from its files."""
 
 import os
 from collections.abc import Callable

@@ -150,7 +150,7 @@ def test_user_namespace() -> None:
 
 @pytest.mark.parametrize("pid", ['"pid": 1,', '"pid": 0,', "", '"pid": "x",'])
 def test_state_of_a_hook_in_the_container(pid: str) -> None:
-    """What its process is called in there, or nothing, depending on the runtime."""
+    """Name of its process inside, or nothing, depending on the runtime."""
     state = parse_state(f'{{{pid} "id": "c", "bundle": "/b"}}'.encode(), needs_pid=False)
     assert (state.container_id, state.pid, state.bundle) == ("c", 0, "/b")
 

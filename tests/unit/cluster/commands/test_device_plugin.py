@@ -38,7 +38,7 @@ def empty(tmp_path: Path) -> str:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, Config]]:
-    """What the service was started with, which isn't really."""
+    """Options with which the service was started, in place of a real start."""
     found: list[tuple[Settings, Config]] = []
 
     def started(settings: Settings, config: Config, _: Followed) -> int:

@@ -1,4 +1,4 @@
-"""What containers get for the devices that the kubelet chose: the shared cases, and our own."""
+"""Containers' contents for the devices that the kubelet chose: the shared cases, and our own."""
 
 from dataclasses import replace
 from typing import Any

@@ -28,7 +28,7 @@ def found(tmp_path: Path) -> Found:
 
 
 class ManagedSpecs:
-    """What became of a call: whether it went well, what was said, and the folder."""
+    """Result of a call: its success, its messages, and the folder."""
 
     def __init__(self, place: Path, found: Found, failing: tuple[str, ...] = ()) -> None:
         said = place / "said"

@@ -1,4 +1,4 @@
-"""When devices are well again."""
+"""Recovery of devices."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What resources may be called."""
+"""Valid names of resources."""
 
 import pytest
 

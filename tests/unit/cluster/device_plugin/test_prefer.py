@@ -1,4 +1,4 @@
-"""Which devices suit a container best: the shared cases, links, and what always holds."""
+"""Best devices for a container: the shared cases, links, and invariants."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What machines hand out to a cluster: every vendor's, the bad ones among them, MIG, sharing."""
+"""Resources of machines for a cluster: every vendor's, bad devices among them, MIG, sharing."""
 
 import shutil
 from collections.abc import Mapping

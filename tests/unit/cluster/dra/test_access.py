@@ -1,4 +1,4 @@
-"""How the API server is found, and who is believed."""
+"""Search for the API server, and trust in its files."""
 
 import base64
 import os
@@ -196,7 +196,7 @@ def test_another_user_s_kubeconfig(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["kubeconfig", "ca.crt", "client.crt", "client.key", "token"])
 @pytest.mark.parametrize("how", ["mode", "owner"])
 def test_files_that_others_may_change(tmp_path: Path, name: str, how: str) -> None:
-    """Who writes one of them chooses the server, and with that what claims were given."""
+    """A user who can write one of them chooses the server, and so the allocated devices."""
     certify(tmp_path)
     (tmp_path / "token").write_text("t")
     user = {"client-certificate": "client.crt", "client-key": "client.key", "tokenFile": "token"}

@@ -79,7 +79,7 @@ def test_one_that_is_gone_or_another(api: ApiServer) -> None:
 
 
 def test_one_that_is_not_said_to_be_gone(api: ApiServer) -> None:
-    """By what is no API server, or has no such API: its devices stay."""
+    """A response that is no API server's, or of one without this API: the devices stay."""
     uid = claim(api, [EXACTLY])
     api.fail(404, word="resourceclaims")
     with pytest.raises(ApiError):

@@ -1,4 +1,4 @@
-"""What was done to devices for a claim is undone, also where their driver doesn't answer."""
+"""A claim's changes to devices are rolled back, also if their driver doesn't answer."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What machines publish for claims: every vendor's, within the limits, read by others."""
+"""Published devices of machines: every vendor's, within the limits, read by other evaluators."""
 
 import json
 from pathlib import Path

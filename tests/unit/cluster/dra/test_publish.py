@@ -28,7 +28,7 @@ THREAD = "gpuhook-publish"
 
 
 class Devices:
-    """What there is, as a test says."""
+    """Devices that a test defines."""
 
     def __init__(self, *contents: list[Object]) -> None:
         self.contents = contents

@@ -1,4 +1,4 @@
-"""What is written of a pool, and in which order: the rules of generations."""
+"""Writes to a pool, and their order: the rules of generations."""
 
 import copy
 from typing import Any

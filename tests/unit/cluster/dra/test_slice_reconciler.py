@@ -1,4 +1,4 @@
-"""What a node publishes stays as it should be: whatever the cluster and others do."""
+"""A node's published slices are restored after changes by the cluster and other clients."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -32,7 +32,7 @@ def made(*inventories: Inventory) -> dict[str, str]:
 
 
 def test_amd(tmp_path: Path) -> None:
-    """What AMD's labeller writes for eight GPUs of one kind, but for family and firmware."""
+    """Labels that AMD's labeller writes for eight identical GPUs, except family and firmware."""
     found = made(paper.machine("amd", tmp_path, 8, model="AMD Instinct MI308X (OAM)"))
     assert found == {
         "amd.com/compute-memory-partition": "spx_nps1",

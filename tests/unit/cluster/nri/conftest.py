@@ -1,4 +1,4 @@
-"""What the tests of the engine's plugin share: a machine with GPUs."""
+"""Shared parts of the NRI plugin's tests: a machine with GPUs."""
 
 import os
 from pathlib import Path

@@ -14,7 +14,7 @@ from gpuhook.cluster.nri.asked import Asked
 def test_no_annotation_gives_a_pod_what_the_kubelet_has_not(
     case: dict[str, Any], gate: bool, way: InjectionMode
 ) -> None:
-    """Who may annotate a pod would have every device of the node."""
+    """A user who may annotate a pod would get every device of the node."""
     given = case["input"]
     annotations = tuple(given["annotations"].items())
     asked = Asked(given["pod_namespace"], "pod", given["container"], "", (), (), annotations)

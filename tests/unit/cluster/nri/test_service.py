@@ -502,7 +502,7 @@ def test_a_verdict_that_cannot_be_written(way: InjectionMode, tmp_path: Path) ->
 
 
 def test_settings_that_cannot_be_read(way: InjectionMode) -> None:
-    """Who may ask for devices is refused, as gpu-py refuses it; others are left alone."""
+    """Containers that request devices are refused, as by gpu-py; others are unchanged."""
     broken: list[bool] = []
 
     def current() -> InjectionMode:

@@ -1,4 +1,4 @@
-"""What the edits of devices make of config.json."""
+"""Effects of devices' edits on config.json."""
 
 import copy
 import json

@@ -374,7 +374,7 @@ def test_a_document_of_a_large_machine_is_read() -> None:
 
 
 def test_checks_take_documents_of_other_makers() -> None:
-    """What generates documents has no lines, and may have null in them."""
+    """A generated spec has no line numbers, and may contain null."""
     found = checks.problems({"cdiVersion": "0.3.0", "kind": "a/b", "containerEdits": None})
     assert found == [(("devices",), "the file has no device")]
 

@@ -1,4 +1,4 @@
-"""What needs which version of a document, and who takes it."""
+"""Version that a CDI spec needs, and engines that accept it."""
 
 from typing import Any
 

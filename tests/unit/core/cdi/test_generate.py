@@ -498,7 +498,7 @@ def test_documents_are_tidied(case: Case) -> None:
 
 @pytest.mark.vectors("cdi_generate", "cdi.remove_duplicates")
 def test_nothing_is_there_twice(case: Case) -> None:
-    """Where NVIDIA removes what is twice it doesn't sort yet; the order isn't compared."""
+    """NVIDIA doesn't sort yet where it removes duplicates; the order isn't compared."""
 
     def unordered(found: Case) -> list[list[str]]:
         parts = [found, *found.get("devices", ())]
@@ -565,7 +565,7 @@ def test_documents_are_not_split(case: Case) -> None:
 
 @pytest.mark.vectors("cdi", "cdi.additional_gids")
 def test_additional_groups(case: Case) -> None:
-    """Where a case leaves the mode open, it is what Node has then: ours is known always."""
+    """A case without a mode has Node's; ours is always known."""
     given = case["input"]
     mode = EVERYBODY if given["mode"] is None else int(given["mode"], 8)
     node = Node("/dev/foo", 1, 2, mode, gid=given["gid"])

@@ -1,4 +1,4 @@
-"""What the CDI hook takes for given, and what it leaves to do."""
+"""Assumptions of the CDI hook, and the work that it leaves."""
 
 from collections.abc import Callable
 from typing import Any
@@ -109,7 +109,7 @@ MOUNTED = {"mounts": [{"destination": "/dev/nvidia0", "source": "/somewhere"}]}
 def test_nodes_that_are_mounted(
     numbers: tuple[int, int] | None, linux: Spec, expected: list[str]
 ) -> None:
-    """Who names volumes puts there what they like."""
+    """A user who names volumes may put anything there."""
     inventory = machine(gpu(0, 1), gpu(1, 0))
     assert found({**MOUNTED, "linux": linux}, inventory, lambda _: numbers) == expected
 

@@ -58,7 +58,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """What was read counts as settled at once."""
+    """A file that was read counts at once as older than the clock's granularity."""
     made = Site(tmp_path)
     real = document.read
 

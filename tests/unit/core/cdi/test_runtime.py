@@ -148,7 +148,7 @@ def test_a_name_that_no_document_has(site: Site, devices: str) -> None:
 def test_a_document_replaced_between_a_look_and_the_next(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is checked has to be what was read: another file may have been there before."""
+    """The checked file must be the one that was read: another may have been there before."""
     real = parse_cache.read_folders
     trusted = site.documents / "maker.json"
 

@@ -1,4 +1,4 @@
-"""What a container's start says of a CDI name that no document gives it."""
+"""Messages of a container start about a CDI name that no spec contains."""
 
 import json
 from pathlib import Path

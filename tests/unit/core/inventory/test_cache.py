@@ -138,7 +138,7 @@ def test_files_of_a_noted_folder_are_not_looked_at(
 def test_a_folder_that_has_just_changed_tells_nothing(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What goes at the same tick of the clock leaves its times as they were."""
+    """A deletion within the same clock tick leaves the folder's times unchanged."""
     machine.get()
     loaded = cache.load(machine.config, VENDOR)
     assert loaded is not None

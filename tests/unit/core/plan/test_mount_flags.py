@@ -39,7 +39,7 @@ class Host:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """What the kernel is told of clones: flags to set and to clear, and the propagation."""
+    """Arguments to the kernel for clones: flags to set and to clear, and the propagation."""
     found: list[tuple[int, ...]] = []
     clones: set[int] = set()
 

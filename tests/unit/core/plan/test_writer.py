@@ -1,4 +1,4 @@
-"""How steps write themselves as config.json, CDI specs, fstab and settings of systemd."""
+"""Forms of plan steps: config.json, CDI specs, fstab and systemd settings."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a container wants of exclusive devices, by what gpu-py knows and by its config.json."""
+"""A container's requested exclusive devices, from gpu-py's selection and its config.json."""
 
 import json
 from collections.abc import Sequence
@@ -214,7 +214,7 @@ def test_a_device_is_held_by_a_rule(
     minors: list[int],
     by_document: bool,
 ) -> None:
-    """Who may open a device can make its node, as Docker's capabilities allow."""
+    """A container that may open a device can make its node, as Docker's capabilities allow."""
     spec = gives(resources={"devices": rules})
     if by_document:
         record = held(spec, config=cards)

@@ -303,7 +303,7 @@ def test_what_can_not_be_looked_at_is_held(
 
 @pytest.mark.parametrize("text", ["", "{", '{"version": 3}', '{"version": 2, "given": 7}'])
 def test_a_damaged_record_holds_everything(state_dir: str, start: Start, text: str) -> None:
-    """What its container has isn't known, until that ends."""
+    """The devices of its container are unknown until that ends."""
     holder = start()
     take(state_dir, holder, given("A"))
     [file] = Path(state_dir, "containers").glob(f"{holder.pid}-*")
@@ -319,7 +319,7 @@ def test_a_damaged_record_holds_everything(state_dir: str, start: Start, text: s
 def test_what_another_pid_namespace_has_is_held(
     state_dir: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether its container lives isn't for us to know, so we are told what to do if not."""
+    """Its container may have ended unseen, so the caller says what to do then."""
     holder = start()
     take(state_dir, holder, given("0"))
     other = proc.pids() + 1

@@ -1,4 +1,4 @@
-"""Which kinds of CDI devices a container's own words may name: one rule for all who name them."""
+"""CDI kinds that a container itself may name: one rule for all sources."""
 
 from itertools import product
 from typing import Any

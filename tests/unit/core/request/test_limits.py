@@ -1,4 +1,4 @@
-"""How much memory of its devices a container may use: the grammar, and whose word counts."""
+"""Memory limits of a container's devices: the grammar, and the sources that count."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What an image can say costs a start time and memory in proportion to its length, and no more.
+"""An image's requests cost a start time and memory only in proportion to their length.
 
 Each variable and annotation with a list in it, of each vendor, is filled with what could be worse:
 an eighth of what Linux passes on in one variable, 128 KiB, and as much as that.
@@ -99,7 +99,7 @@ def written(folder: Path, env: list[str], **more: object) -> Spec:
 
 @dataclass
 class Field:
-    """Where a text stands, with what has to be there besides, and what is configured.
+    """Place of a text, with everything else that it needs there, and the configuration.
 
     ``vendor`` is whose devices it names alone.
     """

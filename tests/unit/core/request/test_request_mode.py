@@ -1,4 +1,4 @@
-"""How a container gets its devices, by configuration and request: seen in what gpu-py writes."""
+"""Mode of a container, by configuration and request: seen in what gpu-py writes."""
 
 import json
 from pathlib import Path

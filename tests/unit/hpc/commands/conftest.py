@@ -1,4 +1,4 @@
-"""What tests of these commands share: a configuration of their own, and a machine's drivers."""
+"""Shared parts of these commands' tests: a configuration of their own, and a machine's drivers."""
 
 from pathlib import Path
 

@@ -21,7 +21,7 @@ Call = Callable[..., Result]
 
 @pytest.fixture
 def found() -> Inventory:
-    """What the machine has: GPUs in another order than their places, the middle one lost."""
+    """Devices of the machine: GPUs in another order than their addresses, the middle one lost."""
     there = machine(gpu(2, 0), gpu(0, 3))
     there.lost = (1,)
     return there

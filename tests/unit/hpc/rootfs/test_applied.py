@@ -1,4 +1,4 @@
-"""What is noted of a root folder that was given devices, where the note is damaged."""
+"""Damaged records of a root folder that was given devices."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What Slurm's own files say of the devices from which it keeps jobs."""
+"""Devices from which Slurm keeps jobs, according to Slurm's own files."""
 
 import os
 from pathlib import Path
@@ -140,7 +140,7 @@ def test_a_node_with_another_name_than_its_machine(tmp_path: Path) -> None:
 
 
 def test_a_node_that_slurm_conf_does_not_name(tmp_path: Path) -> None:
-    """Where its files are here, nothing says whether Slurm guards them; a CPU node has none."""
+    """With its files here, nothing says whether Slurm guards devices; a CPU node has none."""
     for more in ("Include nodes.conf\n", "GresTypes=gpu\n"):
         slurm = PLUGIN + more
         conf = slurms_files(tmp_path, slurm=slurm, gres=f"NodeName=n1 {NULL}")

@@ -1,4 +1,4 @@
-"""What is remembered of documents that are kept fresh, and of the last refresh that failed."""
+"""Saved state of managed CDI specs, and of the last refresh that failed."""
 
 import json
 from dataclasses import replace

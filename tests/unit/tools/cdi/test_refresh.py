@@ -1,4 +1,4 @@
-"""Which documents are ours, and which name our hook. How they are kept up to date needs a driver:
+"""CDI specs that are ours, and those that name our hook. Keeping them up to date needs a driver:
 tests/integration/test_cdi_refresh.py."""
 
 import copy

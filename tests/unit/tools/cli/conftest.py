@@ -1,4 +1,4 @@
-"""What tests of commands share: a configuration of their own, and a machine's drivers."""
+"""Shared parts of commands' tests: a configuration of their own, and a machine's drivers."""
 
 from pathlib import Path
 

@@ -231,7 +231,7 @@ def test_reload_says_what_can_only_be_restarted(system: Path) -> None:
 
 
 def test_one_order_is_enough(system: Path) -> None:
-    """Who restarts Docker need not have it read its file before."""
+    """A restart of Docker makes an earlier reload unnecessary."""
     done = call(system, "install", "--engine=docker", "--gpus", "--cdi")
     said = [line for line in done.stdout.splitlines() if line.startswith("docker: ")]
     orders = [line for line in said if "estart" in line or "HUP" in line or "No running" in line]

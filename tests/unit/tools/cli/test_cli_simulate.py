@@ -1,4 +1,4 @@
-"""What gpuhook simulate refuses before it makes anything, and what it says where it is missing."""
+"""Refusals of gpuhook simulate before any change, and its message if it isn't installed."""
 
 import subprocess
 import sys
@@ -159,7 +159,7 @@ CHANGES = (
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
-    """What a simulated machine has that a change reads or writes, without its libraries."""
+    """Files of a simulated machine that a change reads or writes, without its libraries."""
     root = tmp_path / "root"
     options = Options(root=str(root), gpus=1, models=("H200",))
     built = make_machine(options, "580.105.08")

@@ -1,4 +1,4 @@
-"""What the commands import that people wait for: a module more is a wait for everybody."""
+"""Imports of interactive commands: each further module delays them."""
 
 import subprocess
 import sys

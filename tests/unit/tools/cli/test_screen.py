@@ -1,4 +1,4 @@
-"""What is drawn on terminals, and what comes out of a pipe."""
+"""Output on terminals, and in a pipe."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""What gpuhook install writes is what the doctor looks for, and what uninstall leaves it misses."""
+"""The doctor finds what gpuhook install writes, and misses it after uninstall."""
 
 import pytest
 from click.testing import CliRunner

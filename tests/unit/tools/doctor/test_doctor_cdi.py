@@ -1,4 +1,4 @@
-"""What the doctor says of CDI documents and of the engines that read them, on machines of files.
+"""The doctor's findings on CDI specs and the engines that read them, on fake machines.
 
 tests/integration/test_doctor_cdi.py has the faults of documents of a (simulated) driver.
 """

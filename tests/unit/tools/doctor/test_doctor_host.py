@@ -36,7 +36,7 @@ def test_cgroup_versions(tree: Tree, mounts: str, words: str) -> None:
 
 @pytest.mark.parametrize(("mounts", "warned"), [(V1, False), (V2, False), (HYBRID, True)])
 def test_cgroups_that_others_open(tree: Tree, mounts: str, warned: bool) -> None:
-    """Where limits of memory are set: one container could lead another out of its cgroup."""
+    """With memory limits set, one container could move another out of its cgroup."""
     tree.write("/proc/self/mountinfo", mounts)
     assert not list(install.memory_limits(tree.case))
     tree.case.config.device_memory = "8GiB"

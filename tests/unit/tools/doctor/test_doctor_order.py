@@ -1,4 +1,4 @@
-"""Which checks are made after a failure, and what whole machines made of files are said to lack."""
+"""Checks after a failure, and the problems found on whole fake machines."""
 
 import importlib
 import json

@@ -75,7 +75,7 @@ def kept(folder: Path, wanted: DriverContent) -> DriverContent:
 
 @pytest.fixture
 def wanted(tmp_path: Path) -> DriverContent:
-    """What the driver below root-550.1 has to give."""
+    """Files of the driver below root-550.1."""
     return driver(tmp_path, "550.1")
 
 

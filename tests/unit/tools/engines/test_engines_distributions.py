@@ -1,4 +1,4 @@
-"""Where a distribution writes containerd's file, gpu-py goes to where it takes additions from."""
+"""A distribution's generated containerd file: gpu-py goes into its source."""
 
 import os
 import tomllib
@@ -292,7 +292,7 @@ def test_a_whole_template_of_the_administrators(tmp_path: Path, text: str) -> No
 
 
 def test_the_marks_of_trimming_do_no_harm(tmp_path: Path) -> None:
-    """What follows a -}} comes directly after what the built-in template ends with."""
+    """Text after a -}} directly follows the end of the built-in template."""
     made = starts.Ranchers(tmp_path / RANCHERS)
     made.folder.mkdir(parents=True)
     made.template.write_text('{{- template "base" . -}}')

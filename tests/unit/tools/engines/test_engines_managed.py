@@ -276,7 +276,7 @@ def test_links_of_an_image_that_lead_out_of_it_are_not_followed(tmp_path: Path) 
 def test_containerd_2_takes_tables_of_version_3_alone(
     tmp_path: Path, version: int, program: Any, is_imported: bool
 ) -> None:
-    """Where there are any: then those of version 2 are dropped, in whichever file they are."""
+    """If there are any, those of version 2 are dropped, in whichever file they are."""
     config, other = tmp_path / "config.toml", tmp_path / "other.toml"
     table = '[plugins."{}".containerd.runtimes.runc.options]\r\nSystemdCgroup = {}\r\n'
     old, new = table.format(starts.V2, "true"), table.format(starts.V3, "false")

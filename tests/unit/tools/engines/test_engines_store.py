@@ -457,7 +457,7 @@ def test_a_process_that_is_killed_loses_nothing(
 def test_a_process_that_is_killed_while_it_replaces_ours_loses_nothing(
     tmp_path: Path, syntax: str, before: str | None, somebody_edits: bool
 ) -> None:
-    """What stood there before the crash is ours as well as what was to stand there."""
+    """Both the content before the crash and the intended content count as ours."""
 
     def text(value: str) -> str:
         keys = {"all": value} if value == "a" else {"ours": {"list": [value]}, value: value}

@@ -1,4 +1,4 @@
-"""What a low-level runtime's state file says of devices, and how containers are called."""
+"""Devices in a low-level runtime's state file, and names of containers."""
 
 import json
 import time

@@ -45,7 +45,7 @@ def config(tmp_path: Path) -> Config:
 
 @pytest.fixture
 def path(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Where root's dockerd would listen, for a user who isn't root."""
+    """Path where root's dockerd would listen, for an ordinary user."""
     user = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr("gpuhook.tools.engines.docker_api._ROOT", user)
@@ -64,7 +64,7 @@ def found(config: Config, *known: Container) -> list[Container]:
 
 @pytest.fixture
 def entry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What describes the one container that Docker lists."""
+    """Description of the one container that Docker lists."""
     one: dict[str, Any] = {**PRIVILEGED}
     monkeypatch.setattr("gpuhook.tools.engines.docker_api.containers", lambda *_: [one])
     return one

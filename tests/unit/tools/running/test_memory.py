@@ -1,4 +1,4 @@
-"""What cgroups say of containers' memory: only those are looked at of which somebody counts it."""
+"""Memory of containers according to cgroups: only cgroups with counted memory are read."""
 
 import os
 from pathlib import Path

@@ -23,7 +23,7 @@ POD = Container("pod", "", 30, "pause")
 
 @pytest.fixture
 def names(tmp_path: Path) -> Names:
-    """What podman's store calls the containers, of which one has another's id for a name."""
+    """Names of the containers in podman's store, of which one has another's id as its name."""
     stored = [{"id": TWO.name, "names": ["web"]}, {"id": ONE.name, "names": [TWO.name]}]
     (tmp_path / "containers.json").write_text(json.dumps([*stored, {"id": POD.name}]))
     found = Names()

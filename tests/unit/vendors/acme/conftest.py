@@ -23,5 +23,5 @@ def npus(tmp_path: Path) -> Inventory:
 
 @pytest.fixture
 def both(npus: Inventory) -> Inventories:
-    """What a machine with both vendors' devices has."""
+    """Inventories of a machine with both vendors' devices."""
     return {"nvidia": machines.machine(machines.gpu(0, 3), machines.gpu(1, 0)), "acme": npus}

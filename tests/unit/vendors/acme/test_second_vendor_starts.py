@@ -156,7 +156,7 @@ Edit = Callable[..., Spec]
 
 @pytest.fixture
 def edit(both: Inventories, programs: Path, tmp_path: Path) -> Edit:
-    """What gpu-py makes of a config.json."""
+    """Return gpu-py's edit of a config.json."""
 
     def run(data: dict[str, Any] | bytes, config: str = "") -> Spec:
         written = data if isinstance(data, bytes) else json.dumps(data).encode()
@@ -206,7 +206,7 @@ def test_variables_are_set_replaced_and_put_in_front(edit: Edit) -> None:
 
 
 def test_bytes_that_are_no_text_stay(edit: Edit) -> None:
-    """What isn't UTF-8 is kept elsewhere, and behind what is put in front of it."""
+    """Bytes that aren't UTF-8 are kept elsewhere, after everything inserted before them."""
     text = json.dumps(spec_with("ACME_VISIBLE_DEVICES=0", "OTHER=@1", "ACME_PLUGIN_PATH=@2"))
     data = text.encode().replace(b"@1", b"\xff\xc3 \\u00e9").replace(b"@2", b"\xfe\xe9")
     written = edit(data).text.encode("utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""What is found of AMD's GPUs on machines made of files."""
+"""Discovery of AMD GPUs on fake machines."""
 
 import os
 import shutil
@@ -201,7 +201,7 @@ def test_strange_entries_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    """What can't be read as a file is as if it weren't there."""
+    """A path that can't be read as a file counts as missing."""
     amd_machine.simulated(tmp_path, 2)
     properties = tmp_path / KFD_NODES / "3/properties"
     properties.unlink()

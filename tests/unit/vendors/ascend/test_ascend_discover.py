@@ -1,4 +1,4 @@
-"""What gpuhook finds of Ascend below a driver root, whatever state its files are in."""
+"""Discovery of Ascend devices below a driver root, with files in any state."""
 
 import ctypes
 import os
@@ -187,7 +187,7 @@ def last_names(paths: list[str]) -> str:
 
 @pytest.mark.vectors("vendor_ascend", "ascend.shared_nodes")
 def test_shared_nodes(case: Case, tmp_path: Path) -> None:
-    """Which nodes there are tells the family: nothing is asked of the chip by name."""
+    """The existing nodes determine the family: the chip's name isn't queried."""
     given, expected = case["input"], case["expected"]
     missing = list(given.get("missing", ()))
     if "Atlas 200" in given["product"]:

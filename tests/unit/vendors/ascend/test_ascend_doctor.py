@@ -1,4 +1,4 @@
-"""What the doctor says of Ascend's driver."""
+"""The doctor's findings on Ascend's driver."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What containers say to Ascend's driver beside which NPUs they want."""
+"""Variables for Ascend's driver in addition to the requested NPUs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What containers get of Ascend: which NPUs, which nodes, which files."""
+"""Ascend devices of containers: NPUs, nodes, files."""
 
 from pathlib import Path
 from typing import Any
@@ -140,7 +140,7 @@ def test_lists_that_are_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_a_link_covers_nothing(tmp_path: Path) -> None:
-    """What is in it elsewhere must be mounted where it belongs all the same."""
+    """A file elsewhere in it must still be mounted at its proper path."""
     made = Machine("ascend", tmp_path, 1)
     made.write("/opt/other/npu", "")
     made.link("/usr/local/dcmi/away", "/opt/other")

@@ -1,4 +1,4 @@
-"""What a declared vendor has and gives, on machines that are simulated without nodes."""
+"""Devices of a declared vendor, on machines simulated without nodes."""
 
 import contextlib
 import os
@@ -194,7 +194,7 @@ def test_without_a_proof_the_nodes_are_it(made: Made) -> None:
 
 @pytest.mark.parametrize("proof", ["driver:maker_npu", "pci:ab12"])
 def test_nodes_of_other_drivers(made: Made, proof: str) -> None:
-    """What the kernel says is another's is none of ours, and of what it says nothing, ours."""
+    """A node that the kernel reports as another driver's isn't ours; one without a report is."""
 
     def others(root: Path) -> None:
         majors = (root / "proc/devices").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""What tests of NVIDIA's modules share."""
+"""Shared parts of the tests of NVIDIA's modules."""
 
 from pathlib import Path
 

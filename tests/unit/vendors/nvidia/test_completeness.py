@@ -1,4 +1,4 @@
-"""What can't work is refused with the remedy, what is there in part is a warning."""
+"""Unusable requests are refused with the remedy, incomplete ones cause a warning."""
 
 from collections.abc import Collection
 

@@ -1,4 +1,4 @@
-"""Whether an image's newer CUDA is used, from real folders and by rule."""
+"""Use of an image's newer CUDA, from real folders and by rule."""
 
 import json
 import struct

@@ -1,4 +1,4 @@
-"""What belongs in a driver folder, for inventories built by hand."""
+"""Content of a driver folder, for inventories built by hand."""
 
 import own
 import pytest

@@ -52,7 +52,7 @@ def test_the_structures_are_those_of_the_published_binding() -> None:
 
 
 def test_a_driver_root_without_a_place_for_cgroups(tmp_path: Path) -> None:
-    """What `gpuhook info` asks, and every start with a limit, before anything is done."""
+    """Query of `gpuhook info`, and of every start with a limit, before any change."""
     inventory = machine(gpu(0, 3).but(memory=80 * GIB)).but(
         version="615.1",
         root=str(tmp_path),

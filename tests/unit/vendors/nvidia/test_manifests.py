@@ -229,7 +229,7 @@ _VALUES = st.recursive(
 
 @given(_VALUES, st.dictionaries(st.text(min_size=1), st.text()))
 def test_nothing_but_library_paths_changes(tree: Any, names: dict[str, str]) -> None:
-    """What other values a file has, and in which order, stays."""
+    """Other values of a file, and their order, are unchanged."""
     changed = manifests._replaced(tree, names)
     assert json.dumps(manifests._replaced(tree, {})) == json.dumps(tree)
     expected = [names.get(each, each) for each in manifests._texts(tree)]

@@ -1,4 +1,4 @@
-"""Who gets a shared GPU: a client of MPS with its limits, whatever it asks for by, or nobody."""
+"""A shared GPU is given only to clients of MPS with its limits, for every kind of request."""
 
 import itertools
 import json

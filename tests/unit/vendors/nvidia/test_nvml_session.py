@@ -18,7 +18,7 @@ ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets root alone set li
 
 
 class Standing:
-    """What a prefork server does with it."""
+    """Use of it by a prefork server."""
 
     def __init__(self, nvml: Nvml) -> None:
         self.poll = select.poll()
@@ -47,7 +47,7 @@ class Standing:
 
 @pytest.fixture
 def standing(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Standing]:
-    """What is ready, with a library that does so much."""
+    """An open session, with a library of that many functions."""
     made = Standing(limiter(tmp_path, **getattr(request, "param", {})))
     made.start()
     yield made

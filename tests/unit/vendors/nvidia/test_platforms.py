@@ -1,4 +1,4 @@
-"""What a container gets on WSL2 and Tegra, planned for machines on paper."""
+"""Contents of a container on WSL2 and Tegra, planned for machines with fake nodes."""
 
 from typing import Any
 

@@ -300,7 +300,7 @@ FACTOR = st.one_of(
 
 
 def outcome(function: Callable[[str], Any], text: str) -> Any:
-    """What the function returns, or the message of its own refusal."""
+    """Return the function's result, or the message of its own refusal."""
     try:
         return function(text)
     except GpuhookError as error:

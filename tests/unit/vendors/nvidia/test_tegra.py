@@ -185,7 +185,7 @@ def test_what_tells_tegra(tmp_path: Path, path: str, text: str, here: bool) -> N
     ],
 )
 def test_a_link_through_a_link_to_a_folder(tmp_path: Path, content: str) -> None:
-    """What .. means there is for the kernel to tell: it isn't the folder before it."""
+    """The kernel resolves ..: it isn't the folder before it."""
     write(tmp_path, "other/b/c")
     (tmp_path / "other/deep/below").mkdir(parents=True)
     (tmp_path / "usr/lib").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What NVML doesn't know of a GPU has no value, and costs none of the others."""
+"""An unknown value of a GPU is omitted, and affects no other value."""
 
 import time
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What the device plugin can be told of ACME's NPUs."""
+"""Options of the device plugin for ACME's NPUs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ VARIABLES = ()
 
 @dataclass(frozen=True)
 class PluginSettings:
-    """What the option says: whether NPUs are handed out whole alone."""
+    """Value of the option: whether only whole NPUs are offered."""
 
     whole: bool = False
 

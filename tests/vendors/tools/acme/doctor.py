@@ -1,4 +1,4 @@
-"""What the doctor looks at of ACME's driver; ``tools/doctor/vendors`` says how it is used."""
+"""Checks of ACME's driver; ``tools/doctor/vendors`` describes their use."""
 
 from collections.abc import Iterator
 

@@ -49,7 +49,7 @@ def test_a_machine_without_accelerators_has_no_failure(
 
 
 def test_a_driver_without_any_gpu_is_a_failure(tree: Tree) -> None:
-    """Who has installed the driver's libraries has, or had, a GPU."""
+    """A host with the driver's libraries has, or had, a GPU."""
     tree.driver(gpus=0)
     (tree.root / "proc/driver/nvidia/version").unlink()
     shutil.rmtree(tree.root / "sys/module", ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Who listens to NVML's events, on a simulated NVML: GPUs that get lost, drivers without events."""
+"""Listeners to NVML's events, on a simulated NVML: lost GPUs, drivers without events."""
 
 import time
 from collections.abc import Callable, Iterator

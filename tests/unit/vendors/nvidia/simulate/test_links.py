@@ -1,4 +1,4 @@
-"""How simulated GPUs are connected: NVLink in pairs or through switches, PCI Express, memory."""
+"""Links of simulated GPUs: NVLink in pairs or through switches, PCI Express, memory."""
 
 import itertools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Why the child that asks NVML fails is said, whatever it fails of."""
+"""Messages for each failure of the child that queries NVML."""
 
 import os
 from collections.abc import Callable
