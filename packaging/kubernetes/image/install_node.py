@@ -158,7 +158,7 @@ def restart_by_signal(engine: str, renew: Callable[[], None] = lambda: None) -> 
             "Give the installer hostPID, or restart it yourself and choose --restart=none",
         )
     listens = any(serves(engine, process) for process in before)  # not at a place of its own
-    say(f"{engine} is ended, and started again by who keeps it running")
+    say(f"{engine} is stopped, and its supervisor starts it again")
     for process in before:
         host_processes.send(process, signal.SIGTERM)
     ended = {process.pid for process in before}
@@ -226,7 +226,7 @@ def users(node: Node, root: str = "") -> list[str]:
     """
     if node.engine == CONTAINERD and not os.path.isdir(node.tasks):
         raise EngineError(
-            f"{node.tasks} isn't here, so nobody can tell which containers need {node.folder}",
+            f"{node.tasks} isn't here, so it is unknown which containers need {node.folder}",
             "Mount it from the node, read-only, as overlays/remove does",
         )
     _check_tasks(node, root)
@@ -263,9 +263,9 @@ def _check_tasks(node: Node, root: str) -> None:
 
 
 def remove_documents(node: Node) -> None:
-    """Remove the CDI documents that name our hook.
+    """Remove the CDI specs that name our hook.
 
-    Without the hook no container with them starts, and they hide those of other makers.
+    Without the hook no container with them starts, and they hide those of other tools.
     """
     hook = os.fsencode(f"{node.programs}/{names.CDI_HOOK}")
     for path in _entries(node.documents):
@@ -323,11 +323,11 @@ def install(node: Node) -> None:
 
 
 def remove(node: Node, *, patient: bool) -> None:
-    """Take everything away, once nobody uses it.
+    """Remove everything, once no container uses it.
 
-    The engine forgets gpu-py last: without that, nobody could run a command in a container that
-    was made with it. Where that isn't ``patient`` and somebody uses our files, they stay. Whoever
-    installs meanwhile is not disturbed: what it installed is taken away again.
+    gpu-py is removed from the engine last: before, commands must run in containers that were made
+    with it. If it isn't ``patient`` and a container uses our files, they stay. A simultaneous
+    installation isn't disturbed: its files are removed again.
     """
     while True:
         with node.locked().held():
@@ -356,7 +356,7 @@ def remove(node: Node, *, patient: bool) -> None:
 
 
 def wait_for_users(node: Node) -> None:
-    """Return when nobody uses our programs, and say now and then who does."""
+    """Return when no container uses our programs; report the remaining ones now and then."""
     reported = -REPORT_SECONDS
     began = time.monotonic()
     while found := users(node):

@@ -73,8 +73,8 @@ def unsettle(node: Node) -> None:
 def own_settings(node: Node) -> str | None:
     """Return the node's config.toml without what is ours in it; None for no file.
 
-    That is what it was. If somebody has changed it since, it is that with our keys as they were;
-    what was changed in a ConfigMap's file doesn't count.
+    That is the former file. If it was changed since, it is that with the former values of our keys;
+    changes of a ConfigMap's file don't count.
     """
     now = text_of(node.settings_file)
     record = _record(node)

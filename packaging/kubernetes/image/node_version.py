@@ -61,7 +61,7 @@ def _read(path: str) -> bytes:
 
 
 def _replace(path: str, data: bytes) -> None:
-    """Write a file that nobody uses yet, its mode kept and its time too."""
+    """Write a file that no process uses yet; keep its mode and time."""
     status = os.stat(path)
     with open(path, "wb") as file:
         file.write(data)
