@@ -71,7 +71,7 @@ _free_no_garbage()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have of the unit tests those first that wait: at the end nobody has anything else to do."""
+    """Run the unit tests that wait first: at the end the other workers have nothing else to do."""
     waiting = ("tests/unit/test_results.py", "tests/unit/vendors/")
 
     def turn(item: pytest.Item) -> tuple[bool, bool]:

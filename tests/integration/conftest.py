@@ -94,7 +94,7 @@ def workspace(request: pytest.FixtureRequest, installation: Installation) -> Ite
 
 @pytest.fixture
 def reachable(workspace: Path, installation: Installation) -> Iterator[Path]:
-    """The installation where nobody can get at it, whatever folder it is in."""
+    """The installation where no other user can change it, whatever folder it is in."""
     place = workspace / "reachable"
     place.mkdir()
     run(["mount", "--bind", installation.bin.parent, place]).ok()

@@ -209,7 +209,7 @@ class TestAmd(Contract):
         word: str,
         held: bool,
     ) -> None:
-        """One id may mean what somebody has; a partition beside that is another's to have."""
+        """An id may name a held device; a partition of the same GPU may be another container's."""
         text = config.read_text()
         config.write_text(text.replace("[gpuhook]\n", '[gpuhook]\nexclusive = ["amd.com/gpu"]\n'))
         bundle.environ(f"{ASK}=2")

@@ -139,7 +139,7 @@ CRASHES = {
 def test_after_a_crash_between_two_changes(
     folder: Folder, verb: str, call: str, times: int
 ) -> None:
-    """Killed in one of the calls that change something, in the folder or beside it."""
+    """Killed in one of the calls that change something, in the folder or next to it."""
     before, mounts = snapshot(folder), folder.everywhere()
     asked = ("-e", f"{ASK}=all")
     if verb == "undo":

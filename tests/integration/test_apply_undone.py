@@ -163,7 +163,7 @@ def test_what_was_mounted_goes_wherever_it_is(folder: Folder, moves: str, again:
 
 @pytest.mark.parametrize("place", ["dev", "usr/lib", "."])
 def test_what_is_hidden_is_said_and_not_forgotten(folder: Folder, place: str) -> None:
-    """Somebody has mounted on it since: it comes off later."""
+    """Another mount has been made on it since: it is removed later."""
     before, mounts = snapshot(folder), folder.everywhere()
     folder.call("-e", ASK).ok()
     many = len(folder.everywhere())
@@ -300,7 +300,7 @@ def test_a_run_that_is_killed_while_it_covers_a_file(folder: Folder, call: str, 
 
 
 def test_what_was_in_a_volume_before_stays_and_is_no_fault(folder: Folder) -> None:
-    """Nothing was made there, and nothing is undone."""
+    """Nothing was made there, and nothing is rolled back."""
     there = folder.state.parent / "volume"
     shutil.copytree(folder.root / "etc", there, symlinks=True)
     now, before, mounts = contents(there), snapshot(folder), folder.everywhere()

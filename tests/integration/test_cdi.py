@@ -29,7 +29,7 @@ CONTROL = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/n
 
 @dataclass(frozen=True)
 class Site:
-    """A podman whose containers get devices by CDI alone, the document and the driver of it."""
+    """A podman whose containers get devices only by CDI, with the spec and its driver."""
 
     podman: Podman
     driver: Driver

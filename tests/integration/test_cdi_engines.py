@@ -298,7 +298,7 @@ def test_rootless_podman(
     roots: dict[str, Path],
     driver: Driver,
 ) -> None:
-    """A user with one id alone in his namespaces: there are no subordinate ones."""
+    """A user with only one id in the user namespace: there are no subordinate ids."""
     system = systems[name]
     for file, line in (("passwd", f"user:x:{UID}:{UID}::/:/bin/sh"), ("group", f"user:x:{UID}:")):
         with (system.etc / file).open("a") as table:

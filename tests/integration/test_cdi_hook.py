@@ -425,7 +425,7 @@ def test_nothing_is_left_where_it_fails(
 
 
 def called(bundle: Bundle, *before: str, bundle_path: Path | None = None) -> Result:
-    """Call the hook with the container's state, as somebody would who registered it wrongly."""
+    """Call the hook with the container's state, as after a wrong registration."""
     state = {"ociVersion": "1.0.2", "id": "x", "pid": 1, "bundle": str(bundle_path or bundle.path)}
     hook = hook_of(bundle)
     words = [*before, "env", "-i", *hook["env"], hook["path"], *hook["args"][1:]]
@@ -603,7 +603,7 @@ def test_our_document_by_nvidias_name(
 def test_a_document_of_nvidias_toolkit_is_refused(
     bundle: Bundle, runtime: str, document: Path, driver: Driver, nvidias_name: Path, verb: str
 ) -> None:
-    """Half of its work would be done, and nobody would see which half is missing."""
+    """Half of its work would be done, without a sign of which half is missing."""
     give(bundle, document, "2")
     args = ["nvidia-cdi-hook", verb, *VERBS[verb]]
     hook = {**hook_of(bundle), "path": str(nvidias_name), "args": args}

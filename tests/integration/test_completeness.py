@@ -48,7 +48,7 @@ class Machine:
         return self.bundle.run(runtime or self.installation.runtime, env)
 
     def ask(self, *settings: str) -> None:
-        """Have the container ask by these settings, and those of its image, alone."""
+        """Give the container only these settings, and those of its image."""
 
         def change(spec: dict[str, Any]) -> None:
             spec["process"].update(args=["true"], env=[*self._variables, *settings])
@@ -67,7 +67,7 @@ class Machine:
         return found
 
     def refused(self, cause: str, *settings: str) -> str:
-        """See that gpu-py, the hook alone and explain refuse the container with one sentence.
+        """Check that gpu-py, the bare hook and explain refuse the container with one sentence.
 
         Returns the code that explain gives for it.
         """
@@ -150,7 +150,7 @@ def test_without_libcuda_until_it_is_installed(machine: Machine) -> None:
 
 
 def test_nvml_that_has_no_version_in_its_name(machine: Machine) -> None:
-    """A distribution may name it by its SONAME; it isn't this driver's beside another version."""
+    """With another version present, a file named by its SONAME isn't this driver's."""
     driver = machine.simulate("--gpus=1")
     library = driver.library("libnvidia-ml.so.1")
     link = library.with_name("libnvidia-ml.so.1")

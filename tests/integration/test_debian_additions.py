@@ -1,4 +1,4 @@
-"""The additions to the Debian package gpuhook: each of them alone, and an upgrade from one package.
+"""The additions to the Debian package gpuhook: each separately, and an upgrade from one package.
 
 They are installed into copies of this Debian, as gpuhook is: see test_debian_package.
 """

@@ -108,7 +108,7 @@ def makers(
 @ONE
 @MODES
 def test_a_ready_made_table(bundle: Bundle, machine: Machine, driver: Driver, mode: str) -> None:
-    """Exact nodes, and no others that can be opened; NVIDIA's beside them."""
+    """Exact nodes, and no others that can be opened; in addition to NVIDIA's."""
     config = machine.config(bundle, driver, bundle.runtime, mode)
     bundle.environ(f"{machine.declared.variable}=2,0", "NVIDIA_VISIBLE_DEVICES=5")
     every = machine.nodes(0, 1, 2)

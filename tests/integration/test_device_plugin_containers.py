@@ -84,7 +84,7 @@ def cri_of(engine: Containerd, *archives: Path) -> Iterator[Cri]:
 
 @pytest.fixture
 def hardened(machine: Machine) -> Iterator[None]:
-    """Have gpu-py give GPUs for a plugin's mounts alone."""
+    """Let gpu-py give GPUs only for a plugin's mounts."""
     before = machine.config.read_text()
     harden(machine.config)
     yield

@@ -58,7 +58,7 @@ def test_without_a_driver(node: Node) -> None:
 
 
 def test_a_driver_that_hangs_harms_no_other(node: Node, installation: Installation) -> None:
-    """NVML that doesn't answer takes NVIDIA's GPUs away, and nobody else's."""
+    """A hung NVML removes only NVIDIA's GPUs."""
     other = node.folder / "amd"
     run([installation.command, "simulate", other, "--vendor=amd", "--gpus=2"]).ok()
     lines = node.config.read_text().replace(

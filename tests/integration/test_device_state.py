@@ -237,7 +237,7 @@ def test_killed_at_every_point(node: Node, driver: Driver, verb: str, least: int
 
 
 def test_after_a_reboot_nothing_is_put_back(node: Node, driver: Driver) -> None:
-    """The driver has begun anew, and what was set since is another's."""
+    """The driver was restarted, so later settings are another program's."""
     claim = node.claim("a", result(gpu(driver, 0)), config=[sliced("Long")])
     with node.service():
         assert ask(node, claim) == ""

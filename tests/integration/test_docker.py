@@ -91,7 +91,7 @@ def test_stopped_and_started(engine: Docker, driver: Driver) -> None:
 
 @DOCKERS
 def test_update_keeps_the_gpus(engine: Docker, driver: Driver) -> None:
-    """docker update writes the device rules of config.json anew."""
+    """docker update rewrites the device rules of config.json."""
     options = ["--detach", "--runtime=gpu-py", "-e", TWO[0]]
     name = engine.call("run", *options, DEBIAN, "sleep", "1000").ok().stdout.strip()
     try:

@@ -134,7 +134,7 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def bin_folder(workspace: Path, installation: Installation) -> Iterator[Path]:
-    """The installation where everybody can get at it, whatever folder it is in."""
+    """The installation where every user can reach it, whatever folder it is in."""
     place = workspace / "doctor-order-programs"
     place.mkdir()
     run(["mount", "--bind", installation.bin.parent, place]).ok()
@@ -145,7 +145,7 @@ def bin_folder(workspace: Path, installation: Installation) -> Iterator[Path]:
 
 @pytest.fixture
 def folder(workspace: Path) -> Iterator[Path]:
-    """A folder that everybody may enter; the engines know nothing of us at first."""
+    """A folder that every user may enter; the engines know nothing of us at first."""
     made = workspace / "doctor-order"
     made.mkdir()
     for place in map(Path, PLACES):

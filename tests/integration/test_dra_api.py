@@ -49,7 +49,7 @@ def call(installation: Installation, tmp_path: Path) -> Call:
 
 @pytest.fixture
 def kubeconfig(api: ApiServer, tmp_path: Path) -> str:
-    """A node's own: with a client's certificate, all as files beside it."""
+    """A node's own: with a client's certificate, all as files next to it."""
     user = {"client-certificate": "api/client.crt", "client-key": "api/client.key"}
     document = {
         "current-context": "here",

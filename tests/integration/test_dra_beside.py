@@ -1,4 +1,4 @@
-"""gpuhook dra and gpuhook device-plugin on one node: no device is handed out by both."""
+"""gpuhook dra and gpuhook device-plugin on one node: neither gives the other's devices."""
 
 import json
 from collections.abc import Iterator
@@ -76,7 +76,7 @@ def test_who_comes_first_has_it(
 def test_a_gpu_and_its_parts(
     node: Node, driver: Driver, installation: Installation, workspace: Path
 ) -> None:
-    """A claim has one part: the GPU isn't handed out whole, and nor is its claim if it was."""
+    """With a part in a claim the GPU isn't given whole, nor is the part of a whole one."""
     plugin_folder = node.folder / "dp"
     with (
         node.service(),

@@ -245,7 +245,7 @@ def test_a_claim_that_is_put_back_while_it_is_prepared(node: Node, driver: Drive
 
 
 def test_a_device_twice_in_one_claim(node: Node, driver: Driver) -> None:
-    """As somebody has it who looks at a device that he works with."""
+    """As for a monitoring user whose own claim has the device."""
     name = gpu(driver, 0)
     claim = node.claim("a", result(name), result(name, "look", adminAccess=True))
     with node.service():
@@ -277,7 +277,7 @@ def test_two_instances_during_an_update(node: Node, driver: Driver) -> None:
 
 
 def test_a_probe_notices_a_supervisor_that_hangs(node: Node) -> None:
-    """The server alone would answer, and each claim fail after its time."""
+    """Otherwise only the server would answer, and each claim fail after its time."""
     with node.service(instance="pod") as process:
         plugin = node.kubelet.wait(GPU_DRIVER)
         assert len(probe(str(node.kubelet.registry), "pod", 20)) == 1
@@ -393,7 +393,7 @@ def test_what_the_kubelet_does_not_list_may_be_in_use(node: Node, driver: Driver
 
 
 def test_what_is_gone_is_put_back_though_nobody_asks(node: Node, driver: Driver) -> None:
-    """Whoever asks from the same namespace has a pod there, which would keep it for ever."""
+    """A claim of the same namespace has a pod there, which would keep it reserved forever."""
     pods = node.folder / "pods.sock"
     gone = node.claim("gone", result(gpu(driver, 0)))
     own = node.claim("own", result(gpu(driver, 0)))
@@ -430,7 +430,7 @@ def test_claims_that_are_gone_are_put_back_together(node: Node, driver: Driver) 
 
 
 def test_a_status_that_stays_keeps_its_time(node: Node, driver: Driver) -> None:
-    """Each try would else change the claim in the cluster, and wake up whoever watches claims."""
+    """Otherwise each try would change the claim in the cluster, and wake up its watchers."""
     holder, claim = (node.claim(name, result(gpu(driver, 0))) for name in ("holder", "claim"))
     status = node.claims / "ns_claim.status"
 

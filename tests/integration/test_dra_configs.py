@@ -209,7 +209,7 @@ REFUSING = {
 def test_a_gpu_that_takes_no_setting_is_lost_to_nobody(
     node: Node, driver: Driver, name: str
 ) -> None:
-    """Such as one before Volta: what it refused can't be undone either, and needn't be."""
+    """Such as one before Volta: a refused setting can't be restored either, and needn't be."""
     wanted, words, place = REFUSING[name]
     put_smi(driver, "/bin/sh", str(driver.root / "smi"))
     (driver.root / place).mkdir()  # a folder, which nothing is written to

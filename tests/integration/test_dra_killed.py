@@ -130,7 +130,7 @@ def test_killed_while_tidying_up(node: Node, driver: Driver) -> None:
 
 
 def test_killed_and_the_pod_is_gone(node: Node, driver: Driver) -> None:
-    """Nobody prepares the claim again: the kubelet puts back what it doesn't know to be there."""
+    """The claim isn't prepared again: the kubelet unprepares claims that it doesn't know."""
     devices = [slice_name(driver.gpus[0].uuid)]
     killed: Attempt | None = None
     for point in (4, 6, 8, 10, 12, None):

@@ -256,7 +256,7 @@ def test_a_claim_s_devices_stay_the_scheduler_s(name: str, documents: list[Docum
 
 
 def test_helm_s_policies_are_about_the_release_s_account() -> None:
-    """Another namespace: rendered without --namespace=gpuhook they'd be about nobody."""
+    """Another namespace: rendered without --namespace=gpuhook they'd match no account."""
     made = rendered("--set=mode=dra", "--namespace=elsewhere")
     policies = [each for each in made if each["kind"] == "ValidatingAdmissionPolicy"]
     assert len(policies) == 2

@@ -362,7 +362,7 @@ def waits_for(folder: Path) -> bool:
 
 
 def test_labels_of_selinux_are_those_of_the_driver(machine: Machine) -> None:
-    """Labels alone: nothing here enforces them."""
+    """Only labels: nothing here enforces them."""
     labels = {"/usr": b"system_u:object_r:usr_t:s0\0", "/usr/bin/nvidia-smi": b"u:r:bin_t:s0\0"}
     program = machine.driver.path("/usr/bin/nvidia-smi")
     program.chmod(0o4755)  # so that it is copied

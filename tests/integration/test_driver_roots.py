@@ -24,7 +24,7 @@ def moved(workspace: Path, installation: Installation) -> Driver:
 
 @pytest.fixture(scope="module")
 def odd(workspace: Path, installation: Installation) -> Driver:
-    """The same where nobody looks for them."""
+    """The same in a folder that isn't searched."""
     return _with_libraries_in(ODD, simulate(installation, workspace / "driver-odd", "--gpus=2"))
 
 

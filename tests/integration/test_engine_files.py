@@ -137,7 +137,7 @@ def test_daemon_json_with_a_mark_that_docker_reads(
 def beside_containerds(
     installation: Installation, folder: Path, names: list[str], *words: str
 ) -> Result:
-    """Run a command of ours beside containerds with files of their own, and no other process."""
+    """Run our command with containerds that have their own files, and no other process."""
     lines = []
     for name in names:
         place = folder / name

@@ -66,7 +66,7 @@ def enroot(
 def test_the_images_environment_asks(
     enroot: Enroot, driver: Driver, restricted: dict[str, str]
 ) -> None:
-    """With the host's whole /dev, as is enroot's default, a choice keeps nobody from others."""
+    """With the host's whole /dev, enroot's default, a choice doesn't exclude other GPUs."""
     done = enroot.start(*SMI, image=f"{ASK}=all\n{ASK}=1,2\n", **restricted).ok()
     seen = driver.chosen(1, 2) if "ENROOT_RESTRICT_DEV" in restricted else driver.gpus
     assert done.stdout.splitlines() == lines_of_nvidia_smi(seen)

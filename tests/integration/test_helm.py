@@ -133,7 +133,7 @@ def test_distributions(tmp_path: Path, mode: str, distribution: str) -> None:
 
 
 def test_who_may_ask_for_metrics() -> None:
-    """Nobody but Prometheus, where nothing else is said."""
+    """Only Prometheus, by default."""
     [policy] = policies("--set=metrics.enabled=true")
     assert policy["spec"]["podSelector"]["matchLabels"] == {
         "app.kubernetes.io/name": "gpuhook-metrics"

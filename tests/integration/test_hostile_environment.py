@@ -24,7 +24,7 @@ __attribute__((constructor)) static void attack(void) {
 
 
 def evil_image(bundle: Bundle, tmp_path: Path) -> tuple[list[str], Path]:
-    """Put into a root what attacks whoever loads it; return the environment and the mark.
+    """Put files into a root that attack their loader; return the environment and the mark.
 
     The mark is made on the host only: it needs a guard that the container doesn't see.
     """

@@ -218,7 +218,7 @@ def swapping(root: Path, name: str, link: str) -> Iterator[None]:
 
 
 def forget_places(container: Container) -> None:
-    """Have every step resolve its path anew, so that there is more to race for."""
+    """Have every step resolve its path again, so that there is more to race for."""
     for fd in (*container._places.values(), *container._held):
         os.close(fd)
     container._places.clear()

@@ -381,7 +381,7 @@ def test_a_driver_on_a_filesystem_without_devices(driver: Path, image: Path) -> 
 
 
 def test_a_shared_proc_leaks_nothing(driver: Path, image: Path, tmp_path: Path) -> None:
-    """The masked folder shows selected GPUs alone, can't be written, and is nobody else's."""
+    """The masked folder shows only selected GPUs, can't be written, and is this container's."""
     proc = driver / "proc/driver/nvidia"
     gpus = [proc / f"gpus/0000:{bus}:00.0/information" for bus in ("1b", "43")]
     mig = [proc / f"capabilities/gpu0/mig/gi{gi}/access" for gi in (1, 2)]

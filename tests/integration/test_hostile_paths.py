@@ -116,7 +116,7 @@ def as_socket(place: Path) -> None:
 
 @contextmanager
 def fuse(place: Path, options: str = "", *, dead: bool = False) -> Iterator[None]:
-    """Mount a user's filesystem; nobody serves it, and where it is ``dead`` nobody can."""
+    """Mount a user's filesystem, which is not served and, if ``dead``, can't be."""
     words = [sys.executable, "-c", MOUNT_FUSE, str(place), str(UID), options]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as server:
         try:

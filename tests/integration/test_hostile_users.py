@@ -31,7 +31,7 @@ WAIT = "echo ready; read -r end"
 
 @dataclass(frozen=True)
 class Site:
-    """A folder that everybody may enter, a daemon.json of root's in it, and our command."""
+    """A folder that every user may enter, a daemon.json of root's in it, and our command."""
 
     folder: Path
     config: Path
@@ -185,7 +185,7 @@ def test_a_stranger_on_the_socket_of_roots_docker(
 
 
 def test_a_lock_that_a_stranger_has_had_since_an_earlier_version(site: Site) -> None:
-    """The folder was open to everybody then."""
+    """The folder was open to all users then."""
     folder = site.folder / "state/engines"
     folder.mkdir(parents=True)
     with process([*AS_STRANGER, "flock", folder, "sh", "-c", WAIT]):
@@ -206,7 +206,7 @@ def test_a_hanging_installation_is_named(site: Site) -> None:
 
 
 def test_locks_on_what_is_saved_of_the_machine(site: Site, driver: Driver) -> None:
-    """Everybody may read the inventory, and so lock its file; the lock is another file."""
+    """Every user may read the inventory, and so lock its file; the lock is another file."""
     config = write_config(site.folder / "config", driver.root, ["runc"])
     refresh: list[str | Path] = [site.command, "refresh", "--config", config]
     run(refresh).ok()
@@ -250,7 +250,7 @@ def test_a_link_in_a_strangers_home(site: Site, link: str) -> None:
 def test_a_link_that_a_stranger_put_into_a_folder_for_everybody(
     site: Site, protected: bool
 ) -> None:
-    """Also where the kernel lets nobody follow it (fs.protected_symlinks), as systemd has it do."""
+    """Also where the kernel forbids following it (fs.protected_symlinks), systemd's default."""
     everybody = site.folder / "tmp"
     everybody.mkdir()
     everybody.chmod(0o1777)

@@ -9,7 +9,7 @@ from harness.strangers import AS_STRANGER, pretender
 
 
 class Site:
-    """A crio.conf in a folder that everybody may enter, and our command."""
+    """A crio.conf in a folder that every user may enter, and our command."""
 
     def __init__(self, folder: Path, command: Path) -> None:
         self.folder = folder

@@ -365,7 +365,7 @@ def registered(site: Site) -> Iterator[Site]:
 def test_gpus_option(
     registered: Site, driver: Driver, gpus: str, indices: list[int], runtime: str
 ) -> None:
-    """With runc the hook works alone; with gpu-py it arrives twice, and works once."""
+    """With runc only the hook works; with gpu-py it is called twice, and works once."""
     options = ["--gpus", gpus]
     script = look(driver.minors)
     inside = seen(registered.docker.run(DEBIAN, *script, options=options, runtime=runtime))

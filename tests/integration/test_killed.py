@@ -95,7 +95,7 @@ def whole(hook: Hook, image: Path) -> dict[str, tuple[int, int, int, int, bytes]
 
 
 def saved(hook: Hook) -> dict[str, tuple[int, int, int, int, bytes]]:
-    """Return the state folder after somebody came by and swept the records."""
+    """Return the state folder after the records were deleted."""
     assert records.read_all(str(hook.state)) == [], "no container of this test runs now"
     return contents(hook.state)
 

@@ -134,7 +134,7 @@ def test_what_is_monitored_is_there() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(MANIFESTS)))
 def test_every_privilege_and_every_folder_of_the_node_has_its_reason(path: Path) -> None:
-    """A comment above it or beside it says why; hostPath has the comment above its name."""
+    """A comment above it or on its line gives the reason; hostPath has it above its name."""
     lines = path.read_text().splitlines()
     for at, line in enumerate(lines):
         above = at - 2 if "hostPath:" in line else at - 1

@@ -109,7 +109,7 @@ def check(node: Node) -> None:
 
 
 def test_another_c_library_and_no_python(fresh: Node, releases: dict[str, Path]) -> None:
-    """With CDI a node gets programs alone; they need nothing of its distribution's."""
+    """With CDI a node gets only programs; they need nothing of its distribution's."""
     fresh.pod(daemon_set("overlays/cdi-pod", "installer"), "installer", options=("--rm",)).ok()
     assert not fresh.path("/etc/containerd/conf.d").exists()
     root = releases["bullseye"]
@@ -489,7 +489,7 @@ STARTED = ["daemon-reload", f"enable --quiet {UNIT.name}", f"restart {UNIT.name}
 
 
 def test_the_plugin_as_a_unit(fresh: Node, systemctl: Path, newer: str, tmp_path: Path) -> None:
-    """It is restarted with what it reads, and never beside one in a pod."""
+    """It is restarted when its inputs change, and never runs together with one in a pod."""
     document = daemon_set("overlays/cdi", "installer")
     unit = fresh.path(UNIT)
 
@@ -530,7 +530,7 @@ def test_the_plugin_as_a_unit(fresh: Node, systemctl: Path, newer: str, tmp_path
 
 
 def test_mps_as_a_unit(fresh: Node, systemctl: Path, newer: str, tmp_path: Path) -> None:
-    """It is restarted with its own settings alone, because that ends the programs that use it."""
+    """Only its own settings restart it, because that ends the programs that use it."""
     document = daemon_set("overlays/mps", "installer")
     settings = containers(pod_of(document))["installer"]["env"]
     settings += [{"name": "INSTALL_NODE_ENGINE", "value": "none"}]

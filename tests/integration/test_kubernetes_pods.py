@@ -67,7 +67,7 @@ def sid(
 
 @pytest.fixture(scope="module")
 def nodes(sid: Release, machine: Machine) -> None:
-    """The driver's nodes are in this machine's /dev: in a user namespace runc looks there alone."""
+    """The driver's nodes are in this machine's /dev: in a user namespace runc uses only these."""
     script = f"""
     mount -t tmpfs -o mode=755 tmpfs /mnt
     cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /dev/fuse /dev/fd /mnt
@@ -209,7 +209,7 @@ def test_one_more_device_in_a_user_namespace(
 def test_parts_of_a_pod(
     strategy: str, cri: Cri, workspace: Path, sid: Release, machine: Machine, documents: Path
 ) -> None:
-    """One that comes first has the devices that the main one has after it; one beside has none."""
+    """An init container has the main one's devices before it; a sidecar has none."""
     with plugin(workspace, sid, machine, documents, strategy) as kubelet:
         answers = kubelet.admit("one", {GPU: 2})
         with cri.pod(handler(strategy), security=RESTRICTED) as pod:

@@ -22,7 +22,7 @@ NAMES = ["libq.so.1", "libz.so.1", "libm.so.6", "libabsent.so.1"]
 
 
 def make_root(source: Path, root: Path) -> None:
-    """Copy a root, and put the driver's files beside its own libraries."""
+    """Copy a root, and put the driver's files next to its own libraries."""
     run(["cp", "-a", source, root]).ok()
     content = HOST_LIBRARY.read_bytes()
     assert content.count(b"libz.so.1\0") == 1
@@ -36,7 +36,7 @@ def make_root(source: Path, root: Path) -> None:
 
 
 def merge(root: Path) -> None:
-    """Do what gpuhook does: links beside the libraries, entries in the cache."""
+    """Do what gpuhook does: links next to the libraries, entries in the cache."""
     for link, target in layout.links(FILES).items():
         (root / FOLDER[1:] / link).symlink_to(target)
     flags = layout.cache_flags(os.uname().machine, bits32=False)

@@ -1,4 +1,4 @@
-"""Devices that one container alone may have, by every way in which a container gets them."""
+"""Devices of only one container at a time, by every way in which a container gets them."""
 
 import json
 import os
@@ -83,7 +83,7 @@ class Place:
         return int(found)
 
     def end(self, made: Bundle) -> None:
-        """Kill a container's first process, and see it gone or waited for by nobody."""
+        """Kill a container's first process, and wait until it is gone or a zombie."""
         pid = self.pid(made)
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: all(each["pid"] != pid for each in self.records()), "it is gone")
@@ -138,7 +138,7 @@ def is_held(place: Place, done: Result, holder: Bundle, way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @RUNTIMES
 def test_a_device_has_one_container(place: Place, way: str) -> None:
-    """It has it as soon as it is created, and until its process is gone, whoever killed it."""
+    """It holds the device from create until its process is gone, however that was killed."""
     first, second = place.ask("1", way), place.ask("1", way)
     place.create(first, way).ok()
     is_held(place, place.create(second, way), first, way)
@@ -303,7 +303,7 @@ def test_a_second_document_with_the_same_node(place: Place, second: str, way: st
 @ONE
 @pytest.mark.parametrize("second", FORMS, indirect=True)
 def test_a_second_document_that_the_engine_carries_out(place: Place, second: str) -> None:
-    """Beside ours, whose hook looks at all that is there; and alone, where gpu-py starts it."""
+    """With ours, whose hook checks all nodes there; and without, if gpu-py starts it."""
     edits = folders.read_folders([str(place.folder / "cdi")]).devices[second].edits
     first = place.ask("1")
     place.create(first).ok()

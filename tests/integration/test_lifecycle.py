@@ -152,7 +152,7 @@ def test_the_same_refusals(bundle: GpuBundle, mutate: object) -> None:
 
 
 def settle(config: Path) -> None:
-    """Let a configuration be as old as one is that nobody has just written."""
+    """Give a configuration the age of one that wasn't just written."""
     past = time.time() - 10
     for place in (config, config.parent):
         os.utime(place, (past, past))

@@ -1,4 +1,4 @@
-"""gpuhook list finds the running containers that have a GPU, whoever started them."""
+"""gpuhook list finds the running containers that have a GPU, of every engine."""
 
 import json
 import os
@@ -377,7 +377,7 @@ def test_files_are_listed_on_request(
 def test_without_root_it_is_said_that_others_are_not_seen(
     reachable: Path, configs: dict[str, Path], words: list[str]
 ) -> None:
-    """Without capabilities and as nobody, whose containers can't be there."""
+    """Without capabilities and as user nobody, whose containers can't be there."""
     command: list[str | Path] = [reachable / "gpuhook"]
     argv = [*command, *words, "--config", configs["runc"]]
     plain = (

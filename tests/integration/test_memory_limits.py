@@ -331,7 +331,7 @@ def test_documents_alone_are_refused(place: Place) -> None:
 @ONE
 @pytest.mark.parametrize("way", ["hook", "spec", "alone"])
 def test_a_cgroup_that_others_are_in_is_limited_for_nobody(place: Place, way: str) -> None:
-    """A limit would be everybody's there, and the next container's would replace it."""
+    """A limit would apply to all containers there, and the next one's would replace it."""
     name = f"gpuhook-{os.getpid()}-{place.folder.name}"
     folder = f"/sys/fs/cgroup/{name}"
     stays = f"mkdir {folder} && echo $$ >{folder}/cgroup.procs && echo in && exec sleep 999"
@@ -406,7 +406,7 @@ def test_what_is_used_of_a_limit_is_the_cgroups(place: Place) -> None:
 
 @ONE
 def test_a_limit_of_a_document_can_not_be_widened(place: Place) -> None:
-    """As a cluster's driver makes documents for claims: it stands in a mount beside the device."""
+    """As a DRA driver's specs for claims: the limit is in a mount, in addition to the device."""
     config = place.configured()
     document = generate(place.installation, config, place.folder / "cdi")
     wider = "GPUHOOK_DEVICE_MEMORY=70GiB"
@@ -458,7 +458,7 @@ MOST = 'most-device-memory = "8GiB"\n'
 @ONE
 @pytest.mark.parametrize("way", ["hook", "spec", "engine"])  # by each of our hooks
 def test_a_volume_that_becomes_one_of_cgroups_after_the_look(place: Place, way: str) -> None:
-    """Whoever may change what a volume's source leads to does so before it is mounted."""
+    """A user who may change the target of a volume's source does so before it is mounted."""
     harmless, link = place.folder / "harmless", place.folder / "link"
     harmless.mkdir()
     link.symlink_to(harmless)

@@ -1,4 +1,4 @@
-"""NVML that is kept ready for limits of memory, beside the prefork server.
+"""The NVML session for memory limits, next to the prefork server.
 
 On cgroup v2, with a driver that takes two seconds to start.
 """
@@ -69,7 +69,7 @@ def has_its_limit(done: Result) -> None:
 
 
 def kept(site: Site) -> set[int]:
-    """Return what there is beside the prefork server, its parent, and who is ahead."""
+    """Return the processes next to the prefork server: its parent, and the spare worker."""
     return site.processes - site.standing - {site.ahead}
 
 

@@ -204,7 +204,7 @@ def test_a_file_for_node_exporter(driver: Driver, configs: dict[str, Path], tmp_
 def test_without_root(
     driver: Driver, configs: dict[str, Path], reachable: Path, workspace: Path
 ) -> None:
-    """It says what it can't see, and the rest; root writes nothing where somebody else may."""
+    """It reports what it can't see, and the rest; root writes only where no other user may."""
     folder = workspace / f"nobody-{uuid.uuid4().hex[:8]}"
     folder.mkdir()
     os.chown(folder, 65534, 65534)

@@ -47,7 +47,7 @@ def test_next_container_is_served(site: Site) -> None:
 
 @RUNTIMES
 def test_container_that_is_run_to_its_end_is_served_too(site: Site) -> None:
-    """But leaves nobody standing: crun waits for all that was started below it."""
+    """But leaves no server running: crun waits for all processes started below it."""
     env = {"GPUHOOK_CONFIG": str(site.config)}
     before = time.monotonic()
     site.sees_its_gpus(site.bundle.run(site.installation.runtime, env))

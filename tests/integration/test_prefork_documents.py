@@ -1,4 +1,4 @@
-"""CDI documents beside a prefork server: no interpreter is started for their hook."""
+"""CDI specs with a prefork server: no interpreter is started for their hook."""
 
 import os
 import re
@@ -93,7 +93,7 @@ def place(site: Site, tmp_path: Path) -> Place:
 
 
 def test_by_an_engine(place: Place) -> None:
-    """Whoever has applied the document, once any other container has left a process behind."""
+    """Whichever program applied the spec, once another container has left a server running."""
     place.by_engine()
     place.works(place.engine_starts())
     assert place.hooks() == 1

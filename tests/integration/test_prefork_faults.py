@@ -53,7 +53,7 @@ def test_killed(site: Site, which: str) -> None:
 @pytest.mark.parametrize("which", ["server", "watcher", "both"])
 @ONE
 def test_stopped(site: Site, which: str) -> None:
-    """Nobody resumes them: no start waits, and another stands in their place."""
+    """They are never resumed: no start waits, and others replace them."""
     site.stand()
     before = site.processes
     for pid in before:
@@ -68,7 +68,7 @@ def test_stopped(site: Site, which: str) -> None:
 
 @ONE
 def test_held_by_a_debugger_that_is_stopped(site: Site, tmp_path: Path) -> None:
-    """Not even the kernel ends it then, and whoever asked it would wait for the debugger."""
+    """Not even the kernel ends it then, and a requester would wait for the debugger."""
     site.stand()
     server, log = site.server, tmp_path / "strace"
     state = Path(f"/proc/{server}/status")
@@ -149,7 +149,7 @@ def test_everybody_who_is_stopped_comes_to_an_end(site: Site) -> None:
 
 @ONE
 def test_stopped_before_it_has_an_end(site: Site, tmp_path: Path) -> None:
-    """A child that has just been forked: nobody is left to kill it, and no timer is set yet."""
+    """A child that has just been forked: no parent is left to kill it, and no timer is set yet."""
     site.stand()
     stops = "inject=prctl:retval=0:signal=STOP"  # instead of the call that has it die with us
     tracing = ["strace", "-f", "-p", str(site.server), "-e", "trace=prctl", "-e", stops]
@@ -200,7 +200,7 @@ def test_root_may_queue_no_more_signals(site: Site) -> None:
 
 @ONE
 def test_stopped_while_it_starts(site: Site, tmp_path: Path) -> None:
-    """It has the lock already: while nobody ended it, no other could ever serve."""
+    """It has the lock already: unless it was killed, no other could ever serve."""
     site.stand()
     site.clear()
     lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
@@ -385,7 +385,7 @@ FILES: dict[str, Callable[[Installation], Path]] = {
 
 
 def copy_of(installation: Installation, folder: Path) -> Installation:
-    """Copy an installation with its interpreter, so that nobody else's files change."""
+    """Copy an installation with its interpreter, so that no other test's files change."""
     shutil.copytree(installation.bin.parent, folder, symlinks=True)
     python = folder / "bin/python3"
     python.unlink()

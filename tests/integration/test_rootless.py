@@ -63,7 +63,7 @@ def user(
     podman_config: Path,
     installation: Installation,
 ) -> Iterator[User]:
-    """A user with one id alone in his namespaces: there are no subordinate ones."""
+    """A user with only one id in the user namespace: there are no subordinate ids."""
     for file, line in (
         ("/etc/passwd", f"{NAME}:x:{UID}:{UID}::{workspace}/home:/bin/sh\n"),
         ("/etc/group", f"{NAME}:x:{UID}:\n"),

@@ -189,7 +189,7 @@ def test_mode_spec(
 def explained(
     bundle: Bundle, installation: Installation, config: Path, driver: Driver
 ) -> list[dict[str, str]]:
-    """Return what gpuhook explain says is left undone."""
+    """Return the operations that gpuhook explain reports as skipped."""
     options = (f"--config={config}", f"--bundle={bundle.path}", "--format=json")
     with in_kernel(driver) as entered:
         answer = json.loads(entered.run(installation.command, "explain", *options).ok().stdout)

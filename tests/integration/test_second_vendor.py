@@ -206,7 +206,7 @@ class TestAcme(Contract):
     def test_a_node_that_config_json_has_already(
         self, bundle: Bundle, config: Path, devices: Devices, mode: str
     ) -> None:
-        """As by ``--device`` beside the variable: it is there once, and allowed once."""
+        """As by ``--device`` in addition to the variable: it is there once, and allowed once."""
         in_mode(config, mode)
         major, minor = (int(word, 16) for word in devices.numbers("/dev/acme0").split(":"))
         node = {

@@ -54,7 +54,7 @@ PYTHON = ("/usr/bin/python3", "-I", "-S", "-c")
 
 @pytest.fixture
 def site(workspace: Path) -> Iterator[Path]:
-    """A folder of root's that everybody may enter, and what fusermount3 asks of a machine."""
+    """A folder of root's that every user may enter, and files that fusermount3 needs."""
     with made_site(workspace, "slurm-hostile") as made:
         own = made / "machine"
         own.mkdir()
@@ -144,7 +144,7 @@ def test_a_users_filesystem_where_no_epilog_ran(scripts: Scripts, folder: Path, 
 def test_what_is_mounted_stays_whole_and_another_jobs_stays(
     scripts: Scripts, site: Path, folder: Path
 ) -> None:
-    """Filesystems on top of each other, hidden by others, and full of what nobody may remove."""
+    """Filesystems on top of each other, hidden by others, and full of undeletable files."""
     victim = site / "victim"
     (victim / "folder").mkdir(parents=True)
     (victim / "file").touch()
@@ -247,7 +247,7 @@ def test_no_process_of_a_job_hides(
 def test_a_users_own_cgroup_is_no_job(
     scripts: Scripts, folder: Path, tree: Path, where: str
 ) -> None:
-    """Cgroups that were handed to Ada (Delegate=, Slurm's of a step), named like Bea's job."""
+    """Cgroups delegated to Ada (Delegate=, Slurm's of a step), named like Bea's job."""
     job = f"uid_{BEA}/job_{JOB}/step_0"
     if where == "at the top":
         os.chown(tree, ADA, ADA)

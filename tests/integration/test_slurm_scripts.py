@@ -24,7 +24,7 @@ from harness.slurm_scripts import (
 
 @pytest.fixture
 def site(workspace: Path) -> Iterator[Path]:
-    """A folder of root's that everybody may enter."""
+    """A folder of root's that every user may enter."""
     with made_site(workspace, "slurm-scripts") as made:
         yield made
 
@@ -133,7 +133,7 @@ def test_the_way_to_it_is_roots(scripts: Scripts, site: Path) -> None:
 
 
 def test_a_jobs_number_that_is_used_again(scripts: Scripts, folder: Path) -> None:
-    """After a job whose epilog didn't run: what it left is its user's and nobody else's."""
+    """After a job whose epilog didn't run: its files are only its user's."""
     scripts.prolog(folder, ADA, 5).ok()
     as_user(ADA, "touch", folder / f"{ADA}.5/left").ok()
     scripts.prolog(folder, BEA, 5).ok()
@@ -230,7 +230,7 @@ while True:
 def test_the_epilog_ends_processes_that_are_another_each_moment(
     scripts: Scripts, folder: Path
 ) -> None:
-    """They fork and end, so that whoever lists them signals those that are gone."""
+    """They fork and end, so that a reader of the list signals processes that are gone."""
     with cgroup_of_slurm() as top:
         job = top / f"uid_{ADA}/job_{JOB}"
         group = job / "step_0/x"

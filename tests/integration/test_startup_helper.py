@@ -180,7 +180,7 @@ def test_same_bundle_again(case: Case) -> None:
 
 @RUNTIMES
 def test_hook_of_a_foreign_process_is_not_asked(case: Case) -> None:
-    """A process with the helper's number that isn't the helper is left alone."""
+    """A process with the helper's reused pid is left running."""
     case.run()
 
     def point_to_us(spec: dict[str, object]) -> None:
@@ -248,7 +248,7 @@ def test_failure_is_reported_as_by_the_hook(case: Case) -> None:
 
 @RUNTIMES
 def test_deadline(case: Case, installation: Installation) -> None:
-    """A helper that nobody asks ends as its timer says, though it is stopped."""
+    """A helper without a request ends as its timer says, though it is stopped."""
     case.wrap(f"{case.wait_for_us}; exit 0")
     started = subprocess.Popen(
         case.bundle.namespace.enter(

@@ -1,4 +1,4 @@
-"""The saved inventory over simulated drivers: NVML is left alone, and no change is missed."""
+"""The saved inventory over simulated drivers: NVML isn't called, and no change is missed."""
 
 import json
 import os

@@ -235,7 +235,7 @@ def test_a_declared_vendors_library(
     bundle: Bundle, installation: Installation, roots: dict[str, Path], workspace: Path,
     options: str, mode: str,
 ) -> None:  # fmt: skip
-    """The host has the library under its file's name alone; the loader finds it all the same."""
+    """The host has the library only under its file's name; the loader still finds it."""
     table = workspace / f"volume-{bundle.name}.toml"
     table.write_text(MAKER)
     root = workspace / f"volume-{bundle.name}"

@@ -119,7 +119,7 @@ class Watched:
         return run([self._installation.command, *words, f"--config={self.config}"])
 
     def saved(self) -> str:
-        """Return what the doctor says of the saved inventory, which it never makes anew."""
+        """Return the doctor's findings on the saved inventory, which it never renews."""
         words = ["--format=json", f"--config={self.config}"]
         done = run([self._installation.command, "doctor", *words])
         findings = json.loads(done.stdout)["findings"]

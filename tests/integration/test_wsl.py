@@ -53,7 +53,7 @@ nvidia-smi -L
 
 @pytest.fixture(scope="module")
 def wsl(installation: Installation, workspace: Path) -> Iterator[Devices]:
-    """Two GPUs, an older driver beside theirs, and another maker's."""
+    """Two GPUs, an older driver next to theirs, and another vendor's."""
     root = workspace / "wsl"
     words = ("--platform=wsl", "--gpus=2")
     made = run([installation.command, "simulate", root, *words]).ok().stdout

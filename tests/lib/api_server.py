@@ -97,7 +97,7 @@ class ApiServer:
             return self._keep(resource, {**kind, **given, "metadata": metadata}, "ADDED")
 
     def change(self, name: str, change: Callable[[Object], None]) -> None:
-        """Have somebody else change a slice."""
+        """Change a slice as another client."""
         with self.lock:
             found = copy.deepcopy(self.objects["resourceslices", "", name])
             change(found)

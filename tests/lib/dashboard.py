@@ -37,7 +37,7 @@ def queries() -> Iterator[tuple[str, str]]:
 
 
 def _of_variable(query: str) -> str:
-    """Return PromQL for what Grafana alone understands."""
+    """Return PromQL for what only Grafana understands."""
     if match := _LABEL_VALUES.fullmatch(query):
         return f"count by ({match[2]}) ({match[1]})"
     match = _QUERY_RESULT.fullmatch(query)

@@ -51,7 +51,7 @@ def counted(name: str, gpu: str, count: int) -> Object:
 
 
 def counters(*gpus: str, node: str = "n1") -> Object:
-    """Return a slice's content of counters alone: seven slices for each GPU."""
+    """Return the content of a slice with only counters: seven slices for each GPU."""
     sets = [{"name": gpu, "counters": {"slices": {"value": "7"}}} for gpu in gpus]
     [made] = slices([], node=node)
     made["spec"]["sharedCounters"] = sets

@@ -114,7 +114,7 @@ class Registration:
 
 
 def sockets(folder: Path) -> list[Path]:
-    """Return the sockets of a folder, whoever made them, and whether somebody listens or not."""
+    """Return the sockets of a folder, regardless of their creator and of listeners."""
     found = []
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -175,7 +175,7 @@ class Kubelet:
         os.link(live, self.folder / REGISTRY)
 
     def stop(self) -> None:
-        """End, as a kubelet does: streams break, and kubelet.sock stays, with nobody behind it."""
+        """End, as a kubelet does: streams break, and kubelet.sock stays, without a listener."""
         if self._server is None:
             return
         with self._changed:
@@ -493,7 +493,7 @@ def relayed(*ends: socket.socket) -> Iterator[None]:
 
 @contextlib.contextmanager
 def dead_socket(path: Path) -> Iterator[None]:
-    """Put a socket there that nobody listens on, as a process leaves it that was killed."""
+    """Put a socket there without a listener, as left by a killed process."""
     with socket.socket(socket.AF_UNIX) as new:
         new.bind(str(path))
     try:

@@ -25,7 +25,7 @@ command_lines = _any | _likely
 
 
 def escaped(text: str, seed: int) -> str:
-    """Write a JSON string as somebody could who likes escapes."""
+    """Write a JSON string with unnecessary escapes."""
     chance = random.Random(seed)  # noqa: S311 - to spell, not to hide
     result = ""
     for char in text:

@@ -58,7 +58,7 @@ class Node:
         self.call("sh", "-ec", f'mkdir -p "$(dirname {quoted})"; cat >{quoted}', stdin=text)
 
     def power_off(self) -> None:
-        """End it as a power cut does: nothing is stopped, nothing is said to anybody."""
+        """End it as a power cut does: without stopping services, and without any message."""
         with suppress(OSError, ValueError):  # there is no answer
             self.run("systemctl", "poweroff", "--force", "--force")
 

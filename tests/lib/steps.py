@@ -1,4 +1,4 @@
-"""Steps of a start, handed the vendors that there are, as the programs hand them."""
+"""Steps of a start, with the registered vendors passed in, as the programs pass them."""
 
 from typing import Any
 

@@ -70,7 +70,7 @@ def web(text: str, folder: Path) -> object:
 
 
 def oci_config(text: str, _folder: Path) -> object:
-    """crun takes the specification's spelling alone, and engines write it."""
+    """crun accepts only the specification's spelling, and engines write it."""
     return SpecReader(Spec("config.json", text).data, Config()).asks(nvidia)
 
 

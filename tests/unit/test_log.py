@@ -151,7 +151,7 @@ def test_where_it_cannot_be_made_nothing_is_kept(config: Config) -> None:
 def test_an_error_steers_no_terminal(
     config: Config, capfd: pytest.CaptureFixture[str], said: str
 ) -> None:
-    """Whoever chose a name in it: to the user, to the engine, which prints it, and for later."""
+    """A name in it, of any origin: to the user, to the engine, which prints it, and for later."""
     for error in (HeldError(f"It is {said}'s", "Wait"), RequestError("It is so", f"Ask {said}")):
         log.error("gpu-py", str(error), config, str(Path(config.state_dir).parent / "engine.log"))
     texts = [capfd.readouterr().err[:-1].replace("\n", "", 1)]

@@ -59,7 +59,7 @@ class Caller:
 
 @contextmanager
 def called() -> Iterator[Caller]:
-    """Call it on a terminal of 100 columns, whose settings and owner it has to leave alone."""
+    """Call it on a terminal of 100 columns, whose settings and owner must not change."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 33, 100, 0, 0))
     before = termios.tcgetattr(theirs)

@@ -1,4 +1,4 @@
-"""Command lines for low-level runtimes: what engines, people and nobody would write."""
+"""Command lines for low-level runtimes: realistic and absurd ones."""
 
 import re
 from collections.abc import Iterator

@@ -154,7 +154,7 @@ def background(
     env: Mapping[str, str] | None = None,
     start: bool = False,
 ) -> Process:
-    """Run ``argv`` until somebody stops it, or this process ends; add what it says to a log."""
+    """Run ``argv`` until it is stopped, or this process ends; add its output to a log."""
     words = [str(word) for word in argv]
     environ = {**os.environ, **(env or {})}
     ran.note(words, env)

@@ -1,4 +1,4 @@
-"""gpuhook's device plugin beside a kubelet of the tests', and containers as that starts them."""
+"""gpuhook's device plugin next to a test kubelet, and containers as that starts them."""
 
 import sys
 from collections.abc import Iterator

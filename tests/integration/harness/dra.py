@@ -1,4 +1,4 @@
-"""``gpuhook dra`` beside a kubelet of the tests', with claims that lie in a folder."""
+"""``gpuhook dra`` next to a test kubelet, with claims that lie in a folder."""
 
 import json
 import sys

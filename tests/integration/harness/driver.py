@@ -100,7 +100,7 @@ def driver_in(root: Path) -> Driver:
 
 
 def _built(installation: Installation, options: Sequence[str]) -> Path:
-    """Return a root for some options that nobody changes, built once for an installation.
+    """Return a root for some options that no test changes, built once for an installation.
 
     Not below this tree, which may be in a folder of a user's, where none is built.
     """

@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
-    """Serve until nobody can ask any more."""
+    """Serve until no client is left."""
     for name in sys.argv[1:]:
         found = importlib.import_module(name)
         for module in pkgutil.iter_modules(getattr(found, "__path__", ()), f"{name}."):

@@ -138,7 +138,7 @@ def isolate_session() -> None:
 
 
 def _own(place: Path) -> None:
-    """Let the session change a folder of the machine's, and nobody else see it."""
+    """Let the session change a folder of the machine, invisibly to other processes."""
     upper, work = OWN / "upper" / place.relative_to("/"), OWN / "work" / place.relative_to("/")
     for folder in (upper, work):
         folder.mkdir(parents=True)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def in_own_pid_namespace(work: Callable[[], T]) -> T:
-    """Run a function where nobody else starts processes; return what it returns."""
+    """Run a function where no other process is started; return its result."""
 
     def as_init() -> T:
         unshare_mounts()

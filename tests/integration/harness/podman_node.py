@@ -97,7 +97,7 @@ class Node:
         return done.ok().stdout.strip()
 
     def is_running(self, container: str) -> bool:
-        """Tell whether a container that was begun hasn't ended yet."""
+        """Tell whether a started container hasn't ended yet."""
         words = ("inspect", "--format={{.State.Running}}", container)
         return self.podman.call(*words).ok().stdout.strip() == "true"
 

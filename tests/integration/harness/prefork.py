@@ -58,7 +58,7 @@ class Site:
         self.plain = bundle.config.read_bytes()
 
     def settle(self) -> None:
-        """Let the configuration be as old as one is that nobody has just written."""
+        """Give the configuration the age of one that wasn't just written."""
         past = time.time() - 10
         for place in (self.config, self.config.parent):
             os.utime(place, (past, past))

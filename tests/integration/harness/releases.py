@@ -47,12 +47,12 @@ class Release:
 
 
 def fetch_apptainer() -> Path:
-    """Return the root of a release with Apptainer alone, which Debian 12 and 13 don't have."""
+    """Return the root of a release with only Apptainer, which Debian 12 and 13 don't have."""
     return fetch_one("sid", "apptainer")
 
 
 def fetch_charliecloud() -> Path:
-    """Return the root of a release with Charliecloud alone, of which Debian 12 has an older one."""
+    """Return the root of a release with only Charliecloud, of which Debian 12 has an older one."""
     return fetch_one("sid", "charliecloud")
 
 

@@ -44,7 +44,7 @@ class Scripts:
 
 @contextmanager
 def made_site(workspace: Path, name: str) -> Iterator[Path]:
-    """A folder of root's that everybody may enter."""
+    """A folder of root's that every user may enter."""
     site = workspace / name
     site.mkdir(mode=0o755)
     try:

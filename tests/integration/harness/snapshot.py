@@ -53,7 +53,7 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 
 
 def contents_now(before: Iterable[str]) -> dict[str, bytes | None]:
-    """Return what the files of ``contents`` hold now, whatever an engine has put beside them."""
+    """Return the current content of the files of ``contents``, ignoring an engine's additions."""
     return _contents(map(Path, before))
 
 

@@ -22,7 +22,7 @@ def folder_of_his(parent: Path, name: str) -> Path:
 
 
 def pipe_of_his(path: Path) -> Path:
-    """Make a pipe at whose other end there never is anybody."""
+    """Make a pipe whose other end is never opened."""
     path.parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(path)
     for each in (path.parent, path):

@@ -137,7 +137,7 @@ def in_mode(config: Path, mode: str) -> None:
 
 
 def as_user(spec: Spec) -> None:
-    """Have the container's process be somebody without privileges."""
+    """Run the container's process as a user without privileges."""
     spec["process"]["user"] = {"uid": USER, "gid": USER}
 
 

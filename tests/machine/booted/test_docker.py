@@ -53,7 +53,7 @@ def test_access_outlives(what: str, container: Container) -> None:
 
 
 def test_the_control_loses_it_and_gets_it_back(container: Container) -> None:
-    """Rules that systemd alone knows: without gpu-py's in config.json all this proves nothing."""
+    """Rules that only systemd knows: without gpu-py's in config.json this proves nothing."""
     rules = ("DeviceAllow=", "DevicePolicy=strict")
     call("systemctl", "set-property", "--runtime", container.scope(), *rules)
     assert not container.has_what_it_asked_for()

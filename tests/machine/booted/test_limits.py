@@ -81,7 +81,7 @@ def allocates(container: Container) -> list[str]:
 
 
 def has_no_room(container: Container) -> bool:
-    """Tell whether nobody can make cgroups below a container's own."""
+    """Tell whether cgroups can't be created below a container's own."""
     pid = container.property("{{.State.Pid}}")
     path = Path(f"/proc/{pid}/cgroup").read_text().partition("::")[2].strip()
     return Path(f"/sys/fs/cgroup{path}/cgroup.max.descendants").read_text() == "0\n"

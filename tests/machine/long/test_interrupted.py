@@ -1,4 +1,4 @@
-"""A full /run, and a full disk: what is begun then ends in a sentence, and the machine goes on."""
+"""A full /run, and a full disk: a started command ends in a sentence, and the machine continues."""
 
 import os
 from pathlib import Path

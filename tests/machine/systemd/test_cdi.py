@@ -34,7 +34,7 @@ def start(*options: str) -> Result:
 
 @pytest.fixture(scope="module")
 def documents(docker: tuple[str]) -> Iterator[None]:
-    """Docker's documents of this machine, which nobody has read and saved yet."""
+    """Docker's CDI specs of this machine, not yet read and saved."""
     call("gpuhook", "install", "--engine", "docker", "--cdi")
     for saved in Path("/run/gpuhook").glob("cdi-documents-*"):
         saved.unlink()

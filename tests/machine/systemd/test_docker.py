@@ -55,7 +55,7 @@ def container(cgroup_driver: str, docker: tuple[str]) -> Iterator[Container]:
 
 @pytest.fixture
 def control(cgroup_driver: str, docker: tuple[str]) -> Iterator[Container]:
-    """A container with two GPUs by the hook alone."""
+    """A container with two GPUs only by the hook."""
     with running(
         f"hook-{cgroup_driver}", docker, [*HOOK, "--network=none"], "NAME=value"
     ) as started:

@@ -256,7 +256,7 @@ BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts = true\n"
     ],
 )
 def test_a_mount_limits_what_the_container_has(place: str, expected: dict[str, int]) -> None:
-    """Whatever the configuration says of mounts: nobody gets more by one."""
+    """Whatever the configuration says of mounts: no container gets more by one."""
     assert sizes(ALL, mounts=[place]) == expected
     assert sizes(ALL, mounts=[place], config=loads(BY_MOUNTS)) == expected
 

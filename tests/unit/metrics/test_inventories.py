@@ -1,4 +1,4 @@
-"""Looks for devices by a child: a driver that hangs keeps nobody waiting."""
+"""Searches for devices by a child: a hung driver delays no other request."""
 
 import json
 import os

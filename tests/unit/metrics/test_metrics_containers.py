@@ -184,7 +184,7 @@ def test_nobody_uses_a_device_in_anothers_name(tmp_path: Path, group: str, expec
 
 
 def test_unknown_containers_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever may make cgroups has no more series than there may be."""
+    """A user who may create cgroups gets no more series than the maximum."""
     monkeypatch.setattr(observers, "LIMIT", 3)
     (tmp_path / "config.toml").touch()
     observer = Observer(load(str(tmp_path / "config.toml")))

@@ -346,7 +346,7 @@ def _has_end(connection: socket.socket, said: bytes) -> bool:
 
 
 def test_who_takes_no_answer_has_a_limit_too(impatient: float, tmp_path: Path) -> None:
-    """An answer that the buffers can't hold, of which nobody takes a byte, or few."""
+    """An answer larger than the buffers, of which the client reads no byte, or few."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporter, "text", lambda *_, **__: b"x" * (32 << 20))
         with serving(tmp_path) as address, ExitStack() as slow:
@@ -371,7 +371,7 @@ def _was_cut(connection: socket.socket) -> bool:
 
 
 def test_who_has_many_connections_gives_way_to_others(lasting: tuple[str, int]) -> None:
-    """One that has begun its request keeps its place while another address makes many."""
+    """A connection with a started request keeps its slot while another address opens many."""
     with ExitStack() as open_ones:
         made = socket.create_connection(lasting, PATIENCE, source_address=("127.0.0.2", 0))
         open_ones.enter_context(made)
@@ -401,7 +401,7 @@ def test_whole_requests_are_not_without_end() -> None:
 
 
 def test_no_descriptor_for_a_connection(tmp_path: Path) -> None:
-    """Then it takes that of somebody who is slow."""
+    """Then it takes the slot of a slow client."""
     with serving(tmp_path, spare=12) as address, ExitStack() as slow:
         for _ in range(SLOW // 2):
             slow.enter_context(connected(address, "GET"))

@@ -330,7 +330,7 @@ def test_a_password_with_nul_is_none(folder: Path, checks: Checks, password: str
 
 
 def test_those_with_unknown_passwords_give_way(folder: Path, checks: Checks) -> None:
-    """To who has begun a request from another address, and is remembered."""
+    """For a client that has started a request from another address, and is remembered."""
     users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
     with served(folder, users) as address, ExitStack() as others:
         others.callback(checks.let_go, 100)  # so that a failure ends

@@ -178,7 +178,7 @@ def test_any_other_answer_is_pythons_to_make_good(ready: Installed, act: str) ->
 
 @pytest.mark.parametrize("before", ["", "answer(b'taken\\n'); "], ids=["not taken", "taken"])
 def test_server_that_is_late_changes_nothing(ready: Installed, before: str) -> None:
-    """The launcher has given up by then, and Python has begun."""
+    """The launcher has given up by then, and Python has started."""
     begun = time.monotonic()
     late = f"{before}time.sleep({PATIENCE + 3}); whole({EDITED!r})"
     with server(ready, late) as sham:

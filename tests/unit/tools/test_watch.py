@@ -86,7 +86,7 @@ class Always:
 
 
 def test_events_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody who has a driver loaded again and again doesn't keep the machine from a look."""
+    """A driver that is loaded again and again doesn't prevent a query."""
     events = watch.Events.__new__(watch.Events)
     events._concerns, events._events = (lambda _: True), Always()  # type: ignore[assignment]
     monkeypatch.setattr(watch, "_LONGEST", 0.02)
@@ -224,7 +224,7 @@ def test_who_finds_another_in_the_place_keeps_nothing(folder: Path) -> None:
 def test_what_fails_in_a_turn_is_not_told_of_the_kernels_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But where nobody can listen, that is told."""
+    """But if no listener can be started, that is reported."""
 
     def fail(*_: object) -> None:
         raise BlockingIOError(errno.EAGAIN, "full")

@@ -475,7 +475,7 @@ def two_of(vendor: str, root: Path) -> Inventory:
 
 @pytest.mark.parametrize("vendor", registry.KNOWN)
 def test_what_comes_with_one_device_alone_is_that_devices(vendor: str, tmp_path: Path) -> None:
-    """Exclusive devices and limits go by it, whoever gives a container such a node."""
+    """Exclusive devices and limits depend on it, whatever gives a container such a node."""
     found = two_of(vendor, tmp_path)
     capabilities = ("NVIDIA_DRIVER_CAPABILITIES=all",) if vendor == "nvidia" else ()
     given = {

@@ -113,7 +113,7 @@ def test_malformed_rules_are_never_followed_into_a_crash(rules: object) -> None:
 
 
 class Proc:
-    """A procfs with one container process, 7, and cgroup file systems beside it."""
+    """A procfs with one container process, 7, and cgroup file systems next to it."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder

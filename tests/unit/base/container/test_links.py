@@ -1,4 +1,4 @@
-"""Links beside libraries, as NVIDIA's hook create-symlinks makes them."""
+"""Links next to libraries, as NVIDIA's hook create-symlinks makes them."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Files that anybody may have put there: read without waiting, whole or refused."""
+"""Files that any user may have put there: read without waiting, whole or refused."""
 
 import errno
 import os
@@ -138,7 +138,7 @@ def test_a_private_file_is_not_made_through_what_is_there(tmp_path: Path, kind: 
 
 @pytest.fixture
 def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take whoever runs the tests for root."""
+    """Take the user who runs the tests for root."""
     ours = os.getuid()
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(host_files, "is_roots", lambda uid: uid in (0, ours))

@@ -1,4 +1,4 @@
-"""Locks: what root waits for, nobody else can open, since whoever opens a file can lock it."""
+"""Locks that root waits for: no other user can open, and so lock, the file."""
 
 import contextlib
 import fcntl
@@ -116,7 +116,7 @@ LOCKS: dict[str, Callable[[Path], None]] = {
 def test_nobody_else_can_lock_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the umask, and in a folder that everybody may look into, as /run/gpuhook."""
+    """With any umask, and in a world-readable folder, such as /run/gpuhook."""
     folder = tmp_path / "state"
     folder.mkdir(mode=0o755)
     modes: list[int] = []

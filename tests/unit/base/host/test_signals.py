@@ -1,4 +1,4 @@
-"""Signals: to what is open, and of numbers to our own children alone."""
+"""Signals: through open descriptors, and by pid only to our own children."""
 
 import os
 import signal

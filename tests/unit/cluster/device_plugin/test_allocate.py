@@ -92,7 +92,7 @@ def test_mounts_ask_where_the_environment_may_not() -> None:
 def test_a_share_of_memory_is_in_the_mount_that_asks(
     memory: tuple[str, ...], ids: list[str], places: list[str]
 ) -> None:
-    """No mount asks for the device without the limit, so that nobody can do without it."""
+    """No mount asks for the device without the limit, so that no container avoids it."""
     facts: dict[str, Any] = {"memory": memory, "replicas": len(memory), "places": ("imex/3",)}
     units = tuple(unit(name, memory=10 << 30) for name in ("a", "b"))
     answer = allocate(replace(gpus(**facts), units=units), ids, by("volume-mounts"))

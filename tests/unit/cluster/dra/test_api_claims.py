@@ -1,4 +1,4 @@
-"""Claims: read in every version that is served, and reported on beside others."""
+"""Claims: read in every version that is served, with a status next to other drivers'."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -252,7 +252,7 @@ def test_a_device_without_its_node_is_tainted(tmp_path: Path) -> None:
 
 
 def test_a_driver_that_fails_leaves_the_others(tmp_path: Path) -> None:
-    """NVML can't be asked here: the GPUs are there, without what it alone knows."""
+    """NVML can't be called here: the GPUs are there, without values that only NVML has."""
     nvidia = machines.machine(machines.gpu(0, 3))
     vendor = contract.load(registry.KNOWN["nvidia"])
     amd = paper.machine("amd", tmp_path)

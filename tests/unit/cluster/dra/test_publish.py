@@ -109,7 +109,7 @@ def test_from_start_to_stop(start: Callable[..., Started]) -> None:
 
 
 def test_stopped_twice(start: Callable[..., Started]) -> None:
-    """The descriptor's number is somebody else's by then."""
+    """The descriptor's number is reused by then."""
     started = start([device("a")])
     number = started.publisher._writer
     started.stop()
@@ -169,7 +169,7 @@ def test_two_at_an_update(start: Callable[..., Started], tmp_path: Path) -> None
 
 
 def test_a_lock_that_can_t_be(start: Callable[..., Started], tmp_path: Path) -> None:
-    """Not a link that somebody put there; that is said, and tried again."""
+    """Not a link in its place; that is reported, and tried again."""
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "elsewhere")
     started = start([device("a")], lock=str(link))

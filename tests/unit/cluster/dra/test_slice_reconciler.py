@@ -178,7 +178,7 @@ def test_one_that_somebody_changes(settled: Node) -> None:
 
 
 def test_somebody_who_keeps_at_it(settled: Node) -> None:
-    """Each time it takes longer until it is undone: no race that loads the server."""
+    """Each restoration takes longer: no race that loads the server."""
     settled.api.asked.clear()
     end = settled.now + 300
     while settled.now < end:
@@ -251,7 +251,7 @@ def test_a_node_that_isn_t_there_yet(api: ApiServer) -> None:
 
 
 def test_a_conflict(settled: Node) -> None:
-    """Somebody wrote in between, and the watch hasn't said so yet."""
+    """Another client wrote in between, and the watch hasn't reported it yet."""
     name = settled.api.slices("n1")[0]["metadata"]["name"]
     settled.api.fail(409, "PUT")
     settled.api.change(name, lambda found: found["metadata"].update(labels={"theirs": "1"}))

@@ -161,7 +161,7 @@ def test_what_is_ours_goes_and_nothing_else(api: ApiServer, node: Node) -> None:
 
 
 def test_what_is_not_a_makers_stays(api: ApiServer, node: Node) -> None:
-    """Whoever may annotate a node, and not label it, has no label of others removed."""
+    """An account that may annotate a node, but not label it, can't have others' labels removed."""
     others = {
         f"{domain}/x": "y"
         for domain in (

@@ -143,7 +143,7 @@ def of_amds(machine: Machine, env: Iterable[str]) -> set[str]:
 
 
 def check(machine: Machine, asked: Asked, config: Config, names: list[tuple[str, str]]) -> Answer:
-    """Have the gate decide, and see that nobody gives more; RequestError where it refuses."""
+    """Let the gate decide, and check that no runtime gives more; RequestError if it refuses."""
     way = InjectionMode(config, HOOK, given=lambda *_: names)
     answer = decide(asked, way)
     if answer.verdict is not None:

@@ -63,7 +63,7 @@ def test_what_it_returns(parser: Parser) -> None:
 
 
 def test_what_it_may_do(parser: Parser) -> None:
-    """It reads tenants' texts, so it is nobody, and can open, make and start nothing."""
+    """It reads tenants' texts, so it runs as nobody, and can open, make and start nothing."""
     parser.request(creating(), PATIENCE)
     folder = Path(f"/proc/{parser._pid}")
     status = dict(re.findall(r"(\w+):\t(.*)", (folder / "status").read_text()))

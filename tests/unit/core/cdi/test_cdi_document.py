@@ -342,7 +342,7 @@ def test_nothing_takes_long(data: str) -> None:
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
 @pytest.mark.parametrize("end", BREAKS)
 def test_directives_are_few(encoding: str, end: str) -> None:
-    """Nobody writes any but %YAML, and a text may begin lines of its own with %."""
+    """No tool writes any but %YAML, and a text may begin lines of its own with %."""
     mark = "\ufeff" if encoding in ("utf-16-le", "utf-16-be") else ""
     many = "".join(f"%TAG !a{n}! b{end}" for n in range(20_000))
     with in_time():

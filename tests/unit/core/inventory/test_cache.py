@@ -437,7 +437,7 @@ def test_waiter_with_no_patience_left_looks_itself(machine: Machine) -> None:
 def test_who_is_kept_from_a_device_saves_nothing_for_others(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, node: str
 ) -> None:
-    """In a job of Slurm's NVML shows the job's GPUs alone, under numbers of its own."""
+    """In a Slurm job NVML shows only the job's GPUs, under numbers of their own."""
     machine.write("dev/nvidia7", "")
     away = str(machine.root / "dev" / node)
     monkeypatch.setattr(answers, "is_withheld", lambda path: path == away)

@@ -149,7 +149,7 @@ WAYS: dict[str, tuple[dict[str, Any], bool]] = {
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> Inventory:
-    """A machine with the whole A, the nodes of which are /dev/null and one that isn't its alone.
+    """A machine with the whole A, whose nodes are /dev/null and one that isn't only its own.
 
     B has the same one, and the parts B/0 and B/1, which have a node in common, too.
     """

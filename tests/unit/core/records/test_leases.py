@@ -172,7 +172,7 @@ def test_a_container_that_was_started_before_devices_were_exclusive(
 
 
 def test_a_container_that_has_ended_holds_nothing(state_dir: str, start: Start) -> None:
-    """Also while nobody has waited for its process."""
+    """Also while its process is a zombie."""
     first = start()
     take(state_dir, first, given("A"))
     first.kill()

@@ -226,7 +226,7 @@ def test_a_damaged_record_hides_no_other(state_dir: str, pid: int) -> None:
 
 
 def test_folder_does_not_grow_with_containers_that_come_and_go(state_dir: str, pid: int) -> None:
-    """Each start looks at a few others, so what nobody lists doesn't stay for ever."""
+    """Each start checks a few others, so unlisted records don't stay forever."""
     write(state_dir, pid)
     folder = Path(state_dir, "containers")
     for number in range(100):

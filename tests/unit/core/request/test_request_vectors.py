@@ -41,7 +41,7 @@ def spec_of(
 
 
 def devices_of(spec: dict[str, Any], config: Config) -> list[str] | None:
-    """The devices alone, in NVIDIA's form; a later error is another test's matter."""
+    """Only the devices, in NVIDIA's form; a later error is another test's matter."""
     request: object
     try:
         request = read_request(spec, config)

@@ -1,4 +1,4 @@
-"""gpuhook slurm: the file that is written, and what is said beside it."""
+"""gpuhook slurm: the written file, and the messages."""
 
 import os
 import re

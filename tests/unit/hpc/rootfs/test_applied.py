@@ -24,7 +24,7 @@ PLACES = [
 
 
 def test_a_damaged_note_is_told(tmp_path: Path) -> None:
-    """Before anything is undone by it, wherever it is damaged."""
+    """Before any change is rolled back by it, wherever it is damaged."""
     path = tmp_path / "note.json"
     noted = Record(str(path), "/root", Identity(1, 2, 3), "boot", 4, [["a", "b"]], PLACES)
     noted.save()

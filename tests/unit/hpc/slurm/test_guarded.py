@@ -57,7 +57,7 @@ def test_slurms_protection_is_seen(text: str, tmp_path: Path) -> None:
     ],
 )
 def test_without_the_plugin_that_guards_them(text: str, tmp_path: Path) -> None:
-    """ConstrainDevices=yes alone keeps nobody from a device."""
+    """ConstrainDevices=yes by itself keeps no job from a device."""
     with pytest.raises(ConfigError, match=r"slurm\.conf has no task/cgroup"):
         guarded(str(slurms_files(tmp_path, slurm=text)))
 
@@ -163,7 +163,7 @@ def test_a_node_that_slurm_conf_does_not_name(tmp_path: Path) -> None:
     ],
 )
 def test_a_node_with_fewer_devices_than_gres_conf_has(text: str, tmp_path: Path) -> None:
-    """Slurm takes no more than slurm.conf says, and keeps the others from nobody."""
+    """Slurm guards only as many as slurm.conf says, and leaves the others open."""
     gres = "Name=gpu File=/dev/null\nName=gpu MultipleFiles=/dev/zero,/dev/full\n"
     with pytest.raises(ConfigError, match=r"2 devices of this node and slurm.conf [01],"):
         guarded(str(slurms_files(tmp_path, slurm=PLUGIN + text, gres=gres)))

@@ -109,7 +109,7 @@ def test_a_folder_that_others_may_change(records: Records, how: str) -> None:
 
 
 def test_what_stands_in_the_way(records: Records) -> None:
-    """Folders where files should be: root alone could make them."""
+    """Folders where files should be: only root could make them."""
     path = written(records)
     path.unlink()
     path.mkdir()

@@ -42,7 +42,7 @@ def test_a_document_is_ours_by_its_hook(document: Document) -> None:
 
 
 def test_a_document_without_a_hook_is_ours_by_what_it_tells_others(document: Document) -> None:
-    """Of a vendor whose devices are nodes alone."""
+    """Of a vendor whose devices are only nodes."""
     del document["containerEdits"]["hooks"]
     assert is_ours(document)
     document["containerEdits"]["env"].remove("NVIDIA_VISIBLE_DEVICES=void")

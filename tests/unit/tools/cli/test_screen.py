@@ -142,7 +142,7 @@ def test_lists_are_wrapped_where_no_column_is_left_to_drop(
 def test_a_text_beside_a_title_is_wrapped_whatever_the_others_are(
     rows: list[tuple[str, str]], width: int
 ) -> None:
-    """A word without room beside its title has a line below; no word is broken."""
+    """A word without room next to its title has a line below; no word is broken."""
     with patch.object(_screen, "_ENDLESS", width):
         lines = printed(_screen.facts([(title, text, "") for title, text in rows]))
     words = [word for line in lines for word in line.split()]

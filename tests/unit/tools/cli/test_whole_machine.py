@@ -177,7 +177,7 @@ def devices(vendor: str, *models: str) -> Inventory:
 def test_the_vendor_is_named(
     vendor: str, models: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the devices' own names or above them, on machines without NVIDIA's and beside those."""
+    """By the devices' own names or those above them, without and with NVIDIA devices."""
     title = registry.KNOWN[vendor].TITLE
     for inventories in ([devices(vendor, *models)], [machine(gpu(0, 3)), devices(vendor, *models)]):
         listing._show(inventories, registry.KNOWN, [], Names())

@@ -353,7 +353,7 @@ def test_device_plugins(
 def test_the_engines_plugin(
     tree: Tree, unit: bool, runs: bool, listens: bool, expected: list[tuple[str, str]]
 ) -> None:
-    """Nobody else says that it is down: the engine starts pods without it."""
+    """No other check reports that it is down: the engine starts pods without it."""
     if unit:
         tree.write("/etc/systemd/system/gpuhook-nri.service", "")
     if listens:

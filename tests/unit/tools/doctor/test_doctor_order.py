@@ -264,7 +264,7 @@ def test_the_policy_module_is_asked_for_where_it_belongs(installed: Tree) -> Non
 
 
 def test_the_policy_module_is_loaded(installed: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Labels are pretended, because root alone may write one."""
+    """Labels are simulated, because only root may write them."""
     labels = {GPU_PY: b"system_u:object_r:bin_t:s0"}
     monkeypatch.setattr(Machine, "label", lambda _, path: labels[path])
     installed.write("/sys/fs/selinux/enforce", "1")

@@ -1,4 +1,4 @@
-"""The doctor and the vendors: made-up ones are examined beside NVIDIA, and break nothing."""
+"""The doctor and the vendors: invented ones are checked in addition to NVIDIA, harmlessly."""
 
 import io
 import tarfile

@@ -26,7 +26,7 @@ CHANGES = ("open", "os.", "shutil.", "ctypes.dlsym")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A driver folder of somebody who sees every process, wherever the tests run."""
+    """A driver folder of a user who sees every process, wherever the tests run."""
     monkeypatch.setattr(place, "_sees_every_process", lambda: True)
     return tmp_path / "state/driver"
 

@@ -1,4 +1,4 @@
-"""Whoever listens on Docker's socket gets a few seconds and a few megabytes."""
+"""A listener on Docker's socket gets a few seconds and a few megabytes."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ OK = b"HTTP/1.0 200 OK\r\n\r\n"
 
 @pytest.fixture
 def listen(tmp_path: Path) -> Iterator[Callable[[Serve], str]]:
-    """A way to have somebody listen on a socket, who serves each connection as given."""
+    """Start a listener on a socket, which serves each connection as given."""
     listeners: list[socket.socket] = []
 
     def start(serve: Serve) -> str:

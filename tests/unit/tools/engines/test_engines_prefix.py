@@ -1,4 +1,4 @@
-"""A folder that stands for / decides nothing outside of it, whoever made it."""
+"""A folder that stands for / decides nothing outside of it, regardless of its origin."""
 
 import json
 import os

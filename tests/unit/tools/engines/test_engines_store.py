@@ -330,7 +330,7 @@ def test_who_may_not_read_a_file_may_not_read_what_repeats_it(
 
 
 def test_a_lock_on_the_folder_stops_nobody(store: Store, tmp_path: Path) -> None:
-    """Earlier versions let everybody open the folder, and so lock it."""
+    """Earlier versions let every user open the folder, and so lock it."""
     folder = tmp_path / "state" / "engines"
     folder.mkdir(parents=True)
     fd = os.open(folder, os.O_RDONLY)

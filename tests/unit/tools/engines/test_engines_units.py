@@ -159,7 +159,7 @@ OURS_ALONE = ("98-gpuhook.sh", "gpuhook-charliecloud.sh")  # another's in their 
 
 
 class Whole:
-    """An engine with a file that is ours as a whole, of the site's own before or of nobody's."""
+    """An engine with a file that is wholly ours, formerly the site's or new."""
 
     def __init__(self, system: Path, engine: str, place: str, before: str | None) -> None:
         self.path, self.before = system / place, before
@@ -190,7 +190,7 @@ class Whole:
         return text
 
     def kept(self) -> list[str]:
-        """Return what is beside the file of what was edited; no program may start or read it."""
+        """Return the copy of the edited file next to it; no program may start or read it."""
         found = sorted(self.path.parent.glob(f"{self.path.name}.*"))
         assert all(each.stat().st_mode & 0o777 == 0o600 for each in found)
         assert all(each.suffix.startswith(".edited") for each in found)

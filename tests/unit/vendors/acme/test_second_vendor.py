@@ -1,4 +1,4 @@
-"""A second vendor by the contract, alone and beside NVIDIA: what containers ask for and get."""
+"""A second vendor by the contract, with and without NVIDIA: containers' requests and devices."""
 
 from pathlib import Path
 

@@ -254,7 +254,7 @@ def test_the_place_that_kfd_says() -> None:
 
 
 def test_no_device_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes are looked at by path alone: to open one would wake up a GPU."""
+    """Nodes are inspected only by path: opening one would wake up a GPU."""
     amd_machine.simulated(tmp_path, 1)
     for path in ("dev/kfd", "dev/dri/card0", "dev/dri/renderD128"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)

@@ -145,7 +145,7 @@ def test_a_list_of_another_user(made: Machine, monkeypatch: pytest.MonkeyPatch) 
 def test_a_list_of_a_root_that_has_no_number_here(
     made: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Below a rootless engine the host's root is nobody."""
+    """Below a rootless engine the host's root is user nobody."""
     monkeypatch.setattr(os, "geteuid", lambda: made.place.stat().st_uid + 1)
     monkeypatch.setattr(lists, "is_roots", lambda _: True)
     assert find(made).lists[0].problem == ""

@@ -409,7 +409,7 @@ WRITES = f'{TABLE}writable-folders = ["{PAGES}", "/var/cache/maker"]\n'
 
 
 def test_a_folder_to_write_to(made: Made) -> None:
-    """It is everybody's to write to, and what containers put there changes nothing."""
+    """It is world-writable, and files of containers in it change nothing."""
 
     def use(root: Path) -> None:
         folder = root / PAGES.lstrip("/")
@@ -459,7 +459,7 @@ def test_a_folder_to_write_to_that_is_not_there(made: Made) -> None:
     ],
 )
 def test_folders_that_no_container_writes_to(made: Made, path: str, why: str) -> None:
-    """Whoever declares them: a container could change the host by them."""
+    """For every vendor that declares them: a container could change the host through them."""
 
     def make(root: Path) -> None:
         (root / "var/run").parent.mkdir(exist_ok=True)

@@ -155,7 +155,7 @@ def test_cores_of_other_devices_are_said(
 
 
 def test_joined_cores(tmp_path: Path) -> None:
-    """Those of Trainium2 are used two by two or each alone: both are right."""
+    """Those of Trainium2 are used in pairs or singly: both are right."""
     found = paper.machine("neuron", tmp_path, 16, family="Trn2")
     for asked in ("4-7", "8-15"):
         assert resolved(found, f"{ASK}=1", f"{RT}={asked}").warnings() == []

@@ -99,7 +99,7 @@ def test_compute_has_what_compiles_kernels(root: Root, version: str) -> None:
 
 
 def test_a_library_with_another_soname_keeps_its_name(root: Root) -> None:
-    """Two files with one SONAME: the loader's cache has one of them alone."""
+    """Two files with one SONAME: the loader's cache has only one of them."""
     root.add("libnvidia-nvvm.so", "libnvidia-nvvm.so.4")
     root.add_file(f"{LIBS}/libnvidia-nvvm70.so.4", "libnvidia-nvvm.so.4")
     root.make_cache()

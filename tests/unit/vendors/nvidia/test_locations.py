@@ -217,7 +217,7 @@ def test_what_has_to_come_first_is_noted_once(tmp_path: Path) -> None:
 
 
 def test_folders_of_others_are_not_watched(root: Root) -> None:
-    """Whoever may write there would have the driver asked at every start."""
+    """A user who may write there could have the driver queried at every start."""
     root.put("usr/share/vulkan/icd.d/a.json")
     root.put("srv/vulkan/icd.d/a.json")
     paths = ["/usr/share/vulkan/icd.d", "/srv/vulkan/icd.d", "/nowhere", "/srv/vulkan/icd.d/a.json"]

@@ -145,7 +145,7 @@ def test_devices_that_are_not_shared(config: Config, capabilities: str) -> None:
 @pytest.mark.parametrize("word", ["3", "3:0", SPLIT.uuid, SPLIT.mig[0].uuid, "nvidia.com/gpu=3:0"])
 @pytest.mark.parametrize("capabilities", ["graphics", "utility", "compute", "all"])
 def test_a_split_device_and_its_parts(config: Config, word: str, capabilities: str) -> None:
-    """MPS shares neither: whoever names the whole as shared gets no part of it either."""
+    """MPS shares neither: a request for a part of a GPU named as shared is refused, too."""
     config.mps_devices = "3"
     keep(config)
     env = (f"{VARIABLE}={word}", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}")
@@ -210,7 +210,7 @@ GIVEN: dict[str, dict[str, Any]] = {
 def test_a_node_that_the_engine_gives(
     config: Config, tmp_path: Path, name: str, env: tuple[str, ...]
 ) -> None:
-    """By --device, by another toolkit's document, by a rule alone."""
+    """By --device, by another toolkit's CDI spec, only by a rule."""
     keep(config)
     namespaces = [{"type": "mount"}]
     data = {"process": {"env": env}, "linux": {**GIVEN[name]["linux"], "namespaces": namespaces}}

@@ -1,4 +1,4 @@
-"""NPUs as a cluster hands them out: with their parts, unless whole ones alone are wanted."""
+"""NPUs as a cluster offers them: with their parts, unless only whole ones are wanted."""
 
 from typing import Any
 

@@ -38,7 +38,7 @@ def ask(root: Path) -> dict[str, Any]:
 
 
 def run_program(root: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a program of the root; its libraries are found by name alone."""
+    """Run a program of the root; its libraries are found only by name."""
     argv = [f"{root}/usr/bin/{words[0]}", *words[1:]]
     return subprocess.run(
         argv, env=environment(root, **more), capture_output=True, text=True, check=False
@@ -46,7 +46,7 @@ def run_program(root: Path, *words: str, **more: str) -> subprocess.CompletedPro
 
 
 def run_python(root: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a Python that finds the root's libraries by name alone."""
+    """Run a Python that finds the root's libraries only by name."""
     argv = [sys.executable, "-c", script, *words]
     env = environment(root)
     return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
