@@ -134,7 +134,7 @@ def test_a_claim_from_a_template(node: Node, driver: Driver) -> None:
 
 @pytest.mark.parametrize("name", ["../../../../etc", "a/b", ".", "..", "A", "x" * 300, "a\n"])
 def test_a_name_that_leads_elsewhere(node: Node, driver: Driver, name: str) -> None:
-    """Who makes a claim also writes its annotations."""
+    """The author of a claim also writes its annotations."""
     about = {"namespace": "ns", "name": "a", "uid": "0-1"}
     metadata = {**about, "annotations": {TEMPLATE: name}}
     found = result(slice_name(driver.gpus[0].uuid))
