@@ -1,11 +1,16 @@
 """Find and replace the statements of the sources that a comment names as protections.
 
+A test that fails without one has a marker, ``pytest.mark.protects(TAG, SENTENCE)``. Its ``instead``
+is what the statement becomes, ``also`` a second line of defence with its tag and what it becomes,
+and ``only`` selects parameters of the test, as pytest's -k does.
+
 ``# protects: NAME`` stands at the end of a line of the statement, or in a line before it; in C, //
 stands there for #. As the name finds it, its code may be written otherwise. In a shell script a
 statement is a line, with what it goes on in; in C it is a line.
 """
 
 import ast
+import dataclasses
 import re
 import subprocess
 from collections.abc import Iterator
@@ -15,6 +20,42 @@ from typing import cast
 FOLDERS = ("src", "simulate/src", "launchers", "packaging")
 STATEMENT = "<the statement>"
 _TAG = re.compile(r"^(.*?)[ ]*(?:#|//) protects: ([a-z0-9-]+)$", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Protection:
+    """One marker: what is protected, the statement's tag, and pytest's arguments for its tests."""
+
+    name: str
+    tag: str
+    tests: tuple[str, ...]
+    instead: str = ""
+    also: tuple[str, str] | None = None
+
+
+def protections(repository: Path) -> list[Protection]:
+    """Return what the markers say; the tests of one protection are together."""
+    found: dict[Protection, list[str]] = {}
+    for path in sorted((repository / "tests").rglob("test_*.py")):
+        if "mark.protects(" in (text := path.read_text()):
+            for test, marker in _markers(ast.parse(text)):
+                words = {str(each.arg): ast.literal_eval(each.value) for each in marker.keywords}
+                tag, name = map(ast.literal_eval, marker.args)
+                only = words.pop("only", "")
+                one = Protection(name, tag, ("-k", only) if only else (), **words)
+                found.setdefault(one, []).append(f"{path.relative_to(repository)}::{test}")
+    return [dataclasses.replace(one, tests=(*tests, *one.tests)) for one, tests in found.items()]
+
+
+def _markers(tree: ast.Module | ast.ClassDef, within: str = "") -> Iterator[tuple[str, ast.Call]]:
+    """Yield tests of a module or class, by their names for pytest, and their markers."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            yield from _markers(node, f"{node.name}::")
+        elif isinstance(node, ast.FunctionDef):
+            for each in node.decorator_list:
+                if isinstance(each, ast.Call) and ast.unparse(each.func) == "pytest.mark.protects":
+                    yield within + node.name, each
 
 
 def find(repository: Path) -> dict[str, list[str]]:

@@ -37,6 +37,7 @@ _NODES = "busybox find /dev -type c -exec busybox stat -c %t:%T {} +"
 IN_USER_NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount", "--")
 
 
+@pytest.mark.protects("write-noted", "what is about to be written to a folder is noted before")
 def test_a_folder_gets_what_a_container_gets_and_is_then_what_it_was(
     folder: Folder, driver: Driver
 ) -> None:
@@ -65,6 +66,9 @@ def test_new_devices_take_the_place_of_the_old_ones(folder: Folder, driver: Driv
     assert snapshot(folder) == before
 
 
+@pytest.mark.protects(
+    "devices-of-before", "a folder for which nothing is asked keeps no device from before"
+)
 @pytest.mark.parametrize("asked", [(), ("-e", f"{ASK}=void")])
 def test_whoever_asks_for_nothing_has_none_of_the_old_ones(
     folder: Folder, asked: tuple[str, ...]
@@ -267,6 +271,11 @@ def test_a_folder_that_asks_for_nothing(folder: Folder) -> None:
     assert folder.mounts() == []
 
 
+@pytest.mark.protects(
+    "folder-environment",
+    "the environment in a root folder asks for nothing where images may not",
+    instead="env = environment(self.environ, self.rootfs) if self.environ else {}",
+)
 def test_an_image_that_may_not_ask(folder: Folder) -> None:
     """Its own environment doesn't count then; what the caller says does."""
     environ = folder.state.parent / "environ"
@@ -294,6 +303,7 @@ def test_what_can_not_be(folder: Folder, words: tuple[str, ...], message: str) -
     assert folder.mounts() == []
 
 
+@pytest.mark.protects("folder-limits", "a folder is no way around a limit")
 @pytest.mark.parametrize(
     ("limits", "env"),
     [
@@ -366,6 +376,11 @@ def test_the_hosts_root_is_no_folder_for_it(folder: Folder) -> None:
         assert "the host's own" in done.stderr or "can't be opened" in done.stderr
 
 
+@pytest.mark.protects(
+    "folder-volumes",
+    "of a root folder, what is mounted there from the host is no place for new files",
+    instead='self._host_table = proc.Mounts(b"")',
+)
 def test_nothing_is_made_in_a_volume(folder: Folder, tmp_path: Path) -> None:
     """A folder of the host's that is mounted in the folder."""
     volume = tmp_path / "volume"
@@ -430,6 +445,7 @@ def test_undoing_is_not_led_out_of_the_folder(folder: Folder, tmp_path: Path) ->
     assert contents(victim) == before
 
 
+@pytest.mark.protects("undone-folder", "what a folder was is put back in no other folder")
 @pytest.mark.parametrize("verb", ["undo", "give"])
 def test_a_folder_that_becomes_another_one_meanwhile(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str

@@ -62,6 +62,7 @@ def back_again(folder: Folder, name: str) -> None:
     folder.owner(f"rm {name}; mv {name}.away {name}").ok()
 
 
+@pytest.mark.protects("undone-volume", "undoing a run changes nothing in a volume")
 @pytest.mark.parametrize("again", ["undo", "apply"])
 @pytest.mark.parametrize("name", FOLDERS)
 def test_nothing_is_undone_in_a_volume(folder: Folder, name: str, again: str) -> None:
@@ -85,6 +86,7 @@ def test_nothing_is_undone_in_a_volume(folder: Folder, name: str, again: str) ->
     assert snapshot(folder) == before
 
 
+@pytest.mark.protects("undone-folders-volume", "undoing a run removes no folder of a volume")
 def test_no_folder_of_a_volume_is_removed(folder: Folder) -> None:
     """Empty ones, by the names of those that were made, without what was made in them."""
     folder.give_away()
@@ -135,6 +137,7 @@ def test_a_file_of_others_is_not_taken_for_what_a_killed_run_has_written(folder:
     assert (folder.root / CACHE).read_bytes() == b"theirs\n"
 
 
+@pytest.mark.protects("mount-noted", "what is about to be mounted in a folder is noted before")
 @pytest.mark.parametrize(
     "moves",
     [
@@ -181,6 +184,11 @@ def test_what_is_hidden_is_said_and_not_forgotten(folder: Folder, place: str) ->
     assert snapshot(folder) == before
 
 
+@pytest.mark.protects(
+    "mount-by-id",
+    "undoing a run takes off what is known to be mounted by us, and nothing else",
+    instead="elif True:",
+)
 def test_in_another_mount_namespace(folder: Folder) -> None:
     """A copy, in which mounts have other ids: others' stay, from before and from later."""
     others = [folder.root / "srv" / name for name in ("before", "later")]
@@ -213,6 +221,7 @@ def test_what_stays_in_the_first_mount_namespace_is_said(folder: Folder) -> None
     assert snapshot(folder) == before
 
 
+@pytest.mark.protects("noted-folder", "what is noted of a folder counts for that very folder")
 @pytest.mark.parametrize("call", [("rename", 2), ("unlink", 1)])
 def test_another_folder_in_its_place_gets_nothing_of_it(
     folder: Folder, call: tuple[str, int]
@@ -281,6 +290,10 @@ def test_a_folder_of_a_lower_layer(folder: Folder, upper: str) -> None:
     folder.namespace.run("umount", place / "merged").ok()
 
 
+@pytest.mark.protects(
+    "uncovered",
+    "a cover that a killed run has left on a folder goes before the folder is looked at",
+)
 @pytest.mark.parametrize(
     ("call", "times"), [("move_mount", 25), ("move_mount", 26), ("umount2", 1), ("fsmount", 1)]
 )
@@ -299,6 +312,9 @@ def test_a_run_that_is_killed_while_it_covers_a_file(folder: Folder, call: str, 
     assert snapshot(folder) == before
 
 
+@pytest.mark.protects(
+    "volume-stays", "what is in a volume before a run isn't taken for what the run changes"
+)
 def test_what_was_in_a_volume_before_stays_and_is_no_fault(folder: Folder) -> None:
     """Nothing was made there, and nothing is rolled back."""
     there = folder.state.parent / "volume"
@@ -313,6 +329,28 @@ def test_what_was_in_a_volume_before_stays_and_is_no_fault(folder: Folder) -> No
     assert snapshot(folder) == before
 
 
+@pytest.mark.protects(
+    "one-file",
+    "a file that is put back has the owner and the content of one file",
+    instead=(
+        "status = os.stat(name, dir_fd=parent, follow_symlinks=False)\n"
+        "<the statement>\n"
+        "if old is not None:\n"
+        "    old.status = status"
+    ),
+)
+@pytest.mark.protects(
+    "one-link",
+    "a link that is put back has the owner and the target of one link",
+    instead="link = os.readlink(name, dir_fd=parent)",
+    only="one_and_the_same and link",
+)
+@pytest.mark.protects(
+    "noted-link",
+    "so has one that is noted for a link in its place",
+    instead="target = os.readlink(name, dir_fd=parent)",
+    only="one_and_the_same and another",
+)
 @pytest.mark.parametrize("kind", ["file", "link", "another link"])
 def test_what_is_there_and_its_owner_are_one_and_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -356,6 +394,12 @@ def test_what_is_there_and_its_owner_are_one_and_the_same(
     assert point > 5
 
 
+@pytest.mark.protects("lines-way", "no other user leads root to where it adds lines")
+@pytest.mark.protects(
+    "lines-dots", 'no ".." behind a link of the owner\'s leads root to where it adds lines'
+)
+@pytest.mark.protects("lines-volume", "lines are added to no file in a volume of the root folder's")
+@pytest.mark.protects("lines-file", "lines are added to a file that has no other name")
 @pytest.mark.parametrize("way", ["link", "last", "volume", "second", "node", "above", "dots"])
 def test_lines_are_added_to_nothing_outside_the_folder(folder: Folder, way: str) -> None:
     """By a link of the owner's on the way, by a further name of a file, or into a volume."""
@@ -404,6 +448,11 @@ def test_lines_are_added_to_nothing_outside_the_folder(folder: Folder, way: str)
         shutil.rmtree(place.with_name(f"{place.name}.users"), ignore_errors=True)
 
 
+@pytest.mark.protects(
+    "environ-confined",
+    "an environment in a root folder is read below its root",
+    instead="return host_files.read(path)",
+)
 def test_no_file_of_the_host_is_read_for_an_environment(folder: Folder) -> None:
     """By a link of the owner's."""
     secret = folder.state.parent / "secret"

@@ -53,6 +53,14 @@ def run_with_the_kernels_driver(
         return run_with_driver_in_kernel(bundle, runtime, driver, env).ok().stdout.splitlines()
 
 
+@pytest.mark.protects(
+    "proc-selected",
+    "/proc/driver/nvidia shows selected GPUs alone",
+    instead='binds = [f"gpus/{gpu.kernel_bus_id}" for gpu in inventory.gpus]',
+)
+@pytest.mark.protects(
+    "proc-covered", "/proc/driver/nvidia is covered", instead="<the statement>\ndel operations[0]"
+)
 @RUNTIMES
 def test_proc_shows_exactly_the_requested_gpus(bundle: GpuBundle, driver: Driver) -> None:
     folder = driver.root / "proc/driver/nvidia"
@@ -164,6 +172,12 @@ def test_unknown_fields_survive(bundle: GpuBundle) -> None:
     assert list(after["linux"]) == list(before["linux"])
 
 
+@pytest.mark.protects(
+    "hook-environment",
+    "hooks have an environment of their own",
+    instead='return spec.append(("hooks", "prestart"), [{"path": path, "args": args}])',
+    only="hook_comes_last and runc-host",
+)
 @RUNTIMES
 def test_hook_comes_last_and_once(bundle: GpuBundle, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
@@ -187,6 +201,11 @@ def test_hook_comes_last_and_once(bundle: GpuBundle, tmp_path: Path) -> None:
     assert mark.read_text() == "ran\n" * 4
 
 
+@pytest.mark.protects(
+    "second-hook",
+    "a hook that is there already is not added again",
+    only="given_by_the_engine_too and runc-host",
+)
 @RUNTIMES
 def test_hook_given_by_the_engine_too(
     bundle: GpuBundle, installation: Installation, driver: Driver

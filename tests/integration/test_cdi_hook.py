@@ -192,6 +192,11 @@ def test_what_is_written_down(
     assert (container["known_from"], container["command"]) == ("record", "sleep")
 
 
+@pytest.mark.protects(
+    "given-opened",
+    "CDI hook: a node that the cgroup denies is not given, and repair opens none",
+    instead="return numbers",
+)
 @pytest.mark.parametrize("volume", ["node", "folder", "file", "/dev/null"])
 def test_a_volume_is_no_gpu(
     bundle: Bundle,
@@ -269,6 +274,12 @@ def test_musl(workspace: Path, host: Namespace, document: Path, driver: Driver) 
         assert not (bundle.root / "etc/ld.so.cache").exists()
 
 
+@pytest.mark.protects(
+    "cdi-saves-nothing",
+    "the CDI hook saves no inventory",
+    instead="inventory = cache.get_inventory(config, vendor, save=True)",
+    only="inventory_is_not_saved and runc-host",
+)
 def test_a_new_inventory_is_not_saved(
     bundle: Bundle, runtime: str, installation: Installation, driver: Driver, tmp_path: Path
 ) -> None:
@@ -289,6 +300,11 @@ def test_a_new_inventory_is_not_saved(
 # What an image may bring -----------------------------------------------------------------------
 
 
+@pytest.mark.protects(
+    "covered-links",
+    "files of an image in the places of links to libraries are covered",
+    only="own_libraries_are_covered and runc-host",
+)
 @RUNTIMES
 def test_the_images_own_libraries_are_covered(
     bundle: Bundle, runtime: str, answered: Path, driver: Driver
@@ -305,6 +321,12 @@ def test_the_images_own_libraries_are_covered(
         assert inode == f"{status.st_dev}:{status.st_ino}", name
 
 
+@pytest.mark.protects(
+    "covered-by-engines",
+    "what covers them is what the engine has mounted, and the driver's own",
+    instead="return found",
+    only="another_file_covers_nothing and runc-host",
+)
 def test_an_engines_mount_of_another_file_covers_nothing(
     bundle: Bundle, runtime: str, document: Path, tmp_path: Path
 ) -> None:
@@ -375,6 +397,15 @@ def test_links_out_of_the_root(
     assert contents(victim) == {str(victim): None, str(victim / "file"): b"mine"}
 
 
+@pytest.mark.protects(
+    "cdi-environment",
+    "the CDI hook has an environment of its own",
+    instead=(
+        'return {"hookName": ours.CDI_HOOK_STAGE, "path": self._hook, "args": '
+        "[ours.CDI_HOOK, *config, self.vendor.names.KIND]}"
+    ),
+    only="environment_reaches and runc-host",
+)
 def test_the_images_environment_reaches_no_hook(
     bundle: Bundle, runtime: str, document: Path, driver: Driver, tmp_path: Path
 ) -> None:
@@ -489,6 +520,12 @@ def test_a_bundle_that_names_the_root_alone_beside_a_process(
     assert standing.hooks() == before, "no interpreter is started for it"
 
 
+@pytest.mark.protects(
+    "limit-by-mounts",
+    "a container whose config.json names no device has its limit",
+    instead="more = ()",
+    only="no_way_around_a_limit and runc",
+)
 @pytest.mark.parametrize(
     "limits", ['device-memory = "8GiB"', 'most-device-memory = "8GiB"', "required = true"]
 )
@@ -502,6 +539,11 @@ def test_a_bundle_that_names_the_root_alone_has_no_way_around_a_limit(
     assert "GPU 1" not in done.stdout
 
 
+@pytest.mark.protects(
+    "first-namespace",
+    "the CDI hook works in a container's namespace alone",
+    only="in_the_namespace_of_the_host and runc-host",
+)
 def test_in_the_namespace_of_the_host(bundle: Bundle, document: Path, driver: Driver) -> None:
     give(bundle, document, "0")
     with nothing_left(driver.root, pid=bundle.namespace.pid):
@@ -510,6 +552,12 @@ def test_in_the_namespace_of_the_host(bundle: Bundle, document: Path, driver: Dr
     assert not (bundle.root / LIBRARIES / "libcuda.so.1").exists()
 
 
+@pytest.mark.protects(
+    "first-namespace",
+    "the CDI hook doesn't work beside the first process",
+    instead="if not container.is_mounted_on():",
+    only="beside_the_first_process and runc-host",
+)
 def test_beside_the_first_process(bundle: Bundle, document: Path) -> None:
     """Whatever is mounted on the root: where the first process is, there is no container."""
     give(bundle, document, "0")
@@ -537,6 +585,12 @@ def test_at_another_stage(bundle: Bundle, runtime: str, document: Path, driver: 
         bundle.run(runtime).failed()
 
 
+@pytest.mark.protects(
+    "host-table",
+    "the CDI hook knows the host's mounts in one table",
+    instead='self._host_table = proc.Mounts(b"") if self._inside else table',
+    only="volumes_stay and etc-rw and runc-host",
+)
 @pytest.mark.parametrize("mode", ["rw", "ro"])
 @pytest.mark.parametrize("place", ["etc", "usr/lib"])
 @RUNTIMES

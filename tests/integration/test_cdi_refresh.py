@@ -285,6 +285,9 @@ def test_killed_at_any_moment(site: Site) -> None:
     assert DOCUMENT.read_bytes() in good
 
 
+@pytest.mark.protects(
+    "anothers-document", "a CDI document of somebody else is never replaced or removed"
+)
 def test_anothers_file_is_never_touched(site: Site) -> None:
     theirs = (
         b'{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": ['
@@ -302,6 +305,11 @@ def test_anothers_file_is_never_touched(site: Site) -> None:
     assert DOCUMENT.read_bytes() == theirs
 
 
+@pytest.mark.protects(
+    "kept-writers",
+    "documents are removed only where root alone can have said so",
+    instead="return json.loads(host_files.read(path))",
+)
 @pytest.mark.parametrize("name", ["state", "state/cdi.json"])
 def test_what_others_can_have_written_does_not_count(site: Site, name: str) -> None:
     site.install().ok()

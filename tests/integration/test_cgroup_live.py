@@ -227,6 +227,13 @@ def giving_to_one_that_has_ended(group: Path) -> None:
             access.allow(entry, GIVEN)
 
 
+@pytest.mark.protects(
+    "cgroup-by-process",
+    "the container's cgroup is found through a descriptor of its process",
+    instead=(
+        'paths = _paths(_read(os.readlink(f"/proc/self/fd/{process}").split()[0] + "/cgroup"))'
+    ),
+)
 def test_process_that_has_ended_leads_to_no_cgroup(v1_cgroup: Path) -> None:
     """Its number is another's by then, whose cgroup must not be given anything."""
     (v1_cgroup / "devices.deny").write_text("a")

@@ -372,6 +372,12 @@ def dockerd(debian: Debian, busybox: Path) -> Iterator[Docker]:
         run(["umount", "--recursive", sys_folder]).ok()
 
 
+@pytest.mark.protects("containers-in-use", "removal: not while a container needs gpu-py")
+@pytest.mark.protects(
+    "engines-in-use",
+    "removal: not while an engine needs gpu-py",
+    instead="gpuhook uninstall --engine all --reload",
+)
 def test_removal_while_docker_starts_everything_with_gpu_py(
     debian: Debian, roots: dict[str, Path]
 ) -> None:
@@ -402,6 +408,11 @@ def test_removal_while_docker_starts_everything_with_gpu_py(
         assert docker.call(*words, "--rm", "busybox", "busybox", "echo", "new") == "new"
 
 
+@pytest.mark.protects(
+    "engines-in-use",
+    "removal: not while an engine needs gpu-py",
+    instead="gpuhook uninstall --engine all --reload",
+)
 def test_removal_while_it_is_dockers_default_by_hand(
     debian: Debian, roots: dict[str, Path]
 ) -> None:

@@ -114,6 +114,19 @@ def refusals(node: Node, driver: Driver) -> dict[str, tuple[Claim, str]]:
     }
 
 
+@pytest.mark.protects(
+    "dra-document-first",
+    "DRA: what refuses a claim is asked before a device is changed: its document",
+    instead="pass",
+)
+@pytest.mark.protects(
+    "dra-mps-asked",
+    "DRA: what refuses a claim is asked before a device is changed: limits of MPS",
+    instead="pass",
+)
+@pytest.mark.protects(
+    "setting-read", "a setting that can't be read isn't changed", instead="for device, title in ():"
+)
 def test_a_refused_claim_has_changed_nothing(node: Node, driver: Driver) -> None:
     """Not even for a moment: what refuses it is asked before."""
     files = [driver.root / "simulate" / name for name in ("compute", "timeslice")]
@@ -160,6 +173,11 @@ def no_daemon(driver: Driver, command: str) -> None:
     program.chmod(0o755)
 
 
+@pytest.mark.protects(
+    "dra-refused-undone",
+    "DRA: what fails after a device was changed is put back at once",
+    instead="pass",
+)
 @pytest.mark.parametrize("what", ["the document", "the time slice", "the daemon"])
 def test_what_fails_in_the_midst_is_put_back_at_once(node: Node, driver: Driver, what: str) -> None:
     """The kubelet may not come again for a minute, or never."""
@@ -204,6 +222,11 @@ def test_what_was_before_is_put_back_after_a_restart(node: Node, driver: Driver)
         assert node.left() == []
 
 
+@pytest.mark.protects(
+    "anothers-change",
+    "a setting that another hand has changed meanwhile stays so",
+    instead="return True",
+)
 def test_what_another_hand_has_set_meanwhile_stays(node: Node, driver: Driver) -> None:
     claim = node.claim("a", result(gpu(driver, 0)), config=[sliced("Long")])
     with node.service():
@@ -253,6 +276,10 @@ def test_after_a_reboot_nothing_is_put_back(node: Node, driver: Driver) -> None:
         assert state(driver)[1] == {0: LONG}
 
 
+@pytest.mark.protects(
+    "mode-prohibited",
+    "DRA: no claim opens a GPU on which the administrator has prohibited computing",
+)
 def test_a_gpu_that_the_administrator_has_closed_stays_so(node: Node, driver: Driver) -> None:
     put(driver, "compute", {0: PROHIBITED})
     with node.service():
@@ -281,6 +308,9 @@ def ended(node: Node) -> Iterator[None]:
     mps(node, "stop").ok()
 
 
+@pytest.mark.protects(
+    "mps-not-a-claims", "MPS shares no device that a claim has", instead="for ours, record in ():"
+)
 @pytest.mark.usefixtures("ended")
 def test_mps_and_claims_have_no_gpu_in_common(node: Node, driver: Driver) -> None:
     """Each is refused what the other has, before anything is changed; and it is free afterwards."""
@@ -318,6 +348,13 @@ def grow_old(node: Node) -> None:
         path.write_text(json.dumps({**record, "at": record["at"] - 600}))
 
 
+@pytest.mark.protects("mps-not-a-pods", "MPS shares no device that the device plugin gave a pod")
+@pytest.mark.protects("pods-device", "a device is a pod's while the kubelet lists it")
+@pytest.mark.protects(
+    "pods-unknown",
+    "a device is a pod's while the kubelet doesn't answer",
+    instead="if known is None and (known := frozenset()):",
+)
 @pytest.mark.usefixtures("ended")
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_mps_takes_no_gpu_that_the_device_plugin_gave_a_pod(
@@ -350,6 +387,11 @@ def test_mps_takes_no_gpu_that_the_device_plugin_gave_a_pod(
         assert values(driver, "compute") == {0: EXCLUSIVE_PROCESS, 1: EXCLUSIVE_PROCESS}
 
 
+@pytest.mark.protects(
+    "mps-clients-stay",
+    "MPS starts again with the pods that are its clients",
+    instead="others = taken",
+)
 @pytest.mark.usefixtures("ended")
 def test_mps_starts_again_with_the_pods_that_are_its_clients(node: Node, driver: Driver) -> None:
     with device_plugin(node.folder / "dp", node.installation, node.config, GPU) as plugin:
@@ -461,6 +503,11 @@ def test_the_doctor_compares_settings_with_the_drivers(node: Node, driver: Drive
         record.write_text(kept)
 
 
+@pytest.mark.protects(
+    "mps-unreadable",
+    "MPS: a damaged record makes no set compute mode the first one",
+    instead="self._records.check_readable(owners=(CLAIM,))",
+)
 @pytest.mark.usefixtures("ended")
 @pytest.mark.parametrize("has_state", [True, False])
 def test_a_damaged_record_of_mps(node: Node, driver: Driver, has_state: bool) -> None:
@@ -499,6 +546,11 @@ def test_mps_that_is_interrupted_puts_back(node: Node, driver: Driver) -> None:
     assert values(driver, "compute") == {}
 
 
+@pytest.mark.protects(
+    "dra-exclusive",
+    "DRA: no claim changes a device that a container has for itself",
+    instead="pass",
+)
 @ONE
 def test_a_container_that_has_a_gpu_for_itself_keeps_its_settings(
     node: Node,

@@ -198,6 +198,9 @@ def test_it_is_not_run_without_need_or_against_the_configuration(root: Path) -> 
     assert not (root / "seen").exists()
 
 
+@pytest.mark.protects(
+    "modprobe-writers", "root runs no nvidia-modprobe that another user has written"
+)
 @pytest.mark.parametrize("owned", ["usr/bin/nvidia-modprobe", "usr/bin", "usr"])
 def test_a_program_of_another_users_is_not_run(root: Path, owned: str) -> None:
     _, config = simulate(root, gpus=1)

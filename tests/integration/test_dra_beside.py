@@ -45,6 +45,14 @@ def grow_old(node: Node) -> None:
         path.write_text(json.dumps({**record, "at": record["at"] - 600}))
 
 
+@pytest.mark.protects(
+    "dra-not-twice-plugin",
+    "the device plugin gives away no device that a claim has",
+    instead="for ours, record in ():",
+)
+@pytest.mark.protects(
+    "dra-not-twice-claim", "a claim gets no device that the device plugin gave away"
+)
 def test_who_comes_first_has_it(
     node: Node, driver: Driver, installation: Installation, workspace: Path
 ) -> None:
@@ -73,6 +81,14 @@ def test_who_comes_first_has_it(
             _admit(plugin, "two", driver.gpus[0].uuid)
 
 
+@pytest.mark.protects(
+    "dra-not-twice-plugin",
+    "the device plugin gives away no device that a claim has",
+    instead="for ours, record in ():",
+)
+@pytest.mark.protects(
+    "dra-not-twice-claim", "a claim gets no device that the device plugin gave away"
+)
 def test_a_gpu_and_its_parts(
     node: Node, driver: Driver, installation: Installation, workspace: Path
 ) -> None:

@@ -59,6 +59,9 @@ def refused(node: Node, claim: Claim) -> str:
     return found
 
 
+@pytest.mark.protects(
+    "dra-document", "a claim's document is there before the kubelet is answered", instead="pass"
+)
 def test_a_claim_is_prepared_and_put_back(node: Node, driver: Driver) -> None:
     claim = node.claim("a", result(gpu(driver, 1)), result(gpu(driver, 2), "other/sub"))
     with node.service():
@@ -89,6 +92,9 @@ def test_a_claim_is_prepared_and_put_back(node: Node, driver: Driver) -> None:
     assert not [*node.kubelet.registry.iterdir()]
 
 
+@pytest.mark.protects("dra-uid", "a claim of another uid is refused")
+@pytest.mark.protects("dra-names", "a uid that the kubelet sends is no path")
+@pytest.mark.protects("dra-pool", "DRA: an allocation of another pool gives no device")
 def test_old_kubelets_and_broken_claims(node: Node, driver: Driver) -> None:
     node.kubelet.knows = ("v1beta1.DRAPlugin",)
     good = node.claim("good", result(gpu(driver, 0)))
@@ -120,6 +126,9 @@ def test_old_kubelets_and_broken_claims(node: Node, driver: Driver) -> None:
         assert "can't be the uid" in node.kubelet.unprepare(GPU_DRIVER, bad)[bad.uid]
 
 
+@pytest.mark.protects(
+    "dra-not-twice", "a device that one claim has isn't given to another", instead="pass"
+)
 def test_one_device_is_never_two_claims(node: Node, driver: Driver) -> None:
     first = node.claim("first", result(gpu(driver, 0)))
     second = node.claim("second", result(gpu(driver, 0)))
@@ -133,6 +142,7 @@ def test_one_device_is_never_two_claims(node: Node, driver: Driver) -> None:
         assert "is claim ns/second's" in refused(node, first)
 
 
+@pytest.mark.protects("dra-lock", "of many claims at once one gets a device")
 def test_of_many_claims_at_once_one_gets_the_device(node: Node, driver: Driver) -> None:
     with node.service():
         for attempt in range(3):
@@ -176,6 +186,9 @@ def _kill(process: Process) -> None:
     process.wait()
 
 
+@pytest.mark.protects(
+    "dra-boot", "what an earlier boot's claims had is free", instead="is_old = record is None"
+)
 def test_another_boot_and_damaged_records(node: Node, driver: Driver) -> None:
     claim, other = (node.claim(name, result(gpu(driver, 0))) for name in ("a", "b"))
     with node.service():
@@ -200,6 +213,14 @@ def test_another_boot_and_damaged_records(node: Node, driver: Driver) -> None:
         assert prepared(node, claim)
 
 
+@pytest.mark.protects(
+    "dra-document", "a claim's document is there before the kubelet is answered", instead="pass"
+)
+@pytest.mark.protects(
+    "dra-completed",
+    "what was prepared stays the claim's until it is put back",
+    instead="self._undo(driver, uid); record = self._give(driver, ref, claim)",
+)
 def test_what_was_prepared_stays_until_it_is_put_back(node: Node, driver: Driver) -> None:
     """Containers may have it, whatever becomes of the document, and whatever fails then."""
     claim, other = (node.claim(name, result(gpu(driver, 0))) for name in ("a", "b"))
@@ -221,6 +242,9 @@ def test_what_was_prepared_stays_until_it_is_put_back(node: Node, driver: Driver
         assert node.document(claim)
 
 
+@pytest.mark.protects(
+    "dra-same-claim", "a claim with another's uid doesn't get what that has", instead="pass"
+)
 def test_another_claim_with_its_uid(node: Node, driver: Driver) -> None:
     claim = node.claim("a", result(gpu(driver, 0)))
     with node.service():
@@ -229,6 +253,12 @@ def test_another_claim_with_its_uid(node: Node, driver: Driver) -> None:
             assert "has the uid of the claim ns/a" in refused(node, stranger)
 
 
+@pytest.mark.protects(
+    "dra-document", "a claim's document is there before the kubelet is answered", instead="pass"
+)
+@pytest.mark.protects(
+    "dra-in-order", "what is asked about a claim is done in its order", instead="if True:"
+)
 def test_a_claim_that_is_put_back_while_it_is_prepared(node: Node, driver: Driver) -> None:
     """A kubelet that was started again asks for the one, and no longer waits for the other."""
     late = node.claim("late", result(gpu(driver, 0)), hang=4)
@@ -244,6 +274,9 @@ def test_a_claim_that_is_put_back_while_it_is_prepared(node: Node, driver: Drive
         assert node.left() == []
 
 
+@pytest.mark.protects(
+    "dra-device-twice", "a device that a claim has twice has two names", instead="return usual"
+)
 def test_a_device_twice_in_one_claim(node: Node, driver: Driver) -> None:
     """As for a monitoring user whose own claim has the device."""
     name = gpu(driver, 0)
@@ -276,6 +309,7 @@ def test_two_instances_during_an_update(node: Node, driver: Driver) -> None:
             assert len({*node.kubelet.registry.iterdir()}) == 2
 
 
+@pytest.mark.protects("dra-probe", "a probe notices a supervisor that hangs")
 def test_a_probe_notices_a_supervisor_that_hangs(node: Node) -> None:
     """Otherwise only the server would answer, and each claim fail after its time."""
     with node.service(instance="pod") as process:
@@ -290,6 +324,11 @@ def test_a_probe_notices_a_supervisor_that_hangs(node: Node) -> None:
         assert plugin.call("NodePrepareResources", b"") == b""
 
 
+@pytest.mark.protects(
+    "dra-in-time",
+    "a claim that nobody waits for any more is in no other's way",
+    instead="while False:",
+)
 def test_what_nobody_waits_for_is_in_nobody_s_way(node: Node, driver: Driver) -> None:
     """An API server that hangs for more claims than are worked on at once."""
     hanging = [node.claim(f"h{number}", hang=100) for number in range(34)]
@@ -302,6 +341,9 @@ def test_what_nobody_waits_for_is_in_nobody_s_way(node: Node, driver: Driver) ->
         assert time.monotonic() - began < 20
 
 
+@pytest.mark.protects(
+    "dra-deadline", "a claim whose work hangs is answered in time", instead="late = False"
+)
 def test_a_late_api_server_is_one_claims_error(node: Node, driver: Driver) -> None:
     assert SHORT < LIMIT < DEADLINE_S
     late = node.claim("late", result(gpu(driver, 0)), hang=100)
@@ -329,6 +371,24 @@ def _moved(node: Node, claim: Claim) -> None:
     node.claim(claim.name, result("another"), uid=claim.uid)
 
 
+@pytest.mark.protects(
+    "dra-gone-twice",
+    "what a claim has that is gone is put back when that is so a minute later",
+    instead="is_late = True",
+)
+@pytest.mark.protects(
+    "dra-gone-still", "a claim that is there again is not gone since it was", instead="pass"
+)
+@pytest.mark.protects(
+    "dra-gone-said",
+    "a claim isn't gone because the API server can't be asked",
+    instead="return True",
+)
+@pytest.mark.protects(
+    "dra-gone-unused",
+    "what a claim has that is gone stays its while a pod has it, or the kubelet doesn't say",
+    instead="unused = [*holders]",
+)
 @pytest.mark.parametrize("go", [_deleted, _made_again, _released, _moved])
 def test_what_a_claim_has_that_is_gone_is_for_others(
     go: Callable[[Node, Claim], None], node: Node, driver: Driver
@@ -366,6 +426,11 @@ def test_what_a_claim_has_that_is_gone_is_for_others(
         assert "Claim ns/gone was deleted from the cluster: unprepared" in node.log
 
 
+@pytest.mark.protects(
+    "dra-gone-unlisted",
+    "what a claim has that is gone stays its while the kubelet may not list who has it",
+    instead="is_listed = False",
+)
 def test_what_the_kubelet_does_not_list_may_be_in_use(node: Node, driver: Driver) -> None:
     """It lists no init container, and before Kubernetes 1.34 no claim's devices at all.
 
@@ -392,6 +457,9 @@ def test_what_the_kubelet_does_not_list_may_be_in_use(node: Node, driver: Driver
             prepared(node, stranger)
 
 
+@pytest.mark.protects(
+    "dra-document", "a claim's document is there before the kubelet is answered", instead="pass"
+)
 def test_what_is_gone_is_put_back_though_nobody_asks(node: Node, driver: Driver) -> None:
     """A claim of the same namespace has a pod there, which would keep it reserved forever."""
     pods = node.folder / "pods.sock"
@@ -413,6 +481,9 @@ def test_what_is_gone_is_put_back_though_nobody_asks(node: Node, driver: Driver)
             prepared(node, own)
 
 
+@pytest.mark.protects(
+    "dra-document", "a claim's document is there before the kubelet is answered", instead="pass"
+)
 def test_claims_that_are_gone_are_put_back_together(node: Node, driver: Driver) -> None:
     """A claim for the devices of several claims waits one minute, not one for each."""
     pods = node.folder / "pods.sock"

@@ -126,6 +126,9 @@ REFUSED = {
 }
 
 
+@pytest.mark.protects(
+    "dra-unknown-fields", "what isn't known in a claim's configuration is refused"
+)
 def test_what_is_not_known_is_refused(node: Node, driver: Driver) -> None:
     with node.service():
         for name, (configs, words) in REFUSED.items():
@@ -141,6 +144,9 @@ def test_what_is_not_known_is_refused(node: Node, driver: Driver) -> None:
         assert device["conditions"][0]["status"] == "False"
 
 
+@pytest.mark.protects(
+    "dra-admin-changes-nothing", "adminAccess changes nothing for whoever has the device"
+)
 def test_who_only_looks_changes_nothing(node: Node, driver: Driver) -> None:
     """A claim by adminAccess, which may have what others work with."""
     for parameters in (sliced("Short"), gpu_config(strategy="MPS")):
@@ -205,6 +211,11 @@ REFUSING = {
 }
 
 
+@pytest.mark.protects(
+    "dra-slice-refused",
+    "DRA: a time slice that a GPU refuses holds no claim's devices back",
+    instead='if refused: failures.append(NotSet(device, SLICE, refused, ""))\nif False:',
+)
 @pytest.mark.parametrize("name", [*REFUSING])
 def test_a_gpu_that_takes_no_setting_is_lost_to_nobody(
     node: Node, driver: Driver, name: str
@@ -224,6 +235,11 @@ def test_a_gpu_that_takes_no_setting_is_lost_to_nobody(
         assert node.left() == []
 
 
+@pytest.mark.protects(
+    "mps-mode-there",
+    "a compute mode that a GPU has already isn't set, which some refuse",
+    instead="if True:",
+)
 def test_a_mode_that_a_gpu_has_already_is_not_set(node: Node, driver: Driver) -> None:
     """Some refuse every mode, also the one that they have."""
     put_smi(driver, "/bin/sh", str(driver.root / "smi"))
@@ -235,6 +251,12 @@ def test_a_mode_that_a_gpu_has_already_is_not_set(node: Node, driver: Driver) ->
         assert node.left() == []
 
 
+@pytest.mark.protects(
+    "dra-lost-holds-none",
+    "DRA: a lost GPU of a claim by MPS holds no healthy one",
+    instead="if not failure.final:",
+)
+@pytest.mark.protects("dra-shares-sum", "the shares of a device are no more than it has")
 def test_a_gpu_that_is_lost_holds_no_other_of_its_claim(
     node: Node, driver: Driver, installation: Installation
 ) -> None:
@@ -348,6 +370,9 @@ def told(node: Node, driver: Driver, line: str) -> str:
     return done.stdout
 
 
+@pytest.mark.protects(
+    "dra-started-first", "what is begun for a claim is written down before", instead="pass"
+)
 @pytest.mark.parametrize("point", [14, 22, 30, 38, 46])
 def test_mps_that_was_begun_and_killed(point: int, node: Node, driver: Driver) -> None:
     """Whatever was started until then is ended, and the GPU is as it was."""
@@ -368,6 +393,8 @@ def _mig(node: Node) -> str:
     return next(name for _, name in plugin.devices if "-mig-" in name)
 
 
+@pytest.mark.protects("dra-shares", "a share of a device has a limit of its memory")
+@pytest.mark.protects("dra-limit-holds", "a claim's limit that can't be kept refuses the claim")
 def test_a_limit_that_nobody_can_keep_is_refused(node: Node, driver: Driver) -> None:
     """Here for want of cgroup v2, where a share can't be given then, nor a limit."""
     if host_cgroups() == "v2":
@@ -410,6 +437,7 @@ def limited(made: Bundle, *settings: str) -> Bundle:
     return made
 
 
+@pytest.mark.protects("dra-shares-sum", "the shares of a device are no more than it has")
 @ONE
 def test_limits_and_shares_that_hold(
     node: Node,

@@ -45,6 +45,11 @@ def has(node: Node, device: str, health: int, words: str = "") -> bool:
     )
 
 
+@pytest.mark.protects(
+    "dra-lost",
+    "a claim gets no device that can't be reached",
+    instead="if known is None or known.device is None:",
+)
 @pytest.mark.parametrize("service", ["v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"])
 def test_an_xid_and_its_end(service: str, node: Node, driver: Driver) -> None:
     node.kubelet.knows = ("v1.DRAPlugin", service)
@@ -68,6 +73,7 @@ def test_an_xid_and_its_end(service: str, node: Node, driver: Driver) -> None:
         assert not isinstance(node.kubelet.prepare(GPU_DRIVER, claim)[claim.uid], str)
 
 
+@pytest.mark.protects("dra-hangs", "a claim gets no device while its driver hangs")
 def test_a_driver_that_hangs(node: Node, driver: Driver, installation: Installation) -> None:
     """Is an error in the claim's answer, within the kubelet's time; old claims can be put back."""
     name = slice_name(driver.gpus[0].uuid)

@@ -208,6 +208,12 @@ REQUESTS: dict[str, tuple[str, Any, Any, dict[str, Any], bool]] = {
 }  # fmt: skip
 
 
+@pytest.mark.protects(
+    "own-slices", "DRA: a node writes its own node's slices alone", instead='- expression: "true"'
+)
+@pytest.mark.protects(
+    "own-pools", "DRA: a node writes into its own pools alone", instead='- expression: "true"'
+)
 @pytest.mark.parametrize("name", [*REQUESTS])
 def test_a_node_writes_its_own_slices_alone(name: str, documents: list[Document]) -> None:
     operation, before, after, asking, expected = REQUESTS[name]
@@ -245,6 +251,16 @@ CLAIMS: dict[str, tuple[Any, Any, bool]] = {
 }  # fmt: skip
 
 
+@pytest.mark.protects(
+    "own-status",
+    "DRA: a node says of its own devices alone what became of them",
+    instead='- expression: "true"',
+)
+@pytest.mark.protects(
+    "allocation-stays",
+    "DRA: no node's plugin says who has which device",
+    instead='- expression: "true"',
+)
 @pytest.mark.parametrize("name", [*CLAIMS])
 def test_a_claim_s_devices_stay_the_scheduler_s(name: str, documents: list[Document]) -> None:
     before, after, expected = CLAIMS[name]

@@ -89,6 +89,11 @@ def test_slices_claims_and_statuses(
         wait_until(lambda: len(_published(api)) == 8, "the next server publishes, too")
 
 
+@pytest.mark.protects(
+    "dra-mps-named",
+    "DRA: no claim gets a device of [gpuhook.mps], whether a daemon runs or not",
+    instead="shared = []",
+)
 def test_what_mps_shares_is_not_published(
     installation: Installation, driver: Driver, api: ApiServer
 ) -> None:

@@ -141,6 +141,9 @@ def test_docker_with_its_own_runtime(docker: Docker, machine: Machine) -> None:
     assert done.stdout.splitlines() == lines_of_nvidia_smi(machine.driver.chosen(1))
 
 
+@pytest.mark.protects(
+    "folder-in-use", "a driver folder that a container has stays", instead="return False"
+)
 @RUNTIMES
 def test_an_update_while_a_container_runs(
     bundle: Bundle,
@@ -196,6 +199,11 @@ def test_files_are_copies_where_they_are_on_another_filesystem(machine: Machine)
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.protects(
+    "file-rights",
+    "what is in a driver folder has no rights of its own",
+    instead="if _link(fd, target):",
+)
 def test_rights_that_a_container_may_not_have(machine: Machine) -> None:
     """Neither set-user-ID nor a file capability, and no file of another user's."""
     programs = {name: machine.root / "usr/bin" / name for name in (
@@ -294,6 +302,7 @@ def test_a_full_filesystem(machine: Machine) -> None:
         run(["umount", place]).ok()
 
 
+@pytest.mark.protects("work-way", "the folder beside a driver folder is root's")
 @pytest.mark.parametrize("name", ["driver", ".driver.gpuhook", "kept"])
 def test_a_strangers_folder(machine: Machine, name: str, tmp_path: Path) -> None:
     """In his own folder, or one that he was the first to make in a folder such as /tmp."""
@@ -311,6 +320,7 @@ def test_a_strangers_folder(machine: Machine, name: str, tmp_path: Path) -> None
     assert [path.name for path in his.rglob("*")] == ["file"]
 
 
+@pytest.mark.protects("folder-way", "a driver folder is made where root alone leads")
 def test_a_strangers_link(machine: Machine, tmp_path: Path) -> None:
     machine.folder.parent.mkdir()
     machine.folder.symlink_to(tmp_path)
@@ -319,6 +329,10 @@ def test_a_strangers_link(machine: Machine, tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.protects("work-way", "the folder beside a driver folder is root's")
+@pytest.mark.protects(
+    "folder-owner", "a driver folder is root's, also one that was made while we waited"
+)
 def test_a_strangers_folder_that_comes_while_we_wait(machine: Machine) -> None:
     """In a folder such as /tmp: it has all that ours would have, and is his to change."""
     machine.folder.parent.mkdir()

@@ -30,6 +30,16 @@ def stranger(bundle: Bundle) -> Iterator[int]:
             process.kill()
 
 
+@pytest.mark.protects(
+    "mount-namespace",
+    "a container in another's mount namespace is refused before it is made",
+    only="mount_namespace_of_another and crun",
+)
+@pytest.mark.protects(
+    "namespace-path",
+    "a mount namespace that exists already is another's",
+    instead='return any(True for item in self._namespaces("mount"))',
+)
 @pytest.mark.parametrize("owner", ["the caller's", "a stranger's"])
 @RUNTIMES
 def test_a_container_in_the_mount_namespace_of_another(
@@ -70,6 +80,12 @@ def test_a_hook_in_a_stage_that_is_too_late(bundle: GpuBundle, driver: Driver, s
         refused(bundle.run(bundle.runtime, bundle.env))
 
 
+@pytest.mark.protects(
+    "owner-mapped",
+    "files belong to the container's root user",
+    instead="if True or owner == (0, 0):",
+    only="user_namespace and runc-host",
+)
 def test_a_user_namespace(bundle: GpuBundle, driver: Driver) -> None:
     """Files created in the image belong to the container's root user."""
 

@@ -90,6 +90,12 @@ def test_without_its_own_environment_a_hook_would_be_taken_over(
     assert mark.exists() == (bundle.runtime == "runc" and runc_version() < (1, 3))
 
 
+@pytest.mark.protects(
+    "isolated",
+    "Python is isolated",
+    instead='char isolated[] = "-B";',
+    only="python_settings and runc-host",
+)
 @RUNTIMES
 def test_python_settings_and_the_working_folder_are_ignored(
     bundle: GpuBundle, installation: Installation, tmp_path: Path
@@ -127,6 +133,30 @@ def with_the_package_elsewhere(installation: Installation, folder: Path) -> Inst
     return Installation(folder / "bin")
 
 
+@pytest.mark.protects(
+    "isolated",
+    "gpu-py is isolated from its working folder",
+    instead='char isolated[] = "-B";',
+    only="working_folder and beside",
+)
+@pytest.mark.protects(
+    "isolated",
+    "gpu-py is isolated from its working folder where Python finds the package",
+    instead='char isolated[] = "-B";',
+    only="working_folder and elsewhere",
+)
+@pytest.mark.protects(
+    "own-module-folder",
+    "gpu-py looks for modules in its own folder, not in the working folder",
+    instead='<the statement>\n"sys.path.insert(0, \\"\\")\\n"',
+    only="working_folder and beside",
+)
+@pytest.mark.protects(
+    "module-path-end",
+    "gpu-py ends its module path with its own folder, not with the working folder",
+    instead='"sys.path.insert(0, \\"\\")\\n"',
+    only="working_folder and beside",
+)
 @pytest.mark.parametrize("package", ["beside the launcher", "elsewhere"])
 @RUNTIMES
 def test_gpu_py_imports_nothing_from_its_working_folder(

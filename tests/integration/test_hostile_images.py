@@ -28,6 +28,13 @@ def victim(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.protects(
+    "confined",
+    "paths are confined, and nothing is made on a mount of the host",
+    instead="return os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)",
+    also=("own-mount", "return Verdict(True, shared)"),
+    only="links_in_the_image and runc-host",
+)
 @pytest.mark.parametrize(
     ("place", "text"),
     [

@@ -301,6 +301,42 @@ MOMENTS: dict[str, tuple[Operation, str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.protects(
+    "link-by-folder",
+    "a soname link is made in the folder that was looked at",
+    instead=(
+        "entries.make(self.owner, kernel.create_link, kernel.AT_FDCWD, "
+        'os.readlink(f"/proc/self/fd/{parent}") + f"/{name}", target)'
+    ),
+    only="during_the_hook and soname and not replaced",
+)
+@pytest.mark.protects(
+    "relink-by-folder",
+    "a soname link is replaced in the folder that was looked at",
+    instead=(
+        "make(owner, kernel.create_link, kernel.AT_FDCWD, "
+        'os.readlink(f"/proc/self/fd/{parent}") + f"/{temporary}", target)'
+    ),
+    only="during_the_hook and replaced",
+)
+@pytest.mark.protects(
+    "file-by-folder",
+    "the file of CUDA's compatibility is made in the folder that was looked at",
+    instead=(
+        "fd = make(owner, kernel.create_file, kernel.AT_FDCWD, "
+        'os.readlink(f"/proc/self/fd/{parent}") + f"/{temporary}", 0o600)'
+    ),
+    only="during_the_hook and compat",
+)
+@pytest.mark.protects(
+    "folder-by-folder",
+    "a missing folder is made in the one that was looked at",
+    instead=(
+        "_make(self.owner, kernel.create_folder, kernel.AT_FDCWD, "
+        'os.readlink(f"/proc/self/fd/{held}") + f"/{name}")'
+    ),
+    only="during_the_hook and parent",
+)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_folder_swapped_for_a_link_during_the_hook(
     tmp_path: Path, victim: Path, moment: str

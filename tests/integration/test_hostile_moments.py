@@ -86,6 +86,7 @@ def test_a_kernel_that_refuses_a_call(
     assert (contents(image), mount_table()) == before
 
 
+@pytest.mark.protects("no-openat2", "old kernels are looked at in steps", instead="if True:")
 def test_an_old_kernel_can_still_be_looked_at(driver: Path) -> None:
     def work() -> bytes | None:
         refuse_call(OPENAT2, ENOSYS)()
@@ -95,6 +96,11 @@ def test_an_old_kernel_can_still_be_looked_at(driver: Path) -> None:
     assert in_child(work) == b"the driver's"
 
 
+@pytest.mark.protects(
+    "no-import",
+    "nothing is imported out of a container's files",
+    instead="enter(container.process)",
+)
 def test_nothing_is_imported_from_a_container(driver: Path, image: Path) -> None:
     """A module that is there for the taking, in a folder that Python looks into."""
     (image / "stray.py").write_text("")
@@ -130,6 +136,11 @@ def _lives(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.protects(
+    "namespace-by-process",
+    "the container is asked through a descriptor of its process",
+    instead="return",
+)
 def test_a_container_that_ends_meanwhile(driver: Path, image: Path) -> None:
     """Its process id may belong to another process by then, which must not be touched."""
     before = contents(image), mount_table()
@@ -159,6 +170,14 @@ def reusing(driver: Path, image: Path, strangers: Path) -> tuple[str, bool, bool
             return str(caught.value), ours.samefile(theirs), changed
 
 
+@pytest.mark.protects(
+    "namespace-by-process",
+    "the mount namespace is opened by the descriptor of the process, not by its number",
+    instead=(
+        'path = os.readlink(f"/proc/self/fd/{process}").partition(" ")[0]\n'
+        'fd = os.open(f"{path}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)'
+    ),
+)
 def test_a_process_id_that_is_another_containers_meanwhile(
     driver: Path, image: Path, tmp_path: Path
 ) -> None:
@@ -176,6 +195,7 @@ def test_a_process_that_is_none(image: Path, workspace: Path) -> None:
         in_child(lambda: injection.open_container(2**22 + 1, str(image)).close())
 
 
+@pytest.mark.protects("hosts-root", "the host's root is no container's")
 @pytest.mark.parametrize("root", ["/", "/.", "/../.."])
 def test_the_hosts_root_as_a_containers(workspace: Path, root: str) -> None:
     with pytest.raises(InjectError, match="the host's own"):
@@ -206,6 +226,11 @@ def test_a_process_in_the_hosts_namespace(driver: Path, image: Path) -> None:
     assert before != after, "unprotected, the mount shows in the host's table"
 
 
+@pytest.mark.protects(
+    "root-by-namespace",
+    "the container's root is opened as its own namespace has it",
+    instead='root = os.open(f"/proc/{pid}/root{root_path}", flags)',
+)
 def test_links_on_the_way_to_the_root_are_the_containers(
     driver: Path, image: Path, tmp_path: Path
 ) -> None:

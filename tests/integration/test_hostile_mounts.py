@@ -148,6 +148,11 @@ def test_a_volume_over_etc_keeps_the_hosts_cache(driver: Path, image: Path, volu
         assert cache.read_bytes() != b""
 
 
+@pytest.mark.protects(
+    "cache-covered",
+    "a read-only or mounted cache is covered",
+    instead='_CANT_REPLACE: "Final" = ()',
+)
 def test_a_cache_that_is_a_volume_itself(driver: Path, image: Path, volume: Path) -> None:
     cache = volume / "ld.so.cache"
     cache.touch()
@@ -167,6 +172,7 @@ def test_a_volume_over_etc_without_a_cache_stays_so(
     assert contents(volume).keys() == {"."}
 
 
+@pytest.mark.protects("own-file", "a volume's own file is left alone where it is the driver's")
 @pytest.mark.parametrize("propagation", [MS_PRIVATE, MS_SHARED], ids=["private", "shared"])
 def test_the_hosts_own_folders_as_volumes_need_nothing(
     driver: Path, image: Path, propagation: int
@@ -203,6 +209,7 @@ def test_a_socket_is_not_worth_failing_for(driver: Path, image: Path, volume: Pa
     assert contents(volume).keys() == {"."}
 
 
+@pytest.mark.protects("own-or-volume", "a tmpfs of the container is its own", instead="own = False")
 def test_a_tmpfs_of_the_container_is_its_own(driver: Path, image: Path) -> None:
     def prepare() -> None:
         mount("tmpfs", image / "run", "tmpfs", 0)
@@ -213,6 +220,7 @@ def test_a_tmpfs_of_the_container_is_its_own(driver: Path, image: Path) -> None:
     assert list((image / "run").iterdir()) == []
 
 
+@pytest.mark.protects("own-or-volume", "a tmpfs of the host is a volume", instead="own = True")
 def test_a_tmpfs_of_the_host_is_not(driver: Path, image: Path, volume: Path) -> None:
     mount("tmpfs", volume, "tmpfs", 0)
     with sandbox(image, [Volume(volume, FOLDER)]) as box, pytest.raises(VolumeError):
@@ -262,6 +270,11 @@ def read_only(root: Path) -> Callable[[], None]:
     return lambda: mount("", root, "", MS_BIND | MS_REMOUNT | MS_RDONLY)
 
 
+@pytest.mark.protects(
+    "cache-covered",
+    "a read-only or mounted cache is covered",
+    instead='_CANT_REPLACE: "Final" = ()',
+)
 def test_a_read_only_root_without_mount_points(driver: Path, image: Path) -> None:
     with (
         sandbox(image, prepare=read_only(image)) as box,
@@ -271,6 +284,11 @@ def test_a_read_only_root_without_mount_points(driver: Path, image: Path) -> Non
     assert "writable" in caught.value.remedy
 
 
+@pytest.mark.protects(
+    "cache-covered",
+    "a read-only or mounted cache is covered",
+    instead='_CANT_REPLACE: "Final" = ()',
+)
 def test_a_read_only_root_with_mount_points(driver: Path, image: Path) -> None:
     for path in (f"{FOLDER}/{LIBRARY}", "/etc/ld.so.cache"):
         (image / path.lstrip("/")).touch()
@@ -307,6 +325,8 @@ LEFTOVERS: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.protects("leftover-file", "temporary files of a killed run are removed")
+@pytest.mark.protects("soname-covered", "a file that has a SONAME is covered")
 @pytest.mark.parametrize("leftover", LEFTOVERS)
 def test_leftovers_in_an_image_work(driver: Path, image: Path, leftover: str) -> None:
     LEFTOVERS[leftover](image / FOLDER.lstrip("/"))
@@ -317,6 +337,7 @@ def test_leftovers_in_an_image_work(driver: Path, image: Path, leftover: str) ->
         assert not list((image / "usr").rglob(".*.gpuhook"))
 
 
+@pytest.mark.protects("folder-for-file", "a folder in a file's place is refused")
 @pytest.mark.parametrize("name", [LIBRARY, "libcuda.so.1"])
 def test_a_folder_in_a_files_place_is_named(driver: Path, image: Path, name: str) -> None:
     (image / FOLDER.lstrip("/") / name).mkdir()
@@ -341,6 +362,7 @@ def test_with_and_without_merged_usr(driver: Path, image: Path, merged: bool) ->
         assert box.read(place) == "the driver's"
 
 
+@pytest.mark.protects("label-kept", "SELinux labels are kept")
 def test_a_replaced_cache_keeps_its_label_owner_and_mode(driver: Path, image: Path) -> None:
     cache = image / "etc/ld.so.cache"
     cache.touch()
@@ -352,6 +374,7 @@ def test_a_replaced_cache_keeps_its_label_owner_and_mode(driver: Path, image: Pa
     assert os.getxattr(cache, "security.selinux") == label
 
 
+@pytest.mark.protects("label-kept", "SELinux labels are kept")
 def test_below_a_mount_with_one_label_for_all(
     driver: Path, image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +392,9 @@ def test_below_a_mount_with_one_label_for_all(
     assert cache.stat().st_size > 0
 
 
+@pytest.mark.protects(
+    "nodev-cleared", "device nodes open from a filesystem without devices", instead="cleared = 0"
+)
 def test_a_driver_on_a_filesystem_without_devices(driver: Path, image: Path) -> None:
     """/run and /tmp are often mounted nodev; a node that is given must open all the same."""
     mount("tmpfs", driver / "dev", "tmpfs", MS_NODEV)
@@ -380,6 +406,12 @@ def test_a_driver_on_a_filesystem_without_devices(driver: Path, image: Path) -> 
     unmount(driver / "dev")
 
 
+@pytest.mark.protects(
+    "modify-device-files",
+    "ModifyDeviceFiles is switched off",
+    instead='_KEEPS = b"ModifyDeviceFiles: 1"',
+)
+@pytest.mark.protects("proc-read-only", "the masked /proc/driver/nvidia is read-only")
 def test_a_shared_proc_leaks_nothing(driver: Path, image: Path, tmp_path: Path) -> None:
     """The masked folder shows only selected GPUs, can't be written, and is this container's."""
     proc = driver / "proc/driver/nvidia"

@@ -263,6 +263,17 @@ HOSTILE = [
 ]  # fmt: skip
 
 
+@pytest.mark.protects(
+    "strangers-folder",
+    "nothing in another user's folder is part of a driver",
+    only="in_a_strangers_folder",
+)
+@pytest.mark.protects(
+    "whose-socket",
+    "a socket is root's, or its daemon's own",
+    instead="if alone:",
+    only="of_another_user",
+)
 @pytest.mark.parametrize("make", HOSTILE)
 @ONE
 def test_no_other_socket_is_given(
@@ -304,6 +315,11 @@ def test_documents_name_no_socket_and_outlive_daemons(
     assert len(bundle.run("runc").ok().stdout.splitlines()) == 2
 
 
+@pytest.mark.protects(
+    "sockets-age-nothing",
+    "daemons that come and go make no inventory stale",
+    instead="return [file.path for file in self.inventory.files]",
+)
 @ONE
 def test_daemons_and_users_end_no_standing_process(
     bundle: Bundle, installation: Installation, machine: Driver, tmp_path: Path
@@ -375,6 +391,11 @@ def test_a_feature_that_the_machine_lacks_mounts_nothing(
     assert done.stdout == ""
 
 
+@pytest.mark.protects(
+    "udev-socket",
+    "udev's socket stays with the host",
+    instead='_GDS_FILES = ("/run/udev", "/etc/cufile.json")',
+)
 @pytest.mark.parametrize("mode", ["hook", "spec"])
 @ONE
 def test_udevs_socket_is_never_given(
@@ -386,6 +407,11 @@ def test_udevs_socket_is_never_given(
     assert done.stdout.split() == ["/etc/cufile.json", "/run/udev:", "data"]
 
 
+@pytest.mark.protects(
+    "feature-policy",
+    "features obey the policy of devices",
+    instead="options.features = tuple(sorted(enabled))",
+)
 @ONE
 def test_features_obey_the_policy_of_devices(
     bundle: Bundle, installation: Installation, config: Path, udev: Driver
@@ -425,6 +451,7 @@ folders = ["/run/maker", "/var/lib/maker"]
 ASK = "MAKER_VISIBLE_DEVICES=all"
 
 
+@pytest.mark.protects("mounted-socket", "no folder that is mounted holds a socket")
 @pytest.mark.parametrize("mode", ["hook", "spec"])
 @ONE
 def test_a_socket_that_comes_into_a_folder(

@@ -15,6 +15,11 @@ from harness.prefork import ONE, RUNTIMES
 ANNOTATION = {"cdi.k8s.io/x": "runtime.nvidia.com/gpu=all"}
 
 
+@pytest.mark.protects(
+    "annotations-distrusted",
+    "annotations are trusted no more than the environment",
+    only="annotation and runc-host",
+)
 @pytest.mark.parametrize("by", ["runtime", "hook"])
 @pytest.mark.parametrize("more", ["", "accept-annotations = true\n"], ids=["default", "accepted"])
 @pytest.mark.parametrize("asked", ["by mount", "not at all"])
@@ -42,6 +47,7 @@ def test_an_annotation_gives_no_more_than_the_mounts(
     assert opened == given
 
 
+@pytest.mark.protects("kinds", "an image names no CDI devices of other makers, nor another pod's")
 @pytest.mark.parametrize("mode", ["hook", "spec", "auto", "cdi"])
 @ONE
 def test_another_pods_claim(bundle: GpuBundle, driver: Driver, tmp_path: Path, mode: str) -> None:
@@ -73,6 +79,12 @@ def test_another_pods_claim(bundle: GpuBundle, driver: Driver, tmp_path: Path, m
     assert trace.exists()
 
 
+@pytest.mark.protects(
+    "device-name",
+    "names of devices have a grammar",
+    instead='if True or _NAME_CHARACTERS.issuperset(name) and ".." not in name:',
+    also=("all-devices", "if wanted:"),
+)
 @pytest.mark.parametrize(
     "request_text",
     [
@@ -97,6 +109,12 @@ def test_device_names_that_are_none(bundle: GpuBundle, driver: Driver, request_t
     refused(start(bundle, driver.root))
 
 
+@pytest.mark.protects(
+    "channel-name",
+    "channels have a grammar",
+    instead="return 0",
+    also=("channel-node", "if node is None and 0:"),
+)
 @pytest.mark.parametrize("channels", ["../../../../etc", "-1", "0/../1", "9" * 4000])
 @ONE
 def test_channels_that_are_none(bundle: GpuBundle, driver: Driver, channels: str) -> None:
@@ -104,6 +122,12 @@ def test_channels_that_are_none(bundle: GpuBundle, driver: Driver, channels: str
     refused(start(bundle, driver.root))
 
 
+@pytest.mark.protects(
+    "deep-json",
+    "JSON of any depth is read or refused",
+    instead="except ZeroDivisionError:",
+    only="strange_json and runc-host",
+)
 @pytest.mark.parametrize(
     "extra",
     [
@@ -126,6 +150,12 @@ def test_strange_json(bundle: GpuBundle, driver: Driver, extra: str) -> None:
         refused(result)
 
 
+@pytest.mark.protects(
+    "bytes-kept",
+    "bytes that are no text stay as they are",
+    instead='return Spec(path, data.decode("utf-8", "replace"))',
+    only="bytes_that_are_no_text and runc-host",
+)
 @RUNTIMES
 def test_bytes_that_are_no_text(bundle: GpuBundle, driver: Driver) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0", "STRANGE=@@@")

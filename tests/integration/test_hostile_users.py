@@ -89,6 +89,15 @@ def test_a_pipe_below_a_strangers_data_root(site: Site) -> None:
 WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin")
 
 
+@pytest.mark.protects(
+    "roots-process",
+    "other users: their processes are no daemons",
+    instead="if int(uid := ids.pop()) < 0:",
+)
+@pytest.mark.protects(
+    "ended-process", "other users: zombies and containers' processes are no daemons"
+)
+@pytest.mark.protects("no-rights", "other users: root without rights is a container's")
 @pytest.mark.parametrize(
     ("way", "mode"),
     [
@@ -167,6 +176,7 @@ while True:
 """
 
 
+@pytest.mark.protects("docker-peer", "other users: who answers for Docker is root")
 def test_a_stranger_on_the_socket_of_roots_docker(
     site: Site, driver: Driver, configs: dict[str, Path]
 ) -> None:
@@ -227,6 +237,9 @@ def test_locks_on_what_is_saved_of_the_machine(site: Site, driver: Driver) -> No
 # Links --------------------------------------------------------------------------------------
 
 
+@pytest.mark.protects(
+    "owners-identity", "other users: root doesn't follow their links", instead="if True:"
+)
 @pytest.mark.parametrize("link", ["daemon.json", "docker"])
 def test_a_link_in_a_strangers_home(site: Site, link: str) -> None:
     """Root may be asked to install for a user, whose folders are links to root's."""
@@ -246,6 +259,9 @@ def test_a_link_in_a_strangers_home(site: Site, link: str) -> None:
     assert not (site.folder / "state").exists()
 
 
+@pytest.mark.protects(
+    "owners-identity", "other users: root doesn't follow their links", instead="if True:"
+)
 @pytest.mark.parametrize("protected", [False, True])
 def test_a_link_that_a_stranger_put_into_a_folder_for_everybody(
     site: Site, protected: bool
@@ -270,6 +286,9 @@ def test_a_link_that_a_stranger_put_into_a_folder_for_everybody(
     assert "gpu-py" in site.config.read_text()
 
 
+@pytest.mark.protects(
+    "owners-identity", "other users: root doesn't follow their links", instead="if True:"
+)
 def test_a_link_where_other_things_go(site: Site) -> None:
     """The links with NVIDIA's names, and gpuhook's own configuration."""
     home = folder_of_his(site.folder, "home")
@@ -283,6 +302,9 @@ def test_a_link_where_other_things_go(site: Site) -> None:
     assert site.config.read_text() == OLD
 
 
+@pytest.mark.protects(
+    "owners-identity", "other users: root doesn't follow their links", instead="if True:"
+)
 def test_a_home_that_became_a_strangers_afterwards(site: Site) -> None:
     """The path that uninstall would write or remove may belong to root by now."""
     home = site.folder / "home"
@@ -298,6 +320,9 @@ def test_a_home_that_became_a_strangers_afterwards(site: Site) -> None:
     assert "gpu-py" in site.config.read_text()
 
 
+@pytest.mark.protects(
+    "owners-identity", "other users: root doesn't follow their links", instead="if True:"
+)
 def test_a_state_folder_of_a_strangers(site: Site) -> None:
     """Its records would say what root is to write, and where."""
     home = folder_of_his(site.folder, "home")

@@ -166,6 +166,11 @@ def test_installing_again_loses_nothing(site: Site) -> None:
     assert site.config.read_text() == ODD_FILE
 
 
+@pytest.mark.protects(
+    "docker-forgets",
+    "removal: a running Docker forgets gpu-py",
+    instead="edited = json_text.edited(text, document, change.path)",
+)
 @pytest.mark.parametrize("text", [None, "{}", '{"log-level":  "warn"}\n'])
 def test_a_running_docker_forgets_what_its_file_no_longer_says(
     site: Site, text: str | None

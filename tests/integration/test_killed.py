@@ -100,6 +100,7 @@ def saved(hook: Hook) -> dict[str, tuple[int, int, int, int, bytes]]:
     return contents(hook.state)
 
 
+@pytest.mark.protects("leftover-file", "temporary files of a killed run are removed")
 def test_a_hook_killed_at_any_moment(hook: Hook, image: Path, tmp_path: Path) -> None:
     pristine = tmp_path / "pristine"
     run(["cp", "-a", image, pristine]).ok()

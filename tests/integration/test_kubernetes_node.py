@@ -433,6 +433,10 @@ exec containerd -c {K3S}/config.toml -a /run/k3s/containerd/containerd.sock \\
 """
 
 
+@pytest.mark.protects(
+    "engines-file",
+    "installer: nothing is written to a file that the node's containerd doesn't read",
+)
 def test_a_node_of_k3s(
     fresh: Node, driver: Driver, archive: Path, pause_archive: Path, tmp_path: Path
 ) -> None:

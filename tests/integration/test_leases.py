@@ -215,6 +215,9 @@ def test_who_has_what_is_listed_and_explained(place: Place) -> None:
     run([*words, "-e", "NVIDIA_VISIBLE_DEVICES=2"]).ok()
 
 
+@pytest.mark.protects(
+    "unseen-told", "a list says that another pid namespace's containers aren't in it", instead='"",'
+)
 @ONE
 def test_who_sees_no_process_of_it_ends_no_lease(place: Place) -> None:
     """As in a tool's container that has the state folder, without --pid=host."""
@@ -283,6 +286,12 @@ def second(place: Place, driver: Driver, request: pytest.FixtureRequest) -> str:
     return "other.example/nic=x"
 
 
+@pytest.mark.protects(
+    "claims",
+    "exclusive devices are held by their nodes, whatever brought these",
+    instead="for kind in ():",
+    only="second_document_with and renamed and spec",
+)
 @ONE
 @pytest.mark.parametrize(
     ("second", "way"),
@@ -300,6 +309,12 @@ def test_a_second_document_with_the_same_node(place: Place, second: str, way: st
     place.create(place.ask("2", way), way).ok()
 
 
+@pytest.mark.protects(
+    "engines-lease",
+    "exclusive devices are held by what the engine gave",
+    instead="edited = spec",
+    only="engine_carries_out and node",
+)
 @ONE
 @pytest.mark.parametrize("second", FORMS, indirect=True)
 def test_a_second_document_that_the_engine_carries_out(place: Place, second: str) -> None:

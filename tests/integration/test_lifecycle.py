@@ -179,6 +179,8 @@ def test_another_low_level_runtime_is_configured_meanwhile(
     assert bundle.call(mine, "state", bundle.name).status != 0
 
 
+@pytest.mark.protects("own-runtime-folder", "no user's folder says which runtime has a container")
+@pytest.mark.protects("own-runtime-dir", "no user's folder says so to Python either")
 @ONE
 def test_no_folder_of_another_user_says_whose_a_container_is(
     bundle: GpuBundle, driver: Driver, tmp_path: Path

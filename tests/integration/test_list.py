@@ -168,6 +168,12 @@ def test_node_that_the_container_has_mounted_itself_is_not_counted(
     assert {index for index, names in users(answer).items() if bundle.name in names} == {1}
 
 
+@pytest.mark.protects(
+    "local-filesystem",
+    "no filesystem is asked that somebody else serves",
+    instead="return mount is not None and mount.kind not in ()",
+    only="does_not_answer and runc-host and nodes",
+)
 @pytest.mark.parametrize("known", ["record", "nodes"])
 @pytest.mark.parametrize("command", ["list", "repair"])
 @ONE
@@ -194,6 +200,7 @@ def test_filesystem_that_does_not_answer_makes_nobody_wait(
     assert bundle.name[:12] in done.stdout + done.stderr
 
 
+@pytest.mark.protects("cached-dev", "nor one that lies below an overlay", instead="pass")
 def test_an_overlay_on_one_that_does_not_answer(
     installation: Installation, driver: Driver, tmp_path: Path
 ) -> None:
@@ -214,6 +221,11 @@ def test_an_overlay_on_one_that_does_not_answer(
             box.kill()
 
 
+@pytest.mark.protects(
+    "own-root",
+    "a process with the host's root hides no container in its mounts",
+    instead="return True",
+)
 def test_a_process_that_waits_with_the_hosts_root_hides_nobody(
     installation: Installation, driver: Driver, tmp_path: Path
 ) -> None:

@@ -126,6 +126,11 @@ def told(done: Result) -> list[str]:
     return [line for line in done.stdout.splitlines() if "memory" in line or "allocated" in line]
 
 
+@pytest.mark.protects(
+    "limit-set",
+    "a container's program never runs without its limit",
+    only="has_its_limit and hook and runc",
+)
 @RUNTIMES
 @pytest.mark.parametrize("way", WAYS)
 def test_a_container_has_its_limit(place: Place, way: str) -> None:
@@ -210,6 +215,10 @@ def test_nvidias_hook_without_a_limit_does_nothing(place: Place) -> None:
     made.detach(place.runtime, place.folder / "none.toml")
 
 
+@pytest.mark.protects(
+    "limit-named-gpu",
+    "NVIDIA's hook for limits is refused for a GPU that the container doesn't have",
+)
 @RUNTIMES
 def test_nvidias_hook_for_another_gpu_is_refused(place: Place) -> None:
     uuid = place.driver.gpus[1].uuid
@@ -292,6 +301,11 @@ def test_nothing_is_given_without_a_limit_where_one_is_required(place: Place) ->
     assert told(place.run(place.made("GPUHOOK_DEVICE_MEMORY=8GiB"), "hook", required)) == EIGHT
 
 
+@pytest.mark.protects(
+    "limits-launcher",
+    "the launcher leaves no container to the runtime that the administrator limits",
+    instead="pass",
+)
 @ONE
 @pytest.mark.parametrize(
     ("limits", "env"),
@@ -328,6 +342,9 @@ def test_documents_alone_are_refused(place: Place) -> None:
     is_said(place, done, "A memory limit needs cgroup v2")
 
 
+@pytest.mark.protects(
+    "cgroup-alone", "a limit is set in no cgroup that others are in", instead="pass"
+)
 @ONE
 @pytest.mark.parametrize("way", ["hook", "spec", "alone"])
 def test_a_cgroup_that_others_are_in_is_limited_for_nobody(place: Place, way: str) -> None:
@@ -554,6 +571,9 @@ def test_no_mount_has_a_container_leave_its_cgroup(place: Place, name: str) -> N
     is_said(place, done, "may write to cgroups, which are mounted at '/host")
 
 
+@pytest.mark.protects(
+    "cgroup-owners", "a limit is set in no cgroup that a user may take processes out of"
+)
 @ONE
 @pytest.mark.parametrize("way", ["hook", "spec", "alone"])
 def test_no_limit_is_set_below_a_cgroup_of_a_users(place: Place, way: str) -> None:
@@ -580,6 +600,7 @@ RESTORING = {
 }
 
 
+@pytest.mark.protects("restored-limits", "no checkpoint is a way around a limit or a lease")
 @ONE
 @pytest.mark.parametrize("bundle", ["--bundle=BUNDLE", "--bundle BUNDLE", "-bBUNDLE", ""])
 @pytest.mark.parametrize("name", RESTORING)

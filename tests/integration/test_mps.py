@@ -109,6 +109,11 @@ def test_the_compute_mode_is_set_and_set_back(site: Site) -> None:
     assert not os.path.ismount(site.state / "mps/shm")
 
 
+@pytest.mark.protects(
+    "mps-shared-memory",
+    "what users mount in MPS' shared memory keeps nobody from its end",
+    instead='_mount("umount", f"{self.base}/{mps.SHM}")',
+)
 @OLDEST
 @ONE
 def test_what_is_mounted_in_the_shared_memory_keeps_nobody_from_the_end(site: Site) -> None:
@@ -122,6 +127,9 @@ def test_what_is_mounted_in_the_shared_memory_keeps_nobody_from_the_end(site: Si
     assert not (site.state / "mps.json").exists()
 
 
+@pytest.mark.protects(
+    "mps-first-mode", "MPS: a GPU gets its first compute mode back", only="575 and after_a_kill"
+)
 @ONE
 def test_the_compute_mode_is_set_back_after_a_kill(site: Site) -> None:
     """Also where a mode that isn't the default was there before, and after two kills."""
@@ -133,6 +141,11 @@ def test_the_compute_mode_is_set_back_after_a_kill(site: Site) -> None:
     assert site.modes() == [DEFAULT, 2, DEFAULT]
 
 
+@pytest.mark.protects(
+    "mps-each-mode",
+    "a GPU that is lost keeps no other in MPS' compute mode",
+    instead="except ZeroDivisionError as error:",
+)
 @NEWEST
 @ONE
 def test_a_gpu_that_is_lost_keeps_no_other_in_its_mode(site: Site) -> None:
@@ -149,6 +162,9 @@ def test_a_gpu_that_is_lost_keeps_no_other_in_its_mode(site: Site) -> None:
     assert site.modes() == [DEFAULT] * 3
 
 
+@pytest.mark.protects(
+    "mps-mode-written", "MPS: a compute mode is written down before it is changed"
+)
 @NEWEST
 @ONE
 def test_a_daemon_that_does_not_start_changes_nothing(site: Site) -> None:
@@ -167,6 +183,7 @@ def test_a_daemon_that_does_not_start_changes_nothing(site: Site) -> None:
     assert not (site.state / "mps.json").exists()
 
 
+@pytest.mark.protects("mps-mig", "MPS: no GPU in MIG mode is shared")
 @NEWEST
 @ONE
 def test_a_gpu_in_mig_mode_is_not_shared(site: Site) -> None:
@@ -245,6 +262,16 @@ keep.Keeper(load(), print).start()
 """
 
 
+@pytest.mark.protects(
+    "mps-not-ready",
+    "no container is a client of MPS before the limits are set",
+    only="killed_before_all_limits and 575",
+)
+@pytest.mark.protects(
+    "mps-set-up",
+    "a daemon of MPS that hasn't got its limits is started again",
+    only="killed_before_all_limits and 575",
+)
 @ONE
 @pytest.mark.parametrize("moment", ["started", "set-up"])
 def test_a_start_that_is_killed_before_all_limits_are_set(site: Site, moment: str) -> None:
@@ -266,6 +293,7 @@ def test_a_start_that_is_killed_before_all_limits_are_set(site: Site, moment: st
     assert re.search(r"percentage=\S* memory=(0=)?8192M", site.said(made)), site.said(made)
 
 
+@pytest.mark.protects("mps-first-server", "MPS' limits are set before there is a server")
 @ONE
 @pytest.mark.parametrize(
     "machine", [version for version in LIMITS if version < "615"], indirect=True
@@ -290,6 +318,12 @@ def test_a_client_that_comes_before_the_limits(site: Site) -> None:
     assert not site.daemons()
 
 
+@pytest.mark.protects(
+    "mps-unwritten",
+    "MPS: a daemon that nobody wrote down is ended",
+    instead="for process in (state.daemon,):",
+    only="575 and wrote_down",
+)
 @ONE
 def test_a_daemon_that_nobody_wrote_down_is_ended(site: Site) -> None:
     """As after a kill between its start and that."""
@@ -316,6 +350,12 @@ exec "$0.real" "$@"
 """
 
 
+@pytest.mark.protects(
+    "mps-begun",
+    "MPS: a daemon that is only beginning is waited for, and ended",
+    instead="pass",
+    only="575 and only_begun",
+)
 @ONE
 def test_a_daemon_that_has_only_begun_is_ended(site: Site, tmp_path: Path) -> None:
     """The starting process was killed before its daemon's pid was recorded."""
@@ -352,6 +392,12 @@ def test_a_device_that_is_shared_no_more_gets_its_mode_back(site: Site) -> None:
     assert site.modes() == [EXCLUSIVE_PROCESS, DEFAULT, DEFAULT]
 
 
+@pytest.mark.protects(
+    "mps-daemon",
+    "MPS: a shared device without a daemon is given to nobody",
+    instead="if state is None:",
+    only="575 and without_a_daemon",
+)
 @ONE
 def test_a_container_is_no_client_without_a_daemon(site: Site) -> None:
     assert "no control daemon of MPS is running" in site.refusal("0")
@@ -361,6 +407,14 @@ def test_a_container_is_no_client_without_a_daemon(site: Site) -> None:
     assert site.mps("status").status == 1
 
 
+@pytest.mark.protects(
+    "mps-most-clients",
+    "MPS: no more containers share a device than allowed",
+    only="575 and no_more_containers",
+)
+@pytest.mark.protects(
+    "mps-claim", "MPS: a place whose container has ended is free", only="575 and no_more_containers"
+)
 @ONE
 def test_no_more_containers_than_the_administrator_allows(site: Site) -> None:
     site.mps("start").ok()
@@ -375,6 +429,18 @@ def test_no_more_containers_than_the_administrator_allows(site: Site) -> None:
     site.client("0")
 
 
+@pytest.mark.protects(
+    "mps-threads",
+    "MPS: a client has no more threads than the administrator allows",
+    instead="return asked",
+    only="575 and widen",
+)
+@pytest.mark.protects(
+    "mps-memory",
+    "MPS: a client gets no more memory than the administrator allows",
+    instead="limits[place] = wanted",
+    only="575 and widen",
+)
 @ONE
 def test_variables_widen_no_limit(site: Site) -> None:
     """The image's variables are replaced, by name as well; smaller values stay."""
@@ -396,6 +462,12 @@ def test_variables_widen_no_limit(site: Site) -> None:
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1024M\n" in site.said(modest)
 
 
+@pytest.mark.protects(
+    "mps-read-only",
+    "MPS: its sockets are replaced by no container",
+    instead='_PIPE_OPTIONS = ("nosuid", "nodev", "noexec")',
+    only="575 and hostile and runc-host",
+)
 @RUNTIMES
 def test_a_hostile_client(site: Site) -> None:
     """It replaces no socket of the daemon's, and reaches no other namespace."""
@@ -456,6 +528,13 @@ def test_shared_and_other_devices_do_not_mix(site: Site) -> None:
     assert "GPU 2 isn't among the devices that MPS serves" in site.refusal("0,2")
 
 
+@pytest.mark.protects(
+    "mps-folder",
+    "MPS: its folder is given from where root alone can change it",
+    instead="parent = host.open(above)",
+    also=("mps-claims-folder", 'self._claims = host.open(f"{self._base}/{mps.CLAIMS}")'),
+    only="575 and others_may_change",
+)
 @ONE
 def test_a_folder_that_others_may_change_is_not_given(site: Site) -> None:
     site.mps("start").ok()

@@ -190,6 +190,7 @@ def test_modules_that_can_not_be_loaded(ctk: Caller) -> None:
     assert "chroot /nonexistent /sbin/modprobe nvidia failed" in done.stderr
 
 
+@pytest.mark.protects("ctk-modprobe", "root loads no modules by another user's program")
 def test_no_modules_are_loaded_by_another_users_program(ctk: Caller, tmp_path: Path) -> None:
     program = tmp_path / "sbin/modprobe"
     program.parent.mkdir()

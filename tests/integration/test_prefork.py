@@ -182,6 +182,11 @@ os.execvp(sys.argv[1], sys.argv[1:])
 """
 
 
+@pytest.mark.protects(
+    "ordinary",
+    "the prefork server keeps nothing of its caller's priority, limits and signals",
+    instead="pass",
+)
 @ONE
 def test_it_is_as_ordinary_as_init(site: Site) -> None:
     """Others' containers don't start more slowly, or fail, because its caller's were to."""
@@ -203,6 +208,12 @@ def test_it_is_as_ordinary_as_init(site: Site) -> None:
         assert os.getpriority(os.PRIO_PROCESS, pid) == 0
 
 
+@pytest.mark.protects(
+    "own-machine",
+    "the machine has its own name, whatever its caller's personality",
+    instead="return told",
+    only="32_bits and runc-host",
+)
 @RUNTIMES
 def test_the_personality_of_32_bits(site: Site) -> None:
     """Libraries go where the container's loader finds them, whether its caller's or another's."""
@@ -221,6 +232,12 @@ def allowed(target: str, site: Site, pid: int) -> bool:
     return target.startswith(("pipe:", "/memfd:", f"{site.folder}/.lock-")) or target in ours
 
 
+@pytest.mark.protects(
+    "outermost-cgroups",
+    "the prefork server leaves its caller's cgroups",
+    instead='for path in ("/proc/self/oom_score_adj", *()):',
+    only="no_cgroup and runc-host",
+)
 def test_it_is_in_no_cgroup_of_its_caller(site: Site) -> None:
     """A scope or a pod could not end before it."""
     folder = "/sys/fs/cgroup" + ("" if site.bundle.namespace.cgroups == "v2" else "/devices")
@@ -342,6 +359,11 @@ def servers_of(engine: Engine) -> dict[int, int]:
 # Several at once ----------------------------------------------------------------------------
 
 
+@pytest.mark.protects(
+    "own-mount-namespace",
+    "the prefork server is of the launcher's own mount namespace",
+    also=("also-namespaces", ""),
+)
 @ONE
 def test_two_mount_namespaces(site: Site) -> None:
     """Each has its own, and neither uses the other's."""
@@ -353,6 +375,7 @@ def test_two_mount_namespaces(site: Site) -> None:
     assert site.served
 
 
+@pytest.mark.protects("also-namespaces", "the prefork server has the launcher's own root")
 @ONE
 def test_another_root(site: Site, tmp_path: Path) -> None:
     """Its paths may be other files, and then those of other containers were edited."""
@@ -387,6 +410,9 @@ def test_two_configurations(site: Site, driver: Driver, tmp_path: Path) -> None:
         other.clear()
 
 
+@pytest.mark.protects(
+    "own-installation", "the prefork server is of the launcher's own installation"
+)
 @ONE
 def test_two_installations(site: Site, tmp_path: Path) -> None:
     """The launcher is part of what is proved: another one's process is not asked."""

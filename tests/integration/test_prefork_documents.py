@@ -192,6 +192,9 @@ def test_a_bundle_that_is_started_again(place: Place) -> None:
     assert place.hooks() == 0
 
 
+@pytest.mark.protects(
+    "hooks-runtime", "a document's hook is answered in the engine's own namespaces"
+)
 @ONE
 def test_an_engine_in_another_mount_namespace(place: Place) -> None:
     """Its bundle, its driver may be others there: the hook does its work by itself."""
@@ -201,6 +204,9 @@ def test_an_engine_in_another_mount_namespace(place: Place) -> None:
     assert place.hooks() == 1
 
 
+@pytest.mark.protects(
+    "asking-hook", "a document's hook is answered that waits for it", instead="if False:"
+)
 @ONE
 def test_a_question_for_another_process(place: Place) -> None:
     """An answer goes to the process that waits for it, or nothing is done."""

@@ -50,6 +50,12 @@ def test_killed(site: Site, which: str) -> None:
     site.stand_again(before)
 
 
+@pytest.mark.protects(
+    "sigkill",
+    "the kernel kills who is stopped",
+    instead="event = bytes(8) + (14).to_bytes(4, sys.byteorder) + bytes(52)",
+    only="test_stopped and both and runc-host",
+)
 @pytest.mark.parametrize("which", ["server", "watcher", "both"])
 @ONE
 def test_stopped(site: Site, which: str) -> None:
@@ -66,6 +72,7 @@ def test_stopped(site: Site, which: str) -> None:
     site.stand_again(before)
 
 
+@pytest.mark.protects("server-running", "the launcher asks no server that is stopped or held")
 @ONE
 def test_held_by_a_debugger_that_is_stopped(site: Site, tmp_path: Path) -> None:
     """Not even the kernel ends it then, and a requester would wait for the debugger."""
@@ -147,6 +154,9 @@ def test_everybody_who_is_stopped_comes_to_an_end(site: Site) -> None:
         assert "The helper was killed. Start the container again." in kept
 
 
+@pytest.mark.protects(
+    "stopped-child", "a child that is stopped before it has an end is resumed", instead="pass"
+)
 @ONE
 def test_stopped_before_it_has_an_end(site: Site, tmp_path: Path) -> None:
     """A child that has just been forked: no parent is left to kill it, and no timer is set yet."""
@@ -172,6 +182,11 @@ def test_stopped_before_it_has_an_end(site: Site, tmp_path: Path) -> None:
     site.sees_its_gpus(results[0])
 
 
+@pytest.mark.protects(
+    "work-goes-on",
+    "who is in a container goes on where the end of what stood ready, or of its unit, is a signal",
+    instead="pass",
+)
 @pytest.mark.parametrize("how", ["killed", "unit"])
 @ONE
 def test_a_container_outlives_what_stood_ready(site: Site, how: str, tmp_path: Path) -> None:
@@ -189,6 +204,11 @@ def test_a_container_outlives_what_stood_ready(site: Site, how: str, tmp_path: P
     site.sees_its_gpus(ended_in_a_container(site, site.run, tmp_path / "strace", end))
 
 
+@pytest.mark.protects(
+    "others-signals",
+    "a process has an end where others have used up the signals that may wait",
+    instead="if False:",
+)
 @ONE
 def test_root_may_queue_no_more_signals(site: Site) -> None:
     """It's one number for all of root's: a container whose root is the host's may use it up."""
@@ -198,6 +218,11 @@ def test_root_may_queue_no_more_signals(site: Site) -> None:
     assert site.served
 
 
+@pytest.mark.protects(
+    "stopped-start",
+    "a process that is stopped while it gets ready doesn't keep the place",
+    instead="pass",
+)
 @ONE
 def test_stopped_while_it_starts(site: Site, tmp_path: Path) -> None:
     """It has the lock already: unless it was killed, no other could ever serve."""
@@ -222,6 +247,9 @@ def test_stopped_while_it_starts(site: Site, tmp_path: Path) -> None:
         os.close(lock)
 
 
+@pytest.mark.protects(
+    "late-child", "a child that hangs is killed", instead="if not 0 < worker.deadline <= 0:"
+)
 @ONE
 def test_stopped_child(site: Site) -> None:
     """The one that is ahead has no end of its own: its parent kills it, and a container starts."""
@@ -254,6 +282,12 @@ def test_killed_child(site: Site) -> None:
     assert site.server == server
 
 
+@pytest.mark.protects("one-slot", "a response slot is claimed once")
+@pytest.mark.protects(
+    "freed-slots",
+    "who waits for an answer from a seat that was freed finds its end",
+    instead="pass",
+)
 @ONE
 def test_all_seats_taken(site: Site) -> None:
     """By launchers that have ended before they asked: the ordinary way, until they are freed.
@@ -331,6 +365,12 @@ def test_kills_at_any_moment(site: Site) -> None:
 # What changes between two starts ------------------------------------------------------------
 
 
+@pytest.mark.protects(
+    "machine-changed",
+    "the prefork server knows the machine",
+    instead="return _are_same(self._seen)",
+    only="machine_changes and runc-host",
+)
 @pytest.mark.parametrize("options", CHANGES.values(), ids=CHANGES.keys())
 def test_machine_changes(own: Site, options: list[str]) -> None:
     own.stand()
@@ -351,6 +391,11 @@ def test_driver_is_gone(own: Site) -> None:
     wait_until(own.is_gone, "nothing is left")
 
 
+@pytest.mark.protects(
+    "own-settings",
+    "the prefork server knows the configuration",
+    instead="self._seen = _identities([launcher, program, *folders])",
+)
 @ONE
 def test_configuration_changes(site: Site) -> None:
     site.stand()
@@ -393,6 +438,11 @@ def copy_of(installation: Installation, folder: Path) -> Installation:
     return Installation(folder / "bin")
 
 
+@pytest.mark.protects(
+    "own-settings",
+    "the prefork server knows our own files",
+    instead="self._seen = _identities([path or DEFAULT_PATH])",
+)
 @pytest.mark.parametrize("file", FILES.values(), ids=FILES.keys())
 @ONE
 def test_our_own_files_change(
@@ -410,6 +460,11 @@ def test_our_own_files_change(
     assert lock in os.listdir(site.folder), "who stands keeps what says so"
 
 
+@pytest.mark.protects(
+    "written-in-place",
+    "the prefork server knows files that are written in place",
+    instead="if not self.is_same():",
+)
 @ONE
 def test_one_of_our_own_files_is_written_in_place(site: Site, tmp_path: Path) -> None:
     site.installation = copy_of(site.installation, tmp_path / "venv")

@@ -157,6 +157,11 @@ def test_doctor_names_containers_with_the_default(
     assert bundle.name in message
 
 
+@pytest.mark.protects(
+    "shm-of-engines",
+    "only an engine's own tmpfs for /dev/shm is resized",
+    instead="return mount is not None",
+)
 @pytest.mark.parametrize("options", ["size=32m", "size=64m"])
 def test_another_tmpfs_as_a_volume_stays(
     bundle: Bundle,

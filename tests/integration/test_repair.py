@@ -189,6 +189,12 @@ def test_nothing_is_missing_where_nothing_was_lost(running: Running) -> None:
     assert running.repair(name).ok().stdout == f"{name}: nothing was missing\n"
 
 
+@pytest.mark.protects(
+    "repair-record",
+    "repair gives back what the record says",
+    instead="return sorted(present)",
+    only="itself and runc-host",
+)
 def test_node_that_the_container_has_mounted_itself_is_not_given(
     started: Callable[..., Running],
     low_level: tuple[str, Namespace],
@@ -210,6 +216,12 @@ def test_node_that_the_container_has_mounted_itself_is_not_given(
     assert victim.allows(driver.path(f"/dev/nvidia{theirs}")) == "EPERM"
 
 
+@pytest.mark.protects(
+    "spec-allows",
+    "a container without a record gets what its config.json says",
+    instead="return sorted(devices if access.allowed or rules else ())",
+    only="mode_spec and runc-host",
+)
 def test_mode_spec_is_repaired_from_config_json(
     started: Callable[..., Running],
     low_level: tuple[str, Namespace],

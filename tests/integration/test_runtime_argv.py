@@ -90,6 +90,9 @@ def test_bundle_in_a_folder_with_a_strange_name(
     assert inside.gpu_minors == {driver.gpus[5].minor}
 
 
+@pytest.mark.protects(
+    "unclear-arguments", "a command line that runtimes read differently is refused"
+)
 @pytest.mark.parametrize(
     "words", [["-b=b"], ["-bb"], ["-bundle", "b"], ["--bun=b"]], ids=lambda words: words[0]
 )
@@ -122,6 +125,11 @@ def test_another_config_is_the_runtimes_where_it_asks_for_nothing(
     assert ours.stderr.partition("level=")[2] == theirs.stderr.partition("level=")[2]
 
 
+@pytest.mark.protects(
+    "other-config",
+    "a container whose config.json isn't its bundle's gets no devices by the bundle's",
+    only="another_config_that_asks and runc-host",
+)
 @RUNTIMES
 def test_another_config_that_asks_for_a_gpu(bundle: GpuBundle, driver: Driver) -> None:
     """It is refused, whatever the bundle's own says, unless both are one file."""

@@ -313,6 +313,15 @@ def test_nobody_may_not(folder: Path) -> None:
     assert "Only root can create device nodes" in done.stderr
 
 
+@pytest.mark.protects(
+    "simulated-way", "a simulated root is built where no other user leads root elsewhere"
+)
+@pytest.mark.protects(
+    "removed-way", "a simulated root is removed where no other user leads root elsewhere"
+)
+@pytest.mark.protects(
+    "changed-way", "a simulated machine is changed where no other user leads root elsewhere"
+)
 @pytest.mark.parametrize("way", ["folder", "link", "root"])
 def test_no_other_user_leads_root_elsewhere(folder: Path, way: str) -> None:
     """He could put a link in the place of the tree that is being made, to root's own folders."""

@@ -110,6 +110,11 @@ def fuse(place: Path, kind: str, options: str = "") -> Iterator[None]:
             server.kill()
 
 
+@pytest.mark.protects(
+    "users-mounts-not-entered",
+    "root enters no filesystem that a user has mounted",
+    instead="_OWN = kernel.RESOLVE_NO_SYMLINKS",
+)
 @pytest.mark.parametrize("options", ["", "allow_other"])
 @pytest.mark.parametrize("kind", ["served", "silent", "dead"])
 @pytest.mark.parametrize("below", ["", "a/b", "file"])
@@ -132,6 +137,9 @@ def test_a_users_filesystem_drains_no_node(
             assert (folder / f"{user}.5").stat().st_uid == user
 
 
+@pytest.mark.protects(
+    "users-mounts-detached", "what a user has mounted is detached", instead="pass"
+)
 @pytest.mark.parametrize("kind", ["served", "silent", "dead"])
 def test_a_users_filesystem_where_no_epilog_ran(scripts: Scripts, folder: Path, kind: str) -> None:
     scripts.prolog(folder, ADA, 5).ok()
@@ -141,6 +149,14 @@ def test_a_users_filesystem_where_no_epilog_ran(scripts: Scripts, folder: Path, 
         as_user(ADA, "touch", folder / f"{ADA}.5/state").ok()
 
 
+@pytest.mark.protects(
+    "users-mounts-not-entered",
+    "root enters no filesystem that a user has mounted",
+    instead="_OWN = kernel.RESOLVE_NO_SYMLINKS",
+)
+@pytest.mark.protects(
+    "users-mounts-detached", "what a user has mounted is detached", instead="pass"
+)
 def test_what_is_mounted_stays_whole_and_another_jobs_stays(
     scripts: Scripts, site: Path, folder: Path
 ) -> None:
@@ -161,6 +177,14 @@ def test_what_is_mounted_stays_whole_and_another_jobs_stays(
     assert sorted(os.listdir(victim)) == ["file", "folder"]
 
 
+@pytest.mark.protects(
+    "prolog-full", "Slurm: a filesystem that a user fills drains no node", instead="if True:"
+)
+@pytest.mark.protects(
+    "users-mounts-not-entered",
+    "root enters no filesystem that a user has mounted",
+    instead="_OWN = kernel.RESOLVE_NO_SYMLINKS",
+)
 def test_a_filesystem_that_users_fill_drains_no_node(scripts: Scripts, folder: Path) -> None:
     """Ada's job takes all inodes; Bea's starts, without its folder, until Ada's has ended."""
     folder.mkdir(mode=0o711)
@@ -184,6 +208,9 @@ def test_what_an_epilog_left_is_removed_later(scripts: Scripts, folder: Path) ->
     assert jobs_in(folder) == []
 
 
+@pytest.mark.protects(
+    "job-strangers", "Slurm: a job's folder is nobody else's", instead="return False"
+)
 def test_a_folder_of_another_user_is_put_away(scripts: Scripts, folder: Path) -> None:
     """As one of a user who had this name before, and whose epilog didn't run."""
     scripts.prolog(folder, ADA, 5).ok()
@@ -234,6 +261,7 @@ ctypes.CDLL(None).pthread_exit(None)
 """
 
 
+@pytest.mark.protects("epilog-threads", "Slurm: no process hides behind a thread that has ended")
 @pytest.mark.parametrize("program", [WAITS, HIDES, LEADERLESS], ids=["waits", "hides", "leader"])
 def test_no_process_of_a_job_hides(
     scripts: Scripts, folder: Path, tree: Path, program: str
@@ -243,6 +271,12 @@ def test_no_process_of_a_job_hides(
         assert one.wait(60) == -signal.SIGKILL
 
 
+@pytest.mark.protects("epilog-roots-group", "Slurm: a cgroup of a user's own names no job")
+@pytest.mark.protects(
+    "epilog-own-group",
+    "Slurm: a cgroup below a job's is no other job's",
+    instead=('return any(self.path.partition("/uid_")[2] in path for path in groups.values())'),
+)
 @pytest.mark.parametrize("where", ["below another's job", "at the top", "below a user's"])
 def test_a_users_own_cgroup_is_no_job(
     scripts: Scripts, folder: Path, tree: Path, where: str
@@ -310,6 +344,11 @@ print("killed" if os.waitpid(bea, os.WNOHANG)[0] else "lives")
 """
 
 
+@pytest.mark.protects(
+    "epilog-processes",
+    "Slurm: the epilog signals what it has looked at, and not its number",
+    instead="os.kill(pid, number)",
+)
 def test_a_number_that_is_another_processs_by_now(tree: Path, installation: Installation) -> None:
     job = tree / f"uid_{ADA}/job_{JOB}"
     job.mkdir(parents=True)

@@ -47,6 +47,7 @@ def look(path: Path) -> tuple[int, int]:
     return status.st_uid, status.st_mode & 0o7777
 
 
+@pytest.mark.protects("job-owner", "Slurm: a job's folder is its user's")
 def test_each_job_has_a_folder_that_is_its_users_alone(scripts: Scripts, folder: Path) -> None:
     for user, job in ((ADA, 5), (BEA, 6), (ADA, 7), (0, 8)):
         scripts.prolog(folder, user, job).ok()
@@ -78,6 +79,11 @@ def test_a_user_puts_a_link_where_the_next_folder_will_be(
     assert look(folder) == (0, 0o711)
 
 
+@pytest.mark.protects(
+    "users-folder-itself",
+    "Slurm: a job's folder is no link, and nothing that is mounted on it",
+    instead="return os.open(name, _FOLDER & ~os.O_NOFOLLOW, dir_fd=parent)",
+)
 @pytest.mark.parametrize("kind", ["link", "dead link", "file", "pipe"])
 def test_what_is_no_folder_is_left_as_it_is(
     scripts: Scripts, site: Path, folder: Path, kind: str
@@ -98,6 +104,10 @@ def test_what_is_no_folder_is_left_as_it_is(
     assert not (site / "nothing").exists()
 
 
+@pytest.mark.protects("jobs-folder-owner", "Slurm: the folder of jobs' folders is root's")
+@pytest.mark.protects(
+    "jobs-folder-mode", "Slurm: nobody else may change the folder of jobs' folders"
+)
 @pytest.mark.parametrize("kind", ["link", "file", "a user's", "0731", "0713", "1777"])
 def test_a_folder_that_others_could_change_is_refused(
     scripts: Scripts, site: Path, folder: Path, kind: str
@@ -117,6 +127,15 @@ def test_a_folder_that_others_could_change_is_refused(
     assert kind == "file" or os.listdir(folder) == []
 
 
+@pytest.mark.protects("jobs-folder-owner", "Slurm: the folder of jobs' folders is root's")
+@pytest.mark.protects(
+    "jobs-folder-mode", "Slurm: nobody else may change the folder of jobs' folders"
+)
+@pytest.mark.protects(
+    "jobs-folder-link",
+    "Slurm: no link leads to the folder of jobs' folders",
+    instead="return os.open(name, _WAY & ~os.O_NOFOLLOW, dir_fd=fd)",
+)
 def test_the_way_to_it_is_roots(scripts: Scripts, site: Path) -> None:
     place = "containers"
     his, link, open_to_all, sticky = (site / name for name in ("his", "link", "open", "sticky"))
@@ -175,6 +194,7 @@ def test_the_epilog_follows_no_link(scripts: Scripts, site: Path, folder: Path) 
     assert os.listdir(victim) == ["file"]
 
 
+@pytest.mark.protects("jobs-folder-owner", "Slurm: the folder of jobs' folders is root's")
 def test_the_epilog_removes_nothing_elsewhere(scripts: Scripts, site: Path, folder: Path) -> None:
     scripts.epilog(folder, ADA, 5).ok()  # no job has done anything on this node yet
     his = theirs(site / "his", ADA)
@@ -185,6 +205,10 @@ def test_the_epilog_removes_nothing_elsewhere(scripts: Scripts, site: Path, fold
     assert kept.is_dir()
 
 
+@pytest.mark.protects(
+    "epilog-processes", "Slurm: no process of a job's container outlives it", instead="pass"
+)
+@pytest.mark.protects("epilog-not-slurms", "Slurm: the epilog ends none of Slurm's own processes")
 def test_the_epilog_ends_what_is_left_of_the_job_and_nothing_else(
     scripts: Scripts, folder: Path
 ) -> None:
@@ -226,6 +250,9 @@ while True:
 """
 
 
+@pytest.mark.protects(
+    "epilog-frozen", "Slurm: no process runs away from the epilog", instead="pass"
+)
 @pytest.mark.skipif(not FREEZER.is_dir(), reason="with cgroup v2 Slurm looks into all groups")
 def test_the_epilog_ends_processes_that_are_another_each_moment(
     scripts: Scripts, folder: Path

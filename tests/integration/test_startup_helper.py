@@ -205,6 +205,7 @@ set -- run --bundle {other.path} {other.name}
 """
 
 
+@pytest.mark.protects("another-bundle", "the helper serves no other bundle")
 @RUNTIMES
 def test_helper_refuses_the_state_of_another_bundle(
     case: Case, workspace: Path, roots: dict[str, Path]

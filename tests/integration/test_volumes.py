@@ -116,6 +116,12 @@ def host_folder(bundle: Bundle, image: Path, driver: Driver | None, libs: str = 
     return folder
 
 
+@pytest.mark.protects(
+    "spec-volumes",
+    "mode spec has nothing made in a volume",
+    instead="if False:",
+    only="hosts_library_folder and spec",
+)
 @RUNTIMES
 @MODES
 @OPTIONS

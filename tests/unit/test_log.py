@@ -145,6 +145,9 @@ def test_where_it_cannot_be_made_nothing_is_kept(config: Config) -> None:
     assert os.listdir(os.path.dirname(os.path.dirname(config.state_dir))) == []
 
 
+@pytest.mark.protects(
+    "error-text", "an error steers no terminal", instead='return f"{self.cause}. {self.remedy}."'
+)
 @pytest.mark.parametrize(
     "said", ["\x1b[2J", "\r", "\n", "\x9b2J", "\u2028", "\u202e", "\udc9b", "\0"]
 )

@@ -1,14 +1,11 @@
-"""scripts/take-out-protections knows every statement that is named as a protection."""
+"""Every statement that is named as a protection has a test with a marker, and can be taken out."""
 
 import ast
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tagged
@@ -19,31 +16,21 @@ SCRIPT = REPOSITORY / "scripts/take-out-protections"
 
 
 @pytest.fixture(scope="module")
-def protections() -> list[Any]:
-    loader = SourceFileLoader("take_out_protections", str(SCRIPT))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[loader.name] = module  # its dataclass looks itself up
-    write, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    path = [*sys.path]
-    try:
-        loader.exec_module(module)
-    finally:
-        sys.path[:] = path
-        sys.dont_write_bytecode = write
-        del sys.modules[loader.name]
-    rows: list[Any] = module.PROTECTIONS
-    return rows
+def protections() -> list[tagged.Protection]:
+    return tagged.protections(REPOSITORY)
 
 
-def test_every_named_statement_has_a_row_and_every_row_a_statement(protections: list[Any]) -> None:
-    rows = {tag for each in protections for tag in (each.tag, *(each.also or ())[:1])}
-    assert len(rows) > 80
-    assert sorted(rows) == sorted(tagged.find(REPOSITORY))
+def test_every_named_statement_has_a_test_and_every_marker_a_statement(
+    protections: list[tagged.Protection],
+) -> None:
+    tags = {tag for each in protections for tag in (each.tag, *(each.also or ())[:1])}
+    assert len(tags) > 80
+    assert sorted(tags) == sorted(tagged.find(REPOSITORY))
 
 
-def test_every_statement_can_be_replaced(protections: list[Any], tmp_path: Path) -> None:
+def test_every_statement_can_be_replaced(
+    protections: list[tagged.Protection], tmp_path: Path
+) -> None:
     places = tagged.find(REPOSITORY)
     for each in protections:
         for tag, instead in filter(None, ((each.tag, each.instead), each.also)):
@@ -131,6 +118,10 @@ def test_without_an_environment_it_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "scripts/lib").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
     script = Path(shutil.copy(SCRIPT, tmp_path / "scripts"))
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test_it.py").write_text(
+        '@pytest.mark.protects("it", "it holds")\ndef test_it():\n    pass\n'
+    )
     for name in ("setup.sh", "tagged.py"):
         shutil.copy(REPOSITORY / "scripts/lib" / name, tmp_path / "scripts/lib")
     for name in ("python3", "flock", "apt-get"):  # no Python to make it of, no network

@@ -66,6 +66,13 @@ def edited(text: str, mode: str, bundle: Path, there: dict[str, Inventory]) -> S
 
 
 # Each with what goes, of the hooks, nodes and variables beside it.
+@pytest.mark.protects(
+    "other-hooks",
+    "others' hooks stay as they are written where one of ours goes",
+    instead=(
+        'return Spec(self.path, jsontext.put(self.text, ("hooks", stage), jsontext.dumps(kept)))'
+    ),
+)
 @pytest.mark.parametrize("mode", ["hook", "spec"])
 @pytest.mark.parametrize(
     "gone",

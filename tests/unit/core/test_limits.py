@@ -92,6 +92,7 @@ def test_nothing_said_nothing_done() -> None:
 LIMIT, REQUEST = "NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST"
 
 
+@pytest.mark.protects("limit-variables", "NVIDIA's own variables limit the memory of its GPUs")
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
@@ -115,6 +116,7 @@ def test_a_request_for_nothing_is_no_limit() -> None:
     assert found(f"{LIMIT}=rubbish") is None, "it asks for no device"
 
 
+@pytest.mark.protects("limit-variables", "NVIDIA's own variables limit the memory of its GPUs")
 @pytest.mark.parametrize("name", [LIMIT, REQUEST])
 @pytest.mark.parametrize(
     "value",
@@ -136,6 +138,7 @@ def test_a_limit_of_nothing_is_refused() -> None:
         found(ALL, f"{LIMIT}=0")
 
 
+@pytest.mark.protects("limit-variables", "NVIDIA's own variables limit the memory of its GPUs")
 def test_nvidias_variables_are_of_its_gpus_only(tree: "Tree") -> None:
     del tree
     every: dict[str, Any] = {"nvidia": nvidia(gpu(0, 3)), "amd": AMD}
@@ -146,6 +149,7 @@ def test_nvidias_variables_are_of_its_gpus_only(tree: "Tree") -> None:
     assert found("AMD_VISIBLE_DEVICES=0", f"{LIMIT}=1024", amd=AMD) is None
 
 
+@pytest.mark.protects("limit-variables", "NVIDIA's own variables limit the memory of its GPUs")
 def test_nvidias_variables_only_lower_what_the_administrator_allows() -> None:
     config = loads('[gpuhook.limits]\nmost-device-memory = "4GiB"\n')
     assert sizes(ALL, f"{LIMIT}=8192", config=config) == {"0": 4, "1": 4}
@@ -222,6 +226,7 @@ def test_names_are_those_of_the_device_variable(word: str, expected: dict[str, i
     assert sizes(ALL, f"GPUHOOK_DEVICE_MEMORY={word}") == expected
 
 
+@pytest.mark.protects("limit-own-devices", "a limit names the container's own devices")
 @pytest.mark.parametrize(
     "name", ["1", "0-1", "7", "nvidia.com/gpu=1", "amd.com/gpu=0", "../0", "GPU-00000001"]
 )
@@ -230,6 +235,7 @@ def test_names_of_devices_that_it_has_not_been_given(name: str) -> None:
         found("NVIDIA_VISIBLE_DEVICES=0", f"GPUHOOK_DEVICE_MEMORY={name}=8GiB")
 
 
+@pytest.mark.protects("limit-required", "no device is given without a limit where one is required")
 def test_what_has_no_limit_is_refused_where_one_is_required() -> None:
     config = loads("[gpuhook.limits]\nrequired = true\n")
     assert sizes(ALL, "GPUHOOK_DEVICE_MEMORY=8GiB", config=config) == {"0": 8, "1": 8}
@@ -243,6 +249,9 @@ NVIDIA, ITS_AMD = "/var/run/nvidia-container-devices", "/var/run/amd-container-d
 BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts = true\n"
 
 
+@pytest.mark.protects(
+    "limit-mounts", "a limit by a mount, which a pod can't write, counts whatever the pod says"
+)
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
@@ -261,6 +270,9 @@ def test_a_mount_limits_what_the_container_has(place: str, expected: dict[str, i
     assert sizes(ALL, mounts=[place], config=loads(BY_MOUNTS)) == expected
 
 
+@pytest.mark.protects(
+    "limit-mounts", "a limit by a mount, which a pod can't write, counts whatever the pod says"
+)
 def test_a_mount_that_gives_a_device_with_its_limit() -> None:
     config = loads(BY_MOUNTS + "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")
     place = limit_place(NVIDIA, "GPU-00000001", "8GiB", gives=True)
@@ -363,6 +375,19 @@ def node(major: int, minor: int) -> dict[str, Any]:
     return {"path": "/dev/one", "type": "c", "major": major, "minor": minor}
 
 
+@pytest.mark.protects(
+    "limit-mounts", "a limit by a mount, which a pod can't write, counts whatever the pod says"
+)
+@pytest.mark.protects(
+    "opened-anyhow",
+    "a device that may be opened to read or to write alone counts as given",
+    instead="return allowed(rules, devices)",
+)
+@pytest.mark.protects(
+    "limit-by-rule",
+    "a device that a rule alone gives is limited as well",
+    instead="given = given_nodes.devices_of(has, inventory)",
+)
 @pytest.mark.parametrize(
     ("rules", "expected"),
     [
@@ -390,6 +415,11 @@ def test_a_rule_gives_a_device_too(rules: tuple[Any, ...], expected: dict[str, i
             given(REQUIRED, *rules)
 
 
+@pytest.mark.protects(
+    "limit-unprivileged",
+    "a rule for all devices is no privilege",
+    instead="if any(given_nodes.allows_all(rule) for rule in rules):",
+)
 def test_privilege_is_more_than_a_rule() -> None:
     nodes = [node(195, 3)]
     assert given(MOST, EVERY, nodes=nodes) == {"0": 8, "1": 8}
@@ -422,6 +452,19 @@ USUAL = (PLACE, "ro,nosuid", "cgroup2")
 LATER = (PLACE, "rw,nosuid", "cgroup2")  # crun makes it read-only after the hooks
 
 
+@pytest.mark.protects(
+    "limit-writable", "who may write to cgroups isn't given what is limited by them", instead="pass"
+)
+@pytest.mark.protects(
+    "limit-childless",
+    "no cgroup is made below a container's with a limit that others set",
+    instead="pass",
+)
+@pytest.mark.protects(
+    "limit-imposed",
+    "who may write to cgroups isn't given what a cluster limits by a mount",
+    instead="imposed = config.limits_memory",
+)
 @pytest.mark.parametrize(
     ("mounted", "said", "where"),
     [
@@ -496,6 +539,11 @@ def test_who_may_write_to_cgroups_has_no_limit_of_the_administrators(
     os.close(process)
 
 
+@pytest.mark.protects(
+    "limit-promised",
+    "that cgroups will be read-only is believed of crun alone",
+    instead="if not writable:",
+)
 @pytest.mark.parametrize("comm", [b"runc:[2:INIT]\n", b"crun\n"])
 def test_a_word_of_config_json_is_taken_from_crun_alone(
     tree: "Tree", monkeypatch: pytest.MonkeyPatch, comm: bytes
@@ -536,6 +584,9 @@ class Broken:
         raise (DriverError if failing else NoDriverError)("NVML hangs", "Look at dmesg")
 
 
+@pytest.mark.protects(
+    "limit-failing-driver", "what may be a failing driver's isn't given without its limit"
+)
 @pytest.mark.parametrize("text", [MOST, REQUIRED])
 @pytest.mark.parametrize(
     ("rules", "nodes"),
@@ -698,6 +749,9 @@ def test_a_write_that_fails(tree: Tree, path: str, number: int, remedy: str) -> 
         amds().set(-1)
 
 
+@pytest.mark.protects(
+    "limit-read-back", "a limit that the kernel hasn't taken is an error", instead="if False:"
+)
 def test_a_limit_that_the_kernel_does_not_take(tree: Tree) -> None:
     tree.takes = False
     with pytest.raises(LimitError, match="hasn't accepted the limit"):
@@ -762,6 +816,11 @@ def test_rootless_is_refused(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Non
     assert tree.written == []
 
 
+@pytest.mark.protects(
+    "own-cgroup",
+    "a limit is set in a cgroup that is the container's own",
+    instead='if path != "/":',
+)
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [

@@ -53,6 +53,15 @@ def given_to(config: Config, *env: str, container: str = ID, **more: Any) -> lis
     return [] if found is None else [*found.ids]
 
 
+@pytest.mark.protects(
+    "verdict-devices",
+    "the verdict decides which devices are given, before all that the container says",
+    instead=(
+        "devices = selection.select(\n"
+        "    request.selectors, inventory, vendor.names, request.spaces\n"
+        ")"
+    ),
+)
 @pytest.mark.parametrize(
     "env",
     [
@@ -116,6 +125,9 @@ def test_mounts_and_annotations_are_no_way_around_it(config: Config) -> None:
     assert given_to(config, annotations={"cdi.k8s.io/a": "nvidia.com/gpu=3"}) == [UUIDS[1]]
 
 
+@pytest.mark.protects(
+    "verdict-names", "the verdict decides about what documents and options bring, too"
+)
 def test_what_is_no_device_by_itself(config: Config) -> None:
     config.cdi_kinds_from_environment = ("a.com/b",)
     for env, name in (
@@ -140,6 +152,9 @@ def test_a_device_that_is_gone(config: Config) -> None:
 NAMES = ("", ".", "..", "../x", "a/b", "/etc/passwd", "a b", "é", "a\0", ".hidden", "x" * 129)
 
 
+@pytest.mark.protects(
+    "verdict-id", "a container's id leads to no other file than its verdict", instead="return True"
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_no_id(config: Config, name: str) -> None:
     """A container's id comes from a command line: it leads nowhere else."""
@@ -159,6 +174,7 @@ def test_any_id(name: str) -> None:
         assert not name.startswith(".")
 
 
+@pytest.mark.protects("verdict-owner", "a verdict counts only where root alone can have written it")
 @pytest.mark.parametrize("how", ["folder", "file", "link", "linked folder"])
 def test_what_another_may_have_written(config: Config, tmp_path: Path, how: str) -> None:
     write(config, 0)
@@ -222,6 +238,7 @@ def a_bundle(folder: Path, *env: str) -> Path:
     return folder
 
 
+@pytest.mark.protects("verdict-missing", "on a node with a gate nothing is given without a verdict")
 def test_the_runtime_gives_nothing_without_one(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +258,7 @@ def test_the_runtime_gives_nothing_without_one(
     assert {each["minor"] for each in rules if each["major"] == 195} == {255, 1}
 
 
+@pytest.mark.protects("verdict-missing", "on a node with a gate nothing is given without a verdict")
 @pytest.mark.parametrize("run", [prestart_hook.run, prestart_hook.take])
 def test_the_hook_gives_nothing_without_one(config: Config, tmp_path: Path, run: Any) -> None:
     """Also one that podman or CRI-O calls, without gpu-py."""
@@ -258,6 +276,9 @@ def test_an_engine_without_ids_gets_nothing(config: Config) -> None:
         edit.edit(spec, config, registry.known(config), "/none")
 
 
+@pytest.mark.protects(
+    "restored-gate", "no container of a checkpoint goes around the gate", instead="gated = False"
+)
 def test_a_container_of_a_checkpoint(config: Config) -> None:
     spec = Spec("config.json", json.dumps({"process": {"env": [f"{VARIABLE}=0"]}}))
     write(config, 0)

@@ -194,6 +194,11 @@ def test_every_row_that_dcgms_exporter_has_by_default() -> None:
     assert "DCGM_FI_DRIVER_VERSION" in samples(options)["DCGM_FI_DEV_FB_USED"][0][0]
 
 
+@pytest.mark.protects(
+    "series-once",
+    "no series is twice in a scrape",
+    instead='series[f"{sample.name}{labels}{len(series)}"] = sample.value',
+)
 def test_a_gpu_in_mig_mode_is_there_once() -> None:
     """A sum over a series of DCGM's is what the machine has, whatever is divided."""
     memory: Any = {"memory_total_bytes": 50 << 20, "memory_reserved_bytes": 5 << 20}
@@ -219,6 +224,11 @@ def test_a_gpu_in_mig_mode_is_there_once() -> None:
     assert [each["UUID"] for each in whole] == ["GPU-2"]
 
 
+@pytest.mark.protects(
+    "series-once",
+    "no series is twice in a scrape",
+    instead='series[f"{sample.name}{labels}{len(series)}"] = sample.value',
+)
 def test_a_series_is_there_once() -> None:
     """Of compute instances of one GPU instance, of a pod that is there twice, of whatever else."""
     parts = [replace(PART, id=f"MIG-{number}", mig_profile=f"{number}c.3g.40gb")

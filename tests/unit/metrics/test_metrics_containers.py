@@ -31,6 +31,11 @@ def test_pods(case: Case) -> None:
     assert containers.pod_uid(case["input"]["path"]) == case["expected"]["pod_uid"]
 
 
+@pytest.mark.protects(
+    "own-job-name",
+    "a container's processes are no Slurm job's by a cgroup of its own",
+    instead='return next((match[1] for path in paths if (match := _JOB.search(path))), "")',
+)
 @pytest.mark.parametrize(
     ("path", "job"),
     [

@@ -221,6 +221,9 @@ def test_any_header_may_come_with_a_request(
     assert status(lasting, request) == 200
 
 
+@pytest.mark.protects(
+    "failing-request", "no request ends the metrics", instead="except MetricsError as error:"
+)
 def test_what_fails_is_answered_and_told_once(address: tuple[str, int], tmp_path: Path) -> None:
     request = "GET /metrics HTTP/1.1\r\n\r\n"
     (tmp_path / "breaks").touch()
@@ -235,6 +238,11 @@ def test_what_fails_is_answered_and_told_once(address: tuple[str, int], tmp_path
     assert "\x1b" not in told
 
 
+@pytest.mark.protects(
+    "failing-text",
+    "metrics: a text that can't be written ends nothing",
+    instead="except MetricsError as error:",
+)
 def test_a_text_that_fails_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> bytes:
         raise ValueError("a \x1b[31mlabel\n that nobody thought of")
@@ -249,6 +257,9 @@ def test_a_text_that_fails_is_answered(tmp_path: Path, monkeypatch: pytest.Monke
     assert "\x1b" not in told
 
 
+@pytest.mark.protects(
+    "web-config-needed", "metrics: nobody is served without the file", instead="if False:"
+)
 def test_nobody_is_served_before_it_is_known_how() -> None:
     """The files of TLS and passwords couldn't be read."""
     with (
@@ -264,6 +275,9 @@ def test_nobody_is_served_before_it_is_known_how() -> None:
             assert made.recv(1) == b""
 
 
+@pytest.mark.protects(
+    "peers-network", "metrics: the addresses of a network are one peer's", instead="return host"
+)
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
@@ -318,6 +332,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> float:
     return 2.0
 
 
+@pytest.mark.protects("slow-connection", "a connection to the metrics has an end")
 def test_who_is_slow_has_a_limit_for_all_of_the_request(impatient: float, tmp_path: Path) -> None:
     """Also who says a letter now and then."""
     first = "GET /metrics HTTP/1.1\r\n"
@@ -370,6 +385,11 @@ def _was_cut(connection: socket.socket) -> bool:
     return size < 32 << 20
 
 
+@pytest.mark.protects(
+    "many-connections",
+    "who has many connections to the metrics gives way",
+    instead="return slow[:1]",
+)
 def test_who_has_many_connections_gives_way_to_others(lasting: tuple[str, int]) -> None:
     """A connection with a started request keeps its slot while another address opens many."""
     with ExitStack() as open_ones:
@@ -382,6 +402,9 @@ def test_who_has_many_connections_gives_way_to_others(lasting: tuple[str, int]) 
         assert made.recv(12) == b"HTTP/1.0 200"
 
 
+@pytest.mark.protects(
+    "most-connections", "whole requests for the metrics are no more than can be watched"
+)
 def test_whole_requests_are_not_without_end() -> None:
     """While one look takes long, one address makes requests; another's keeps its place."""
     most = 256

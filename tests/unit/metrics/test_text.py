@@ -94,6 +94,11 @@ def test_a_cgroup_called_by_bytes_that_are_no_text_ends_no_scrape() -> None:
         assert {r"\\udcff", r"\\udcfe", "?"} <= values  # as a name each has of its own
 
 
+@pytest.mark.protects(
+    "label-text",
+    "a label of a metric steers no terminal",
+    instead='text = "\\n".join(value.split("\\n"))',
+)
 def test_what_steers_a_terminal_is_shown() -> None:
     family = GaugeMetricFamily("family", "About.", labels=["label"])
     family.add_metric(['a\x1b[2J\r\x85\u2028\u202e\n\t\x7f"\\'], 1)

@@ -134,6 +134,7 @@ def test_the_newest_tls_alone(folder: Path) -> None:
             asked(address, old)
 
 
+@pytest.mark.protects("web-config-followed", "metrics: a change of the file counts at once")
 def test_a_certificate_that_was_renewed(folder: Path) -> None:
     """As a Secret's files are: others take their places."""
     with served(folder, TLS) as address:
@@ -164,6 +165,12 @@ def test_certificates_of_clients(folder: Path) -> None:
             asked(address, context(folder))
 
 
+@pytest.mark.protects(
+    "web-password",
+    "metrics: who has no password gets no answer",
+    instead="answer = http_request.elsewhere(client.request)",
+)
+@pytest.mark.protects("web-config-followed", "metrics: a change of the file counts at once")
 def test_passwords(folder: Path) -> None:
     users = f"basic_auth_users: {{anna: {hashed(PASSWORD)}, bert: {hashed('other')}}}\n"
     with served(folder, users) as address:
@@ -179,6 +186,9 @@ def test_passwords(folder: Path) -> None:
         assert asked(address, None, "bert", "other") == 200
 
 
+@pytest.mark.protects(
+    "followed-at-once", "metrics: a change of the file counts for open connections", instead="pass"
+)
 def test_who_may_no_more_has_nothing_of_an_open_connection(folder: Path) -> None:
     users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
     with served(folder, users) as address, socket.create_connection(address, 60) as made:
@@ -245,6 +255,12 @@ def request(password: str) -> bytes:
     return f"GET /metrics HTTP/1.1\r\nAuthorization: {basic('a', password)}\r\n\r\n".encode()
 
 
+@pytest.mark.protects(
+    "web-password",
+    "metrics: who has no password gets no answer",
+    instead="answer = http_request.elsewhere(client.request)",
+)
+@pytest.mark.protects("web-config-followed", "metrics: a change of the file counts at once")
 def test_wrong_passwords_make_no_right_one_be_checked_again(folder: Path, checks: Checks) -> None:
     (folder / "web.yml").write_text(f"basic_auth_users: {{a: {hashed('b')}, c: {hashed('d')}}}\n")
     web = web_of(folder)
@@ -261,6 +277,11 @@ def test_wrong_passwords_make_no_right_one_be_checked_again(folder: Path, checks
     assert not allows(web, basic("a", "d")), "of another user"
 
 
+@pytest.mark.protects(
+    "unknown-user-time",
+    "metrics: an unknown name takes as long as the slowest password",
+    instead="self._nobody = _NOBODY % 10",
+)
 def test_an_unknown_name_takes_as_long_as_the_slowest(folder: Path, checks: Checks) -> None:
     users = ", ".join(f"u{cost}: {hashed('b', cost)}" for cost in (5, 8, 4))
     (folder / "web.yml").write_text(f"basic_auth_users: {{{users}}}\n")
@@ -271,6 +292,11 @@ def test_an_unknown_name_takes_as_long_as_the_slowest(folder: Path, checks: Chec
     assert checks.costs == [8, 8]
 
 
+@pytest.mark.protects(
+    "checks-beside",
+    "metrics: the check of a password makes nobody else wait",
+    instead="self._run()",
+)
 def test_a_check_makes_nobody_else_wait(folder: Path, checks: Checks) -> None:
     """Not who has a remembered password, nor who needs none for an answer, in TLS too."""
     users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
@@ -290,6 +316,11 @@ def test_a_check_makes_nobody_else_wait(folder: Path, checks: Checks) -> None:
     assert len(checks.costs) == 10
 
 
+@pytest.mark.protects(
+    "fair-checks",
+    "metrics: who guesses passwords gives way to others",
+    instead="chosen = waiting[0]",
+)
 def test_who_guesses_makes_no_other_wait_for_its_first_check(folder: Path, checks: Checks) -> None:
     """Of those whose passwords are to be checked, who has had the fewest wrong ones comes first."""
     users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
@@ -319,6 +350,11 @@ def test_silent_handshakes_by_the_dozen(folder: Path) -> None:
             assert tls.recv(12) == b"HTTP/1.0 200"
 
 
+@pytest.mark.protects(
+    "password-nul",
+    "metrics: a password's beginning isn't the password",
+    instead='if scheme.lower() != "basic" or not colon:',
+)
 @pytest.mark.parametrize("password", ["b\0", "b\0c", "\0", "\0b"])
 def test_a_password_with_nul_is_none(folder: Path, checks: Checks, password: str) -> None:
     """bcrypt raises, or takes what is before it: the beginning would do for the whole."""
@@ -329,6 +365,12 @@ def test_a_password_with_nul_is_none(folder: Path, checks: Checks, password: str
         assert asked(address, None, "a", "b") == 200
 
 
+@pytest.mark.protects(
+    "web-password",
+    "metrics: who has no password gets no answer",
+    instead="answer = http_request.elsewhere(client.request)",
+)
+@pytest.mark.protects("web-config-followed", "metrics: a change of the file counts at once")
 def test_those_with_unknown_passwords_give_way(folder: Path, checks: Checks) -> None:
     """For a client that has started a request from another address, and is remembered."""
     users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
@@ -361,6 +403,7 @@ def test_odd_headers_are_refused(folder: Path, header: str) -> None:
     assert not allows(web, header)
 
 
+@pytest.mark.protects("web-config-known", "metrics: what isn't known in the file is refused")
 @pytest.mark.parametrize(
     ("text", "said"),
     [

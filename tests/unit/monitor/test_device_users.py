@@ -33,6 +33,11 @@ def others(*names: str) -> list[tuple[str, Identity]]:
     return [(str(number), Identity(name, "")) for number, name in enumerate(names, first)]
 
 
+@pytest.mark.protects(
+    "each-identity",
+    "containers without a record that are called alike have each its own devices",
+    instead=("found.setdefault(Identity(identity.name, identity.engine), made).nodes |= nodes"),
+)
 def test_two_that_are_called_alike_have_each_its_own(
     looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -42,6 +47,7 @@ def test_two_that_are_called_alike_have_each_its_own(
     assert [(each.name, each.pid) for each in found] == [("box", 7), ("box", 8)]
 
 
+@pytest.mark.protects("everybodys-first", "one's hundredth namespace waits for everybody's first")
 def test_ones_hundredth_waits_for_everybodys_first(
     looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -53,6 +59,7 @@ def test_ones_hundredth_waits_for_everybodys_first(
     assert found.problems == ()
 
 
+@pytest.mark.protects("look-ends", "the look at containers without a record ends")
 def test_a_look_ends(looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     times = iter([0.0, *([1.0] * 4), *([3.0] * 100)])
     monkeypatch.setattr(device_users, "Look", lambda: Look(2.0, lambda: next(times)))
@@ -63,6 +70,11 @@ def test_a_look_ends(looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_
     assert problem.startswith("Containers without a record may be missing")
 
 
+@pytest.mark.protects(
+    "look-limit",
+    "containers without a record are no more than a limit",
+    instead="containers = sorted([*recorded, *others], key=lambda each: each.name)",
+)
 def test_containers_without_a_record_are_counted(
     looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

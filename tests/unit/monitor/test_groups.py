@@ -13,6 +13,11 @@ VICTIM = "f" * 64
 HOST = "12:devices:/\n1:name=systemd:/init.scope\n0::/init.scope\n"
 
 
+@pytest.mark.protects(
+    "own-group-name",
+    "a container is not taken for another by its own cgroup's name",
+    instead="return ids[-1], engine",
+)
 @pytest.mark.parametrize(
     ("cgroups", "expected"),
     [
@@ -45,6 +50,11 @@ def test_a_cgroup_that_is_ours_says_nothing() -> None:
     assert (found.name, found.engine) == ("box", "")
 
 
+@pytest.mark.protects(
+    "job-names-container",
+    "no Slurm job has another's devices because their tasks are called alike",
+    instead="pass",
+)
 @pytest.mark.parametrize(
     ("one", "other", "name"),
     [
@@ -62,6 +72,9 @@ def test_containers_that_are_called_alike_are_two(one: str, other: str, name: st
     assert identify({"": one}, {}) == first
 
 
+@pytest.mark.protects(
+    "given-path", "what runs below the cgroup that a container was given is its", instead="continue"
+)
 @pytest.mark.parametrize(
     ("given", "now", "expected"),
     [
@@ -141,6 +154,7 @@ def test_cgroups_that_are_not_to_be_seen_from_here(made: Made, path: str, expect
     assert made.of({"": path, "pids": path}) == {"": expected, "pids": expected}
 
 
+@pytest.mark.protects("given-group", "a cgroup's name counts where root gave it")
 def test_the_owner_of_a_folder_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = f"1 1 0:1 /below {tmp_path} rw - cgroup2 none rw\n"
     monkeypatch.setattr(proc, "data_of", lambda _: table.encode())

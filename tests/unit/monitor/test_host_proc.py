@@ -43,6 +43,9 @@ def line(number: int, root: bytes, point: bytes, source: bytes) -> bytes:
     )  # fmt: skip
 
 
+@pytest.mark.protects(
+    "newline-alone", "lines of /proc end with a newline alone", instead="return data.splitlines()"
+)
 @given(names, names, names)
 @example(b"\r\r", b"x\r0::", b"0:8")
 def test_mounts_of_any_name(root: bytes, point: bytes, source: bytes) -> None:
@@ -65,6 +68,9 @@ def test_mounts_of_any_name(root: bytes, point: bytes, source: bytes) -> None:
     assert [mount.id for mount in table.without(device=b"0:9")] == [b"7", b"8"]
 
 
+@pytest.mark.protects(
+    "newline-alone", "lines of /proc end with a newline alone", instead="return data.splitlines()"
+)
 @given(names)
 @example(b"x\r0::/victim")
 @example(b"x\x0b0::/victim")
@@ -78,6 +84,9 @@ def test_cgroups_of_any_name(name: bytes) -> None:
     }
 
 
+@pytest.mark.protects(
+    "newline-alone", "lines of /proc end with a newline alone", instead="return data.splitlines()"
+)
 @given(st.binary(min_size=1, max_size=15))
 @example(b"x\rUid:\t0\t0")
 @example(b"a b")
@@ -120,6 +129,11 @@ def test_escapes_of_mountinfo_and_nothing_else() -> None:
     assert proc.unescaped(rb"/a\015b\100c\04") == r"/a\015b\100c\04"
 
 
+@pytest.mark.protects(
+    "source-is-no-device",
+    "a filesystem's source is no device",
+    instead="return any(True for head in self._before(device))",
+)
 def test_what_a_filesystem_is_called_by_who_mounts_it() -> None:
     """A user's FUSE may have any source: it is no device, no group and no end of the fields."""
     table = proc.Mounts(b"7 1 0:50 / /a rw master:3 - fuse 0:9 rw\n8 1 0:51 / /b rw - fuse  rw\n")

@@ -43,6 +43,9 @@ def test_long_names_are_known_by_their_beginning(tree: Tree) -> None:
     assert len(running("containerd-shim-runc-v2", str(tree.root), ROOT)) == 1
 
 
+@pytest.mark.protects(
+    "ended-process", "other users: zombies and containers' processes are no daemons"
+)
 @pytest.mark.parametrize(
     "status",
     [
@@ -62,12 +65,22 @@ def test_who_only_looks_like_roots_daemon(tree: Tree, status: dict[str, str]) ->
     assert _found(tree, ROOT) == []
 
 
+@pytest.mark.protects(
+    "set-user-id",
+    "other users: set-user-ID programs and user namespaces are not root",
+    instead="return True",
+)
 def test_a_user_namespace_of_its_own_is_no_root(tree: Tree) -> None:
     tree.link("/proc/9/ns/user", "user:[2]")
     tree.process(9, "dockerd")
     assert _found(tree, ROOT) == []
 
 
+@pytest.mark.protects(
+    "set-user-id",
+    "other users: set-user-ID programs and user namespaces are not root",
+    instead="return True",
+)
 def test_a_set_user_id_program_says_its_callers_words(tree: Tree) -> None:
     tree.process(9, "dockerd")
     assert _found(tree, ROOT) == [9]
@@ -82,6 +95,11 @@ def test_a_users_own_daemon_may_be_in_another_user_namespace(tree: Tree) -> None
     assert _found(tree, ROOT) == []
 
 
+@pytest.mark.protects(
+    "status-alone",
+    "other users: nothing but the status of their processes is read",
+    instead='if not self._data("cmdline") or not self._is_believed(status, users):',
+)
 def test_nothing_but_the_status_of_anothers_process_is_read(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +184,7 @@ def test_a_zombie_is_none() -> None:
         assert running(name) == []
 
 
+@pytest.mark.protects("same-process", "other users: a signal reaches the process that was found")
 def test_a_signal_never_reaches_who_has_the_id_now() -> None:
     with subprocess.Popen(["sleep", "100"]) as other:
         stale = Process(other.pid, os.geteuid(), ("dockerd",), 1, 0.0, None, "")

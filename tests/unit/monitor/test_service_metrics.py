@@ -131,6 +131,11 @@ def test_the_newest_text_is_served(address: str) -> None:
             raised.value.close()
 
 
+@pytest.mark.protects(
+    "service-metrics-unprivileged",
+    "the process that serves a service's own metrics has no privileges",
+    instead="pass",
+)
 def test_without_privileges() -> None:
     with served() as service:
         assert service.page(), "it has started"

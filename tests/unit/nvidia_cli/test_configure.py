@@ -13,6 +13,7 @@ from gpuhook.nvidia_cli import configure
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
 
+@pytest.mark.protects("configure-gate", "nvidia-container-cli is no way around the gate")
 def test_it_is_no_way_around_a_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     """It knows no container's id, and so no verdict."""
     inventory = machines.machine(machines.gpu(0, 0))

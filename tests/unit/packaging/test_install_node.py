@@ -102,6 +102,9 @@ def test_who_needs_our_programs(installer: ModuleType, machine: Tree, tmp_path: 
     assert installer.users(node("crio"), root) == ["container a", "the container of process 7"]
 
 
+@pytest.mark.protects(
+    "tasks-of-the-node", "Kubernetes: no removal where it isn't known who needs gpu-py"
+)
 def test_containers_that_are_noted_elsewhere(
     installer: ModuleType, machine: Tree, tmp_path: Path
 ) -> None:
@@ -175,6 +178,11 @@ def test_a_distribution_says_where_its_files_are(
     assert "needs --unit" in refused.output + refused.stderr
 
 
+@pytest.mark.protects(
+    "strangers-conmon",
+    "Kubernetes: a stranger's conmon isn't waited for",
+    instead="return host_processes.running(name, root, range(1 << 32), unseen=True)",
+)
 @pytest.mark.parametrize("option", [("-r",), ("--runtime",), ()])
 @pytest.mark.parametrize(
     "status",
@@ -348,6 +356,9 @@ def test_a_file_that_somebody_broke_does_not_stop_the_removal(
     assert "stays as it is" in capsys.readouterr().out
 
 
+@pytest.mark.protects(
+    "runtime-settings", "Kubernetes: an engine that knows gpu-py keeps the settings made for it"
+)
 @pytest.mark.parametrize("older", [False, True])
 @pytest.mark.parametrize("given", [None, "[gpuhook]\nmissing-driver = 'ignore'\n"])
 def test_an_engine_that_knows_gpu_py_keeps_its_settings(
@@ -525,6 +536,9 @@ def test_what_the_system_refuses_is_a_sentence(
     assert words.read_text() == said
 
 
+@pytest.mark.protects(
+    "node-gate", "a node whose engine's plugin is a gate has config.toml say so", instead="pass"
+)
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

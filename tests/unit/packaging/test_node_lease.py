@@ -54,6 +54,11 @@ def spec(api: ApiServer) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.protects(
+    "one-engine-at-a-time",
+    "Kubernetes: nodes restart their engines one after the other",
+    instead="if True:",
+)
 def test_one_node_at_a_time(module: ModuleType, api: ApiServer) -> None:
     inside, most, done = 0, 0, list[str]()
     counts = threading.Lock()

@@ -284,6 +284,11 @@ WORDLESS = {
 }
 
 
+@pytest.mark.protects(
+    "words-for-all",
+    "no words that another configuration has left are believed",
+    instead="found = words(config) or ()",
+)
 @pytest.mark.parametrize("name", WORDLESS)
 def test_words_of_another_configuration_are_not_believed(installed: Installed, name: str) -> None:
     """With links to files of the same time, only the files' content is newer."""
@@ -376,6 +381,11 @@ def cache_of(installed: Installed) -> Path:
     return Path(f"{installed.saved}{installed.config}", launcher_cache.CACHE)
 
 
+@pytest.mark.protects(
+    "cache-cut-short",
+    "a cache of the launcher's that was cut short is seen",
+    instead="return trigger_count > 0;",
+)
 def test_a_cache_that_was_cut_short_is_pythons(installed: Installed) -> None:
     """Neither waited for, nor taken for what the configuration says.
 

@@ -104,6 +104,9 @@ def test_hook_refuses_after_a_helper_was_killed(
     assert "The helper was killed." in (tmp_path / "errors.log").read_text()
 
 
+@pytest.mark.protects(
+    "stopped-worker", "the hook asks no worker that is stopped", only="without_a_helper and stopped"
+)
 @pytest.mark.parametrize(
     "act",
     [

@@ -85,6 +85,11 @@ class Always:
         return [{"DEVPATH": "/module/nvidia"}]
 
 
+@pytest.mark.protects(
+    "events-end",
+    "events without end don't keep watch from looking at the machine",
+    instead="came, end = True, now + _SETTLE",
+)
 def test_events_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that is loaded again and again doesn't prevent a query."""
     events = watch.Events.__new__(watch.Events)

@@ -58,6 +58,10 @@ def test_an_empty_driver_root_has_no_driver(names: ModuleType, folder: str, tmp_
         assert said in caught.value.cause
 
 
+@pytest.mark.protects(
+    "driver-files-hang",
+    "a driver that hangs in a file of /sys keeps no start and no command waiting",
+)
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_a_file_of_the_driver_that_hangs(
     vendor: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -104,6 +104,7 @@ SPELLINGS = [
 ]  # fmt: skip
 
 
+@pytest.mark.protects("listed-socket", "no list gives a folder with a socket", instead='return ""')
 @LISTERS
 @pytest.mark.parametrize("path", SPELLINGS)
 def test_no_socket_is_given_however_it_is_spelled(root: Path, lister: Lister, path: str) -> None:
@@ -112,6 +113,7 @@ def test_no_socket_is_given_however_it_is_spelled(root: Path, lister: Lister, pa
     assert refused or ".." in path or lister is of_table, "it is said"
 
 
+@pytest.mark.protects("everybodys-folder", "nothing in a folder of everybody's is part of a driver")
 @LISTERS
 def test_what_everybody_could_put_there_is_not_given(root: Path, lister: Lister) -> None:
     for name in ("tmp", "opt/shared"):
@@ -152,6 +154,11 @@ def test_what_cannot_be_looked_at_is_not_given(root: Path, monkeypatch: pytest.M
     assert "Permission denied" in listed.refusal
 
 
+@pytest.mark.protects(
+    "vendor-error",
+    "what can't be looked at is the vendor's error",
+    instead="except ZeroDivisionError as error:",
+)
 @pytest.mark.parametrize("name", registry.KNOWN)
 def test_an_error_below_discovery_is_the_vendors(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

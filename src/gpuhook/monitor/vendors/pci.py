@@ -35,7 +35,7 @@ def numa_nodes(root: Rootfs, bus_id: str) -> tuple[int, ...]:
 
 
 def _near(root: Rootfs, own: int) -> list[int]:
-    numbers = sysfs_devices.text(root, f"{_NODES}/node{own}/distance").split()
+    numbers = sysfs_devices.text(root, f"{_NODES}/node{own}/distance").strip().split(" ")
     if own >= len(numbers) or not all(map(_is_number, numbers)):
         return []
     others = {node: int(each) for node, each in enumerate(numbers) if node != own}

@@ -350,6 +350,9 @@ def test_a_name_with_what_is_no_end_of_a_line(proc: Proc) -> None:
     assert proc.find() != (2, str(victim))
 
 
+@pytest.mark.protects(
+    "written-cgroup", "a container is repaired in the cgroup that was written down"
+)
 def test_where_the_devices_were_given(proc: Proc, extended: list[str]) -> None:
     """Not where the process has gone since: below, or elsewhere."""
     given = proc.cgroup("cg/docker/abc", "cgroup.procs")
@@ -376,6 +379,11 @@ def test_what_is_written_down_of_a_cgroup() -> None:
     assert access.places(b"5:devices:/\n0::/../c\n") == {}
 
 
+@pytest.mark.protects(
+    "first-cgroup",
+    "the prefork server in a machine's container leaves its caller's cgroup, too",
+    instead="pass",
+)
 def test_where_a_process_of_nobodys_goes(proc: Proc) -> None:
     """To the root, or to the first process where a root below another one lets none in."""
     (proc.path / "1").mkdir()

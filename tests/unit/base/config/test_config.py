@@ -335,6 +335,8 @@ def test_table_that_is_none(table: str, table_value: str) -> None:
         loads(f"\n{table} = {table_value}")
 
 
+@pytest.mark.protects("mps-clients", "MPS: there are no more clients than it serves")
+@pytest.mark.protects("mps-exclusive", "MPS: a device is exclusive or shared")
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

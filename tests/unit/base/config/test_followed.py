@@ -260,6 +260,28 @@ SERVICES = {
 }  # fmt: skip
 
 
+@pytest.mark.protects(
+    "settings-followed",
+    "a service starts again where config.toml has changed",
+    only="each_service and (plugin or dra)",
+)
+@pytest.mark.protects(
+    "watch-settings",
+    "gpuhook watch goes by config.toml as it is now",
+    instead="pass",
+    only="each_service and watch",
+)
+@pytest.mark.protects(
+    "mps-settings",
+    "gpuhook mps serve starts a daemon by config.toml as it is now",
+    instead="pass",
+    only="each_service and mps",
+)
+@pytest.mark.protects(
+    "metrics-settings",
+    "gpuhook metrics goes by config.toml as it is now",
+    only="each_service and metrics",
+)
 @pytest.mark.parametrize("name", [*SERVICES])
 def test_each_service_follows(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def change() -> None:

@@ -12,6 +12,14 @@ from gpuhook.base.container import entries, kernel
 OWNER = (4242, 4242)
 
 
+@pytest.mark.protects(
+    "given-by-descriptor",
+    "what is put back is given to its owner by a descriptor",
+    instead="os.chown(temporary, *owner, dir_fd=parent, follow_symlinks=False)",
+)
+@pytest.mark.protects(
+    "given-link", "a link that is put back is given to its owner, and not what is in its place"
+)
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone gives files away")
 @pytest.mark.parametrize("kind", ["file", "link"])
 def test_nothing_but_what_was_made_is_given_away(

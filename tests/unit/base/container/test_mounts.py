@@ -47,6 +47,12 @@ def boundary(
     return made
 
 
+@pytest.mark.protects(
+    "shared-masters",
+    "what a container shares with the masters of its copies, it shares with the host",
+    instead="return Mounts(self._text[1:])",
+    only="inside and verdicts",
+)
 @pytest.mark.parametrize(
     ("mount", "own", "shared"),
     [

@@ -45,6 +45,16 @@ def root(tmp_path: Path) -> Iterator[Rootfs]:
         yield found
 
 
+@pytest.mark.protects(
+    "confined",
+    "paths are confined to the root",
+    instead="return os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)",
+)
+@pytest.mark.protects(
+    "absolute-links",
+    "links that start at the root start at the container's, also in steps",
+    instead='if target == "/" or stack.append(os.open("/", os.O_PATH)):',
+)
 @pytest.mark.parametrize(
     "path",
     [
@@ -86,6 +96,9 @@ def test_files_longer_than_wanted(root: Rootfs, by: str) -> None:
     assert caught.value.errno == errno.EFBIG
 
 
+@pytest.mark.protects(
+    "regular-file", "what is no regular file is not opened", instead="return reopen(fd)"
+)
 def test_what_is_no_file_is_not_even_opened(tmp_path: Path, root: Rootfs, by: str) -> None:
     """A node could be a watchdog's: opening it would be enough to restart the host."""
     opened = threading.Event()
@@ -111,6 +124,9 @@ def test_a_root_that_is_none(tmp_path: Path) -> None:
             Rootfs(str(tmp_path / name))
 
 
+@pytest.mark.protects(
+    "disturbed-lookup", "a disturbed look-up is tried again", instead="_LOOKUP_ATTEMPTS = 1"
+)
 def test_interrupted_look_ups_are_tried_again(
     root: Rootfs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,14 @@ def _make(path: Path, kind: str) -> None:
             listener.bind(str(path))
 
 
+@pytest.mark.protects(
+    "no-waiting-open",
+    "other users: no pipe is waited for",
+    instead="_READ = os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC",
+)
+@pytest.mark.protects(
+    "regular-read", "other users: what is no regular file is not read", instead="if True:"
+)
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link to a pipe", "link to a device", "socket"])
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
     _make(tmp_path / "file", kind)
@@ -43,6 +51,11 @@ def test_a_name_that_is_none_is_refused_like_a_missing_file() -> None:
         host_files.read("/etc/\0")
 
 
+@pytest.mark.protects(
+    "bounded-read",
+    "other users: files are read with a bound",
+    instead="while piece := os.read(fd, _PIECE):",
+)
 def test_a_file_is_read_as_far_as_it_may(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 200_000)
@@ -89,6 +102,7 @@ def _set(path: Path, name: str) -> None:
         pytest.skip("this filesystem has no access control lists")
 
 
+@pytest.mark.protects("access-list", "other users: a replaced file keeps its access control list")
 def test_a_replaced_file_keeps_its_access_control_list(tmp_path: Path) -> None:
     """Without it the mode's bits for the group, which are the list's mask, would be the group's."""
     path = tmp_path / "file"
@@ -118,6 +132,11 @@ def test_a_mode_that_is_given_is_all_there_is(tmp_path: Path) -> None:
     assert os.listxattr(path) == []
 
 
+@pytest.mark.protects(
+    "no-link-followed",
+    "other users: a report is not written through a link",
+    instead="_NEW = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC",
+)
 @pytest.mark.parametrize("kind", ["pipe", "link", "hard link", "folder"])
 def test_a_private_file_is_not_made_through_what_is_there(tmp_path: Path, kind: str) -> None:
     path, other = tmp_path / "report", tmp_path / "other"
@@ -206,6 +225,9 @@ def test_what_is_removed_meanwhile_is_a_missing_one(
     assert not os.path.lexists(name)
 
 
+@pytest.mark.protects(
+    "read-writers", "a file is looked at and read by one descriptor where root carries it out"
+)
 @pytest.mark.usefixtures("as_root")
 def test_what_root_is_to_carry_out_is_read_as_it_was_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

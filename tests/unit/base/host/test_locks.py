@@ -112,6 +112,11 @@ LOCKS: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.mark.protects(
+    "mps-lock",
+    "no other user can have gpuhook mps wait for a lock",
+    instead="fd = os.open('.', os.O_RDONLY, dir_fd=folder)",
+)
 @pytest.mark.parametrize("name", [*LOCKS])
 def test_nobody_else_can_lock_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -34,6 +34,9 @@ def test_an_absolute_root(bundle: Path) -> None:
     assert (found.bundle, found.root) == (str(bundle), "/x/merged")
 
 
+@pytest.mark.protects(
+    "root-of-bundle", "a hook whose state has no bundle goes by no other container's"
+)
 @pytest.mark.parametrize("root", ["other", "/x/merged", "/rootfs2", "../rootfs"])
 def test_the_bundle_of_another_container(bundle: Path, root: str) -> None:
     with pytest.raises(StateError, match="has another root than the container"):

@@ -79,6 +79,11 @@ def test_mounts_ask_where_the_environment_may_not() -> None:
     assert answer.mounts == tuple(Mount(each, "/dev/null", read_only=False) for each in places)
 
 
+@pytest.mark.protects(
+    "plugin-memory",
+    "a share of memory is in the mount that gives the device",
+    instead="places = [f'{resource.mounts}/{unit.selector}' for unit in units]",
+)
 @pytest.mark.parametrize(
     ("memory", "ids", "places"),
     [

@@ -67,6 +67,9 @@ def test_every_option_as_flag_and_variable(option: object) -> None:
     assert one.is_ours == one.variables[0].startswith("GPUHOOK_")
 
 
+@pytest.mark.protects(
+    "plugin-memory-strategy", "shares of memory are given in no way that a pod can undo"
+)
 @pytest.mark.parametrize(
     "strategy",
     [*(each for each in STRATEGIES if each != "volume-mounts"), "volume-mounts,envvar"],

@@ -101,6 +101,9 @@ def test_gpus_by_uuid(tmp_path: Path) -> None:
     assert State.from_line(answer[0].to_line()) == answer[0]
 
 
+@pytest.mark.protects(
+    "plugin-shared", "a device plugin that gives nodes gives none of a shared device"
+)
 @pytest.mark.parametrize(
     ("strategies", "given"),
     [

@@ -55,6 +55,11 @@ def test_another_address(tmp_path: Path) -> None:
     assert find(path, "https://other").server == "https://other"
 
 
+@pytest.mark.protects(
+    "token-over-tls",
+    "DRA: a token is sent over TLS alone",
+    instead="good = found.hostname and not (found.query or found.fragment)",
+)
 @pytest.mark.parametrize(
     "server",
     ["http://a", "https://", "a:6443", "https://u:p@a", "https://a:0x1", "https://a/?b",
@@ -110,6 +115,14 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.protects(
+    "api-server-checked",
+    "DRA: a server whose certificate isn't checked isn't asked",
+    only="unchecked",
+)
+@pytest.mark.protects(
+    "kubeconfig-programs", "DRA: no program of a kubeconfig is run, and no rights are borrowed"
+)
 @pytest.mark.parametrize(("user", "cluster", "word"), REFUSED.values(), ids=[*REFUSED])
 def test_what_isn_t_done(
     tmp_path: Path, user: dict[str, Any], cluster: dict[str, Any] | None, word: str
@@ -181,6 +194,9 @@ def test_a_locked_key_asks_nobody(tmp_path: Path) -> None:
         find(written(tmp_path, config(user))).context()
 
 
+@pytest.mark.protects(
+    "kubeconfig-way", "DRA: nobody else has a hand in a kubeconfig", instead="text = _read(path)"
+)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has nobody above it")
 def test_another_user_s_kubeconfig(tmp_path: Path) -> None:
     path = written(tmp_path, config({"token": "t"}))
@@ -192,6 +208,7 @@ def test_another_user_s_kubeconfig(tmp_path: Path) -> None:
         find(f"{folder}/kubeconfig")
 
 
+@pytest.mark.protects("kubeconfig-files", "DRA: nobody else has a hand in what a kubeconfig names")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has somebody to fear")
 @pytest.mark.parametrize("name", ["kubeconfig", "ca.crt", "client.crt", "client.key", "token"])
 @pytest.mark.parametrize("how", ["mode", "owner"])

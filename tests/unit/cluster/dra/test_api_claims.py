@@ -67,6 +67,7 @@ def test_a_cluster_without(api: ApiServer) -> None:
         cluster(api)[0].claim("default", "c1", "u")
 
 
+@pytest.mark.protects("claim-uid", "DRA: a claim is the one that was asked for")
 def test_one_that_is_gone_or_another(api: ApiServer) -> None:
     uid = claim(api, [EXACTLY])
     asking, _ = cluster(api)
@@ -78,6 +79,11 @@ def test_one_that_is_gone_or_another(api: ApiServer) -> None:
         asking.claim("default", "../../nodes/n1", uid)
 
 
+@pytest.mark.protects(
+    "claim-not-found",
+    "DRA: a claim is gone where Kubernetes says so",
+    instead="if error.status != 404:",
+)
 def test_one_that_is_not_said_to_be_gone(api: ApiServer) -> None:
     """A response that is no API server's, or of one without this API: the devices stay."""
     uid = claim(api, [EXACTLY])

@@ -81,6 +81,7 @@ def test_a_server_that_isn_t_the_one(api: ApiServer, tmp_path: Path) -> None:
     assert not api.asked
 
 
+@pytest.mark.protects("no-token-said", "DRA: no sentence has a token in it")
 def test_no_error_has_the_token(api: ApiServer) -> None:
     """The server of the tests says in its errors what it was sent, as proxies do."""
     api.fail(500)
@@ -117,6 +118,11 @@ def test_a_name_that_is_none(api: ApiServer, host: str) -> None:
         client(api, f"https://{host}").ask("GET", NODE)
 
 
+@pytest.mark.protects(
+    "whole-deadline",
+    "DRA: a request has a deadline for all of it",
+    instead="self._inner.settimeout(5)",
+)
 @pytest.mark.parametrize("what", [HANG, DRIP])
 def test_a_server_that_takes_its_time(api: ApiServer, what: str) -> None:
     """Also one that sends a byte now and then, which no limit of a single wait would end."""
@@ -256,6 +262,7 @@ def test_chunks_that_are_none(raw: bytes) -> None:
         pass
 
 
+@pytest.mark.protects("names-in-paths", "DRA: a name leads to nothing else on the API server")
 @pytest.mark.parametrize(
     "name", ["", "..", "a/b", "a%2f", "A", "a\n", "a b", "a..b", "-a", "x" * 254]
 )

@@ -16,6 +16,7 @@ HELD = Held(device="gpu-a", vendor="nvidia", unit="GPU-a", whole="GPU-a")
 PART = Held(device="mig-1", vendor="nvidia", unit="MIG-1", whole="GPU-a")
 
 
+@pytest.mark.protects("dra-not-shared", "DRA: no claim gets a device that MPS shares")
 @pytest.mark.parametrize("held", [HELD, PART], ids=["the GPU", "a part of it"])
 def test_mps_that_has_started_meanwhile(held: Held, tmp_path: Path) -> None:
     """After the service has looked at the ledger, and before the claim's work has its lock."""

@@ -29,6 +29,7 @@ def effects(**failures: DriverError) -> Effects:
     return Effects(devices)
 
 
+@pytest.mark.protects("dra-undone", "what a claim did isn't forgotten while the driver fails")
 def test_while_the_driver_fails_nothing_is_forgotten(tmp_path: Path) -> None:
     failing = effects(nvidia=DriverError("it hangs", "wait"))
     for record in (SLICE, mps(tmp_path)):
@@ -36,6 +37,7 @@ def test_while_the_driver_fails_nothing_is_forgotten(tmp_path: Path) -> None:
             failing.undo(record, print)
 
 
+@pytest.mark.protects("dra-undone", "what a claim did isn't forgotten while the driver fails")
 def test_without_a_driver_daemons_end_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -289,6 +289,9 @@ def test_shares_of_memory(
         assert lowest == (policy.default if shares else "1Mi")
 
 
+@pytest.mark.protects(
+    "dra-shared-limits", "DRA: no device is shared whose shares would have no limit"
+)
 def test_what_no_limit_holds_for_is_not_shared(tmp_path: Path) -> None:
     """No kernel here has dmem for that driver: a share would be all of the GPU."""
     vendor = contract.load(registry.KNOWN["amd"])
@@ -303,6 +306,7 @@ def test_what_no_limit_holds_for_is_not_shared(tmp_path: Path) -> None:
 # Shared by MPS ----------------------------------------------------------------------------------
 
 
+@pytest.mark.protects("dra-mps-withheld", "DRA: no device of [gpuhook.mps] is offered to claims")
 @pytest.mark.parametrize(
     ("words", "kept"),
     [("0", {1}), ("all", set()), ("GPU-00000001-0000-0000-0000-000000000000", {0}), ("7", {0, 1})],
@@ -320,6 +324,7 @@ def test_what_mps_shares_is_not_published(words: str, kept: set[int]) -> None:
     assert classes(made).keys() == {"gpu.nvidia.com", "mig.nvidia.com"}
 
 
+@pytest.mark.protects("dra-mps-withheld", "DRA: no device of [gpuhook.mps] is offered to claims")
 def test_parts_of_what_mps_shares_are_not_published() -> None:
     parts = (machines.mig(0, 1, 1, 2), machines.mig(1, 2, 12, 13))
     inventory = machines.machine(machines.gpu(0, 3, parts), machines.gpu(1, 4))
@@ -330,6 +335,11 @@ def test_parts_of_what_mps_shares_are_not_published() -> None:
     assert len(devices(objects(found, NODE, config)[0])) == 1
 
 
+@pytest.mark.protects(
+    "dra-mps-not-published",
+    "DRA: no device that another program shares is in a slice",
+    instead="devices = [*driver.devices.values()]",
+)
 @pytest.mark.parametrize("release", [(1, 34), (1, 35)])
 def test_what_is_taken_is_withheld_with_all_that_could_be_made_of_it(
     release: tuple[int, int], many: Any

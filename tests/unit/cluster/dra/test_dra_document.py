@@ -23,6 +23,7 @@ HOOK = "/usr/bin/gpuhook-cdi-hook"
 NVIDIA, AMD = registry.KNOWN["nvidia"], registry.KNOWN["amd"]
 
 
+@pytest.mark.protects("dra-limit-hook", "a document with a limit has the hook that sets it")
 @pytest.mark.parametrize("limited", [False, True])
 def test_the_hook_runs_for_a_limit_of_devices_that_are_nodes_alone(
     limited: bool, tmp_path: Path

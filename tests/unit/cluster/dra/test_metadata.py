@@ -59,6 +59,11 @@ def test_each_request_has_a_file_with_its_devices() -> None:
 BAD = ["../../etc", "a/b", ".", "..", "", "A", "-a", "a-", "a\n", "x" * 300, "a\0", "\u00e4"]
 
 
+@pytest.mark.protects(
+    "dra-metadata-names",
+    "no annotation of a claim leads the path of device metadata elsewhere",
+    instead="if not name:",
+)
 @pytest.mark.parametrize("name", [each for each in BAD if each])
 def test_an_annotation_that_leads_elsewhere(name: str) -> None:
     with pytest.raises(RequestError, match="can't be part of the path of device metadata"):

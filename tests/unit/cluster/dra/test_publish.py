@@ -142,6 +142,7 @@ def test_one_that_fails(start: Callable[..., Started], monkeypatch: pytest.Monke
     assert started.said == ["The publisher failed: RuntimeError: of a test"]
 
 
+@pytest.mark.protects("one-publisher", "DRA: of two instances one publishes")
 def test_two_at_an_update(start: Callable[..., Started], tmp_path: Path) -> None:
     """The newer one begins when the older one has ended, also where that was killed."""
     lock = str(tmp_path / "lock")

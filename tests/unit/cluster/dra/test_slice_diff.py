@@ -68,6 +68,9 @@ def test_one_changed_slice_keeps_the_generation() -> None:
     cluster.check(wanted)
 
 
+@pytest.mark.protects(
+    "slice-generation", "DRA: several changed slices get a generation of their own"
+)
 def test_more_than_one_gets_a_new_one_everywhere() -> None:
     cluster = Cluster()
     cluster.write(pool([device("a")], [device("b")], [device("c")]))

@@ -158,6 +158,7 @@ def test_taints_while_parts_of_gpus_are_published(node: Node) -> None:
 # What others do -----------------------------------------------------------------------------------
 
 
+@pytest.mark.protects("slices-come-back", "DRA: slices that somebody deleted come back")
 def test_slices_that_the_kubelet_deletes(settled: Node) -> None:
     assert settled.api.wipe("n1") == 2
     settled.run(lambda: settled.names() == ["a", "b"], 5)
@@ -177,6 +178,7 @@ def test_one_that_somebody_changes(settled: Node) -> None:
     settled.run(lambda: settled.names() == ["a", "b"], 5)
 
 
+@pytest.mark.protects("no-race-for-slices", "DRA: no race with somebody who keeps deleting slices")
 def test_somebody_who_keeps_at_it(settled: Node) -> None:
     """Each restoration takes longer: no race that loads the server."""
     settled.api.asked.clear()
@@ -204,6 +206,11 @@ def test_slices_that_aren_t_ours_and_older_ones(api: ApiServer, node: Node) -> N
     assert len(api.slices("n2")) == 1
 
 
+@pytest.mark.protects(
+    "slices-of-this-node",
+    "DRA: a node leaves other nodes' slices alone",
+    instead='is_its = spec.get("driver") in self._drivers',
+)
 def test_a_server_that_tells_of_other_nodes(settled: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their slices are theirs, also where the server passes over the selector."""
     api = settled.api
@@ -364,6 +371,7 @@ def test_where_counters_go(api: ApiServer, node: Node) -> None:
     assert node.names() == ["a"]
 
 
+@pytest.mark.protects("dropped-fields", "DRA: what a cluster drops is made up for")
 @pytest.mark.parametrize("field", ["sharedCounters", "consumesCounters"])
 def test_a_cluster_that_drops_counters(api: ApiServer, node: Node, field: str) -> None:
     """No device may be given out together with its parts: never while that isn't known either."""
@@ -380,6 +388,7 @@ def test_a_cluster_that_drops_counters(api: ApiServer, node: Node, field: str) -
     assert node.writes() == before
 
 
+@pytest.mark.protects("dropped-fields", "DRA: what a cluster drops is made up for")
 def test_a_cluster_that_drops_taints(api: ApiServer, node: Node) -> None:
     api.lacking = {"taints"}
     node.want(slices([A, B]))
@@ -404,6 +413,9 @@ def test_a_gate_that_is_switched_on_with_an_update(api: ApiServer, node: Node) -
     node.run(lambda: node.taints() != [], 120)
 
 
+@pytest.mark.protects(
+    "no-endless-writes", "DRA: no endless writes to a server that changes what it takes"
+)
 def test_a_server_that_changes_what_it_takes(
     api: ApiServer, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,14 @@ LONG: dict[str, tuple[tuple[str, ...], Pairs, Pairs]] = {
 }  # fmt: skip
 
 
+@pytest.mark.protects(
+    "nri-longest",
+    "a container whose words take long to read is refused at once",
+    instead="if False:",
+)
+@pytest.mark.protects(
+    "nri-most", "a container with too many words is refused at once", instead="if False:"
+)
 @pytest.mark.parametrize("gate", [True, False])
 @pytest.mark.parametrize("name", [*LONG])
 def test_what_is_long_is_refused_at_once(way: InjectionMode, name: str, gate: bool) -> None:

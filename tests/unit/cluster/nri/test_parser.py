@@ -62,6 +62,14 @@ def test_what_it_returns(parser: Parser) -> None:
             parse(b"\xff\xff\xff", PATIENCE)
 
 
+@pytest.mark.protects(
+    "parser-privileges",
+    "a request is parsed without privileges",
+    instead="kernel.set_no_new_privileges()",
+)
+@pytest.mark.protects(
+    "parser-limits", "what parses requests opens and starts nothing", instead="pass"
+)
 def test_what_it_may_do(parser: Parser) -> None:
     """It reads tenants' texts, so it runs as nobody, and can open, make and start nothing."""
     parser.request(creating(), PATIENCE)
@@ -92,6 +100,9 @@ def test_one_that_ends(parser: Parser, number: signal.Signals) -> None:
     assert parser.request(creating("A=1"), PATIENCE).asked
 
 
+@pytest.mark.protects(
+    "parser-time", "what parses requests is waited for only as long as the engine waits"
+)
 def test_one_that_hangs(parser: Parser) -> None:
     parser.request(creating(), PATIENCE)
     hanging = parser._pid
@@ -121,6 +132,7 @@ WRONG: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.protects("parser-types", "root's process believes no type of what parses requests")
 @pytest.mark.parametrize("name", [*WRONG])
 def test_one_that_returns_something_else(
     parser: Parser, monkeypatch: pytest.MonkeyPatch, name: str

@@ -219,6 +219,9 @@ def gated(way: InjectionMode) -> Iterator[tuple[Served, list[tuple[str, str]]]]:
 Gated = tuple[Served, list[tuple[str, str]]]
 
 
+@pytest.mark.protects(
+    "nri-gate", "with a gate no container has a device that the kubelet hasn't given it"
+)
 def test_the_gate(gated: Gated) -> None:
     served, names = gated
     said = refusal(served.engine.create("AMD_VISIBLE_DEVICES=1"))
@@ -228,6 +231,9 @@ def test_the_gate(gated: Gated) -> None:
     assert "asks for AMD GPU 2" in refusal(served.engine.create("AMD_VISIBLE_DEVICES=1,2"))
 
 
+@pytest.mark.protects(
+    "nri-gate-handlers", "a RuntimeClass is no way around the gate", instead="if by_runtime:"
+)
 @pytest.mark.parametrize("handler", ["gpu-py", "nvidia"])
 def test_a_runtime_class_is_no_way_around_the_gate(gated: Gated, handler: str) -> None:
     """The runtime would give what the container asks for, and a pod's author names the class."""
@@ -246,6 +252,9 @@ def test_a_runtime_class_is_no_way_around_the_gate(gated: Gated, handler: str) -
     assert adjustment(served.engine.create("PATH=/bin", pod=pod)) == b""
 
 
+@pytest.mark.protects(
+    "nri-gate-handlers", "a RuntimeClass is no way around the gate", instead="if by_runtime:"
+)
 @pytest.mark.parametrize("handler", ["gpu-py", "nvidia"])
 def test_mounts_are_no_way_around_the_gate(way: InjectionMode, handler: str) -> None:
     config = way.config
@@ -284,6 +293,12 @@ DOCUMENTED: dict[str, tuple[dict[str, Any], Asked, tuple[str, str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.protects(
+    "nri-gate-handlers", "a RuntimeClass is no way around the gate", instead="if by_runtime:"
+)
+@pytest.mark.protects(
+    "nri-gate-documents", "NRI: the gate counts for CDI devices that a runtime of ours would give"
+)
 @pytest.mark.parametrize("name", [*DOCUMENTED])
 def test_documents_are_no_way_around_the_gate(way: InjectionMode, name: str) -> None:
     """A runtime of ours reads them, so what they bring has to be the kubelet's gift, too."""
@@ -297,6 +312,11 @@ def test_documents_are_no_way_around_the_gate(way: InjectionMode, name: str) -> 
     assert edits(asked, InjectionMode(way.config, HOOK, given=lambda *_: [right])) == {}
 
 
+@pytest.mark.protects(
+    "nri-gate-once",
+    "NRI: a container's gate asks the kubelet once, before the engine gives up",
+    instead="if True:",
+)
 def test_the_kubelet_is_asked_once(way: InjectionMode) -> None:
     """It may be slow, and an engine that waits longer than two seconds goes on without the gate."""
     asked: list[tuple[str, ...]] = []
@@ -313,6 +333,9 @@ def test_the_kubelet_is_asked_once(way: InjectionMode) -> None:
     assert asked == [("team", "pod", "first"), ("team", "pod", "second")] * 2
 
 
+@pytest.mark.protects(
+    "nri-gate-time", "the kubelet has what is left of an answer's time", instead="left = PATIENCE"
+)
 def test_the_kubelet_has_what_is_left_of_the_time(
     way: InjectionMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,6 +355,11 @@ def test_the_kubelet_has_what_is_left_of_the_time(
     assert 0 <= seconds[0] <= PATIENCE - 0.3
 
 
+@pytest.mark.protects(
+    "nri-gate-annotations",
+    "annotations are no way around the gate, whatever the handler",
+    instead="notes = {False}",
+)
 def test_annotations_count_for_a_runtime_that_reads_them(gated: Gated, way: InjectionMode) -> None:
     """CRI-O passes on a pod's, which its author writes."""
     served, names = gated
@@ -361,6 +389,11 @@ WAYS: dict[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
 }
 
 
+@pytest.mark.protects(
+    "nri-gate-privileges",
+    "what a runtime sees of privileges is no way around the gate",
+    instead="config.accept_envvar_unprivileged = self._config.accept_envvar_unprivileged",
+)
 @pytest.mark.parametrize("privileged", [False, True])
 @pytest.mark.parametrize("accepts", [False, True])
 @pytest.mark.parametrize("handler", ["", "gpu-py", "nvidia", "gpu-x"])
@@ -398,6 +431,9 @@ def test_no_runtime_gives_what_the_kubelet_has_not(
     assert 2 in outcomes or "all" in name or "after" in name
 
 
+@pytest.mark.protects(
+    "nri-gate-beside", "IMEX channels are no way around the gate", instead="if False:"
+)
 @pytest.mark.parametrize("handler", ["", "gpu-py", "gpu-x"])
 def test_channels_are_given_by_the_kubelet_too(
     monkeypatch: pytest.MonkeyPatch, handler: str
@@ -443,6 +479,11 @@ def test_an_image_that_says_all_gets_what_was_granted(gated: Gated) -> None:
     assert nodes(served.engine.create("AMD_VISIBLE_DEVICES=all"))[1] == "/dev/dri/card3"
 
 
+@pytest.mark.protects(
+    "nri-refusal",
+    "NRI: what fails for one container is a refusal, and the plugin goes on",
+    instead="except ZeroDivisionError as error:",
+)
 def test_what_fails_is_a_refusal(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plugin's end would be that of the gate, and the container would start."""
     served.engine.registration()
@@ -457,6 +498,9 @@ def test_what_fails_is_a_refusal(served: Served, monkeypatch: pytest.MonkeyPatch
     assert len(nodes(served.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
 
 
+@pytest.mark.protects(
+    "nri-long-message", "a request that is too long ends no connection", instead="is_long = False"
+)
 def test_a_request_that_is_too_long(served: Served) -> None:
     """It is refused, and the next one has an answer: the end would be that of the gate."""
     served.engine.registration()
@@ -466,6 +510,9 @@ def test_a_request_that_is_too_long(served: Served) -> None:
         assert len(nodes(served.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
 
 
+@pytest.mark.protects(
+    "nri-long-synchronize", "what runs already keeps the plugin from no engine, however long it is"
+)
 def test_what_runs_may_be_long(served: Served) -> None:
     """An older engine says it in one message, whatever its length, and needs an answer."""
     served.engine.registration()
@@ -475,6 +522,7 @@ def test_what_runs_may_be_long(served: Served) -> None:
     assert served.said == ["Serves containerd 1.7.24"]
 
 
+@pytest.mark.protects("nri-long-answer", "an answer that is too long is a refusal")
 def test_an_answer_that_is_too_long(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     served.engine.registration()
     with monkeypatch.context() as patch:

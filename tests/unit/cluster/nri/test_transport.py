@@ -71,6 +71,9 @@ def test_pieces(ends: Ends) -> None:
     assert ours.receive(5) == Message(1, 3, REQUEST, b"two")
 
 
+@pytest.mark.protects(
+    "nri-frame-limit", "a frame of an engine's that is too long ends the connection"
+)
 @pytest.mark.parametrize(
     "wire",
     [

@@ -339,6 +339,7 @@ def test_nothing_takes_long(data: str) -> None:
         assert read(data.encode()).document is None
 
 
+@pytest.mark.protects("few-directives", "few directives of a CDI document are read")
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
 @pytest.mark.parametrize("end", BREAKS)
 def test_directives_are_few(encoding: str, end: str) -> None:
@@ -354,6 +355,7 @@ def test_directives_are_few(encoding: str, end: str) -> None:
         assert sentences(found) == ["the file has no device"]
 
 
+@pytest.mark.protects("document-nul", "no text of a CDI document has a NUL")
 @pytest.mark.parametrize("written", ['"a\\0b"', '"a\\x00b"', '"a\\u0000b"', "!!binary YQBi"])
 @pytest.mark.parametrize("field", FIELDS_OF_TEXT, ids=map(document.spelled, FIELDS_OF_TEXT))
 def test_no_text_has_a_character_that_no_path_and_no_variable_can_have(

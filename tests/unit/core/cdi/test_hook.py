@@ -92,6 +92,11 @@ def rules(*pairs: tuple[int, int], access: str = "rwm") -> Spec:
 MOUNTED = {"mounts": [{"destination": "/dev/nvidia0", "source": "/somewhere"}]}
 
 
+@pytest.mark.protects(
+    "given-node",
+    "CDI hook: what is mounted where a node would be is given only if it is that node",
+    instead="return path in self.paths",
+)
 @pytest.mark.parametrize(
     ("numbers", "linux", "expected"),
     [
@@ -127,6 +132,11 @@ def test_what_a_mount_brings(source: object, numbers: tuple[int, int] | None) ->
     assert by_mounts(spec, "/dev")("/y") is None
 
 
+@pytest.mark.protects(
+    "given-opened",
+    "CDI hook: a node that the cgroup denies is not given, and repair opens none",
+    instead="return numbers",
+)
 def test_a_node_that_rules_deny_is_no_gpu() -> None:
     inventory = machine(gpu(0, 1), gpu(1, 0))
     linux = spec_of(inventory, "0", "1")["linux"]

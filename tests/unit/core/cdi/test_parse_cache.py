@@ -112,6 +112,11 @@ def test_what_has_changed_is_read_again(site: Site, change: Callable[[Path], Non
     assert str(other) not in site.file.read_text()
 
 
+@pytest.mark.protects(
+    "settled-document",
+    "a CDI document that has just changed isn't saved",
+    instead="settled = parses.known",
+)
 def test_what_was_just_written_is_not_saved(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """It could change within the same tick of the clock, and look the same afterwards."""
     monkeypatch.undo()
@@ -137,6 +142,11 @@ def test_a_clock_that_was_set_back(site: Site, monkeypatch: pytest.MonkeyPatch) 
     assert "x" in site.file.read_text()
 
 
+@pytest.mark.protects(
+    "saved-mode",
+    "what was read of CDI documents is saved for root alone",
+    instead="_MODE = 0o644  # a document may be for root alone to read",
+)
 def test_what_is_saved_is_for_us_alone(site: Site) -> None:
     site.write("a.json", of("x"))
     site.names()
@@ -169,6 +179,7 @@ def _pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
+@pytest.mark.protects("saved-owner", "nobody else's saved documents count", instead="return True")
 @pytest.mark.parametrize("spoil", [_writable, _folder_writable, _damaged, _cut, _link, _pipe])
 def test_what_others_may_have_written_is_not_used(
     site: Site, spoil: Callable[[Path], None]

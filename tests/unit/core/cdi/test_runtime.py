@@ -145,6 +145,11 @@ def test_a_name_that_no_document_has(site: Site, devices: str) -> None:
         site.edited(devices)
 
 
+@pytest.mark.protects(
+    "document-read",
+    "the CDI document that is checked is the one that was read",
+    instead="is_same = True",
+)
 def test_a_document_replaced_between_a_look_and_the_next(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,11 @@ def test_everything_else_is_as_without_a_helper(driver: Path) -> None:
     assert helped.data == plain.data
 
 
+@pytest.mark.protects(
+    "volume-over-mount",
+    "a document's mounts that meet a volume are made in the order of config.json",
+    instead="others: list[str] = []",
+)
 @pytest.mark.parametrize(
     "place",
     [

@@ -135,6 +135,11 @@ def test_files_of_a_noted_folder_are_not_looked_at(
     assert [path for path in looked if path.startswith("/usr/lib/")]
 
 
+@pytest.mark.protects(
+    "just-changed",
+    "a folder that has just changed tells nothing of its files",
+    instead="settled = True",
+)
 def test_a_folder_that_has_just_changed_tells_nothing(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -433,6 +438,11 @@ def test_waiter_with_no_patience_left_looks_itself(machine: Machine) -> None:
     assert machine.get() == "look 1"
 
 
+@pytest.mark.protects(
+    "part-unsaved",
+    "what a job's process sees of the devices isn't saved as the machine's",
+    instead="if False:",
+)
 @pytest.mark.parametrize("node", ["nvidia7", "nvidia-caps/nvidia-cap1"])
 def test_who_is_kept_from_a_device_saves_nothing_for_others(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, node: str

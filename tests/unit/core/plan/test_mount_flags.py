@@ -82,6 +82,11 @@ def a_node(_: Path) -> Operation:
     return BindDevice("/", Node("/dev/null", *numbers, 0o666), "")
 
 
+@pytest.mark.protects(
+    "mount-flags",
+    "nothing that is mounted raises anybody's rights",
+    instead="attributes = attributes_of(self.options) & ~kernel.MOUNT_ATTR_NOSUID",
+)
 @pytest.mark.parametrize(
     ("make", "given", "cleared"),
     [
@@ -104,11 +109,21 @@ def test_what_is_mounted(
     assert told == [(given, cleared, kernel.MS_PRIVATE)]
 
 
+@pytest.mark.protects(
+    "mount-flags",
+    "nothing that is mounted raises anybody's rights",
+    instead="attributes = attributes_of(self.options) & ~kernel.MOUNT_ATTR_NOSUID",
+)
 def test_every_option_is_the_kernels() -> None:
     options = {"ro": READ_ONLY, "nosuid": NO_SUID, "nodev": NO_DEVICES, "noexec": NO_PROGRAMS}
     assert {name: attributes_of((name,)) for name in options} == options
     assert attributes_of(tuple(options)) == 15
 
 
+@pytest.mark.protects(
+    "mount-flags",
+    "nothing that is mounted raises anybody's rights",
+    instead="attributes = attributes_of(self.options) & ~kernel.MOUNT_ATTR_NOSUID",
+)
 def test_what_covers_a_file_of_the_images() -> None:
     assert changes._COVER_ATTRIBUTES == READ_ONLY | NO_SUID | NO_DEVICES

@@ -91,6 +91,7 @@ def gpus(host: Callable[..., Host]) -> Host:
 # Which devices ------------------------------------------------------------------------------------
 
 
+@pytest.mark.protects("choice-free", "no exclusive device of another container is chosen")
 @pytest.mark.parametrize(("vendor", "variable"), VARIABLES)
 def test_each_vendor_has_the_word(
     host: Callable[..., Host], tmp_path: Path, vendor: str, variable: str
@@ -149,6 +150,7 @@ def test_neuron_devices_side_by_side(host: Callable[..., Host], tmp_path: Path) 
     assert one.start("e", "any:2") == ["0", "1"]
 
 
+@pytest.mark.protects("choice-free", "no exclusive device of another container is chosen")
 def test_parts_only_where_nothing_is_whole(host: Callable[..., Host]) -> None:
     """A GPU with MIG devices can't be used as a whole, also before any were made."""
     migs = machines.mig(0, 1, 12, 13), machines.mig(1, 2, 21, 22)
@@ -237,6 +239,9 @@ PODS = "/run/containerd/io.containerd.runtime.v2.task/k8s.io/a/config.json"
 CRIO = {"io.container.manager": "cri-o"}
 
 
+@pytest.mark.protects(
+    "choice-pod", "a container of a pod gets no device that the kubelet may have allocated"
+)
 @pytest.mark.parametrize("more", [{"path": PODS}, {"annotations": CRIO}])
 def test_pods_get_none(gpus: Host, more: dict[str, Any]) -> None:
     """The kubelet decides there, and a gate's verdict rules: see the gate's tests."""
@@ -283,6 +288,11 @@ def test_its_record_takes_the_place_of_its_start(gpus: Host) -> None:
     os.close(process)
 
 
+@pytest.mark.protects(
+    "choice-lock",
+    "containers that start at the same time choose different free devices",
+    instead="if True:",
+)
 def test_starts_at_the_same_time(gpus: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has read the records of those before it."""
     read = records.read_folder
@@ -378,6 +388,11 @@ def test_damaged_choices_are_replaced(gpus: Host, text: str) -> None:
     assert len(json.loads((gpus.folder / choice.CHOICES).read_text())) == 1
 
 
+@pytest.mark.protects(
+    "choice-former",
+    "a bundle keeps no node of a device that isn't chosen again",
+    instead="if False:",
+)
 def test_what_was_given_before_is_taken_out(gpus: Host, tmp_path: Path) -> None:
     """A bundle that is used again has the nodes and rules of the devices before."""
     gpus.config.exclusive = ("nvidia.com/gpu",)

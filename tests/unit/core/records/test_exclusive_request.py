@@ -180,6 +180,15 @@ def held(spec: dict[str, Any], *kinds: str, config: Config | None = None) -> dic
     )
 
 
+@pytest.mark.protects(
+    "claimed-node",
+    "exclusive devices are held by nodes of any name and type, and by mounts of them",
+)
+@pytest.mark.protects(
+    "opened-anyhow",
+    "a device that may be opened to read or to write alone counts as given",
+    instead="return allowed(rules, devices)",
+)
 @pytest.mark.parametrize(("spec", "has"), WAYS.values(), ids=WAYS.keys())
 def test_a_device_is_held_by_its_node(parts: Inventory, spec: dict[str, Any], has: bool) -> None:
     record = held(spec, KIND)
@@ -205,6 +214,21 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
 }
 
 
+@pytest.mark.protects(
+    "claimed-rule",
+    "exclusive devices are held by rules of the cgroup",
+    instead="return numbers & self._nodes",
+)
+@pytest.mark.protects(
+    "claimed-unprivileged",
+    "a rule for every device is no privilege to have exclusive ones",
+    instead="if not any(map(given_nodes.allows_all, rules)):",
+)
+@pytest.mark.protects(
+    "opened-anyhow",
+    "a device that may be opened to read or to write alone counts as given",
+    instead="return allowed(rules, devices)",
+)
 @pytest.mark.parametrize(("rules", "minors"), RULES.values(), ids=RULES.keys())
 @pytest.mark.parametrize("by_document", [False, True])
 def test_a_device_is_held_by_a_rule(

@@ -94,6 +94,7 @@ CONFLICTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.protects("lease-refused", "an exclusive device is refused to another container")
 @pytest.mark.parametrize(("theirs", "ours", "words"), CONFLICTS.values(), ids=CONFLICTS.keys())
 def test_what_another_container_has(
     state_dir: str, start: Start, theirs: dict[str, Any], ours: dict[str, Any], words: str
@@ -135,6 +136,10 @@ NUMBERED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.protects(
+    "lease-renumbered",
+    "an exclusive device's node may have been another device's, which a container still has",
+)
 @pytest.mark.parametrize(("theirs", "ours", "node"), NUMBERED.values(), ids=NUMBERED)
 def test_a_node_that_is_another_device_by_now(
     state_dir: str, start: Start, theirs: dict[str, Any], ours: dict[str, Any], node: str
@@ -279,6 +284,17 @@ def test_a_disk_that_is_full(state_dir: str, start: Start, monkeypatch: pytest.M
     take(state_dir, start(), given("A"))
 
 
+@pytest.mark.protects(
+    "record-unseen",
+    "a process that can't be looked at keeps what its container has",
+    instead="return True",
+    only="can_not_be_looked_at and process",
+)
+@pytest.mark.protects(
+    "lease-every",
+    "no lease is taken where a record can't be read",
+    instead="found = _read_folder(self._folder, [])",
+)
 @pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE, errno.EIO, errno.EACCES])
 @pytest.mark.parametrize("what", ["process", "record"])
 def test_what_can_not_be_looked_at_is_held(
@@ -301,6 +317,11 @@ def test_what_can_not_be_looked_at_is_held(
         take(state_dir, start(), given("0"))
 
 
+@pytest.mark.protects(
+    "lease-every",
+    "no lease is taken where a record can't be read",
+    instead="found = _read_folder(self._folder, [])",
+)
 @pytest.mark.parametrize("text", ["", "{", '{"version": 3}', '{"version": 2, "given": 7}'])
 def test_a_damaged_record_holds_everything(state_dir: str, start: Start, text: str) -> None:
     """The devices of its container are unknown until that ends."""
@@ -333,6 +354,9 @@ def test_what_another_pid_namespace_has_is_held(
     assert len(records.read_all(state_dir)) == 1
 
 
+@pytest.mark.protects(
+    "lease-lock", "of many that want an exclusive device one gets it", instead="if True:"
+)
 def test_a_lock_that_somebody_keeps(
     state_dir: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,6 +394,9 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.protects(
+    "lease-lock", "of many that want an exclusive device one gets it", instead="if True:"
+)
 def test_of_many_at_once_one_wins(state_dir: str, tmp_path: Path) -> None:
     go = tmp_path / "go"
     words = [sys.executable, "-c", TAKE, state_dir]

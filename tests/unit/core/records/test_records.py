@@ -116,6 +116,11 @@ def test_record_of_a_process_that_is_gone_is_removed(state_dir: str) -> None:
     assert files(state_dir) == []
 
 
+@pytest.mark.protects(
+    "record-began",
+    "a record of a process that is gone counts for nothing",
+    instead="return _began(status) < 0 or _has_ended(status)",
+)
 def test_process_with_the_number_of_another_counts_for_nothing(state_dir: str, pid: int) -> None:
     write(state_dir, pid)
     folder = Path(state_dir, "containers")
@@ -131,6 +136,16 @@ def test_process_with_the_number_of_another_counts_for_nothing(state_dir: str, p
 OTHER = 4026532999  # the number of a pid namespace that isn't the first
 
 
+@pytest.mark.protects(
+    "pids-unseen",
+    "who can't see another pid namespace's processes leaves their records alone",
+    instead="return True",
+)
+@pytest.mark.protects(
+    "other-pids",
+    "ids of another pid namespace aren't taken for processes here",
+    instead="return _read_folder(folder)",
+)
 def test_who_is_in_another_pid_namespace_leaves_records_alone(
     state_dir: str, process: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +166,16 @@ def test_who_is_in_another_pid_namespace_leaves_records_alone(
     assert name not in files(state_dir)
 
 
+@pytest.mark.protects(
+    "pids-unseen",
+    "who can't see another pid namespace's processes leaves their records alone",
+    instead="return True",
+)
+@pytest.mark.protects(
+    "other-pids",
+    "ids of another pid namespace aren't taken for processes here",
+    instead="return _read_folder(folder)",
+)
 def test_of_another_pid_namespace_the_first_one_knows_who_lives(
     state_dir: str, process: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +194,11 @@ def test_of_another_pid_namespace_the_first_one_knows_who_lives(
     assert files(state_dir) == []
 
 
+@pytest.mark.protects(
+    "hidden-process",
+    "a process that /proc hides from a user keeps what its container has",
+    instead="return False",
+)
 def test_record_of_a_process_that_proc_hides_stays(
     state_dir: str, pid: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +277,11 @@ def test_a_start_looks_at_a_few_others_only(
     assert len(files(state_dir)) >= 96
 
 
+@pytest.mark.protects(
+    "pod-annotation",
+    "a pod's annotation names no engine where the bundle does",
+    instead="if found and _MANAGER not in annotations:",
+)
 @pytest.mark.parametrize(
     ("bundle", "annotations", "engine"),
     [
@@ -320,6 +355,9 @@ def test_keys_that_an_engine_left_out_are_nobodys(bundle: str) -> None:
     assert set(found.values()) == {""}
 
 
+@pytest.mark.protects(
+    "engines-own-annotations", "an engine is believed its own annotations", instead="else:"
+)
 @pytest.mark.parametrize("bundle", [BUNDLE, BUNDLE.replace("moby", "default"), "/bundle", OF_CRIO])
 def test_others_have_no_names_of_kubernetes(bundle: str) -> None:
     annotations = {**CONTAINERD, **LABELS, **CRIO, "io.container.manager": "libpod"}

@@ -50,6 +50,7 @@ def annotated(value: str, *env: str) -> dict[str, Any]:
     return {**spec_of(*env), "annotations": {"cdi.k8s.io/x": value}}
 
 
+@pytest.mark.protects("kinds", "an image names no CDI devices of other makers, nor another pod's")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", FOREIGN)
 def test_no_variable_names_other_kinds(mode: str, name: str) -> None:
@@ -77,6 +78,7 @@ def test_nor_do_annotations(mode: str, name: str) -> None:
         documents(annotated(f"nvidia.com/gpu=0,{name}"), config_of(mode))
 
 
+@pytest.mark.protects("kinds", "an image names no CDI devices of other makers, nor another pod's")
 @pytest.mark.parametrize("mode", ["hook", "spec"])
 def test_a_servers_other_kinds_in_annotations(mode: str) -> None:
     with pytest.raises(RequestError, match=SETTING):

@@ -119,12 +119,22 @@ def test_of_two_words_the_smaller_counts() -> None:
     assert decided("16GiB", "8GiB", accept_annotations=True) == 8
 
 
+@pytest.mark.protects(
+    "limit-default",
+    "a container that says nothing of memory gets the administrator's default",
+    instead="if default and not said:",
+)
 def test_the_default_is_for_who_says_nothing() -> None:
     assert decided(device_memory="8GiB") == 8
     assert decided("16GiB", device_memory="8GiB") == 16
     assert decided("4GiB", device_memory="8GiB") == 4
 
 
+@pytest.mark.protects(
+    "limit-default",
+    "a container that says nothing of memory gets the administrator's default",
+    instead="if default and not said:",
+)
 def test_an_annotation_that_is_not_accepted_only_makes_it_smaller() -> None:
     assert decided(annotation="16GiB", device_memory="8GiB") == 8
     assert decided(annotation="4GiB", device_memory="8GiB") == 4
@@ -132,6 +142,11 @@ def test_an_annotation_that_is_not_accepted_only_makes_it_smaller() -> None:
     assert decided(annotation="16GiB", device_memory="8GiB", accept_annotations=True) == 16
 
 
+@pytest.mark.protects(
+    "limit-default",
+    "a container that says nothing of memory gets the administrator's default",
+    instead="if default and not said:",
+)
 def test_an_environment_that_is_not_heard_only_makes_it_smaller() -> None:
     distrusted: dict[str, Any] = {"accept_envvar_unprivileged": False, "device_memory": "8GiB"}
     assert decided("16GiB", **distrusted) == 8
@@ -139,6 +154,11 @@ def test_an_environment_that_is_not_heard_only_makes_it_smaller() -> None:
     assert decided("16GiB", privileged=True, **distrusted) == 16
 
 
+@pytest.mark.protects(
+    "limit-most",
+    "nobody without privileges has more memory than the administrator allows",
+    instead="if most and not said:",
+)
 def test_the_most_binds_who_asks_for_more_and_who_says_nothing() -> None:
     assert decided("16GiB", most_device_memory="8GiB") == 8
     assert decided(most_device_memory="8GiB") == 8
@@ -181,6 +201,11 @@ SIZES = st.integers(min_value=1, max_value=80).map(lambda number: f"{number}GiB"
 WIDE = st.integers(min_value=1, max_value=200).map(lambda number: f"{number}GiB")
 
 
+@pytest.mark.protects(
+    "limit-most",
+    "nobody without privileges has more memory than the administrator allows",
+    instead="if most and not said:",
+)
 @given(st.lists(st.tuples(SIZES, st.booleans()), max_size=3), WIDE, WIDE | st.just(""))
 def test_no_word_widens_what_the_administrator_allows(
     said: list[tuple[str, bool]], most: str, default: str

@@ -332,6 +332,9 @@ EVERY_VARIABLE = [
 ]
 
 
+@pytest.mark.protects(
+    "distrusted-environment", "Kubernetes: base's settings keep every vendor's variable unheard"
+)
 @pytest.mark.parametrize(("vendor", "variable"), EVERY_VARIABLE)
 def test_no_variable_asks_where_mounts_alone_do(vendor: str, variable: str) -> None:
     config = loads(f"{BASE}{DECLARING}")
@@ -389,6 +392,9 @@ def test_annotations_come_before_the_environment(mode: str) -> None:
     assert request.ignored == (("environment", f"annotations decide, which are {TRUST}"),)
 
 
+@pytest.mark.protects(
+    "annotations-accepted", "annotations count only where they are accepted", instead="return True"
+)
 @pytest.mark.parametrize("mode", ["hook", "spec", "auto"])
 def test_annotations_count_only_where_they_are_accepted(mode: str) -> None:
     request = annotated(mode, "NVIDIA_VISIBLE_DEVICES=1", accept=False, a=QUALIFIED, b=QUALIFIED)
@@ -402,6 +408,11 @@ def test_annotations_count_in_mode_cdi() -> None:
     assert annotated("cdi", accept=False, a=QUALIFIED).devices == (QUALIFIED,)
 
 
+@pytest.mark.protects(
+    "sources-order",
+    "what mounts give is not widened",
+    instead="<the statement>\nnamed = dict(sorted(named.items()))",
+)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("value", ["runtime.nvidia.com/gpu=all", "nvidia.com/gpu=all", "all"])
 def test_annotations_never_widen_what_mounts_give(mode: str, value: str) -> None:

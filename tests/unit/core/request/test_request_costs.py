@@ -311,6 +311,24 @@ def test_costs_of_many_mounts(
     check(start, MOUNTS[name], name)
 
 
+@pytest.mark.protects(
+    "most-names", "nobody names more devices than any machine has", only="machine_has and devices"
+)
+@pytest.mark.protects(
+    "most-vnpus",
+    "nobody asks for more vNPUs by ranges than any machine has",
+    only="machine_has and vNPUs",
+)
+@pytest.mark.protects(
+    "most-lists",
+    "nobody names more lists of files than any machine has",
+    only="machine_has and lists",
+)
+@pytest.mark.protects(
+    "most-sizes",
+    "nobody says more sizes of memory than any machine has devices",
+    only="machine_has and sizes",
+)
 @pytest.mark.parametrize(
     ("entries", "words"),
     [

@@ -15,6 +15,9 @@ PLUGIN = "TaskPlugin=task/cgroup\n"
 NULL = "Name=gpu File=/dev/null\n"
 
 
+@pytest.mark.protects(
+    "slurm-constrains", "a job's devices are asked of Slurm's cgroup alone, where there is one"
+)
 @pytest.mark.parametrize(
     "text",
     [
@@ -45,6 +48,9 @@ def test_slurms_protection_is_seen(text: str, tmp_path: Path) -> None:
     assert guarded(str(slurms_files(tmp_path, cgroup=text)))
 
 
+@pytest.mark.protects(
+    "slurm-plugin", "Slurm: without the plugin that guards devices no job has any"
+)
 @pytest.mark.parametrize(
     "text",
     [
@@ -111,6 +117,16 @@ def test_where_slurm_finds_devices_itself_it_guards_all(tmp_path: Path) -> None:
     assert guarded(str(slurms_files(tmp_path, gres=text))).has(["/dev/zero"])
 
 
+@pytest.mark.protects(
+    "slurm-own-lines",
+    "Slurm: what gres.conf has for other nodes it guards on those alone",
+    instead="own = every",
+)
+@pytest.mark.protects(
+    "slurm-plugins-lines",
+    "Slurm: files of a name of the site's are every job's",
+    instead="return True",
+)
 @pytest.mark.parametrize(
     ("gres", "has"),
     [
@@ -152,6 +168,7 @@ def test_a_node_that_slurm_conf_does_not_name(tmp_path: Path) -> None:
         assert not guarded(str(conf)).has_any
 
 
+@pytest.mark.protects("slurm-all-lines", "Slurm: devices that slurm.conf lacks are every job's")
 @pytest.mark.parametrize(
     "text",
     [

@@ -115,6 +115,9 @@ def test_the_kernel_is_asked(tmp_path: Path) -> None:
     assert job.answer(str(closed)) == (0 if os.geteuid() == 0 else errno.EACCES)
 
 
+@pytest.mark.protects(
+    "cgroup-refuses", "what the cgroup refuses wasn't given to the job", instead="return 0 in found"
+)
 @pytest.mark.parametrize(
     ("answers", "given"),
     [
@@ -134,6 +137,11 @@ def test_what_the_cgroup_refuses_was_not_given(answers: list[int], given: bool) 
     assert job.is_given(answers) is given
 
 
+@pytest.mark.protects(
+    "slurm-guards",
+    "Slurm: what gres.conf lacks is no job's",
+    instead="mine = [each for each in machine.devices if is_given(map(answer, each.files))]",
+)
 def test_what_slurm_does_not_guard_is_no_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

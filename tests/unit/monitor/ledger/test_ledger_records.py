@@ -68,6 +68,7 @@ def written(records: Records) -> Path:
     return Path(records.folder) / f"claim_{UID}_{DRIVER}.json"
 
 
+@pytest.mark.protects("dra-unreadable", "while a record can't be read nothing is handed out")
 @pytest.mark.parametrize("data", DAMAGE.values(), ids=[*DAMAGE])
 def test_what_can_t_be_read_gives_nothing_away(records: Records, data: bytes) -> None:
     path = written(records)
@@ -92,6 +93,11 @@ def test_what_can_t_be_read_gives_nothing_away(records: Records, data: bytes) ->
         records.check_readable()
 
 
+@pytest.mark.protects(
+    "dra-folder",
+    "records of claims are in a folder of root's alone",
+    instead="found = os.open(self.folder, os.O_RDONLY)",
+)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has somebody to fear")
 @pytest.mark.parametrize("how", ["mode", "owner", "link"])
 def test_a_folder_that_others_may_change(records: Records, how: str) -> None:
@@ -156,6 +162,11 @@ def test_a_lease_is_as_old_as_it_is(
     assert 0 <= ledger.now() - found.at < 60
 
 
+@pytest.mark.protects(
+    "dra-lease-kept",
+    "a lease of the device plugin's stays while a newer one can't be written",
+    instead="remove(path)\n<the statement>",
+)
 def test_a_lease_outlives_one_that_cannot_be_written(
     records: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +183,9 @@ def test_a_lease_outlives_one_that_cannot_be_written(
     assert lent(records) == before
 
 
+@pytest.mark.protects(
+    "record-owner", "a record counts for the owner that its name says", instead="is_its = True"
+)
 @pytest.mark.parametrize("name", ["uid", "driver", "owner"])
 def test_a_record_is_of_the_owner_that_its_name_says(records: Records, name: str) -> None:
     """One that was copied, or put there for another claim, says nothing of either."""

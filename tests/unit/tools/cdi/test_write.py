@@ -33,6 +33,11 @@ def document(name: str) -> dict[str, object]:
     return {"cdiVersion": "0.5.0", "devices": [{"name": name, "major": 195, "args": [name]}]}
 
 
+@pytest.mark.protects(
+    "quoted-strings",
+    "strings in a CDI document are quoted where a reader could take them for something else",
+    instead='return dumper.represent_scalar("tag:yaml.org,2002:str", text, None)',
+)
 @pytest.mark.parametrize("text", AMBIGUOUS)
 def test_what_could_be_something_else_is_quoted(text: str) -> None:
     made = write.to_text(document(text), "yaml")
@@ -101,6 +106,11 @@ def test_a_file_that_says_the_same_stays(tmp_path: Path) -> None:
     assert path.read_text() == "b"
 
 
+@pytest.mark.protects(
+    "document-whole",
+    "a CDI document is replaced as a whole",
+    instead="open(path, 'wb').write(data)",
+)
 def test_a_full_disk_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("old")
@@ -157,6 +167,11 @@ def test_a_folder_that_everybody_may_change(tmp_path: Path) -> None:
         write.write(str(folder / "a.yaml"), "a")
 
 
+@pytest.mark.protects(
+    "document-whole",
+    "a CDI document is replaced as a whole",
+    instead="open(path, 'wb').write(data)",
+)
 def test_readers_see_the_old_or_the_new_file_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     texts = ["a" * 100_000, "b" * 100_000]

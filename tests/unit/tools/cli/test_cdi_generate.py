@@ -184,6 +184,11 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert str(tmp_path) in refused(done)
 
 
+@pytest.mark.protects(
+    "transformed-writers",
+    "no document is transformed that others can have written",
+    instead="data = host_files.read(source)",
+)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root carries out what others write")
 @pytest.mark.parametrize(
     "how", ["another user's", "his group may write", "all may write", "his folder"]

@@ -52,6 +52,11 @@ def test_why_nothing_is_done(tmp_path: Path, word: str, reason: str) -> None:
     assert done.stdout.splitlines()[-1] == f"Because: {reason}"
 
 
+@pytest.mark.protects(
+    "explained-line",
+    "no line of an explanation steers a terminal",
+    instead='return "\\n".join(lines)',
+)
 def test_nothing_that_is_explained_steers_a_terminal_or_forges_a_line() -> None:
     """Whatever an image, a machine or a document brings into a field; JSON has it as it is."""
     hostile = "\x1b]0;x\x07\x9b2J\u202e\nError (x): y\r\u2028\x85"

@@ -74,6 +74,9 @@ def devices_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "links", lambda *_: ({}, []))
 
 
+@pytest.mark.protects(
+    "kept-owner", "nobody keeps a file that root writes where everybody may make files"
+)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root writes into others' files")
 @pytest.mark.parametrize("words", COMMANDS)
 def test_no_file_stays_another_user_s_where_all_may_make_files(tmp_path: Path, words: str) -> None:

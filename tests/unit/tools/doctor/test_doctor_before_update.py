@@ -1,4 +1,4 @@
-"""What gpuhook doctor --before-update and --npd say of what they find."""
+"""Report of gpuhook doctor --before-update and --npd."""
 
 import importlib
 import json

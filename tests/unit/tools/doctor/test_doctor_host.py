@@ -365,6 +365,7 @@ def test_the_engines_plugin(
     assert all(words in each.message for each, (_, words) in zip(found, expected, strict=True))
 
 
+@pytest.mark.protects("doctor-gate", "the doctor names a gate that gpu-py doesn't know of")
 @pytest.mark.parametrize("runs", [False, True])
 @pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("unit", ["", "ExecStart=/opt/gpuhook/bin/gpuhook nri --gate\n"])

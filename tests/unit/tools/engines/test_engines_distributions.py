@@ -422,6 +422,9 @@ def test_the_version_is_that_of_the_distributions_containerd(
     assert containerd_files.version_for(str(made.read)) is None
 
 
+@pytest.mark.protects(
+    "own-containerd", "installation: root runs no containerd that others may change"
+)
 def test_a_program_that_others_may_change_is_not_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,9 @@ def test_features_are_merged_and_an_entry_of_ours_keeps_its_options() -> None:
 DOCKERD = Process(0, 0, ("dockerd", "--config-file"), 0, 0.0, {}, "")
 
 
+@pytest.mark.protects(
+    "dockers-options", "installation: nothing stands in dockerd's options and in its file"
+)
 @pytest.mark.parametrize(
     ("option", "key", "more"),
     [

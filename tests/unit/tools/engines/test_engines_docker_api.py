@@ -78,6 +78,7 @@ def test_an_answer(listen: Callable[[Serve], str]) -> None:
     assert answer["DefaultRuntime"] == "runc"
 
 
+@pytest.mark.protects("docker-bound", "other users: Docker's answer has an end", only="endless")
 @pytest.mark.parametrize(
     ("serve", "words"),
     [
@@ -97,6 +98,11 @@ def test_an_answer_that_is_none(listen: Callable[[Serve], str], serve: Serve, wo
         docker_api.ask(path)
 
 
+@pytest.mark.protects(
+    "docker-patience",
+    "other users: Docker's answer comes in time",
+    instead="while patience := _PATIENCE or end:",
+)
 @pytest.mark.parametrize("serve", [_waits_for_the_end, _in_drops], ids=["silence", "drops"])
 def test_an_answer_that_never_comes(
     listen: Callable[[Serve], str], serve: Serve, monkeypatch: pytest.MonkeyPatch

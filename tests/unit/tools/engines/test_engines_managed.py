@@ -61,6 +61,9 @@ COMMENTED = {
 }
 
 
+@pytest.mark.protects(
+    "placeholders", "installation: no template of an unknown program is copied from"
+)
 @pytest.mark.parametrize("engine", TEXTS)
 @pytest.mark.parametrize("value", PLACEHOLDERS)
 def test_a_template_of_an_unknown_program_is_refused(

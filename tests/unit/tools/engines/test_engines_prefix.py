@@ -105,6 +105,9 @@ def call(word: str, image: Path, *words: str) -> None:
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.protects(
+    "prefix-links", "no link below a prefix leads out of it", instead="if links > _LINKS:"
+)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: "-".join(place[:2]))
 def test_no_link_leads_an_installation_out(
@@ -207,6 +210,7 @@ REMEMBERED = (
 )
 
 
+@pytest.mark.protects("prefix-records", "nothing outside is written for what a prefix remembers")
 @pytest.mark.parametrize("command", ["install", "uninstall"])
 @pytest.mark.parametrize("remembered", REMEMBERED)
 def test_what_came_with_an_image_as_remembered_changes_nothing_outside(
@@ -273,6 +277,8 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.protects("prefix-configuration", "what a prefix remembers chooses no configuration")
+@pytest.mark.protects("kept-paths", "what is remembered of documents names plain paths alone")
 @pytest.mark.usefixtures("configured")
 @pytest.mark.parametrize("command", COMMANDS_OF_DOCUMENTS)
 @pytest.mark.parametrize("field", HOSTILE)
@@ -366,6 +372,7 @@ def test_no_remembered_name_of_nvidias_has_an_effect_outside(
     assert (host / "link").is_symlink()
 
 
+@pytest.mark.protects("prefix-plain", "below a prefix a path begins at / and has no dots")
 @pytest.mark.parametrize("path", ["etc", "x/../y", "", "/..", "/a/../b", "/a/..", "/\0"])
 def test_a_path_that_may_mean_several_places_is_none_below_a_prefix(image: Path, path: str) -> None:
     for function, way in ((below, path), (checked, path), (checked, f"{image}{path}/..")):
@@ -406,6 +413,14 @@ def test_a_damaged_list_of_folders_is_refused(image: Path, host: Path, text: str
 STEERING = "\x1b[2J\x9b31m\u202e\r\x07\u2028"
 
 
+@pytest.mark.protects(
+    "said-line",
+    "no line that an installation says steers a terminal",
+    instead="click.echo(text, err=err)",
+)
+@pytest.mark.protects(
+    "diff-lines", "no difference that is shown steers a terminal", instead="return text"
+)
 @pytest.mark.usefixtures("configured")
 def test_no_name_and_no_text_of_an_image_steers_a_terminal(image: Path) -> None:
     """Paths below it bear the name of its folder, a diff has its files' lines."""
@@ -431,6 +446,14 @@ def test_no_name_and_no_text_of_an_image_steers_a_terminal(image: Path) -> None:
     assert [line for line in said.split("\n") if not line.replace("\t", "").isprintable()] == []
 
 
+@pytest.mark.protects(
+    "said-line",
+    "no line that an installation says steers a terminal",
+    instead="click.echo(text, err=err)",
+)
+@pytest.mark.protects(
+    "diff-lines", "no difference that is shown steers a terminal", instead="return text"
+)
 @pytest.mark.usefixtures("configured")
 @pytest.mark.parametrize("command", [["uninstall", "--engine=docker"], ["cdi", "refresh"]])
 def test_nothing_remembered_steers_a_terminal(image: Path, command: list[str]) -> None:

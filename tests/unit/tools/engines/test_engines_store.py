@@ -90,6 +90,9 @@ def test_folders_of_records_of_earlier_versions_go_too(store: Store, tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.protects(
+    "dead-links", "installation: no file is made behind a link that leads nowhere"
+)
 @pytest.mark.parametrize("ours", [False, True])
 def test_a_link_that_leads_nowhere_is_refused(store: Store, tmp_path: Path, ours: bool) -> None:
     """Its file would be made, and who takes that back couldn't tell whose the link is."""
@@ -266,6 +269,11 @@ def test_a_state_folder_that_can_t_be_made(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.protects(
+    "state-folder",
+    "other users: the state folder is closed to them",
+    instead="_FOLDER_MODE = 0o755",
+)
 @pytest.mark.parametrize("mode", [0o755, 0o700])
 def test_the_state_is_for_nobody_else(store: Store, tmp_path: Path, mode: int) -> None:
     (tmp_path / "state" / "engines").mkdir(parents=True, mode=mode)
@@ -286,6 +294,11 @@ def kept_modes(store: Store) -> dict[str, int]:
 PRIVATE = {"original": 0o600, "record.json": 0o600, "written": 0o600}
 
 
+@pytest.mark.protects(
+    "kept-mode",
+    "other users: what is kept of an engine's file is for its owner",
+    instead="_MODE = 0o644  # whatever the engine's file has: its owner reads that one",
+)
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
 def test_what_is_kept_of_a_file_is_for_its_owner(store: Store, path: Path, mode: int) -> None:
     """It may hold passwords, and a state folder may be copied or opened."""
@@ -295,6 +308,11 @@ def test_what_is_kept_of_a_file_is_for_its_owner(store: Store, path: Path, mode:
     assert path.stat().st_mode & 0o777 == mode
 
 
+@pytest.mark.protects(
+    "kept-mode",
+    "other users: what is kept of an engine's file is for its owner",
+    instead="_MODE = 0o644  # whatever the engine's file has: its owner reads that one",
+)
 def test_what_earlier_versions_kept_is_closed(store: Store, tmp_path: Path) -> None:
     """The next installation closes it, whatever engine that is for, and removal does."""
     path, other = tmp_path / "daemon.json", tmp_path / "other.json"
@@ -312,6 +330,9 @@ def take_one(store: Store, path: str) -> None:
         installer.uninstall(store, [each for each in store.records() if each.path == path])
 
 
+@pytest.mark.protects(
+    "repeated-mode", "other users: what repeats a file is for who may read that one"
+)
 @pytest.mark.parametrize("before", [None, 0o600, 0o644])
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
 def test_who_may_not_read_a_file_may_not_read_what_repeats_it(
@@ -342,6 +363,7 @@ def test_a_lock_on_the_folder_stops_nobody(store: Store, tmp_path: Path) -> None
         os.close(fd)
 
 
+@pytest.mark.protects("lock-patience", "other users: a lock is waited for only some seconds")
 def test_who_holds_the_lock_too_long_is_named(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

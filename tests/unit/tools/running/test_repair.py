@@ -91,6 +91,7 @@ def test_a_gpu_that_has_another_number_now(ourselves: tuple[int, int]) -> None:
             repair.given_devices(one, process, now)
 
 
+@pytest.mark.protects("another-process", "a record is not another process'")
 def test_a_process_with_the_number_of_the_container(ourselves: tuple[int, int]) -> None:
     process, started = ourselves
     with pytest.raises(ContainerError, match="has exited"):

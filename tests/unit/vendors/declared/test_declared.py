@@ -439,6 +439,7 @@ def test_a_folder_to_write_to_that_is_not_there(made: Made) -> None:
     assert answer.warnings() == [f"Maker's {PAGES} doesn't exist"]
 
 
+@pytest.mark.protects("written-folders", "no container writes to a folder of the system")
 @pytest.mark.parametrize(
     ("path", "why"),
     [

@@ -223,6 +223,11 @@ def test_compat_version(names: list[str], version: str | None) -> None:
 # What an image's folder costs ----------------------------------------------------------------
 
 
+@pytest.mark.protects(
+    "compat-names",
+    "the folder of an image's CUDA isn't read whole",
+    instead="names = root.list_folder(place)",
+)
 def test_a_folder_of_any_length_is_not_read_whole(tmp_path: Path) -> None:
     folder = tmp_path / "usr/local/cuda/compat"
     folder.mkdir(parents=True)
@@ -239,6 +244,12 @@ def test_a_folder_of_any_length_is_not_read_whole(tmp_path: Path) -> None:
     assert most < 100_000  # all names have a million
 
 
+@pytest.mark.protects(
+    "elf-headers", "a library of an image's CUDA has no more segments than any real one"
+)
+@pytest.mark.protects(
+    "elf-dynamic", "a library of an image's CUDA has no larger dynamic section than any real one"
+)
 @pytest.mark.parametrize(("segments", "size"), [(0xFFFF, 1 << 20), (2, 1 << 20), (0xFFFF, 1 << 10)])
 def test_what_costs_most_to_read(segments: int, size: int, tmp_path: Path) -> None:
     """As many libraries as are looked at, each with all headers and names that a file can have."""
@@ -256,6 +267,11 @@ def test_what_costs_most_to_read(segments: int, size: int, tmp_path: Path) -> No
     assert took < 15 * yardstick()
 
 
+@pytest.mark.protects(
+    "compat-files",
+    "an image's CUDA has no more files than its maker ships",
+    instead="if not names:",
+)
 def test_more_files_than_a_maker_ships(tmp_path: Path) -> None:
     folder = tmp_path / "usr/local/cuda/compat"
     folder.mkdir(parents=True)

@@ -130,6 +130,11 @@ def test_a_configured_folder_that_is_not_there_is_no_error(root: Root) -> None:
 # Whose folders -----------------------------------------------------------------------------------
 
 
+@pytest.mark.protects(
+    "configured-folders",
+    "so do those of folders that config.toml names",
+    instead="found.setdefault(self._root.real_path(folder), folder)",
+)
 @pytest.mark.parametrize("setting", ["binary-search-paths", "data-search-paths"])
 @pytest.mark.parametrize("above", [True, False])
 def test_nothing_of_a_folder_that_everybody_may_write_to(
@@ -149,6 +154,17 @@ def test_nothing_of_a_folder_that_everybody_may_write_to(
     )
 
 
+@pytest.mark.protects(
+    "driver-folders",
+    "the driver's programs and manifests come from folders of root's",
+    instead='return self._root.real_path(folder or "/")',
+    also=("driver-way", "return self._root.real_path(path)"),
+)
+@pytest.mark.protects(
+    "configured-folders",
+    "so do those of folders that config.toml names",
+    instead="found.setdefault(self._root.real_path(folder), folder)",
+)
 @pytest.mark.parametrize("folder", ["opt/bin", "usr/libexec/nvidia/bin", "run/opengl-driver/bin"])
 def test_a_usual_folder_that_everybody_may_write_to_is_passed_over(root: Root, folder: str) -> None:
     root.put(f"{folder}/nvidia-smi", ELF)
@@ -158,6 +174,11 @@ def test_a_usual_folder_that_everybody_may_write_to_is_passed_over(root: Root, f
     assert targets(root.find()) == {SMI: SMI}
 
 
+@pytest.mark.protects(
+    "driver-way",
+    "no link leads to them through another user's folder",
+    instead="return self._root.real_path(path)",
+)
 def test_nothing_that_links_lead_to_through_such_a_folder(root: Root) -> None:
     root.put("home/user/nvidia-smi", ELF)
     root.put("home/user/nvidia_icd.json", "{}")
@@ -216,6 +237,7 @@ def test_what_has_to_come_first_is_noted_once(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.protects("watched-folders", "others can't have the driver asked at every start")
 def test_folders_of_others_are_not_watched(root: Root) -> None:
     """A user who may write there could have the driver queried at every start."""
     root.put("usr/share/vulkan/icd.d/a.json")

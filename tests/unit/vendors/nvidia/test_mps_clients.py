@@ -107,6 +107,11 @@ SETS = [
 WORDS = ("0", "1", "0,1", GPUS[0].uuid, "1b:00.0", "nvidia.com/gpu=0", "runtime.nvidia.com/gpu=0")
 
 
+@pytest.mark.protects(
+    "mps-any-capability",
+    "whoever gets a shared GPU is a client of MPS, whatever the capabilities are",
+    instead="if config.mps_devices and {'compute', 'video'} & {*options.capabilities}:",
+)
 @pytest.mark.parametrize("capabilities", [*SETS, "all", None])
 def test_no_capability_decides(config: Config, capabilities: str | None) -> None:
     """That the device is shared does, for every way to name it and with every other word."""
@@ -205,6 +210,11 @@ GIVEN: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.protects(
+    "given-by-others",
+    "nor does an engine, by a node or a rule of its own",
+    instead="for grant in ():",
+)
 @pytest.mark.parametrize("name", [*GIVEN])
 @pytest.mark.parametrize("env", [(), (f"{VARIABLE}=void",), (f"{VARIABLE}=2",)])
 def test_a_node_that_the_engine_gives(
@@ -235,6 +245,9 @@ def test_a_client_is_not_refused_for_its_own_device(config: Config, tmp_path: Pa
     assert f"{mps.PIPE_VARIABLE}={mps.PLACE}" in made.finish().data["process"]["env"]
 
 
+@pytest.mark.protects(
+    "restored-shared", "nor does one of a checkpoint get a shared device", instead="shared = False"
+)
 @pytest.mark.parametrize("capabilities", ["graphics", "compute", "all"])
 def test_a_container_of_a_checkpoint(config: Config, capabilities: str) -> None:
     """Nothing is edited for it, and no hook of ours counts it among the clients."""
@@ -292,6 +305,16 @@ def granted(config: Config) -> contract.Grant:
     return resolved(config).grants[0]
 
 
+@pytest.mark.protects(
+    "only-by-runtime",
+    "documents, plugins and a hook alone give no device that is gpu-py's alone to give",
+)
+@pytest.mark.protects(
+    "hook-alone",
+    "a hook that can set no variable makes no client of MPS",
+    instead="pass",
+    only="other_ways and hook",
+)
 @pytest.mark.parametrize("name", [*WAYS])
 def test_other_ways_refuse_it(config: Config, name: str) -> None:
     keep(config)

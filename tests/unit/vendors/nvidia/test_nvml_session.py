@@ -64,6 +64,9 @@ def test_it_sets_limits_again_and_again(standing: Standing) -> None:
     assert limits.kept(standing.key, FOLDER, standing.wanted), "it goes on"
 
 
+@pytest.mark.protects(
+    "ready-driver", "NVML that is kept ready limits the GPUs of its own driver alone"
+)
 @ROOT
 def test_it_is_of_one_driver(standing: Standing) -> None:
     root, library = standing.key
@@ -71,6 +74,11 @@ def test_it_is_of_one_driver(standing: Standing) -> None:
         assert not standing.ready.ask(key, FOLDER, standing.wanted)
 
 
+@pytest.mark.protects(
+    "ready-yes",
+    "only a yes of NVML that is kept ready means that a limit is set",
+    instead="return True",
+)
 @ROOT
 @pytest.mark.parametrize(
     "standing",
@@ -92,6 +100,11 @@ def test_one_that_hangs_is_not_waited_for(standing: Standing) -> None:
     assert limits.kept is None
 
 
+@pytest.mark.protects(
+    "ready-yes",
+    "only a yes of NVML that is kept ready means that a limit is set",
+    instead="return True",
+)
 @ROOT
 def test_nobody_asks_what_has_ended(standing: Standing) -> None:
     os.kill(standing.ready._pid, limits.SIGKILL)

@@ -35,6 +35,9 @@ def test_a_process_that_may_open_all(keep: list[str]) -> None:
     assert VENDOR.within_reach(MACHINE) is MACHINE  # somebody else gives what is asked for
 
 
+@pytest.mark.protects(
+    "counted-here", "in a job numbers are those of the job's devices", instead="return inventory"
+)
 def test_gpus_are_counted_without_the_others(keep: list[str]) -> None:
     keep += ["/dev/nvidia2", "/dev/nvidia1"]
     assert seen(MACHINE) == {
@@ -45,6 +48,9 @@ def test_gpus_are_counted_without_the_others(keep: list[str]) -> None:
     }
 
 
+@pytest.mark.protects(
+    "counted-here", "in a job numbers are those of the job's devices", instead="return inventory"
+)
 def test_mig_devices_are_counted_without_the_others(keep: list[str]) -> None:
     keep.append("/dev/nvidia-caps/nvidia-cap12")
     assert seen(MACHINE)["3:0"] == "/dev/nvidia-caps/nvidia-cap22"

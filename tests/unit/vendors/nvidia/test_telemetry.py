@@ -64,6 +64,11 @@ def seen(**answers: Any) -> dict[str, Any]:
 PROCESS = SimpleNamespace(pid=7, usedGpuMemory=5)
 
 
+@pytest.mark.protects(
+    "unknown-processes",
+    "processes that NVML doesn't say aren't taken for none",
+    instead="return []",
+)
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -83,6 +88,9 @@ def test_processes_that_nvml_does_not_say_are_not_none(given: Any, expected: Any
     assert seen(**given).get("processes") == expected
 
 
+@pytest.mark.protects(
+    "no-own-memory", "a GPU without memory of its own has its other values", instead="raise"
+)
 def test_a_gpu_without_memory_of_its_own() -> None:
     """GB10's NVML supports neither form of the question."""
     found = seen(nvmlDeviceGetMemoryInfo=error(NOT_SUPPORTED), **lists(_v3=[PROCESS]))
@@ -109,6 +117,9 @@ def test_a_lost_gpu_fails(name: str) -> None:
     assert (found, [*failed]) == ({}, [UUID])
 
 
+@pytest.mark.protects(
+    "clock-set-back", "a clock that is set back doesn't end what is known of SMs", instead="pass"
+)
 def test_a_clock_that_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's times are the clock's: those from before the change stand for nothing now."""
     second, hour = 10**6, 3600 * 10**6
