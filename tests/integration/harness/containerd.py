@@ -65,8 +65,8 @@ WITH_HANDLERS = (
 PAUSE = image("pause")
 CRI = "io.containerd.grpc.v1.cri"
 # The plugin with the CRI's runtimes by the version in which containerd prints its settings: 1.x
-# does so in version 2, 2.x in version 3, whatever the file has.
-RUNTIMES = {2: CRI, 3: "io.containerd.cri.v1.runtime"}
+# does so in version 2, 2.x in version 3, 2.3 in version 4, whatever the file has.
+RUNTIMES = {2: CRI, 3: "io.containerd.cri.v1.runtime", 4: "io.containerd.cri.v1.runtime"}
 
 
 @dataclass(frozen=True)
