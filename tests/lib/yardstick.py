@@ -42,6 +42,14 @@ def of_this_process(call: Callable[[], object]) -> float:
             gc.enable()
 
 
+def costs_less(call: Callable[[], object], times: float, tries: int = 5) -> bool:
+    """Tell whether a call takes less processor time than so many yardsticks.
+
+    A busy machine makes either of them slow for a moment, so both are measured again until it does.
+    """
+    return any(of_this_process(call) < times * yardstick() for _ in range(tries))
+
+
 def of_children(call: Callable[[], object]) -> float:
     """Return the processor time of the processes that a call starts and waits for, in seconds."""
     begin = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -102,7 +102,7 @@ def test_from_start_to_stop(start: Callable[..., Started]) -> None:
     began = time.monotonic()
     started.want()
     started.until(lambda: "taints" in str(started.api.slices()))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25  # and not with the next look, after 30
     started.stop()
     assert started.names() == ["a"]  # for who comes next
     assert started.said == []

