@@ -136,12 +136,12 @@ def test_what_mps_shares_is_not_published(
             return found if isinstance(found, str) else ""
 
         await_published(1)
-        assert "shared by MPS" in ask(claims[0])
+        assert "shared by MPS on this node" in ask(claims[0])
         mps("start")
         try:
             await_published(1, 2)
-            assert "shared by MPS" in ask(claims[0])
-            assert "shared by MPS" in ask(claims[1])
+            assert "shared by MPS on this node" in ask(claims[0])
+            assert "shared by MPS on this node" in ask(claims[1])
         finally:
             mps("stop")
         assert ask(claims[1]) == ""  # it is published again within a minute
