@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from dra_kubelet import Claim
 from harness.device_plugin import device_plugin
-from harness.dra import GPU_DRIVER, Node, result, slice_name
+from harness.dra import GPU_DRIVER, Node, one_node, result, slice_name
 from harness.driver import Driver, simulate
-from harness.installation import Installation, write_config
+from harness.installation import Installation
 from kubelet import AdmissionError
 from pod_resources import PodResources
 
@@ -23,12 +23,8 @@ def driver(installation: Installation, tmp_path: Path) -> Driver:
 
 
 @pytest.fixture
-def node(
-    installation: Installation, workspace: Path, tmp_path: Path, driver: Driver
-) -> Iterator[Node]:
-    config = write_config(tmp_path / "config", driver.root, ["runc"])
-    made = Node(workspace / f"b{hash(tmp_path) & 0xFFFFFFFF:x}", installation, config)
-    with made.kubelet:
+def node(installation: Installation, workspace: Path, driver: Driver) -> Iterator[Node]:
+    with one_node(workspace, installation, driver.root) as made:
         yield made
 
 

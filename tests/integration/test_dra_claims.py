@@ -13,9 +13,9 @@ import pytest
 import wire
 from dra_kubelet import DEADLINE_S, Claim
 from harness.commands import Process, wait_until
-from harness.dra import GPU_DRIVER, Node, nodes_of, result, slice_name
+from harness.dra import GPU_DRIVER, Node, nodes_of, one_node, result, slice_name
 from harness.driver import Driver, simulate
-from harness.installation import Installation, write_config
+from harness.installation import Installation
 from pod_resources import PodResources
 
 from gpuhook.base.errors import PluginError
@@ -32,13 +32,8 @@ def driver(installation: Installation, tmp_path: Path) -> Driver:
 
 
 @pytest.fixture
-def node(
-    installation: Installation, workspace: Path, tmp_path: Path, driver: Driver
-) -> Iterator[Node]:
-    """A node with a short path, as sockets want it."""
-    config = write_config(tmp_path / "config", driver.root, ["runc"])
-    made = Node(workspace / f"d{hash(tmp_path) & 0xFFFFFFFF:x}", installation, config)
-    with made.kubelet:
+def node(installation: Installation, workspace: Path, driver: Driver) -> Iterator[Node]:
+    with one_node(workspace, installation, driver.root) as made:
         yield made
 
 

@@ -15,10 +15,10 @@ from dra_kubelet import Claim, PodError
 from harness import bundles
 from harness.bundles import Bundle
 from harness.commands import run, wait_until
-from harness.dra import GPU_DRIVER, Node, result, slice_name
+from harness.dra import GPU_DRIVER, Node, one_node, result, slice_name
 from harness.driver import Driver, simulate
 from harness.images import CUDA_PROBE
-from harness.installation import Installation, write_config
+from harness.installation import Installation
 from harness.mps import daemons
 from harness.namespaces import Namespace, host_cgroups, runtime_layouts
 
@@ -43,14 +43,8 @@ def driver(installation: Installation, tmp_path: Path) -> Driver:
 
 
 @pytest.fixture
-def node(
-    installation: Installation, workspace: Path, tmp_path: Path, driver: Driver
-) -> Iterator[Node]:
-    # What is mounted and run has to be in folders that root alone can change.
-    folder = workspace / f"c{hash(tmp_path) & 0xFFFFFFFF:x}"
-    config = write_config(folder.with_suffix(".etc"), driver.root, ["runc"])
-    made = Node(folder, installation, config)
-    with made.kubelet:
+def node(installation: Installation, workspace: Path, driver: Driver) -> Iterator[Node]:
+    with one_node(workspace, installation, driver.root) as made:
         yield made
 
 

@@ -8,9 +8,9 @@ import pytest
 from dra_kubelet import HEALTHY, UNHEALTHY, UNKNOWN
 from dra_rest import memory, woken
 from harness.commands import run, wait_until
-from harness.dra import GPU_DRIVER, Node, result, slice_name
+from harness.dra import GPU_DRIVER, Node, one_node, result, slice_name
 from harness.driver import Driver, simulate
-from harness.installation import Installation, write_config
+from harness.installation import Installation
 from harness.node import children, listens, spent
 
 
@@ -20,14 +20,10 @@ def driver(installation: Installation, tmp_path: Path) -> Driver:
 
 
 @pytest.fixture
-def node(
-    installation: Installation, workspace: Path, tmp_path: Path, driver: Driver
-) -> Iterator[Node]:
-    config = write_config(tmp_path / "config", driver.root, ["runc"])
-    text = config.read_text()
-    config.write_text(text.replace("[gpuhook]\n", "[gpuhook]\nnvml-timeout = 0.5\n"))
-    made = Node(workspace / f"h{hash(tmp_path) & 0xFFFFFFFF:x}", installation, config)
-    with made.kubelet:
+def node(installation: Installation, workspace: Path, driver: Driver) -> Iterator[Node]:
+    with one_node(workspace, installation, driver.root) as made:
+        text = made.config.read_text()
+        made.config.write_text(text.replace("[gpuhook]\n", "[gpuhook]\nnvml-timeout = 0.5\n"))
         yield made
 
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import pytest
 from dra_kubelet import Claim, PodError
 from harness.commands import Process, wait_until
-from harness.dra import GPU_DRIVER, Node, result, slice_name
+from harness.dra import GPU_DRIVER, Node, one_node, result, slice_name
 from harness.driver import Driver, simulate
-from harness.installation import Installation, write_config
+from harness.installation import Installation
 
 MOST = 60  # changes of files for one call, far more than there are
 
@@ -25,13 +25,8 @@ def driver(installation: Installation, tmp_path: Path) -> Driver:
 
 
 @pytest.fixture
-def node(
-    installation: Installation, workspace: Path, tmp_path: Path, driver: Driver
-) -> Iterator[Node]:
-    config = write_config(tmp_path / "config", driver.root, ["runc"])
-    place = workspace / f"k{hash(tmp_path) & 0xFFFFFFFF:x}"
-    made = Node(place, installation, config, more={"killable": True})
-    with made.kubelet:
+def node(installation: Installation, workspace: Path, driver: Driver) -> Iterator[Node]:
+    with one_node(workspace, installation, driver.root, killable=True) as made:
         yield made
 
 

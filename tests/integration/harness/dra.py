@@ -13,7 +13,7 @@ from dra_kubelet import Claim, DraKubelet
 from dra_program import KILL
 
 from harness.commands import Process, daemon
-from harness.installation import Installation
+from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 
 NODE = "n1"
@@ -172,3 +172,15 @@ def nodes_of(document: Any, name: str) -> set[str]:
     assert len(edits) == 1, document
     every = {node["path"] for node in edits[0].get("deviceNodes", ())}
     return {path for path in every if not path.startswith("/dev/dri/")}
+
+
+@contextmanager
+def one_node(
+    workspace: Path, installation: Installation, root: Path, **more: Any
+) -> Iterator[Node]:
+    """Run the kubelet of a node, with a short path for its sockets and folders of root's only."""
+    folder = workspace / f"d{uuid.uuid4().hex[:8]}"
+    config = write_config(folder.with_suffix(".etc"), root, ["runc"])
+    made = Node(folder, installation, config, more=more)
+    with made.kubelet:
+        yield made
