@@ -17,12 +17,12 @@ from typing import Any
 
 from gpuhook.base.config.loader import load
 from gpuhook.base.errors import PluginError
-from gpuhook.cluster.device_plugin.service import tell
 from gpuhook.cluster.dra import service, work
 from gpuhook.cluster.dra.claims import ClaimGoneError
 from gpuhook.cluster.dra.devices import Devices
 from gpuhook.cluster.dra.options import Options
 from gpuhook.cluster.dra.slices import Choices
+from gpuhook.cluster.kubelet_endpoint.supervisor import tell
 
 KILL = "kill"
 _CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.chmod", "os.truncate")

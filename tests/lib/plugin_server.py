@@ -14,7 +14,8 @@ from gpuhook.cluster.device_plugin.state import Resource, State, Unit
 PATIENCE_S = 300
 _CODE = """
 import sys
-from gpuhook.cluster.device_plugin import folder, server, settings
+from gpuhook.cluster.device_plugin import server, settings
+from gpuhook.cluster.kubelet_endpoint import folder
 if sys.argv[2] == "False":
     folder._libc.inotify_init1 = lambda flags: -1
 exec(sys.argv[4])

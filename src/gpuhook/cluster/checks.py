@@ -13,7 +13,7 @@ _CHECK = "device-plugin"
 _NRI, _GATE = "nri", "gate"
 _FOLDER = "/var/lib/kubelet/device-plugins"
 _REGISTRY = "kubelet.sock"
-_SERVER = "gpuhook-server"  # the process name of the plugin's server (device_plugin.children)
+_SERVER = "gpuhook-server"  # the process name of the plugin's server (device_plugin.service)
 
 
 def device_plugin(case: Case) -> Iterator[Finding]:

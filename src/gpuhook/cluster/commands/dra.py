@@ -240,9 +240,9 @@ def _serve(
     api_server: str | None,
 ) -> int:
     """Serve the kubelet, and publish, until told to stop; return the exit status."""
-    from gpuhook.cluster.device_plugin.service import check_packages, tell  # noqa: PLC0415
     from gpuhook.cluster.dra import cluster, publish, service  # noqa: PLC0415 - not needed above
     from gpuhook.cluster.dra.devices import Devices  # noqa: PLC0415
+    from gpuhook.cluster.kubelet_endpoint.supervisor import check_packages, tell  # noqa: PLC0415
 
     check_packages()
     config = followed.config

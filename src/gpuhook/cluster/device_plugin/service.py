@@ -1,143 +1,38 @@
 """The device plugin's supervisor: monitors the host, and sends states to the server process.
 
-It has one thread and one loop. Work that may hang or crash is done in children: drivers, gRPC,
-generating CDI specs. The supervisor doesn't load gRPC, and so may fork.
+It also generates CDI specs and fills the driver folder, in children, before containers use them.
 """
 
-import os
-import select
-import signal
-import sys
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from functools import partial
-from importlib.util import find_spec
-from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 from gpuhook.base.config.model import Config
-from gpuhook.base.errors import PluginError, listed
-from gpuhook.cluster.device_plugin import documents, driver, folder
-from gpuhook.cluster.device_plugin.children import Server
-from gpuhook.cluster.device_plugin.device_monitor import DeviceMonitor
+from gpuhook.base.errors import listed
+from gpuhook.cluster.device_plugin import documents, driver
 from gpuhook.cluster.device_plugin.resources import resources
 from gpuhook.cluster.device_plugin.settings import CDI_ANNOTATIONS, CDI_CRI, MOUNTS, Settings
 from gpuhook.cluster.device_plugin.state import State
-from gpuhook.monitor import INSTALL
+from gpuhook.cluster.kubelet_endpoint import supervisor
+from gpuhook.cluster.kubelet_endpoint.device_monitor import DeviceMonitor
+from gpuhook.cluster.kubelet_endpoint.supervisor import EndpointSupervisor, Signals, tell
 from gpuhook.monitor.followed import Followed
-from gpuhook.monitor.host.child import BackOff
+from gpuhook.monitor.host.child import BackOff, Clock, Tell
+from gpuhook.monitor.host.state_worker import StateWorker
 from gpuhook.monitor.machine import Found
 from gpuhook.monitor.service_metrics import Calls, ServiceMetrics
-from gpuhook.monitor.systemd import report_ready
 
 _WHILE_BAD = (5.0, 600.0)  # seconds until a failed chore is retried: first, maximum
 METRICS = "gpuhook_device_plugin_allocation"  # the start of its metrics' names
-_NEEDED = ("grpc", "google.protobuf")
 
 
 def run(settings: Settings, config: Config, followed: Followed | None = None) -> int:
-    """Offer the host's devices until SIGTERM or SIGINT; return the exit status.
+    """Offer the host's devices, as ``supervisor.run``; return the exit status.
 
-    1 if no driver works at the start and fail-on-init-error is set. Raises Changed if ``followed``
-    has changed since the start. PluginError if the packages for talking to the kubelet are
-    missing, or its folder was deleted.
+    1 if no driver works at the start and fail-on-init-error is set.
     """
-    check_packages()
-    with Signals() as signals:
-        supervisor = Supervisor(settings, config, signals, followed)
-        try:
-            return supervisor.run()
-        except Stopped:
-            return 0
-        finally:
-            signals.ignore()
-            supervisor.end()
-
-
-def check_packages() -> None:
-    """Raise PluginError if packages for talking to the kubelet are missing; imports none."""
-    try:
-        missing = [name for name in _NEEDED if find_spec(name) is None]
-    except ModuleNotFoundError as error:
-        missing = [str(error.name)]  # google, of which google.protobuf is a part
-    if missing:
-        raise PluginError(
-            "The device plugin needs the Python packages grpcio and protobuf, and the module "
-            f"{missing[0]} is missing",
-            INSTALL,
-        )
-
-
-def tell(sentence: str) -> None:
-    """Print a line on standard error, and ignore that its reader may have exited."""
-    line = "".join(each if each.isprintable() else "?" for each in sentence)
-    try:
-        sys.stderr.write(f"gpuhook: {line}\n")
-        sys.stderr.flush()
-    except OSError:
-        pass
-
-
-class Stopped(BaseException):
-    """SIGTERM or SIGINT was received: interrupts any waiting."""
-
-
-class Signals:
-    """Signal handlers: SIGTERM and SIGINT end the loop, SIGHUP and SIGCHLD wake it.
-
-    Children reset them.
-    """
-
-    def __init__(self) -> None:
-        self.hangup = False
-        self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._pid = os.getpid()
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._stop)
-        signal.signal(signal.SIGHUP, self._note)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # any handler wakes the loop
-        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        os.register_at_fork(after_in_child=self._forget)
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        signal.set_wakeup_fd(-1)
-        os.close(self._reader)
-        os.close(self._writer)
-        self._pid = 0
-
-    def _forget(self) -> None:
-        """Reset a child's signal handlers; it doesn't use these descriptors."""
-        if self._pid == 0:
-            return
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-
-    def _stop(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        raise Stopped
-
-    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        self.hangup = True
-
-    def ignore(self) -> None:
-        """Ignore signals during the shutdown."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-
-    def fileno(self) -> int:
-        """Return the descriptor that is readable after a signal."""
-        return self._reader
-
-    def read(self) -> None:
-        """Discard the wake-up bytes."""
-        try:
-            while os.read(self._reader, 512):
-                pass
-        except BlockingIOError:
-            pass
+    return supervisor.run(lambda signals: Supervisor(settings, config, signals, followed))
 
 
 # A function that acts on the vendors found, and returns whether it succeeded.
@@ -169,8 +64,27 @@ class _RetryTask:
             self.at = self._clock() + self._back_off.grow()
 
 
-class Supervisor:
-    """The supervisor's loop and its state."""
+class Server(StateWorker):
+    """The process that talks to the kubelet; it reads states from a pipe."""
+
+    def __init__(self, settings: Settings, tell: Tell, clock: Clock) -> None:
+        def serve(reader: int) -> int:
+            # gRPC is imported only here: it has threads, and a process with them can't fork.
+            from gpuhook.cluster.device_plugin import server  # noqa: PLC0415
+
+            return server.serve(settings, reader, tell)
+
+        super().__init__(serve, "The server", "gpuhook-server", tell, clock)
+
+    def reports(self) -> list[dict[str, Any]]:
+        """Return its reports on allocations (``server.Report``), if the settings ask for them."""
+        return self._lines()
+
+
+class Supervisor(EndpointSupervisor):
+    """The supervisor of the device plugin."""
+
+    _server: Server
 
     def __init__(
         self,
@@ -179,58 +93,32 @@ class Supervisor:
         signals: Signals,
         followed: Followed | None = None,
     ) -> None:
+        clock = time.monotonic
+        calls = Calls(METRICS, "Allocations", ("resource",))
+        super().__init__(
+            signals,
+            DeviceMonitor(config, settings.recovery, settings.interval, settings.vendors, tell),
+            Server(settings, tell, clock),
+            ServiceMetrics(calls, settings.metrics_listen, "--metrics-listen", tell, clock),
+            [settings.kubelet_folder],
+            followed,
+        )
+        self.needs_devices = settings.fail_on_init_error
         self._settings = settings
         self._config = config
-        self._followed = followed
-        self._signals = signals
-        self._clock = time.monotonic
-        self._observed = DeviceMonitor(
-            config, settings.recovery, settings.interval, settings.vendors, tell
-        )
-        calls = Calls(METRICS, "Allocations", ("resource",))
-        self._metrics = ServiceMetrics(
-            calls, settings.metrics_listen, "--metrics-listen", tell, self._clock
-        )
-        self._server = Server(settings, tell, self._clock)
         self._state: State | None = None
         self._warnings: list[str] = []
         self._told: dict[str, str] = {}  # logged reasons why devices are unhealthy
-        self._chores = [
-            _RetryTask(partial(self._do, each), self._clock) for each in _chores(settings)
-        ]
+        self._chores = [_RetryTask(partial(self._do, each), clock) for each in _chores(settings)]
         self._mps: tuple[bool, object] | None = None  # whether its daemon ran, and its state
 
-    def run(self) -> int:
-        """Run the loop; returns only 1, if no device was found and fail-on-init-error is set."""
+    def _look(self) -> None:
         self._look_at_mps()
         self._observed.look(eager=True)
-        problem = self._observed.machine.why_nothing()
-        if problem is not None:
-            tell(str(problem))
-            if self._settings.fail_on_init_error:
-                return 1
-            tell("Waiting until there is a device")
-        while True:
-            self._tend()
-            report_ready()
-            self._wait()
 
-    def end(self) -> None:
-        """Stop all children."""
-        self._observed.end()
-        self._server.end()
-        self._metrics.end()
-
-    def _tend(self) -> None:
-        """Do all work that is due, and publish the result."""
+    def _work(self) -> list[float | None]:
         observed = self._observed
-        if self._signals.hangup:
-            self._signals.hangup = False
-            observed.hang_up()
         if observed.is_due():
-            if self._followed is not None:
-                self._followed.check(tell)
-            folder.check_there(self._settings.kubelet_folder)
             self._look_at_mps()
         observed.tend()
         now = self._clock()
@@ -242,27 +130,16 @@ class Supervisor:
             observed.changed = False
             self._publish()
         self._server.tend()
-        self._metrics.tend()
+        return [chore.at for chore in self._chores]
 
-    def _wait(self) -> None:
-        """Wait for messages or the next deadline, and process the messages."""
-        times = [*self._observed.deadlines(), self._server.deadline()]
-        times += [self._metrics.deadline(), *(chore.at for chore in self._chores)]
-        end = min(at for at in times if at is not None)
-        reading: list[Any] = [self._signals, *self._observed.readers()]
-        if self._metrics.is_on and self._server.fileno() >= 0:
-            reading.append(self._server)
-        writing = [fd for fd in (self._server.wants(), *self._metrics.writers()) if fd >= 0]
-        ready, free, _ = select.select(reading, writing, [], max(0.0, end - self._clock()))
-        if self._signals in ready:
-            self._signals.read()
-        self._observed.read(ready)
+    def _readers(self) -> list[Any]:
+        return [self._server] if self._metrics.is_on else []
+
+    def _read(self, ready: Sequence[Any]) -> None:
         if self._server in ready:
             for each in self._server.reports():
                 labels = (str(each["resource"]),)
                 self._metrics.note(labels, each["seconds"], failed=each["failed"])
-        if free:
-            self._server.write()
 
     def _look_at_mps(self) -> None:
         """Check whether the MPS control daemon is running, if a resource is shared by MPS."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuhook.base.config.model import Config
-from gpuhook.cluster.device_plugin.device_monitor import DeviceMonitor
 from gpuhook.cluster.dra import slices as dra
 from gpuhook.cluster.dra.slices import Choices, Driver, Trouble
+from gpuhook.cluster.kubelet_endpoint.device_monitor import DeviceMonitor
 from gpuhook.cluster.vendors import slices
 from gpuhook.core.cdi.names import is_device
 from gpuhook.core.contract import Vendor

@@ -1,31 +1,28 @@
 """``gpuhook dra``'s supervisor: monitors the host, and processes claims in children.
 
-It has one thread and one loop. It doesn't load gRPC, and so may fork. The server process also
-publishes devices.
+The server process also publishes devices.
 """
 
-import select
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from gpuhook.base.errors import PluginError, shown
-from gpuhook.cluster.device_plugin import folder
-from gpuhook.cluster.device_plugin.service import Signals, Stopped, check_packages, tell
 from gpuhook.cluster.dra.claim_preparer import ClaimPreparer
 from gpuhook.cluster.dra.claims import Claims
 from gpuhook.cluster.dra.devices import Devices
 from gpuhook.cluster.dra.options import Options
 from gpuhook.cluster.dra.publish import Publisher, wanted
 from gpuhook.cluster.dra.work import LIMIT, Job, Server
+from gpuhook.cluster.kubelet_endpoint import supervisor
+from gpuhook.cluster.kubelet_endpoint.supervisor import EndpointSupervisor, Signals, tell
 from gpuhook.monitor import kubelet
 from gpuhook.monitor.followed import Followed
 from gpuhook.monitor.host.pages import give_back
 from gpuhook.monitor.ledger.records import Records
 from gpuhook.monitor.service_metrics import Calls, ServiceMetrics
-from gpuhook.monitor.systemd import report_ready
 
 _MOST = 16  # claims that are processed at once; others wait for one to end
 _BUSY = "Work on other claims took all of the time. The kubelet tries again"
@@ -43,30 +40,17 @@ def run(
     publisher: Publisher | None,
     followed: Followed | None = None,
 ) -> int:
-    """Serve this node's kubelet until SIGTERM or SIGINT; return the exit status.
-
-    Raises Changed if ``followed`` has changed since the start. PluginError if the packages for
-    talking to the kubelet are missing, or its folder was deleted.
-    """
-    check_packages()
+    """Serve this node's kubelet, as ``supervisor.run``; return the exit status."""
     give_back()  # before children are started, which would share the pages
-    with Signals() as signals:
-        supervisor = Supervisor(devices, options, claims, publisher, signals)
-        supervisor.followed = followed
-        try:
-            supervisor.run()
-        except Stopped:
-            return 0
-        finally:
-            signals.ignore()
-            supervisor.end()
-    return 0
+    return supervisor.run(
+        lambda signals: Supervisor(devices, options, claims, publisher, signals, followed)
+    )
 
 
-class Supervisor:
-    """The supervisor's loop and its state."""
+class Supervisor(EndpointSupervisor):
+    """The supervisor of ``gpuhook dra``."""
 
-    followed: Followed | None = None
+    _server: Server
 
     def __init__(
         self,
@@ -75,62 +59,47 @@ class Supervisor:
         claims: Claims,
         publisher: Publisher | None,
         signals: Signals,
+        followed: Followed | None,
     ) -> None:
+        clock = time.monotonic
+        calls = Calls(METRICS, "Claims", ("driver", "operation"))
+        super().__init__(
+            signals,
+            devices.observed,
+            Server(options, publisher, tell, clock),
+            ServiceMetrics(calls, options.metrics_listen, "--metrics-listen", tell, clock),
+            [options.registry, options.plugins],
+            followed,
+        )
         self._devices = devices
-        self._options = options
         self._publisher = publisher
-        self._signals = signals
-        self._clock = time.monotonic
         self._handing = ClaimPreparer(
             devices, claims, options, partial(in_use, options.pod_resources)
         )
-        self._server = Server(options, publisher, tell, self._clock)
         self._jobs: list[Job] = []
         # Calls that wait for a free slot, each with the time until which the kubelet waits.
         self._calls: list[tuple[float, Mapping[str, Any]]] = []
         self._old: set[str] = set()  # drivers that served claims before
         self._sweep_at = 0.0
         self._dying: list[Job] = []
-        calls = Calls(METRICS, "Claims", ("driver", "operation"))
-        self._metrics = ServiceMetrics(
-            calls, options.metrics_listen, "--metrics-listen", tell, self._clock
-        )
         # Calls of the server without a reply: their time, and their labels in the metrics.
         self._open: dict[int, tuple[float, tuple[str, str]]] = {}
 
-    def run(self) -> None:
-        """Run the loop; never returns."""
+    def _look(self) -> None:
         self._devices.tend()
-        problem = self._devices.observed.machine.why_nothing()
-        if problem is not None:
-            tell(str(problem))
-            tell("Waiting until there is a device")
         records = Records(self._devices.config.state_dir)
         records.make()
         self._old = {driver for driver, _ in records.claims()}
         self._report()
-        while True:
-            self._tend()
-            report_ready()
-            self._wait()
 
     def end(self) -> None:
         """Stop all children."""
         self._server.end()
         for job in (*self._jobs, *self._dying):
             job.stop()
-        self._devices.observed.end()
-        self._metrics.end()
+        super().end()
 
-    def _tend(self) -> None:
-        if self._signals.hangup:
-            self._signals.hangup = False
-            self._devices.observed.hang_up()
-        if self._devices.observed.is_due():
-            if self.followed is not None:
-                self.followed.check(tell)
-            for each in (self._options.registry, self._options.plugins):
-                folder.check_there(each)
+    def _work(self) -> list[float | None]:
         if self._devices.tend():
             self._report()
         if self._server.tend():
@@ -149,25 +118,17 @@ class Supervisor:
             self._reply(self._calls.pop(0)[1]["call"], {"error": _BUSY})
         while len(self._jobs) < _MOST and (call := self._next()) is not None:
             self._begin(call)
-        self._metrics.tend()
+        times = [
+            self._sweep_at,
+            *(job.limit for job in self._jobs),
+            *(at for at, _ in self._calls[:1]),
+        ]
+        return [*times, *(self._clock() + _POLL for _ in self._dying)]
 
-    def _wait(self) -> None:
-        """Wait for messages or the next deadline, and process the messages."""
-        times = [*self._devices.observed.deadlines(), self._sweep_at]
-        times += [job.limit for job in self._jobs]
-        times += [at for at, _ in self._calls[:1]]
-        times += [self._clock() + _POLL for _ in self._dying]
-        reading: list[Any] = [self._signals, *self._devices.observed.readers(), *self._jobs]
-        if self._server.fileno() >= 0:
-            reading.append(self._server)
-        times += [self._server.deadline(), self._metrics.deadline()]
-        writing = [self._server.wants()] if self._server.wants() >= 0 else []
-        writing += self._metrics.writers()
-        end = min(at for at in times if at is not None)
-        ready, free, _ = select.select(reading, writing, [], max(0.0, end - self._clock()))
-        if self._signals in ready:
-            self._signals.read()
-        self._devices.observed.read(ready)
+    def _readers(self) -> list[Any]:
+        return [self._server, *self._jobs]
+
+    def _read(self, ready: Sequence[Any]) -> None:
         if self._server in ready:
             for call in self._server.calls():
                 if call["claim"]:
@@ -178,8 +139,6 @@ class Supervisor:
         for job in self._jobs:
             if job in ready:
                 job.read()
-        if free:
-            self._server.write()
 
     # Claims -----------------------------------------------------------------------------------
 

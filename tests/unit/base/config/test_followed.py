@@ -241,8 +241,9 @@ def of_dra(path: Path, change: Callable[[], None], monkeypatch: pytest.MonkeyPat
     supervisor = dra.Supervisor.__new__(dra.Supervisor)
     devices = SimpleNamespace(observed=OBSERVED, tend=stop)
     vars(supervisor).update(
-        followed=found, _devices=devices, _signals=SimpleNamespace(hangup=False)
-    )
+        _followed=found, _devices=devices, _observed=OBSERVED,
+        _signals=SimpleNamespace(hangup=False),
+    )  # fmt: skip
     return _changed(supervisor, found, change)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from gpuhook.cluster.dra import server
 from gpuhook.cluster.dra.options import Options
+from gpuhook.cluster.kubelet_endpoint import server as endpoint
 
 
 def test_a_driver_that_fails_is_begun_again_as_it_was(
@@ -29,10 +30,10 @@ def test_a_driver_that_fails_is_begun_again_as_it_was(
         raise RuntimeError("of a test")
 
     monkeypatch.setattr(server._Driver, "run", run)
-    monkeypatch.setattr(server, "_LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(endpoint, "_AGAIN", 0.01)
     os.write(ours.fileno(), b'{"state": {"d": [{"pool": "n1", "device": "a", "health": 1, ')
     os.write(ours.fileno(), b'"message": ""}]}}\n')
     options = Options(plugins=str(tmp_path), registry=str(tmp_path))
-    asyncio.run(server._Server(options, None, theirs.detach(), said.append).run())
-    assert [[*each.health.devices] for each in begun] == [[device], [device]]
+    asyncio.run(server._ClaimServer(options, None, theirs.detach(), said.append).run())
+    assert [[*each.state] for each in begun] == [[device], [device]]
     assert "is started again" in said[0]

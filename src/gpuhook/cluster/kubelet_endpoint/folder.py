@@ -1,4 +1,4 @@
-"""The kubelet's folder for device plugins: its sockets, and their changes.
+"""A folder of the kubelet: its sockets, and their changes.
 
 A kubelet that starts removes all sockets in the folder and then creates its own. The folder is
 watched with inotify(7), and polled where inotify reports nothing. A socket is recognized by its
@@ -11,12 +11,10 @@ import socket
 import stat
 
 from gpuhook.base.container.clib import Library
-from gpuhook.base.errors import PluginError, UntrustedPathError, shown
+from gpuhook.base.errors import PluginError, UntrustedPathError
 from gpuhook.base.host import files
 
 _LONGEST = 107  # bytes of a socket's path, without the NUL: sun_path of unix(7)
-_RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-\w.]*[A-Za-z0-9])?", re.ASCII)
-_OURS = re.compile(r"gpuhook-.+\.sock")
 
 # sys/inotify.h: entries that are renamed, created or deleted, and the folder itself.
 _MOVED, _CREATED, _DELETED, _SELF = 0xC0, 0x100, 0x200, 0x400 | 0x800
@@ -87,8 +85,8 @@ class Folder:
         is_socket = stat.S_ISSOCK(found.st_mode)
         return (found.st_dev, found.st_ino, found.st_ctime_ns) if is_socket else None
 
-    def sweep(self, ours: re.Pattern[str] = _OURS) -> None:
-        """Remove sockets left by killed processes of gpuhook: those that no process serves."""
+    def sweep(self, ours: re.Pattern[str]) -> None:
+        """Remove sockets with such names that no process serves: those left by killed processes."""
         try:
             names = os.listdir(self.path)
         except OSError:
@@ -96,16 +94,6 @@ class Folder:
         for name in filter(ours.fullmatch, names):
             if self.identity(name) and not self._is_served(name):
                 self.remove(name)
-
-    def prepare(self, resource: str) -> str:
-        """Return the free name for a resource's socket; PluginError as ``free``."""
-        if not _RESOURCE.fullmatch(resource):
-            raise PluginError(
-                f"{shown(resource)} isn't a resource name",
-                "Name it like nvidia.com/gpu in the device plugin's configuration",
-            )
-        # A domain has no "_", so two resources never share a name.
-        return self.free(f"gpuhook-{resource.replace('/', '_')}.sock")
 
     def free(self, name: str) -> str:
         """Return ``name`` once no socket has it; PluginError if it can't be used.

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverError
-from gpuhook.cluster.device_plugin.children import Listener, Server
+from gpuhook.cluster.device_plugin.service import Server
 from gpuhook.cluster.device_plugin.settings import Settings
 from gpuhook.cluster.device_plugin.state import State
+from gpuhook.cluster.kubelet_endpoint.listener import Listener
 from gpuhook.monitor.host.child import Channel, Work
 from gpuhook.monitor.vendors.nvidia import events as nvidias
 

@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from gpuhook.cluster.device_plugin.health import Health
+from gpuhook.cluster.kubelet_endpoint.health import Health
 
 
 class Clock:

@@ -1,36 +1,12 @@
-"""The supervisor's children: the server, and one listener for each vendor's events.
-
-Writing to a child never blocks. A child that reads or sends nothing for too long is killed.
-"""
+"""The listener for a vendor's events, a child of the supervisor, killed if it hangs."""
 
 from typing import Any
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import GpuhookError
-from gpuhook.cluster.device_plugin.settings import Settings
 from gpuhook.monitor.host.child import Clock, JsonLineWorker, Tell, how_ended
-from gpuhook.monitor.host.state_worker import StateWorker
 
-_READING = 30.0  # seconds that the server may leave a state unread
-_ENDING = 3.0  # seconds to exit in when asked to
 _LONGEST_LINE = 1 << 16
-
-
-class Server(StateWorker):
-    """The process that talks to the kubelet; it reads states from a pipe."""
-
-    def __init__(self, settings: Settings, tell: Tell, clock: Clock) -> None:
-        def serve(reader: int) -> int:
-            # gRPC is imported only here: it has threads, and a process with them can't fork.
-            from gpuhook.cluster.device_plugin import server  # noqa: PLC0415
-
-            return server.serve(settings, reader, tell)
-
-        super().__init__(serve, "The server", "gpuhook-server", tell, clock)
-
-    def reports(self) -> list[dict[str, Any]]:
-        """Return its reports on allocations (``server.Report``), if the settings ask for them."""
-        return self._lines()
 
 
 class Listener(JsonLineWorker):

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpuhook.base.config.model import Config
-from gpuhook.cluster.device_plugin.children import Listener
-from gpuhook.cluster.device_plugin.health import Health
+from gpuhook.cluster.kubelet_endpoint.health import Health
+from gpuhook.cluster.kubelet_endpoint.listener import Listener
 from gpuhook.cluster.vendors import cluster
 from gpuhook.cluster.vendors.cluster import Cluster
 from gpuhook.monitor import vendor_parts
@@ -26,9 +26,9 @@ _SAY_AGAIN = 60.0  # seconds until the same application error is logged again
 class DeviceMonitor:
     """All vendors' devices, and the listeners to their drivers.
 
-    ``recovery`` and ``interval`` are as in ``settings.Settings``, and ``chosen`` is its
-    ``vendors``. ``changed`` is set at every change, ``arranged`` if the set of devices changed. The
-    reader of these flags clears them.
+    ``recovery``, ``interval`` and ``chosen`` (its ``vendors``) are as in the device plugin's
+    ``settings.Settings``. ``changed`` is set at every change, ``arranged`` if the set of devices
+    changed. The reader of these flags clears them.
     """
 
     def __init__(

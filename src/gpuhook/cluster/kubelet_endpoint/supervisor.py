@@ -1,0 +1,220 @@
+"""The supervisor of a service for the kubelet: its loop, signals and start.
+
+It has one thread and one loop. Work that may hang or crash is done in children: drivers, gRPC,
+preparing devices. The supervisor doesn't load gRPC, and so may fork.
+"""
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from types import FrameType
+from typing import Any, Self
+
+from gpuhook.base.errors import PluginError
+from gpuhook.cluster.kubelet_endpoint import folder
+from gpuhook.cluster.kubelet_endpoint.device_monitor import DeviceMonitor
+from gpuhook.monitor import INSTALL
+from gpuhook.monitor.followed import Followed
+from gpuhook.monitor.host.state_worker import StateWorker
+from gpuhook.monitor.service_metrics import ServiceMetrics
+from gpuhook.monitor.systemd import report_ready
+
+_NEEDED = ("grpc", "google.protobuf")
+
+
+def check_packages() -> None:
+    """Raise PluginError if packages for talking to the kubelet are missing; imports none."""
+    try:
+        missing = [name for name in _NEEDED if find_spec(name) is None]
+    except ModuleNotFoundError as error:
+        missing = [str(error.name)]  # google, of which google.protobuf is a part
+    if missing:
+        raise PluginError(
+            "The device plugin needs the Python packages grpcio and protobuf, and the module "
+            f"{missing[0]} is missing",
+            INSTALL,
+        )
+
+
+def tell(sentence: str) -> None:
+    """Print a line on standard error, and ignore that its reader may have exited."""
+    line = "".join(each if each.isprintable() else "?" for each in sentence)
+    try:
+        sys.stderr.write(f"gpuhook: {line}\n")
+        sys.stderr.flush()
+    except OSError:
+        pass
+
+
+class Stopped(BaseException):
+    """SIGTERM or SIGINT was received: interrupts any waiting."""
+
+
+class Signals:
+    """Signal handlers: SIGTERM and SIGINT end the loop, SIGHUP and SIGCHLD wake it.
+
+    Children reset them.
+    """
+
+    def __init__(self) -> None:
+        self.hangup = False
+        self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._pid = os.getpid()
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        signal.signal(signal.SIGHUP, self._note)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # any handler wakes the loop
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=self._forget)
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        signal.set_wakeup_fd(-1)
+        os.close(self._reader)
+        os.close(self._writer)
+        self._pid = 0
+
+    def _forget(self) -> None:
+        """Reset a child's signal handlers; it doesn't use these descriptors."""
+        if self._pid == 0:
+            return
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        raise Stopped
+
+    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.hangup = True
+
+    def ignore(self) -> None:
+        """Ignore signals during the shutdown."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable after a signal."""
+        return self._reader
+
+    def read(self) -> None:
+        """Discard the wake-up bytes."""
+        try:
+            while os.read(self._reader, 512):
+                pass
+        except BlockingIOError:
+            pass
+
+
+class EndpointSupervisor:
+    """A supervisor's loop.
+
+    Subclasses search for devices at the start (``_look``), ``_work``, and ``_read`` what their
+    ``_readers`` receive. ``server`` is the process that talks to the kubelet, and ``folders`` are
+    the kubelet's. ``followed`` is the configuration, of which a change raises Changed. A supervisor
+    that ``needs_devices`` ends if there are none at the start.
+    """
+
+    needs_devices = False
+
+    def __init__(
+        self,
+        signals: Signals,
+        observed: DeviceMonitor,
+        server: StateWorker,
+        metrics: ServiceMetrics,
+        folders: Sequence[str],
+        followed: Followed | None,
+    ) -> None:
+        self._signals = signals
+        self._observed = observed
+        self._server = server
+        self._metrics = metrics
+        self._folders = folders
+        self._followed = followed
+        self._clock = time.monotonic
+
+    def _look(self) -> None:
+        raise NotImplementedError
+
+    def _work(self) -> list[float | None]:
+        """Do all work that is due; return when more will be, None for never."""
+        raise NotImplementedError
+
+    def _readers(self) -> list[Any]:
+        raise NotImplementedError
+
+    def _read(self, ready: Sequence[Any]) -> None:
+        raise NotImplementedError
+
+    def run(self) -> int:
+        """Run the loop; returns only 1, if there are no devices and it needs some."""
+        self._look()
+        problem = self._observed.machine.why_nothing()
+        if problem is not None:
+            tell(str(problem))
+            if self.needs_devices:
+                return 1
+            tell("Waiting until there is a device")
+        while True:
+            times = self._tend()
+            report_ready()
+            self._wait(times)
+
+    def end(self) -> None:
+        """Stop all children."""
+        self._observed.end()
+        self._server.end()
+        self._metrics.end()
+
+    def _tend(self) -> list[float | None]:
+        if self._signals.hangup:
+            self._signals.hangup = False
+            self._observed.hang_up()
+        if self._observed.is_due():
+            if self._followed is not None:
+                self._followed.check(tell)
+            for each in self._folders:
+                folder.check_there(each)
+        times = self._work()
+        self._metrics.tend()
+        return times
+
+    def _wait(self, times: list[float | None]) -> None:
+        """Wait for messages or the next deadline, and process the messages."""
+        times += [*self._observed.deadlines(), self._server.deadline(), self._metrics.deadline()]
+        reading = [self._signals, *self._observed.readers()]
+        reading += [each for each in self._readers() if each.fileno() >= 0]
+        writing = [fd for fd in (self._server.wants(), *self._metrics.writers()) if fd >= 0]
+        end = min(at for at in times if at is not None)
+        ready, free, _ = select.select(reading, writing, [], max(0.0, end - self._clock()))
+        if self._signals in ready:
+            self._signals.read()
+        self._observed.read(ready)
+        self._read(ready)
+        if free:
+            self._server.write()
+
+
+def run(make: Callable[[Signals], EndpointSupervisor]) -> int:
+    """Run a supervisor until SIGTERM or SIGINT; return the exit status.
+
+    Raises Changed if its configuration has changed since the start. PluginError if the packages for
+    talking to the kubelet are missing, or its folder was deleted.
+    """
+    check_packages()
+    with Signals() as signals:
+        supervisor = make(signals)
+        try:
+            return supervisor.run()
+        except Stopped:
+            return 0
+        finally:
+            signals.ignore()
+            supervisor.end()
