@@ -20,7 +20,7 @@ from harness.podman import cdi_folder
 from gpuhook.base.config.model import Config
 from gpuhook.core.cdi import folders
 from gpuhook.monitor.host.uevents import Event
-from gpuhook.monitor.vendors.uevents import concerns_us
+from gpuhook.monitor.vendors.survey import concerns_us
 from gpuhook.tools.cdi.managed_specs import last_errors
 from gpuhook.tools.watch import Events
 

@@ -18,7 +18,7 @@ from typing import Any
 from gpuhook.base.config.loader import load
 from gpuhook.base.errors import PluginError
 from gpuhook.cluster.dra import service, work
-from gpuhook.cluster.dra.claims import ClaimGoneError
+from gpuhook.cluster.dra.claim_preparer import ClaimGoneError
 from gpuhook.cluster.dra.devices import Devices
 from gpuhook.cluster.dra.options import Options
 from gpuhook.cluster.dra.slices import Choices

@@ -5,9 +5,8 @@ from importlib.util import find_spec
 
 from gpuhook.cluster.nri import PROCESS, SOCKET, UNIT
 from gpuhook.tools.doctor import engines
-from gpuhook.tools.doctor.case import Case
+from gpuhook.tools.doctor.case import Case, Step
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
-from gpuhook.tools.doctor.step import Step
 
 _CHECK = "device-plugin"
 _NRI, _GATE = "nri", "gate"

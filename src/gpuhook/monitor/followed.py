@@ -1,7 +1,8 @@
-"""The current config.toml for services: they run for months, and a start reads it each time."""
+"""Services: the current config.toml, which a start reads each time, restart, and readiness."""
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -85,3 +86,12 @@ def start_again() -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)  # an ignored signal would stay ignored
     os.execv("/proc/self/exe", sys.orig_argv)  # noqa: S606 - our own program
+
+
+def report_ready() -> None:
+    """Report to systemd that the service is ready, if it has asked for that; sd_notify(3)."""
+    address = os.environ.pop("NOTIFY_SOCKET", "")
+    if address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            notify.connect(address.replace("@", "\0", 1))
+            notify.send(b"READY=1")

@@ -1,7 +1,9 @@
-"""A parser of command lines as in GNU argp: abbreviations, grouped short options, both value forms.
+"""Command lines as in GNU argp: abbreviations, grouped short options, both value forms; errors.
 
 Source: the manual of the GNU C Library, "Argument Syntax" and "Argp".
 """
+
+from gpuhook.base.errors import GpuhookError
 
 PROGRAM = "nvidia-container-cli"
 
@@ -111,3 +113,31 @@ def help_text(usage: str, about: str, options: tuple[Option, ...]) -> str:
         value = {FLAG: "", VALUE: "=VALUE", OPTIONAL: "[=VALUE]"}[option.kind]
         lines.append(f"  {letter}--{option.name}{value}".ljust(29) + option.text)
     return "\n".join(lines) + "\n"
+
+
+# gpuhook's error codes -> nvidia-container-cli's classes, which callers search in the text.
+_CLASSES = {
+    "request": "input error",
+    "unsupported-capability": "input error",
+    "unknown-device": "device error",
+    "lost-device": "device error",
+    "requirement": "requirement error",
+    "config": "initialization error",
+    "driver": "initialization error",
+    "elf": "initialization error",
+    "ldcache": "ldcache error",
+    "cgroup": "mount error",
+    "inject": "mount error",
+}
+
+
+class CliError(Exception):
+    """An error of one of nvidia-container-cli's classes."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(f"{kind}: {detail}")
+
+
+def worded(error: GpuhookError) -> str:
+    """Return a gpuhook error in nvidia-container-cli's form."""
+    return f"{_CLASSES.get(error.code, 'container error')}: {error}"

@@ -15,7 +15,7 @@ from gpuhook.core.plan.operations import BindDevice, Plan
 from gpuhook.core.planner import make_plan
 from gpuhook.core.records import records
 from gpuhook.nvidia_cli import callers
-from gpuhook.nvidia_cli.errors import CliError
+from gpuhook.nvidia_cli.argp import CliError
 from gpuhook.vendors.nvidia import completeness, requirements
 from gpuhook.vendors.nvidia.names import NAME
 

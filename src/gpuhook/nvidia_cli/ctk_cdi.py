@@ -13,10 +13,10 @@ from gpuhook.core import contract
 from gpuhook.core.cdi import folders, versions
 from gpuhook.core.cdi.generate import ALL, DEFAULT_STRATEGIES, STRATEGIES
 from gpuhook.core.cdi.generate import generate as generate_document
-from gpuhook.monitor.host.programs import our_program
+from gpuhook.monitor.host.driver_program import our_program
 from gpuhook.nvidia_cli.ctk_words import PROGRAM, config_path, items, say
-from gpuhook.tools.cdi import readers
 from gpuhook.tools.cdi import refresh as refreshing
+from gpuhook.tools.cdi import write
 from gpuhook.tools.cdi import write as writing
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli.runtime import switch
@@ -148,7 +148,7 @@ def generate(
     kind = _kind(vendor, device_class)
     hook = _hook(given["hook_path"])
     source = refreshing.source_of(
-        contract.load(registry.known(config)[NAME]), config, hook, readers.oldest(), save=False
+        contract.load(registry.known(config)[NAME]), config, hook, write.oldest_reader(), save=False
     )
     selectors = tuple(each for each in ids if each != "none") or (ALL,)
     everything = not no_all_device and "none" not in ids

@@ -16,7 +16,7 @@ from gpuhook.core.inventory.model import Device
 from gpuhook.core.inventory.selection import select
 from gpuhook.core.request.reader import Request
 from gpuhook.nvidia_cli import argp, options
-from gpuhook.nvidia_cli.errors import CliError, worded
+from gpuhook.nvidia_cli.argp import CliError, worded
 from gpuhook.vendors.nvidia import device_nodes, names, variables
 from gpuhook.vendors.nvidia.model import Inventory, selection
 from gpuhook.vendors.nvidia.vendor import VENDOR

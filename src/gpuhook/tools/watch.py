@@ -17,9 +17,8 @@ from gpuhook.base.config.model import Config
 from gpuhook.core import contract, dev_char
 from gpuhook.core.inventory import cache
 from gpuhook.core.inventory.model import Inventory
-from gpuhook.monitor.followed import Followed
+from gpuhook.monitor.followed import Followed, report_ready
 from gpuhook.monitor.host.uevents import Event, KernelEvents, listen
-from gpuhook.monitor.systemd import report_ready
 from gpuhook.monitor.vendors import survey
 from gpuhook.prefork import instance
 

@@ -10,8 +10,7 @@ import pytest
 from gpuhook import __version__
 from gpuhook.core.inventory.model import DriverFile, Node
 from gpuhook.nvidia_cli import callers
-from gpuhook.nvidia_cli.argp import FLAG, OPTIONAL, VALUE, Option, UsageError, parse
-from gpuhook.nvidia_cli.errors import CliError
+from gpuhook.nvidia_cli.argp import FLAG, OPTIONAL, VALUE, CliError, Option, UsageError, parse
 from gpuhook.nvidia_cli.main import _pid, main
 from gpuhook.nvidia_cli.report import Wanted, info, listing
 from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig, Selection

@@ -14,7 +14,7 @@ from gpuhook.core.inventory.model import Node
 from gpuhook.metrics.vendors.amd import telemetry as amd
 from gpuhook.metrics.vendors.intel_gpu import telemetry as intel
 from gpuhook.monitor.vendors import sensors
-from gpuhook.monitor.vendors.uevents import concerns_us
+from gpuhook.monitor.vendors.survey import concerns_us
 from gpuhook.vendors import sysfs_devices
 
 

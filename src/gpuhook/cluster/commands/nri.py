@@ -15,7 +15,7 @@ from gpuhook.cluster.nri import SOCKET
 from gpuhook.cluster.nri.answer import Given, InjectionMode
 from gpuhook.cluster.nri.asked import PATIENCE
 from gpuhook.monitor.followed import Followed
-from gpuhook.monitor.host.programs import our_program
+from gpuhook.monitor.host.driver_program import our_program
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option
 

@@ -1,6 +1,6 @@
-"""The CDI specs that the device plugin's responses name, updated to match the host.
+"""The CDI specs and the driver folder of the device plugin's responses, updated to match the host.
 
-A short-lived child writes them, because generating specs takes memory that the supervisor would
+A short-lived child writes each, because generating specs takes memory that the supervisor would
 otherwise keep for the rest of its life.
 """
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpuhook.core.cdi.generate import Generated
 
 _PATIENCE = 60  # seconds
+_FOLDER_PATIENCE = 120  # seconds: some hundred megabytes may be copied
 _FORMAT = "yaml"
 
 
@@ -125,7 +126,7 @@ def _bring_one(
 def _made(settings: Settings, config: Config, found: Found) -> "Generated":
     """Return the CDI spec of a vendor's devices, with the paths that they have on the host."""
     from gpuhook.core.cdi.generate import Generated, Source, generate  # noqa: PLC0415
-    from gpuhook.monitor.host.programs import our_program  # noqa: PLC0415
+    from gpuhook.monitor.host.driver_program import our_program  # noqa: PLC0415
 
     remedy = "Reinstall gpuhook, so that its programs are in one folder"
     hook = settings.cdi_hook_path or our_program(ours.CDI_HOOK, remedy)
@@ -146,3 +147,29 @@ def on_host(document: dict[str, Any], settings: Places, root: str) -> dict[str, 
         seen, real = settings.driver_root_ctr_path, settings.driver_root
         document = transform.root(document, seen, real, transform.HOST)
     return document
+
+
+def keep_driver_folder(
+    settings: Settings,
+    config: Config,
+    found: Iterable[Found],
+    failing: Container[str],
+    tell: Callable[[str], None],
+) -> bool:
+    """Fill the driver folder of the strategy ``mounts``; return whether that succeeded.
+
+    It has the files of the installed driver, and stays unchanged if the driver is gone, or is one
+    of the ``failing`` ones. ``tell`` gets a sentence for each change and each problem.
+    """
+    present = [each for each in found if each[0].names.NAME not in failing]
+
+    def work() -> bool:
+        from gpuhook.tools.driver_folder.keep import keep as keep_one  # noqa: PLC0415 - only here
+
+        folder = settings.driver_folder
+        for vendor, inventory in present:
+            if keep_one(config, vendor.names, inventory, folder):
+                tell(f"{folder} has the files of driver {inventory.version}")
+        return True
+
+    return child.do(work, _FOLDER_PATIENCE, tell, "The driver folder")

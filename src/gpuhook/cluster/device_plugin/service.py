@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import listed
-from gpuhook.cluster.device_plugin import documents, driver
+from gpuhook.cluster.device_plugin import documents
 from gpuhook.cluster.device_plugin.resources import resources
 from gpuhook.cluster.device_plugin.settings import CDI_ANNOTATIONS, CDI_CRI, MOUNTS, Settings
 from gpuhook.cluster.device_plugin.state import State
@@ -43,7 +43,7 @@ def _chores(settings: Settings) -> list[Work]:
     """Return the work to do when the host's devices have changed, before containers use them."""
     strategies = {*settings.device_list_strategy}
     found: list[Work] = [documents.bring] if {CDI_CRI, CDI_ANNOTATIONS} & strategies else []
-    return [*found, driver.keep] if MOUNTS in strategies else found
+    return [*found, documents.keep_driver_folder] if MOUNTS in strategies else found
 
 
 class _RetryTask:

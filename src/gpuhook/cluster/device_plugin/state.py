@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from gpuhook.monitor.ledger.pods import REPLICA
+from gpuhook.monitor.ledger.records import REPLICA
 
 
 @dataclass(frozen=True)

@@ -9,29 +9,29 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from gpuhook.base.errors import GpuhookError, PluginError, RequestError, shown
 from gpuhook.cluster.dra import document, metadata
 from gpuhook.cluster.dra.allocation_result import AllocationResult, Ref, allotted
-from gpuhook.cluster.dra.claims import ClaimGoneError, Claims
 from gpuhook.cluster.dra.device_setup import Effects
 from gpuhook.cluster.dra.devices import Devices
 from gpuhook.cluster.dra.document import Given
 from gpuhook.cluster.dra.options import Options
 from gpuhook.cluster.dra.slices import MEMORY
 from gpuhook.monitor.kubelet import Used
-from gpuhook.monitor.ledger.pods import YOUNG, first_busy
 from gpuhook.monitor.ledger.records import (
     CLAIM,
     COMPLETED,
     MPS,
     POD,
     STARTED,
+    YOUNG,
     Held,
     Record,
     Records,
     check_names,
+    first_busy,
     in_the_way,
     now,
 )
@@ -45,6 +45,28 @@ class TakenError(RequestError):
     def __init__(self, holders: Sequence[Record], cause: str, remedy: str) -> None:
         super().__init__(cause, remedy)
         self.holders = holders
+
+
+class ClaimGoneError(PluginError):
+    """A claim that was deleted, or replaced by another one: nothing needs its devices any more."""
+
+
+class Claims(Protocol):
+    """The claims of a cluster.
+
+    ``cluster.Cluster`` reads them over HTTPS. Children with one thread and a time limit call it, so
+    an object must stay usable after a fork.
+    """
+
+    def claim(self, namespace: str, name: str, uid: str) -> dict[str, Any]:
+        """Return the API server's ResourceClaim, in a version that it serves.
+
+        PluginError, with one sentence, if that fails in time: ClaimGoneError if the server reports
+        that the claim is gone, or that another one now has its name (``uid``).
+        """
+
+    def report(self, namespace: str, name: str, uid: str, devices: list[dict[str, Any]]) -> None:
+        """Write a claim's ``status.devices`` of gpuhook's drivers; a failure is only logged."""
 
 
 class ClaimPreparer:

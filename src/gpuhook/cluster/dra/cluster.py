@@ -6,7 +6,7 @@ from typing import Any
 from gpuhook.base.errors import GpuhookError
 from gpuhook.cluster.dra import versions
 from gpuhook.cluster.dra.api_client import APPLY, ApiError, Client, segment
-from gpuhook.cluster.dra.claims import ClaimGoneError
+from gpuhook.cluster.dra.claim_preparer import ClaimGoneError
 
 Object = dict[str, Any]
 

@@ -15,7 +15,7 @@ from gpuhook.core.cdi import versions
 from gpuhook.core.cdi.names import file_stem
 from gpuhook.core.contract import Vendor
 from gpuhook.core.inventory.model import Device, Inventory
-from gpuhook.monitor.host.programs import our_program
+from gpuhook.monitor.host.driver_program import our_program
 from gpuhook.monitor.ledger import records
 
 if TYPE_CHECKING:

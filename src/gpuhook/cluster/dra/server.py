@@ -26,8 +26,8 @@ from gpuhook.cluster.kubelet_endpoint.server import (
     run,
     service,
 )
+from gpuhook.cluster.kubelet_endpoint.supervisor import give_back
 from gpuhook.monitor.host.child import Tell
-from gpuhook.monitor.host.pages import give_back
 
 _ANSWER = 41.0  # seconds for a response of the supervisor; the kubelet waits for 45
 _STARTED = 5.0  # seconds after which memory that only the start needs can be released

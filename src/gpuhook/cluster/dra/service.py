@@ -10,17 +10,15 @@ from functools import partial
 from typing import Any
 
 from gpuhook.base.errors import PluginError, shown
-from gpuhook.cluster.dra.claim_preparer import ClaimPreparer
-from gpuhook.cluster.dra.claims import Claims
+from gpuhook.cluster.dra.claim_preparer import ClaimPreparer, Claims
 from gpuhook.cluster.dra.devices import Devices
 from gpuhook.cluster.dra.options import Options
 from gpuhook.cluster.dra.publish import Publisher, wanted
 from gpuhook.cluster.dra.work import LIMIT, Job, Server
 from gpuhook.cluster.kubelet_endpoint import supervisor
-from gpuhook.cluster.kubelet_endpoint.supervisor import EndpointSupervisor, Signals, tell
+from gpuhook.cluster.kubelet_endpoint.supervisor import EndpointSupervisor, Signals, give_back, tell
 from gpuhook.monitor import kubelet
 from gpuhook.monitor.followed import Followed
-from gpuhook.monitor.host.pages import give_back
 from gpuhook.monitor.ledger.records import Records
 from gpuhook.monitor.service_metrics import Calls, ServiceMetrics
 

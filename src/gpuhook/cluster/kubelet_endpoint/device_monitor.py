@@ -16,7 +16,7 @@ from gpuhook.cluster.vendors.cluster import Cluster
 from gpuhook.monitor import vendor_parts
 from gpuhook.monitor.host.uevents import KernelEvents, listen
 from gpuhook.monitor.machine import HostDevices
-from gpuhook.monitor.vendors.uevents import concerns_us
+from gpuhook.monitor.vendors.survey import concerns_us
 
 _SETTLE = 0.5  # seconds of quiet after a kernel event: a driver is loaded in many steps
 _AWAY = 60.0  # seconds without NVML after SIGHUP, in which a driver can be unloaded

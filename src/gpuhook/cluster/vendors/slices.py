@@ -1,9 +1,9 @@
 """A vendor's devices for Dynamic Resource Allocation (DRA) in Kubernetes.
 
 A driver describes its devices in objects (ResourceSlice), from which claims select. A vendor whose
-devices have only a model and a driver needs no code of its own. Others have a module ``slices`` in
-their folder, with a subclass of ``Slices``. Names are those of the vendor's own driver, so that
-existing claims keep working.
+devices have only a model and a driver needs no code of its own. Others have a subclass of
+``Slices`` as SLICES in the module ``slices`` of their folder, or in ``cluster``. Names are those of
+the vendor's own driver, so that existing claims keep working.
 """
 
 import hashlib
@@ -160,8 +160,8 @@ class Slices:
 
 def of(names: ModuleType) -> Slices:
     """Return the DRA functions of the vendor with these names."""
-    module = part("cluster", names, "slices")
-    found: Slices = (module.SLICES if module else Slices)(names)
+    module = part("cluster", names, "slices") or part("cluster", names, "cluster")
+    found: Slices = getattr(module, "SLICES", Slices)(names)
     return found
 
 

@@ -11,7 +11,7 @@ from gpuhook.base.config.loader import load
 from gpuhook.base.errors import GpuhookError
 from gpuhook.hpc.slurm import devices, gres, job, job_folder, oci_conf, scripts
 from gpuhook.hpc.slurm.cores import Cores
-from gpuhook.monitor.host.programs import our_program
+from gpuhook.monitor.host.driver_program import our_program
 from gpuhook.tools.cdi import write as writing
 from gpuhook.tools.cli._help import group
 from gpuhook.tools.cli._output import config_option, raise_last, say, warn

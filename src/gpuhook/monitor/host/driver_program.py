@@ -1,16 +1,19 @@
-"""Programs of the driver, run where the driver root may be another system than this process's.
+"""Programs of gpuhook, and of the driver.
 
-A pod's image has no C library for the node's programs. The driver root is then the node's system,
-or that of a driver container, and the programs run with it as their root.
+The driver root may be another system than this process's: a pod's image has no C library for the
+node's programs. It is then the node's system, or that of a driver container, and the programs run
+with it as their root.
 """
 
 import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 
 from gpuhook.base import names
 from gpuhook.base.container.rootfs import Rootfs
-from gpuhook.base.errors import DriverError, ElfError
+from gpuhook.base.errors import DriverError, ElfError, EngineError
 from gpuhook.base.host import files, proc
 from gpuhook.base.loader import elf
 from gpuhook.core.inventory.model import Inventory
@@ -91,3 +94,21 @@ def run(
         [program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds,
         env=environment, check=False, preexec_fn=enter,
     )  # fmt: skip
+
+
+def our_program(
+    name: str, remedy: str = "Reinstall gpuhook, or give its place with --runtime-path"
+) -> str:
+    """Return the absolute path of a gpuhook program: in gpuhook's folder, else on PATH."""
+    beside = [os.path.dirname(os.path.abspath(word)) for word in (sys.argv[0], sys.executable)]
+    for folder in beside:
+        path = os.path.join(folder, name)
+        if os.access(path, os.X_OK):
+            return path
+    found = shutil.which(name)
+    if found is None:
+        raise EngineError(
+            f"The program {name} was found neither in gpuhook's folder nor on PATH",
+            remedy,
+        )
+    return os.path.abspath(found)

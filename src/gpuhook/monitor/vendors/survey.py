@@ -6,6 +6,8 @@ from typing import TypeVar
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverError, NoDriverError
 from gpuhook.core.contract import Vendor, load
+from gpuhook.monitor.host.uevents import Event
+from gpuhook.vendors import registry
 from gpuhook.vendors.registry import known
 
 T = TypeVar("T")
@@ -36,3 +38,15 @@ def present(config: Config, ask: Callable[[Vendor], T]) -> tuple[list[T], list[D
     if not found:
         raise [*failed.values(), *absent.values()][0]
     return [*found.values()], [*failed.values()]
+
+
+def concerns_us(event: Event, config: Config) -> bool:
+    """Tell whether a kernel event is about a known vendor's driver or one of its devices."""
+    path, driver = str(event.get("DEVPATH", "")), str(event.get("DRIVER", ""))
+    pci_vendor = str(event.get("PCI_ID", ""))[:4].lower()
+    return any(
+        (pci_vendor and pci_vendor == names.PCI_VENDOR)
+        or driver in names.DRIVER_WORDS
+        or any(word in path for word in names.DRIVER_WORDS)
+        for names in registry.known(config).values()
+    )

@@ -19,7 +19,7 @@ from gpuhook.core import contract, dev_char
 from gpuhook.core.cdi import folders
 from gpuhook.core.cdi.generate import Generated, Reader, Source, generate
 from gpuhook.core.inventory import cache
-from gpuhook.tools.cdi import readers
+from gpuhook.tools.cdi import write
 from gpuhook.tools.cdi import write as writing
 from gpuhook.tools.cdi.managed_specs import Failure, ManagedSpecs, kept, save_errors
 from gpuhook.tools.engines.files import Change
@@ -231,7 +231,7 @@ def _all_wanted(found: ManagedSpecs, report: Report, *, save: bool) -> list[Want
         report.fail("", error)
         return []
     wanted, paths = [], set()
-    reader = readers.oldest(found.engines)
+    reader = write.oldest_reader(found.engines)
     for names in known:
         path = os.path.join(found.folder, writing.file_name(names.KIND, found.format))
         paths.add(path)

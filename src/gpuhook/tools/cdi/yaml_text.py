@@ -1,9 +1,11 @@
-"""CDI specs as YAML that all parsers read in the same way."""
+"""CDI specs as YAML that all parsers read alike, and YAML documents that engines ignore."""
 
 import re
 from typing import Any
 
 import yaml
+
+from gpuhook.core.cdi import yaml_reader
 
 # Text that all YAML 1.1 parsers read as a string without quotes. All else is quoted: Go's parser
 # reads 1e3 as a number, others read 0:1 as a base-60 number.
@@ -35,3 +37,34 @@ def to_yaml(document: dict[str, Any]) -> str:
         document, Dumper=_Dumper, sort_keys=False, explicit_start=True, indent=4, width=width
     )
     return text
+
+
+def second_document(data: bytes) -> int | None:
+    """Return the line of the second document, None if there is none.
+
+    Comments and empty documents don't count. The first document must be readable.
+    """
+    first_ended, line = False, 0
+    try:
+        for event in yaml.parse(data, Loader=yaml_reader.LOADER):
+            if isinstance(event, yaml.DocumentEndEvent):
+                first_ended = True
+            elif first_ended and isinstance(event, yaml.DocumentStartEvent):
+                line = _line(event.start_mark)
+            elif first_ended and _says_something(event):
+                return line
+    except yaml.MarkedYAMLError as error:
+        return _line(error.problem_mark or error.context_mark)
+    except (yaml.YAMLError, ValueError, OverflowError):  # a character that YAML doesn't allow
+        return line or None
+    return None
+
+
+def _says_something(event: yaml.Event) -> bool:
+    if isinstance(event, yaml.ScalarEvent):
+        return bool(event.value)
+    return isinstance(event, yaml.NodeEvent)
+
+
+def _line(mark: "Any") -> int:  # of PyYAML or of libyaml
+    return 1 if mark is None else mark.line + 1

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from gpuhook.base.errors import shown
+from gpuhook.core.suggest import did_you_mean, similar
 from gpuhook.tools.cli import _completion
-from gpuhook.tools.config.misspelt import did_you_mean, similar
 
 _SENTENCE = re.compile(r".*?[.](?=\s|$)", re.DOTALL)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 
-from gpuhook.tools.config.misspelt import similar
+from gpuhook.core.suggest import similar
 
 _LIKENESS = 0.75  # difflib ratio of two names; names with another meaning have less
 

@@ -12,9 +12,9 @@ from gpuhook.core.cdi import folders
 from gpuhook.core.cdi.folders import FileError, Found
 from gpuhook.core.cdi.parse_result import MOST_BYTES
 from gpuhook.tools.cdi import managed_specs
+from gpuhook.tools.cli._engines import state_folder
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json
-from gpuhook.tools.cli._places import state_folder
 
 _SECOND = "a second CDI spec starts here, and engines read only the first: give it its own file"
 
@@ -131,11 +131,11 @@ def _add_rests(found: Found) -> None:
     """Add an error for each file with more than one CDI spec."""
     if not found.documents:
         return
-    from gpuhook.tools.cdi import stream  # noqa: PLC0415 - slow to import
+    from gpuhook.tools.cdi import yaml_text  # noqa: PLC0415 - slow to import
 
     for path in found.documents:
         try:
-            line = stream.rest(host_files.read_start(path, MOST_BYTES + 1))
+            line = yaml_text.second_document(host_files.read_start(path, MOST_BYTES + 1))
         except OSError:  # removed since it was read
             continue
         if line is not None:

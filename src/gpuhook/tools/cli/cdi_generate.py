@@ -16,11 +16,11 @@ from gpuhook.core.cdi import document as reader
 from gpuhook.core.cdi.generate import ALL, DEFAULT_STRATEGIES, STRATEGIES, Generated, Source
 from gpuhook.core.cdi.generate import generate as generate_document
 from gpuhook.core.cdi.parse_result import MOST_BYTES
-from gpuhook.monitor.host.programs import our_program
+from gpuhook.monitor.host.driver_program import our_program
 from gpuhook.monitor.vendors import survey
-from gpuhook.tools.cdi import readers, stream
 from gpuhook.tools.cdi import refresh as refreshing
 from gpuhook.tools.cdi import transform as transforming
+from gpuhook.tools.cdi import write, yaml_text
 from gpuhook.tools.cdi import write as writing
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._help import command, group
@@ -171,7 +171,7 @@ def _sources(
     """
     hook = our_program(names.CDI_HOOK, "Reinstall gpuhook, so that its programs are in one folder")
 
-    reader = None if without_hook else readers.oldest()
+    reader = None if without_hook else write.oldest_reader()
     how = {"save": save, "without_hook": without_hook}
 
     def source_of(vendor: contract.Vendor) -> Source:
@@ -313,7 +313,7 @@ def _read(source: str) -> dict[str, Any]:
             f"{name}{line}: {first.sentence}",
             "Correct it; `gpuhook cdi validate` shows all that engines would refuse",
         )
-    rest = stream.rest(data)
+    rest = yaml_text.second_document(data)
     if rest is not None:
         raise CdiError(
             f"{name}, line {rest}: a second CDI spec starts here, which engines don't read",

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 import click
 
 from gpuhook.base.errors import shown
-from gpuhook.monitor.host.programs import our_program
+from gpuhook.core.suggest import did_you_mean, similar
+from gpuhook.monitor.host.driver_program import our_program
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli import _shipped as shipped
 from gpuhook.tools.cli._help import command
-from gpuhook.tools.config.misspelt import did_you_mean, similar
 
 
 def _files() -> dict[str, shipped.File]:

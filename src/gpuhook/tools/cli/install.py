@@ -12,7 +12,7 @@ from gpuhook.base import names
 from gpuhook.base.config.loader import PATH_VARIABLE, load
 from gpuhook.base.errors import EngineError
 from gpuhook.core.cdi import versions
-from gpuhook.monitor.host.programs import our_program
+from gpuhook.monitor.host.driver_program import our_program
 from gpuhook.tools import extensions
 from gpuhook.tools.cdi.managed_specs import ManagedSpecs, kept
 from gpuhook.tools.cli import _documents as documents
@@ -21,9 +21,9 @@ from gpuhook.tools.cli import _next_steps as next_steps
 from gpuhook.tools.cli import _questions as questions
 from gpuhook.tools.cli import _swarm as swarm
 from gpuhook.tools.cli import _training as training
+from gpuhook.tools.cli._engines import is_rootless, state_folder
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import format_option, print_json, say, warn
-from gpuhook.tools.cli._places import is_rootless, state_folder
 from gpuhook.tools.engines import ask as options
 from gpuhook.tools.engines import docker, gpus_option, installer
 from gpuhook.tools.engines.ask import Answer, Ask

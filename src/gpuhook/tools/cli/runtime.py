@@ -10,11 +10,11 @@ import click
 from gpuhook.base import names
 from gpuhook.base.config.loader import PATH_VARIABLE
 from gpuhook.base.errors import EngineError
-from gpuhook.monitor.host.programs import our_program
+from gpuhook.monitor.host.driver_program import our_program
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli import _engines as shared
+from gpuhook.tools.cli._engines import is_rootless, state_folder
 from gpuhook.tools.cli._help import command, group
-from gpuhook.tools.cli._places import is_rootless, state_folder
 from gpuhook.tools.cli.install import Job, carry_out
 from gpuhook.tools.engines import installer
 from gpuhook.tools.engines.ask import Ask

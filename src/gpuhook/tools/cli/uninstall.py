@@ -9,14 +9,14 @@ import click
 
 from gpuhook.base import names
 from gpuhook.base.errors import EngineError
-from gpuhook.monitor.host.programs import our_program
+from gpuhook.monitor.host.driver_program import our_program
 from gpuhook.tools import extensions
 from gpuhook.tools.cdi.managed_specs import ManagedSpecs, kept
 from gpuhook.tools.cli import _documents as documents
 from gpuhook.tools.cli import _engines as shared
+from gpuhook.tools.cli._engines import is_rootless, state_folder
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import format_option, print_json, say, warn
-from gpuhook.tools.cli._places import is_rootless, state_folder
 from gpuhook.tools.engines import in_use, installer
 from gpuhook.tools.engines.ask import Ask
 from gpuhook.tools.engines.installer import Outcome

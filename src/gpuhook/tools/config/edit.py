@@ -11,7 +11,7 @@ from gpuhook.base.config.loader import examine
 from gpuhook.base.config.model import FEATURE_PREFIX, FEATURES, KEYS, WITHOUT_EFFECT
 from gpuhook.base.config.source import BOOL, LIST, NUMBER, PAUSE, SECONDS, flatten, parse
 from gpuhook.base.errors import ConfigError, shown
-from gpuhook.tools.config.misspelt import did_you_mean, similar
+from gpuhook.core.suggest import did_you_mean, similar
 
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 _FALSE = ("0", "f", "F", "FALSE", "false", "False")

@@ -17,10 +17,9 @@ from gpuhook.monitor.containers.open_nodes import NodeUser
 from gpuhook.monitor.host.namespaces import Look, mounts_of
 from gpuhook.monitor.vendors import survey
 from gpuhook.tools.doctor import cdi
-from gpuhook.tools.doctor.case import Case
+from gpuhook.tools.doctor.case import Case, Step
 from gpuhook.tools.doctor.engine_files import output
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
-from gpuhook.tools.doctor.step import Step
 from gpuhook.tools.engines import docker_api
 from gpuhook.tools.running.names import of_docker, of_podman
 

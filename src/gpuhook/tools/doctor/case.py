@@ -3,6 +3,8 @@
 import copy
 import os
 import sysconfig
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cached_property
 
 from gpuhook.base import names
@@ -10,6 +12,7 @@ from gpuhook.base.config.loader import load
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import ConfigError
 from gpuhook.core.cdi import folders
+from gpuhook.tools.doctor.finding import Finding
 from gpuhook.tools.doctor.machine import Machine
 from gpuhook.tools.engines import docker_api
 from gpuhook.tools.engines.docker_api import DockerInfo
@@ -110,3 +113,34 @@ def bin_folder(program: str) -> str:
     return (
         real if os.path.exists(os.path.join(real, names.RUNTIME)) else sysconfig.get_path("scripts")
     )
+
+
+Check = Callable[[Case], Iterable[Finding]]
+
+# A second name for a failure of any vendor's driver.
+DRIVER = "driver"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A check, and its conditions.
+
+    ``needs`` are names of findings: if one of them was a failure, the check is skipped, because
+    it would only report the same cause again. ``part`` is a second name for its own failures.
+    ``engine`` is the only engine that the check concerns, "" for none.
+    """
+
+    check: Check
+    needs: tuple[str, ...] = ()
+    part: str = ""
+    engine: str = ""
+
+    @property
+    def name(self) -> str:
+        """The check's name if it has no findings."""
+        return getattr(self.check, "__name__", "unnamed").replace("_", "-")
+
+
+def step_of(check: "Check | Step") -> Step:
+    """Return a check as a step; a check without needs may be a plain function."""
+    return check if isinstance(check, Step) else Step(check)

@@ -5,9 +5,8 @@ from collections.abc import Iterable, Iterator
 from gpuhook.base.config.model import Config
 from gpuhook.tools import extensions
 from gpuhook.tools.doctor import cdi, cdi_engines, docker, engines, host, install, settings
-from gpuhook.tools.doctor.case import Case
+from gpuhook.tools.doctor.case import DRIVER, Case, Check, Step, step_of
 from gpuhook.tools.doctor.finding import Finding, Status, failure
-from gpuhook.tools.doctor.step import DRIVER, Check, Step, step_of
 from gpuhook.tools.doctor.vendors import CONFIGURATION, doctors
 
 # CDI specs are compared with a working driver, found from the configuration.

@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 from gpuhook.base.config.model import Config
 from gpuhook.tools import vendor_parts
-from gpuhook.tools.doctor.case import Case
+from gpuhook.tools.doctor.case import DRIVER, Case, Check, Step, step_of
 from gpuhook.tools.doctor.finding import Finding, failure
-from gpuhook.tools.doctor.step import DRIVER, Check, Step, step_of
 from gpuhook.vendors import registry
 
 # The check of driver locations, which every check of a vendor needs.

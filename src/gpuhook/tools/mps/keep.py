@@ -23,7 +23,7 @@ from gpuhook.core.inventory import cache
 from gpuhook.monitor.followed import Followed
 from gpuhook.monitor.host import users_tree
 from gpuhook.monitor.host.child import BackOff
-from gpuhook.monitor.ledger.pods import Ids
+from gpuhook.monitor.ledger.records import Ids
 from gpuhook.tools.mps.control import SERVER, Control, program_of
 from gpuhook.tools.mps.devices import Devices
 from gpuhook.vendors.nvidia import mps

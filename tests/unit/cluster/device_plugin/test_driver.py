@@ -9,7 +9,7 @@ import pytest
 from machines import VERSION, gpu, machine
 
 from gpuhook.base.config.model import Config
-from gpuhook.cluster.device_plugin import driver
+from gpuhook.cluster.device_plugin import documents
 from gpuhook.cluster.device_plugin.settings import Settings
 from gpuhook.monitor.machine import Found
 from gpuhook.vendors.nvidia.vendor import VENDOR
@@ -39,7 +39,7 @@ class ManagedSpecs:
             said.write_text(sentence)
 
         said.write_text("")
-        self.well = driver.keep(settings, Config(), [found], failing, tell)
+        self.well = documents.keep_driver_folder(settings, Config(), [found], failing, tell)
         self.said = said.read_text()
 
 
@@ -79,7 +79,9 @@ def test_it_ends_with_the_supervisor(tmp_path: Path, found: Found) -> None:
             os.write(writer, f"{os.getpid()}\n".encode())
             signal.pause()
 
-        driver.keep(Settings(driver_folder=str(tmp_path / "driver")), Config(), [found], (), tell)
+        documents.keep_driver_folder(
+            Settings(driver_folder=str(tmp_path / "driver")), Config(), [found], (), tell
+        )
         os._exit(0)
     os.close(writer)
     with open(reader) as words:

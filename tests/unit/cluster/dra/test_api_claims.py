@@ -11,7 +11,7 @@ from limits import in_time
 from gpuhook.base.errors import PluginError
 from gpuhook.cluster.dra.access import Access
 from gpuhook.cluster.dra.api_client import ApiError, Client
-from gpuhook.cluster.dra.claims import ClaimGoneError
+from gpuhook.cluster.dra.claim_preparer import ClaimGoneError
 from gpuhook.cluster.dra.cluster import Cluster
 
 ALLOCATION = {"devices": {"results": [{"request": "gpu", "driver": "gpu.nvidia.com"}]}}

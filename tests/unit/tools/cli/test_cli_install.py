@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpuhook.base.errors import CdiError, ConfigError, EngineError
-from gpuhook.monitor.host.programs import our_program
+from gpuhook.monitor.host.driver_program import our_program
 from gpuhook.tools.cli import cli
 from gpuhook.tools.vendors.nvidia import program_links as nvidia_names
 

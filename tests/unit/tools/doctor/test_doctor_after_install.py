@@ -6,7 +6,7 @@ from fabricated import BIN, Tree, said
 
 from gpuhook.tools.cli import cli
 from gpuhook.tools.doctor import docker, engines
-from gpuhook.tools.doctor.step import Check
+from gpuhook.tools.doctor.case import Check
 
 GPU_PY = f"{BIN}/gpu-py"
 CHECKS: dict[str, Check] = {

@@ -14,10 +14,10 @@ from fabricated import BIN, BOOT, VERSION, Tree
 from gpuhook import __version__
 from gpuhook.tools.cli import cli
 from gpuhook.tools.doctor import Case, Finding, examine, host
+from gpuhook.tools.doctor.case import DRIVER, Check, Step
 from gpuhook.tools.doctor.checks import every_step
 from gpuhook.tools.doctor.finding import Status, failure, note, ok, warning, worst
 from gpuhook.tools.doctor.machine import Machine
-from gpuhook.tools.doctor.step import DRIVER, Check, Step
 
 Call = Callable[..., Result]
 GPU_PY = f"{BIN}/gpu-py"

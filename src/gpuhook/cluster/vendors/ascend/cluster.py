@@ -2,11 +2,13 @@
 
 The plugin has one name for a family of chips: Ascend910 for 910, 910B and 910C. Newer families, and
 chips that the driver doesn't name, are npu, as in its newer versions. A vNPU's size is unknown
-here, so vNPUs have one name for all sizes.
+here, so vNPUs have one name for all sizes. Huawei has no DRA driver with names to follow, so claims
+name devices by address.
 """
 
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.cluster.vendors.cluster import Cluster
+from gpuhook.cluster.vendors.slices import Slices, device_name
 from gpuhook.core.inventory.model import Device
 
 _DOMAIN = "huawei.com"
@@ -33,3 +35,15 @@ class AscendCluster(Cluster):
 
 
 CLUSTER = AscendCluster
+
+
+class AscendSlices(Slices):
+    """NPUs by address, because the driver may number them differently after a reboot."""
+
+    def name(self, device: Device, root: Rootfs) -> str:
+        if not device.bus_id or device.parent:
+            return device_name(device.bus_id and f"npu-{device.bus_id}", device.id)
+        return device_name("npu", device.bus_id)
+
+
+SLICES = AscendSlices

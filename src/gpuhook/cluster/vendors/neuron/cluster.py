@@ -1,8 +1,15 @@
-"""Neuron devices for a cluster: those with adjacent numbers are near each other."""
+"""Neuron devices: nearness, and the attributes of AWS's own DRA driver (neuron.aws.com).
+
+Only attributes that this host itself can report are published: no instance type, and no network
+location.
+"""
 
 from typing import Any
 
+from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.cluster.vendors.cluster import Cluster
+from gpuhook.cluster.vendors.slices import Slices, Value
+from gpuhook.core.inventory.model import Device
 
 
 class NeuronCluster(Cluster):
@@ -19,3 +26,26 @@ class NeuronCluster(Cluster):
 
 
 CLUSTER = NeuronCluster
+
+
+class NeuronSlices(Slices):
+    """AWS accelerators."""
+
+    driver = "neuron.aws.com"
+
+    def attributes(self, device: Device, inventory: Any, root: Rootfs) -> dict[str, Value]:
+        number = device.label
+        found: dict[str, Value] = {
+            "deviceId": int(number) if number.isdecimal() else 0,
+            "model": device.model,
+            "neuronDriverVersion": inventory.version,  # a string there: it has four numbers
+        }
+        return {name: value for name, value in found.items() if value != ""}
+
+    def capacity(self, device: Device, inventory: Any, root: Rootfs) -> dict[str, int]:
+        pairs = zip(inventory.devices, inventory.cores, strict=True)
+        cores = next((count for each, count in pairs if each.id == device.id), 0)
+        return {"neuroncores": cores} if cores else {}
+
+
+SLICES = NeuronSlices

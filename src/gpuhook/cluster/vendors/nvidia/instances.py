@@ -1,6 +1,6 @@
 """GPUs' memory, and their possible and actual instances (MIG), from NVML.
 
-A child queries them once, for the descriptions of GPUs in a cluster.
+A child queries them once, for the descriptions of GPUs in a cluster. Also the names of generations.
 """
 
 import ctypes
@@ -172,3 +172,26 @@ def _try(it: "Any", default: "Any", ask: "Callable[..., Any]", *arguments: "Any"
         return ask(*arguments)
     except it.NVMLError:
         return default
+
+
+# The lowest compute capability -> the name.
+_NAMES = (
+    ((12, 0), "Blackwell"), ((10, 0), "Blackwell"), ((9, 0), "Hopper"), ((8, 9), "Ada Lovelace"),
+    ((8, 0), "Ampere"), ((7, 5), "Turing"), ((7, 0), "Volta"), ((6, 0), "Pascal"),
+    ((5, 0), "Maxwell"), ((3, 0), "Kepler"), ((2, 0), "Fermi"), ((1, 0), "Tesla"),
+)  # fmt: skip
+
+
+def capability_numbers(capability: str) -> tuple[int, int]:
+    """Return the two numbers of a compute capability (9.0), zeros if it is unknown."""
+    major, _, minor = capability.partition(".")
+    if not major.isdecimal() or not minor.isdecimal():
+        return 0, 0
+    return int(major), int(minor)
+
+
+def architecture(capability: str) -> str:
+    """Return the generation's name, Unknown for one that isn't in the list."""
+    number = capability_numbers(capability)
+    newer = number[0] == 11 or number >= (13, 0)
+    return next((name for least, name in _NAMES if number >= least and not newer), "Unknown")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from gpuhook.base.config.model import Config
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.cluster.vendor_parts import Share
-from gpuhook.cluster.vendors.nvidia import architectures
+from gpuhook.cluster.vendors.nvidia import instances
 from gpuhook.cluster.vendors.nvidia.cluster import profile
 from gpuhook.cluster.vendors.nvidia.instances import ATTRIBUTES, MIB, Division, divisions
 from gpuhook.cluster.vendors.nvidia.plugin import DOMAIN, NONE, SINGLE, PluginSettings
@@ -108,10 +108,10 @@ def _whole(
 
 
 def _architecture(gpu: Gpu) -> dict[str, str]:
-    major, minor = architectures.parts(gpu.architecture)
+    major, minor = instances.capability_numbers(gpu.architecture)
     if not major:
         return {}
-    family = architectures.title(gpu.architecture).lower().replace(" ", "-")
+    family = instances.architecture(gpu.architecture).lower().replace(" ", "-")
     about = {
         "family": "undefined" if family == "unknown" else family,
         "compute.major": str(major),

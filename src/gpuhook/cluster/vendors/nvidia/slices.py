@@ -16,7 +16,7 @@ from typing import Any
 from gpuhook.base.config.model import Config
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import DriverError
-from gpuhook.cluster.vendors.nvidia import architectures
+from gpuhook.cluster.vendors.nvidia import instances
 from gpuhook.cluster.vendors.nvidia.cluster import is_whole, profile
 from gpuhook.cluster.vendors.nvidia.instances import Division, Profile, divisions
 from gpuhook.cluster.vendors.slices import (
@@ -217,7 +217,7 @@ class _OneGpu:
         return {
             "productName": gpu.name,
             "brand": gpu.brand,
-            "architecture": architectures.title(gpu.architecture),
+            "architecture": instances.architecture(gpu.architecture),
             **version("cudaComputeCapability", gpu.architecture),
             **version("driverVersion", inventory.version),
             **version("cudaDriverVersion", inventory.cuda_version),

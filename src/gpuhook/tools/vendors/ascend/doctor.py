@@ -9,11 +9,10 @@ from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import DriverError
 from gpuhook.base.oci import jsontext
 from gpuhook.core.inventory import model
-from gpuhook.tools.doctor.case import Case
+from gpuhook.tools.doctor.case import Case, Step
 from gpuhook.tools.doctor.devices import is_on_bus, missing_nodes, unusable
 from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
 from gpuhook.tools.doctor.machine import Machine
-from gpuhook.tools.doctor.step import Step
 from gpuhook.vendors.ascend import names
 from gpuhook.vendors.ascend.discover import CHIPS
 from gpuhook.vendors.ascend.lists import TOPOLOGY

@@ -1,7 +1,7 @@
 """Checks of NVIDIA's driver for the doctor; ``tools/doctor/vendors`` says how they are used."""
 
-from gpuhook.tools.doctor.step import Check, Step
-from gpuhook.tools.vendors.nvidia.doctor import driver, mps, nodes, parts, platforms, toolkit
+from gpuhook.tools.doctor.case import Check, Step
+from gpuhook.tools.vendors.nvidia.doctor import driver, nodes, parts, platforms, toolkit
 
 # Checks that must succeed before the later ones run.
 _ROOT = ("driver-root",)
@@ -24,7 +24,7 @@ DRIVER_CHECKS = (
     _detail(parts.driver_complete, *_MATCHING),
     _detail(driver.loader_cache, *_MATCHING, "driver-files"),
     _detail(nodes.dev_char_links, *_LOADED),
-    _detail(mps.mps_answers, *_MATCHING),
+    _detail(driver.mps_answers, *_MATCHING),
 )
 HOST_CHECKS = (toolkit.cdi_versions, toolkit.foreign_toolkit)
 

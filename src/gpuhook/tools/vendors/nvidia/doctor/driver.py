@@ -6,13 +6,12 @@ from contextlib import contextmanager
 from functools import wraps
 
 from gpuhook.base.container.rootfs import Rootfs
-from gpuhook.base.errors import DriverError, LdCacheError
+from gpuhook.base.errors import DriverError, GpuhookError, LdCacheError
 from gpuhook.base.loader import ldcache
 from gpuhook.core import contract
 from gpuhook.core.inventory.selection import fallen_off
-from gpuhook.tools.doctor.case import Case
+from gpuhook.tools.doctor.case import Case, Check
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
-from gpuhook.tools.doctor.step import Check
 from gpuhook.tools.vendors.nvidia.doctor.nodes import gpu_minors, module_version
 from gpuhook.tools.vendors.nvidia.doctor.platforms import platform_of
 from gpuhook.vendors import registry
@@ -232,3 +231,17 @@ def loader_cache(case: Case) -> Iterator[Finding]:
         yield warning("ld-cache", f"{path} doesn't know {' and '.join(missing)}", remedy)
     else:
         yield ok("ld-cache", f"{path} knows the driver's libraries")
+
+
+def mps_answers(case: Case) -> Iterator[Finding]:
+    """Check that the control daemon of [gpuhook.mps] answers."""
+    if not case.config.mps_devices:
+        return
+    from gpuhook.tools.mps import status  # noqa: PLC0415 - few share devices by MPS
+
+    try:
+        status.check(case.config)
+    except GpuhookError as error:
+        yield failure("mps", f"GPUs are shared by MPS, and {error.cause}", error.remedy)
+    else:
+        yield ok("mps", "MPS' control daemon answers")

@@ -5,7 +5,7 @@ import mmap
 import os
 from pathlib import Path
 
-from gpuhook.monitor.host.pages import give_back
+from gpuhook.cluster.kubelet_endpoint.supervisor import give_back
 
 SIZE = 8 << 20
 
