@@ -41,23 +41,25 @@ def instruction(code: int, dst: int = 0, src: int = 0, offset: int = 0, imm: int
     return struct.pack("=BBhi", code, registers, offset, imm)
 
 
-def allow_rules(devices: "Sequence[tuple[int, int]]") -> bytes:
+def allow_rules(devices: "Sequence[tuple[int, int]]", verdict: int = 1) -> bytes:
     """Return instructions that allow the devices (major, minor), and else continue.
 
+    With ``verdict`` 0 they deny them.
+
     Any program may follow: the registers that a program may read at its start are unchanged.
-    Reading and writing is allowed; other access is left to the program that follows.
+    That decides on reading and writing; other access is left to the program that follows.
     """
     checks = b""
     for index, (major, minor) in enumerate(devices):
         to_verdict = 2 * (len(devices) - index) - 1
         checks += instruction(JUMP_IF_NOT_EQUAL, MAJOR, offset=1, imm=major)
         checks += instruction(JUMP_IF_EQUAL, MINOR, offset=to_verdict, imm=minor)
-    verdict = b"".join((
+    decision = b"".join((
         instruction(JUMP, offset=2),
-        instruction(SET_32, R0, imm=1),
+        instruction(SET_32, R0, imm=verdict),
         instruction(EXIT),
     ))  # fmt: skip
-    past = len(checks + verdict) // INSTRUCTION_SIZE
+    past = len(checks + decision) // INSTRUCTION_SIZE
     more_than_rw = ~(BPF_DEVCG_ACC_READ | BPF_DEVCG_ACC_WRITE)
     head = (
         instruction(LOAD_32, WANTED, R1, CTX_ACCESS_TYPE),
@@ -69,4 +71,4 @@ def allow_rules(devices: "Sequence[tuple[int, int]]") -> bytes:
         instruction(SHIFT_RIGHT_32, WANTED, imm=16),
         instruction(JUMP_IF_ANY_BIT, WANTED, offset=past, imm=more_than_rw),
     )
-    return b"".join(head) + checks + verdict
+    return b"".join(head) + checks + decision

@@ -1,4 +1,4 @@
-"""Extension of a v2 cgroup's device programs: allows a few more devices.
+"""Changes of a v2 cgroup's device programs, such as rules that allow a few more devices.
 
 The kernel asks every program attached to a cgroup, and each can refuse: adding one allows
 nothing. So each program is replaced by a copy with our rules in front.
@@ -13,7 +13,7 @@ from gpuhook.base.errors import CgroupError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 ATTEMPTS = 10
 
@@ -21,17 +21,24 @@ ATTEMPTS = 10
 def extend(folder: str, devices: "Sequence[tuple[int, int]]") -> int:
     """Let all device programs of the cgroup ``folder`` allow the devices (major, minor).
 
-    Returns the number of programs; with none the cgroup restricts nothing and isn't changed.
-    Each replacement is atomic; if one fails, the earlier ones are rolled back. A program that
-    already begins with these rules isn't changed. Raises CgroupError for a program that can't be
-    rebuilt and for a cgroup that keeps changing, else OSError.
+    Returns as ``rewrite`` does. A program that already begins with these rules isn't changed.
     """
     rules = allow_rules(devices)
+    return rewrite(folder, lambda old: old if old.startswith(rules) else rules + old)
+
+
+def rewrite(folder: str, change: "Callable[[bytes], bytes]") -> int:
+    """Replace the instructions of all device programs of the cgroup ``folder`` by changed ones.
+
+    Returns the number of programs; with none the cgroup restricts nothing and isn't changed.
+    Each replacement is atomic; if one fails, the earlier ones are rolled back. Raises CgroupError
+    for a program that can't be rebuilt and for a cgroup that keeps changing, else OSError.
+    """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for _ in range(ATTEMPTS):
             try:
-                return _Cgroup(fd, folder).extend(rules)
+                return _Cgroup(fd, folder).rewrite(change)
             except OSError as error:
                 # Another process, such as systemd, has replaced a program meanwhile.
                 if error.errno != errno.ENOENT:
@@ -100,13 +107,13 @@ class _Cgroup:
         self._folder = folder
         self._flags, self._programs = bpf.attached_programs(fd, folder)
 
-    def extend(self, rules: bytes) -> int:
+    def rewrite(self, change: "Callable[[bytes], bytes]") -> int:
         prepared: list[_Replacement] = []
         done: list[_Replacement] = []
         try:
             # All are loaded before the first is attached, so that failures happen here.
             for number in self._programs:
-                self._prepare(number, rules, prepared)
+                self._prepare(number, change, prepared)
             for replacement in prepared:
                 self._replace(replacement)
                 done.append(replacement)
@@ -119,12 +126,15 @@ class _Cgroup:
                 replacement.close()
         return len(self._programs)
 
-    def _prepare(self, number: int, rules: bytes, prepared: list[_Replacement]) -> None:
+    def _prepare(
+        self, number: int, change: "Callable[[bytes], bytes]", prepared: list[_Replacement]
+    ) -> None:
         old = bpf.open_program(number, self._folder)
         new = None
         try:
             program = bpf.describe_program(old, self._folder)
-            if program.instructions.startswith(rules):
+            changed = change(program.instructions)
+            if changed == program.instructions:
                 return
             if program.maps or not program.instructions:
                 raise CgroupError(
@@ -133,7 +143,7 @@ class _Cgroup:
                     "Name the devices in the engine's own configuration, "
                     "or make gpu-py the container's runtime",
                 )
-            new = bpf.load_program(rules + program.instructions, program.gpl, self._folder)
+            new = bpf.load_program(changed, program.gpl, self._folder)
             prepared.append(_Replacement(number, old, new))
         finally:
             if new is None:

@@ -81,6 +81,7 @@ _FORM = {
     ],
 }
 _MAY = {
+    "attached": [{"vendor": str, "device": str, "devices": _PAIRS, "places": [str], "lasts": bool}],
     "boot": str,
     "starting": bool,
     "cgroups": {str: str},

@@ -93,6 +93,7 @@ class Container:
             "namespace": self.namespace,
             "container": self.container,
             "cdi_devices": self.cdi_devices,
+            "attached": [each["device"] for each in (self.record or {}).get("attached", ())],
             "known_from": self.known_from,
         }
 

@@ -23,6 +23,11 @@ _GROUPS = (
 )  # fmt: skip
 # name -> (module, one line for --help, group); the module holds a click command of that name.
 _COMMANDS = {
+    "attach": (
+        "gpuhook.tools.cli.attach",
+        "Give a running container devices.",
+        "Share and repair",
+    ),
     "cdi": (
         "gpuhook.tools.cli.cdi",
         "Generate and check CDI specs for container engines.",
@@ -30,6 +35,11 @@ _COMMANDS = {
     ),
     "completion": ("gpuhook.tools.cli.completion", "Print a shell's completion script.", "Set up"),
     "config": ("gpuhook.tools.cli.config", "Show, check and change the configuration.", "Set up"),
+    "detach": (
+        "gpuhook.tools.cli.attach",
+        "Take attached devices away from a container.",
+        "Share and repair",
+    ),
     "doctor": ("gpuhook.tools.cli.doctor", "Check the installation and suggest fixes.", "Look"),
     "driver-folder": (
         "gpuhook.tools.cli.driver_folder",

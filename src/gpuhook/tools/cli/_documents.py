@@ -13,11 +13,11 @@ from gpuhook.base.config.loader import load
 from gpuhook.base.errors import CdiError, ConfigError, GpuhookError
 from gpuhook.base.host import files as host_files
 from gpuhook.core.cdi import versions
+from gpuhook.monitor.host import systemctl as systemd
 from gpuhook.monitor.host.driver_program import our_program
 from gpuhook.tools.cdi import refresh as refreshing
 from gpuhook.tools.cdi import units
 from gpuhook.tools.cdi.managed_specs import ManagedSpecs, below, forget, save
-from gpuhook.tools.cli import _systemd as systemd
 from gpuhook.tools.cli._output import say, warn
 from gpuhook.tools.cli.cdi_refresh import tell
 from gpuhook.tools.engines import installed

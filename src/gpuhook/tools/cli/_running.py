@@ -12,6 +12,7 @@ from gpuhook.base.oci.spec import Spec, read_spec
 from gpuhook.core.inventory.cache import get_inventory
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.records import records
+from gpuhook.monitor.containers import attached
 from gpuhook.monitor.containers.device_users import Container
 from gpuhook.monitor.vendors import survey
 from gpuhook.tools.cli._containers import short, title
@@ -123,15 +124,20 @@ def _given(holder: Container, inventories: Collection[Inventory]) -> Iterator[Ro
     labels = {
         (each.vendor, device.id): device.label for each in inventories for device in each.devices
     }
+    later = attached.ids_of(holder.record)
     for given in holder.record["given"]:
         vendor, request = given["vendor"], given["request"]
-        devices = [
-            f"{labels[vendor, each]} ({each})" if labels.get((vendor, each), each) != each else each
-            for each in given["selected"]
-        ]
-        what = listed(devices, _NAMED) or "no device, only the driver"
+        devices: dict[bool, list[str]] = {True: [], False: []}
+        for each in given["selected"]:
+            label = labels.get((vendor, each), each)
+            devices[(vendor, each) in later].append(f"{label} ({each})" if label != each else each)
+        what = listed(devices[False], _NAMED) or "no device, only the driver"
         asked = listed(request["devices"], _NAMED) or "none"
-        yield Row("Was given", f"{what} of {given['kind']}: its {request['source']} said {asked}")
+        if request["source"] != attached.SOURCE:
+            text = f"{what} of {given['kind']}: its {request['source']} said {asked}"
+            yield Row("Was given", text)
+        if devices[True]:
+            yield Row("Attached", f"{listed(devices[True], _NAMED)} of {given['kind']}")
     if holder.cdi_devices:
         yield Row("Was given", f"{listed(holder.cdi_devices, _NAMED)}, from CDI specs")
 
@@ -169,6 +175,7 @@ def _to_json(found: Found, missing: list[str], gone: list[str]) -> dict[str, Any
         "bundle": found.bundle or None,
         "runtime": found.runtime or None,
         "given": record.get("given", []),
+        "attached": sorted(name for _, name in attached.ids_of(record)),
         "cdi_devices": holder.cdi_devices if holder is not None else [],
         "known_from": None if holder is None else "record" if record else "nodes",
         "missing_nodes": missing,

@@ -8,11 +8,11 @@ import click
 
 from gpuhook.base.errors import GpuhookError, WatchError
 from gpuhook.monitor.followed import Followed
+from gpuhook.monitor.host import systemctl as systemd
 from gpuhook.monitor.host.driver_program import our_program
 from gpuhook.monitor.vendors.survey import concerns_us
 from gpuhook.tools import extensions
 from gpuhook.tools.cdi import refresh as refreshing
-from gpuhook.tools.cli import _systemd as systemd
 from gpuhook.tools.cli._engines import state_folder
 from gpuhook.tools.cli._help import Seconds, command
 from gpuhook.tools.cli._output import config_option, say

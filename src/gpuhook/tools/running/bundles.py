@@ -14,9 +14,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gpuhook.base.cgroup import access
-from gpuhook.base.errors import SpecError
+from gpuhook.base.errors import ContainerError, SpecError
 from gpuhook.base.host import files as host_files
+from gpuhook.base.host import proc
 from gpuhook.base.oci.spec import read_spec
+from gpuhook.monitor.containers import groups
 from gpuhook.monitor.host import processes
 from gpuhook.tools.running import names
 
@@ -73,6 +75,56 @@ def beside_shims() -> dict[str, str]:
             bundles = {name: f"{folder}/{name}" for name in os.listdir(folder)}
             found.update({name: path for name, path in bundles.items() if _is_bundle(path)})
     return found
+
+
+def first_processes() -> dict[str, tuple[int, int]]:
+    """Return the first process of each running container with a state file, by container id.
+
+    A process is its id and its start time. An id that several containers have is left out.
+    """
+    found: dict[str, list[tuple[int, int]]] = {}
+    for path in [path for each in _STATE_FILES for path in glob.glob(each)]:
+        state = _load(path)
+        pid = state.get("init_process_pid", state.get("pid"))
+        started = state.get("init_process_start", state.get("process-start-time"))
+        if isinstance(pid, int) and isinstance(started, int) and started == start_time(pid):
+            found.setdefault(path.split("/")[-2], []).append((pid, started))
+    return {container: each[0] for container, each in found.items() if len(each) == 1}
+
+
+def first_process(container: str, bundle: str) -> tuple[int, int]:
+    """Return a running container's first process: from its state, or noted by shim or conmon.
+
+    ContainerError if it is unknown, or if such a process' cgroup, as far as root created it, isn't
+    named after the container.
+    """
+    if found := first_processes().get(container):
+        return found
+    files = [f"{bundle}/init.pid"]
+    for process in processes.running("conmon"):
+        if process.option("-c", "--cid")[-1:] == [container]:
+            noted = process.option("-p", "--container-pidfile")[-1:]
+            files += [process.root + name for name in noted]
+    for path in files:
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(host_files.read(path, _NAME))
+            started = start_time(pid)
+            made = groups.Made().of(groups.groups_of(pid))
+            identity = groups.identify(made, groups.groups_of("self"))
+            if started is not None and identity.name == container:  # protects: attach-noted
+                return pid, started
+    raise ContainerError(
+        f"The first process of {container} is unknown",
+        "Use a container that an engine of root runs, in a cgroup of its own",
+    )
+
+
+def start_time(pid: int) -> int | None:
+    """Return a process's start time in ticks since boot, None if it doesn't run."""
+    try:
+        return int(proc.stat_fields(proc.read(f"/proc/{pid}/stat"))[19])
+    except OSError:
+        return None
 
 
 def _folders_of_shims() -> list[str]:

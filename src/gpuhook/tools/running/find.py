@@ -46,7 +46,8 @@ def find(word: str, inventories: Iterable[Inventory], state_dir: str) -> Found:
     running = device_users.believed(device_users.running(inventories, state_dir).containers)
     held = {each.name: each for each in running}
     of_containerd = bundles.beside_shims()
-    called = {**dict.fromkeys([*of_containerd, *held], ""), **called}
+    ours_too = bundles.first_processes()
+    called = {**dict.fromkeys([*of_containerd, *ours_too, *held], ""), **called}
     found = names.meant(word, called)
     if len(found) != 1:
         what = "matches several containers" if found else "isn't a running container"

@@ -21,7 +21,7 @@ from gpuhook.core import dev_char
 from gpuhook.core.inventory.model import Inventory, Node
 from gpuhook.core.limits import recorded
 from gpuhook.core.records import records
-from gpuhook.monitor.containers import cgroup_check
+from gpuhook.monitor.containers import attached, cgroup_check
 from gpuhook.monitor.containers.device_users import Container, believed
 from gpuhook.monitor.containers.groups import group_of
 from gpuhook.monitor.containers.nodes import Numbers
@@ -62,7 +62,9 @@ def repair(
         missing = _nodes(cgroup_check.missing(process, given, written=written), inventories)
         how = access.allow(process, given, written=written)
         of_systemd = any(part.endswith(_SCOPE) for part in group_of(str(container.pid)).split("/"))
-        lasts = not of_systemd or _is_in_spec(container, process, given)
+        lasting = attached.lasting(container.record or {})
+        by_hook = [pair for pair in given if pair not in lasting]
+        lasts = not of_systemd or _is_in_spec(container, process, by_hook)
         limited = _limit(container, process, inventories, config) if config is not None else ()
     links = [
         link

@@ -1,0 +1,368 @@
+"""gpuhook attach gives a running container devices, and detach takes them away again."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import bundles
+from harness.bundles import Bundle
+from harness.commands import Result, run, wait_until
+from harness.containerd import Containerd
+from harness.docker import Docker
+from harness.driver import Driver
+from harness.images import image
+from harness.installation import Installation, write_config
+from harness.namespaces import Namespace
+from harness.podman import Podman
+from harness.prefork import ONE
+
+SLEEP = ("sleep", "1000")
+CONTROL = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
+EXCLUSIVE = 'exclusive = ["nvidia.com/gpu"]\n'
+# Nodes of fuse and of a clock, which can be opened here.
+TABLE = """
+[[gpuhook.vendors]]
+name = "acme"
+kind = "acme.com/npu"
+variable = "ACME_VISIBLE_DEVICES"
+nodes = ["/dev/acme{n}"]
+"""
+OPENABLE = (10, 229)
+# A filesystem in a process' mount namespace that never answers, for as long as that runs.
+MOUNT_FUSE = """
+import ctypes, os, select, sys
+pid, place = sys.argv[1:]
+container = os.pidfd_open(int(pid))
+fuse = os.open("/dev/fuse", os.O_RDWR)
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.setns(os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY), 0x20000) == 0
+options = f"fd={fuse},rootmode=40000,user_id=0,group_id=0".encode()
+assert libc.mount(b"none", place.encode(), b"fuse", 0, options) == 0, ctypes.get_errno()
+if os.fork() == 0:
+    os.closerange(0, 3)
+    select.select([container], [], [])
+"""
+
+
+@dataclass
+class Running:
+    """A running container, and the commands about it: ``inside`` runs one in it."""
+
+    name: str
+    config: Path
+    inside: Callable[..., Result]
+    outside: Callable[..., Result]  # runs a command where its engine runs
+    command: Path
+
+    def opens(self, node: str) -> str:
+        """Return what open() gives inside: ENXIO is an allowed device without a driver."""
+        return self.inside("devopen", node).ok().stdout.split()[1]
+
+    def gpuhook(self, verb: str, *words: str) -> Result:
+        """Run a command of gpuhook."""
+        return self.outside(self.command, verb, "--config", self.config, *words)
+
+    def json(self, verb: str, *words: str) -> Any:
+        """Return the JSON of a command of gpuhook."""
+        return json.loads(self.gpuhook(verb, "--format=json", *words).ok().stdout)
+
+    def attach(self, *words: str) -> Any:
+        return self.json("attach", self.name, *words)
+
+    def detach(self, *words: str) -> Any:
+        return self.json("detach", self.name, *words)
+
+    def refused(self, verb: str, *words: str) -> str:
+        """Return what a command says that is refused."""
+        return self.gpuhook(verb, self.name, *words).failed().stderr
+
+    def mounts(self) -> set[str]:
+        """Return its mount points."""
+        lines = self.inside("busybox", "cat", "/proc/self/mountinfo").ok().stdout.splitlines()
+        return {line.split()[4] for line in lines}
+
+
+@pytest.fixture
+def config(low_level: tuple[str, Namespace], driver: Driver, tmp_path: Path) -> Path:
+    """A configuration with records of its own."""
+    return write_config(tmp_path / "etc", driver.root, low_level[:1])
+
+
+@pytest.fixture
+def start(
+    workspace: Path,
+    roots: dict[str, Path],
+    low_level: tuple[str, Namespace],
+    installation: Installation,
+    config: Path,
+) -> Iterator[Callable[..., Running]]:
+    """Start a container in a bundle of its own, by gpu-py or plainly, and leave it running."""
+    runtime, namespace = low_level
+    started: list[Bundle] = []
+
+    def begin(
+        *settings: str,
+        plain: bool = False,
+        command: Sequence[str] = SLEEP,
+        change: Callable[[Any], object] = lambda spec: None,
+    ) -> Running:
+        place = workspace / f"attach-{os.getpid()}-{len(started)}"
+        made = within.enter_context(bundles.bundle(place, roots["debian"], namespace, runtime))
+        made.environ(*settings)
+        made.command(*command)
+        made.change(change)
+        made.detach(runtime if plain else installation.runtime, config)
+        started.append(made)
+        words = (runtime, "exec", made.name)
+        return Running(
+            made.name, config, lambda *argv: made.call(*words, *argv), made.call,
+            installation.command,
+        )  # fmt: skip
+
+    with ExitStack() as within:
+        yield begin
+        for made in started:
+            made.call(runtime, "kill", made.name, "KILL")
+            wait_until(lambda made=made: _is_gone(made), f"{made.name} is gone")
+
+
+def _is_gone(made: Bundle) -> bool:
+    return made.call(made.runtime, "delete", "--force", made.name).status == 0
+
+
+def node(driver: Driver, index: int) -> str:
+    return f"/dev/nvidia{driver.gpus[index].minor}"
+
+
+@pytest.mark.protects("attach-root", "attach uses the host's /proc, not the container's")
+def test_a_gpu_more(start: Callable[..., Running], driver: Driver) -> None:
+    one = start("NVIDIA_VISIBLE_DEVICES=0,2")
+    had, new, other = (node(driver, index) for index in (2, 4, 5))
+    before = one.mounts()
+    assert one.opens(new) == "ENOENT"
+    done = one.attach("nvidia.com/gpu=4")
+    uuid = driver.gpus[4].uuid
+    assert done["devices"] == [{"vendor": "nvidia", "id": uuid, "label": "4"}]
+    assert (done["id"], done["nodes"], done["warnings"]) == (one.name, [new], [])
+    assert {one.opens(each) for each in (had, new, *CONTROL)} == {"ENXIO"}
+    assert one.opens(other) == "ENOENT"
+    assert one.mounts() - before == {new}
+    explained = one.json("explain", one.name)["container"]
+    assert (explained["attached"], explained["missing_nodes"]) == ([uuid], [])
+    assert (
+        f"Attached:        4 ({uuid}) of nvidia.com/gpu" in one.gpuhook("explain", one.name).stdout
+    )
+    listed = {each["id"]: each for each in one.json("list")["devices"]}
+    assert listed[uuid]["containers"] == [one.name]
+    assert "has 4 already" in one.refused("attach", "nvidia.com/gpu=4")
+    assert one.detach("4")["nodes"] == [new]
+    assert one.opens(new) == "ENOENT"
+    assert one.mounts() == before
+    one.inside("busybox", "mknod", "/dev/made", "c", "195", new.removeprefix("/dev/nvidia")).ok()
+    assert one.opens("/dev/made") == "EPERM"
+    assert {one.opens(each) for each in (had, *CONTROL)} == {"ENXIO"}
+    assert one.json("explain", one.name)["container"]["attached"] == []
+    assert "wasn't attached" in one.refused("detach", "4")
+    assert "wasn't attached" in one.refused("detach", "0"), "it has that from its start"
+    assert one.attach("4")["nodes"] == [new]
+    assert one.opens(new) == "ENXIO"
+
+
+def test_a_container_without_a_driver(start: Callable[..., Running], driver: Driver) -> None:
+    one = start(plain=True)
+    first, second = node(driver, 4), node(driver, 5)
+    before = one.mounts()
+    done = one.attach("nvidia.com/gpu=4")
+    assert {*done["nodes"]} == {first, *CONTROL}
+    assert one.inside("nvidia-smi", "-L").ok().stdout.count("UUID") == 1
+    assert one.attach("nvidia.com/gpu=5")["nodes"] == [second]
+    assert one.inside("nvidia-smi", "-L").ok().stdout.count("UUID") == 2
+    assert one.detach("4")["nodes"] == [first]
+    assert {one.opens(each) for each in (second, *CONTROL)} == {"ENXIO"}
+    assert {*one.detach("5")["nodes"]} == {second, *CONTROL}
+    assert {one.opens(each) for each in (first, second, *CONTROL)} == {"ENOENT"}
+    assert not {each for each in one.mounts() - before if each.startswith("/dev/")}
+    listed = one.json("list")
+    assert one.name not in [each["id"] for each in listed["containers"]]
+
+
+def test_access_that_was_lost_is_repaired(start: Callable[..., Running], driver: Driver) -> None:
+    """As systemctl daemon-reload and docker update take it away."""
+    from test_repair import LOSE, LOSE_RULES  # noqa: PLC0415
+
+    one = start(plain=True)
+    new = node(driver, 4)
+    one.attach("4")
+    pid = one.json("explain", one.name)["container"]["pid"]
+    lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    groups = dict(line.split(":", 2)[1:] for line in lines)
+    v1 = [path for names, path in groups.items() if "devices" in names.split(",")]
+    script, group = (LOSE_RULES, v1[0]) if v1 and _has_v1(one) else (LOSE["v2"], groups[""])
+    one.outside("sh", "-ec", script, "sh", group).ok()
+    assert one.opens(new) == "EPERM"
+    assert new in one.gpuhook("repair", one.name).ok().stdout
+    assert one.opens(new) == "ENXIO"
+    one.detach("4")
+    assert one.gpuhook("repair", "--all").status in (0, 1)
+    one.inside("busybox", "mknod", "/dev/made", "c", "195", new.removeprefix("/dev/nvidia")).ok()
+    assert one.opens("/dev/made") == "EPERM"
+
+
+def _has_v1(one: Running) -> bool:
+    return one.outside("test", "-d", "/sys/fs/cgroup/devices").status == 0
+
+
+@pytest.mark.protects("attach-lease", "an exclusive device is not attached to a second container")
+def test_an_exclusive_device(start: Callable[..., Running], config: Path) -> None:
+    config.write_text(config.read_text().replace("[gpuhook]\n", f"[gpuhook]\n{EXCLUSIVE}"))
+    holder, one = start("NVIDIA_VISIBLE_DEVICES=0"), start(plain=True)
+    assert f"in use by the container {holder.name}" in one.refused("attach", "0", "1")
+    one.attach("1")
+    assert f"in use by the container {one.name}" in holder.refused("attach", "1")
+    one.detach("1")
+    holder.attach("1")
+
+
+@ONE
+@pytest.mark.protects("attach-pod", "no device is attached to a pod's container")
+def test_a_container_of_a_pod(start: Callable[..., Running]) -> None:
+    annotations = {"io.container.manager": "cri-o"}
+    one = start(plain=True, change=lambda spec: spec.update(annotations=annotations))
+    for verb in ("attach", "detach"):
+        assert "is in a pod, whose devices the kubelet allocates" in one.refused(verb, "0")
+
+
+@pytest.fixture
+def openable(config: Path, workspace: Path, tmp_path: Path) -> Iterator[Path]:
+    """A node of a declared vendor that can be opened without a driver."""
+    root = workspace / f"openable-{tmp_path.name}"
+    (root / "dev").mkdir(parents=True)
+    os.mknod(root / "dev/acme0", 0o020666, os.makedev(*OPENABLE))
+    (root / "dev/acme0").chmod(0o666)
+    roots = f'driver-roots = ["acme={root}"]\n'
+    text = config.read_text().replace("[gpuhook]\n", f"[gpuhook]\n{roots}")
+    config.write_text(text + TABLE)
+    yield root
+    run(["rm", "-rf", root]).ok()
+
+
+@pytest.mark.protects("detach-in-use", "a device that is open isn't detached")
+def test_a_device_that_is_open(start: Callable[..., Running], openable: Path, config: Path) -> None:
+    hold = (
+        'until [ -e /hold ]; do sleep 0.1; done; exec 3<"/dev/acme0"; echo >/held; exec sleep 999'
+    )
+    one = start(plain=True, command=("busybox", "sh", "-c", hold))
+    one.attach("acme.com/npu=0")
+    one.inside("busybox", "touch", "/hold").ok()
+    wait_until(lambda: one.inside("test", "-e", "/held").status == 0, "the node is open")
+    said = one.refused("detach", "acme.com/npu=0")
+    assert "in use by process" in said
+    assert "--force" in said
+    assert one.opens("/dev/acme0") == "OK"
+    exclusive = 'exclusive = ["acme.com/npu"]\n'
+    text = config.read_text()
+    config.write_text(text.replace("[gpuhook]\n", f"[gpuhook]\n{exclusive}"))
+    assert "in use by process" in one.refused("detach", "--force", "acme.com/npu=0")
+    config.write_text(text)
+    done = one.detach("--force", "acme.com/npu=0")
+    assert [each.endswith("keeps /dev/acme0 open") for each in done["warnings"]] == [True]
+    assert one.opens("/dev/acme0") == "ENOENT"
+
+
+@ONE
+def test_a_link_in_the_place_of_a_node(
+    start: Callable[..., Running], driver: Driver, workspace: Path
+) -> None:
+    victim = workspace / "victim"
+    victim.write_text("")
+    one = start(plain=True)
+    one.inside("busybox", "ln", "-s", str(victim), node(driver, 4)).ok()
+    failed = one.gpuhook("attach", one.name, "4")
+    assert victim.read_bytes() == b""
+    assert str(victim) not in Path("/proc/self/mountinfo").read_text()
+    if failed.status == 0:  # it is mounted where the link leads to in the container
+        assert one.opens(node(driver, 4)) == "ENXIO"
+
+
+@ONE
+@pytest.mark.protects("attach-all-or-nothing", "an attachment that fails leaves no access")
+@pytest.mark.protects("attach-in-time", "a filesystem that never answers delays attach for seconds")
+def test_a_filesystem_that_never_answers(start: Callable[..., Running], driver: Driver) -> None:
+    one = start("NVIDIA_VISIBLE_DEVICES=0")
+    pid = one.json("explain", one.name)["container"]["pid"]
+    one.outside(sys.executable, "-c", MOUNT_FUSE, str(pid), "/opt").ok()
+    one.outside(sys.executable, "-c", MOUNT_FUSE, str(pid), "/etc").ok()
+    assert "didn't respond within 30 seconds" in one.refused("attach", "4")
+    one.inside("busybox", "umount", "-l", "/etc")
+    assert one.json("explain", one.name)["container"]["attached"] == []
+    one.inside("busybox", "mknod", "/made", "c", "195", str(driver.gpus[4].minor)).ok()
+    assert one.opens("/made") == "EPERM"
+
+
+@ONE
+def test_what_cannot_be_attached(start: Callable[..., Running]) -> None:
+    one = start(plain=True)
+    assert "has no GPU or MIG device '99'" in one.refused("attach", "99")
+    assert "It is unclear which device foo.com/bar=1 is" in one.refused("attach", "foo.com/bar=1")
+    assert "It is unclear which device" in one.refused("attach", "nvidia.com/gpu=")
+    assert one.gpuhook("attach", one.name).status == 2
+    failed = one.gpuhook("attach", "no-such-container", "0").failed()
+    assert "isn't a running container" in failed.stderr
+
+
+Engine = Docker | Containerd | Podman
+
+
+@pytest.fixture(
+    params=["docker", "docker_v2", "containerd_runc", "containerd_crun", "podman_runtime"]
+)
+def plain(
+    request: pytest.FixtureRequest, installation: Installation, configs: dict[str, Path]
+) -> Iterator[Running]:
+    """A container of each engine that asked for no device."""
+    engine: Engine = request.getfixturevalue(request.param)
+    name, words, space = f"plain-{os.getpid()}", ["run", "--detach"], None
+    if isinstance(engine, Containerd):
+        words += [f"--runc-binary={engine.binary}", "--log-uri=file:///dev/null"]
+        engine.call(*words, image("debian"), name, *SLEEP).ok()
+        inside, space = ("tasks", "exec", "--exec-id=look"), engine.space
+        remove = (
+            ("tasks", "kill", "--signal=KILL", name),
+            ("tasks", "rm", "-f", name),
+            ("container", "rm", name),
+        )
+    else:
+        if isinstance(engine, Podman):
+            words += ["--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
+            words += ["--pids-limit=0", f"--cgroup-parent={bundles.CGROUP_PARENT}"]
+        engine.call(*words, f"--name={name}", image("debian"), *SLEEP).ok()
+        inside, space = ("exec",), engine.namespace
+        remove = (("rm", "--force", name),)
+    outside = space.run
+    if isinstance(engine, Docker):
+        enter = ("nsenter", "-t", str(engine.pid), "-m", "--wdns=/")
+        outside = lambda *words: run([*enter, *words])  # noqa: E731
+    config = configs["crun" if request.param == "containerd_crun" else "runc"]
+    yield Running(
+        name, config, lambda *argv: engine.call(*inside, name, *argv), outside, installation.command
+    )
+    for each in remove:
+        engine.call(*each)
+
+
+def test_every_engine(plain: Running, driver: Driver) -> None:
+    new = node(driver, 4)
+    done = plain.attach("nvidia.com/gpu=4")
+    assert {*done["nodes"]} == {new, *CONTROL}
+    assert plain.inside("nvidia-smi", "-L").ok().stdout.count("UUID") == 1
+    assert {plain.opens(each) for each in (new, *CONTROL)} == {"ENXIO"}
+    holders = {each["id"]: each["containers"] for each in plain.json("list")["devices"]}
+    assert done["id"] in holders[driver.gpus[4].uuid]
+    assert {*plain.detach("4")["nodes"]} == {new, *CONTROL}
+    assert plain.opens(new) == "ENOENT"

@@ -1,0 +1,221 @@
+"""Which devices are attached to which container: words, records, first processes, scopes."""
+
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuhook.base.cgroup import device_program as code
+from gpuhook.base.config.model import Config
+from gpuhook.base.errors import ContainerError, LimitError, RequestError
+from gpuhook.base.oci.spec import Spec
+from gpuhook.core import contract
+from gpuhook.core.contract import Grant
+from gpuhook.core.resolve import Allocation
+from gpuhook.monitor.containers import attach, attached, live
+from gpuhook.monitor.containers.cgroup_check import program_allows
+from gpuhook.monitor.containers.target import Target
+from gpuhook.tools.running import bundles
+from gpuhook.vendors import registry
+from gpuhook.vendors.nvidia.model import Gpu, Inventory, Node
+
+NVIDIA = contract.load(registry.KNOWN["nvidia"])
+CONFIG = Config()
+CONTROL = ("/dev/nvidiactl", 195, 255)
+
+
+def inventory(*numbers: int) -> Inventory:
+    gpus = tuple(
+        Gpu(n, n, f"GPU-{n}", f"00000000:{n:02X}:00.0", "H100", "9.0", "Nvidia", False, ())
+        for n in numbers
+    )
+    nodes = (Node(*CONTROL), *(Node(f"/dev/nvidia{n}", 195, n) for n in numbers))
+    return Inventory("/", "535.1", "12.2", gpus, nodes, ())
+
+
+FOUR = inventory(0, 1, 2, 3)
+
+
+def grant(*numbers: int) -> Grant:
+    devices = [FOUR.devices[n] for n in numbers]
+    return Grant.of_document(NVIDIA, FOUR, CONFIG, devices)
+
+
+def given(record: dict[str, Any], *numbers: int, denied: list[tuple[int, int]]) -> dict[str, Any]:
+    """Return a record after GPUs were attached."""
+    new, before = grant(*numbers), [n for each in record["given"] for n in each["selected"]]
+    whole = grant(*sorted({*numbers, *(int(name[4:]) for name in before)}))
+    entries = attached.entries(new, denied)
+    ids = attached.ids_of({"attached": entries})
+    paths = [f"/dev/nvidia{n}" for n in numbers]
+    places = [*paths, *([CONTROL[0]] if CONTROL[1:] in denied else [])]
+    return attached.mounted(attached.added(record, [whole], entries), ids, places, lasts=True)
+
+
+def removed(record: dict[str, Any], *numbers: int) -> attached.Removed:
+    ids = {("nvidia", f"GPU-{n}") for n in numbers}
+    before = copy.deepcopy(record)
+    found = attached.removed(record, ids, {"nvidia": FOUR}, CONFIG)
+    assert record == before, "another process may read it meanwhile"
+    return found
+
+
+EMPTY: dict[str, Any] = {"given": []}
+
+
+def test_control_nodes_stay_for_as_long_as_a_device() -> None:
+    one = given(EMPTY, 1, denied=[CONTROL[1:], (195, 1)])
+    two = given(one, 2, denied=[(195, 2)])
+    [every] = two["given"]
+    assert every["selected"] == ["GPU-1", "GPU-2"]
+    assert every["request"]["source"] == "attach"
+    first = removed(two, 1)
+    assert (first.denied, first.places) == ([(195, 1)], {(195, 1): "/dev/nvidia1"})
+    [left] = first.record["given"]
+    assert left["selected"] == ["GPU-2"]
+    assert left["devices"] == [[195, 255], [195, 2]] or [195, 1] not in left["devices"]
+    last = removed(first.record, 2)
+    assert last.denied == [(195, 2), CONTROL[1:]]
+    assert last.places == {(195, 2): "/dev/nvidia2", CONTROL[1:]: CONTROL[0]}
+    assert (last.record["given"], last.record["attached"]) == ([], [])
+
+
+@pytest.mark.parametrize("together", [(1,), (2,), (1, 2)])
+def test_devices_attached_together(together: tuple[int, ...]) -> None:
+    both = given(EMPTY, 1, 2, denied=[CONTROL[1:], (195, 1), (195, 2)])
+    found = removed(both, *together)
+    assert {*found.denied} >= {(195, n) for n in together}
+    assert (CONTROL[1:] in found.denied) == (len(together) == 2)
+
+
+def test_what_a_container_has_from_its_start_stays() -> None:
+    start = {"given": [{**attached.added(EMPTY, [grant(0)], [])["given"][0]}]}
+    start["given"][0]["request"] = {"source": "environment", "devices": ["0"]}
+    more = given(start, 3, denied=[(195, 3)])
+    assert more["given"][0]["request"]["source"] == "environment"
+    assert attached.lasting(more) == {(195, 3)}
+    found = removed(more, 3)
+    assert (found.denied, found.places) == ([(195, 3)], {(195, 3): "/dev/nvidia3"})
+    assert found.record["given"] == start["given"]
+
+
+def test_a_node_that_the_cgroup_allowed_before_is_not_denied() -> None:
+    found = removed(given(EMPTY, 1, denied=[]), 1)
+    assert found.denied == []
+    assert found.places == {(195, 1): "/dev/nvidia1"}
+
+
+def test_limits_of_detached_devices_leave_the_record() -> None:
+    limits = [{"vendor": "nvidia", "id": f"GPU-{n}"} for n in (1, 2)]
+    record = {**given(EMPTY, 1, 2, denied=[]), "limits": limits}
+    assert removed(record, 1).record["limits"] == limits[1:]
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"), [("1", ["GPU-1"]), ("nvidia.com/gpu=1", ["GPU-1"]), ("GPU-3", ["GPU-3"])]
+)
+def test_names(word: str, expected: list[str]) -> None:
+    [(names, _, devices)] = attach.named([word], {"nvidia": FOUR}, CONFIG)
+    assert names.NAME == "nvidia"
+    assert [each.id for each in devices] == expected
+
+
+@pytest.mark.parametrize("word", ["amd.com/gpu=0", "nvidia.com/gpu=", "=", "nvidia.com/gpu=a b"])
+def test_words_that_name_no_device(word: str) -> None:
+    with pytest.raises(RequestError, match=r"It is unclear which device .* Give KIND=NAME"):
+        attach.named([word], {"nvidia": FOUR}, CONFIG)
+
+
+@pytest.mark.protects("attach-limits", "attach doesn't evade a host's memory limits")
+def test_a_host_that_limits_memory() -> None:
+    config = Config()
+    config.device_memory = "1GiB"  # type: ignore[assignment]
+    assert config.limits_memory
+    allocation = Allocation([], config, registry.KNOWN)
+    with pytest.raises(LimitError, match="This host limits the memory"):
+        attach._limits(Spec("config.json", "{}"), allocation, [], config)
+
+
+# First processes and cgroups ------------------------------------------------------------------
+
+
+@pytest.mark.protects("attach-noted", "a process of another container gets no device")
+def test_a_noted_process_that_is_not_the_containers(tmp_path: Path) -> None:
+    (tmp_path / "init.pid").write_text(f"{os.getpid()}")
+    with pytest.raises(ContainerError, match="The first process of victim is unknown"):
+        bundles.first_process("victim", str(tmp_path))
+    for text in ("", "x", "-1", str(2**31)):
+        (tmp_path / "init.pid").write_text(text)
+        with pytest.raises(ContainerError, match="The first process of victim is unknown"):
+            bundles.first_process("victim", str(tmp_path))
+
+
+def target(name: str) -> Target:
+    process = live.Process(os.getpid(), bundles.start_time(os.getpid()) or 0)
+    return Target(name, process, Spec("config.json", "{}"), [FOUR], CONFIG)
+
+
+ID = "0123456789ab" * 5
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (f"/docker/{ID}", f"/docker/{ID}"),
+        (f"/docker/{ID}/init.scope", f"/docker/{ID}"),
+        (f"/system.slice/docker-{ID}.scope", f"/system.slice/docker-{ID}.scope"),
+        (f"/m.slice/libpod-{ID}.scope/container/x", f"/m.slice/libpod-{ID}.scope/container"),
+    ],
+)  # fmt: skip
+def test_a_containers_cgroup(path: str, expected: str) -> None:
+    assert target(ID)._own_part(path) == expected
+
+
+@pytest.mark.protects(
+    "attach-cgroup", "only a cgroup that is named after the container is changed",
+    instead="if not named:\n    return path",
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/docker/another", "/user.slice/session-1.scope", ""])
+def test_a_cgroup_of_others(path: str) -> None:
+    with pytest.raises(ContainerError, match="isn't named after it"):
+        target(ID)._own_part(path)
+
+
+@pytest.mark.protects(
+    "attach-scope", "only the container's own scope is changed",
+    instead="if name.endswith(_SCOPE):\n    return name",
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (f"/system.slice/docker-{ID}.scope", f"docker-{ID}.scope"),
+        (f"/machine.slice/libpod-{ID}.scope/container", f"libpod-{ID}.scope"),
+        (f"/docker/{ID}", ""),
+        ("/user.slice/user-0.slice/session-1.scope", ""),
+        (f"/system.slice/docker-{ID}.scope/init.scope", ""),
+    ],
+)
+def test_a_containers_scope(path: str, expected: str) -> None:
+    one = target(ID)
+    one.written = {2: path}
+    assert one._scope() == expected
+
+
+# Device programs ------------------------------------------------------------------------------
+
+ALL = code.instruction(code.SET_32, 0, imm=1) + code.instruction(code.EXIT)
+NONE = code.instruction(code.SET_32, 0, imm=0) + code.instruction(code.EXIT)
+PAIRS = [(195, 1), (195, 255)]
+
+
+@pytest.mark.parametrize("before", [ALL, NONE, code.allow_rules([(195, 1)]) + NONE])
+def test_a_program_denies(before: bytes) -> None:
+    changed = live._denying(before, PAIRS)
+    assert [program_allows(changed, *pair) for pair in PAIRS] == [False, False]
+    assert program_allows(changed, 195, 3) == program_allows(before, 195, 3)
+
+
+def test_a_program_is_as_before_after_both() -> None:
+    assert live._denying(code.allow_rules(PAIRS) + NONE, PAIRS) == NONE
