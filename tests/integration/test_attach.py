@@ -306,6 +306,22 @@ def test_a_filesystem_that_never_answers(start: Callable[..., Running], driver: 
 
 
 @ONE
+def test_a_read_only_container(start: Callable[..., Running], driver: Driver) -> None:
+    def read_only(spec: Any) -> None:
+        spec["root"]["readonly"] = True
+
+    one = start("NVIDIA_VISIBLE_DEVICES=none", change=read_only)
+    assert one.attach("4")["nodes"] == [node(driver, 4)]
+    assert one.opens(node(driver, 4)) == "ENXIO"
+    assert one.inside("busybox", "touch", "/made").status != 0
+    one.detach("4")
+    assert one.opens(node(driver, 4)) == "ENOENT"
+    bare = start(plain=True, change=read_only)
+    assert "Read-only file system" in bare.refused("attach", "4")
+    assert bare.opens(node(driver, 4)) == "ENOENT"
+
+
+@ONE
 def test_what_cannot_be_attached(start: Callable[..., Running]) -> None:
     one = start(plain=True)
     assert "has no GPU or MIG device '99'" in one.refused("attach", "99")

@@ -212,6 +212,23 @@ class Contract:
         for each, (_, words) in zip(found, wanted, strict=True):
             assert words in each["message"]
 
+    @ONE
+    def test_attached_to_a_running_container(
+        self, bundle: Bundle, config: Path, devices: Devices, low_level: tuple[str, Namespace]
+    ) -> None:
+        bundle.command("sleep", "1000")
+        bundle.detach(low_level[0], config)
+        look = (low_level[0], "exec", bundle.name, *self.case.look)
+        for names, labels in self.case.by_document:
+            words = (bundle.name, *(f"{self.case.kind}={name}" for name in names))
+            for verb, expected in (
+                ("attach", self.case.expected(devices, *labels)),
+                ("detach", {}),
+            ):
+                command = (devices.installation.command, verb, "--config", config)
+                bundle.call(*command, *words).ok()
+                assert nodes_seen(bundle.call(*look)) == expected
+
     def test_podman_by_hook_and_by_document(
         self, devices: Devices, driver: Driver, host: Namespace, workspace: Path, archive: Path
     ) -> None:

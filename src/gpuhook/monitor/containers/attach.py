@@ -89,6 +89,12 @@ def attach(container: Target, new: Sequence[Grant], request: Spec, config: Confi
     except BaseException:
         with contextlib.suppress(GpuhookError):
             container.deny(pairs)  # protects: attach-all-or-nothing
+        with contextlib.suppress(GpuhookError):  # a killed child rolls nothing back
+            every = [node for grant in combined for node, _ in grant.nodes]
+            left = {each.inside or each.path: each.numbers for each in every}
+            live.unmount(
+                container.first, {path: pair for path, pair in left.items() if pair in pairs}
+            )
         _forget(container, ids, pairs, config)
         raise
     nodes = [each["destination"] for each in done["operations"] if each["kind"] == "device"]

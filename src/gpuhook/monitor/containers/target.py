@@ -17,7 +17,7 @@ from gpuhook.core.records import leases, records
 from gpuhook.monitor.containers import cgroup_check, live, open_nodes
 from gpuhook.monitor.containers.nodes import Numbers
 from gpuhook.monitor.host import systemctl
-from gpuhook.monitor.host.namespaces import Look
+from gpuhook.monitor.host.namespaces import Look, mounts_of
 
 _SCOPE = ".scope"  # suffix of systemd's cgroups for processes that others started
 _USERS_SECONDS = 10.0  # to examine the processes of the host
@@ -74,7 +74,7 @@ class Target:
     def _own_part(self, path: str) -> str:
         """Return the part of a cgroup's path up to the one that is named after the container."""
         parts = path.split("/")
-        named = [number for number, part in enumerate(parts) if self.id in part]
+        named = [number for number, part in enumerate(parts) if self._is_own(part)]
         if not named:  # protects: attach-cgroup
             raise ContainerError(
                 f"The cgroup of the first process of {self.id} isn't named after it",
@@ -83,6 +83,11 @@ class Target:
         end = named[0] + 1
         is_crun = parts[end : end + 1] == [access.CRUN_SUBGROUP]
         return "/".join(parts[: end + is_crun])
+
+    def _is_own(self, name: str) -> bool:
+        """Tell whether a cgroup is named after the container: docker-ID.scope, libpod-ID, ID."""
+        name = name.removesuffix(_SCOPE)
+        return name == self.id or name.endswith(f"-{self.id}")
 
     # Its record --------------------------------------------------------------------------
 
@@ -169,7 +174,7 @@ class Target:
     def _scope(self) -> str:
         for path in self.written.values():
             name = path.removesuffix(f"/{access.CRUN_SUBGROUP}").rpartition("/")[2]
-            if name.endswith(_SCOPE) and self.id in name:  # protects: attach-scope
+            if name.endswith(_SCOPE) and self._is_own(name):  # protects: attach-scope
                 return name
         return ""
 
@@ -181,11 +186,11 @@ class Target:
     def users(self, nodes: Mapping[Numbers, str]) -> list[open_nodes.NodeUser]:
         """Return the processes in its cgroup, and below, that have nodes open."""
         look, version = Look(_USERS_SECONDS), 1 if 1 in self.written else 2
-        own = f"{self.written.get(version, '/')}/"
+        own, mounts = f"{self.written.get(version, '')}/", mounts_of(self.first.pid)
         pids = []
         for name in filter(str.isdecimal, os.listdir("/proc")):
             theirs = access.places(proc.data_of(f"/proc/{name}/cgroup")).get(version, "")
-            if f"{theirs}/".startswith(own):
+            if mounts_of(name) == mounts or (own != "/" and f"{theirs}/".startswith(own)):
                 pids.append(name)
         found = open_nodes.users(nodes, look, pids) if pids else []
         if not look.is_whole:

@@ -75,7 +75,7 @@ def test_control_nodes_stay_for_as_long_as_a_device() -> None:
     assert (first.denied, first.places) == ([(195, 1)], {(195, 1): "/dev/nvidia1"})
     [left] = first.record["given"]
     assert left["selected"] == ["GPU-2"]
-    assert left["devices"] == [[195, 255], [195, 2]] or [195, 1] not in left["devices"]
+    assert sorted(left["devices"]) == [[195, 2], [195, 255]]
     last = removed(first.record, 2)
     assert last.denied == [(195, 2), CONTROL[1:]]
     assert last.places == {(195, 2): "/dev/nvidia2", CONTROL[1:]: CONTROL[0]}
@@ -177,10 +177,19 @@ def test_a_containers_cgroup(path: str, expected: str) -> None:
     "attach-cgroup", "only a cgroup that is named after the container is changed",
     instead="if not named:\n    return path",
 )  # fmt: skip
-@pytest.mark.parametrize("path", ["/docker/another", "/user.slice/session-1.scope", ""])
-def test_a_cgroup_of_others(path: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        (ID, "/docker/another"),
+        (ID, "/user.slice/session-1.scope"),
+        (ID, ""),
+        (ID, f"/docker/{ID}x"),
+        ("a", "/machine.slice/libpod-b.scope"),  # the slice has an "a" in its name
+    ],
+)
+def test_a_cgroup_of_others(name: str, path: str) -> None:
     with pytest.raises(ContainerError, match="isn't named after it"):
-        target(ID)._own_part(path)
+        target(name)._own_part(path)
 
 
 @pytest.mark.protects(
