@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def start(
         *settings: str,
         plain: bool = False,
         command: Sequence[str] = SLEEP,
-        change: Callable[[Any], object] = lambda spec: None,
+        change: Callable[[Any], None] = lambda spec: None,
     ) -> Running:
         place = workspace / f"attach-{os.getpid()}-{len(started)}"
         made = within.enter_context(bundles.bundle(place, roots["debian"], namespace, runtime))
@@ -119,9 +120,12 @@ def start(
         made.change(change)
         made.detach(runtime if plain else installation.runtime, config)
         started.append(made)
-        words = (runtime, "exec", made.name)
+
+        def inside(*argv: str) -> Result:
+            return made.call(runtime, "exec", made.name, *argv)
+
         return Running(
-            made.name, config, lambda *argv: made.call(*words, *argv), made.call,
+            made.name, config, inside, made.call,
             installation.command,
         )  # fmt: skip
 
@@ -129,7 +133,7 @@ def start(
         yield begin
         for made in started:
             made.call(runtime, "kill", made.name, "KILL")
-            wait_until(lambda made=made: _is_gone(made), f"{made.name} is gone")
+            wait_until(partial(_is_gone, made), f"{made.name} is gone")
 
 
 def _is_gone(made: Bundle) -> bool:
@@ -343,11 +347,14 @@ def plain(
 ) -> Iterator[Running]:
     """A container of each engine that asked for no device."""
     engine: Engine = request.getfixturevalue(request.param)
-    name, words, space = f"plain-{os.getpid()}", ["run", "--detach"], None
+    name, words = f"plain-{os.getpid()}", ["run", "--detach"]
+    inside: tuple[str, ...] = ("exec",)
+    remove: tuple[tuple[str, ...], ...] = (("rm", "--force", name),)
+    outside: Callable[..., Result]
     if isinstance(engine, Containerd):
         words += [f"--runc-binary={engine.binary}", "--log-uri=file:///dev/null"]
         engine.call(*words, image("debian"), name, *SLEEP).ok()
-        inside, space = ("tasks", "exec", "--exec-id=look"), engine.space
+        inside, outside = ("tasks", "exec", "--exec-id=look"), engine.space.run
         remove = (
             ("tasks", "kill", "--signal=KILL", name),
             ("tasks", "rm", "-f", name),
@@ -358,9 +365,7 @@ def plain(
             words += ["--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
             words += ["--pids-limit=0", f"--cgroup-parent={bundles.CGROUP_PARENT}"]
         engine.call(*words, f"--name={name}", image("debian"), *SLEEP).ok()
-        inside, space = ("exec",), engine.namespace
-        remove = (("rm", "--force", name),)
-    outside = space.run
+        outside = engine.namespace.run
     if isinstance(engine, Docker):
         enter = ("nsenter", "-t", str(engine.pid), "-m", "--wdns=/")
         outside = lambda *words: run([*enter, *words])  # noqa: E731

@@ -84,7 +84,8 @@ def removed(
     record: Record, ids: Ids, inventories: Mapping[str, Inventory], config: Config
 ) -> Removed:
     """Return a record without attached devices, and the nodes that no other device needs."""
-    gone, left = [], []
+    gone: list[Record] = []
+    left: list[Record] = []
     for each in record.get("attached", ()):
         (gone if (each["vendor"], each["device"]) in ids else left).append(each)
     given: list[Record] = []

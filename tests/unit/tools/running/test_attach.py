@@ -13,13 +13,14 @@ from gpuhook.base.errors import ContainerError, LimitError, RequestError
 from gpuhook.base.oci.spec import Spec
 from gpuhook.core import contract
 from gpuhook.core.contract import Grant
+from gpuhook.core.inventory.model import Node
 from gpuhook.core.resolve import Allocation
 from gpuhook.monitor.containers import attach, attached, live
 from gpuhook.monitor.containers.cgroup_check import program_allows
 from gpuhook.monitor.containers.target import Target
 from gpuhook.tools.running import bundles
 from gpuhook.vendors import registry
-from gpuhook.vendors.nvidia.model import Gpu, Inventory, Node
+from gpuhook.vendors.nvidia.model import Gpu, Inventory
 
 NVIDIA = contract.load(registry.KNOWN["nvidia"])
 CONFIG = Config()
@@ -131,7 +132,7 @@ def test_words_that_name_no_device(word: str) -> None:
 @pytest.mark.protects("attach-limits", "attach doesn't evade a host's memory limits")
 def test_a_host_that_limits_memory() -> None:
     config = Config()
-    config.device_memory = "1GiB"  # type: ignore[assignment]
+    config.device_memory = "1GiB"
     assert config.limits_memory
     allocation = Allocation([], config, registry.KNOWN)
     with pytest.raises(LimitError, match="This host limits the memory"):
