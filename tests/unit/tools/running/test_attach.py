@@ -1,4 +1,4 @@
-"""Which devices are attached to which container: words, records, first processes, scopes."""
+"""Devices attached to containers: words, records, first processes, scopes, device programs."""
 
 import copy
 import os
