@@ -73,7 +73,7 @@ ALLOWED = {
     "base/container/mounts.__init__: os.open": "our own mount table",
     "base/container/changes.real_place: os.readlink": "our own descriptor, through /proc/self/fd",
     "inject.open_folder: os.open": "our own /proc/PID, opened once",
-    "hpc/rootfs/fstab._is_folder: os.stat": "the driver's file",
+    "hpc/rootfs/fstab.is_folder: os.stat": "the driver's file",
     "core/plan/volumes._is_same: os.stat": "the driver's file",
     "hpc/rootfs/work.take_back: os.path.isdir": "our own state folder",
     "hpc/rootfs/machines.folder: os.path.isdir": "whether a root is opened, and not who has it",

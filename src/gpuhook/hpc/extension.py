@@ -1,9 +1,14 @@
-"""Commands for Slurm and root folders, and nspawn machines (``tools.extensions``)."""
+"""Commands for Slurm and root folders, nspawn machines and LXC (``tools.extensions``)."""
 
 COMMANDS = {
     "apply": (
         "gpuhook.hpc.commands.apply",
         "Add devices to a root folder, without an engine.",
+        "Folders and units",
+    ),
+    "lxc-lines": (
+        "gpuhook.hpc.commands.lxc_lines",
+        "Print lines that add devices to an LXC container.",
         "Folders and units",
     ),
     "nspawn-arguments": (
@@ -22,4 +27,9 @@ COMMANDS = {
         "",
     ),
 }
-MODULES = {"nspawn": "gpuhook.hpc.rootfs.machines"}
+MODULES = {
+    "engine-lxc": "gpuhook.hpc.lxc.engine",
+    "lxc": "gpuhook.hpc.lxc.containers",
+    "nspawn": "gpuhook.hpc.rootfs.machines",
+}
+CHECKS = "gpuhook.hpc.checks"

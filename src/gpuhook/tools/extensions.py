@@ -1,8 +1,9 @@
 """The additions of the packages cluster, metrics and hpc to the command line.
 
 Each of them has a module ``extension`` with its ``COMMANDS``, and may have ``CHECKS``, the module
-with its checks for the doctor, and ``MODULES``, which other commands use. A system package may
-leave out any of the three packages, so nothing here imports them by name.
+with its checks for the doctor, and ``MODULES``, which other commands use: ``engine-NAME`` has an
+``ENGINE`` of that name. A system package may leave out any of the three packages, so nothing here
+imports them by name.
 """
 
 import importlib
@@ -24,12 +25,12 @@ PACKAGES = {
 COMMANDS: Mapping[str, Collection[str]] = {
     "cluster": ("device-plugin", "dra", "labels", "nri"),
     "metrics": ("metrics", "ps", "stats", "top"),
-    "hpc": ("apply", "nspawn-arguments", "slurm", "unit-lines"),
+    "hpc": ("apply", "lxc-lines", "nspawn-arguments", "slurm", "unit-lines"),
 }
 MODULES: Mapping[str, Collection[str]] = {
     "cluster": (),
     "metrics": ("pod-names",),
-    "hpc": ("nspawn",),
+    "hpc": ("engine-lxc", "lxc", "nspawn"),
 }
 # Command -> its module, one line for --help, and its group there ("": not listed).
 Commands = Mapping[str, tuple[str, str, str]]

@@ -27,6 +27,6 @@ def nspawn_arguments(
 
     For a machine that machinectl starts, use gpuhook install --engine nspawn.
     """
-    plan, env = _settings.plan(rootfs, variables, devices, config_path)
+    plan, env = _settings.plan(rootfs, variables, devices, config_path, units.warnings)
     for word in units.arguments(plan, env):
         click.echo(word)

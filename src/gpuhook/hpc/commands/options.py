@@ -7,7 +7,7 @@ import click
 
 from gpuhook.base.config.loader import load
 from gpuhook.core.plan.operations import Plan
-from gpuhook.hpc.rootfs import machines, units
+from gpuhook.hpc.rootfs import requests
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._output import warn
 from gpuhook.tools.root_folder.request import Asked, settings
@@ -37,11 +37,18 @@ def request_options(function: Command) -> Command:
 
 
 def plan(
-    rootfs: str, variables: tuple[str, ...], devices: tuple[str, ...], config_path: str | None
+    rootfs: str,
+    variables: tuple[str, ...],
+    devices: tuple[str, ...],
+    config_path: str | None,
+    warnings: Callable[[Plan], list[str]],
 ) -> tuple[Plan, list[str]]:
-    """Return the plan for a request, and its variables; warn of missing parts."""
+    """Return the plan for a request, and its variables; warn of missing parts.
+
+    ``warnings`` returns those of the format.
+    """
     asked = Asked(settings(variables), devices, privileged=True)
-    done, made = machines.planned(rootfs or None, asked, load(config_path))
-    for warning in (*done.warnings, *units.warnings(made)):
+    done, made = requests.planned(rootfs or None, asked, load(config_path))
+    for warning in (*done.warnings, *warnings(made)):
         warn(warning)
     return made, done.environment

@@ -28,6 +28,6 @@ def unit_lines(
     Use --rootfs for a unit with its own root, such as a portable service: the driver's files
     are mounted there, too.
     """
-    plan, env = _settings.plan(rootfs, variables, devices, config_path)
+    plan, env = _settings.plan(rootfs, variables, devices, config_path, units.warnings)
     for line in units.service(plan, env, own_root=bool(rootfs)):
         click.echo(line)

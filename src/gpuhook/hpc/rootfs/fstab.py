@@ -47,7 +47,7 @@ class FstabWriter(MountWriter):
 
     def mount(self, op: BindFile) -> None:
         """Mount a file or a folder."""
-        kind = "dir" if _is_folder(op.source) else "file"
+        kind = "dir" if is_folder(op.source) else "file"
         self.lines.append(_line(op.source, op.destination, kind, op.options))
 
 
@@ -58,14 +58,16 @@ def lines(plan: Plan) -> list[str]:
 
 def _line(source: str, destination: str, kind: str, options: Iterable[str]) -> str:
     words = ",".join((f"x-create={kind}", "bind", *options))
-    return f"{_escaped(source)} {_escaped(destination)} none {words} 0 0"
+    return f"{escaped(source)} {escaped(destination)} none {words} 0 0"
 
 
-def _is_folder(path: str) -> bool:
+def is_folder(path: str) -> bool:
+    """Tell whether a source is a folder."""
     return stat.S_ISDIR(os.stat(path).st_mode)
 
 
-def _escaped(path: str) -> str:
+def escaped(path: str) -> str:
+    """Return a path as a field of fstab."""
     return "".join(_ESCAPED.get(char, char) for char in path)
 
 

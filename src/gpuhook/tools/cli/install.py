@@ -13,10 +13,10 @@ from gpuhook.base.config.loader import PATH_VARIABLE, load
 from gpuhook.base.errors import EngineError
 from gpuhook.core.cdi import versions
 from gpuhook.monitor.host.driver_program import our_program
-from gpuhook.tools import extensions
 from gpuhook.tools.cdi.managed_specs import ManagedSpecs, kept
 from gpuhook.tools.cli import _documents as documents
 from gpuhook.tools.cli import _engines as shared
+from gpuhook.tools.cli import _guests as guests
 from gpuhook.tools.cli import _next_steps as next_steps
 from gpuhook.tools.cli import _questions as questions
 from gpuhook.tools.cli import _swarm as swarm
@@ -28,10 +28,8 @@ from gpuhook.tools.engines import ask as options
 from gpuhook.tools.engines import docker, gpus_option, installer
 from gpuhook.tools.engines.ask import Answer, Ask
 from gpuhook.tools.engines.known import ENGINES
-from gpuhook.tools.engines.nspawn import NAME as NSPAWN
 from gpuhook.tools.engines.prefix import checked
 from gpuhook.tools.engines.store import Record, Store
-from gpuhook.tools.root_folder.request import settings
 from gpuhook.tools.vendors.nvidia import program_links as aliases
 from gpuhook.vendors import registry
 
@@ -53,6 +51,7 @@ class Options:
     for_training: bool
     hook: str | None
     machine: str | None
+    container: str | None
     variables: tuple[str, ...]
     devices: tuple[str, ...]
     rootfs: str
@@ -289,6 +288,7 @@ def _tell_answer(
         "gpuhook install --engine docker --gpus": "Support docker run --gpus and compose, too",
         "gpuhook install --engine podman --hook precreate": "Support every runtime of podman",
         f"gpuhook install --engine nspawn --machine box -e {_VARIABLE}=0": "Add a GPU to a machine",
+        f"gpuhook install --engine lxc --container box -e {_VARIABLE}=0": "Add one to a container",
         "gpuhook install --engine all --cdi": "Let engines add devices themselves, with CDI",
     },
 )
@@ -320,17 +320,18 @@ def _tell_answer(
     help="Run the hook in all of podman's containers, with any runtime.",
 )  # fmt: skip
 @click.option("--machine", metavar="NAME", help="The nspawn machine to add devices to.")
+@click.option("--container", metavar="NAME", help="The LXC container to add devices to.")
 @click.option(
     "-e", "--env", "variables", metavar="NAME[=VALUE]", multiple=True,
-    help="With --machine: environment variable that requests devices (repeatable).",
+    help="For it: environment variable that requests devices (repeatable).",
 )  # fmt: skip
 @click.option(
     "--device", "devices", metavar="KIND=NAME", multiple=True,
-    help="With --machine: CDI name of a device (repeatable).",
+    help="For it: CDI name of a device (repeatable).",
 )  # fmt: skip
 @click.option(
     "--rootfs", metavar="DIR", default="",
-    help="With --machine: its root folder.  [default: /var/lib/machines/NAME]",
+    help="Its root folder.  [default: /var/lib/machines/NAME, or that of the container]",
 )  # fmt: skip
 @click.option("--config", metavar="FILE", help="Configuration file of the engine.")
 @click.option(
@@ -370,8 +371,8 @@ def install(**given: Any) -> None:
     """
     told = _renamed(Options(**given))
     _check(told)
-    spawned = _machine(told)
-    ask = _asked(told, spawned)
+    guest = guests.of(told)
+    ask = _asked(told, guest)
     as_json = told.output_format == "json"
     interactive = questions.can_ask() and not as_json
     engines = told.engines or questions.engines(ask, interactive=interactive)
@@ -390,8 +391,8 @@ def install(**given: Any) -> None:
             told.for_training,
         )
     )  # fmt: skip
-    if spawned and not told.dry_run:
-        _nspawn().remember(state, spawned)
+    if guest and not told.dry_run:
+        guests.support(*told.engines).remember(state, guest)
 
 
 def _renamed(told: Options) -> Options:
@@ -460,7 +461,7 @@ def _check(told: Options) -> None:
     shared.check_name(told.runtime_name)
 
 
-def _asked(told: Options, spawned: Any) -> Ask:
+def _asked(told: Options, guest: Any) -> Ask:
     """Return the settings for engines; EngineError if gpu-py can't be executed."""
     prefix = told.prefix and os.path.abspath(told.prefix)
 
@@ -482,38 +483,8 @@ def _asked(told: Options, spawned: Any) -> Ask:
         gpuhook_config=shared.absolute(os.environ.get(PATH_VARIABLE)),
         rootless=is_rootless(told.prefix),
         without=_taken_back(told),
-        units=_units(spawned),
+        units=guests.units(told, guest),
     )
-
-
-def _nspawn() -> Any:
-    """Return the module for nspawn machines; MissingPackageError without it."""
-    return extensions.needed("nspawn", "Support for systemd-nspawn")
-
-
-def _machine(told: Options) -> Any:
-    """Return the given nspawn machine, None if none is; UsageError for incomplete options."""
-    name, engines = told.machine, told.engines
-    if (NSPAWN in engines) != bool(name) or (name and len(engines) != 1):
-        raise click.UsageError("--machine and --engine nspawn need each other.")
-    if not name:
-        if told.variables or told.devices or told.rootfs:
-            raise click.UsageError("-e, --device and --rootfs need --engine nspawn --machine.")
-        return None
-    config = shared.absolute(os.environ.get(PATH_VARIABLE))
-    place = os.path.abspath(told.rootfs) if told.rootfs else ""
-    return _nspawn().Machine(name, settings(told.variables), told.devices, place, config)
-
-
-def _units(machine: Any) -> tuple[tuple[str, str], ...]:
-    """Return an nspawn machine's files, and warn of features that don't work there."""
-    if machine is None:
-        return ()
-    found = _nspawn().files(machine)
-    for warning in found.warnings:
-        warn(warning)
-    units: tuple[tuple[str, str], ...] = found.units
-    return units
 
 
 def _taken_back(told: Options) -> frozenset[str]:

@@ -10,10 +10,10 @@ import click
 from gpuhook.base import names
 from gpuhook.base.errors import EngineError
 from gpuhook.monitor.host.driver_program import our_program
-from gpuhook.tools import extensions
 from gpuhook.tools.cdi.managed_specs import ManagedSpecs, kept
 from gpuhook.tools.cli import _documents as documents
 from gpuhook.tools.cli import _engines as shared
+from gpuhook.tools.cli import _guests as guests
 from gpuhook.tools.cli._engines import is_rootless, state_folder
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import format_option, print_json, say, warn
@@ -21,7 +21,6 @@ from gpuhook.tools.engines import in_use, installer
 from gpuhook.tools.engines.ask import Ask
 from gpuhook.tools.engines.installer import Outcome
 from gpuhook.tools.engines.known import ENGINES
-from gpuhook.tools.engines.nspawn import NAME as NSPAWN
 from gpuhook.tools.engines.store import Record, Store
 from gpuhook.tools.vendors.nvidia import program_links as nvidia_names
 
@@ -63,6 +62,7 @@ class Chosen:
     default=[shared.ALL], show_default=True, help="Container engine (repeatable).",
 )  # fmt: skip
 @click.option("--config", metavar="FILE", help="Remove only changes to this configuration file.")
+@click.option("--container", metavar="NAME", help="Remove only changes to this LXC container.")
 @click.option("--prefix", metavar="DIR", default="", help="Folder to use as /.")
 @click.option(
     "--state-dir",
@@ -83,6 +83,7 @@ class Chosen:
 def uninstall(
     engines: tuple[str, ...],
     config: str | None,
+    container: str | None,
     prefix: str,
     state_dir: str | None,
     reload: bool,
@@ -100,10 +101,14 @@ def uninstall(
     """
     if force and unless_in_use:
         raise click.UsageError("--force and --unless-in-use exclude each other.")
-    prefix = prefix and os.path.abspath(prefix)
+    prefix, state = prefix and os.path.abspath(prefix), state_folder(state_dir, prefix)
+    if container:
+        if config or {*engines} != {guests.LXC}:
+            raise click.UsageError("--container needs --engine lxc, without --config.")
+        config = prefix.rstrip("/") + guests.support(guests.LXC).file_of(state, container)
     chosen = Chosen(
         frozenset(ENGINES if shared.ALL in engines else engines), shared.absolute(config), prefix,
-        state_folder(state_dir, prefix), reload or unless_in_use, unless_in_use, force, dry_run,
+        state, reload or unless_in_use, unless_in_use, force, dry_run,
     )  # fmt: skip
     as_json = output_format == "json"
     with shared.silent() if as_json else contextlib.nullcontext():
@@ -140,13 +145,13 @@ def _take_back(chosen: Chosen) -> dict[str, Any]:
         if not dry_run:
             if chosen.reload:
                 _have_forgotten(records, outcomes)
-            ours = [record.config for record in records if record.engine == NSPAWN]
-            machines = extensions.needed("nspawn", "Support for systemd-nspawn") if ours else None
+            named = {record.engine for record in records}
+            gone = [(each, guests.support(each)) for each in guests.ENGINES if each in named]
             outcomes = installer.uninstall(store, records)
-            if machines is not None:
-                machines.forget(state, ours)
+            for engine, module in gone:
+                module.forget(state, [each.config for each in records if each.engine == engine])
         shared.tell(outcomes, dry_run=dry_run)
-        gone = shared.take_links_back(links, is_last=is_last, dry_run=dry_run)
+        removed = shared.take_links_back(links, is_last=is_last, dry_run=dry_run)
         if before and ends:
             documents.uninstall(site, ends, before)
         if is_last and not (dry_run or links.links() or kept(state, chosen.prefix)):
@@ -159,7 +164,7 @@ def _take_back(chosen: Chosen) -> dict[str, Any]:
         {"engine": engine, "files": shared.changed(engine, outcomes), "advice": lines}
         for engine, lines in advice.items()
     ]
-    return {"changed": True, "engines": told, "links": gone}
+    return {"changed": True, "engines": told, "links": removed}
 
 
 def _check_running(store: Store, records: list[Record], *, dry_run: bool) -> None:

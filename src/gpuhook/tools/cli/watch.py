@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import click
 
@@ -13,14 +14,19 @@ from gpuhook.monitor.host.driver_program import our_program
 from gpuhook.monitor.vendors.survey import concerns_us
 from gpuhook.tools import extensions
 from gpuhook.tools.cdi import refresh as refreshing
+from gpuhook.tools.cli import _guests as guests
 from gpuhook.tools.cli._engines import state_folder
 from gpuhook.tools.cli._help import Seconds, command
 from gpuhook.tools.cli._output import config_option, say
 from gpuhook.tools.cli.cdi_refresh import sentence
 from gpuhook.tools.engines import charliecloud
-from gpuhook.tools.engines.nspawn import NAME as NSPAWN
 from gpuhook.tools.watch import Events, Watch
 
+# What a changed file needs before the next start.
+_AFTERWARDS: dict[str, Callable[[], object]] = {
+    guests.NSPAWN: lambda: systemd.call("daemon-reload"),
+    guests.LXC: lambda: None,
+}
 _SHORTEST, _LONGEST = 0.1, 86400.0  # polling interval in seconds
 
 
@@ -103,8 +109,8 @@ def watch(interval: float, state_dir: str | None, config_path: str | None) -> No
 
     The inventory is made again whenever GPUs, MIG devices or the driver change, and a line is
     printed; so are the CDI specs that ``gpuhook install`` keeps, including Charliecloud's,
-    and the files of nspawn machines that have devices. Runs until it is stopped (SIGTERM,
-    SIGINT). The Debian package runs it as gpuhook-watch.service; where it
+    and the files of nspawn machines and LXC containers that have devices. Runs until it is
+    stopped (SIGTERM, SIGINT). The Debian package runs it as gpuhook-watch.service; where it
     doesn't run, the first container after a pause starts more slowly.
     """
     followed = Followed(config_path)
@@ -123,15 +129,11 @@ def watch(interval: float, state_dir: str | None, config_path: str | None) -> No
             _Documents(state),
             _Files("charliecloud", lambda: charliecloud.refresh(state, config_path)),
         ]
-        machines = extensions.module("nspawn")
-        if machines:
-            kept.append(
-                _Files(
-                    NSPAWN,
-                    lambda: machines.refresh(state),
-                    lambda: systemd.call("daemon-reload"),
-                )
-            )
+        kept += [
+            _Files(engine, partial(module.refresh, state), afterwards)
+            for engine, afterwards in _AFTERWARDS.items()
+            if (module := extensions.module(engine))
+        ]
         launcher = our_program("gpu-py")
 
         def refresh() -> bool:

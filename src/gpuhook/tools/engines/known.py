@@ -1,6 +1,7 @@
 """Registry of the supported container engines."""
 
-from gpuhook.tools.engines.ask import Engine
+from gpuhook.tools import extensions
+from gpuhook.tools.engines.ask import Answer, Ask, Engine
 from gpuhook.tools.engines.charliecloud import Charliecloud
 from gpuhook.tools.engines.containerd import Containerd
 from gpuhook.tools.engines.crio import Crio
@@ -8,6 +9,40 @@ from gpuhook.tools.engines.docker import Docker
 from gpuhook.tools.engines.enroot import Enroot
 from gpuhook.tools.engines.nspawn import Nspawn
 from gpuhook.tools.engines.podman import Podman
+
+_OTHERS = ("lxc",)  # those of other packages
+
+
+class _Missing(Engine):
+    """An engine of a system package that isn't installed."""
+
+    has_runtimes = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def install(self, ask: Ask) -> Answer:
+        """Raise MissingPackageError."""
+        engine: Engine = extensions.needed(f"engine-{self.name}", f"Support for {self.name}").ENGINE
+        return engine.install(ask)
+
+    def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
+        """Return nothing: only the package knows."""
+        del names, ask
+        return []
+
+    def is_present(self, ask: Ask) -> bool:
+        """Return False."""
+        del ask
+        return False
+
+
+def _other(name: str) -> Engine:
+    """Return the engine of another package."""
+    module = extensions.module(f"engine-{name}")
+    engine: Engine = module.ENGINE if module else _Missing(name)
+    return engine
+
 
 ENGINES: dict[str, Engine] = {
     engine.name: engine
@@ -19,5 +54,6 @@ ENGINES: dict[str, Engine] = {
         Enroot(),
         Charliecloud(),
         Nspawn(),
+        *map(_other, _OTHERS),
     )
 }

@@ -28,6 +28,7 @@ from gpuhook.base.host import files as host_files
 from gpuhook.tools.engines import (
     json_text,
     lock,
+    lxc_text,
     made,
     managed,
     marks,
@@ -70,6 +71,7 @@ class Syntax(Protocol):
 
 _SYNTAXES: dict[str, Syntax] = {
     "json": json_text,
+    "lxc": lxc_text,
     "toml": toml_text,
     "unit": unit_text,
     _WHOLE: whole_text,
@@ -80,8 +82,8 @@ _SYNTAXES: dict[str, Syntax] = {
 class Target:
     """The wanted state of an engine's file.
 
-    ``syntax`` is json or toml, unit for systemd, whole for a script. ``owned`` are the paths in
-    the document that are always ours, ``released`` those that were ours and are restored.
+    ``syntax`` is json, toml, lxc, unit for systemd, whole for a script. ``owned`` are the paths
+    in the document that are always ours, ``released`` those that were ours and are restored.
     ``ours`` is true for a file with only our content, which is removed with it; ``usual`` is the
     usual path of that engine's file of this kind. ``config`` is the engine's main configuration
     file. ``gone`` is true for a file to restore, whatever its ``text``. ``foreign`` are paths that
