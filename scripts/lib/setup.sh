@@ -20,7 +20,7 @@ PACKAGES_DOCKER=(
 PACKAGES_ENGINES=(
     "${PACKAGES_DOCKER[@]}" crun=crun ctr=containerd podman=podman conmon=conmon
     debootstrap=debootstrap musl-gcc=musl-tools strace=strace pivot_root=util-linux-extra
-    kubectl=kubernetes-client mke2fs=e2fsprogs node=nodejs
+    kubectl=kubernetes-client mke2fs=e2fsprogs node=nodejs lxc-start=lxc
 )
 PACKAGES_DEBIAN=(
     lintian=lintian rpmbuild=rpm mandoc=mandoc fish=fish deb-systemd-helper=init-system-helpers systemd-analyze=systemd

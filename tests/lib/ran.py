@@ -28,6 +28,7 @@ PROGRAMS = {
     **dict.fromkeys(
         ("systemd-nspawn", "machinectl"), ("systemd-nspawn", ("systemd-nspawn", "--version"))
     ),
+    "lxc-start": ("LXC", ("lxc-start", "--version")),
     **dict.fromkeys(("test-slurm", "srun", "sbatch"), ("Slurm", ("slurmctld", "-V"))),
 }
 OURS = "gpu-py"

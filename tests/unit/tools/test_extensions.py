@@ -77,6 +77,7 @@ def test_a_word_similar_to_a_missing_command_names_no_package() -> None:
     ("words", "what"),
     [
         (["--engine=nspawn", "--machine=one"], "Support for systemd-nspawn"),
+        (["--engine=lxc", "--container=one"], "Support for LXC"),
         (["--engine=enroot"], "gpuhook apply, which enroot's hook runs,"),
         (["--engine=docker", "--engine=enroot"], "gpuhook apply, which enroot's hook runs,"),
     ],

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from gpuhook.base.config.loader import loads
 from gpuhook.base.errors import EngineError, FolderError, LostDeviceError
@@ -23,6 +24,7 @@ from gpuhook.hpc.lxc import containers, lines
 from gpuhook.hpc.lxc.containers import Container
 from gpuhook.hpc.rootfs.requests import Request
 from gpuhook.hpc.rootfs.work import Done
+from gpuhook.tools.cli import cli
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Status
 from gpuhook.tools.doctor.machine import Machine
@@ -93,6 +95,7 @@ def test_what_a_container_starts_without_and_what_it_needs(tmp_path: Path) -> No
 def test_no_place_is_below_a_link_which_lxc_refuses(tmp_path: Path) -> None:
     (tmp_path / "usr/lib").mkdir(parents=True)
     (tmp_path / "usr/real").touch()
+    (tmp_path / "etc").mkdir()
     (tmp_path / "lib").symlink_to("usr/lib")
     (tmp_path / "usr/lib/link").symlink_to("/usr/real")
     (tmp_path / "out").symlink_to("/../../etc")
@@ -135,7 +138,7 @@ def test_a_container_s_file(tmp_path: Path) -> None:
     assert guest(tmp_path, "101").file == "/etc/pve/lxc/101.conf", "Proxmox writes the other one"
     named = written(tmp_path, "/else/x.conf")
     assert guest(tmp_path, file=str(named)).file == "/else/x.conf"
-    with pytest.raises(EngineError, match="/else/y.conf doesn't exist"):
+    with pytest.raises(EngineError, match=r"/else/y\.conf doesn't exist"):
         guest(tmp_path, file=f"{tmp_path}/else/y.conf")
     for name in ("", "../box", "a b", "-a", "a\n"):
         with pytest.raises(EngineError, match="can't be an LXC container's name"):
@@ -295,7 +298,7 @@ def test_the_doctor_sees_stale_lines_and_missing_ones(
     monkeypatch.setattr(containers, "every_file", lambda: [str(host.config)])
 
     def found() -> list[tuple[Status, str]]:
-        return [(each.status, each.text) for each in checks.lxc(case)]
+        return [(each.status, each.message) for each in checks.lxc(case)]
 
     [(status, text)] = found()
     assert (status, "1 LXC container with devices" in text) == (Status.OK, True)
@@ -306,3 +309,20 @@ def test_the_doctor_sees_stale_lines_and_missing_ones(
     (status, text), _ = found()
     assert status is Status.FAILURE
     assert f"{host.config} includes {host.included}, which doesn't exist" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["install", "--engine=lxc"], "--container and --engine lxc need each other."),
+        (["install", "--engine=docker", "--container=a"], "--container and --engine lxc need"),
+        (["install", "--engine=lxc", "--engine=docker", "--container=a"], "need each other."),
+        (["install", "--engine=docker", "-e", "A=0"], "need --machine or --container."),
+        (["uninstall", "--container=a"], "--container needs --engine lxc, without --config."),
+        (["uninstall", "--engine=lxc", "--container=a", "--config=/x"], "without --config."),
+    ],
+)
+def test_options_that_need_others(tmp_path: Path, words: list[str], said: str) -> None:
+    done = CliRunner().invoke(cli, [*words, f"--prefix={tmp_path}"])
+    assert (done.exit_code, said in done.output) == (2, True), done.output
+    assert [*tmp_path.iterdir()] == []
