@@ -1,7 +1,5 @@
 """gpuhook lxc-lines: lines that add devices to an LXC container."""
 
-import os
-
 import click
 
 from gpuhook.hpc.commands import options as _settings
@@ -21,9 +19,17 @@ _VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))
     },
 )
 @_settings.request_options
+@click.option(
+    "--unrestricted", is_flag=True,
+    help="Omit cgroup2 rules: the container has none, as with userns.conf.",
+)  # fmt: skip
 @config_option
 def lxc_lines(
-    rootfs: str, variables: tuple[str, ...], devices: tuple[str, ...], config_path: str | None
+    rootfs: str,
+    variables: tuple[str, ...],
+    devices: tuple[str, ...],
+    unrestricted: bool,
+    config_path: str | None,
 ) -> None:
     """Print lines for an LXC container's configuration that add devices to it.
 
@@ -31,5 +37,6 @@ def lxc_lines(
     the user who starts the container: only root's containers get lines for the device cgroup.
     """
     plan, env = _settings.plan(rootfs, variables, devices, config_path, lines.warnings)
-    for line in lines.lines(plan, env, rootfs or None, rules=os.geteuid() == 0):
+    versions = lines.versions(is_restricted=not unrestricted)
+    for line in lines.lines(plan, env, rootfs or None, versions):
         click.echo(line)

@@ -25,6 +25,12 @@ _SYSTEM = "/etc/lxc/lxc.conf"
 _FOLDER = "/var/lib/lxc"
 _PATH = re.compile(r"^\s*lxc\.lxcpath\s*=\s*(/\S*)\s*$", re.MULTILINE)
 _ROOTFS = re.compile(r"^\s*lxc\.rootfs(?:\.path)?\s*=\s*(?:dir:|btrfs:)?(/.*?)\s*$", re.MULTILINE)
+_INCLUDE = "lxc.include"
+_RULE = re.compile(
+    r"^[ \t]*(lxc\.include|lxc\.cgroup2\.devices\.(?:allow|deny))[ \t]*=[ \t]*(.*?)[ \t\r]*$",
+    re.MULTILINE,
+)
+_MOST_INCLUDES = 8  # in each other
 # A user mapping, in LXC's own files and in those of Proxmox.
 _MAPPED = re.compile(r"^\s*(?:lxc\.idmap\s*[:=]\s*[ugb]|unprivileged:\s*1\s*$)", re.MULTILINE)
 
@@ -62,7 +68,8 @@ def files(container: Container, state: str, prefix: str = "") -> Files:
     rootfs = _rootfs(container, text, prefix)
     done, plan = planned(rootfs, container.asked, load(container.config))
     try:
-        made = lines.lines(plan, done.environment, rootfs, rules=os.geteuid() == 0)
+        versions = lines.versions(is_restricted=_is_restricted(config, prefix))
+        made = lines.lines(plan, done.environment, rootfs, versions)
     except OSError as error:
         raise FolderError(
             f"{rootfs} can't be examined: {error.strerror} ({error.filename})",
@@ -115,6 +122,29 @@ def _rootfs(container: Container, text: str, prefix: str) -> str | None:
     if container.rootfs and not os.path.isdir(path):
         raise FolderError(f"{path} isn't a folder", "Name the container's root with --rootfs")
     return path if os.path.isdir(path) else None
+
+
+def _is_restricted(config: str, prefix: str) -> bool:
+    """Tell whether a container has rules for devices of cgroups v2; userns.conf removes them."""
+    if lxc_text.is_proxmox(config):
+        number = os.path.basename(config).removesuffix(".conf")
+        config = below(prefix, f"{_FOLDER}/{number}/config")  # written at its first start
+        if not os.path.exists(config):
+            return True
+    found: set[str] = set()
+    _note_rules(config, found, _MOST_INCLUDES)
+    return bool(found)
+
+
+def _note_rules(path: str, found: set[str], depth: int) -> None:
+    """Add the keys of rules in a file and those it includes; an empty value removes its key."""
+    for key, value in _RULE.findall(read_text(path) or "") if depth else ():
+        if key != _INCLUDE:
+            (found.add if value else found.discard)(key)
+        elif not os.path.basename(value).startswith(lxc_text.PREFIX):
+            inside = sorted(glob.glob(f"{glob.escape(value)}/*.conf"))
+            for each in inside if os.path.isdir(value) else [value]:
+                _note_rules(each, found, depth - 1)
 
 
 def every_file() -> Iterator[str]:

@@ -21,6 +21,7 @@ from gpuhook.core.plan.operations import (
 from gpuhook.core.plan.writer import MountWriter
 from gpuhook.hpc.rootfs import fstab
 
+_KEYS = {1: "lxc.cgroup", 2: "lxc.cgroup2"}
 _BLANKS = frozenset(" \t\r\n")
 
 
@@ -77,14 +78,14 @@ class LxcWriter(MountWriter):
         self.mounts.append(f"{fstab.escaped(source)} {fstab.escaped(place)} none {words} 0 0")
 
 
-def lines(plan: Plan, env: Iterable[str], rootfs: str | None, *, rules: bool) -> list[str]:
+def lines(plan: Plan, env: Iterable[str], rootfs: str | None, versions: Iterable[int]) -> list[str]:
     """Return the lines for a plan; ``env`` are single-line NAME=VALUE.
 
-    ``rootfs`` is the root folder, None if unknown. Without ``rules`` no device is allowed: a
-    container that a user starts has no device cgroup.
+    ``rootfs`` is the root folder, None if unknown. ``versions`` are those of cgroups for which
+    devices are allowed.
     """
     written = _written(plan, rootfs)
-    keys = ["lxc.cgroup2", *(["lxc.cgroup"] if _has_v1() else [])] if rules else []
+    keys = [_KEYS[version] for version in versions]
     allowed = [f"{key}.devices.allow = {rule}" for key in keys for rule in written.rules]
     mounts = [f"lxc.mount.entry = {mount}" for mount in written.mounts]
     return [*allowed, *mounts, *(f"lxc.environment = {each}" for each in env)]
@@ -119,7 +120,14 @@ def _without_links(root: Rootfs, path: str) -> str:
     return os.path.join(root.real_path(path), *rest)
 
 
-def _has_v1() -> bool:
-    """Tell whether cgroups v1 restrict devices here; LXC 7 refuses lines for v1."""
+def versions(*, is_restricted: bool = True) -> list[int]:
+    """Return the versions of cgroups for which to allow devices.
+
+    A container that a user starts has no device cgroup. With v2, rules in a container without
+    others (``is_restricted``) would forbid all other devices. LXC 7 refuses rules for v1.
+    """
+    if os.geteuid() != 0:
+        return []
     groups = proc.cgroups(proc.read("/proc/self/cgroup"))
-    return any("devices" in controllers.split(",") for controllers in groups)
+    has_v1 = any("devices" in controllers.split(",") for controllers in groups)
+    return [*([2] if is_restricted else []), *([1] if has_v1 else [])]

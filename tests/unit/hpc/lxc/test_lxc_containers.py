@@ -41,8 +41,8 @@ OPTIONS = "bind,create=file,ro,nosuid,noexec 0 0"
 
 def made(*operations: Operation, root: str | None = None) -> list[str]:
     """Return the lines of operations, without the names of settings."""
-    found = lines.lines(Plan([*operations]), (), root, rules=True)
-    return [line.partition(" = ")[2] for line in found if not line.startswith("lxc.cgroup.")]
+    found = lines.lines(Plan([*operations]), (), root, [2])
+    return [line.partition(" = ")[2] for line in found]
 
 
 # Lines -------------------------------------------------------------------------------------------
@@ -61,9 +61,13 @@ def test_rules_for_v1_are_only_for_hosts_with_v1(
 ) -> None:
     """LXC 7 refuses them, so a container would not start."""
     monkeypatch.setattr("gpuhook.base.host.proc.read", lambda _: groups.encode())
-    found = lines.lines(Plan([RULE]), (), None, rules=True)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    found = lines.lines(Plan([RULE]), (), None, lines.versions())
     assert found == [f"{key}.devices.allow = c 240:7 rw" for key in keys]
-    assert lines.lines(Plan([RULE]), (), None, rules=False) == []
+    found = lines.lines(Plan([RULE]), (), None, lines.versions(is_restricted=False))
+    assert found == [f"{key}.devices.allow = c 240:7 rw" for key in keys[1:]]
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert lines.versions() == []
 
 
 def test_a_device_is_allowed_by_its_path_which_survives_a_new_number() -> None:
@@ -181,6 +185,39 @@ def test_its_root_and_users(
     found = containers.files(guest(tmp_path), f"{tmp_path}/state", str(tmp_path))
     assert planned.roots == [f"{tmp_path}/root" if root else None]
     assert [" host's group 44" in each for each in found.warnings] == [True] * is_mapped
+
+
+@pytest.mark.parametrize(
+    ("text", "is_restricted"),
+    [
+        ("lxc.arch = x\n", False),
+        ("lxc.cgroup2.devices.deny = a\n", True),
+        ("lxc.include = {}/common.conf\n", True),
+        ("lxc.include = {}/common.conf\nlxc.include = {}/userns.conf\n", False),
+        ("lxc.include = {}/userns.conf\nlxc.include = {}/more\n", True),
+        ("lxc.include = {}/gpuhook-box.conf\n", False),
+        ("lxc.include = {}/loop.conf\n", False),
+    ],
+)
+def test_rules_of_v2_only_add_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, is_restricted: bool
+) -> None:
+    """Without others, LXC would forbid the container everything but the devices."""
+    rule = "lxc.cgroup2.devices.allow = c 1:3 rwm\n"
+    for name, content in {
+        "common.conf": f"lxc.cgroup2.devices.deny = a\n{rule}",
+        "userns.conf": "lxc.cgroup2.devices.deny =\nlxc.cgroup2.devices.allow =\n",
+        "more/a.conf": rule,
+        "gpuhook-box.conf": rule,
+        "loop.conf": f"lxc.include = {tmp_path}/loop.conf\n",
+    }.items():
+        written(tmp_path, f"/{name}", content)
+    box = written(tmp_path, "/box/config", text.replace("{}", str(tmp_path)))
+    assert containers._is_restricted(str(box), "") == is_restricted
+    pve = "/etc/pve/lxc/1.conf"
+    assert containers._is_restricted(f"{tmp_path}{pve}", str(tmp_path)), "not started yet"
+    written(tmp_path, "/var/lib/lxc/1/config", box.read_text())
+    assert containers._is_restricted(f"{tmp_path}{pve}", str(tmp_path)) == is_restricted
 
 
 def test_a_snapshot_of_proxmox_says_nothing_about_now(tmp_path: Path, planned: Planned) -> None:
