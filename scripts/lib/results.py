@@ -18,10 +18,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import suites
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "tests/recorded"
 PAGE = REPOSITORY / "docs/support.md"
 BEGIN = "<!-- made from tests/recorded by scripts/record: don't edit it here -->"
+SUITES_BEGIN = "<!-- made from tests/recorded/suites by scripts/record: don't edit it here -->"
 END = "<!-- to here -->"
 OUTCOMES = ("passed", "failed", "skipped")
 ALL = "tests/integration tests/unit"
@@ -160,13 +163,18 @@ def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def with_tables(page: str, every: Mapping[str, Result]) -> str:
-    """Return a page's text with its tables as they are made now."""
-    before, begin, rest = page.partition(BEGIN + "\n")
+def with_tables(page: str, every: Mapping[str, Result], others: Iterable[suites.Suite]) -> str:
+    """Return a page's text with its tables as they are made now, ``others`` of other projects."""
+    page = _between(page, BEGIN, tables(every))
+    return _between(page, SUITES_BEGIN, suites.table(others))
+
+
+def _between(page: str, first: str, text: str) -> str:
+    before, begin, rest = page.partition(first + "\n")
     _, end, after = rest.partition("\n" + END)
     if not begin or not end:
-        raise BadResultsError(f"the page has no lines\n{BEGIN}\n{END}")
-    return f"{before}{begin}\n{tables(every)}\n{end}{after}"
+        raise BadResultsError(f"the page has no lines\n{first}\n{END}")
+    return f"{before}{begin}\n{text}\n{end}{after}"
 
 
 # What scripts/record does ---------------------------------------------------------------------
@@ -218,8 +226,9 @@ def main(words: list[str]) -> None:
     try:
         for word in words:
             take(Path(word))
-        PAGE.write_text(with_tables(PAGE.read_text("utf-8"), read_all()), "utf-8")
-    except BadResultsError as error:
+        page = with_tables(PAGE.read_text("utf-8"), read_all(), suites.read_all())
+        PAGE.write_text(page, "utf-8")
+    except (BadResultsError, suites.BadSuiteError) as error:
         sys.exit(f"record: {error}")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import ran
 import results
+import suites
 
 LIBRARIES = [str(results.REPOSITORY / name) for name in ("tests/lib", "scripts/lib", "src")]
 HOST = {"distribution": "Debian trixie", "kernel": "6.12.1", "cgroups": "v2", "security": "none"}
@@ -39,7 +40,9 @@ def row(kind: str = "containers", **fields: object) -> dict[str, object]:
 
 def test_the_page_says_what_the_files_say() -> None:
     page = results.PAGE.read_text()
-    assert page == results.with_tables(page, results.read_all()), "run scripts/record"
+    assert page == results.with_tables(page, results.read_all(), suites.read_all()), (
+        "run scripts/record"
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,7 +50,7 @@ def test_the_page_says_what_the_files_say() -> None:
 )
 def test_a_claim_that_is_edited_by_hand_is_found(said: str, instead: str) -> None:
     page = re.sub(said, instead, results.PAGE.read_text(), count=1)
-    assert page != results.with_tables(page, results.read_all())
+    assert page != results.with_tables(page, results.read_all(), suites.read_all())
 
 
 def test_what_was_not_run_has_no_results() -> None:
@@ -60,7 +63,7 @@ def test_what_was_not_run_has_no_results() -> None:
 
 def test_a_page_without_a_place_for_the_tables_is_refused() -> None:
     with pytest.raises(results.BadResultsError, match="has no lines"):
-        results.with_tables("# Support\n", {})
+        results.with_tables("# Support\n", {}, [])
 
 
 def test_the_tables_show_what_failed_and_what_was_left_out() -> None:
