@@ -121,7 +121,8 @@ def table(
 
     A row is one line, and no line exceeds the width. If there is too little space, the texts of
     the column with the title ``cut`` are shortened, to ``_CUT`` at least. Then the columns in
-    ``less`` are dropped, one after the other. If that isn't enough, the texts of the column
+    ``less`` are dropped, one after the other; a narrow one that still fits when a wider one is
+    dropped stays. If that isn't enough, the texts of the column
     ``wrap``, which are lists, are wrapped between words. Last, the longest texts are shortened.
     """
     cells = [[cell if isinstance(cell, Text) else text(cell) for cell in row] for row in rows]
@@ -192,7 +193,8 @@ def _arrange(columns: Sequence[_Column], less: Sequence[str], width: int) -> Seq
             shown = kept or shown
             room = width - _GAP * (len(shown) - 1)
             if sum(each.least for each in shown) <= room:
-                _widen(shown, room)
+                shown = _with_room_for(columns, shown, less, width)
+                _widen(shown, width - _GAP * (len(shown) - 1))
                 return shown
         for each in () if is_last else columns:
             each.allow_wrapping()
@@ -200,6 +202,19 @@ def _arrange(columns: Sequence[_Column], less: Sequence[str], width: int) -> Seq
         each.width = each.least
     for _ in range(sum(each.width for each in shown) - max(room, len(shown))):
         max(shown, key=lambda each: each.width).width -= 1
+    return shown
+
+
+def _with_room_for(
+    columns: Sequence[_Column], shown: Sequence[_Column], less: Sequence[str], width: int
+) -> Sequence[_Column]:
+    """Return the shown columns with those dropped ones that fit, the most important first."""
+    titles = {each.title for each in shown}
+    for title in reversed(less):
+        found = [each for each in columns if each.title in {*titles, title}]
+        if sum(each.least + _GAP for each in found) - _GAP <= width:
+            titles.add(title)
+            shown = found
     return shown
 
 

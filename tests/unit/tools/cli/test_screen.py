@@ -66,7 +66,8 @@ def test_a_terminal_has_colours_and_no_longer_lines() -> None:
 
 
 def test_what_is_to_be_copied_is_whole_where_it_has_room() -> None:
-    for width, is_shown in ((97, (1, 1)), (96, (0, 1)), (74, (0, 1)), (73, (0, 0)), (40, (0, 0))):
+    cases = ((97, (1, 1)), (96, (0, 1)), (74, (0, 1)), (73, (1, 0)), (63, (1, 0)), (62, (0, 0)))
+    for width, is_shown in (*cases, (40, (0, 0))):
         drawn = on_terminal(UUIDS, COLUMNS=str(width))
         assert drawn.count("docker:" + "x" * 30) == 2
         assert ("H100" in drawn, "GPU-" + "z" * 28 in drawn) == is_shown
@@ -112,9 +113,9 @@ def test_a_row_is_one_line_and_no_line_is_too_long(
     if not is_cut and breadth(rows, shown) <= width:
         words = [word for line in lines[1:] for word in line.split()]
         assert words == " ".join(row[n] for row in rows for n in shown).split()
-        # One column more had no room.
+        # No column more has room.
         dropped = [header.index(title) for title in less if header.index(title) not in shown]
-        assert not dropped or breadth(rows, sorted([*shown, dropped[-1]])) > width
+        assert all(breadth(rows, sorted([*shown, each])) > width for each in dropped)
     elif not is_cut:
         assert shown == ([0] if some_go else [*range(len(header))])
         assert is_shortened(lines)
