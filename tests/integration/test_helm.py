@@ -249,6 +249,8 @@ def test_every_text_arrives_as_it_is(tmp_path: Path) -> None:
         ("config.a=1", "at '/config': got object, want string"),
         ("devicePluginConfig.version=v1", "at '/devicePluginConfig': got object, want string"),
         ("metrics.enable=true", "additional properties 'enable' not allowed"),
+        ("image.repository=a:5/b:1", "image.repository is a:5/b:1: put the tag into image.tag"),
+        ("image.repository=a/b@sha256:0", "put the tag into image.tag, and name no digest"),
         ("image.local=false", "set image.repository to the image in your registry"),
     ],
 )

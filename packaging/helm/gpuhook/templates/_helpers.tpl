@@ -13,6 +13,9 @@ k0s: {folder: /etc/k0s, state: /run/k0s/containerd}
 
 {{/* Errors that values.schema.json can't express. */}}
 {{- define "gpuhook.checked" -}}
+{{- if regexMatch "(@|:[^/]*$)" .Values.image.repository }}
+{{- fail (printf "image.repository is %s: put the tag into image.tag, and name no digest" .Values.image.repository) }}
+{{- end }}
 {{- if and (eq .Values.image.repository "localhost/gpuhook") (not .Values.image.local) }}
 {{- fail "no registry has localhost/gpuhook: set image.repository to the image in your registry (scripts/build-image, podman push), or image.local=true once every node has imported it (ctr -n k8s.io images import)" }}
 {{- end }}

@@ -1,5 +1,6 @@
 """Queries of all vendors that this host has."""
 
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -8,7 +9,11 @@ from gpuhook.base.errors import DriverError, NoDriverError
 from gpuhook.core.contract import Vendor, load
 from gpuhook.monitor.host.uevents import Event
 from gpuhook.vendors import registry
+from gpuhook.vendors.nvidia.names import NAME
 from gpuhook.vendors.registry import known
+
+# Of NVIDIA's driver, also as WSL2 and Tegra have it: other vendors have ``Vendor.traces``.
+_NVIDIAS = ("/dev/nvidiactl", "/proc/driver/nvidia", "/dev/dxg", "/dev/nvgpu")
 
 T = TypeVar("T")
 
@@ -50,3 +55,14 @@ def concerns_us(event: Event, config: Config) -> bool:
         or any(word in path for word in names.DRIVER_WORDS)
         for names in registry.known(config).values()
     )
+
+
+def loaded(config: Config, exists: Callable[[str], bool] = os.path.lexists) -> list[str]:
+    """Return the vendors whose driver is loaded, by its files in /dev, /proc and /sys."""
+    found = []
+    for name, names in known(config).items():
+        root = config.driver_root_of(name).rstrip("/")
+        markers = _NVIDIAS if name == NAME else load(names).traces()
+        if any(exists(root + path) for path in markers):
+            found.append(name)
+    return found

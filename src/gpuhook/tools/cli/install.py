@@ -163,15 +163,28 @@ def _carry_out(job: Job) -> tuple[bool, dict[str, Any]]:
 def _next(job: Job, told: list[dict[str, Any]]) -> list[str]:
     """Return the lines on what to do after a change."""
     record = aliases.LinkRecord(job.state, job.ask.prefix)
-    gpus = any(link.is_there for link in record.links())
+    gpus = {"docker": any(link.is_there for link in record.links()), "podman": _podmans_gpus(job)}
     name = job.ask.names[0]
     changed = [each["engine"] for each in told if each["changed"]] or [*job.engines]
-    every = [next_steps.lines(each, name, gpus=gpus and each == "docker") for each in changed]
+    every = [next_steps.lines(each, name, gpus=bool(gpus.get(each))) for each in changed]
     found = list(dict.fromkeys(line for lines in every for line in lines[:-1]))
     found += every[0][-1:]
     if job.without_gpus and "docker" in job.engines:
-        found.append(next_steps.how_to_get_gpus())
+        found.append(next_steps.how_to_get_gpus("docker"))
+    if gpus["podman"] is False and options.ALIASES not in job.ask.without:
+        found.append(next_steps.how_to_get_gpus("podman"))
     return found
+
+
+def _podmans_gpus(job: Job) -> bool | None:
+    """Tell whether podman's --gpus works, by our CDI specs; None if this one can't have it."""
+    if "podman" not in job.engines or job.ask.rootless:
+        return None
+    [version] = documents.versions_of(["podman"], job.ask.prefix).values()
+    if not gpus_option.is_by_cdi("podman", version):
+        return None
+    specs = kept(job.state, job.ask.prefix)
+    return specs is not None and "podman" in specs.engines
 
 
 def _asks(job: Job, before: ManagedSpecs | None, records: list[Record]) -> dict[str, Ask]:

@@ -4,7 +4,16 @@ from collections.abc import Iterable, Iterator
 
 from gpuhook.base.config.model import Config
 from gpuhook.tools import extensions
-from gpuhook.tools.doctor import cdi, cdi_engines, docker, engines, host, install, settings
+from gpuhook.tools.doctor import (
+    cdi,
+    cdi_engines,
+    docker,
+    engines,
+    host,
+    install,
+    settings,
+    without_daemon,
+)
 from gpuhook.tools.doctor.case import DRIVER, Case, Check, Step, step_of
 from gpuhook.tools.doctor.finding import Finding, Status, failure
 from gpuhook.tools.doctor.vendors import CONFIGURATION, doctors
@@ -32,6 +41,7 @@ STEPS: tuple[Step, ...] = (
     Step(engines.crio, engine="crio"),
     Step(engines.podman, engine="podman"),
     Step(engines.used, needs=engines.REGISTERED),
+    Step(without_daemon.slurm),
     Step(host.kernel),
     Step(host.kernel_events),
     Step(host.cgroups),

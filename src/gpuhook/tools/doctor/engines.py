@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gpuhook.base import names
 from gpuhook.base.oci import jsontext
 from gpuhook.monitor.host.processes import START_PRECISION, Process
-from gpuhook.tools.doctor import distributions
+from gpuhook.tools.doctor import distributions, without_daemon
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.cdi import is_used
 from gpuhook.tools.doctor.docker import closed, install_command, is_gpu_py
@@ -51,9 +51,10 @@ _OTHERS = (
 
 
 def engine_found(case: Case) -> Iterator[Finding]:
-    """Check that there is a container engine."""
+    """Check that there is a container engine, or another program that uses gpuhook."""
     every = [_PROGRAMS[engine] for engine in ([case.engine] if case.engine else ENGINES)]
     found = [program for program in every if _is_here(case, program)]
+    found += [] if case.engine else without_daemon.users(case)
     if found:
         yield ok("engines", f"Found {', '.join(found)}")
     elif case.engine:
@@ -71,10 +72,12 @@ def _is_here(case: Case, program: str) -> bool:
 def used(case: Case) -> Iterator[Finding]:
     """Check that an engine knows gpu-py; one of several engines is enough.
 
-    CDI specs made by gpuhook serve engines without gpu-py.
+    CDI specs made by gpuhook serve engines without gpu-py, and Slurm and the like are no engines.
     """
     wanted = _wanted(case)
     if not wanted or {*wanted} & {*case.registered} or is_used(case):
+        return
+    if not case.engine and without_daemon.users(case):
         return
     if case.unseen:
         text = f"Whether an engine here knows {names.RUNTIME} isn't known"

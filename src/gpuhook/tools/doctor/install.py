@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import gpuhook
 from gpuhook import __version__
@@ -19,7 +19,8 @@ from gpuhook.base.host import proc
 from gpuhook.base.loader import elf
 from gpuhook.core import contract
 from gpuhook.core.inventory import cache
-from gpuhook.core.records import records
+from gpuhook.core.records import engine_names, records
+from gpuhook.monitor.vendors import survey
 from gpuhook.prefork import launcher_cache
 from gpuhook.runtime_shim import find_runtime
 from gpuhook.tools.doctor.case import Case
@@ -30,6 +31,7 @@ from gpuhook.vendors import registry
 _LAUNCHERS = (names.RUNTIME, names.HOOK)
 _ELF_HEADER = 20  # bytes of the header, up to the architecture
 _PATIENCE = 20.0  # seconds
+_SHORT_ID = 12  # characters of a container's id, as Docker prints it
 # Architectures as in uname -m, by the number in a program's header (elf.h).
 _MACHINES = {3: "i686", 21: "ppc64le", 22: "s390x", 40: "arm", 62: "x86_64", 183: "aarch64",
              243: "riscv64", 258: "loongarch64"}  # fmt: skip
@@ -201,7 +203,9 @@ def saved_inventory(case: Case) -> Iterator[Finding]:
     if found:
         text = f"The inventory saved in {folder} is fresh: {'; '.join(found)}"
         yield ok("saved-inventory", text)
-    else:
+    elif survey.loaded(
+        case.config, case.machine.exists
+    ):  # without a driver there is nothing to save
         yield note(
             "saved-inventory",
             f"No fresh inventory is saved in {folder}: the next GPU container waits for the driver",
@@ -261,7 +265,7 @@ def shared_memory(case: Case) -> Iterator[Finding]:
         for mount in proc.Mounts(case.machine.data(f"/proc/{record['pid']}/mountinfo")):
             words = mount.options.split(b",")
             if (mount.point, mount.kind) == (b"/dev/shm", b"tmpfs") and _SMALL.intersection(words):
-                small.append(shown(str(record["container"] or record["id"])))
+                small.append(record)
                 break
     if small:
         many = f"{len(small)} containers" if len(small) > 1 else "One container"
@@ -269,9 +273,17 @@ def shared_memory(case: Case) -> Iterator[Finding]:
         yield note(
             "shared-memory",
             f"{many} with devices {verb} only 64 MiB of /dev/shm, their engine's default, which "
-            f"training across processes exceeds: {listed(small)}",
+            f"training across processes exceeds: {listed(_titles(small))}",
             'Set shm-size = "50%" below [gpuhook.containers] for new ones, or pass --shm-size',
         )
+
+
+def _titles(found: list[dict[str, Any]]) -> list[str]:
+    """Return names for containers by their records: the cluster's, the engine's, or the id."""
+    return [
+        shown(each["container"] or engine_names.name_of(each) or each["id"][:_SHORT_ID])
+        for each in found
+    ]
 
 
 def recent_errors(case: Case) -> Iterator[Finding]:

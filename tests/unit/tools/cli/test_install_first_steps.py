@@ -275,7 +275,35 @@ def test_gpus_includes_cdi_where_this_docker_needs_it(
 # What to do next --------------------------------------------------------------------------------
 
 
-def test_it_ends_with_a_container_to_try_and_the_doctor(system: Path) -> None:
+def driver(system: Path, monkeypatch: pytest.MonkeyPatch, *paths: str, more: str = "") -> None:
+    """Configure a driver root with these folders only."""
+    root = system / "driver"
+    root.mkdir()
+    for path in paths:
+        (root / path).mkdir(parents=True)
+    config = system / "config.toml"
+    config.write_text(f'[gpuhook]\nroot = "{root}"\n{more}')
+    monkeypatch.setenv("GPUHOOK_CONFIG", str(config))
+
+
+@pytest.mark.parametrize("engine", ["docker", "podman", "crio"])
+def test_without_a_driver_it_says_so(
+    system: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    driver(system, monkeypatch)
+    lines = call(system, f"--engine={engine}", "--no-gpus").stdout.splitlines()
+    at = lines.index(
+        "No driver of a GPU is loaded here: install one, until gpuhook info shows its GPUs"
+    )
+    assert not [line for line in lines if line.startswith("Try it: ")]
+    assert lines[at + 1].startswith(f"Then try: {engine} run --rm") is (engine != "crio")
+    assert lines[-1] == "Check this host: gpuhook doctor"
+
+
+def test_it_ends_with_a_container_to_try_and_the_doctor(
+    system: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver(system, monkeypatch, "proc/driver/nvidia")
     done = call(system, "--engine=docker", "--no-gpus")
     trial = "docker run --rm --runtime gpu-py -e NVIDIA_VISIBLE_DEVICES=all debian:12 nvidia-smi -L"
     assert done.stdout.splitlines()[-2:] == [f"Try it: {trial}", "Check this host: gpuhook doctor"]
@@ -286,16 +314,28 @@ def test_it_ends_with_a_container_to_try_and_the_doctor(system: Path) -> None:
     assert "Try it" not in call(system, "--engine=docker", "--set-default", "--dry-run").stdout
 
 
+DECLARED = """
+[[gpuhook.vendors]]
+name = "acme"
+variable = "ACME_VISIBLE_DEVICES"
+kind = "acme.com/npu"
+nodes = ["/dev/acme{n}"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "variable"),
+    [
+        ("sys/module/amdgpu", "", "AMD_VISIBLE_DEVICES"),
+        ("dev", DECLARED, "ACME_VISIBLE_DEVICES"),
+    ],
+)
 def test_the_container_to_try_is_of_this_hosts_vendor(
-    system: Path, monkeypatch: pytest.MonkeyPatch
+    system: Path, monkeypatch: pytest.MonkeyPatch, path: str, more: str, variable: str
 ) -> None:
-    root = system / "driver"
-    (root / "sys/module/amdgpu").mkdir(parents=True)
-    config = system / "config.toml"
-    config.write_text(f'[gpuhook]\nroot = "{root}"\n')
-    monkeypatch.setenv("GPUHOOK_CONFIG", str(config))
+    driver(system, monkeypatch, path, more=more)
     done = call(system, "--engine=podman", "--runtime-name=ours")
-    asks = "podman run --rm --runtime ours -e AMD_VISIBLE_DEVICES=all debian:12 ls -R /dev"
+    asks = f"podman run --rm --runtime ours -e {variable}=all debian:12 ls -R /dev"
     assert f"Try it: {asks}\n" in done.stdout
 
 
@@ -325,3 +365,33 @@ def test_the_reload_is_systemds_where_it_runs_the_daemon(cgroup: str, command: s
 
 def test_a_terminal_is_needed_on_both_sides() -> None:
     assert not _questions.can_ask()  # pytest reads no terminal
+
+
+@pytest.mark.parametrize(
+    ("version", "more", "works", "is_told"),
+    [
+        ("5.0.0", [], False, True),
+        ("5.4.2", ["--no-gpus"], False, False),
+        ("5.4.2", ["--gpus"], True, False),
+        ("5.4.2", ["--cdi"], True, False),
+        ("4.3.1", [], False, False),
+        ("4.3.1", ["--gpus"], False, False),
+    ],
+)
+def test_of_podman_gpus_too(
+    system: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    more: list[str],
+    works: bool,
+    is_told: bool,
+) -> None:
+    monkeypatch.setattr(
+        "gpuhook.tools.engines.installed.version", lambda engine, prefix="": version
+    )
+    driver(system, monkeypatch, "proc/driver/nvidia")
+    done = call(system, "--engine=podman", *more)
+    assert done.exit_code == 0, done.output
+    assert ("Try it: podman run --rm --gpus all debian:12 nvidia-smi -L\n" in done.stdout) is works
+    told = "podman: podman run --gpus doesn't work yet: gpuhook install --engine podman --gpus\n"
+    assert (told in done.stdout) is is_told

@@ -250,6 +250,8 @@ def test_a_state_folder_that_others_may_change(tree: Tree) -> None:
     tree.config.state_dir = "/run/gpuhook"
     folder = tree.root / "run/gpuhook"
     folder.mkdir(parents=True, mode=0o755)
+    assert said(install.saved_inventory(tree.case)) == {}  # no driver: nothing to save
+    tree.write("/proc/driver/nvidia/version")
     assert said(install.saved_inventory(tree.case))["saved-inventory"][0] == "note"
     folder.chmod(0o777)
     assert said(install.saved_inventory(tree.case))["saved-inventory"][0] == "failure"

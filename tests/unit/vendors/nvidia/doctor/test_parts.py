@@ -50,7 +50,7 @@ def test_libraries_that_no_list_has_are_named(tree: Tree) -> None:
         tree.write(f"{LIBRARIES}/{name}.{VERSION}", tree._library(f"{name}.1"))
     message = found(tree).message
     assert message.endswith(
-        "; libnvidia-of-2031, libnvidia-sandboxutils come only with all capabilities"
+        "; with all capabilities also libnvidia-of-2031, libnvidia-sandboxutils"
     )
 
 

@@ -47,7 +47,7 @@ def driver_complete(case: Case) -> Iterator[Finding]:
         yield warning(_CHECK, "; ".join(missing), "; ".join(elsewhere) or rest)
         return
     others = completeness.others(files)
-    more = f"; {listed(others)} come only with all capabilities" if others else ""
+    more = f"; with all capabilities also {listed(others)}" if others else ""
     yield ok(_CHECK, f"{len(files)} of the driver's files were found{more}")
 
 
