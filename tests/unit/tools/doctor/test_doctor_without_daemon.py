@@ -1,4 +1,4 @@
-"""What the doctor says on hosts whose containers no engine starts: Slurm, enroot and the like."""
+"""The doctor on hosts whose containers no engine starts: Slurm, enroot and the like."""
 
 import pytest
 from click.testing import CliRunner
