@@ -200,8 +200,8 @@ WITHOUT = {
     "a recovery": (("--dry-run", "--recovery", "5"), "--recovery isn't for --dry-run"),
     "a probe": (("--probe", "--dry-run"), "--dry-run isn't for --probe"),
     "a probe's node": (("--probe", "--node", "a"), "--node isn't for --probe"),
-    "no path": (("--plugins", "x"), "--plugins 'x' is no absolute path"),
-    "an empty path": (("--cdi-folder", ""), "--cdi-folder '' is no absolute path"),
+    "no path": (("--plugins", "x"), "--plugins 'x' isn't an absolute path"),
+    "an empty path": (("--cdi-folder", ""), "--cdi-folder '' isn't an absolute path"),
     "no time": (("--recovery", "-1"), "recovery"),
     "no number": (("--recovery", "nan"), "recovery"),
 }

@@ -539,7 +539,7 @@ def test_shared_and_other_devices_do_not_mix(site: Site) -> None:
 def test_a_folder_that_others_may_change_is_not_given(site: Site) -> None:
     site.mps("start").ok()
     (site.state / "mps").chmod(0o777)
-    assert "everybody may write to it" in site.refusal("0")
+    assert "all users may write to it" in site.refusal("0")
 
 
 @ONE

@@ -26,10 +26,10 @@ def device_plugin(case: Case) -> Iterator[Finding]:
     if others and (ours or runs):
         yield warning(
             _CHECK,
-            f"NVIDIA's device plugin ({_FOLDER}/{others[0]}) serves this kubelet beside gpuhook's, "
+            f"NVIDIA's device plugin ({_FOLDER}/{others[0]}) serves this kubelet, too, "
             "and it heeds whichever registers last",
             "Remove NVIDIA's plugin from this node, or don't run gpuhook's there; a socket that "
-            "nobody serves goes away when the kubelet is restarted",
+            "no process serves goes away when the kubelet is restarted",
         )
     if runs and not ours and _REGISTRY in sockets:
         yield warning(
@@ -61,7 +61,7 @@ def engines_plugin(case: Case) -> Iterator[Finding]:
     yield from _gate(case)
     if machine.processes(PROCESS):
         if machine.exists(SOCKET):
-            yield ok(_NRI, "gpuhook nri runs beside an engine that asks plugins")
+            yield ok(_NRI, "gpuhook nri runs, and the engine asks plugins")
         else:
             yield warning(
                 _NRI,

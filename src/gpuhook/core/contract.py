@@ -190,7 +190,7 @@ class Vendor:
         below = root.rstrip("/")
         if not any(os.path.lexists(below + path) for path in self.traces()):
             return
-        from gpuhook.base.container import kernel  # noqa: PLC0415 - when an inventory is made alone
+        from gpuhook.base.container import kernel  # noqa: PLC0415 - only to make an inventory
         from gpuhook.base.host import signals  # noqa: PLC0415 - as above
 
         child = os.fork()

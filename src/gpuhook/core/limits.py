@@ -105,7 +105,7 @@ class Limits:
     def used(self, tree: str, folders: "Iterable[str]") -> "dict[str, Use]":
         """Return by cgroup its use of each device, and its limit there.
 
-        By the devices' ids, in bytes; None is no limit. LimitError if they can't be read.
+        By the devices' ids, in bytes; None means no limit. LimitError if they can't be read.
         """
         places = [*folders]
         found: dict[str, Use] = {folder: {} for folder in places}

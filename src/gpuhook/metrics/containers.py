@@ -95,8 +95,8 @@ def owner_of(cgroups: Mapping[str, str]) -> Owner:
     unified = paths.pop("", "")
     owners = [owner(path) for path in dict.fromkeys((*paths.values(), unified))]
     job = job_of((*paths.values(), unified))
-    nobody = Owner(SLURM, name_of_job(job)) if job else Owner()
-    found = next((each for each in owners if each.id), nobody)
+    none = Owner(SLURM, name_of_job(job)) if job else Owner()
+    found = next((each for each in owners if each.id), none)
     return Owner(found.engine, found.id, found.pod_uid or pod_of(paths, unified), job)
 
 

@@ -47,9 +47,9 @@ def is_openmetrics(accept: str) -> bool:
 def encode(families: Iterable[Family], *, openmetrics: bool) -> bytes:
     """Return gauges and counters as OpenMetrics 1.0.0, or as text format 0.0.4.
 
-    A counter that is no CounterMetricFamily has samples of its own name, without _total. Names are
-    not checked: they must consist of letters, digits, _ and :. Of samples with the same labels only
-    the first is written, because clients reject duplicate series.
+    A counter that isn't a CounterMetricFamily has samples of its own name, without _total. Names
+    aren't checked: they must consist of letters, digits, _ and :. Of samples with the same labels
+    only the first is written, because clients reject duplicate series.
     """
     known: dict[str, str] = {}  # label values, escaped
     lines: list[str] = []

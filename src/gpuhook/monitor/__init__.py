@@ -1,4 +1,4 @@
-"""What services and commands share: the machine, the kubelet, drivers' errors, child processes."""
+"""Code that services and commands share: host, kubelet, drivers' errors, child processes."""
 
 INSTALL = (
     "Install both: pip install grpcio protobuf, with gpuhook's pip, or the packages "

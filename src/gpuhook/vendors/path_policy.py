@@ -44,7 +44,7 @@ class Listed:
 
     @property
     def is_given(self) -> bool:
-        """Whether it exists and containers may get it."""
+        """True if it exists and containers may get it."""
         return bool(self.real) and not self.refusal
 
     def __init__(self, root: "Rootfs", path: str, *, writable: bool = False) -> None:

@@ -106,7 +106,7 @@ class Rootfs:
         everybodys = stat.S_ISDIR(mode) and mode & stat.S_IWOTH and not writable
         if stat.S_ISLNK(mode) or everybodys:  # protects: driver-link
             os.close(fd)
-            problem = "it is a link now" if stat.S_ISLNK(mode) else "everybody may write to it"
+            problem = "it is a link now" if stat.S_ISLNK(mode) else "all users may write to it"
             raise _untrusted(self._outside(path), problem)
         return fd
 
@@ -365,7 +365,7 @@ def _check_own(fd: int, path: str, besides: range = range(0)) -> int:
     """
     status = os.fstat(fd)
     if status.st_mode & stat.S_IWOTH:  # protects: everybodys-folder
-        raise _untrusted(path, "everybody may write to it")
+        raise _untrusted(path, "all users may write to it")
     if status.st_uid not in besides and not is_own(status.st_uid):  # protects: strangers-folder
         raise _untrusted(path, f"it belongs to user {status.st_uid}")
     return status.st_uid
@@ -451,7 +451,7 @@ def walk(root: int, path: str, step: "Callable[[int, str], int]") -> tuple[int, 
     """Resolve a path below a root component by component, following links inside it.
 
     ``step(parent, name)`` opens a folder on the path. Returns a descriptor of the last
-    folder, which the caller closes, and the last name, which may not exist but is no link.
+    folder, which the caller closes, and the last name, which may not exist but isn't a link.
     """
     waiting = _components(path)[::-1]
     stack = [os.dup(root)]

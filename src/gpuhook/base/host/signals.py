@@ -21,9 +21,9 @@ def send(process: int, number: int) -> bool:
 
 
 def send_to_child(pid: int, number: int) -> bool:
-    """Send a signal to a child that wasn't waited for yet; False if it is no child (any more).
+    """Send a signal to a child that wasn't waited for yet; False if it isn't a child (any more).
 
-    An exited child keeps its pid until it is waited for; a later owner of the pid is no child.
+    An exited child keeps its pid until it is waited for; a later owner of the pid isn't a child.
     """
     try:
         process = os.pidfd_open(pid)

@@ -158,7 +158,7 @@ def _be_ldconfig(
         kernel.die_with_parent()
         argv = ["ldconfig", "-X", "-C", f"{target}/{_RESULT}"]
         os.execve(program, argv, {})  # noqa: S606 - a sealed copy of a program of the host
-    except BaseException as error:  # noqa: BLE001 - this process has nobody to raise it to
+    except BaseException as error:  # noqa: BLE001 - this process has no caller
         os.write(said, str(error).encode("ascii", "replace"))
     finally:
         os._exit(127)

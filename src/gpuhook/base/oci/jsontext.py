@@ -106,7 +106,7 @@ def field(table: "dict[str, Any]", name: str) -> "Any":
 def surely_broken(text: str) -> bool:
     """Tell whether no low-level runtime's parser accepts a text: Go's, yajl or json-c.
 
-    They differ in what they accept besides JSON: comments, 'a', 01, NaN, TRUE, a trailing comma,
+    They differ in further things that they accept: comments, 'a', 01, NaN, TRUE, a trailing comma,
     text after the value. All refuse a text that ends too early, also at a NUL, which ends it for C
     parsers. All refuse invalid UTF-8 outside of strings, and a letter in place of a name. They
     refuse a letter in place of a value, unless null, true, false or Infinity begin with it.

@@ -47,7 +47,7 @@ _VERSION = re.compile(r"v?([0-9]{1,3})\.([0-9]{1,4})(?:\.[0-9A-Za-z.+-]*)?")
 
 def _seconds(_context: click.Context, _option: click.Parameter, value: float) -> float:
     if not 0 <= value <= _LONGEST:
-        raise click.BadParameter(f"{value} is no number of seconds from 0 to {_LONGEST}")
+        raise click.BadParameter(f"{value} isn't a number of seconds from 0 to {_LONGEST}")
     return value
 
 
@@ -74,7 +74,8 @@ def _check_places(places: dict[str, str]) -> None:
     for name, path in places.items():
         if not path.startswith("/") and (path or getattr(usual, name)):
             raise RequestError(
-                f"--{name.replace('_', '-')} {shown(path)} is no absolute path", "Start it with /"
+                f"--{name.replace('_', '-')} {shown(path)} isn't an absolute path",
+                "Start it with /",
             )
 
 

@@ -38,7 +38,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the kubelet adds to a container; the fields have the names of its API.
+    """Additions of the kubelet to a container; the fields have the names of its API.
 
     Device nodes are readable and writable. ``cdi_devices`` are qualified names.
     """
@@ -180,7 +180,7 @@ def _limited(resource: Resource, ids: Sequence[str], units: list[Unit]) -> list[
     for each in dict.fromkeys(ids):
         size = parse_size(resource.memory_of(each))
         if size is None:
-            raise ValueError(f"{resource.memory_of(each)} is no size")
+            raise ValueError(f"{resource.memory_of(each)} isn't a size")
         shares.setdefault(offers[each].id, []).append(size)
     found = []
     for unit in units:

@@ -28,7 +28,7 @@ class Sharing:
     ``rename`` is the name under which it is offered, which may be its own. ``shares`` are MPS
     shares in percent of a device, by the replica's number, 0 for one without limits; () if MPS
     doesn't share it. ``memory`` are memory limits by the replica's number, in the format of
-    ``base.sizes``, all in percent or none; () is no limit. With ``overcommits`` their sum may
+    ``base.sizes``, all in percent or none; () means no limit. With ``overcommits`` their sum may
     exceed the device's memory. With ``single`` a container may request only one (None: as
     ``single_requests`` says).
     """

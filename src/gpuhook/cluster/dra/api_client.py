@@ -397,7 +397,7 @@ def _event(line: bytes) -> Object:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("object"), dict):
-        raise ApiError("The API server's watch is invalid: a line is no event")
+        raise ApiError("The API server's watch is invalid: a line isn't an event")
     return found
 
 

@@ -380,7 +380,7 @@ class ClaimPreparer:
     # Unprepare --------------------------------------------------------------------------------
 
     def unprepare(self, driver: str, ref: Ref) -> None:
-        """Unprepare a claim's devices; a claim without devices, or an unknown one, is no error."""
+        """Unprepare a claim's devices; no error for one without devices, or an unknown one."""
         check_names(driver, ref["uid"])
         with self._records.locked():
             had = self._records.read(driver, ref["uid"]) is not None

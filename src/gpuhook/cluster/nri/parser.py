@@ -43,7 +43,7 @@ class NoMessageError(PluginError):
 class Request:
     """The used fields of a request: ``asked`` only for a container's, unless it is too long.
 
-    ``understood`` is False if its payload is no message; ``engine`` is the engine's name and
+    ``understood`` is False if its payload isn't a message; ``engine`` is the engine's name and
     version in Configure.
     """
 
@@ -65,7 +65,7 @@ class Parser:
     def request(self, data: bytes, seconds: float) -> Request:
         """Parse a request; PluginError if that fails, or takes longer than ``seconds``.
 
-        NoMessageError if it is no message.
+        NoMessageError if it isn't a message.
         """
         found = self._parsed(True, data, seconds)
         try:

@@ -272,7 +272,7 @@ def _add_node(made: Any, node: dict[str, Any]) -> None:
             f"The device node {path} can't be examined: {error.strerror}", "Load the driver again"
         ) from None
     if not stat.S_ISCHR(status.st_mode):
-        raise PluginError(f"{path} is no device node", "Load the driver again")
+        raise PluginError(f"{path} isn't a device node", "Load the driver again")
     device = made.linux.devices.add(
         path=node["path"],
         type="c",

@@ -91,7 +91,7 @@ def merge(several: "Iterable[Edits | None]") -> "Edits":
 
 
 def host_node(path: str) -> tuple[str, int, int, int] | None:
-    """Return (type, major, minor, mode) of a node on this host, None if the path is no node.
+    """Return (type, major, minor, mode) of a node on this host, None if the path isn't a node.
 
     A link isn't followed: its target may have changed since the CDI spec was written.
     """

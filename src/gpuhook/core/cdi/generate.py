@@ -344,7 +344,7 @@ class CdiWriter(PlanWriter):
 
     @property
     def losses(self) -> list[str]:
-        """What containers get from gpuhook itself but not from CDI, a sentence each."""
+        """Things that containers get from gpuhook itself but not from CDI, a sentence each."""
         return (
             [
                 f"CDI can't express it: {op.describe()} ({op.reason})"

@@ -90,12 +90,12 @@ class Node:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether it is a single value."""
+        """True for a single value."""
         return self.text is not None
 
     @property
     def is_list(self) -> bool:
-        """Whether it is a list."""
+        """True for a list."""
         return self.text is None and not self.is_table
 
     @property

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
         @property
         def settings(self) -> tuple[str, ...]:
-            """The settings that an inventory depends on besides the root, attributes of Config."""
+            """The settings that affect an inventory, without the root: attributes of Config."""
 
         @property
         def crowded(self) -> tuple[str, ...]:

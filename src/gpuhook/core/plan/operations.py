@@ -89,7 +89,7 @@ class Operation:
 
     @property
     def optional(self) -> bool:
-        """Whether it is skipped if a volume of the container is in its way."""
+        """True if it is skipped when a volume of the container is in its way."""
         return False
 
     def is_usable(self, host: "Rootfs") -> bool:  # noqa: ARG002
@@ -216,7 +216,7 @@ class BindFile(_Bind):
 
     @property
     def optional(self) -> bool:
-        """Whether it is a convenience: a vendor's file, or firmware."""
+        """True for a convenience: a vendor's file, or firmware."""
         return self._is_convenience
 
     @property
@@ -551,7 +551,7 @@ class WriteFile(Operation):
 
     @property
     def optional(self) -> bool:
-        """Whether it can be skipped: yes, containers work without our files."""
+        """True: containers work without our files."""
         return True
 
     def describe(self) -> str:

@@ -21,7 +21,7 @@ LOCK = "lock"  # in the folder of the records
 _WHOLE, _SHORT = 64, 12  # digits of an id, and of its short form in engines
 _HEX = frozenset("0123456789abcdef")
 _WAIT = 20.0  # seconds to wait for other processes; each needs a millisecond or two
-_MARKS = dict.fromkeys(map(ord, "-_."))  # characters of a name besides letters and digits
+_MARKS = dict.fromkeys(map(ord, "-_."))  # further characters of a name
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 # Devices that a container has of one kind, and those plus their parents.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
             """Return the defaults, for a container without further settings."""
 
         def read(self, reading: "Reading", options: Any) -> None:
-            """Read a container's settings besides devices."""
+            """Read a container's settings other than devices."""
 
 
 _MOST_NAMES = 1 << 12  # of one vendor's devices; no host has a tenth of them
@@ -43,7 +43,7 @@ class Request(Record):
     none. ``devices`` are the names in order, without duplicates: None if nothing is requested,
     () for a container that wants the driver but no device. Of these, ``cdi_devices`` are looked
     up in CDI specs, as qualified names, and ``selectors`` among the host's devices. ``spaces``
-    are the id kinds for selectors, () for all. ``options`` is what the vendor read besides, None
+    are the id kinds for selectors, () for all. ``options`` is what else the vendor read, None
     if that is nothing. ``ignored`` are (source, reason) pairs; ``warnings`` tell what may have
     been meant otherwise.
     """

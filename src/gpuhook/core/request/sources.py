@@ -92,7 +92,7 @@ class MountRequests:
 
 
 def _name(source: str, destination: str, root: str) -> str | None:
-    """Return the name that a mount requests; None for a mount that is no request."""
+    """Return the name that a mount requests; None for a mount that isn't a request."""
     if _clean(source) != SOURCE:
         return None
     # The slash excludes folders whose names only start in the same way.

@@ -1,4 +1,4 @@
-"""Lines appended to a file of the caller, such as an fstab, in or beside a root folder."""
+"""Lines appended to a file of the caller, such as an fstab, in a root folder or next to it."""
 
 import errno
 import os

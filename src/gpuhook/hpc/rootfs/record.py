@@ -204,7 +204,7 @@ def search(state: str, folder: Identity) -> Record | None:
 
 
 def _first_line(path: str) -> object:
-    """Return the identity in a file, None if it can't be read, which is no error here."""
+    """Return the identity in a file, None if it can't be read, which isn't an error here."""
     try:
         line = host_files.read_start(path, _FIRST_LINE).partition(b"\n")[0]
         return json.loads(line)["folder"]

@@ -80,7 +80,7 @@ def metrics(
     if textfile is not None:
         from gpuhook.metrics import exporter  # noqa: PLC0415 - it needs prometheus_client
 
-        patience = max(PATIENCE, 2 * config.nvml_timeout)  # there is no other look
+        patience = max(PATIENCE, 2 * config.nvml_timeout)  # there is no other poll
         observer = Observer(config, readings=dcgm, patience=patience, pod_resources=pod_resources)
         before = time.monotonic()
         snapshot = observer.take()

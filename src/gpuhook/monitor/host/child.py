@@ -198,7 +198,7 @@ def _talk(fd: int, work: Work) -> NoReturn:
         kernel.keep_only((fd,))
         work(talk)
         status = 0
-    except Exception as error:  # noqa: BLE001 - a process of its own: nobody else would say it
+    except Exception as error:  # noqa: BLE001 - its own process: nothing else would report it
         with contextlib.suppress(OSError):
             talk.say({"error": f"{type(error).__name__}: {error}"})
     finally:

@@ -100,8 +100,8 @@ def our_program(
     name: str, remedy: str = "Reinstall gpuhook, or give its place with --runtime-path"
 ) -> str:
     """Return the absolute path of a gpuhook program: in gpuhook's folder, else on PATH."""
-    beside = [os.path.dirname(os.path.abspath(word)) for word in (sys.argv[0], sys.executable)]
-    for folder in beside:
+    folders = [os.path.dirname(os.path.abspath(word)) for word in (sys.argv[0], sys.executable)]
+    for folder in folders:
         path = os.path.join(folder, name)
         if os.access(path, os.X_OK):
             return path

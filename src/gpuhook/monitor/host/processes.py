@@ -75,7 +75,7 @@ def running(
     """Return the processes of that name (15 characters count) that may be believed, by their ids.
 
     ``root`` is the machine's / for us. ``users`` are the users whose processes count; None
-    stands for ourselves alone, so that for root only root's do. ``unseen`` has root's processes
+    means only ourselves, so that for root only root's do. ``unseen`` has root's processes
     count whose program a root without capabilities may not see.
     """
     found = []

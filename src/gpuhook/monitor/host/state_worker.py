@@ -47,7 +47,7 @@ class StateWorker(JsonLineWorker):
         self._tell = tell
         self._state = b""
         self._rest = b""  # of what has to be written
-        self._is_new = False  # whether the state hasn't been begun
+        self._is_new = False  # whether the state hasn't been started
         self._stuck = 0.0
 
     def wants(self) -> int:
@@ -133,7 +133,7 @@ class StateWorker(JsonLineWorker):
             status = self._serve(fd)
         except GpuhookError as error:
             self._tell(str(error))
-        except Exception as error:  # noqa: BLE001 - a process of its own: nobody else would say it
+        except Exception as error:  # noqa: BLE001 - its own process: nothing else would report it
             self._tell(f"{self._title} failed: {type(error).__name__}: {error}")
         finally:
             os._exit(status)

@@ -26,7 +26,7 @@ class Keys:
     """Context that reads single keys without echo; ``wait`` returns each key or signal.
 
     Signals that change the view are blocked except in ``wait``, so they interrupt nothing else.
-    No key arrives if standard input is no terminal, or this program isn't in its foreground.
+    No key arrives if standard input isn't a terminal, or this program isn't in its foreground.
     """
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ def present(ask: Ask) -> list[str]:
 
 
 def engines(ask: Ask, *, interactive: bool) -> tuple[str, ...]:
-    """Return the engines to set up where none was named; EngineError if nobody chooses one."""
+    """Return the engines to set up where none was named; EngineError if none is chosen."""
     found = present(ask)
     if interactive:
         click.echo(f"Container engines on this host: {', '.join(found)}")

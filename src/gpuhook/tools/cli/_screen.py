@@ -50,7 +50,7 @@ def text(words: object, style: str = "") -> Text:
     return Text(printable(str(words)), style=style)
 
 
-# Texts beside titles -----------------------------------------------------------------------
+# Texts next to titles -----------------------------------------------------------------------
 
 
 def facts(rows: Sequence[tuple[str, str, str]]) -> Lines:

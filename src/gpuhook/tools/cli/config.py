@@ -197,7 +197,7 @@ def set_(
 def unset_(keys: tuple[str, ...], path: str | None, dry_run: bool) -> None:
     """Remove settings from the configuration file, so that they have their defaults.
 
-    Write a key with its section. The rest of the file is kept. A key that isn't set is no error.
+    Write a key with its section. The rest of the file is kept. A key that isn't set isn't an error.
     """
 
     def change(text: str) -> str:

@@ -434,7 +434,7 @@ def _with_nvidias_runtime(ask: Ask, state: str, folder: str | None) -> Ask:
 def _gpus_unsaid(ask: Ask, state: str, folder: str, *, ask_user: bool) -> tuple[bool | None, bool]:
     """Return whether to add --gpus to Docker, and whether Docker is left without it.
 
-    It is left alone where an earlier installation, or NVIDIA's toolkit, provides it.
+    It is left unchanged where an earlier installation, or NVIDIA's toolkit, provides it.
     """
     ours = aliases.LinkRecord(state, ask.prefix).links()
     if any(link.is_there for link in ours):

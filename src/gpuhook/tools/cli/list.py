@@ -78,9 +78,9 @@ def _show(
 ) -> None:
     """Print each vendor's devices, and further facts on the containers."""
     titles = {id(each): _containers.title(each, names.of(each.name)[0]) for each in containers}
-    nobody = "?" if os.geteuid() else "-"
+    unused = "?" if os.geteuid() else "-"
     for number, inventory in enumerate(inventories):
-        rows = _rows(inventory, containers, titles, nobody)
+        rows = _rows(inventory, containers, titles, unused)
         vendor = known[inventory.vendor]
         if number:
             click.echo()
@@ -105,7 +105,7 @@ def _show(
 
 
 def _rows(
-    inventory: Inventory, containers: list[Container], titles: Mapping[int, str], nobody: str
+    inventory: Inventory, containers: list[Container], titles: Mapping[int, str], unused: str
 ) -> list[list[str]]:
     """Return the row of each device, and of lost ones, of which only the index is known."""
     users_of = _users(inventory, containers)
@@ -115,7 +115,7 @@ def _rows(
             "unusable" if device.state else "",
             device.model,
             device.id,
-            ", ".join(titles[id(each)] for each in users_of[device.id]) or nobody,
+            ", ".join(titles[id(each)] for each in users_of[device.id]) or unused,
         ]
         for device in inventory.devices
     ]

@@ -106,9 +106,9 @@ class Case:
 
 def bin_folder(program: str) -> str:
     """Return the folder of gpu-py: next to our program, or where pip installed it."""
-    beside = os.path.dirname(os.path.abspath(program))
-    if os.path.exists(os.path.join(beside, names.RUNTIME)):
-        return beside
+    folder = os.path.dirname(os.path.abspath(program))
+    if os.path.exists(os.path.join(folder, names.RUNTIME)):
+        return folder
     real = os.path.dirname(os.path.realpath(program))
     return (
         real if os.path.exists(os.path.join(real, names.RUNTIME)) else sysconfig.get_path("scripts")

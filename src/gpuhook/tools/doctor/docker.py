@@ -1,4 +1,4 @@
-"""Checks of Docker: the runtime is registered and loaded, --gpus works, Docker is no snap."""
+"""Checks of Docker: the runtime is registered and loaded, --gpus works, Docker isn't a snap."""
 
 import errno
 import json

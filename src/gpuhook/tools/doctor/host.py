@@ -72,7 +72,7 @@ def cgroups(case: Case) -> Iterator[Finding]:
         yield ok("cgroups", f"cgroup version 2{how}")
     elif any(b"devices" in each.options.split(b",") for each in kinds.values()):
         hybrid = any(each.kind == b"cgroup2" for each in kinds.values())
-        version = "1, with an empty version 2 tree beside it" if hybrid else "1"
+        version = "1, and an empty version 2 tree" if hybrid else "1"
         yield ok("cgroups", f"cgroup version {version}{how}")
     elif case.config.no_cgroups:
         yield ok("cgroups", "No cgroup hierarchy limits devices, as no-cgroups = true says")

@@ -74,7 +74,7 @@ class Source:
 
     @property
     def merges(self) -> bool:
-        """Whether containerd is known to merge a plugin's tables of several files."""
+        """True if containerd is known to merge a plugin's tables of several files."""
         known = self.program is not None and self.program >= MERGES_TABLES
         return known or self.merged_by_owner
 

@@ -203,7 +203,7 @@ def _warnings(ask: Ask) -> tuple[str, ...]:
 def restart_command(config: str) -> str:
     """Return how to restart the dockerd that reads a file, or else the caller's Docker.
 
-    It is systemd's command, unless a running dockerd is no unit of systemd.
+    It is systemd's command, unless a running dockerd isn't a unit of systemd.
     """
     daemons = _daemons(config)
     usual = f"systemctl {'--user ' if os.geteuid() else ''}restart docker"

@@ -23,7 +23,7 @@ def below(prefix: str, path: str) -> str:
 def checked(prefix: str, path: str) -> str:
     """Return a path; EngineError if it is below a prefix and leads out of it.
 
-    With a prefix, a path must start at / and have no "..". A missing file is no link.
+    With a prefix, a path must start at / and have no "..". A missing file isn't a link.
     """
     root = prefix.rstrip("/")
     if not root:

@@ -29,7 +29,7 @@ _MOST_LISTS = 1 << 6
 
 
 class AscendOptions(Record):
-    """A container's request besides NPUs.
+    """A container's request other than NPUs.
 
     ``lists`` are the names of the host's lists of files that it gets. With ``nodes_only`` it
     gets none of them. With ``virtual`` its numbers mean vNPUs. With ``no_ub`` it gets no node

@@ -28,7 +28,7 @@ _JOINED = 8  # cores of a device from which on an application may use them in pa
 
 
 class NeuronOptions(Record):
-    """A container's request besides devices: the cores that its application uses.
+    """A container's request other than devices: the cores that its application uses.
 
     () for all cores, and for an unreadable value, which is left to the application.
     """

@@ -323,9 +323,9 @@ def _may_be(root: Rootfs, path: str, name: str, library: "elf.Library", version:
     if library.soname != file and name not in _UNVERSIONED:
         return False
     needed = _driver_versions(each for each in library.needed if "nvidia" in each)
-    beside = _driver_versions(each for each in root.list_folder(folder) if stem_of(each) == name)
+    others = _driver_versions(each for each in root.list_folder(folder) if stem_of(each) == name)
     # protects: unversioned-library
-    return needed <= {version} and (not beside or version in beside)
+    return needed <= {version} and (not others or version in others)
 
 
 def _driver_versions(names: "Iterable[str]") -> set[str]:

@@ -133,7 +133,7 @@ class _Manifest:
 
     @property
     def _bits32(self) -> bool:
-        """Whether only 32-bit programs read it."""
+        """True if only 32-bit programs read it."""
         words = self._name.lower().split(".")
         kinds = {file.kind for file in self.meant.values()}
         return kinds == {"library32"} or not _NAMES32.isdisjoint(words)

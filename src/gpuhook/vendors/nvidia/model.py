@@ -36,7 +36,7 @@ CONTROL_NODES = (CONTROL, UVM, UVM_TOOLS, MODESET)
 CAPS_FOLDER = "/dev/nvidia-caps"
 IMEX_FOLDER = "/dev/nvidia-caps-imex-channels"
 
-# Kinds of files besides those of every vendor: a manifest, a manifest only for 32-bit programs, a
+# Kinds of files in addition to those of every vendor: a manifest, one only for 32-bit programs, a
 # library path in manifests (``path``), and a path where programs search for a library.
 MANIFEST, MANIFEST32, ALIAS, LINKED = "manifest", "manifest32", "alias", "linked"
 KINDS32 = ("library32", MANIFEST32)
@@ -68,7 +68,7 @@ class Mig(Record):
 
     @property
     def has_graphics(self) -> bool:
-        """Whether it supports graphics, by the last word of its profile's name (1g.24gb+gfx)."""
+        """True if it supports graphics, by the last word of its profile's name (1g.24gb+gfx)."""
         attributes = self.name.rpartition(" ")[2].partition("+")[2]
         return "gfx" in attributes.replace("+", ".").split(".")
 

@@ -161,8 +161,8 @@ def _answer(socket: _socket.socket, setter: limits.Setter) -> None:
     kernel.end_after(_END)
     if not happened:
         return
-    data, beside, _, _ = socket.recvmsg(_MOST, 64)
-    pipes = [int.from_bytes(each[:_WORD], sys.byteorder) for _, _, each in beside]
+    data, ancillary, _, _ = socket.recvmsg(_MOST, 64)
+    pipes = [int.from_bytes(each[:_WORD], sys.byteorder) for _, _, each in ancillary]
     if not data or len(pipes) != 1:
         raise OSError("this is not a query")
     question = jsontext.loads(data.decode())

@@ -72,7 +72,7 @@ def test_a_root_of_everybodys(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     with Rootfs(str(tmp_path)) as root:
         for ask in (root.open_own, root.own_path):
-            with pytest.raises(UntrustedPathError, match="everybody may write"):
+            with pytest.raises(UntrustedPathError, match="all users may write"):
                 ask("/file")
 
 
@@ -90,7 +90,7 @@ def test_a_socket_and_what_is_none(host: Rootfs, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(FileNotFoundError):
         host.open_socket("/run/nowhere/socket")
     Path(host.path, "run/daemon").chmod(0o1777)
-    with pytest.raises(UntrustedPathError, match="everybody may write"):
+    with pytest.raises(UntrustedPathError, match="all users may write"):
         host.open_socket("/run/daemon/socket")
 
 

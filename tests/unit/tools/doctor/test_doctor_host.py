@@ -26,7 +26,7 @@ HYBRID = V1 + "31 24 0:27 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
     [
         (V1, "cgroup version 1"),
         (V2, "cgroup version 2"),
-        (HYBRID, "cgroup version 1, with an empty version 2 tree beside it"),
+        (HYBRID, "cgroup version 1, and an empty version 2 tree"),
     ],
 )
 def test_cgroup_versions(tree: Tree, mounts: str, words: str) -> None:
@@ -346,8 +346,8 @@ def test_device_plugins(
     ("unit", "runs", "listens", "expected"),
     [
         (False, False, True, []),
-        (True, True, True, [("ok", "runs beside an engine")]),
-        (False, True, True, [("ok", "runs beside an engine")]),
+        (True, True, True, [("ok", "runs, and the engine asks plugins")]),
+        (False, True, True, [("ok", "runs, and the engine asks plugins")]),
         (True, True, False, [("warning", "no engine here asks plugins")]),
         (True, False, True, [("warning", "pods start without their devices")]),
     ],

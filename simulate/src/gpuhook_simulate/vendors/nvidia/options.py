@@ -238,7 +238,7 @@ def parse_mig_change(words: tuple[str, ...]) -> dict[int, tuple[str, ...] | None
 
 
 def parse_failure(word: str) -> Failure | None:
-    """Parse ``not-loaded`` or ``version-mismatch``; empty is no failure."""
+    """Parse ``not-loaded`` or ``version-mismatch``; empty means no failure."""
     if not word:
         return None
     for failure in Failure:

@@ -43,7 +43,7 @@ static int first_mig(const struct sim_gpu *gpu, const struct sim_mig **mig)
     return 0;
 }
 
-/* CUDA's rules for MIG: a GPU in MIG mode is no device itself; at most one MIG device is
+/* CUDA's rules for MIG: a GPU in MIG mode isn't a device itself; at most one MIG device is
  * enumerated, and then no whole GPU in addition to it. */
 static void enumerate(void)
 {

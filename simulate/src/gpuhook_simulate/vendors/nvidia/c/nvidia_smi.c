@@ -1,5 +1,5 @@
 /* A program that prints what nvidia-smi prints: the list (-L), a table, the versions; and that sets
- * and lists time slices (compute-policy), of simulated drivers alone.
+ * and lists time slices (compute-policy), only of simulated drivers.
  *
  * Loads libnvidia-ml.so.1 by its bare name, so it also tests whether the loader finds the
  * driver. Works with real and with simulated drivers. Messages and exit statuses are those of
