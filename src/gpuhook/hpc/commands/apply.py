@@ -13,10 +13,10 @@ from gpuhook.hpc.rootfs import fstab as fstab_lines
 from gpuhook.hpc.slurm import job
 from gpuhook.tools import root_folder
 from gpuhook.tools.cli import _completion as completing
-from gpuhook.tools.cli._engines import state_folder
 from gpuhook.tools.cli._explanation import Explanation
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json, say, warn
+from gpuhook.tools.engines.prefix import state_folder
 from gpuhook.tools.root_folder.request import STDOUT, Asked, environment, settings
 from gpuhook.vendors import registry
 

@@ -10,11 +10,9 @@ import click
 
 from gpuhook.base.errors import EngineError, shown
 from gpuhook.tools.cli._output import say, warn
-from gpuhook.tools.engines.files import DEFAULT_STATE, users_folder
 from gpuhook.tools.engines.installer import Outcome
 from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.merge import Path
-from gpuhook.tools.engines.prefix import check_state
 from gpuhook.tools.vendors.nvidia.program_links import LinkRecord
 
 ALL = "all"
@@ -117,19 +115,3 @@ def take_links_back(record: LinkRecord, *, is_last: bool, dry_run: bool) -> list
     for link in gone:
         say(f"{word} {link.path}")
     return [link.path for link in gone]
-
-
-def is_rootless(prefix: str) -> bool:
-    """Tell whether to change the user's own files instead of the system's."""
-    return os.geteuid() != 0 and not prefix
-
-
-def state_folder(given: str | None, prefix: str) -> str:
-    """Return the folder for the records of changes; EngineError if it is outside the prefix."""
-    state = prefix.rstrip("/") + DEFAULT_STATE
-    if given:
-        state = os.path.abspath(given)
-    elif is_rootless(prefix):
-        state = os.path.join(users_folder(".local/state", "XDG_STATE_HOME"), "gpuhook")
-    check_state(prefix, state)
-    return state

@@ -12,6 +12,7 @@ from gpuhook.base.config.loader import PATH_VARIABLE
 from gpuhook.tools import extensions
 from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli._output import warn
+from gpuhook.tools.engines.prefix import state_folder
 from gpuhook.tools.root_folder.request import settings
 
 # Engine -> the option that names a machine or container, and the engine in words.
@@ -50,7 +51,7 @@ def units(told: Any, guest: Any) -> tuple[tuple[str, str], ...]:
     if guest is None:
         return ()
     prefix = told.prefix and os.path.abspath(told.prefix)
-    found = support(*told.engines).files(guest, shared.state_folder(told.state_dir, prefix), prefix)
+    found = support(*told.engines).files(guest, state_folder(told.state_dir, prefix), prefix)
     for warning in found.warnings:
         warn(warning)
     made: tuple[tuple[str, str], ...] = found.units

@@ -12,9 +12,9 @@ from gpuhook.core.cdi import folders
 from gpuhook.core.cdi.folders import FileError, Found
 from gpuhook.core.cdi.parse_result import MOST_BYTES
 from gpuhook.tools.cdi import managed_specs
-from gpuhook.tools.cli._engines import state_folder
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json
+from gpuhook.tools.engines.prefix import state_folder
 
 _SECOND = "a second CDI spec starts here, and engines read only the first: give it its own file"
 

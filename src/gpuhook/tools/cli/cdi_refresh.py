@@ -7,9 +7,9 @@ import click
 
 from gpuhook.tools.cdi import refresh as refreshing
 from gpuhook.tools.cdi.managed_specs import Failure
-from gpuhook.tools.cli._engines import state_folder
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import say, warn
+from gpuhook.tools.engines.prefix import state_folder
 
 _NOTHING = (
     "gpuhook install --cdi manages no CDI specs here: there is nothing to refresh; "

@@ -21,14 +21,13 @@ from gpuhook.tools.cli import _next_steps as next_steps
 from gpuhook.tools.cli import _questions as questions
 from gpuhook.tools.cli import _swarm as swarm
 from gpuhook.tools.cli import _training as training
-from gpuhook.tools.cli._engines import is_rootless, state_folder
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import format_option, print_json, say, warn
 from gpuhook.tools.engines import ask as options
 from gpuhook.tools.engines import docker, gpus_option, installer
 from gpuhook.tools.engines.ask import Answer, Ask
 from gpuhook.tools.engines.known import ENGINES
-from gpuhook.tools.engines.prefix import checked
+from gpuhook.tools.engines.prefix import checked, is_rootless, state_folder
 from gpuhook.tools.engines.store import Record, Store
 from gpuhook.tools.vendors.nvidia import program_links as aliases
 from gpuhook.vendors import registry

@@ -13,13 +13,13 @@ from gpuhook.base.errors import EngineError
 from gpuhook.monitor.host.driver_program import our_program
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli import _engines as shared
-from gpuhook.tools.cli._engines import is_rootless, state_folder
 from gpuhook.tools.cli._help import command, group
 from gpuhook.tools.cli.install import Job, carry_out
 from gpuhook.tools.engines import installer
 from gpuhook.tools.engines.ask import Ask
 from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.podman import HOOK_KEYS, hook_document
+from gpuhook.tools.engines.prefix import is_rootless, state_folder
 from gpuhook.tools.engines.store import Store, Target
 from gpuhook.tools.vendors.nvidia.program_links import LinkRecord
 

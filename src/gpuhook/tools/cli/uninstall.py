@@ -14,13 +14,13 @@ from gpuhook.tools.cdi.managed_specs import ManagedSpecs, kept
 from gpuhook.tools.cli import _documents as documents
 from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli import _guests as guests
-from gpuhook.tools.cli._engines import is_rootless, state_folder
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import format_option, print_json, say, warn
 from gpuhook.tools.engines import in_use, installer
 from gpuhook.tools.engines.ask import Ask
 from gpuhook.tools.engines.installer import Outcome
 from gpuhook.tools.engines.known import ENGINES
+from gpuhook.tools.engines.prefix import is_rootless, state_folder
 from gpuhook.tools.engines.store import Record, Store
 from gpuhook.tools.vendors.nvidia import program_links as nvidia_names
 

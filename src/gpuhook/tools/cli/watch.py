@@ -15,11 +15,11 @@ from gpuhook.monitor.vendors.survey import concerns_us
 from gpuhook.tools import extensions
 from gpuhook.tools.cdi import refresh as refreshing
 from gpuhook.tools.cli import _guests as guests
-from gpuhook.tools.cli._engines import state_folder
 from gpuhook.tools.cli._help import Seconds, command
 from gpuhook.tools.cli._output import config_option, say
 from gpuhook.tools.cli.cdi_refresh import sentence
 from gpuhook.tools.engines import charliecloud
+from gpuhook.tools.engines.prefix import state_folder
 from gpuhook.tools.watch import Events, Watch
 
 # What a changed file needs before the next start.

@@ -8,6 +8,7 @@ are followed, and all others are refused. "" and "/" mean the host, whose links 
 import os
 
 from gpuhook.base.errors import EngineError, printable
+from gpuhook.tools.engines.files import DEFAULT_STATE, users_folder
 
 _LINKS = 40  # most links in a path, as in the kernel (path_resolution(7))
 
@@ -110,3 +111,19 @@ def _leads_out(path: str, at: str, prefix: str) -> EngineError:
         f"{printable(path)} leads {link}out of {prefix}, which is used as /",
         "Make the link relative and keep it inside the folder, or name the file itself",
     )
+
+
+def is_rootless(prefix: str) -> bool:
+    """Tell whether to change the user's own files instead of the system's."""
+    return os.geteuid() != 0 and not prefix
+
+
+def state_folder(given: str | None, prefix: str) -> str:
+    """Return the folder for the records of changes; EngineError if it is outside the prefix."""
+    state = prefix.rstrip("/") + DEFAULT_STATE
+    if given:
+        state = os.path.abspath(given)
+    elif is_rootless(prefix):
+        state = os.path.join(users_folder(".local/state", "XDG_STATE_HOME"), "gpuhook")
+    check_state(prefix, state)
+    return state

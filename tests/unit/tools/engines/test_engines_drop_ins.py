@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from gpuhook.base.errors import EngineError
-from gpuhook.tools.cli._engines import state_folder
 from gpuhook.tools.engines.ask import HOOK, SET_DEFAULT, Ask
 from gpuhook.tools.engines.crio import Crio
 from gpuhook.tools.engines.podman import Podman, hook_document
+from gpuhook.tools.engines.prefix import state_folder
 from gpuhook.tools.engines.toml_text import render
 
 
