@@ -202,6 +202,7 @@ def test_access_that_was_lost_is_repaired(start: Callable[..., Running], driver:
 
     one = start(plain=True)
     new = node(driver, 4)
+    one.inside("busybox", "mknod", "/made", "c", "195", new.removeprefix("/dev/nvidia")).ok()
     one.attach("4")
     pid = one.json("explain", one.name)["container"]["pid"]
     lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
@@ -214,8 +215,7 @@ def test_access_that_was_lost_is_repaired(start: Callable[..., Running], driver:
     assert one.opens(new) == "ENXIO"
     one.detach("4")
     assert one.gpuhook("repair", "--all").status in (0, 1)
-    one.inside("busybox", "mknod", "/dev/made", "c", "195", new.removeprefix("/dev/nvidia")).ok()
-    assert one.opens("/dev/made") == "EPERM"
+    assert one.opens("/made") == "EPERM"
 
 
 def _has_v1(one: Running) -> bool:
@@ -300,10 +300,8 @@ def test_a_link_in_the_place_of_a_node(
 def test_a_filesystem_that_never_answers(start: Callable[..., Running], driver: Driver) -> None:
     one = start("NVIDIA_VISIBLE_DEVICES=0")
     pid = one.json("explain", one.name)["container"]["pid"]
-    one.outside(sys.executable, "-c", MOUNT_FUSE, str(pid), "/opt").ok()
-    one.outside(sys.executable, "-c", MOUNT_FUSE, str(pid), "/etc").ok()
+    one.outside(sys.executable, "-c", MOUNT_FUSE, str(pid), "/etc/OpenCL").ok()
     assert "didn't respond within 30 seconds" in one.refused("attach", "4")
-    one.inside("busybox", "umount", "-l", "/etc")
     assert one.json("explain", one.name)["container"]["attached"] == []
     one.inside("busybox", "mknod", "/made", "c", "195", str(driver.gpus[4].minor)).ok()
     assert one.opens("/made") == "EPERM"
@@ -329,7 +327,7 @@ def test_a_read_only_container(start: Callable[..., Running], driver: Driver) ->
 def test_what_cannot_be_attached(start: Callable[..., Running]) -> None:
     one = start(plain=True)
     assert "has no GPU or MIG device '99'" in one.refused("attach", "99")
-    assert "It is unclear which device foo.com/bar=1 is" in one.refused("attach", "foo.com/bar=1")
+    assert "It is unclear which device 'foo.com/bar=1' is" in one.refused("attach", "foo.com/bar=1")
     assert "It is unclear which device" in one.refused("attach", "nvidia.com/gpu=")
     assert one.gpuhook("attach", one.name).status == 2
     failed = one.gpuhook("attach", "no-such-container", "0").failed()
