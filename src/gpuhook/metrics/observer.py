@@ -18,11 +18,11 @@ from gpuhook.metrics.inventories import Inventories
 from gpuhook.metrics.model import Container, Device, Process, Snapshot, Usage
 from gpuhook.metrics.processes import Processes, find, poses, sees_all_processes, user_of
 from gpuhook.monitor import kubelet
+from gpuhook.monitor.containers import memory
 from gpuhook.monitor.containers.device_users import LIMIT, WITHOUT_ROOT, command_of
 from gpuhook.monitor.containers.groups import SLURM
 from gpuhook.monitor.machine import HostDevices
 from gpuhook.monitor.telemetry import PATIENCE, Files, Telemetry
-from gpuhook.tools.running import memory
 from gpuhook.tools.running.names import Names
 
 _OTHER_NAMESPACE = (

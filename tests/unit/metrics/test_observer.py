@@ -9,8 +9,7 @@ from gpuhook.metrics.assigned import Holder
 from gpuhook.metrics.containers import owner_of
 from gpuhook.metrics.model import Usage
 from gpuhook.metrics.observer import Observer
-from gpuhook.monitor.containers import device_users
-from gpuhook.tools.running import memory
+from gpuhook.monitor.containers import device_users, memory
 
 ID = "a" * 64
 

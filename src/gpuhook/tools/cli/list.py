@@ -12,13 +12,14 @@ from gpuhook.base.sizes import amount
 from gpuhook.core.inventory.cache import get_inventory
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.inventory.selection import fallen_off
+from gpuhook.monitor.containers import memory
 from gpuhook.monitor.containers.device_users import Container, running, whole_nodes
 from gpuhook.monitor.vendors import survey
 from gpuhook.tools import extensions
 from gpuhook.tools.cli import _containers, _device_json
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json, raise_last
-from gpuhook.tools.running import docker_inspect, memory
+from gpuhook.tools.running import docker_inspect
 from gpuhook.tools.running.names import Names
 from gpuhook.vendors import registry
 

@@ -8,8 +8,8 @@ import pytest
 from gpuhook.base.cgroup import dmem
 from gpuhook.base.config.loader import load
 from gpuhook.core.inventory.model import Device, Inventory
+from gpuhook.monitor.containers import memory
 from gpuhook.monitor.containers.device_users import Container
-from gpuhook.tools.running import memory
 
 CARD = Inventory("intel", "/", "1", (Device("d", "0", {}, bus_id="0000:03:00.0"),), ())
 LIMIT = {"id": "d", "vendor": "intel"}
