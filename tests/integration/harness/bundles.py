@@ -249,8 +249,9 @@ def remove_cgroups() -> None:
     for folder in (path for path in every if path.name == CGROUP_PARENT.strip("/")):
         below = sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True)
         for each in [*below, folder]:
-            for pid in (each / "cgroup.procs").read_text().split():
-                os.kill(int(pid), signal.SIGKILL)
+            with suppress(FileNotFoundError, ProcessLookupError):  # conmon removes its own
+                for pid in (each / "cgroup.procs").read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
             wait_until(partial(_remove_cgroup, each), f"{each} could be removed")
 
 
@@ -267,6 +268,8 @@ def remove_forgotten_cgroups() -> None:
 def _remove_cgroup(folder: Path) -> bool:
     try:
         folder.rmdir()
+    except FileNotFoundError:
+        return True
     except OSError as error:
         if error.errno != errno.EBUSY:
             raise
