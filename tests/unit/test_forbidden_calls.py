@@ -76,7 +76,6 @@ ALLOWED = {
     "hpc/rootfs/fstab.is_folder: os.stat": "the driver's file",
     "core/plan/volumes._is_same: os.stat": "the driver's file",
     "hpc/rootfs/work.take_back: os.path.isdir": "our own state folder",
-    "hpc/rootfs/machines.folder: os.path.isdir": "whether a root is opened, and not who has it",
     "hpc/rootfs/requests._save: os.makedirs": "our own state folder, after a look at the way",
     "hpc/rootfs/requests._save: os.unlink": "our own state folder",
     "hpc/rootfs/requests._save: os.rmdir": "our own state folder",

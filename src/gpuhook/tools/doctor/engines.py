@@ -31,7 +31,12 @@ _FILES = {"containerd": CONTAINERD_FILE, "crio": "/etc/crio/crio.conf"}
 _HOOK_FOLDERS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
 _READ_SINCE_PODMAN_5 = "/etc/containers/oci/hooks.d"
 ENGINES = ("docker", "containerd", "crio", "podman")
-_PROGRAMS = {engine: engine for engine in ENGINES} | {"docker": "dockerd"}
+_PROGRAMS = {engine: engine for engine in (*ENGINES, "enroot")} | {
+    "docker": "dockerd",
+    "charliecloud": "ch-run",
+    "nspawn": "systemd-nspawn",
+    "lxc": "lxc-start",
+}
 _OF_PODS = ("containerd", "crio")
 # Checks that must succeed before an engine's unknown runtime matters.
 REGISTERED = (

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -25,6 +26,7 @@ from gpuhook.hpc.lxc.containers import Container
 from gpuhook.hpc.rootfs.requests import Request
 from gpuhook.hpc.rootfs.work import Done
 from gpuhook.tools.cli import cli
+from gpuhook.tools.doctor import engines
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Status
 from gpuhook.tools.doctor.machine import Machine
@@ -117,7 +119,7 @@ def test_no_place_is_below_a_link_which_lxc_refuses(tmp_path: Path) -> None:
 # Containers --------------------------------------------------------------------------------------
 
 
-def guest(prefix: Path, name: str = "box", **more: str) -> Container:
+def guest(prefix: Path, name: str = "box", **more: Any) -> Container:
     return containers.guest(Request(name, (("A", "0"),), **more), str(prefix))
 
 
@@ -363,3 +365,11 @@ def test_options_that_need_others(tmp_path: Path, words: list[str], said: str) -
     done = CliRunner().invoke(cli, [*words, f"--prefix={tmp_path}"])
     assert (done.exit_code, said in done.output) == (2, True), done.output
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_doctor_looks_for_each_engine(engine: str, tmp_path: Path) -> None:
+    case = Case(Machine(str(tmp_path)), loads(""), str(tmp_path))
+    case.engine = engine
+    [found] = engines.engine_found(case)
+    assert found.message.endswith(" was not found")
