@@ -171,7 +171,12 @@ def test_lines_follow_the_driver(box: Box, spaced: Driver, installation: Install
     before = box.file.read_bytes()
     tools = spaced.root / "dev/nvidia-uvm-tools"
     env = {**os.environ, "GPUHOOK_CONFIG": str(box._config)}
-    words = [installation.command, "watch", "--interval=1", f"--state-dir={box.state}"]
+    words: list[str | Path] = [
+        installation.command,
+        "watch",
+        "--interval=1",
+        f"--state-dir={box.state}",
+    ]
     watch = subprocess.Popen(words, stdout=subprocess.DEVNULL, env=env)
     tools.rename(f"{tools}.away")
     try:
@@ -244,7 +249,14 @@ def test_a_file_of_proxmox(box: Box, spaced: Driver) -> None:
 
 def test_lines_that_are_printed(box: Box, spaced: Driver, installation: Installation) -> None:
     env = {"GPUHOOK_CONFIG": str(box._config)}
-    words = [installation.command, "lxc-lines", "--rootfs", box.root, "-e", f"{ASK}=1"]
+    words: list[str | Path] = [
+        installation.command,
+        "lxc-lines",
+        "--rootfs",
+        box.root,
+        "-e",
+        f"{ASK}=1",
+    ]
     lines = run(words, env=env).ok().stdout
     with box.file.open("a") as file:
         file.write(lines)
