@@ -29,6 +29,7 @@ COMMANDS = {
 }
 MODULES = {
     "engine-lxc": "gpuhook.hpc.lxc.engine",
+    "engine-nspawn": "gpuhook.hpc.rootfs.nspawn_engine",
     "lxc": "gpuhook.hpc.lxc.containers",
     "nspawn": "gpuhook.hpc.rootfs.machines",
 }

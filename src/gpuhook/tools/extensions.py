@@ -30,7 +30,7 @@ COMMANDS: Mapping[str, Collection[str]] = {
 MODULES: Mapping[str, Collection[str]] = {
     "cluster": (),
     "metrics": ("pod-names",),
-    "hpc": ("engine-lxc", "lxc", "nspawn"),
+    "hpc": ("engine-lxc", "engine-nspawn", "lxc", "nspawn"),
 }
 # Command -> its module, one line for --help, and its group there ("": not listed).
 Commands = Mapping[str, tuple[str, str, str]]

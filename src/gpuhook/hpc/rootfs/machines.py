@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from gpuhook.base.config.loader import load
 from gpuhook.base.errors import GpuhookError
 from gpuhook.hpc.rootfs import units
+from gpuhook.hpc.rootfs.nspawn_engine import NAME as NSPAWN
 from gpuhook.hpc.rootfs.requests import Request, Requests, planned
-from gpuhook.tools.engines.nspawn import NAME as NSPAWN
 
 _MACHINES = "/var/lib/machines"
 

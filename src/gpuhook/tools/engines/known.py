@@ -7,10 +7,9 @@ from gpuhook.tools.engines.containerd import Containerd
 from gpuhook.tools.engines.crio import Crio
 from gpuhook.tools.engines.docker import Docker
 from gpuhook.tools.engines.enroot import Enroot
-from gpuhook.tools.engines.nspawn import Nspawn
 from gpuhook.tools.engines.podman import Podman
 
-_OTHERS = ("lxc",)  # those of other packages
+_OTHERS = ("nspawn", "lxc")  # those of other packages
 
 
 class _Missing(Engine):
@@ -53,7 +52,6 @@ ENGINES: dict[str, Engine] = {
         Podman(),
         Enroot(),
         Charliecloud(),
-        Nspawn(),
         *map(_other, _OTHERS),
     )
 }

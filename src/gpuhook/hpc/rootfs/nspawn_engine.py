@@ -43,3 +43,6 @@ class Nspawn(Engine):
     def afterwards(self, config: str = "") -> str:  # noqa: ARG002
         """Return the step that makes systemd drop the removed lines."""
         return "systemctl daemon-reload"
+
+
+ENGINE = Nspawn()
