@@ -93,16 +93,7 @@ def edit(
         container=container, inventories=inventories, starter=starter, path=spec.path,
     )  # fmt: skip
     if resolved is None or not (resolved.grants or resolved.cdi_devices):
-        if resolved is not None:
-            log.without(spec.path, resolved.absent, config)
-        # It may have devices all the same: engines apply CDI specs themselves.
-        # protects: engines-lease
-        edited = _take(spec, resolved, config, known, folder, "", inventories)
-        if config.raises_limits:
-            from gpuhook.core import raised  # noqa: PLC0415 - only where it is configured
-
-            edited = raised.apply(edited, config) if raised.has_devices(spec, known) else edited
-        return None if edited is spec else Edited(edited, config, folder)
+        return _edit_without_devices(spec, resolved, config, known, folder, inventories)
     spec.require_mount_namespace()
     if resolved.start is not None and resolved.start.former:
         spec = _without_nodes(spec, resolved.start.former)
@@ -130,6 +121,29 @@ def edit(
     edited = _take(edited, resolved, config, known, folder, way, inventories)
     log.edited(spec.path, way, (*resolved.ids, *resolved.cdi_devices), config)
     return Edited(edited, config, folder, task, place)
+
+
+def _edit_without_devices(
+    spec: "Spec",
+    resolved: "Allocation | None",
+    config: "Config",
+    known: "Known",
+    folder: str,
+    inventories: "Mapping[str, Inventory] | None",
+) -> Edited | None:
+    """Return the edited spec of a container that requests no devices, None if it is unchanged.
+
+    It may have devices all the same: engines apply CDI specs themselves.
+    """
+    if resolved is not None:
+        log.without(spec.path, resolved.absent, config)
+    # protects: engines-lease
+    edited = _take(spec, resolved, config, known, folder, "", inventories)
+    if config.raises_limits:
+        from gpuhook.core import raised  # noqa: PLC0415 - only where it is configured
+
+        edited = raised.apply(edited, config) if raised.has_devices(spec, known) else edited
+    return None if edited is spec else Edited(edited, config, folder)
 
 
 def _take(

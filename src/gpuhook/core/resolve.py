@@ -146,16 +146,12 @@ def resolve(
         return None
     verdict = _verdict(config, container, asked, cdi_devices) if config.gate else None
     chooser = _Chooser(spec, config, starter, container, path, any_is_all=any_is_all)
-    from gpuhook.core.inventory import cache  # noqa: PLC0415 - where a device is asked for
-
     grants: list[Grant] = []
     absent: list[NoDriverError] = []
     for vendor, request in asked:
         try:
             inventory = (inventories or {}).get(request.vendor)
-            if inventory is None:
-                inventory = cache.get_inventory(config, vendor, save=save)
-                inventory = vendor.within_reach(inventory)
+            inventory = inventory or _inventory(config, vendor, save=save)
         except NoDriverError as error:
             ignored = config.missing_driver == "ignore" and _is_general(request)
             if not (ignored or skip_absent):
@@ -177,6 +173,14 @@ def resolve(
     causes = tuple(error.cause for error in absent)
     chosen = tuple(chooser.chosen)
     return Allocation(grants, config, known, causes, cdi_devices, chosen, chooser.start)
+
+
+def _inventory(config: "Config", vendor: "Vendor", *, save: bool) -> "Inventory":
+    """Return the devices of a vendor that this process may use; NoDriverError without a driver."""
+    from gpuhook.core.inventory import cache  # noqa: PLC0415 - where a device is asked for
+
+    found: Inventory = vendor.within_reach(cache.get_inventory(config, vendor, save=save))
+    return found
 
 
 class _Chooser:

@@ -51,8 +51,8 @@ def _seconds(_context: click.Context, _option: click.Parameter, value: float) ->
     return value
 
 
-def _check_options(is_probe: bool, dry_run: bool) -> None:
-    """Raise RequestError for an option that would have no effect."""
+def _check_options(is_probe: bool, dry_run: bool, dynamic: bool) -> None:
+    """Raise RequestError for an option that would have no effect, or that can't be served."""
     context = click.get_current_context()
     for each in context.command.params:
         name = str(each.name)
@@ -66,6 +66,11 @@ def _check_options(is_probe: bool, dry_run: bool) -> None:
             mode = "is for --dry-run" if name in ("form", "release") else ""
         if mode:
             raise RequestError(f"{each.opts[0]} {mode}", "Omit one of the two")
+    if dynamic and not dry_run:
+        raise RequestError(
+            "gpuhook doesn't prepare MIG devices that have to be created first",
+            "Use --dynamic-mig only with --dry-run",
+        )
 
 
 def _check_places(places: dict[str, str]) -> None:
@@ -188,7 +193,7 @@ def dra(
     apply. Unusable devices have a taint, and the reason is printed as a warning. No cluster is
     needed for that.
     """
-    _check_options(is_probe, dry_run)
+    _check_options(is_probe, dry_run, dynamic_mig)
     _check_places(places)
     if is_probe:
         probe(places["registry"], os.environ.get("POD_UID", ""), _PATIENCE)
@@ -204,11 +209,6 @@ def dra(
         lists=list_attributes,
     )
     if not dry_run:
-        if dynamic_mig:
-            raise RequestError(
-                "gpuhook doesn't prepare MIG devices that have to be created first",
-                "Use --dynamic-mig only with --dry-run",
-            )
         options = Options(
             instance=os.environ.get("POD_UID", ""),
             device_metadata=device_metadata,
@@ -221,6 +221,11 @@ def dra(
         except Changed:
             start_again()
     choices = replace(choices, kubernetes=_kubernetes(release, kubeconfig, api_server))
+    _show(choices, config, form)
+
+
+def _show(choices: describing.Choices, config: Config, form: str) -> None:
+    """Print the objects for the API server, and warnings."""
     # Queries each driver: a saved inventory may have a GPU that is lost since. Saves nothing.
     found, failed = survey.present(config, lambda vendor: (vendor, vendor.discover(config)))
     objects, warnings = describing.objects(found, choices, config)
