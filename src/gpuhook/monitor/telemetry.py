@@ -3,13 +3,16 @@
 import json
 import os
 import select
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.container import kernel
 from gpuhook.base.errors import GpuhookError, listed
+from gpuhook.monitor import kubelet
 from gpuhook.monitor.host.child import Channel, Clock, JsonLineWorker, Work, how_ended
 
 PATIENCE = 4.0  # seconds; Prometheus waits for ten
@@ -279,3 +282,18 @@ def _is_said(values: dict[str, Any]) -> bool:
         and all(used is None or (isinstance(used, int) and used <= _MOST) for _, used in pairs)
         and all(pid.isdecimal() and len(pid) <= _DIGITS for pid in sm)
     )
+
+
+_KUBELET_PATIENCE = 5.0  # seconds for the start of the child, and for the kubelet's response
+
+
+def ids_in_use(config: Config, socket: str) -> AbstractSet[str] | None:
+    """Return the ids of all devices that pods have, None if the kubelet doesn't answer in time."""
+    asking = Telemetry(kubelet, "Kubernetes", config, time.monotonic, _KUBELET_PATIENCE, "kubelet")
+    try:
+        answer = asking.ask(kubelet.Place(socket))
+    finally:
+        asking.let_go()
+    if answer is None or "pods" not in answer:
+        return None
+    return {name for *_, ids in answer["pods"] for _, name in ids}

@@ -16,8 +16,8 @@ from gpuhook.core.contract import Grant, Vendor
 from gpuhook.core.inventory.model import Device, Inventory
 from gpuhook.core.request.reader import Request
 from gpuhook.core.request.sources import SOURCE, limit_place
+from gpuhook.monitor import limit_support
 from gpuhook.monitor.ledger.records import Held
-from gpuhook.tools.running import limit_support
 
 TRY_AGAIN = "The kubelet tries again; if that keeps failing, delete the pod to get other devices"
 MOUNT_OPTIONS = ("ro", "nosuid", "nodev", "noexec", "rbind", "rprivate")

@@ -16,8 +16,8 @@ from gpuhook.cluster.vendors import slices
 from gpuhook.cluster.vendors.slices import DeviceClass, Published, Value, Version
 from gpuhook.core.contract import Vendor
 from gpuhook.core.inventory.model import Inventory
+from gpuhook.monitor import limit_support
 from gpuhook.monitor.vendors import pci
-from gpuhook.tools.running import limit_support
 
 API = "resource.k8s.io/v1"
 # The first version of Kubernetes whose slices hold either devices or counters, not both.

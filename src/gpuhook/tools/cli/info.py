@@ -57,8 +57,8 @@ def _as_json(inventories: list[Inventory]) -> dict[str, Any]:
 
 def _show(inventory: Inventory, vendor: ModuleType, config: Config, *, blank: bool) -> None:
     """Print one vendor's driver and devices, after an empty line if ``blank``."""
+    from gpuhook.monitor import limit_support  # noqa: PLC0415 - --help needs none of it
     from gpuhook.tools.cli import _screen  # noqa: PLC0415 - costs a tenth of a second
-    from gpuhook.tools.running import limit_support  # noqa: PLC0415 - --help needs none of it
 
     lacking = limit_support.what_it_takes(contract.load(vendor), inventory, config)
     kinds = Counter(file.kind for file in inventory.files)

@@ -20,12 +20,12 @@ from gpuhook.base.loader import elf
 from gpuhook.core import contract
 from gpuhook.core.inventory import cache
 from gpuhook.core.records import engine_names, records
+from gpuhook.monitor import limit_support
 from gpuhook.monitor.vendors import survey
 from gpuhook.prefork import launcher_cache
 from gpuhook.runtime_shim import find_runtime
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
-from gpuhook.tools.running import limit_support
 from gpuhook.vendors import registry
 
 _LAUNCHERS = (names.RUNTIME, names.HOOK)

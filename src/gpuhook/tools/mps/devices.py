@@ -3,15 +3,12 @@
 In the mode EXCLUSIVE_PROCESS, a program that bypasses MPS can't use the GPU.
 """
 
-import time
 from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverError, RequestError
-from gpuhook.monitor import kubelet
 from gpuhook.monitor.ledger.records import (
     CLAIM,
     COMPLETED,
@@ -27,7 +24,6 @@ from gpuhook.monitor.ledger.records import (
     now,
 )
 from gpuhook.monitor.ledger.settings import Settings
-from gpuhook.monitor.telemetry import Telemetry
 from gpuhook.monitor.vendors.nvidia.settings import MODE
 from gpuhook.vendors.nvidia import mps
 from gpuhook.vendors.nvidia import names as nvidia
@@ -134,18 +130,3 @@ def _held(devices: Sequence[mps.Shared]) -> tuple[Held, ...]:
         Held(device=str(each.index), vendor=nvidia.NAME, unit=each.uuid, whole=each.uuid)
         for each in devices
     )
-
-
-_PATIENCE = 5.0  # seconds for the start of the child, and for the kubelet's response
-
-
-def ids_in_use(config: Config, socket: str) -> AbstractSet[str] | None:
-    """Return the ids of all devices that pods have, None if the kubelet doesn't answer in time."""
-    asking = Telemetry(kubelet, "Kubernetes", config, time.monotonic, _PATIENCE, "kubelet")
-    try:
-        answer = asking.ask(kubelet.Place(socket))
-    finally:
-        asking.let_go()
-    if answer is None or "pods" not in answer:
-        return None
-    return {name for *_, ids in answer["pods"] for _, name in ids}

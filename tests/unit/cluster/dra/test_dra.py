@@ -23,8 +23,8 @@ from gpuhook.cluster.vendors import slices
 from gpuhook.cluster.vendors.slices import Published, Slices, device_name, semantic
 from gpuhook.core import contract
 from gpuhook.core.inventory.model import Inventory, Node
+from gpuhook.monitor import limit_support
 from gpuhook.tools.cdi.write import to_text
-from gpuhook.tools.running import limit_support
 from gpuhook.vendors import registry
 
 NODE = Choices("n1")
