@@ -181,6 +181,10 @@ class Vendor:
         """
         return ()
 
+    def signs(self) -> "Sequence[str]":
+        """Return paths below a driver root, one of which at least exists while it is loaded."""
+        return self.traces()
+
     def try_files(self, config: "Config", root: str, look: "Callable[[], object]") -> None:
         """Read in a child first: a driver may hang in a file of /sys, and a child can be abandoned.
 

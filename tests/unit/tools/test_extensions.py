@@ -137,7 +137,7 @@ def test_every_module_of_the_rest_is_imported_without_any() -> None:
 
 
 # The limit of Python sources that a host with only the package gpuhook has, without blank lines.
-MOST = 45_000
+MOST = 47_000
 
 
 def test_a_host_with_only_gpuhook_has_far_fewer_sources() -> None:

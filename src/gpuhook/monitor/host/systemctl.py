@@ -15,7 +15,7 @@ def call(*words: str) -> bool:
 
 def lines(*words: str) -> list[str]:
     """Return the lines that systemctl prints, none if it fails."""
-    return (_run(*words) or "").splitlines()
+    return [line for line in (_run(*words) or "").split("\n") if line]
 
 
 def _run(*words: str) -> str | None:

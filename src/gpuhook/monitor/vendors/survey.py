@@ -9,11 +9,7 @@ from gpuhook.base.errors import DriverError, NoDriverError
 from gpuhook.core.contract import Vendor, load
 from gpuhook.monitor.host.uevents import Event
 from gpuhook.vendors import registry
-from gpuhook.vendors.nvidia.names import NAME
 from gpuhook.vendors.registry import known
-
-# Of NVIDIA's driver, also as WSL2 and Tegra have it: other vendors have ``Vendor.traces``.
-_NVIDIAS = ("/dev/nvidiactl", "/proc/driver/nvidia", "/dev/dxg", "/dev/nvgpu")
 
 T = TypeVar("T")
 
@@ -62,7 +58,6 @@ def loaded(config: Config, exists: Callable[[str], bool] = os.path.lexists) -> l
     found = []
     for name, names in known(config).items():
         root = config.driver_root_of(name).rstrip("/")
-        markers = _NVIDIAS if name == NAME else load(names).traces()
-        if any(exists(root + path) for path in markers):
+        if any(exists(root + path) for path in load(names).signs()):
             found.append(name)
     return found

@@ -57,7 +57,7 @@ def _oci_files(case: Case) -> list[str]:
 
 def _gpu_py(case: Case, path: str) -> str | None:
     """Return the path of gpu-py in the line that starts containers, None without one."""
-    for line in (case.machine.text(path) or "").splitlines():
+    for line in (case.machine.text(path) or "").split("\n"):
         if not line.lower().replace(" ", "").startswith(_STARTS):
             continue
         try:

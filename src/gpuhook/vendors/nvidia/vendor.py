@@ -12,6 +12,7 @@ from gpuhook.vendors.nvidia.model import CAPS_FOLDER, IMEX_FOLDER, Inventory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from gpuhook.base.config.model import Config
@@ -60,6 +61,9 @@ class Nvidia(Vendor):
         from gpuhook.vendors.nvidia import discover  # noqa: PLC0415 - costly, and rarely needed
 
         return discover.discover(config)
+
+    def signs(self) -> "Sequence[str]":
+        return ("/dev/nvidiactl", _PROC, f"/dev/{_WSL_NODE}", "/dev/nvgpu")
 
     def surroundings(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")

@@ -41,7 +41,7 @@ def test_every_key_is_described() -> None:
 def test_a_page_is_short() -> None:
     """A request for one command doesn't print all."""
     lengths = {name: text.count("\n") for name, text in pages().items() if name.endswith(".1")}
-    assert max(lengths.values()) < 150, lengths
+    assert max(lengths.values()) < 160, lengths
 
 
 @pytest.mark.parametrize("name", pages())
