@@ -223,6 +223,8 @@ def leaves(value: Any) -> list[str]:
 def test_every_text_arrives_as_it_is(tmp_path: Path) -> None:
     texts: list[str] = []
     values = hostile(yaml.safe_load((CHART / "values.yaml").read_text()), texts)
+    repository = values["image"]["repository"]  # a colon there would begin a tag
+    texts[texts.index(repository)] = values["image"]["repository"] = repository.replace(":", ";")
     words = {"engine": "containerd", "restart": "none", "distribution": "k3s"}
     values["installer"].update(words)  # of a list each
     values["metrics"].update(enabled=True, serviceMonitor=True)

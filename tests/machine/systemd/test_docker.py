@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from booted import (
+    ALLOWED,
     CONTROLLERS,
     DISTURBANCES,
     DRIVER,
@@ -81,6 +82,23 @@ def test_access_outlives(cgroup_driver: str, what: str, container: Container) ->
 @EACH_CASE
 def test_the_hook_alone_loses_it(cgroup_driver: str, what: str, control: Container) -> None:
     assert disturb(control, what) == ((cgroup_driver, what) not in LOST)
+
+
+@pytest.mark.parametrize("cgroup_driver", ["systemd"], indirect=True, scope="module")
+@pytest.mark.parametrize("what", ["daemon-reload", "set-property"])
+def test_an_attached_device_outlives(cgroup_driver: str, what: str, container: Container) -> None:
+    """Systemd writes the rules of the scope again, and a detached device stays denied."""
+    call("gpuhook", "attach", container.name, "nvidia.com/gpu=1")
+    for _ in range(2):
+        opened = container.opens()
+        assert [minor for minor in opened if opened[minor] == ALLOWED] == [0, 1, 2]
+        DISTURBANCES[what](container)
+    opened = container.opens()
+    assert [minor for minor in opened if opened[minor] == ALLOWED] == [0, 1, 2]
+    call("gpuhook", "detach", container.name, "nvidia.com/gpu=1")
+    assert container.has_what_it_asked_for()
+    DISTURBANCES[what](container)
+    assert container.has_what_it_asked_for()
 
 
 @pytest.mark.parametrize("cgroup_driver", DRIVERS, indirect=True, scope="module")
