@@ -296,7 +296,12 @@ def test_a_link_in_the_place_of_a_node(
 
 @ONE
 @pytest.mark.protects("attach-all-or-nothing", "an attachment that fails leaves no access")
-@pytest.mark.protects("attach-in-time", "a filesystem that never answers delays attach for seconds")
+@pytest.mark.protects(
+    "attach-in-time",
+    "a filesystem that never answers delays attach for seconds",
+    instead="os.waitpid(child, 0)",
+    also=("attach-ends", "pass"),
+)
 def test_a_filesystem_that_never_answers(start: Callable[..., Running], driver: Driver) -> None:
     one = start("NVIDIA_VISIBLE_DEVICES=0")
     pid = one.json("explain", one.name)["container"]["pid"]

@@ -137,11 +137,11 @@ def _in_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     if child == 0:
         try:
             kernel.die_with_parent()
-            kernel.end_after(SECONDS)  # protects: attach-in-time
+            kernel.end_after(SECONDS)  # protects: attach-ends
             write_all(answer, json.dumps(_tried(work)).encode())
         finally:
             os._exit(0)
-    kernel.reap(child, SECONDS + 1)
+    kernel.reap(child, SECONDS + 1)  # protects: attach-in-time
     try:
         found = json.loads(os.pread(answer, _ANSWER, 0) or b"{}")
     finally:
