@@ -211,7 +211,7 @@ def test_it_is_as_ordinary_as_init(site: Site) -> None:
 @pytest.mark.protects(
     "own-machine",
     "the machine has its own name, whatever its caller's personality",
-    instead="return told",
+    instead="return machine",
     only="32_bits and runc-host",
 )
 @RUNTIMES
