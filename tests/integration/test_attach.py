@@ -19,7 +19,7 @@ from harness.docker import Docker
 from harness.driver import Driver
 from harness.images import image
 from harness.installation import Installation, write_config
-from harness.namespaces import Namespace
+from harness.namespaces import MOUNT_FUSE, Namespace
 from harness.podman import Podman
 from harness.prefork import ONE
 
@@ -35,20 +35,6 @@ variable = "ACME_VISIBLE_DEVICES"
 nodes = ["/dev/acme{n}"]
 """
 OPENABLE = (10, 229)
-# A filesystem in a process' mount namespace that never answers, for as long as that runs.
-MOUNT_FUSE = """
-import ctypes, os, select, sys
-pid, place = sys.argv[1:]
-container = os.pidfd_open(int(pid))
-fuse = os.open("/dev/fuse", os.O_RDWR)
-libc = ctypes.CDLL(None, use_errno=True)
-assert libc.setns(os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY), 0x20000) == 0
-options = f"fd={fuse},rootmode=40000,user_id=0,group_id=0".encode()
-assert libc.mount(b"none", place.encode(), b"fuse", 0, options) == 0, ctypes.get_errno()
-if os.fork() == 0:
-    os.closerange(0, 3)
-    select.select([container], [], [])
-"""
 
 
 @dataclass

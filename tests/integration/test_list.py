@@ -18,6 +18,7 @@ from harness.docker import Docker
 from harness.driver import Driver, simulate
 from harness.images import image
 from harness.installation import Installation, write_config
+from harness.namespaces import MOUNT_FUSE
 from harness.podman import Podman
 from harness.prefork import ONE
 from yardstick import of_children, yardstick
@@ -32,23 +33,6 @@ def listed(installation: Installation, config: Path) -> dict[str, Any]:
     argv: list[str | Path] = [installation.command, "list", "--config", config, "--format", "json"]
     answer: dict[str, Any] = json.loads(run(argv).ok().stdout)
     return answer
-
-
-# Mounts, in the mount namespace of a process, a FUSE that never answers: what would be asked
-# is read by nobody, because the descriptor is kept by a process that sleeps.
-MOUNT_FUSE = """
-import ctypes, os, select, sys
-pid, place = sys.argv[1:]
-container = os.pidfd_open(int(pid))
-fuse = os.open("/dev/fuse", os.O_RDWR)
-libc = ctypes.CDLL(None, use_errno=True)
-assert libc.setns(os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY), 0x20000) == 0
-options = f"fd={fuse},rootmode=40000,user_id=0,group_id=0".encode()
-assert libc.mount(b"none", place.encode(), b"fuse", 0, options) == 0, ctypes.get_errno()
-if os.fork() == 0:
-    os.closerange(0, 3)
-    select.select([container], [], [])
-"""
 
 
 # A process whose root is an overlay on a FUSE, which answers until the file "frozen" is there.

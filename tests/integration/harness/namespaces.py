@@ -192,3 +192,20 @@ def held(
         stop(holder)
         if holder.stdout is not None:
             holder.stdout.close()
+
+
+# Mounts, in the mount namespace of a process, a FUSE that never answers: a process that sleeps
+# keeps its descriptor, as long as that process runs.
+MOUNT_FUSE = """
+import ctypes, os, select, sys
+pid, place = sys.argv[1:]
+container = os.pidfd_open(int(pid))
+fuse = os.open("/dev/fuse", os.O_RDWR)
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.setns(os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY), 0x20000) == 0
+options = f"fd={fuse},rootmode=40000,user_id=0,group_id=0".encode()
+assert libc.mount(b"none", place.encode(), b"fuse", 0, options) == 0, ctypes.get_errno()
+if os.fork() == 0:
+    os.closerange(0, 3)
+    select.select([container], [], [])
+"""

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -106,7 +107,7 @@ class Socket:
         await self._server.stop(_END)
 
 
-class Endpoint:
+class Endpoint(ABC):
     """A name at the kubelet, for which ``run`` serves until it is cancelled.
 
     ``state`` is its newest one, and ``news`` is set at each change of that, and replaced.
@@ -123,9 +124,9 @@ class Endpoint:
         self._said: list[str] = []
         self._moved = asyncio.Event()
 
+    @abstractmethod
     async def run(self) -> None:
         """Serve, with restarts; when cancelled, close everything."""
-        raise NotImplementedError
 
     def update(self, state: Any) -> None:
         """Set a newer state."""
@@ -164,7 +165,7 @@ def run(server: Coroutine[Any, Any, int]) -> int:
     return asyncio.run(server)
 
 
-class EndpointServer:
+class EndpointServer(ABC):
     """All names of the newest state, each with its endpoint.
 
     ``wanted`` are the newest states by name, which ``_take`` sets from the supervisor's lines
@@ -187,11 +188,13 @@ class EndpointServer:
         self._folders: dict[str, Folder] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
+    @abstractmethod
     def _take(self, lines: Sequence[bytes]) -> None:
-        raise NotImplementedError
+        """Process lines from the supervisor."""
 
+    @abstractmethod
     def _make(self, name: str) -> Endpoint:
-        raise NotImplementedError
+        """Return a new endpoint."""
 
     async def run(self) -> int:
         """Serve until the supervisor ends or SIGTERM; return 0, or 1 for an invalid line."""

@@ -9,6 +9,7 @@ import select
 import signal
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from types import FrameType
@@ -113,11 +114,10 @@ class Signals:
             pass
 
 
-class EndpointSupervisor:
+class EndpointSupervisor(ABC):
     """A supervisor's loop.
 
-    Subclasses search for devices at the start (``_look``), ``_work``, and ``_read`` what their
-    ``_readers`` receive. ``server`` is the process that talks to the kubelet, and ``folders`` are
+    ``server`` is the process that talks to the kubelet, and ``folders`` are
     the kubelet's. ``followed`` is the configuration, of which a change raises Changed. A supervisor
     that ``needs_devices`` ends if there are none at the start.
     """
@@ -141,18 +141,21 @@ class EndpointSupervisor:
         self._followed = followed
         self._clock = time.monotonic
 
+    @abstractmethod
     def _look(self) -> None:
-        raise NotImplementedError
+        """Search for devices, at the start."""
 
+    @abstractmethod
     def _work(self) -> list[float | None]:
         """Do all work that is due; return when more will be, None for never."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _readers(self) -> list[Any]:
-        raise NotImplementedError
+        """Return what to wait for, as ``select`` takes it."""
 
+    @abstractmethod
     def _read(self, ready: Sequence[Any]) -> None:
-        raise NotImplementedError
+        """Process what the readers of ``ready`` have received."""
 
     def run(self) -> int:
         """Run the loop; returns only 1, if there are no devices and it needs some."""
