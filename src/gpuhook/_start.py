@@ -9,7 +9,7 @@ import gc
 import os
 import sys
 
-from gpuhook.base import names, preload
+from gpuhook.base import fast_import, names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,27 +42,26 @@ def main() -> "NoReturn":
     if program == "hook":
         folder = os.path.dirname(os.path.abspath(launcher))
         os.chdir("/")
+        fast_import.load("gpuhook.prestart_hook")
+        from gpuhook import prestart_hook  # noqa: PLC0415 - loaded by fast_import
+
         if argv[-1:] == ["precreate"]:
-            from gpuhook import prestart_hook  # noqa: PLC0415 - the path isn't known before
-
             prestart_hook.precreate(folder, argv[:-1])
-        preload.load(preload.HOOK)
-        from gpuhook import prestart_hook  # noqa: PLC0415
-
         prestart_hook.main(argv)
     if program == "cdi-hook":
         os.chdir("/")
-        preload.load(preload.REQUEST)
+        fast_import.load("gpuhook.cdi_hook")
         from gpuhook import cdi_hook  # noqa: PLC0415 - as above
 
         cdi_hook.main(argv)
     if program == "standby":
         os.chdir("/")
-        from gpuhook.prefork import supervisor  # noqa: PLC0415
+        fast_import.load("gpuhook.prefork.supervisor")
+        from gpuhook.prefork import supervisor  # noqa: PLC0415 - as above
 
         supervisor.main(os.path.abspath(launcher), argv)
-    preload.load(preload.RUNTIME)
-    from gpuhook import runtime_shim  # noqa: PLC0415
+    fast_import.load("gpuhook.runtime_shim")
+    from gpuhook import runtime_shim  # noqa: PLC0415 - as above
 
     save = program == "runtime-save"
     runtime_shim.main(os.path.abspath(launcher), argv, caller_environment(), umask, save=save)

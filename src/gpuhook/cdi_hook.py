@@ -11,7 +11,7 @@ import os
 import sys
 
 from gpuhook import __version__
-from gpuhook.base import log, names, preload
+from gpuhook.base import log, names
 from gpuhook.base.config.loader import load
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import CdiError, GpuhookError, InjectError, LimitError, StateError, shown
@@ -164,11 +164,11 @@ def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
     spec = read_spec(os.path.join(state.bundle, "config.json"))
     if _says_all(spec):
         spec.require_mount_namespace()
-    preload_injection(vendor_names)
-    from gpuhook.core.inventory import cache  # noqa: PLC0415 - preloaded, as what follows
+    vendor = contract.load(vendor_names)
+    import_hook_modules(vendor)
+    from gpuhook.core.inventory import cache  # noqa: PLC0415 - imported already, as what follows
     from gpuhook.core.records import records  # noqa: PLC0415
 
-    vendor = contract.load(vendor_names)
     # In the container's cgroup, a driver shows only the container's devices, so this isn't saved.
     inventory = cache.get_inventory(config, vendor, save=False)  # protects: cdi-saves-nothing
     pid, process = records.first_process()
@@ -198,7 +198,7 @@ def _work_inside(
 
     ``process`` is the container's first process.
     """
-    from gpuhook import inject  # noqa: PLC0415 - preloaded
+    from gpuhook import inject  # noqa: PLC0415 - imported already
 
     with inject.open_inside(state.root or spec.root_path) as container:
         seen = None if _says_all(spec) else container
@@ -227,7 +227,7 @@ def serve(
             report(injection)
             injection.finish(state)
             return
-        from gpuhook import inject  # noqa: PLC0415 - preloaded
+        from gpuhook import inject  # noqa: PLC0415 - imported already
 
         inject.enter(process)
         _work_inside(state, spec, config, vendor, inventory, process, report)
@@ -241,7 +241,7 @@ def _of_hook(text: bytes, hook: int) -> tuple[State, int]:
     ``hook`` is the hook's process id. The caller closes the descriptor of that process's /proc/PID.
     StateError if that process isn't in the container.
     """
-    from gpuhook.core.records import records  # noqa: PLC0415 - preloaded
+    from gpuhook.core.records import records  # noqa: PLC0415 - imported already
 
     state = parse_state(text, needs_pid=False)
     pid, process = records.first_process(f"/proc/{hook}")
@@ -267,19 +267,19 @@ def of_kind(
     vendor_names = _known_kind(kind, known)
     if vendor_names is None:
         raise _unknown_kind(kind)
-    preload_injection(vendor_names)
-    from gpuhook.core.inventory import cache  # noqa: PLC0415 - preloaded
-
     vendor = contract.load(vendor_names)
+    import_hook_modules(vendor)
+    from gpuhook.core.inventory import cache  # noqa: PLC0415 - imported already
+
     inventory = inventories.get(vendor_names.NAME) or cache.get_inventory(config, vendor)
     return DocumentInjection(spec, config, vendor, inventory)
 
 
-def preload_injection(vendor_names: "ModuleType") -> None:
-    """Import all modules that the work for a vendor's devices needs."""
-    modules = (*preload.vendor(vendor_names), *preload.vendor_edits(vendor_names))
-    preload.load((*preload.INJECTION, *modules, *preload.DOCUMENT_HOOK))
-    from gpuhook import inject  # noqa: F401, PLC0415
+def import_hook_modules(vendor: "Vendor") -> None:
+    """Import all modules for injecting a vendor's devices, before accessing the container."""
+    vendor.import_hook_modules()
+    from gpuhook import inject  # noqa: F401, PLC0415 - slow, and not for every call
+    from gpuhook.core import spec_devices  # noqa: F401, PLC0415
     from gpuhook.core.cdi import hook  # noqa: F401, PLC0415
     from gpuhook.core.inventory import cache  # noqa: F401, PLC0415
     from gpuhook.core.records import records  # noqa: F401, PLC0415
@@ -317,7 +317,7 @@ class DocumentInjection:
         With ``seen``, mounts are read from the container, because its config.json doesn't list
         them: Apptainer's has only the root.
         """
-        from gpuhook.core import spec_devices  # noqa: PLC0415 - preloaded, as what follows
+        from gpuhook.core import spec_devices  # noqa: PLC0415 - imported already, as what follows
         from gpuhook.core.cdi import hook  # noqa: PLC0415
 
         self._spec = spec
@@ -341,7 +341,7 @@ class DocumentInjection:
 
     def begin(self) -> None:
         """Prepare for the image in the bundle; ``finish`` checks that it is the same image."""
-        from gpuhook import inject  # noqa: PLC0415 - preloaded
+        from gpuhook import inject  # noqa: PLC0415 - imported already
 
         self._prepared = inject.PreparedPlan(self._work.plan)
         if self.limits is not None:
@@ -356,7 +356,7 @@ class DocumentInjection:
 
     def finish(self, state: State) -> None:
         """Do the work for the container of that state, from the host's mount namespace."""
-        from gpuhook import inject  # noqa: PLC0415 - preloaded
+        from gpuhook import inject  # noqa: PLC0415 - imported already
 
         self._spec.require_mount_namespace()
         with inject.open_container(state.pid, state.root or self._spec.root_path) as container:
@@ -364,7 +364,7 @@ class DocumentInjection:
 
     def apply(self, state: State, container: "Container", process: int, *, enter: bool) -> None:
         """Do the work in an open container; ``process`` is its first process's /proc/PID."""
-        from gpuhook import inject  # noqa: PLC0415 - preloaded
+        from gpuhook import inject  # noqa: PLC0415 - imported already
 
         found = inject.examine(container, self._config, self._examiners)
         plan = (self._prepared or inject.PreparedPlan(self._work.plan)).for_image(found)
@@ -382,7 +382,7 @@ class DocumentInjection:
 
     def _record(self, state: State, process: int) -> "RecordWriter":
         """Return a context manager that records the container's devices."""
-        from gpuhook.core.records import records  # noqa: PLC0415 - preloaded
+        from gpuhook.core.records import records  # noqa: PLC0415 - imported already
 
         config, grants = self._config, [self._work.grant]
         if config.exclusive:

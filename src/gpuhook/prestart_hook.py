@@ -125,8 +125,9 @@ def run(state_text: bytes, config: Config, bundle: str = "") -> None:
     if resolved is not None and resolved.absent and not resolved.grants:
         log.without(spec.path, resolved.absent, config)
     if resolved is not None and resolved.grants:  # the runtime applies CDI specs
-        resolved.preload_injection()
         from gpuhook.inject import Injection  # noqa: PLC0415 - only for requests of a GPU
+
+        resolved.import_hook_modules()
 
         Injection(spec, config, resolved).finish(state)
         return

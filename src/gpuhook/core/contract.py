@@ -134,6 +134,9 @@ class Vendor:
     # only checks that such a folder is unchanged.
     settings: tuple[str, ...] = ()
     crowded: tuple[str, ...] = ()
+    # The modules that only the hook needs, imported before it accesses the container: later, an
+    # import would read the image's files.
+    hook_modules: tuple[str, ...] = ()
     # True if the kernel's dmem controller knows its devices' memory, by their bus ids.
     in_dmem = False
     # True if a container can only use devices with successive numbers together.
@@ -265,6 +268,11 @@ class Vendor:
     def optional_modules(self, config: "Config") -> tuple[str, ...]:  # noqa: ARG002
         """Return the modules that starts import only with this configuration."""
         return ()
+
+    def import_hook_modules(self) -> None:
+        """Import ``hook_modules``."""
+        for name in self.hook_modules:
+            __import__(name)
 
     # What a container requests ----------------------------------------------------------
 

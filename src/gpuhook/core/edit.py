@@ -5,7 +5,7 @@ Its callers are gpu-py, podman's precreate hook, and the workers of the prefork 
 
 import os
 
-from gpuhook.base import log, names, preload
+from gpuhook.base import log, names
 from gpuhook.base.errors import LimitError, RuntimeMissingError, SpecError
 from gpuhook.base.oci.jsontext import Record
 from gpuhook.base.oci.spec import hook_name
@@ -107,7 +107,6 @@ def edit(
         edited = raised.apply(edited, config)
     way = "cdi"
     if resolved.grants:
-        preload.load(preload.EDIT)
         from gpuhook.core.request import reader  # noqa: PLC0415 - only where a GPU is asked for
 
         way = reader.effective_mode(config.mode, resolved.requests)
@@ -251,7 +250,6 @@ def _apply_documents(
     """
     if not resolved.cdi_devices:
         return spec, None, 0
-    preload.load(preload.DOCUMENTS)
     from gpuhook.core.cdi import apply, hook_args, parse_cache  # noqa: PLC0415 - only for CDI specs
 
     found = parse_cache.read_folders(config, documents)

@@ -4,7 +4,6 @@ The runtime, the hook and ``gpuhook explain`` share this sequence.
 """
 
 from gpuhook.base import names as common
-from gpuhook.base import preload
 from gpuhook.base.errors import (
     AnyDeviceError,
     DriverError,
@@ -98,10 +97,10 @@ class Allocation:
         """Return each vendor's image probe, by vendor."""
         return {grant.vendor.names.NAME: grant.vendor.examine for grant in self.grants}
 
-    def preload_injection(self) -> None:
-        """Import the modules that the hook needs, before it accesses the container."""
-        more = [each for grant in self.grants for each in preload.vendor_edits(grant.vendor.names)]
-        preload.load((*preload.INJECTION, *more))
+    def import_hook_modules(self) -> None:
+        """Import the vendors' modules for the hook, before it accesses the container."""
+        for grant in self.grants:
+            grant.vendor.import_hook_modules()
 
     def warnings(self) -> list[str]:
         """Return what the container gets only in part, or differently, a sentence each."""
@@ -364,7 +363,6 @@ def _read(
     progress: Progress,
 ) -> "tuple[Vendor, Request]":
     """Return a vendor and the request to it; ``more`` are names from other sources."""
-    preload.load((*preload.INVENTORY, *preload.vendor(names)))
     vendor = contract.load(names)
     try:
         request = reader.read(names, vendor, more)

@@ -126,8 +126,9 @@ def injection_of(
         from gpuhook import cdi_hook  # noqa: PLC0415 - only for CDI specs
 
         return cdi_hook.of_kind(task.kind, task.spec, config, known, inventories or {})
-    task.resolved.preload_injection()
-    from gpuhook.inject import Injection  # noqa: PLC0415 - preloaded
+    from gpuhook.inject import Injection  # noqa: PLC0415 - only for requests of a GPU
+
+    task.resolved.import_hook_modules()
 
     return Injection(task.spec, config, task.resolved)
 

@@ -22,7 +22,6 @@ import _signal  # type: ignore[import-not-found]
 import os
 import select
 
-from gpuhook.base import preload
 from gpuhook.base.config.loader import load
 from gpuhook.base.config.model import Config
 from gpuhook.base.container import kernel
@@ -110,22 +109,17 @@ def _supervise(server: Server) -> None:
 def _import_all(config: Config) -> None:
     """Import all modules that a container may need, so that no worker imports any."""
     known = registry.known(config).values()
-    vendors = [
-        name for each in known for name in (*preload.vendor(each), *preload.vendor_edits(each))
-    ]
-    documents = (*preload.DOCUMENTS, *preload.DOCUMENT_HOOK)
-    modules = (*preload.RUNTIME, *preload.INJECTION, *documents, *vendors)
-    preload.load(modules)
-    for name in modules:  # modules without a compiled file
-        __import__(f"gpuhook.{name}")
-    for each in known:
-        for name in contract.load(each).optional_modules(config):
+    for vendor in map(contract.load, known):
+        vendor.import_hook_modules()
+        for name in vendor.optional_modules(config):
             __import__(name)
-    import json.decoder  # noqa: F401, PLC0415
+    import json.decoder  # noqa: F401, PLC0415 - for workers, as all that follows
 
-    from gpuhook.base.cgroup import bpf, device_program, v2  # noqa: F401, PLC0415 - preloaded
+    from gpuhook import cdi_hook, inject  # noqa: F401, PLC0415
+    from gpuhook.base.cgroup import bpf, device_program, v2  # noqa: F401, PLC0415
     from gpuhook.base.loader import ldconfig_fallback  # noqa: F401, PLC0415
     from gpuhook.base.oci import lost_bundle, process  # noqa: F401, PLC0415
-    from gpuhook.core import dev_char, limiter, limits, raised, verdict  # noqa: F401, PLC0415
+    from gpuhook.core import dev_char, edit, limiter, limits, raised, verdict  # noqa: F401, PLC0415
+    from gpuhook.core.cdi import apply, hook, parse_cache, worker_mounts  # noqa: F401, PLC0415
     from gpuhook.core.plan import spec_edits  # noqa: F401, PLC0415
     from gpuhook.core.records import engine_names, exclusive_request  # noqa: F401, PLC0415

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.base import preload
 from gpuhook.base.host import lock
 from gpuhook.core.inventory import fingerprint
 from gpuhook.prefork import instance, slots, snapshot, supervisor
@@ -196,7 +195,7 @@ def test_no_worker_imports_anything() -> None:
     loaded = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     ours = {name for name in loaded if name.startswith("gpuhook.") and loaded[name] != "None"}
     assert {"gpuhook.core.plan.spec_edits", "gpuhook.inject"} <= ours
-    vendors = {f"gpuhook.{name}" for names in KNOWN.values() for name in preload.vendor(names)}
+    vendors = {f"gpuhook.vendors.{name}.vendor" for name in KNOWN}
     assert vendors <= ours, "else it is not noticed when they are replaced"
     assert not MPS & ours, "who shares nothing pays nothing"
     missing = {

@@ -37,6 +37,7 @@ class Ascend(Vendor):
 
     names = names
     inventory = Inventory
+    hook_modules = ("gpuhook.vendors.ascend.edits",)
 
     def traces(self) -> "Sequence[str]":
         return (PCI_DRIVER, CLASS, MANAGER)

@@ -2,7 +2,6 @@
 
 import os
 
-from gpuhook.base import preload
 from gpuhook.base.errors import listed as listed_names
 from gpuhook.core.contract import Vendor
 from gpuhook.core.inventory.fingerprint import names as listed
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from gpuhook.core.plan.operations import Operation
     from gpuhook.core.request.reader import Reading
 
-_REQUIREMENTS = ("vendors.nvidia.requirements",)
 _PROC = "/proc/driver/nvidia"
 _DOMAIN = names.KIND.partition("/")[0]
 # Folders of device nodes that come and go as a whole; the rest lies in /dev itself.
@@ -56,6 +54,7 @@ class Nvidia(Vendor):
         "user",
     )
     crowded = (CAPS_FOLDER, IMEX_FOLDER)
+    hook_modules = ("gpuhook.vendors.nvidia.edits",)
 
     def _discover(self, config: "Config") -> Inventory:
         from gpuhook.vendors.nvidia import discover  # noqa: PLC0415 - costly, and rarely needed
@@ -142,7 +141,6 @@ class Nvidia(Vendor):
         device_nodes.check_mig_management(grant)
         completeness.check(grant)
         if grant.request.options.requirements:
-            preload.load(_REQUIREMENTS)
             from gpuhook.vendors.nvidia import requirements  # noqa: PLC0415 - many images have none
 
             requirements.check(grant)
@@ -185,7 +183,6 @@ class Nvidia(Vendor):
     def examine(self, root: "Rootfs", config: "Config") -> "Record | None":
         if not root.exists(config.cuda_compat_root):
             return None
-        preload.load((*_REQUIREMENTS, "vendors.nvidia.cuda_compat"))
         from gpuhook.vendors.nvidia import cuda_compat  # noqa: PLC0415 - NVIDIA's images have it
 
         return cuda_compat.find_newer(root, config) if cuda_compat.wanted(config) else None
