@@ -337,7 +337,7 @@ def test_on_a_terminal(machine: Machine) -> None:
     assert "\x1b[31mfailure" in drawn
     plain = re.sub(r"\x1b\[[0-9;]*m", "", drawn)
     for line in plain.splitlines():
-        assert len(line) <= 60 or len(line.split()) == 1, "a path that has no room is not broken"
+        assert len(line) <= 60 or len(line.split()) == 1, "a path that has no space is not broken"
     head, _, rest = plain.partition("\nfailure")[2].partition("-> ")
     assert re.fullmatch(r"  configuration:.*(\r\n {9}\S.*)+\r\n {9}", head)
     assert re.match(r"Correct it; .*\r\n {12}\S", rest)

@@ -225,7 +225,7 @@ def test_the_personality_of_32_bits(site: Site) -> None:
 
 
 def allowed(target: str, site: Site, pid: int) -> bool:
-    """Tell whether an open file is one that the standing process needs."""
+    """Tell whether an open file is one that the prefork server needs."""
     own = str(site.folder / str(pid))
     launcher = str(site.installation.runtime)
     ours = (str(site.folder), own, launcher, "/dev/null", "anon_inode:[pidfd]")

@@ -261,7 +261,7 @@ def test_a_container_outlives_what_stood_ready(place: Place, tmp_path: Path) -> 
 
 
 class KillsChild(threading.Thread):
-    """Kills a child of a standing process, when it is in a container."""
+    """Kills a worker of a prefork server once it is in a container."""
 
     def __init__(self, pid: int) -> None:
         super().__init__()

@@ -184,7 +184,7 @@ def test_stopped_before_it_has_an_end(site: Site, tmp_path: Path) -> None:
 
 @pytest.mark.protects(
     "work-goes-on",
-    "who is in a container goes on where the end of what stood ready, or of its unit, is a signal",
+    "a worker in a container continues where the end of the server, or of its unit, is a signal",
     instead="pass",
 )
 @pytest.mark.parametrize("how", ["killed", "unit"])
@@ -457,7 +457,7 @@ def test_our_own_files_change(
     site.stand_again(before)
     wait_until(lambda: not site.processes & before, "the old one is gone", timeout=50)
     lock = lock_name(str(site.installation.runtime))
-    assert lock in os.listdir(site.folder), "who stands keeps what says so"
+    assert lock in os.listdir(site.folder), "a running server keeps its lock file"
 
 
 @pytest.mark.protects(

@@ -141,7 +141,7 @@ def test_live(driver: Driver, configs: dict[str, Path], container: Bundle) -> No
         seen.wait(lambda text: "by time" in text and "\n0 " in plain(text), "t sorts, from the top")
         seen.resize(2, 3)
         seen.resize(40, 130)
-        seen.wait(lambda text: "PROCESSES" in text, "there is room again")
+        seen.wait(lambda text: "PROCESSES" in text, "there is space again")
         os.write(seen.fd, b"\x1a")
         wait_until(lambda: _state(seen.process.pid) == "T", "Ctrl-Z stops it", PATIENCE)
         assert seen.read().endswith(RESTORED)

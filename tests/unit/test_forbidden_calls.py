@@ -100,12 +100,12 @@ ALLOWED = {
 }
 
 
-# The rooms of the commands, which change no image, and of what never meets one; the vendors' too.
+# The packages of commands and of other code that changes no image, the vendors' included.
 WITHOUT_IMAGES = ("cli", "config", "doctor", "engines", "nvidia_cli")
 
 
 def room_of(module: str) -> str:
-    """Return the room of a module, tools/vendors/nvidia/doctor/nodes as doctor."""
+    """Return the package of a module, tools/vendors/nvidia/doctor/nodes as doctor."""
     parts = [part for part in module.split("/") if part not in ("base", "core", "tools")]
     return parts[2] if parts[0] == "vendors" and len(parts) > 2 else parts[0]
 
@@ -183,8 +183,8 @@ def test_every_exception_is_still_needed() -> None:
     assert set(handling_images()) >= set(OF_THE_HOST)
 
 
-# The commands' rooms, and what in them must go through host_files, host_processes and the like.
-ROOMS = (
+# The commands' packages, and what in them must go through host_files, host_processes and the like.
+PACKAGES = (
     "tools/engines", "tools/doctor", "tools/cli", "tools/driver_folder", "tools/vendors/*/doctor",
     "cluster/commands", "metrics/commands", "hpc/commands", "tools/root_folder",
 )  # fmt: skip
@@ -228,7 +228,7 @@ ALLOWED_TO_COMMANDS = {
 def of_commands() -> dict[str, str]:
     """Return the sources of the modules that root's commands consist of, by name."""
     paths = [SOURCE / f"{name}.py" for name in COMMANDS_MODULES]
-    paths += [path for room in ROOMS for path in sorted(SOURCE.glob(f"{room}/*.py"))]
+    paths += [path for package in PACKAGES for path in sorted(SOURCE.glob(f"{package}/*.py"))]
     paths += sorted(SOURCE.glob("tools/vendors/*/doctor.py"))
     return {str(path.relative_to(SOURCE).with_suffix("")): path.read_text() for path in paths}
 

@@ -21,7 +21,7 @@ from gpuhook.vendors.registry import KNOWN
 SOURCES = Path(__file__).parents[2] / "src"
 PACKAGE = SOURCES / "gpuhook"
 
-# The parts of the house, from the ground up: what each imports of the others, all of them below
+# The parts of gpuhook, from the ground up: what each imports of the others, all of them below
 # it. These are all that root runs from a container's create to its start.
 INSIDE: Mapping[str, set[str]] = {
     "base": set(),
@@ -60,12 +60,12 @@ MODULES = {dotted(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def part(module: str) -> str:
-    """Return the part of the house that a module is in; a program is one itself."""
+    """Return the part of gpuhook that a module is in; a program is one itself."""
     return module.partition(".")[0]
 
 
-def room(module: str) -> str:
-    """Return the room of a module: its folder, or itself where that is a whole part."""
+def package(module: str) -> str:
+    """Return the package of a module: its folder, or itself where that is a whole part."""
     if MODULES[module].name == "__init__.py":
         return module
     folder = module.rpartition(".")[0]
@@ -148,7 +148,7 @@ def test_parts_import_what_the_table_says() -> None:
 
 
 def test_rooms_are_in_no_circle() -> None:
-    assert circle(between(room)) == []
+    assert circle(between(package)) == []
 
 
 def test_packages_at_the_second_level_are_in_no_circle() -> None:

@@ -40,7 +40,7 @@ CHANGES = {
 
 
 class Site:
-    """A configuration with a standing process of its own, and containers that use it."""
+    """A configuration with its own prefork server, and containers that use it."""
 
     def __init__(
         self, bundle: Bundle, installation: Installation, driver: Driver, runtime: str, folder: Path
@@ -199,10 +199,10 @@ class Site:
 def ended_in_a_container(
     site: Site, start: Callable[[], Result], log: Path, end: Callable[[int], None]
 ) -> Result:
-    """Start a container, and end what stood ready for it while its child is in the container.
+    """Start a container, and kill its prefork server while its worker is in the container.
 
     The child is stopped there, so that the kernel tells the whole group to end. ``end`` is given
-    the process that stood ready. Where a traced child can't answer in its time, as on a busy
+    the prefork server. Where a traced child can't answer in its time, as on a busy
     machine, the container starts without it, and is no case of this.
     """
     results: list[Result] = []

@@ -174,9 +174,9 @@ def test_modules_may_import_each_other(package: Path) -> None:
 
 
 def test_code_of_a_package_runs(package: Path) -> None:
-    add(package, "room/__init__.py", "VALUE = 'yes'\n")
-    add(package, "room/inner.py", "from gpuhook.room import VALUE\n")
-    code = "load('gpuhook.room.inner')\nfrom gpuhook.room import inner\nprint(inner.VALUE)"
+    add(package, "package/__init__.py", "VALUE = 'yes'\n")
+    add(package, "package/inner.py", "from gpuhook.package import VALUE\n")
+    code = "load('gpuhook.package.inner')\nfrom gpuhook.package import inner\nprint(inner.VALUE)"
     assert run(package, LOAD + code) == ["yes"]
 
 

@@ -23,7 +23,7 @@ from gpuhook.monitor.service_metrics import listen
 
 PATIENCE = 300.0
 SLOW = 40  # more connections than are kept
-ROOM = 0.5  # of the yardstick: what was quadratic took ten of them and more
+SPACE = 0.5  # of the yardstick: what was quadratic took ten of them and more
 BUSY = 30.0  # seconds for one look on a busy machine; two for each of the slow would be 80
 
 
@@ -306,7 +306,7 @@ def test_no_request_takes_more_than_its_length(before: bytes, piece: bytes, afte
         min(of_this_process(partial(_answered, before + piece * n + after)) for _ in range(3))
         for n in (4000 // len(piece), 16000 // len(piece))
     )
-    assert long < 8 * short + ROOM * yardstick()
+    assert long < 8 * short + SPACE * yardstick()
 
 
 def _answered(request: bytes) -> None:

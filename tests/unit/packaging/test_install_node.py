@@ -63,7 +63,7 @@ def test_only_a_service_of_the_node_is_its_engine(
     assert [process.pid for process in found] == ([100] if counts else [])
 
 
-def test_an_interpreter_is_moved_within_its_room(
+def test_an_interpreter_is_moved_within_its_space(
     installer: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -72,14 +72,14 @@ def test_an_interpreter_is_moved_within_its_room(
     (tmp_path / "lib/ld-linux.so.2").touch()
     module = installer.sys.modules["node_version"]
     monkeypatch.setattr(module, "SOURCE", str(tmp_path))
-    room = module.PATH_LENGTH
+    space = module.PATH_LENGTH
     old = [f"{tmp_path}/lib/ld-linux.so.2".encode(), f"{tmp_path}/lib".encode()]
     new = [b"/opt/x/lib/ld-linux.so.2", b"/opt/x/lib"]
-    before, after = (b"\0".join(each.ljust(room, b"\0") for each in paths) for paths in (old, new))
+    before, after = (b"\0".join(each.ljust(space, b"\0") for each in paths) for paths in (old, new))
     assert module.moved(b"\x7fELF" + before, "/opt/x") == b"\x7fELF" + after
     assert module.moved(b"#!%s/bin/python3" % bytes(tmp_path), "/x") == b"#!/x/bin/python3"
     with pytest.raises(EngineError, match="too long"):
-        module.moved(b"\x7fELF" + before, "/" + room * "x")
+        module.moved(b"\x7fELF" + before, "/" + space * "x")
 
 
 def test_who_needs_our_programs(installer: ModuleType, machine: Tree, tmp_path: Path) -> None:

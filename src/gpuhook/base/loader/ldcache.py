@@ -291,7 +291,7 @@ class _Raw:
 
     def _check_count(self, count: int, end: int, data: bytes) -> None:
         if end > len(data):
-            raise self._damaged(f"it has no room for its {count} entries")
+            raise self._damaged(f"it has no space for its {count} entries")
         if count > MAX_ENTRIES:
             raise self._damaged(f"it has {count} entries")
 

@@ -362,8 +362,8 @@ def _sets(driver: Driver, names: Sequence[str]) -> list[dict[str, Any]]:
 def attributes(driver: Driver, given: Published) -> dict[str, Any]:
     """Return the attributes of a driver's device, with their types; pure."""
     facts = {**given.attributes, **driver.places[given.name]}
-    room = _MOST_FACTS - len(given.capacity)
-    return {name: _value(value) for name, value in [*facts.items()][:room]}
+    space = _MOST_FACTS - len(given.capacity)
+    return {name: _value(value) for name, value in [*facts.items()][:space]}
 
 
 def _device(driver: Driver, given: Published) -> dict[str, Any]:

@@ -83,5 +83,5 @@ def _open(state_dir: str) -> int:
 def _unwritable(state_dir: str, error: OSError) -> PluginError:
     return PluginError(
         f"The gate can't write verdicts to {state_dir}/{FOLDER}: {error.strerror}",
-        "Make room for them, or correct the folder",
+        "Make space for them, or correct the folder",
     )

@@ -29,9 +29,9 @@ def error(found: "Found", names: list[str]) -> UnknownDeviceError:
     offers = [_offer(found, kind) for kind in kinds]
     asked = _fitting([_reason(found, name) for name in names], _MOST_NAMES)
     cause = f"These CDI devices can't be used: {asked}"
-    room = _MOST - len(_REMEDY) - len(". .")
+    space = _MOST - len(_REMEDY) - len(". .")
     for each in (*offers[:1], *_suspects(found, kinds), *offers[1:]):
-        if len(cause) + len(each) + 2 <= room:
+        if len(cause) + len(each) + 2 <= space:
             cause += f"; {each}"
     return UnknownDeviceError(cause, _REMEDY)
 
@@ -93,12 +93,12 @@ def _path(path: str) -> str:
     return text if len(text) <= _PATH else f"...{text[-_PATH:]}"
 
 
-def _fitting(words: list[str], room: int) -> str:
+def _fitting(words: list[str], space: int) -> str:
     """Return as many words as fit into the given number of characters, at least one."""
     count, size = 0, 0
     for word in words:
         size += len(word) + 2
-        if count and size > room:
+        if count and size > space:
             break
         count += 1
     return listed(words, count)

@@ -332,7 +332,7 @@ def added(old: "dict[str, Any]", new: "dict[str, Any]") -> "dict[str, Any]":
 def _no_lease(device: str, why: str, error: OSError | None = None) -> HeldError:
     remedy = "Set state-dir in [gpuhook] to a folder that only the user who runs gpuhook can use"
     if error is not None and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        remedy = "Make room on the filesystem of the state-dir, and start the container again"
+        remedy = "Make space on the filesystem of the state-dir, and start the container again"
     return HeldError(f"The record that the container has {device} can't be written: {why}", remedy)
 
 

@@ -243,10 +243,10 @@ class _Rows:
         """
         every = (self.devices, self.uses, self.processes)
         further = sum(bool(each) for each in every[1:])
-        room = max(len(every), lines - _FIXED - _MORE * further)
-        taken = [min(len(each), room // len(every)) for each in every]
+        space = max(len(every), lines - _FIXED - _MORE * further)
+        taken = [min(len(each), space // len(every)) for each in every]
         for place, each in enumerate(every):
-            taken[place] += min(len(each) - taken[place], room - sum(taken))
+            taken[place] += min(len(each) - taken[place], space - sum(taken))
         starts = [min(first, len(each) - count) for each, count in zip(every, taken, strict=True)]
         devices, uses, processes = (slice(at, at + n) for at, n in zip(starts, taken, strict=True))
         return _Rows(self.look, self.devices[devices], self.uses[uses], self.processes[processes])
@@ -294,9 +294,9 @@ class View:
         """Yield the lines."""
         width = options.max_width
         problems = self._problems()
-        room = self._room(console, options)
+        space = self._space(console, options)
         every = _Rows.of(self.look, self.order)
-        rows = every.fitting(room, min(self.first, every.further(room)))
+        rows = every.fitting(space, min(self.first, every.further(space)))
         yield _screen.one_line(_screen.text(self.heading, _screen.FAINT))
         lines = _drawn(rows, width, bars=True, cut=True, history=self.history)
         yield from map(_screen.one_line, lines)
@@ -308,14 +308,14 @@ class View:
     def scrolled(self, console: Console, rows: int) -> "View":
         """Return the view moved by a number of rows, as far as there are more."""
         every = _Rows.of(self.look, self.order)
-        last = every.further(self._room(console, console.options))
+        last = every.further(self._space(console, console.options))
         return replace(self, first=max(0, min(self.first, last) + rows))
 
     def _problems(self) -> list[Text]:
         every = (*self.look.problems, *self.look.notes)
         return [_screen.text(f"{each}.", _screen.POOR) for each in every]
 
-    def _room(self, console: Console, options: ConsoleOptions) -> int:
+    def _space(self, console: Console, options: ConsoleOptions) -> int:
         """Return the number of lines for the tables."""
         below = sum(len(each.wrap(console, options.max_width)) for each in self._problems())
         return (options.height or console.height) - below

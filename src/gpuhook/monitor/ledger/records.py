@@ -163,7 +163,7 @@ def _known(kind: type[Any], data: dict[str, Any]) -> dict[str, Any]:
 
 
 def now() -> float:
-    """Return the seconds since boot, independent of the wall clock."""
+    """Return the seconds since boot, independent of the wall-clock time."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -55,7 +55,7 @@ _UNSEEN = "as far as the records are readable: only root sees all"
 class Row(NamedTuple):
     """A fact, shown as a sentence if it has no title; ``tone`` is good, poor or bad.
 
-    An ``extra`` fact is omitted first if there is no room.
+    An ``extra`` fact is omitted first if there is no space.
     """
 
     title: str

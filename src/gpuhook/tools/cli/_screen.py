@@ -66,14 +66,14 @@ def facts(rows: Sequence[tuple[str, str, str]]) -> Lines:
 def beside(head: Text, body: Text, width: int) -> Lines:
     """Return a wrapped text to the right of a head of the given width.
 
-    A text with a word that has no room there comes below its head.
+    A text with a word that has no space there comes below its head.
     """
     full = console().width
-    room = full - width
+    space = full - width
     longest = max(map(cell_len, body.plain.split(" ")))
-    if longest > room and full - _INDENT > room:
+    if longest > space and full - _INDENT > space:
         return [head, *_indented(_wrap(body, full - _INDENT), _INDENT)]
-    first, *others = _wrap(body, room)
+    first, *others = _wrap(body, space)
     return [_join([(head, width), (first, 0)]), *_indented(others, width)]
 
 
@@ -140,7 +140,7 @@ def table(
             taken = [each.width + _GAP for each in shown]
             lines.append(_join([*zip(found, taken, strict=True)]))
     for line in lines:
-        line.truncate(width)  # of a terminal with less room than its columns have gaps
+        line.truncate(width)  # of a terminal with less space than its columns have gaps
     return lines
 
 
@@ -191,8 +191,8 @@ def _arrange(columns: Sequence[_Column], less: Sequence[str], width: int) -> Seq
         for title in ("", *less):
             kept = columns if not title else [each for each in shown if each.title != title]
             shown = kept or shown
-            room = width - _GAP * (len(shown) - 1)
-            if sum(each.least for each in shown) <= room:
+            space = width - _GAP * (len(shown) - 1)
+            if sum(each.least for each in shown) <= space:
                 shown = _with_room_for(columns, shown, less, width)
                 _widen(shown, width - _GAP * (len(shown) - 1))
                 return shown
@@ -200,7 +200,7 @@ def _arrange(columns: Sequence[_Column], less: Sequence[str], width: int) -> Seq
             each.allow_wrapping()
     for each in shown:
         each.width = each.least
-    for _ in range(sum(each.width for each in shown) - max(room, len(shown))):
+    for _ in range(sum(each.width for each in shown) - max(space, len(shown))):
         max(shown, key=lambda each: each.width).width -= 1
     return shown
 
@@ -218,9 +218,9 @@ def _with_room_for(
     return shown
 
 
-def _widen(columns: Sequence[_Column], room: int) -> None:
+def _widen(columns: Sequence[_Column], space: int) -> None:
     """Make columns as wide as space allows: those that need little get it, others share."""
-    spare = room - sum(each.least for each in columns)
+    spare = space - sum(each.least for each in columns)
     order = sorted(columns, key=lambda each: each.most - each.least)
     for left, each in zip(range(len(columns), 0, -1), order, strict=True):
         more = min(each.most - each.least, spare // left)

@@ -347,7 +347,7 @@ class Keeper:
             fd = os.open(_LOCK, flags, 0o600, dir_fd=folder)  # protects: mps-lock
         except OSError as error:
             raise MpsError(
-                f"{path} can't be made: {error.strerror}", "Make room for it, or remove it"
+                f"{path} can't be made: {error.strerror}", "Make space for it, or remove it"
             ) from None
         finally:
             os.close(folder)
@@ -378,7 +378,7 @@ class Keeper:
             os.close(folder)
         if not written:
             raise MpsError(
-                f"{self._config.state_dir}/{mps.STATE} can't be written", "Make room for it"
+                f"{self._config.state_dir}/{mps.STATE} can't be written", "Make space for it"
             )
 
 

@@ -32,6 +32,6 @@ int main(void) {
     mkdir("/tmp/cgroup", 0700);
     if (tell("mount", mount("none", "/tmp/cgroup", "cgroup2", 0, NULL)) < 0) return 1;
     tell("below", mkdir("/tmp/cgroup/away", 0700));
-    tell("room", put("/tmp/cgroup/cgroup.max.descendants", "max\n"));
+    tell("space", put("/tmp/cgroup/cgroup.max.descendants", "max\n"));
     return 0;
 }

@@ -46,7 +46,7 @@ class Plugin(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no types
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """A folder whose path leaves room for a socket's name: 107 bytes are all that there is."""
+    """A folder whose path leaves space for a socket's name: 107 bytes are all that there is."""
     with tempfile.TemporaryDirectory(prefix="probe-", dir="/tmp") as name:
         yield Path(name)
 

@@ -443,7 +443,7 @@ def test_a_server_that_changes_what_it_takes(
 
 
 def test_real_time(settled: Node) -> None:
-    """From the verdict to the cluster, by the clock on the wall: far below 5 s."""
+    """From the verdict to the cluster, by wall-clock time: far below 5 s."""
     began = time.monotonic()
     settled.want(slices([device("a", "xid=79")], [B]))
     settled.run(settled.taints)

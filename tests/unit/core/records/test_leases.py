@@ -270,12 +270,12 @@ def test_what_cannot_be_written_down_is_refused(
 
 
 def test_a_disk_that_is_full(state_dir: str, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, room = os.write, [10]  # bytes
+    write, space = os.write, [10]  # bytes
 
     def write_some(fd: int, data: bytes) -> int:
-        if not room:
+        if not space:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(fd, data[: room.pop()])
+        return write(fd, data[: space.pop()])
 
     monkeypatch.setattr(os, "write", write_some)
     with pytest.raises(HeldError, match="No space left"):
@@ -381,7 +381,7 @@ facts = records.describe(State(device, os.getpid(), "", None), None, [])
 facts["given"] = [{{"vendor": "acme", "kind": {KIND!r}, "request": {{"source": "", "devices": []}},
     "selected": [device], "nodes": {{device: []}}, "devices": []}}]
 read = records.read_folder
-records.read_folder = lambda *a, **b: (read(*a, **b), time.sleep(0.05))[0]  # room for others
+records.read_folder = lambda *a, **b: (read(*a, **b), time.sleep(0.05))[0]  # space for others
 while not os.path.exists(go):
     time.sleep(0.001)
 try:

@@ -37,7 +37,7 @@ def state_dir(tmp_path: Path) -> str:
 
 @pytest.fixture
 def process() -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that stands for a container's first one."""
+    """A stand-in for a container's first process."""
     made = subprocess.Popen(["sleep", "1000"])
     yield made
     made.kill()

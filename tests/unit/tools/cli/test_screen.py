@@ -65,7 +65,7 @@ def test_a_terminal_has_colours_and_no_longer_lines() -> None:
     assert "yyy…yyy" in drawn
 
 
-def test_what_is_to_be_copied_is_whole_where_it_has_room() -> None:
+def test_what_is_to_be_copied_is_whole_where_it_has_space() -> None:
     cases = ((97, (1, 1)), (96, (0, 1)), (74, (0, 1)), (73, (1, 0)), (63, (1, 0)), (62, (0, 0)))
     for width, is_shown in (*cases, (40, (0, 0))):
         drawn = on_terminal(UUIDS, COLUMNS=str(width))
@@ -113,7 +113,7 @@ def test_a_row_is_one_line_and_no_line_is_too_long(
     if not is_cut and breadth(rows, shown) <= width:
         words = [word for line in lines[1:] for word in line.split()]
         assert words == " ".join(row[n] for row in rows for n in shown).split()
-        # No column more has room.
+        # No column more has space.
         dropped = [header.index(title) for title in less if header.index(title) not in shown]
         assert all(breadth(rows, sorted([*shown, each])) > width for each in dropped)
     elif not is_cut:
@@ -143,7 +143,7 @@ def test_lists_are_wrapped_where_no_column_is_left_to_drop(
 def test_a_text_beside_a_title_is_wrapped_whatever_the_others_are(
     rows: list[tuple[str, str]], width: int
 ) -> None:
-    """A word without room next to its title has a line below; no word is broken."""
+    """A word without space next to its title has a line below; no word is broken."""
     with patch.object(_screen, "_ENDLESS", width):
         lines = printed(_screen.facts([(title, text, "") for title, text in rows]))
     words = [word for line in lines for word in line.split()]

@@ -125,7 +125,7 @@ def test_no_word_is_broken(narrow: Call, words: list[str], width: int) -> None:
 @pytest.mark.parametrize("width", range(40, 201, 20))
 @pytest.mark.parametrize("command", ["info", "list"])
 def test_a_device_is_one_line(narrow: Call, command: str, width: int) -> None:
-    """As far as the containers' names have room on a line."""
+    """As far as the containers' names have space on a line."""
     lines = narrow(width, command).stdout.splitlines()
     [start] = [number for number, line in enumerate(lines) if line.startswith("INDEX")]
     table = lines[start : start + 11] if command == "info" or width > 80 else []

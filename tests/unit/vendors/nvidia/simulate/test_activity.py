@@ -157,11 +157,11 @@ def test_lists_are_handed_out_as_nvml_does(root: Path, program: Program) -> None
     program.ask("count, call = ctypes.c_uint(0), n.nvmlLib.nvmlDeviceGetComputeRunningProcesses")
     assert program.ask("[call(gpu(0), ctypes.byref(count), None), count.value]") == [7, 3]
     assert program.ask("call(gpu(0), ctypes.byref(count), None)") == 2
-    program.ask("count.value = 2; room = (ctypes.c_uint64 * 9)(*[7] * 9)")
-    assert program.ask("[call(gpu(0), ctypes.byref(count), room), room[0]]") == [7, 7]
-    program.ask("count.value = 4; call(gpu(0), ctypes.byref(count), room)")
+    program.ask("count.value = 2; space = (ctypes.c_uint64 * 9)(*[7] * 9)")
+    assert program.ask("[call(gpu(0), ctypes.byref(count), space), space[0]]") == [7, 7]
+    program.ask("count.value = 4; call(gpu(0), ctypes.byref(count), space)")
     # The first version: two words for each, and nothing beyond.
-    assert program.ask("[count.value, [room[i] for i in (0, 1, 2, 3, 4, 5, 6)]]") == [
+    assert program.ask("[count.value, [space[i] for i in (0, 1, 2, 3, 4, 5, 6)]]") == [
         3, [1, 1, 2, 2, 3, 3, 7],
     ]  # fmt: skip
     assert program.ask("n.nvmlLib.nvmlDeviceGetComputeRunningProcesses_v3(gpu(0), None, None)") == 2

@@ -133,7 +133,7 @@ def test_lines_about_mig_that_make_no_sense(root: Path, program: Program, line: 
 
 
 def test_never_more_devices_than_there_is_room_for(root: Path, program: Program) -> None:
-    """A program provides room for as many instances as a profile says there can be."""
+    """A program provides space for as many instances as a profile says there can be."""
     line = "1 MIG-12345678-1234-1234-{4}-12345678900{0} {1} {2} 0 201 202 {3}"
     lines = [line.format(n, "7g.141gb", n, 0, 1111) for n in range(8)]
     (root / "simulate/mig").write_text("\n".join(lines))
