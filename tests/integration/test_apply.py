@@ -67,7 +67,9 @@ def test_new_devices_take_the_place_of_the_old_ones(folder: Folder, driver: Driv
 
 
 @pytest.mark.protects(
-    "devices-of-before", "a folder for which nothing is asked keeps no device from before"
+    "devices-of-before",
+    "a folder for which nothing is asked keeps no device from before",
+    instead="said: list[str] = []",
 )
 @pytest.mark.parametrize("asked", [(), ("-e", f"{ASK}=void")])
 def test_whoever_asks_for_nothing_has_none_of_the_old_ones(

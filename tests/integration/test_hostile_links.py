@@ -332,7 +332,7 @@ MOMENTS: dict[str, tuple[Operation, str, str]] = {
     "folder-by-folder",
     "a missing folder is made in the one that was looked at",
     instead=(
-        "_make(self.owner, kernel.create_folder, kernel.AT_FDCWD, "
+        "entries.make(self.owner, kernel.create_folder, kernel.AT_FDCWD, "
         'os.readlink(f"/proc/self/fd/{held}") + f"/{name}")'
     ),
     only="during_the_hook and parent",

@@ -32,7 +32,9 @@ def test_every_statement_can_be_replaced(
     protections: list[tagged.Protection], tmp_path: Path
 ) -> None:
     places = tagged.find(REPOSITORY)
-    for each in protections:
+    checked = tmp_path / "checked"
+    checked.mkdir()
+    for number, each in enumerate(protections):
         for tag, instead in filter(None, ((each.tag, each.instead), each.also)):
             for file in places[tag]:
                 text = (REPOSITORY / file).read_text()
@@ -42,6 +44,7 @@ def test_every_statement_can_be_replaced(
                     same = tagged.replace(text, tag, tagged.STATEMENT, ".py")
                     assert without != same, each.name
                     ast.parse(without)
+                    (checked / f"{number}-{tag}-{Path(file).stem}.py").write_text(without)
                 elif file.endswith(".c"):
                     (tmp_path / "without.c").write_text(without)
                     compile_with(["gcc", *FLAGS, "-Werror"], tmp_path / "x", tmp_path / "without.c")
@@ -50,6 +53,15 @@ def test_every_statement_can_be_replaced(
                         ["sh", "-n"], input=without, capture_output=True, text=True, check=False
                     )
                     assert read.returncode == 0, (each.name, read.stderr)
+    # A NameError would be noticed by every test.
+    words = ["check", "--isolated", "--no-cache", "--quiet", "--output-format=concise"]
+    undefined = subprocess.run(
+        [sys.executable, "-m", "ruff", *words, "--select=F821,F823", str(checked)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert undefined.stdout.replace(f"{checked}/", "") == "", undefined.stderr
 
 
 @pytest.mark.parametrize(

@@ -386,7 +386,7 @@ def node(major: int, minor: int) -> dict[str, Any]:
 @pytest.mark.protects(
     "limit-by-rule",
     "a device that a rule alone gives is limited as well",
-    instead="given = given_nodes.devices_of(has, inventory)",
+    instead="given = spec_devices.devices_of(has, inventory)",
 )
 @pytest.mark.parametrize(
     ("rules", "expected"),
@@ -418,7 +418,7 @@ def test_a_rule_gives_a_device_too(rules: tuple[Any, ...], expected: dict[str, i
 @pytest.mark.protects(
     "limit-unprivileged",
     "a rule for all devices is no privilege",
-    instead="if any(given_nodes.allows_all(rule) for rule in rules):",
+    instead="if any(spec_devices.allows_all(rule) for rule in rules):",
 )
 def test_privilege_is_more_than_a_rule() -> None:
     nodes = [node(195, 3)]

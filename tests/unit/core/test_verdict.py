@@ -56,11 +56,7 @@ def given_to(config: Config, *env: str, container: str = ID, **more: Any) -> lis
 @pytest.mark.protects(
     "verdict-devices",
     "the verdict decides which devices are given, before all that the container says",
-    instead=(
-        "devices = selection.select(\n"
-        "    request.selectors, inventory, vendor.names, request.spaces\n"
-        ")"
-    ),
+    instead="devices = chooser.select(vendor, request, inventory)",
 )
 @pytest.mark.parametrize(
     "env",

@@ -222,7 +222,7 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
 @pytest.mark.protects(
     "claimed-unprivileged",
     "a rule for every device is no privilege to have exclusive ones",
-    instead="if not any(map(given_nodes.allows_all, rules)):",
+    instead="if not any(map(spec_devices.allows_all, rules)):",
 )
 @pytest.mark.protects(
     "opened-anyhow",

@@ -293,7 +293,7 @@ def test_a_disk_that_is_full(state_dir: str, start: Start, monkeypatch: pytest.M
 @pytest.mark.protects(
     "lease-every",
     "no lease is taken where a record can't be read",
-    instead="found = _read_folder(self._folder, [])",
+    instead="found = read_folder(self._folder, [])",
 )
 @pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE, errno.EIO, errno.EACCES])
 @pytest.mark.parametrize("what", ["process", "record"])
@@ -320,7 +320,7 @@ def test_what_can_not_be_looked_at_is_held(
 @pytest.mark.protects(
     "lease-every",
     "no lease is taken where a record can't be read",
-    instead="found = _read_folder(self._folder, [])",
+    instead="found = read_folder(self._folder, [])",
 )
 @pytest.mark.parametrize("text", ["", "{", '{"version": 3}', '{"version": 2, "given": 7}'])
 def test_a_damaged_record_holds_everything(state_dir: str, start: Start, text: str) -> None:
