@@ -15,7 +15,7 @@ from gpuhook.vendors import registry
 @pytest.mark.parametrize(
     ("vendor", "variable", "modules"),
     [
-        ("amd", "AMD_VISIBLE_DEVICES", {"names", "paths", "vendor"}),
+        ("amd", "AMD_VISIBLE_DEVICES", {"names", "vendor"}),
         ("ascend", "ASCEND_VISIBLE_DEVICES", {"names", "variables", "model", "vendor"}),
         ("intel_gpu", "INTEL_VISIBLE_DEVICES", {"names", "vendor"}),
         ("intel_npu", "INTEL_VISIBLE_NPUS", {"names", "vendor"}),

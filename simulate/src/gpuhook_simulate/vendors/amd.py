@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gpuhook.base.errors import SimulateError, listed, shown
 from gpuhook.vendors.amd import names
 from gpuhook.vendors.amd.discover import bus_id
-from gpuhook.vendors.amd.paths import CONTROL, GPUS, MODULE, NODES, PARTITION, PLATFORM, TOPOLOGY
+from gpuhook.vendors.amd.vendor import CONTROL, GPUS, MODULE, NODES, PARTITION, PLATFORM, TOPOLOGY
 from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
 from gpuhook_simulate.tree import Tree
 

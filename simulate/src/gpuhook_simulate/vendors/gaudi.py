@@ -8,8 +8,8 @@ ports) and ``uverbs`` (with RDMA; by default all).
 
 from gpuhook.base.errors import SimulateError, shown
 from gpuhook.vendors.gaudi.discover import MODELS, VERSION
-from gpuhook.vendors.gaudi.model import DRIVER
 from gpuhook.vendors.gaudi.names import PCI_VENDOR
+from gpuhook.vendors.gaudi.vendor import DRIVER
 from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
 from gpuhook_simulate.settings import checked
 from gpuhook_simulate.tree import Tree

@@ -7,8 +7,8 @@ are numbers (0,2) of devices that are gone, have no serial number, no node, or o
 
 from gpuhook.base.errors import SimulateError, shown
 from gpuhook.vendors.neuron.discover import PCI, PRODUCTS, VERSION
-from gpuhook.vendors.neuron.model import CLASS
 from gpuhook.vendors.neuron.names import PCI_VENDOR
+from gpuhook.vendors.neuron.vendor import CLASS
 from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
 from gpuhook_simulate.settings import checked
 from gpuhook_simulate.tree import Tree

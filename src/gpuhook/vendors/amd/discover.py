@@ -14,7 +14,7 @@ from gpuhook.base.errors import NoDriverError
 from gpuhook.core.inventory.model import Device, Inventory, Node
 from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.amd import names
-from gpuhook.vendors.amd.paths import CONTROL, GPUS, MODULE, NODES, PARTITION, PLATFORM, TOPOLOGY
+from gpuhook.vendors.amd.vendor import CONTROL, GPUS, MODULE, NODES, PARTITION, PLATFORM, TOPOLOGY
 
 _ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 _PARTITION = re.compile(rf"{PARTITION}[._]([0-9]+)")

@@ -4,7 +4,6 @@ from gpuhook.core.contract import Vendor
 from gpuhook.core.inventory.fingerprint import names as listed
 from gpuhook.core.inventory.fingerprint import status, text
 from gpuhook.vendors.amd import names
-from gpuhook.vendors.amd.paths import GPUS, MODULE, NODES, PARTITION, PLATFORM, TOPOLOGY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,6 +11,16 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.base.config.model import Config
+
+# Below a driver root.
+MODULE = "/sys/module/amdgpu"
+GPUS = f"{MODULE}/drivers/pci:amdgpu"  # a link to each PCI device of the driver
+PLATFORM = "/sys/devices/platform"
+# Further partitions: named amdgpu_xcp_1 by AMD's own driver, amdgpu_xcp.1 by Linux.
+PARTITION = "amdgpu_xcp"
+TOPOLOGY = "/sys/class/kfd/kfd/topology"
+CONTROL = "/dev/kfd"
+NODES = "/dev/dri"
 
 
 class Amd(Vendor):

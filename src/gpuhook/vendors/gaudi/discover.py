@@ -12,7 +12,7 @@ from gpuhook.base.errors import NoDriverError
 from gpuhook.core.inventory.model import Device, Node
 from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.gaudi import names
-from gpuhook.vendors.gaudi.model import DRIVER, Inventory
+from gpuhook.vendors.gaudi.vendor import DRIVER, Inventory
 
 VERSION = "/sys/module/habanalabs/version"
 OPERATIONAL = "Operational"

@@ -7,9 +7,8 @@ ports into a container; gpuhook doesn't.
 
 from gpuhook.base.oci.process import Setting
 from gpuhook.core.contract import Vendor
-from gpuhook.core.inventory import fingerprint
+from gpuhook.core.inventory import fingerprint, model
 from gpuhook.vendors.gaudi import names
-from gpuhook.vendors.gaudi.model import DRIVER, Inventory, seats
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +18,30 @@ if TYPE_CHECKING:
     from gpuhook.base.config.model import Config
     from gpuhook.core.contract import Grant
 
+# The driver's folder, with a folder for each of its devices, by PCI address. Nodes in /dev/accel
+# may belong to other drivers.
+DRIVER = "/sys/bus/pci/drivers/habanalabs"
 MODULES = "HABANA_VISIBLE_MODULES"
+
+
+class Inventory(model.Inventory):
+    """Inventory of Gaudi devices; ``networked`` are the ids of devices with network ports."""
+
+    networked: tuple[str, ...] = ()
+
+    def table(self) -> "tuple[tuple[str, ...], list[tuple[object, ...]]]":
+        """Return the devices as a table for display, with their seats."""
+        rows: list[tuple[object, ...]] = [
+            (device.label, ",".join(seats(device)) or "-", device.model, device.id,
+             device.state or "-")
+            for device in self.devices
+        ]  # fmt: skip
+        return ("INDEX", "MODULE", "NAME", "BUS ID", "STATE"), rows
+
+
+def seats(device: model.Device) -> tuple[str, ...]:
+    """Return the number of a device's seat, nothing if unknown."""
+    return device.names.get("module", ())
 
 
 class Gaudi(Vendor):

@@ -10,7 +10,7 @@ from gpuhook.base.errors import NoDriverError
 from gpuhook.core.inventory.model import Device, Node
 from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.neuron import names
-from gpuhook.vendors.neuron.model import CLASS, SERIAL, Inventory
+from gpuhook.vendors.neuron.vendor import CLASS, SERIAL, Inventory
 
 VERSION = "/sys/module/neuron/version"
 PCI = "/sys/bus/pci/devices"

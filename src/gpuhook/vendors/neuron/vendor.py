@@ -9,9 +9,8 @@ has the cores 48 to 51. So devices keep their numbers. The application itself se
 from gpuhook.base.errors import RequestError, listed
 from gpuhook.base.oci.jsontext import Record
 from gpuhook.core.contract import Vendor
-from gpuhook.core.inventory import fingerprint
+from gpuhook.core.inventory import fingerprint, model
 from gpuhook.vendors.neuron import names
-from gpuhook.vendors.neuron.model import CLASS, SERIAL, Inventory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,9 +21,25 @@ if TYPE_CHECKING:
     from gpuhook.core.contract import Grant
     from gpuhook.core.request.reader import Reading
 
+CLASS = "/sys/class/neuron_device"  # of the driver: a folder for each device, and other things
+SERIAL = "info/serial_number"  # in a device's folder
 CORES = "NEURON_RT_VISIBLE_CORES"
 _MOST_CORES = 1 << 12  # more than any host has
 _JOINED = 8  # cores of a device from which on an application may use them in pairs
+
+
+class Inventory(model.Inventory):
+    """Inventory of Neuron devices; ``cores`` are those of each device, 0 if unknown."""
+
+    cores: tuple[int, ...] = ()
+
+    def table(self) -> "tuple[tuple[str, ...], list[tuple[object, ...]]]":
+        """Return the devices as a table for display; no file has their bus addresses."""
+        rows: list[tuple[object, ...]] = [
+            (device.label, device.model, cores or "-", device.id, device.state or "-")
+            for device, cores in zip(self.devices, self.cores, strict=True)
+        ]
+        return ("INDEX", "NAME", "CORES", "SERIAL", "STATE"), rows
 
 
 class NeuronOptions(Record):

@@ -10,7 +10,7 @@ import stat
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import ElfError, NoDriverError, UntrustedPathError
 from gpuhook.base.loader import elf, ldcache
-from gpuhook.base.loader.layout import cache_flags
+from gpuhook.base.loader.layout import cache_flags, is_library_name
 from gpuhook.base.names import machine_name
 from gpuhook.core.inventory.model import SOCKET, DriverFile
 from gpuhook.vendors import path_policy
@@ -472,3 +472,27 @@ def _feature_files(root: Rootfs) -> "Iterator[DriverFile]":
     for path in _GDS_FILES if "gds" in features else ():
         if root.exists(path):
             yield DriverFile("config", root.real_path(path), path, "gds")
+
+
+def driver_file(
+    root: "Rootfs", path: str, capability: str = "", target: str = ""
+) -> DriverFile | None:
+    """Return a regular file below the driver root, None if there is none.
+
+    It goes to ``target`` in a container, by default to the same path. A file that is named like a
+    library but can't be loaded is an ordinary file.
+    """
+    fd = root.open_file(path)
+    if fd is None:
+        return None
+    real, target = root.real_path(path), target or path
+    try:
+        if is_library_name(target.rpartition("/")[2]):
+            library = elf.read(fd, root.path.rstrip("/") + real)
+            kind = "library" if library.bits == 64 else "config"
+            return DriverFile(kind, real, target, capability, library.soname)
+    except ElfError:
+        pass  # a list may contain any path
+    finally:
+        os.close(fd)
+    return DriverFile("config", real, target, capability)

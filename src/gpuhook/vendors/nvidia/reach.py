@@ -5,8 +5,20 @@ restricted like this, writes such numbers into CUDA_VISIBLE_DEVICES. Device node
 numbers.
 """
 
-from gpuhook.base.cgroup.answers import is_withheld
-from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig, devices_of
+from gpuhook.base.cgroup import answers
+from gpuhook.core.inventory.fingerprint import names as listed
+from gpuhook.vendors.nvidia.model import CAPS_FOLDER, Gpu, Inventory, Mig, devices_of
+
+_GPU = "nvidia"  # a number follows
+
+
+def withheld(root: str) -> list[str]:
+    """Return the nodes below a driver root, of GPUs and capabilities, that it may not open."""
+    below = root.rstrip("/")
+    nodes = [name for name in listed(f"{below}/dev") if name.startswith(_GPU)]
+    paths = [f"/dev/{name}" for name in nodes if name.removeprefix(_GPU).isdecimal()]
+    paths += [f"{CAPS_FOLDER}/{name}" for name in listed(below + CAPS_FOLDER)]
+    return [path for path in paths if answers.is_withheld(below + path)]
 
 
 def within_reach(inventory: Inventory) -> Inventory:
@@ -15,7 +27,7 @@ def within_reach(inventory: Inventory) -> Inventory:
     Unchanged if it may open no GPU: then another program grants the devices.
     """
     root = inventory.root.rstrip("/")
-    away = [gpu.index for gpu in inventory.gpus if is_withheld(root + gpu.path)]
+    away = [gpu.index for gpu in inventory.gpus if answers.is_withheld(root + gpu.path)]
     if len(away) == len(inventory.gpus):
         return inventory
 
@@ -32,5 +44,7 @@ def within_reach(inventory: Inventory) -> Inventory:
 
 
 def _parts(root: str, gpu: Gpu) -> tuple[Mig, ...]:
-    here = [mig for mig in gpu.mig if not any(is_withheld(root + path) for path in mig.paths)]
+    here = [
+        mig for mig in gpu.mig if not any(answers.is_withheld(root + path) for path in mig.paths)
+    ]
     return tuple(mig.but(index=number) for number, mig in enumerate(here))

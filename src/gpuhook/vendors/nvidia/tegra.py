@@ -14,7 +14,7 @@ from gpuhook.base.container.rootfs import read_link
 from gpuhook.base.errors import DriverError, UntrustedPathError
 from gpuhook.core.inventory.model import DriverFile, Node
 from gpuhook.vendors import path_policy
-from gpuhook.vendors.nvidia.listed_files import driver_file
+from gpuhook.vendors.nvidia.driver_files import driver_file
 from gpuhook.vendors.nvidia.model import TEGRA, Gpu, Inventory
 from gpuhook.vendors.nvidia.variables import CSV_MOUNTS
 

@@ -29,7 +29,6 @@ _PROC = "/proc/driver/nvidia"
 _DOMAIN = names.KIND.partition("/")[0]
 # Folders of device nodes that come and go as a whole; the rest lies in /dev itself.
 _NODE_FOLDERS = (CAPS_FOLDER, IMEX_FOLDER, "/dev/infiniband", "/dev/dri")
-_GPU = "nvidia"  # a number follows
 _NODE_PREFIXES = ("nvidia", "gdrdrv")
 _NVGPU = "/dev/nvgpu/igpu0"
 # Folders of the Windows driver: an update adds a folder to the second.
@@ -80,13 +79,9 @@ class Nvidia(Vendor):
         ]
 
     def withheld(self, config: "Config") -> "list[str]":
-        from gpuhook.base.cgroup import answers  # noqa: PLC0415 - as discover
+        from gpuhook.vendors.nvidia import reach  # noqa: PLC0415 - as discover
 
-        root = self.root(config).rstrip("/")
-        nodes = [name for name in listed(f"{root}/dev") if name.startswith(_GPU)]
-        paths = [f"/dev/{name}" for name in nodes if name.removeprefix(_GPU).isdecimal()]
-        paths += [f"{CAPS_FOLDER}/{name}" for name in listed(root + CAPS_FOLDER)]
-        return [path for path in paths if answers.is_withheld(root + path)]
+        return reach.withheld(self.root(config))
 
     def within_reach(self, inventory: Inventory) -> Inventory:
         root = inventory.root.rstrip("/")

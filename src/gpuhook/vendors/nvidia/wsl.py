@@ -8,7 +8,7 @@ the newest library.
 from gpuhook.base.errors import NoDriverError
 from gpuhook.core.inventory.model import DriverFile, Node
 from gpuhook.vendors.nvidia import nvml
-from gpuhook.vendors.nvidia.listed_files import driver_file
+from gpuhook.vendors.nvidia.driver_files import driver_file
 from gpuhook.vendors.nvidia.model import WSL, Gpu, Inventory
 
 TYPE_CHECKING = False

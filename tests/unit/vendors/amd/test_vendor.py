@@ -24,8 +24,8 @@ from gpuhook.tools.doctor import Case, Finding
 from gpuhook.tools.doctor.finding import Status
 from gpuhook.tools.doctor.machine import Machine
 from gpuhook.tools.vendors.amd import doctor
-from gpuhook.vendors.amd import discover, names, paths
-from gpuhook.vendors.amd.vendor import VENDOR
+from gpuhook.vendors.amd import discover, names
+from gpuhook.vendors.amd.vendor import GPUS, TOPOLOGY, VENDOR
 from gpuhook_simulate.majors import machines_devices
 from gpuhook_simulate.vendors import amd as simulate
 
@@ -137,11 +137,11 @@ def _unplug(root: Path) -> None:
 
 
 def _repartition(root: Path) -> None:
-    shutil.copytree(root / paths.TOPOLOGY[1:] / "nodes/2", root / paths.TOPOLOGY[1:] / "nodes/9")
+    shutil.copytree(root / TOPOLOGY[1:] / "nodes/2", root / TOPOLOGY[1:] / "nodes/9")
 
 
 def _change_generation(root: Path) -> None:
-    file = root / paths.TOPOLOGY[1:] / "generation_id"
+    file = root / TOPOLOGY[1:] / "generation_id"
     file.unlink()
     file.write_text("3\n")
 
@@ -151,7 +151,7 @@ def _make_nodes(root: Path) -> None:
 
 
 def _unload(root: Path) -> None:
-    (root / paths.GPUS[1:]).unlink()
+    (root / GPUS[1:]).unlink()
 
 
 def _add_partitions(root: Path) -> None:

@@ -24,8 +24,7 @@ from gpuhook.core.planner import make_plan
 from gpuhook.core.request.reader import is_privileged
 from gpuhook.core.resolve import Allocation
 from gpuhook.vendors.gaudi import discover
-from gpuhook.vendors.gaudi.model import Inventory
-from gpuhook.vendors.gaudi.vendor import VENDOR
+from gpuhook.vendors.gaudi.vendor import VENDOR, Inventory
 
 # Cases in which gpuhook answers something else, each with the reason.
 DIFFERENT = {

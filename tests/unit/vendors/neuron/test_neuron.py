@@ -18,8 +18,15 @@ from gpuhook.core.cdi.generate import Source, generate
 from gpuhook.core.inventory.model import Inventory as AnyInventory
 from gpuhook.core.inventory.model import Node
 from gpuhook.vendors.neuron import discover
-from gpuhook.vendors.neuron.model import Inventory
-from gpuhook.vendors.neuron.vendor import VENDOR, between, core_list, core_sizes, cores, ranges
+from gpuhook.vendors.neuron.vendor import (
+    VENDOR,
+    Inventory,
+    between,
+    core_list,
+    core_sizes,
+    cores,
+    ranges,
+)
 
 ASK = "AWS_NEURON_VISIBLE_DEVICES"
 RT = "NEURON_RT_VISIBLE_CORES"

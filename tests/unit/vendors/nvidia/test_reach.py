@@ -5,7 +5,7 @@ import os
 import pytest
 from machines import gpu, machine, mig
 
-from gpuhook.vendors.nvidia import reach
+from gpuhook.base.cgroup import answers
 from gpuhook.vendors.nvidia.model import Inventory
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
@@ -18,7 +18,7 @@ def keep(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Paths of the nodes from which this process is kept."""
     kept: list[str] = []
     monkeypatch.setattr(os, "access", lambda path, _: path not in kept)
-    monkeypatch.setattr(reach, "is_withheld", lambda path: path in kept)
+    monkeypatch.setattr(answers, "is_withheld", lambda path: path in kept)
     return kept
 
 
@@ -68,5 +68,5 @@ def test_a_node_that_is_for_others_says_nothing(
     keep: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep.append("/dev/nvidia2")
-    monkeypatch.setattr(reach, "is_withheld", lambda _: False)
+    monkeypatch.setattr(answers, "is_withheld", lambda _: False)
     assert seen(MACHINE)["0"] == "/dev/nvidia2"

@@ -13,7 +13,7 @@ from gpuhook.core.inventory.model import Device
 from gpuhook.monitor.vendors import pci
 from gpuhook.monitor.vendors.sensors import integer
 from gpuhook.vendors.amd.discover import kfd_devices, partition_type
-from gpuhook.vendors.amd.paths import GPUS
+from gpuhook.vendors.amd.vendor import GPUS
 from gpuhook.vendors.sysfs_devices import number
 
 

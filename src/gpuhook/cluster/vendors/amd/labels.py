@@ -14,7 +14,7 @@ from gpuhook.monitor.vendors import pci
 from gpuhook.monitor.vendors.sensors import integer
 from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.amd.discover import kfd_devices, partition_type
-from gpuhook.vendors.amd.paths import GPUS, MODULE
+from gpuhook.vendors.amd.vendor import GPUS, MODULE
 
 _DOMAIN = "amd.com"
 _GIB = 1 << 30

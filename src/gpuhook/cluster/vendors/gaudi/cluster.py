@@ -10,8 +10,7 @@ from gpuhook.cluster.vendors.cluster import Cluster
 from gpuhook.cluster.vendors.slices import Slices, Value, device_name, why_not
 from gpuhook.core.inventory.model import Device
 from gpuhook.monitor.vendors import pci
-from gpuhook.vendors.gaudi.model import seats
-from gpuhook.vendors.gaudi.vendor import MODULES
+from gpuhook.vendors.gaudi.vendor import MODULES, seats
 
 
 class GaudiCluster(Cluster):

@@ -29,6 +29,7 @@ def fields(
 ) -> "dict[str, int | float]":
     """Return values of a device by the caller's names, without unsupported ones.
 
+    Their units are those of NVML's fields, which nvml.h states with each.
     ``asked`` are NVML_FI_DEV_... of nvml.h, each with a scope if it needs one.
     """
     values = ask(pynvml, "nvmlDeviceGetFieldValues", handle, [*asked.values()])

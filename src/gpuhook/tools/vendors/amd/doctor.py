@@ -10,8 +10,7 @@ from gpuhook.tools.doctor.devices import is_on_bus, missing_nodes, unusable
 from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
 from gpuhook.vendors.amd import names
 from gpuhook.vendors.amd.discover import discover
-from gpuhook.vendors.amd.paths import GPUS
-from gpuhook.vendors.amd.vendor import VENDOR
+from gpuhook.vendors.amd.vendor import GPUS, VENDOR
 
 _GPU_CLASSES = ("0x03", "0x12")  # display controllers and processing accelerators
 

@@ -7,9 +7,8 @@ from gpuhook.tools.doctor.driver import Driver
 from gpuhook.tools.doctor.finding import Finding, note, warning
 from gpuhook.tools.doctor.machine import Machine
 from gpuhook.vendors.gaudi.discover import MODELS, discover
-from gpuhook.vendors.gaudi.model import DRIVER, Inventory, seats
 from gpuhook.vendors.gaudi.names import PCI_VENDOR
-from gpuhook.vendors.gaudi.vendor import VENDOR
+from gpuhook.vendors.gaudi.vendor import DRIVER, VENDOR, Inventory, seats
 
 _CHECK = "gaudi-devices"
 

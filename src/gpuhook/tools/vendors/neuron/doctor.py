@@ -7,8 +7,7 @@ from gpuhook.tools.doctor.driver import Driver
 from gpuhook.tools.doctor.finding import Finding, warning
 from gpuhook.tools.doctor.machine import Machine
 from gpuhook.vendors.neuron.discover import connected, device_numbers, discover, product
-from gpuhook.vendors.neuron.model import CLASS, Inventory
-from gpuhook.vendors.neuron.vendor import VENDOR, between, ranges
+from gpuhook.vendors.neuron.vendor import CLASS, VENDOR, Inventory, between, ranges
 
 _CHECK = "neuron-devices"
 _RELOAD = VENDOR.names.LOST_REMEDY
