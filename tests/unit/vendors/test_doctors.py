@@ -1,7 +1,6 @@
 """The doctor's findings on drivers with common checks, on simulated machines."""
 
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,9 @@ from fabricated import Tree
 from node_files import Machine
 
 from gpuhook.base.config.loader import loads
+from gpuhook.core import contract
 from gpuhook.core.inventory.model import Node
+from gpuhook.vendors import registry
 
 Found = list[tuple[str, str]]
 
@@ -27,11 +28,11 @@ class Examine:
     def __call__(self, vendor: str, made: Machine | None = None) -> Found:
         """Return status and message of each finding."""
         doctor = import_module(f"gpuhook.tools.vendors.{vendor}.doctor")
-        [check] = doctor.DRIVER_CHECKS
+        [check] = doctor.CHECKS.driver
         if made is not None:
-            owner = doctor if hasattr(doctor, "discover") else doctor.VENDOR
+            loaded = contract.load(registry.KNOWN[vendor])
             look = made.look
-            self._monkeypatch.setattr(owner, "discover", lambda *_: look(), raising=False)
+            self._monkeypatch.setattr(loaded, "discover", lambda _: look(), raising=False)
         findings = [*check(self.tree.case)]
         assert {each.check for each in findings} <= {check.check}
         return [(str(each.status), each.message) for each in findings]
@@ -94,11 +95,12 @@ def test_only_a_machine_with_devices_needs_a_driver(
     ],
 )
 def test_where_a_root_is_configured_a_driver_is_expected(
-    examine: Examine, vendor: str, message: str, tmp_path: Path
+    examine: Examine, vendor: str, message: str
 ) -> None:
-    examine.tree.config = loads(f'gpuhook.driver-roots = ["{vendor}={tmp_path}"]\n')
+    (examine.tree.root / "driver").mkdir(parents=True)
+    examine.tree.config = loads(f'gpuhook.driver-roots = ["{vendor}=/driver"]\n')
     assert examine(vendor) == [("failure", message)]
-    examine.tree.config = loads(f'gpuhook.driver-roots = ["{vendor}={tmp_path}/nothing"]\n')
+    examine.tree.config = loads(f'gpuhook.driver-roots = ["{vendor}=/driver/nothing"]\n')
     [(status, message)] = examine(vendor)
     assert status == "failure"
     assert "can't be read" in message
@@ -121,7 +123,8 @@ def test_where_a_root_is_configured_a_driver_is_expected(
          "The network ports of Gaudi 0, 1 are moved into no container"),
         ("intel_gpu", {"no_node": 0}, "failure",
          "Intel's driver has no node /dev/dri/card0, /dev/dri/renderD128"),
-        ("intel_npu", {"no_node": 0}, "failure", "Intel's driver has no node /dev/accel/accel0"),
+        ("intel_npu", {"no_node": 0}, "failure",
+         "Intel NPU's driver has no node /dev/accel/accel0"),
     ],
 )  # fmt: skip
 def test_what_is_wrong(

@@ -19,22 +19,11 @@ from gpuhook.monitor.vendor_parts import DeviceSettings, Events, Links
 from gpuhook.monitor.vendors.nvidia import events as nvidia_events
 from gpuhook.monitor.vendors.nvidia import links as nvidia_links
 from gpuhook.monitor.vendors.nvidia import settings as nvidia_settings
-from gpuhook.tools.vendor_parts import Doctor, DriverFolder
-from gpuhook.tools.vendors.amd import doctor as amd_doctor
-from gpuhook.tools.vendors.ascend import doctor as ascend_doctor
-from gpuhook.tools.vendors.gaudi import doctor as gaudi_doctor
-from gpuhook.tools.vendors.intel_gpu import doctor as intel_gpu_doctor
-from gpuhook.tools.vendors.intel_npu import doctor as intel_npu_doctor
-from gpuhook.tools.vendors.neuron import doctor as neuron_doctor
-from gpuhook.tools.vendors.nvidia import doctor as nvidia_doctor
+from gpuhook.tools.vendor_parts import DriverFolder
 from gpuhook.tools.vendors.nvidia import driver_folder as nvidia_driver_folder
 from gpuhook_simulate import vendors as simulators
 from gpuhook_simulate.vendors import Simulator, amd, ascend, gaudi, intel_gpu, intel_npu, neuron
 
-DOCTORS: tuple[Doctor, ...] = (
-    amd_doctor, ascend_doctor, gaudi_doctor, intel_gpu_doctor, intel_npu_doctor, neuron_doctor,
-    nvidia_doctor,
-)  # fmt: skip
 SIMULATORS: tuple[Simulator, ...] = (
     amd, ascend, gaudi, intel_gpu, intel_npu, neuron,
 )  # fmt: skip
@@ -50,17 +39,14 @@ MAKERS_SERIES: tuple[MakersSeries, ...] = (nvidia_makers_series,)
 PLUGINS: tuple[Plugin, ...] = (nvidia_plugin,)
 
 FOLDER = Path(gpuhook.__file__).parent
-# That of declared vendors is made for each.
-OTHERS = {"declared.doctor"}
 
 
 def test_none_is_forgotten() -> None:
-    known = (*CLAIM_CONFIGS, *DOCTORS, *READINGS, *TELEMETRY, *DRIVER_FOLDERS, *EVENTS, *LABELS,
+    known = (*CLAIM_CONFIGS, *READINGS, *TELEMETRY, *DRIVER_FOLDERS, *EVENTS, *LABELS,
              *LINKS, *MAKERS_SERIES, *PLUGINS, *SETTINGS)  # fmt: skip
     compared = {str(getattr(each, "__name__", "")) for each in known}
     kinds = (
         "claim_config",
-        "doctor",
         "driver_folder",
         "telemetry",
         "events",
@@ -73,7 +59,7 @@ def test_none_is_forgotten() -> None:
     paths = [path for kind in kinds for path in FOLDER.glob(f"*/vendors/[a-z]*/{kind}*")]
     there = {f"{path.parent.name}.{path.stem}" for path in paths}
     named = {".".join(name.split(".")[3:]) for name in compared}  # gpuhook.PART.vendors.
-    assert named == there - OTHERS
+    assert named == there
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)

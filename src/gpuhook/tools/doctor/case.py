@@ -141,6 +141,21 @@ class Step:
         return getattr(self.check, "__name__", "unnamed").replace("_", "-")
 
 
+@dataclass(frozen=True)
+class VendorChecks:
+    """A vendor's part of the doctor: ``CHECKS`` of the module ``doctor`` in its folder.
+
+    ``driver`` checks run before all others except the configuration's, ``host`` checks after them.
+    ``report_files`` are paths and shell patterns of texts in /proc and /sys without settings of
+    users' programs, ``report_nodes`` are patterns of nodes.
+    """
+
+    driver: tuple[Check | Step, ...]
+    host: tuple[Check | Step, ...] = ()
+    report_files: tuple[str, ...] = ()
+    report_nodes: tuple[str, ...] = ()
+
+
 def step_of(check: "Check | Step") -> Step:
     """Return a check as a step; a check without needs may be a plain function."""
     return check if isinstance(check, Step) else Step(check)

@@ -1,10 +1,4 @@
-"""The vendors' parts of the doctor: checks, and files of the driver for the report.
-
-A vendor's module ``doctor`` has four tuples. ``DRIVER_CHECKS`` run before all others except the
-configuration's, and ``HOST_CHECKS`` after them. Both contain functions, or steps if one check
-depends on another's findings. ``REPORT_FILES`` are paths and shell patterns of texts in /proc and
-/sys without settings of users' programs, ``REPORT_NODES`` are patterns of nodes.
-"""
+"""The vendors' parts of the doctor: checks, and files of the driver for the report."""
 
 import functools
 from collections.abc import Iterable, Iterator
@@ -12,8 +6,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gpuhook.base.config.model import Config
-from gpuhook.tools import vendor_parts
-from gpuhook.tools.doctor.case import DRIVER, Case, Check, Step, step_of
+from gpuhook.monitor.vendor_parts import part
+from gpuhook.tools.doctor.case import DRIVER, Case, Check, Step, VendorChecks, step_of
+from gpuhook.tools.doctor.driver import default_checks
 from gpuhook.tools.doctor.finding import Finding, failure
 from gpuhook.vendors import registry
 
@@ -35,26 +30,25 @@ def doctors(config: Config) -> Iterator[VendorDoctor]:
     """Yield each vendor's part; if it is unusable, a check that reports that."""
     for name, names in registry.known(config).items():
         try:
-            module = vendor_parts.doctor(names)
-            if module is None:
-                continue
+            module = part("tools", names, "doctor")
+            checks: VendorChecks = module.CHECKS if module else default_checks(names)
             found = VendorDoctor(
                 name,
-                tuple(_step(name, check, DRIVER) for check in module.DRIVER_CHECKS),
-                tuple(_step(name, check) for check in module.HOST_CHECKS),
-                tuple(module.REPORT_FILES),
-                tuple(module.REPORT_NODES),
+                tuple(_step(name, check, DRIVER) for check in checks.driver),
+                tuple(_step(name, check) for check in checks.host),
+                tuple(checks.report_files),
+                tuple(checks.report_nodes),
             )
         except Exception as error:  # noqa: BLE001 - the other vendors must still be examined
             found = VendorDoctor(name, (Step(_unusable(name, error)),), (), (), ())
         yield found
 
 
-def _step(name: str, check: Check | Step, part: str = "") -> Step:
+def _step(name: str, check: Check | Step, group: str = "") -> Step:
     """Return a vendor's check as a step below that vendor's driver root."""
     step = step_of(check)
     needs = (CONFIGURATION, *step.needs)
-    return replace(step, check=_below_its_root(name, step.check), needs=needs, part=part)
+    return replace(step, check=_below_its_root(name, step.check), needs=needs, part=group)
 
 
 def _below_its_root(name: str, check: Check) -> Check:

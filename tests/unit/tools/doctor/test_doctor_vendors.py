@@ -7,21 +7,20 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from fabricated import Tree
 
 import vendors
-from gpuhook.tools.doctor import Case, Finding, examine
+from gpuhook.core import contract
+from gpuhook.tools.doctor import Finding, examine
 from gpuhook.tools.doctor.checks import STEPS
 from gpuhook.tools.doctor.report import write_report
-from gpuhook.tools.vendors.amd import doctor as amd
-from gpuhook.tools.vendors.gaudi import doctor as gaudi
-from gpuhook.tools.vendors.neuron import doctor as neuron
+from gpuhook.tools.doctor.vendors import doctors
 from gpuhook.vendors.registry import KNOWN
 
 ACME = """
+from gpuhook.tools.doctor.case import VendorChecks
 from gpuhook.tools.doctor.finding import ok
 
 def acme_loaded(case):
@@ -30,10 +29,12 @@ def acme_loaded(case):
 def acme_host(case):
     yield ok("acme-host", f"gpu-py is in {case.bin}")
 
-DRIVER_CHECKS = (acme_loaded,)
-HOST_CHECKS = (acme_host,)
-REPORT_FILES = ("/proc/driver/acme/version", "/sys/class/acme/*/state")
-REPORT_NODES = ("/dev/acme*",)
+CHECKS = VendorChecks(
+    (acme_loaded,),
+    host=(acme_host,),
+    report_files=("/proc/driver/acme/version", "/sys/class/acme/*/state"),
+    report_nodes=("/dev/acme*",),
+)
 """
 
 # How a vendor's part of the doctor can be broken -> what is said of it.
@@ -41,7 +42,7 @@ BROKEN = {
     "raise RuntimeError('no reason')": "RuntimeError: no reason",
     "import no_such_module": "ModuleNotFoundError: No module named 'no_such_module'",
     "no Python": "SyntaxError: ",
-    "DRIVER_CHECKS = ()": "has no attribute 'HOST_CHECKS'",
+    "DRIVER = ()": "has no attribute 'CHECKS'",
     ACME.replace("(acme_host,)", "1"): "TypeError: 'int' object is not iterable",
 }
 
@@ -81,7 +82,17 @@ def test_nvidias_checks_come_in_the_order_of_a_person(tree: Tree) -> None:
     assert order[len(first) + 1] == "launchers"
 
 
-def test_a_vendor_without_a_doctor_has_no_checks(tree: Tree, known: Known) -> None:
+def test_a_vendor_without_a_doctor_is_examined_if_it_has_a_device(tree: Tree, known: Known) -> None:
+    names = '\nPCI_VENDOR = "ac3e"\n'
+    tree.write("/sys/bus/pci/devices/0000:10:00.0/vendor", "0xac3d\n")
+    with known("plain", names=vendors.NAMES.format(name="plain", upper="PLAIN") + names):
+        assert "plain-devices" not in _by_name(examine(tree.case))
+        tree.write("/sys/bus/pci/devices/0000:11:00.0/vendor", "0xac3e\n")
+        found = _by_name(examine(tree.case))["plain-devices"]
+    assert (found.status, found.message) == ("failure", "there is no plain")
+
+
+def test_a_vendor_without_a_doctor_or_devices_has_no_findings(tree: Tree, known: Known) -> None:
     tree.root.mkdir()
     without = list(_by_name(examine(tree.case)))
     with known("plain"), known("acme", doctor=ACME):
@@ -200,21 +211,16 @@ def test_a_root_of_nvidias_driver_is_no_sign_of_another_vendor(tree: Tree) -> No
     assert [each.message for each in found if each.status not in ("ok", "note")] == []
 
 
-CHECKS: list[tuple[ModuleType, Callable[[Case], Iterable[Finding]]]] = [
-    (amd, amd.amd_devices),
-    (gaudi, gaudi.gaudi_devices),
-    (neuron, neuron.neuron_devices),
-]
+# Ascend's and NVIDIA's checks find the driver otherwise; their own tests are about that.
+OTHERS = ("ascend", "nvidia")
 
 
-@pytest.mark.parametrize(("module", "check"), CHECKS)
+@pytest.mark.parametrize("vendor", [name for name in KNOWN if name not in OTHERS])
 def test_a_file_of_a_driver_that_hangs_is_left_to_a_child(
-    tree: Tree,
-    monkeypatch: pytest.MonkeyPatch,
-    module: ModuleType,
-    check: Callable[[Case], Iterable[Finding]],
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, vendor: str
 ) -> None:
-    [trace, *_] = module.VENDOR.traces()
+    names = KNOWN[vendor]
+    [trace, *_] = contract.load(names).traces()
     tree.write(f"{trace}/uevent")
     asked: list[str] = []  # in this process
 
@@ -222,7 +228,9 @@ def test_a_file_of_a_driver_that_hangs_is_left_to_a_child(
         asked.append(root)
         time.sleep(20)
 
-    monkeypatch.setattr(module, "discover", hang)
+    monkeypatch.setattr(f"{contract.package(names)}.discover.discover", hang)
     tree.config.nvml_timeout = 0.05
-    assert not [*check(tree.case)]  # the machine has no such device on its bus
+    [found] = [each for each in doctors(tree.config) if each.name == vendor]
+    for step in found.driver_checks:  # the host has no such device on its bus
+        assert not [*step.check(tree.case)]
     assert asked == []

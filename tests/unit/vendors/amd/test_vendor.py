@@ -242,7 +242,11 @@ def by_check(findings: list[Finding], status: Status) -> dict[str, str]:
 @pytest.fixture
 def _nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have all nodes be there, which a user can't make."""
-    monkeypatch.setattr(doctor, "discover", lambda root: amd_machine.looked_at(Path(root)))
+
+    def looked_at(_: object, case: Case) -> Inventory:
+        return amd_machine.looked_at(Path(case.machine.root))
+
+    monkeypatch.setattr(doctor, "discovered", looked_at)
 
 
 @pytest.mark.usefixtures("_nodes")
@@ -298,6 +302,6 @@ def test_a_device_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.Monkey
     seen = discover.discover(str(tmp_path))
     seen.devices[0].state = "its node is another's"
     facts = (seen.vendor, seen.root, seen.version, seen.devices)
-    monkeypatch.setattr(doctor, "discover", lambda _: Inventory(*facts, ()))
+    monkeypatch.setattr(doctor, "discovered", lambda *_: Inventory(*facts, ()))
     found = by_check(examined(tmp_path), Status.WARNING)
     assert found["amd-devices"].endswith("(0x84cafeae17e7600) can't be used: its node is another's")

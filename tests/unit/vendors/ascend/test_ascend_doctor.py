@@ -26,7 +26,7 @@ def examine(tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Exam
         case.config.driver_roots = (f"ascend={tmp_path}/ascend",)
         if made is not None:
             monkeypatch.setattr(VENDOR, "discover", lambda _: made.look(), raising=False)
-        findings = examine_case(case, doctor.DRIVER_CHECKS)
+        findings = examine_case(case, doctor.CHECKS.driver)
         return [(str(each.status), each.check, each.message) for each in findings]
 
     return run

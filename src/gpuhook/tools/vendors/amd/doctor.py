@@ -1,15 +1,15 @@
-"""Checks of AMD's driver for the doctor; ``tools/doctor/vendors`` says how they are used."""
+"""Checks of AMD's driver for the doctor."""
 
 from collections.abc import Callable, Iterator
 
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import DriverError, listed
 from gpuhook.core.inventory.model import Inventory
-from gpuhook.tools.doctor.case import Case
+from gpuhook.tools.doctor.case import Case, VendorChecks
 from gpuhook.tools.doctor.devices import is_on_bus, missing_nodes, unusable
+from gpuhook.tools.doctor.driver import discovered
 from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
 from gpuhook.vendors.amd import names
-from gpuhook.vendors.amd.discover import discover
 from gpuhook.vendors.amd.vendor import GPUS, VENDOR
 
 _GPU_CLASSES = ("0x03", "0x12")  # display controllers and processing accelerators
@@ -19,8 +19,7 @@ def amd_devices(case: Case) -> Iterator[Finding]:
     """Check the driver and its devices; a host without AMD GPUs needs no driver."""
     root = case.machine.path(VENDOR.root(case.config))
     try:
-        VENDOR.try_files(case.config, root, lambda: discover(root))
-        inventory = discover(root)
+        inventory = discovered(VENDOR, case)
     except DriverError as error:
         if is_on_bus(case.machine, _is_gpu):
             yield failure("amd-driver", error.cause, error.remedy)
@@ -67,13 +66,14 @@ def _groups(case: Case, inventory: Inventory) -> Iterator[Finding]:
         )
 
 
-DRIVER_CHECKS = (amd_devices,)
-HOST_CHECKS = ()
-REPORT_FILES = (
-    "/sys/module/amdgpu/version",
-    "/sys/class/kfd/kfd/topology/generation_id",
-    "/sys/class/kfd/kfd/topology/nodes/*/properties",
-    f"{GPUS}/*/current_compute_partition",
-    f"{GPUS}/*/current_memory_partition",
+CHECKS = VendorChecks(
+    (amd_devices,),
+    report_files=(
+        "/sys/module/amdgpu/version",
+        "/sys/class/kfd/kfd/topology/generation_id",
+        "/sys/class/kfd/kfd/topology/nodes/*/properties",
+        f"{GPUS}/*/current_compute_partition",
+        f"{GPUS}/*/current_memory_partition",
+    ),
+    report_nodes=("/dev/kfd", "/dev/dri/*"),
 )
-REPORT_NODES = ("/dev/kfd", "/dev/dri/*")

@@ -1,4 +1,4 @@
-"""Checks of Ascend's driver for the doctor; ``tools/doctor/vendors`` says how they are used.
+"""Checks of Ascend's driver for the doctor.
 
 A host without any sign of an NPU is not checked: most have none.
 """
@@ -9,7 +9,7 @@ from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import DriverError
 from gpuhook.base.oci import jsontext
 from gpuhook.core.inventory import model
-from gpuhook.tools.doctor.case import Case, Step
+from gpuhook.tools.doctor.case import Case, Step, VendorChecks
 from gpuhook.tools.doctor.devices import is_on_bus, missing_nodes, unusable
 from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
 from gpuhook.tools.doctor.machine import Machine
@@ -89,12 +89,20 @@ def _is_npu(fact: Callable[[str], str]) -> bool:
     return vendor == names.PCI_VENDOR and device in CHIPS
 
 
-DRIVER_CHECKS = (ascend_devices, Step(ascend_lists, needs=("ascend-devices",)))
-HOST_CHECKS = ()
-REPORT_FILES = (
-    VERSION, f"{LISTS}/*.list", f"{PCI_DRIVER}/*/device", f"{PCI_DRIVER}/*/dev_id",
-    f"{CLASS}/*/dev",
-)  # fmt: skip
-REPORT_NODES = (
-    "/dev/davinci*", "/dev/vdavinci*", "/dev/devmm_svm", "/dev/hisi_hdc", "/dev/dvpp_cmdlist",
-)  # fmt: skip
+CHECKS = VendorChecks(
+    (ascend_devices, Step(ascend_lists, needs=("ascend-devices",))),
+    report_files=(
+        VERSION,
+        f"{LISTS}/*.list",
+        f"{PCI_DRIVER}/*/device",
+        f"{PCI_DRIVER}/*/dev_id",
+        f"{CLASS}/*/dev",
+    ),
+    report_nodes=(
+        "/dev/davinci*",
+        "/dev/vdavinci*",
+        "/dev/devmm_svm",
+        "/dev/hisi_hdc",
+        "/dev/dvpp_cmdlist",
+    ),
+)

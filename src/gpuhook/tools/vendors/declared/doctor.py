@@ -1,24 +1,12 @@
-"""Checks of a declared vendor for the doctor; ``tools/doctor/vendors`` says how they are used."""
+"""Checks of a declared vendor for the doctor."""
 
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 from gpuhook.base.errors import DriverError
 from gpuhook.core import contract
-from gpuhook.tools.doctor.case import Case
+from gpuhook.tools.doctor.case import Case, VendorChecks
 from gpuhook.tools.doctor.finding import Finding, ok, warning
-
-
-class Doctor:
-    """The checks of one declared vendor."""
-
-    def __init__(self, names: ModuleType) -> None:
-        self.DRIVER_CHECKS = (_check_of(names),)
-        self.HOST_CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...] = ()
-        table = names.TABLE
-        self.REPORT_FILES: tuple[str, ...] = ()
-        paths = [*table.nodes, *table.optional_nodes, *table.control]
-        self.REPORT_NODES = tuple(path.replace("{n}", "[0-9]*") for path in paths)
 
 
 def _check_of(names: ModuleType) -> Callable[[Case], Iterator[Finding]]:
@@ -42,6 +30,9 @@ def _check_of(names: ModuleType) -> Callable[[Case], Iterator[Finding]]:
     return check
 
 
-def of(names: ModuleType) -> Doctor:
-    """Return the checks of the vendor with these names."""
-    return Doctor(names)
+def of(names: ModuleType) -> SimpleNamespace:
+    """Return the contents of this module for the vendor with these names."""
+    table = names.TABLE
+    paths = [*table.nodes, *table.optional_nodes, *table.control]
+    nodes = tuple(path.replace("{n}", "[0-9]*") for path in paths)
+    return SimpleNamespace(CHECKS=VendorChecks((_check_of(names),), report_nodes=nodes))

@@ -1,12 +1,13 @@
-"""Checks of Gaudi's driver for the doctor; ``tools/doctor/vendors`` says how they are used."""
+"""Checks of Gaudi's driver for the doctor."""
 
 from collections.abc import Callable, Iterator
 
 from gpuhook.base.errors import listed
+from gpuhook.tools.doctor.case import VendorChecks
 from gpuhook.tools.doctor.driver import Driver
 from gpuhook.tools.doctor.finding import Finding, note, warning
 from gpuhook.tools.doctor.machine import Machine
-from gpuhook.vendors.gaudi.discover import MODELS, discover
+from gpuhook.vendors.gaudi.discover import MODELS
 from gpuhook.vendors.gaudi.names import PCI_VENDOR
 from gpuhook.vendors.gaudi.vendor import DRIVER, VENDOR, Inventory, seats
 
@@ -36,23 +37,21 @@ def _programs(_: Machine, inventory: Inventory) -> Iterator[Finding]:
 
 
 gaudi_devices = Driver(
-    _CHECK,
-    "Intel Gaudi",
-    "Intel Gaudi's driver {version} has {count} devices",
     VENDOR,
-    lambda _, driver: discover(driver.path("/")),
-    is_ours=_is_device,
+    _CHECK,
+    _is_device,
     without="Look for habanalabs in dmesg",
     udev="Check that udev's rule permits all users, or load the driver again (modprobe habanalabs)",
     is_for_everybody=True,
     more=_programs,
 )
-DRIVER_CHECKS = (gaudi_devices,)
-HOST_CHECKS = ()
-REPORT_FILES = (
-    "/sys/module/habanalabs/version",
-    *(f"{DRIVER}/*/{name}" for name in ("status", "module_id", "device_type", "device")),
-    f"{DRIVER}/*/accel/*/dev",
-    f"{DRIVER}/*/infiniband_verbs/*/dev",
+CHECKS = VendorChecks(
+    (gaudi_devices,),
+    report_files=(
+        "/sys/module/habanalabs/version",
+        *(f"{DRIVER}/*/{name}" for name in ("status", "module_id", "device_type", "device")),
+        f"{DRIVER}/*/accel/*/dev",
+        f"{DRIVER}/*/infiniband_verbs/*/dev",
+    ),
+    report_nodes=("/dev/accel/*", "/dev/infiniband/uverbs*"),
 )
-REPORT_NODES = ("/dev/accel/*", "/dev/infiniband/uverbs*")

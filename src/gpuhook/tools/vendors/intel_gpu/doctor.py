@@ -1,10 +1,11 @@
-"""Checks of Intel's GPU driver for the doctor; ``tools/doctor/vendors`` says how they are used.
+"""Checks of Intel's GPU driver for the doctor.
 
 A host with an unused GPU, as many servers have, is not checked.
 """
 
 from collections.abc import Callable
 
+from gpuhook.tools.doctor.case import VendorChecks
 from gpuhook.tools.doctor.driver import Driver
 from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.intel_gpu.discover import DRIVERS, PRODUCTS
@@ -16,21 +17,15 @@ def _is_product(fact: Callable[[str], str]) -> bool:
     return fact("vendor") == "0x8086" and fact("device").removeprefix("0x") in PRODUCTS
 
 
-_HAS = "Intel's driver {version} has {count} GPUs"
 intel_gpus = Driver(
-    "intel-gpus",
-    "Intel",
-    _HAS,
-    VENDOR,
-    lambda case, _: VENDOR.discover(case.config),
-    is_ours=_is_product,
-    by_root=True,
+    VENDOR, "intel-gpus", _is_product, "{title}'s driver {version} has {count} GPUs", by_root=True
 )
-DRIVER_CHECKS = (intel_gpus,)
-HOST_CHECKS = ()
-REPORT_FILES = tuple(
-    f"{sysfs_devices.driver_folder(driver)}/*/{name}"
-    for driver in DRIVERS
-    for name in ("device", "sriov_numvfs", "drm/*/dev")
+CHECKS = VendorChecks(
+    (intel_gpus,),
+    report_files=tuple(
+        f"{sysfs_devices.driver_folder(driver)}/*/{name}"
+        for driver in DRIVERS
+        for name in ("device", "sriov_numvfs", "drm/*/dev")
+    ),
+    report_nodes=("/dev/dri/*",),
 )
-REPORT_NODES = ("/dev/dri/*",)

@@ -1,12 +1,13 @@
-"""Checks of Neuron's driver for the doctor; ``tools/doctor/vendors`` says how they are used."""
+"""Checks of Neuron's driver for the doctor."""
 
 from collections.abc import Callable, Iterator
 
 from gpuhook.base.errors import listed
+from gpuhook.tools.doctor.case import VendorChecks
 from gpuhook.tools.doctor.driver import Driver
 from gpuhook.tools.doctor.finding import Finding, warning
 from gpuhook.tools.doctor.machine import Machine
-from gpuhook.vendors.neuron.discover import connected, device_numbers, discover, product
+from gpuhook.vendors.neuron.discover import connected, device_numbers, product
 from gpuhook.vendors.neuron.vendor import CLASS, VENDOR, Inventory, between, ranges
 
 _CHECK = "neuron-devices"
@@ -44,24 +45,22 @@ def _further(driver: Machine, inventory: Inventory) -> Iterator[Finding]:
 
 
 neuron_devices = Driver(
-    _CHECK,
-    "AWS Neuron",
-    "AWS Neuron's driver {version} has {count} devices",
     VENDOR,
-    lambda _, driver: discover(driver.path("/")),
-    is_ours=_is_device,
+    _CHECK,
+    _is_device,
     without=_RELOAD,
     udev="Install the package aws-neuronx-dkms, whose udev rule permits all users",
     is_for_everybody=True,
     more=_further,
 )
-DRIVER_CHECKS = (neuron_devices,)
-HOST_CHECKS = ()
-REPORT_FILES = (
-    "/sys/module/neuron/version",
-    f"{CLASS}/neuron*/dev",
-    f"{CLASS}/neuron*/core_count",
-    f"{CLASS}/neuron*/connected_devices",
-    f"{CLASS}/neuron*/info/architecture/*",
+CHECKS = VendorChecks(
+    (neuron_devices,),
+    report_files=(
+        "/sys/module/neuron/version",
+        f"{CLASS}/neuron*/dev",
+        f"{CLASS}/neuron*/core_count",
+        f"{CLASS}/neuron*/connected_devices",
+        f"{CLASS}/neuron*/info/architecture/*",
+    ),
+    report_nodes=("/dev/neuron*",),
 )
-REPORT_NODES = ("/dev/neuron*",)

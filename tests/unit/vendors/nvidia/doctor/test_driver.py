@@ -8,7 +8,7 @@ import pytest
 from fabricated import LIBRARIES, VERSION, Tree, said
 
 from gpuhook.tools.doctor import examine
-from gpuhook.tools.vendors.nvidia.doctor import DRIVER_CHECKS, driver
+from gpuhook.tools.vendors.nvidia.doctor import CHECKS, driver
 from gpuhook.vendors.nvidia import nvml
 from gpuhook.vendors.nvidia.model import Gpu
 
@@ -42,7 +42,7 @@ def test_a_machine_without_accelerators_has_no_failure(
     tree.root.mkdir(exist_ok=True)
     for number, vendor in enumerate(vendors):
         tree.write(f"/sys/bus/pci/devices/0000:0{number}:00.0/vendor", f"{vendor}\n")
-    [found] = examine(tree.case, DRIVER_CHECKS)
+    [found] = examine(tree.case, CHECKS.driver)
     assert (found.check, str(found.status)) == ("driver-loaded", "note")
     assert "the PCI bus shows no NVIDIA GPU" in found.message
     assert found.remedy.startswith("If this host should have one: ")
@@ -69,7 +69,7 @@ def neuron(tree: Tree, tmp_path: Path) -> Tree:
 
 
 def test_a_machine_of_another_vendor_lacks_nothing(neuron: Tree) -> None:
-    found = list(examine(neuron.case, DRIVER_CHECKS))
+    found = list(examine(neuron.case, CHECKS.driver))
     assert [(each.check, str(each.status)) for each in found] == [("driver-loaded", "ok")]
     assert "devices of another vendor" in found[0].message
 
@@ -85,7 +85,7 @@ def test_a_machine_of_another_vendor_lacks_nothing(neuron: Tree) -> None:
 def test_a_machine_with_both_is_looked_at(neuron: Tree, files: dict[str, str]) -> None:
     for path, text in files.items():
         neuron.write(path, text)
-    found = list(examine(neuron.case, DRIVER_CHECKS))
+    found = list(examine(neuron.case, CHECKS.driver))
     assert "failure" in {str(each.status) for each in found}
 
 
@@ -125,7 +125,7 @@ def test_libraries_of_another_version_or_none(
 
 def test_a_driver_root_that_does_not_exist(tree: Tree) -> None:
     tree.config.driver_root = "/run/nvidia/driver"
-    [finding] = examine(tree.case, DRIVER_CHECKS)
+    [finding] = examine(tree.case, CHECKS.driver)
     assert (finding.check, str(finding.status)) == ("driver-root", "failure")
     assert "/run/nvidia/driver can't be opened" in finding.message
 
