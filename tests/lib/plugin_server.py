@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,9 +16,9 @@ PATIENCE_S = 300
 _CODE = """
 import sys
 from gpuhook.cluster.device_plugin import server, settings
-from gpuhook.cluster.kubelet_endpoint import folder
+from gpuhook.cluster.kubelet_endpoint import folder, server as endpoint
 if sys.argv[2] == "False":
-    folder._libc.inotify_init1 = lambda flags: -1
+    endpoint._libc.inotify_init1 = lambda flags: -1
 exec(sys.argv[4])
 made = settings.Settings(
     kubelet_folder=sys.argv[1], register=sys.argv[3] == "True", state_dir=sys.argv[5]
@@ -68,9 +69,11 @@ class PluginServer:
     ) -> None:
         words = [sys.executable, "-c", _CODE, str(folder), str(inotify), str(register)]
         words += [first, state_dir]
-        self.process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
+        self._supervisor, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                words, stdin=theirs.fileno(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
         self.pid = self.process.pid
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -83,14 +86,15 @@ class PluginServer:
 
     def report(self, *resources: Resource) -> None:
         """Have the server know of this state."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(State(resources).to_line())
-        self.process.stdin.flush()
+        self.send(State(resources).to_line())
+
+    def send(self, line: bytes) -> None:
+        """Send a line as the supervisor does."""
+        self._supervisor.sendall(line)
 
     def hang_up(self) -> None:
-        """Close the pipe, as a supervisor that ends."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        """Close the connection, as a supervisor that ends."""
+        self._supervisor.close()
 
     def wait_for_line(self, *words: str, times: int = 1) -> None:
         """Wait until that many lines have all the words."""
@@ -131,9 +135,6 @@ class PluginServer:
         self.process.kill()
         self.process.wait()
         self._reader.join(PATIENCE_S)
-        for each in (self.process.stdin, self.process.stdout):
-            assert each is not None
-            try:
-                each.close()
-            except BrokenPipeError:
-                pass
+        self._supervisor.close()
+        assert self.process.stdout is not None
+        self.process.stdout.close()

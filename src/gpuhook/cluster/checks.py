@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from gpuhook.cluster.nri import PROCESS, SOCKET, UNIT
+from gpuhook.cluster.nri.transport import PROCESS, SOCKET
 from gpuhook.tools.doctor import engines
 from gpuhook.tools.doctor.case import Case, Step
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
@@ -12,7 +12,8 @@ _CHECK = "device-plugin"
 _NRI, _GATE = "nri", "gate"
 _FOLDER = "/var/lib/kubelet/device-plugins"
 _REGISTRY = "kubelet.sock"
-_SERVER = "gpuhook-server"  # the process name of the plugin's server (device_plugin.service)
+_SERVER = "gpuhook-server"  # the process name of the plugin's server (kubelet_endpoint)
+_UNIT = "/etc/systemd/system/gpuhook-nri.service"  # as in the page and the installer
 
 
 def device_plugin(case: Case) -> Iterator[Finding]:
@@ -75,10 +76,10 @@ def engines_plugin(case: Case) -> Iterator[Finding]:
             "gives no container a device",
             "Start it (systemctl start gpuhook-nri), or set gate = false in [gpuhook]",
         )
-    elif machine.exists(UNIT):
+    elif machine.exists(_UNIT):
         yield warning(
             _NRI,
-            f"{UNIT} is there, and gpuhook nri doesn't run: pods start without their devices",
+            f"{_UNIT} is there, and gpuhook nri doesn't run: pods start without their devices",
             "Look at `systemctl status gpuhook-nri`; docs/kubernetes/nri.md says how an engine is "
             "told to start nothing without it",
         )
@@ -88,11 +89,11 @@ def _gate(case: Case) -> Iterator[Finding]:
     """Report whatever bypasses the gate."""
     if case.config_error:
         return
-    unit = case.machine.text(UNIT) or ""
+    unit = case.machine.text(_UNIT) or ""
     if "--gate" in unit and not case.config.gate:  # protects: doctor-gate
         yield warning(
             _GATE,
-            f"{UNIT} has a gate, and config.toml has none: gpu-py gives what a container asks for "
+            f"{_UNIT} has a gate, and config.toml has none: gpu-py gives what a container asks for "
             "while gpuhook nri doesn't run",
             "Set gate = true in [gpuhook]: gpuhook config set gpuhook.gate=true",
         )

@@ -80,7 +80,7 @@ class _Child(JsonLineWorker):
     def read(self, deadline: float) -> dict[str, Any] | None:
         """Return its result, {} if it ended without one, None while it is running."""
         while True:
-            for line in self._lines():
+            for line in self.lines():
                 return line
             if self._fd < 0:
                 return {}

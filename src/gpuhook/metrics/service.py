@@ -87,7 +87,7 @@ class Service:
         server.tend()
         while time.monotonic() < end and not self._ends:
             is_ready = False
-            for line in server.read():
+            for line in server.lines():
                 if "error" in line:
                     raise _error(line)
                 is_ready |= "ready" in line
@@ -107,7 +107,7 @@ class Service:
         """Do the work that is due, or wait for more."""
         if server.tend():
             self._given = None
-        for line in server.read():
+        for line in server.lines():
             self._hear(server, line)
         if self._prepares and server.wants() < 0:  # no client has to wait for that
             self._prepares = False
@@ -240,10 +240,6 @@ class _Server(StateWorker):
             serve, "The process that serves the metrics", "gpuhook-http", tell, time.monotonic,
             (listener.fileno(),), answers.QUESTION,
         )  # fmt: skip
-
-    def read(self) -> list[dict[str, Any]]:
-        """Return its messages."""
-        return self._lines()
 
 
 def _error(line: dict[str, Any]) -> MetricsError:

@@ -126,7 +126,7 @@ class Telemetry(JsonLineWorker):
         status = self.reap()
         if status is not None:
             while self._has_spoken():  # its last message says why it has ended
-                for line in self._lines():
+                for line in self.lines():
                     self._note(line)
             self._note_loss(how_ended(status))
         now = self._clock()
@@ -150,7 +150,7 @@ class Telemetry(JsonLineWorker):
 
     def _wait(self, deadline: float) -> dict[str, Any] | None:
         while True:
-            for line in self._lines():
+            for line in self.lines():
                 if line.get("answer") == self._number:
                     if not _is_sound(line):
                         self._fail(

@@ -73,10 +73,11 @@ def _check_options(is_probe: bool, dry_run: bool, dynamic: bool) -> None:
         )
 
 
-def _check_places(places: dict[str, str]) -> None:
+def _check_places(given: dict[str, Any]) -> None:
     """Raise RequestError for a path that the kubelet or engines would interpret differently."""
     usual = Options()
-    for name, path in places.items():
+    for name in _PLACES:
+        path = given[name]
         if not path.startswith("/") and (path or getattr(usual, name)):
             raise RequestError(
                 f"--{name.replace('_', '-')} {shown(path)} isn't an absolute path",
@@ -179,11 +180,8 @@ def dra(
     kubeconfig: str | None,
     api_server: str | None,
     is_probe: bool,
-    device_metadata: bool,
-    metrics_listen: str,
-    recovery: float,
     config_path: str | None,
-    **places: Any,
+    **service: Any,
 ) -> None:
     """Offer the host's devices to a Kubernetes cluster, by Dynamic Resource Allocation.
 
@@ -194,9 +192,9 @@ def dra(
     needed for that.
     """
     _check_options(is_probe, dry_run, dynamic_mig)
-    _check_places(places)
+    _check_places(service)
     if is_probe:
-        probe(places["registry"], os.environ.get("POD_UID", ""), _PATIENCE)
+        probe(service["registry"], os.environ.get("POD_UID", ""), _PATIENCE)
         return
     followed = Followed(config_path)
     config = followed.config
@@ -209,13 +207,7 @@ def dra(
         lists=list_attributes,
     )
     if not dry_run:
-        options = Options(
-            instance=os.environ.get("POD_UID", ""),
-            device_metadata=device_metadata,
-            metrics_listen=metrics_listen,
-            recovery=recovery,
-            **places,
-        )
+        options = Options(instance=os.environ.get("POD_UID", ""), **service)
         try:
             sys.exit(_serve(followed, choices, options, kubeconfig, api_server))
         except Changed:

@@ -11,9 +11,9 @@ import click
 from gpuhook.base import names as ours
 from gpuhook.base.config.model import DEFAULT_PATH, Config
 from gpuhook.base.errors import PluginError, RequestError, printable, shown
-from gpuhook.cluster.nri import SOCKET
 from gpuhook.cluster.nri.answer import Given, InjectionMode
 from gpuhook.cluster.nri.asked import PATIENCE
+from gpuhook.cluster.nri.transport import SOCKET
 from gpuhook.monitor.followed import Followed
 from gpuhook.monitor.host.driver_program import our_program
 from gpuhook.tools.cli._help import command

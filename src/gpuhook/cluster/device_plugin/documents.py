@@ -5,7 +5,8 @@ otherwise keep for the rest of its life.
 """
 
 import os
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuhook.base import names as ours
@@ -40,31 +41,31 @@ class Places(Protocol):
         """The folder on the host above the nodes' /dev."""
 
 
-def bring(
-    settings: Settings,
-    config: Config,
-    found: Iterable[Found],
-    failing: Container[str],
-    tell: Callable[[str], None],
-) -> bool:
+@dataclass(frozen=True)
+class Chore:
+    """The input of this module's functions: the devices ``found``, and the ``failing`` vendors.
+
+    ``tell`` gets a sentence for each change and each problem.
+    """
+
+    settings: Settings
+    config: Config
+    found: Collection[Found]
+    failing: Container[str]
+    tell: Callable[[str], None]
+
+
+def bring(chore: Chore) -> bool:
     """Write a CDI spec of each vendor's devices, and remove those of vendors that are gone.
 
-    Specs of ``failing`` vendors stay unchanged. Only gpuhook's specs are replaced. If
-    ``gpuhook install --cdi`` manages specs, those are updated instead. ``tell`` gets a
-    sentence for each change. Return whether everything succeeded.
+    Specs of failing vendors stay unchanged. Only gpuhook's specs are replaced. If
+    ``gpuhook install --cdi`` manages specs, those are updated instead. Return whether everything
+    succeeded.
     """
-    return child.do(
-        lambda: _bring(settings, config, found, failing, tell), _PATIENCE, tell, "CDI specs"
-    )
+    return child.do(lambda: _bring(chore), _PATIENCE, chore.tell, "CDI specs")
 
 
-def _bring(
-    settings: Settings,
-    config: Config,
-    found: Iterable[Found],
-    failing: Container[str],
-    tell: Callable[[str], None],
-) -> bool:
+def _bring(chore: Chore) -> bool:
     from gpuhook.tools.cdi import refresh as refreshing  # noqa: PLC0415 - only in the child
     from gpuhook.tools.cdi import write as writing  # noqa: PLC0415
     from gpuhook.tools.engines.files import DEFAULT_STATE  # noqa: PLC0415
@@ -72,40 +73,34 @@ def _bring(
     report = refreshing.refresh(DEFAULT_STATE) if os.geteuid() == 0 else None
     if report is not None:
         for line in (*report.done, *report.warnings):
-            tell(line)
+            chore.tell(line)
         for failure in report.failures:
-            tell(f"CDI specs: {failure.error}")
+            chore.tell(f"CDI specs: {failure.error}")
         return not report.failures
-    here = {vendor.names.NAME: (vendor, inventory) for vendor, inventory in found}
+    here = {vendor.names.NAME: (vendor, inventory) for vendor, inventory in chore.found}
     well = True
-    for names in registry.known(config).values():
-        if names.NAME in failing:
+    for names in registry.known(chore.config).values():
+        if names.NAME in chore.failing:
             continue
-        path = os.path.join(settings.cdi_folder, writing.file_name(names.KIND, _FORMAT))
+        path = os.path.join(chore.settings.cdi_folder, writing.file_name(names.KIND, _FORMAT))
         try:
-            _bring_one(path, settings, config, here.get(names.NAME), tell)
+            _bring_one(path, chore, here.get(names.NAME))
         except GpuhookError as error:
-            tell(f"CDI specs: {error}")
+            chore.tell(f"CDI specs: {error}")
             well = False
     return well
 
 
-def _bring_one(
-    path: str,
-    settings: Settings,
-    config: Config,
-    found: Found | None,
-    tell: Callable[[str], None],
-) -> None:
+def _bring_one(path: str, chore: Chore, found: Found | None) -> None:
     from gpuhook.core.cdi import folders  # noqa: PLC0415 - as above
     from gpuhook.tools.cdi import refresh as refreshing  # noqa: PLC0415
     from gpuhook.tools.cdi import write as writing  # noqa: PLC0415
     from gpuhook.tools.engines.files import Change  # noqa: PLC0415
 
     try:
-        made = None if found is None else _made(settings, config, found)
+        made = None if found is None else _made(chore.settings, chore.config, found)
     except NoDeviceError as error:
-        tell(f"CDI specs: {error.cause}")
+        chore.tell(f"CDI specs: {error.cause}")
         made = None
     is_there = os.path.lexists(path)
     document = folders.examine(path)[1] if is_there else None
@@ -113,14 +108,14 @@ def _bring_one(
     if made is None:
         if mine:
             refreshing.remove(Change(path, writing.read_old(path), None))
-            tell(f"removed {path}")
+            chore.tell(f"removed {path}")
         return
     if is_there and not mine:
         raise CdiError(f"{path} exists and isn't gpuhook's", "Remove it or move it away")
     if writing.write(path, writing.to_text(made.document, _FORMAT)):
-        tell(refreshing.written(made, path))
+        chore.tell(refreshing.written(made, path))
         for warning in made.warnings:
-            tell(warning)
+            chore.tell(warning)
 
 
 def _made(settings: Settings, config: Config, found: Found) -> "Generated":
@@ -149,27 +144,21 @@ def on_host(document: dict[str, Any], settings: Places, root: str) -> dict[str, 
     return document
 
 
-def keep_driver_folder(
-    settings: Settings,
-    config: Config,
-    found: Iterable[Found],
-    failing: Container[str],
-    tell: Callable[[str], None],
-) -> bool:
+def keep_driver_folder(chore: Chore) -> bool:
     """Fill the driver folder of the strategy ``mounts``; return whether that succeeded.
 
     It has the files of the installed driver, and stays unchanged if the driver is gone, or is one
-    of the ``failing`` ones. ``tell`` gets a sentence for each change and each problem.
+    of the failing ones.
     """
-    present = [each for each in found if each[0].names.NAME not in failing]
 
     def work() -> bool:
         from gpuhook.tools.driver_folder.keep import keep as keep_one  # noqa: PLC0415 - only here
 
-        folder = settings.driver_folder
-        for vendor, inventory in present:
-            if keep_one(config, vendor.names, inventory, folder):
-                tell(f"{folder} has the files of driver {inventory.version}")
+        folder = chore.settings.driver_folder
+        for vendor, inventory in chore.found:
+            is_present = vendor.names.NAME not in chore.failing
+            if is_present and keep_one(chore.config, vendor.names, inventory, folder):
+                chore.tell(f"{folder} has the files of driver {inventory.version}")
         return True
 
-    return child.do(work, _FOLDER_PATIENCE, tell, "The driver folder")
+    return child.do(work, _FOLDER_PATIENCE, chore.tell, "The driver folder")

@@ -3,10 +3,8 @@
 It also generates CDI specs and fills the driver folder, in children, before containers use them.
 """
 
-import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from functools import partial
-from typing import Any
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import listed
@@ -18,10 +16,8 @@ from gpuhook.cluster.kubelet_endpoint import supervisor
 from gpuhook.cluster.kubelet_endpoint.device_monitor import DeviceMonitor
 from gpuhook.cluster.kubelet_endpoint.supervisor import EndpointSupervisor, Signals, tell
 from gpuhook.monitor.followed import Followed
-from gpuhook.monitor.host.child import BackOff, Clock, Tell
-from gpuhook.monitor.host.state_worker import StateWorker
-from gpuhook.monitor.machine import Found
-from gpuhook.monitor.service_metrics import Calls, ServiceMetrics
+from gpuhook.monitor.host.child import BackOff
+from gpuhook.monitor.service_metrics import Calls
 
 _WHILE_BAD = (5.0, 600.0)  # seconds until a failed chore is retried: first, maximum
 METRICS = "gpuhook_device_plugin_allocation"  # the start of its metrics' names
@@ -35,8 +31,7 @@ def run(settings: Settings, config: Config, followed: Followed | None = None) ->
     return supervisor.run(lambda signals: Supervisor(settings, config, signals, followed))
 
 
-# A function that acts on the vendors found, and returns whether it succeeded.
-Work = Callable[[Settings, Config, list[Found], Container[str], Callable[[str], None]], bool]
+Work = Callable[[documents.Chore], bool]
 
 
 def _chores(settings: Settings) -> list[Work]:
@@ -64,27 +59,8 @@ class _RetryTask:
             self.at = self._clock() + self._back_off.grow()
 
 
-class Server(StateWorker):
-    """The process that talks to the kubelet; it reads states from a pipe."""
-
-    def __init__(self, settings: Settings, tell: Tell, clock: Clock) -> None:
-        def serve(reader: int) -> int:
-            # gRPC is imported only here: it has threads, and a process with them can't fork.
-            from gpuhook.cluster.device_plugin import server  # noqa: PLC0415
-
-            return server.serve(settings, reader, tell)
-
-        super().__init__(serve, "The server", "gpuhook-server", tell, clock)
-
-    def reports(self) -> list[dict[str, Any]]:
-        """Return its reports on allocations (``server.Report``), if the settings ask for them."""
-        return self._lines()
-
-
 class Supervisor(EndpointSupervisor):
     """The supervisor of the device plugin."""
-
-    _server: Server
 
     def __init__(
         self,
@@ -93,13 +69,19 @@ class Supervisor(EndpointSupervisor):
         signals: Signals,
         followed: Followed | None = None,
     ) -> None:
-        clock = time.monotonic
-        calls = Calls(METRICS, "Allocations", ("resource",))
+
+        def serve(fd: int) -> int:
+            # gRPC is imported only here: it has threads, and a process with them can't fork.
+            from gpuhook.cluster.device_plugin import server  # noqa: PLC0415
+
+            return server.serve(settings, fd, tell)
+
         super().__init__(
             signals,
             DeviceMonitor(config, settings.recovery, settings.interval, settings.vendors, tell),
-            Server(settings, tell, clock),
-            ServiceMetrics(calls, settings.metrics_listen, "--metrics-listen", tell, clock),
+            serve,
+            Calls(METRICS, "Allocations", ("resource",)),
+            settings.metrics_listen,
             [settings.kubelet_folder],
             followed,
         )
@@ -109,7 +91,9 @@ class Supervisor(EndpointSupervisor):
         self._state: State | None = None
         self._warnings: list[str] = []
         self._told: dict[str, str] = {}  # logged reasons why devices are unhealthy
-        self._chores = [_RetryTask(partial(self._do, each), clock) for each in _chores(settings)]
+        self._chores = [
+            _RetryTask(partial(self._do, each), self._clock) for each in _chores(settings)
+        ]
         self._mps: tuple[bool, object] | None = None  # whether its daemon ran, and its state
 
     def _look(self) -> None:
@@ -132,15 +116,6 @@ class Supervisor(EndpointSupervisor):
         self._server.tend()
         return [chore.at for chore in self._chores]
 
-    def _readers(self) -> list[Any]:
-        return [self._server] if self._metrics.is_on else []
-
-    def _read(self, ready: Sequence[Any]) -> None:
-        if self._server in ready:
-            for each in self._server.reports():
-                labels = (str(each["resource"]),)
-                self._metrics.note(labels, each["seconds"], failed=each["failed"])
-
     def _look_at_mps(self) -> None:
         """Check whether the MPS control daemon is running, if a resource is shared by MPS."""
         if not any(each.shares for each in self._settings.sharing.values()):
@@ -157,7 +132,8 @@ class Supervisor(EndpointSupervisor):
     def _do(self, work: Work) -> bool:
         machine = self._observed.machine
         failing = machine.failures().keys()
-        return work(self._settings, self._config, machine.present, failing, tell)
+        present = machine.present
+        return work(documents.Chore(self._settings, self._config, present, failing, tell))
 
     def _reasons(self) -> dict[str, str]:
         """Return why devices can't be allocated, by the ids of the offered devices."""

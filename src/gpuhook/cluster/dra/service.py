@@ -3,7 +3,7 @@
 The server process also publishes devices.
 """
 
-import time
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -14,13 +14,13 @@ from gpuhook.cluster.dra.claim_preparer import ClaimPreparer, Claims
 from gpuhook.cluster.dra.devices import Devices
 from gpuhook.cluster.dra.options import Options
 from gpuhook.cluster.dra.publish import Publisher, wanted
-from gpuhook.cluster.dra.work import LIMIT, Job, Server
+from gpuhook.cluster.dra.work import LIMIT, Job
 from gpuhook.cluster.kubelet_endpoint import supervisor
 from gpuhook.cluster.kubelet_endpoint.supervisor import EndpointSupervisor, Signals, give_back, tell
 from gpuhook.monitor import kubelet
 from gpuhook.monitor.followed import Followed
 from gpuhook.monitor.ledger.records import Records
-from gpuhook.monitor.service_metrics import Calls, ServiceMetrics
+from gpuhook.monitor.service_metrics import Calls
 
 _MOST = 16  # claims that are processed at once; others wait for one to end
 _BUSY = "Work on other claims took all of the time. The kubelet tries again"
@@ -48,8 +48,6 @@ def run(
 class Supervisor(EndpointSupervisor):
     """The supervisor of ``gpuhook dra``."""
 
-    _server: Server
-
     def __init__(
         self,
         devices: Devices,
@@ -59,13 +57,19 @@ class Supervisor(EndpointSupervisor):
         signals: Signals,
         followed: Followed | None,
     ) -> None:
-        clock = time.monotonic
-        calls = Calls(METRICS, "Claims", ("driver", "operation"))
+
+        def serve(fd: int) -> int:
+            # gRPC is imported only here: it has threads, and a process with them can't fork.
+            from gpuhook.cluster.dra import server  # noqa: PLC0415
+
+            return server.serve(options, publisher, fd, tell)
+
         super().__init__(
             signals,
             devices.observed,
-            Server(options, publisher, tell, clock),
-            ServiceMetrics(calls, options.metrics_listen, "--metrics-listen", tell, clock),
+            serve,
+            Calls(METRICS, "Claims", ("driver", "operation")),
+            options.metrics_listen,
             [options.registry, options.plugins],
             followed,
         )
@@ -80,8 +84,6 @@ class Supervisor(EndpointSupervisor):
         self._old: set[str] = set()  # drivers that served claims before
         self._sweep_at = 0.0
         self._dying: list[Job] = []
-        # Calls of the server without a reply: their time, and their labels in the metrics.
-        self._open: dict[int, tuple[float, tuple[str, str]]] = {}
 
     def _look(self) -> None:
         self._devices.tend()
@@ -102,7 +104,6 @@ class Supervisor(EndpointSupervisor):
             self._report()
         if self._server.tend():
             self._calls = []  # no kubelet waits for them any more, and their numbers are reused
-            self._open = {}
             for job in self._jobs:
                 job.call = 0
         for job in [*self._jobs]:
@@ -123,20 +124,14 @@ class Supervisor(EndpointSupervisor):
         ]
         return [*times, *(self._clock() + _POLL for _ in self._dying)]
 
-    def _readers(self) -> list[Any]:
-        return [self._server, *self._jobs]
+    def _workers(self) -> Sequence[Job]:
+        return self._jobs
 
-    def _read(self, ready: Sequence[Any]) -> None:
-        if self._server in ready:
-            for call in self._server.calls():
-                if call["claim"]:
-                    self._open[call["call"]] = self._clock(), (call["driver"], call["do"])
-                    self._calls.append((self._clock() + LIMIT, call))
-                else:
-                    self._server.reply(call["call"], {})
-        for job in self._jobs:
-            if job in ready:
-                job.read()
+    def _called(self, call: Mapping[str, Any]) -> None:
+        if call["claim"]:
+            self._calls.append((self._clock() + LIMIT, call))
+        else:
+            self._reply(call["call"], {})
 
     # Claims -----------------------------------------------------------------------------------
 
@@ -176,11 +171,8 @@ class Supervisor(EndpointSupervisor):
             self._dying.append(job)
 
     def _reply(self, call: int, answer: Mapping[str, Any]) -> None:
-        """Answer a call of the server, and count it."""
-        self._server.reply(call, answer)
-        if call in self._open:
-            began, labels = self._open.pop(call)
-            self._metrics.note(labels, self._clock() - began, failed="error" in answer)
+        """Answer a call of the server."""
+        self._server.answer(json.dumps({"call": call, "answer": answer}).encode() + b"\n")
 
     def _report(self) -> None:
         """Send the server all drivers, their devices' health, and the devices to publish."""
@@ -198,7 +190,8 @@ class Supervisor(EndpointSupervisor):
                     "message": failure or known.reason,
                 }
             )
-        self._server.know(state, {} if self._publisher is None else wanted(self._devices))
+        slices = {} if self._publisher is None else wanted(self._devices)
+        self._server.give(json.dumps({"state": state, "slices": slices}).encode() + b"\n")
 
 
 def _about(call: Mapping[str, Any]) -> tuple[str, str]:

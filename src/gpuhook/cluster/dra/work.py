@@ -1,4 +1,4 @@
-"""The children of ``gpuhook dra``: the server, and a worker for each claim that is being processed.
+"""The workers of ``gpuhook dra``, one for each claim that is being processed.
 
 Work for a claim may wait for the API server or a driver, so each has a child and a time limit. A
 hung child becomes an error in that claim's response before the kubelet gives up. The children
@@ -9,7 +9,6 @@ send lines of JSON:
     {"say": text}                                a sentence for the log
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -17,10 +16,7 @@ from typing import Any
 from gpuhook.base.container import kernel
 from gpuhook.base.errors import GpuhookError
 from gpuhook.cluster.dra.claim_preparer import ClaimPreparer
-from gpuhook.cluster.dra.options import Options
-from gpuhook.cluster.dra.publish import Publisher
-from gpuhook.monitor.host.child import Channel, Clock, JsonLineWorker, Tell
-from gpuhook.monitor.host.state_worker import StateWorker
+from gpuhook.monitor.host.child import Channel, Clock, JsonLineWorker
 
 LIMIT = 38.0  # seconds for a claim's work; the kubelet waits for 45
 _LONGEST_LINE = 16 << 20
@@ -49,7 +45,7 @@ class Job(JsonLineWorker):
 
     def read(self) -> None:
         """Process its lines; ``answer`` is set once it ``has_ended``, or before."""
-        for line in self._lines():
+        for line in self.lines():
             if "say" in line:
                 self.sentences.append(str(line["say"]))
             elif "error" in line:
@@ -109,37 +105,3 @@ def _work(
         talk.say({"answer": {"error": f"It failed: {type(error).__name__}: {error}"}})
     if claim:
         handing.report(claim)  # the kubelet has its response already
-
-
-class Server(StateWorker):
-    """The process that talks to the kubelet: it receives the state, sends calls, gets responses.
-
-    ``publisher`` runs in it, too.
-    """
-
-    def __init__(
-        self, options: Options, publisher: Publisher | None, tell: Tell, clock: Clock
-    ) -> None:
-        def serve(fd: int) -> int:
-            # gRPC is imported only here: it has threads, and a process with them can't fork.
-            from gpuhook.cluster.dra import server  # noqa: PLC0415
-
-            return server.serve(options, publisher, fd, tell)
-
-        super().__init__(serve, "The server", "gpuhook-server", tell, clock)
-
-    def know(self, state: Mapping[str, Any], slices: Mapping[str, Any]) -> None:
-        """Send the state to the server, now and after each restart of it.
-
-        ``slices`` is the input of its publisher.
-        """
-        line = {"state": state, "slices": slices}
-        self.give(json.dumps(line, separators=(",", ":")).encode() + b"\n")
-
-    def reply(self, call: int, answer: Mapping[str, Any]) -> None:
-        """Answer a call."""
-        self.answer(json.dumps({"call": call, "answer": answer}).encode() + b"\n")
-
-    def calls(self) -> list[dict[str, Any]]:
-        """Return its calls."""
-        return [line for line in self._lines() if "call" in line]

@@ -102,7 +102,7 @@ class Listener(JsonLineWorker):
     def read(self) -> list[dict[str, Any]]:
         """Return the events that it sends, including those for lost devices."""
         found = []
-        for line in self._lines():
+        for line in self.lines():
             self._heard = self._clock()
             if "asking" in line:
                 self._asking = str(line["asking"])

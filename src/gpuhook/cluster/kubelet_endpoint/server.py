@@ -1,141 +1,97 @@
 """The server process: talks to the kubelet over gRPC, with an endpoint for each offered name.
 
-It is a child of the supervisor. Both send lines of JSON: the supervisor states, of which the last
-one counts, the server reports and calls. There is one thread and one loop; streams wait without a
-thread.
+It is a child of the supervisor. Both send lines of JSON: the supervisor states, the server calls
+and reports. There is one thread and one loop; streams wait without a thread.
+
+A kubelet's folders are watched with inotify(7), and polled where inotify reports nothing.
 """
 
 import asyncio
 import json
 import os
 import signal
+import socket
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
+from gpuhook.base.container.clib import Library
 from gpuhook.base.errors import PluginError
-from gpuhook.cluster.kubelet_endpoint.folder import Folder, Identity
-from gpuhook.monitor import INSTALL
+from gpuhook.cluster.kubelet_endpoint import folder
+from gpuhook.cluster.kubelet_endpoint.folder import Identity
 from gpuhook.monitor.host.child import BackOff, Tell
 
 # Set before gRPC is loaded: this process doesn't fork, and gRPC's own log doesn't help operators.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-try:
-    import grpc
-except ImportError as missing:
-    raise PluginError(
-        "The Python package grpcio isn't installed, and gpuhook needs it to talk to a kubelet",
-        INSTALL,
-    ) from missing
+import grpc
 
-__all__ = ["Endpoint", "EndpointServer", "Socket", "grpc", "run", "service"]
+__all__ = ["Endpoint", "EndpointServer", "grpc"]
 
 _PAUSES = (0.1, 10.0)  # seconds between two attempts: the first pause, the longest one
-_AGAIN = 10.0  # seconds until an endpoint that failed is started again
+_STEADY = 10.0  # seconds after which an attempt counts as a success
+_POLL = 5.0  # seconds between checks of the folders, most changes of which inotify reports
 _END = 0.5  # seconds for streams to end by themselves
-_STOP = 1.5  # seconds for the whole shutdown
-_REASONS = 16  # logged messages that are remembered, so that each is logged once
-_PIECE = 1 << 16  # bytes that are read at once
+_REASONS = 16  # logged problems that are remembered, so that each is logged once
 _LINE = 16 << 20  # bytes of a line, at most
+_PIECE = 1 << 16  # bytes of events that are read at once
+# sys/inotify.h: entries that are renamed, created or deleted, and the folder itself.
+_CHANGES = 0xC0 | 0x100 | 0x200 | 0x400 | 0x800
 
 Method = Callable[[Any, Any], Awaitable[Any]]
 
-
-def service(
-    name: str, methods: Mapping[str, tuple[Method, Any]], streams: Mapping[str, Method], tell: Tell
-) -> Any:
-    """Return a gRPC service: ``methods`` with the class of their request, and ``streams`` of bytes.
-
-    ``tell`` gets the errors of calls, because gRPC's own reports are short.
-    """
-    handlers = {
-        each: grpc.unary_unary_rpc_method_handler(
-            _reporting(method, tell),
-            request_deserializer=request.FromString,
-            response_serializer=lambda answer: answer.SerializeToString(),
-        )
-        for each, (method, request) in methods.items()
-    }
-    for each, method in streams.items():
-        handlers[each] = grpc.unary_stream_rpc_method_handler(_reporting(method, tell))
-    return grpc.method_handlers_generic_handler(name, handlers)
-
-
-def _reporting(method: Method, tell: Tell) -> Method:
-    async def reported(request: Any, context: Any) -> Any:
-        try:
-            return await method(request, context)
-        except Exception as error:
-            if not isinstance(error, grpc.aio.AbortError):
-                tell(f"a call failed: {error!r}")
-            raise
-
-    return reported
-
-
-class Socket:
-    """A gRPC server on its own socket in a folder."""
-
-    def __init__(self, folder: Folder, name: str, services: Sequence[Any]) -> None:
-        self.name = name
-        self._folder = folder
-        self._identity: Identity | None = None
-        self._server = grpc.aio.server(handlers=services)
-
-    async def start(self) -> None:
-        """Start serving; PluginError if that fails."""
-        path = f"{self._folder.path}/{self.name}"
-        try:
-            self._server.add_insecure_port(f"unix:{quote(path)}")
-        except RuntimeError:
-            raise PluginError(
-                f"The socket {path} can't be created",
-                "Run gpuhook as root, with this folder writable",
-            ) from None
-        await self._server.start()
-        self._identity = self._folder.identity(self.name)
-
-    def is_there(self) -> bool:
-        """Tell whether its socket exists: a starting kubelet may remove it at any time."""
-        return self._identity is not None and self._identity == self._folder.identity(self.name)
-
-    async def stop(self) -> None:
-        """End the server, and remove the socket."""
-        await self._server.stop(_END)
+_libc = Library()
 
 
 class Endpoint(ABC):
-    """A name at the kubelet, for which ``run`` serves until it is cancelled.
+    """A name at the kubelet, which ``task`` serves until it is cancelled.
 
-    ``state`` is its newest one, and ``news`` is set at each change of that, and replaced.
-    ``is_withdrawn`` means that the supervisor no longer has the name.
+    ``state`` is the newest one of the name, and ``news`` is set at each change of it, and
+    replaced. ``is_ending`` tells streams to end. ``registry`` is the path of the kubelet's socket
+    at which it registers ("": the kubelet finds it itself).
     """
 
-    def __init__(self, name: str, state: Any, tell: Tell) -> None:
+    def __init__(self, name: str, server: "EndpointServer", registry: str = "") -> None:
         self.name = name
-        self.state = state
+        self.state = server.wanted[name]
         self.news = asyncio.Event()
-        self.is_withdrawn = False
+        self.is_ending = self.is_withdrawn = False
+        self._server = server
+        self._registry = registry
+        self._kubelet: Identity | None = None
+        self._servers: list[Any] = []
+        self._sockets: dict[str, Identity | None] = {}
         self._back_off = BackOff(*_PAUSES)
-        self._tell = tell
-        self._said: list[str] = []
+        self._said: deque[str] = deque(maxlen=_REASONS)
         self._moved = asyncio.Event()
+        self.task = asyncio.create_task(self._run(), name=name)
 
     @abstractmethod
-    async def run(self) -> None:
-        """Serve, with restarts; when cancelled, close everything."""
+    def _services(self) -> Mapping[str, Sequence[Any]]:
+        """Return the services by the paths of their sockets, in the order of their start."""
+
+    async def _keep(self) -> str:
+        """Register, and return why the registration ended; PluginError if it fails."""
+        await asyncio.Event().wait()
+        return ""
 
     def update(self, state: Any) -> None:
         """Set a newer state."""
         if state != self.state:
             self.state = state
-            self.wake()
+            self._wake()
 
-    def wake(self) -> None:
-        """Wake the streams, which then check for changes."""
+    def withdraw(self) -> None:
+        """End, because the supervisor no longer has the name."""
+        self.tell("withdrawn, because the host no longer has such devices")
+        self.is_withdrawn = True
+        self.task.cancel()
+
+    def _wake(self) -> None:
         self.news.set()
         self.news = asyncio.Event()
 
@@ -143,162 +99,232 @@ class Endpoint(ABC):
         """Check the sockets and the streams again after a change."""
         self._moved.set()
 
-    async def _next(self) -> None:
-        """Wait for the next change."""
-        self._moved.clear()
-        await self._moved.wait()
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait for a condition, which is checked at each change."""
+        while not condition():
+            self._moved.clear()
+            await self._moved.wait()
 
     def tell(self, sentence: str) -> None:
         """Log a sentence about this name."""
-        self._tell(f"{self.name}: {sentence}")
+        self._server.tell(f"{self.name}: {sentence}")
 
-    def _say(self, sentence: str) -> None:
-        """Log a problem, each once until the next success, which clears ``_said``."""
-        if sentence not in self._said:
-            self.tell(sentence)
-            self._said = [*self._said[-_REASONS:], sentence]
+    def fail(self, reason: str) -> None:
+        """Log a problem, each once until the next success."""
+        if reason not in self._said:
+            self.tell(reason)
+            self._said.append(reason)
 
+    def succeed(self, sentence: str) -> None:
+        """Log a success."""
+        self._said.clear()
+        self.tell(sentence)
 
-def run(server: Coroutine[Any, Any, int]) -> int:
-    """Run a server in this process, whose umask and signal handlers change; return the status."""
-    os.umask(0o077)  # only root may use the sockets
-    return asyncio.run(server)
+    # The sockets ------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        """Serve, with restarts; when cancelled, remove all sockets and return."""
+        try:
+            while True:
+                began = time.monotonic()
+                try:
+                    reason = await self._serve()
+                except PluginError as error:
+                    reason = str(error)
+                except Exception as error:  # noqa: BLE001 - one name's failure ends no other's
+                    reason = f"its server failed and is started again: {error!r}"
+                if self._is_new_kubelet() or time.monotonic() - began > _STEADY:
+                    self._back_off.reset()
+                self.fail(reason)
+                await self._close()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._back_off.grow()):
+                        await self.until(self._is_new_kubelet)
+        finally:
+            await self._close()
+
+    async def _serve(self) -> str:
+        """Serve until a socket has changed or the registration has ended; return the reason."""
+        self.is_ending = False
+        self._kubelet = folder.identity(self._registry)
+        for path, services in self._services().items():
+            await self._start(path, services)
+        keeping = asyncio.create_task(self._keep())
+        keeping.add_done_callback(lambda _: self.notice())
+        try:
+            # A kubelet that starts meanwhile may wait for a socket that it just removed.
+            await self.until(lambda: keeping.done() or self._change())
+            return keeping.result() if keeping.done() else self._change()
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
+    async def _start(self, path: str, services: Sequence[Any]) -> None:
+        """Start a server on a socket; PluginError if that fails."""
+        folder.free(path)
+        server = grpc.aio.server(handlers=services)
+        self._servers.append(server)
+        try:
+            server.add_insecure_port(f"unix:{quote(path)}")
+        except RuntimeError:
+            raise PluginError(
+                f"The socket {path} can't be created",
+                "Run gpuhook as root, with this folder writable",
+            ) from None
+        await server.start()
+        self._sockets[path] = folder.identity(path)
+
+    def _change(self) -> str:
+        """Return which socket has changed, "" for none."""
+        for path, socket_identity in self._sockets.items():
+            if socket_identity is None or socket_identity != folder.identity(path):
+                return f"{path} was removed; it is created again"
+        return "the kubelet's socket is a new one" if self._is_new_kubelet() else ""
+
+    def _is_new_kubelet(self) -> bool:
+        return folder.identity(self._registry) not in (None, self._kubelet)
+
+    async def _close(self) -> None:
+        """End all streams, and remove all sockets, the last one first."""
+        self.is_ending = True
+        self._wake()
+        self._sockets.clear()
+        while self._servers:
+            await self._servers[-1].stop(_END)  # repeated if this is cancelled meanwhile
+            self._servers.pop()
+
+    def service(self, name: str, methods: Mapping[str, tuple[Method, Any]]) -> Any:
+        """Return a gRPC service: each method with its request's class, None for a byte stream."""
+        handlers = {}
+        for each, (method, request) in methods.items():
+            method = self._reporting(method)  # noqa: PLW2901
+            handlers[each] = (
+                grpc.unary_stream_rpc_method_handler(method)
+                if request is None
+                else grpc.unary_unary_rpc_method_handler(
+                    method, request.FromString, lambda answer: answer.SerializeToString()
+                )
+            )
+        return grpc.method_handlers_generic_handler(name, handlers)
+
+    def _reporting(self, method: Method) -> Method:
+        """Return a method whose failures are logged, because gRPC's own reports are short."""
+
+        async def reported(request: Any, context: Any) -> Any:
+            try:
+                return await method(request, context)
+            except Exception as error:
+                if not isinstance(error, grpc.aio.AbortError):
+                    self.tell(f"a call failed: {error!r}")
+                raise
+
+        return reported
 
 
 class EndpointServer(ABC):
     """All names of the newest state, each with its endpoint.
 
-    ``wanted`` are the newest states by name, which ``_take`` sets from the supervisor's lines
+    ``wanted`` are the newest states by name, which ``_take`` sets from a line of the supervisor
     (ValueError, KeyError, TypeError, AttributeError for an invalid one). ``_make`` returns the
-    endpoint of a name. ``poll`` is the seconds between checks of the folders; inotify reports most
-    changes at once.
+    endpoint of a name. ``folders`` are watched for changes.
     """
 
-    poll = 10.0
-
-    def __init__(self, supervisor: int, tell: Tell) -> None:
+    def __init__(self, supervisor: int, tell: Tell, folders: Sequence[str]) -> None:
+        self.tell = tell
         self.wanted: dict[str, Any] = {}
-        self.endpoints: dict[str, Endpoint] = {}
-        self._supervisor = supervisor
-        self._tell = tell
-        self._text = b""
-        self._unsent = b""
-        self._status = 0
-        self._stop = asyncio.Event()
-        self._folders: dict[str, Folder] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.folders = {*folders}
+        self._endpoints: dict[str, Endpoint] = {}
+        self._supervisor = socket.socket(fileno=supervisor)
+        self._events = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)  # -1: they are polled
 
     @abstractmethod
-    def _take(self, lines: Sequence[bytes]) -> None:
-        """Process lines from the supervisor."""
+    def _take(self, line: bytes) -> None:
+        """Process a line from the supervisor."""
 
     @abstractmethod
     def _make(self, name: str) -> Endpoint:
         """Return a new endpoint."""
 
-    async def run(self) -> int:
-        """Serve until the supervisor ends or SIGTERM; return 0, or 1 for an invalid line."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):  # as systemd sends to all processes
-            loop.add_signal_handler(number, self._stop.set)
-        os.set_blocking(self._supervisor, False)
-        loop.add_reader(self._supervisor, self._read)
-        while not self._stop.is_set():
-            self.notice()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), self.poll)
-        loop.remove_reader(self._supervisor)
-        for task in self._tasks.values():
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait([*self._tasks.values()], timeout=_STOP)
-        for folder in self._folders.values():
-            if folder.events >= 0:
-                loop.remove_reader(folder.events)
-            folder.close()
-        return self._status
+    def run(self) -> int:
+        """Serve until the supervisor ends or SIGTERM; return 0, or 1 for an invalid line.
 
-    def folder(self, path: str) -> Folder:
-        """Return the folder at a path, whose changes every endpoint notices."""
-        if path not in self._folders:
-            folder = self._folders[path] = Folder(path)
-            if folder.events >= 0:
-                asyncio.get_running_loop().add_reader(folder.events, self.notice)
-        return self._folders[path]
+        Changes this process's umask and signal handlers.
+        """
+        os.umask(0o077)  # only root may use the sockets
+        return asyncio.run(self._run())
+
+    async def _run(self) -> int:
+        loop = asyncio.get_running_loop()
+        reader, self._writer = await asyncio.open_connection(sock=self._supervisor, limit=_LINE)
+        for number in (signal.SIGTERM, signal.SIGINT):  # as systemd sends to all processes
+            loop.add_signal_handler(number, self._writer.transport.abort)
+        if self._events >= 0:
+            loop.add_reader(self._events, self.notice)
+        polling = asyncio.create_task(self._poll())
+        try:
+            return await self._read(reader)
+        finally:
+            self._writer.transport.abort()
+            self.wanted = {}
+            tasks = [polling, *(each.task for each in self._endpoints.values())]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _poll(self) -> None:
+        while True:
+            self.notice()
+            await asyncio.sleep(_POLL)
 
     def notice(self) -> None:
-        """Make every endpoint check its folders."""
-        for folder in self._folders.values():
-            folder.watch()
-        for endpoint in self.endpoints.values():
+        """Make every endpoint check its sockets, and watch the folders that are there now."""
+        with suppress(OSError):  # there is no event
+            os.read(self._events, _PIECE)
+        for path in self.folders:
+            _libc.inotify_add_watch(self._events, os.fsencode(path), _CHANGES)
+        for endpoint in self._endpoints.values():
             endpoint.notice()
 
     def send(self, line: Mapping[str, Any]) -> None:
         """Send the supervisor a line, as soon as it reads."""
-        self._unsent += json.dumps(line).encode() + b"\n"
-        self._write()
+        self._writer.write(json.dumps(line).encode() + b"\n")
 
-    def _write(self) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            self._unsent = self._unsent[os.write(self._supervisor, self._unsent) :]
-        except BlockingIOError:
-            pass
-        except OSError:  # it has ended, which ``_read`` notices
-            self._unsent = b""
-        if self._unsent:
-            loop.add_writer(self._supervisor, self._write)
-        else:
-            loop.remove_writer(self._supervisor)
+    def count(self, labels: Sequence[str], began: float, *, failed: bool) -> None:
+        """Report a call for the metrics, with when it began by the monotonic clock."""
+        self.send({"labels": labels, "seconds": time.monotonic() - began, "failed": failed})
 
-    def _read(self) -> None:
-        """Process the supervisor's lines; stop at the end of file."""
+    async def _read(self, reader: asyncio.StreamReader) -> int:
         try:
-            piece = os.read(self._supervisor, _PIECE)
+            async for line in reader:
+                if line.endswith(b"\n"):  # else the supervisor was killed
+                    self._take(line)
+                    self._arrange()
         except ConnectionError:  # the supervisor has ended before it read a report
-            piece = b""
-        if not piece:
-            self._stop.set()
-            return
-        *lines, self._text = (self._text + piece).split(b"\n")
-        try:
-            if len(self._text) > _LINE:
-                raise ValueError("it is too long")
-            if lines:
-                self._take(lines)
+            pass
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            self._tell(f"A state from the supervisor is invalid: {error!r}")
-            self._status = 1
-            self._stop.set()
-            return
-        self._arrange()
+            self.tell(f"A state from the supervisor is invalid: {error!r}")
+            return 1
+        return 0
 
     def _arrange(self) -> None:
-        """Start and withdraw endpoints, so that each name has one."""
-        if self._stop.is_set():
-            return
-        for name, endpoint in self.endpoints.items():
+        """Update, withdraw and start endpoints, so that each name has one."""
+        for name, endpoint in self._endpoints.items():
             if endpoint.is_withdrawn:
-                continue
+                continue  # it is started again when it has ended
             if name in self.wanted:
                 endpoint.update(self.wanted[name])
             else:
-                endpoint.tell("withdrawn, because the host no longer has such devices")
-                endpoint.is_withdrawn = True
-                self._tasks[name].cancel()
+                endpoint.withdraw()
         for name in self.wanted:
-            if name not in self.endpoints:
-                self.endpoints[name] = endpoint = self._make(name)
-                self._tasks[name] = task = asyncio.create_task(endpoint.run(), name=name)
-                task.add_done_callback(self._ended)
+            if name not in self._endpoints:
+                self._begin(name)
+
+    def _begin(self, name: str) -> None:
+        self._endpoints[name] = endpoint = self._make(name)
+        endpoint.task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Remove an endpoint that has ended; one that failed is started again."""
         name = task.get_name()
-        del self.endpoints[name], self._tasks[name]
-        error = None if task.cancelled() else task.exception()
-        if error is None:
-            self._arrange()
-        elif not self._stop.is_set():
-            self._tell(f"{name}: its server failed and is started again: {error!r}")
-            asyncio.get_running_loop().call_later(_AGAIN, self._arrange)
+        del self._endpoints[name]
+        if name in self.wanted:
+            self._begin(name)

@@ -1,7 +1,11 @@
 """The supervisor of a service for the kubelet: its loop, signals and start.
 
-It has one thread and one loop. Work that may hang or crash is done in children: drivers, gRPC,
-preparing devices. The supervisor doesn't load gRPC, and so may fork.
+It monitors the host by a ``device_monitor``, and sends the server (``server``), its child, a state
+as a line of JSON whenever it changes. It has one thread and one loop. Work that may hang or crash
+is done in children: drivers, gRPC, preparing devices. The supervisor doesn't load gRPC, and so may
+fork.
+
+The runtime and the hook import nothing from here. The package needs ``gpuhook[kubernetes]``.
 """
 
 import os
@@ -10,7 +14,7 @@ import signal
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from types import FrameType
 from typing import Any, Self
@@ -18,12 +22,12 @@ from typing import Any, Self
 from gpuhook.base.container import clib
 from gpuhook.base.errors import PluginError
 from gpuhook.base.host import proc
-from gpuhook.cluster.kubelet_endpoint import folder
 from gpuhook.cluster.kubelet_endpoint.device_monitor import DeviceMonitor
+from gpuhook.cluster.kubelet_endpoint.folder import check_there
 from gpuhook.monitor import INSTALL
 from gpuhook.monitor.followed import Followed, report_ready
-from gpuhook.monitor.host.state_worker import StateWorker
-from gpuhook.monitor.service_metrics import ServiceMetrics
+from gpuhook.monitor.host.state_worker import Serve, StateWorker
+from gpuhook.monitor.service_metrics import Calls, ServiceMetrics
 
 _NEEDED = ("grpc", "google.protobuf")
 
@@ -36,7 +40,7 @@ def check_packages() -> None:
         missing = [str(error.name)]  # google, of which google.protobuf is a part
     if missing:
         raise PluginError(
-            "The device plugin needs the Python packages grpcio and protobuf, and the module "
+            "Talking to the kubelet needs the Python packages grpcio and protobuf, and the module "
             f"{missing[0]} is missing",
             INSTALL,
         )
@@ -117,9 +121,10 @@ class Signals:
 class EndpointSupervisor(ABC):
     """A supervisor's loop.
 
-    ``server`` is the process that talks to the kubelet, and ``folders`` are
-    the kubelet's. ``followed`` is the configuration, of which a change raises Changed. A supervisor
-    that ``needs_devices`` ends if there are none at the start.
+    ``serve`` is the work of the process that talks to the kubelet, and ``folders`` are the
+    kubelet's. ``calls`` are its metrics, served at an address. ``followed`` is the configuration,
+    of which a change raises Changed. A supervisor that ``needs_devices`` ends if there are none at
+    the start.
     """
 
     needs_devices = False
@@ -128,18 +133,19 @@ class EndpointSupervisor(ABC):
         self,
         signals: Signals,
         observed: DeviceMonitor,
-        server: StateWorker,
-        metrics: ServiceMetrics,
+        serve: Serve,
+        calls: Calls,
+        metrics_listen: str,
         folders: Sequence[str],
         followed: Followed | None,
     ) -> None:
         self._signals = signals
         self._observed = observed
-        self._server = server
-        self._metrics = metrics
+        self._clock = time.monotonic
+        self._server = StateWorker(serve, "The server", "gpuhook-server", tell, self._clock)
+        self._metrics = ServiceMetrics(calls, metrics_listen, "--metrics-listen", tell, self._clock)
         self._folders = folders
         self._followed = followed
-        self._clock = time.monotonic
 
     @abstractmethod
     def _look(self) -> None:
@@ -149,13 +155,13 @@ class EndpointSupervisor(ABC):
     def _work(self) -> list[float | None]:
         """Do all work that is due; return when more will be, None for never."""
 
-    @abstractmethod
-    def _readers(self) -> list[Any]:
-        """Return what to wait for, as ``select`` takes it."""
+    def _workers(self) -> Sequence[Any]:
+        """Return further children, whose ``read`` processes their lines."""
+        return ()
 
-    @abstractmethod
-    def _read(self, ready: Sequence[Any]) -> None:
-        """Process what the readers of ``ready`` have received."""
+    def _called(self, call: Mapping[str, Any]) -> None:
+        """Process a call of the server, if it makes any."""
+        raise NotImplementedError
 
     def run(self) -> int:
         """Run the loop; returns only 1, if there are no devices and it needs some."""
@@ -185,7 +191,7 @@ class EndpointSupervisor(ABC):
             if self._followed is not None:
                 self._followed.check(tell)
             for each in self._folders:
-                folder.check_there(each)
+                check_there(each)
         times = self._work()
         self._metrics.tend()
         return times
@@ -193,15 +199,24 @@ class EndpointSupervisor(ABC):
     def _wait(self, times: list[float | None]) -> None:
         """Wait for messages or the next deadline, and process the messages."""
         times += [*self._observed.deadlines(), self._server.deadline(), self._metrics.deadline()]
-        reading = [self._signals, *self._observed.readers()]
-        reading += [each for each in self._readers() if each.fileno() >= 0]
+        children = [each for each in (self._server, *self._workers()) if each.fileno() >= 0]
+        reading = [self._signals, *self._observed.readers(), *children]
         writing = [fd for fd in (self._server.wants(), *self._metrics.writers()) if fd >= 0]
         end = min(at for at in times if at is not None)
         ready, free, _ = select.select(reading, writing, [], max(0.0, end - self._clock()))
         if self._signals in ready:
             self._signals.read()
         self._observed.read(ready)
-        self._read(ready)
+        if self._server in ready:
+            for line in self._server.lines():
+                if "labels" in line:
+                    labels = tuple(map(str, line["labels"]))
+                    self._metrics.note(labels, line["seconds"], failed=line["failed"])
+                else:
+                    self._called(line)
+        for worker in self._workers():
+            if worker in ready:
+                worker.read()
         if free:
             self._server.write()
 

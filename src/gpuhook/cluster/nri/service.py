@@ -1,4 +1,11 @@
-"""The NRI plugin's service: registration, responses about containers, reconnection."""
+"""The NRI plugin's service: registration, responses about containers, reconnection.
+
+The engine asks it about each container of a pod, and adds the devices in its response. gpuhook's
+runtime and RuntimeClass aren't needed, and no engine file is changed. Root's process has no
+threads; a child without privileges parses the engine's messages (``parser``), and with a gate
+another child queries the kubelet. ``transport`` is the wire format, ``answer`` the devices of a
+container.
+"""
 
 import os
 import select
@@ -11,12 +18,21 @@ from typing import Any
 from gpuhook import __version__
 from gpuhook.base.container import kernel
 from gpuhook.base.errors import ConfigError, GpuhookError, PluginError, printable, shown
-from gpuhook.cluster.nri import PROCESS, answer
+from gpuhook.cluster.nri import answer
 from gpuhook.cluster.nri.answer import InjectionMode
 from gpuhook.cluster.nri.asked import PATIENCE, check_length, markers
 from gpuhook.cluster.nri.messages import nri, ttrpc
 from gpuhook.cluster.nri.parser import SERVICE, NoMessageError, Parser, Request
-from gpuhook.cluster.nri.transport import MOST, PLUGIN, REQUEST, RESPONSE, RUNTIME, Connection, dial
+from gpuhook.cluster.nri.transport import (
+    MOST,
+    PLUGIN,
+    PROCESS,
+    REQUEST,
+    RESPONSE,
+    RUNTIME,
+    Connection,
+    dial,
+)
 from gpuhook.cluster.nri.verdicts import Verdicts
 
 NAME = "gpuhook"

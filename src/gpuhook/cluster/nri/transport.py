@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from gpuhook.base.errors import PluginError
 
+SOCKET = "/var/run/nri/nri.sock"  # the engines' default
+PROCESS = "gpuhook-nri"  # the name of the process that serves an engine
 PLUGIN, RUNTIME = 1, 2  # connections for the engine's requests, and for ours
 REQUEST, RESPONSE = 1, 2  # types of messages
 _FRAME = struct.Struct(">II")

@@ -130,7 +130,7 @@ class JsonLineWorker(Child):
         self._fd, self._buffer = ours.detach(), b""
         self._note_start(pid)
 
-    def _lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[dict[str, Any]]:
         """Return the lines received until now; closes the descriptor at the end of the channel."""
         try:
             data = os.read(self._fd, _PIECE) if self._fd >= 0 else b""

@@ -39,7 +39,9 @@ class ManagedSpecs:
             said.write_text(sentence)
 
         said.write_text("")
-        self.well = documents.keep_driver_folder(settings, Config(), [found], failing, tell)
+        self.well = documents.keep_driver_folder(
+            documents.Chore(settings, Config(), [found], failing, tell)
+        )
         self.said = said.read_text()
 
 
@@ -79,9 +81,8 @@ def test_it_ends_with_the_supervisor(tmp_path: Path, found: Found) -> None:
             os.write(writer, f"{os.getpid()}\n".encode())
             signal.pause()
 
-        documents.keep_driver_folder(
-            Settings(driver_folder=str(tmp_path / "driver")), Config(), [found], (), tell
-        )
+        settings = Settings(driver_folder=str(tmp_path / "driver"))
+        documents.keep_driver_folder(documents.Chore(settings, Config(), [found], (), tell))
         os._exit(0)
     os.close(writer)
     with open(reader) as words:

@@ -251,13 +251,13 @@ def test_our_socket_is_removed_while_it_registers(
 REMOVED_AT_ONCE = """
 import os
 removed = []
-identity = folder.Folder.identity
-def gone(self, name):
-    if name != "kubelet.sock" and not removed and os.path.lexists(f"{self.path}/{name}"):
-        removed.append(name)
-        os.unlink(f"{self.path}/{name}")
-    return identity(self, name)
-folder.Folder.identity = gone
+identity = folder.identity
+def gone(path):
+    if "gpuhook-" in path and not removed and os.path.lexists(path):
+        removed.append(path)
+        os.unlink(path)
+    return identity(path)
+folder.identity = gone
 """
 
 
@@ -337,7 +337,7 @@ def test_resource_that_cannot_be_served_stops_no_other(
     kubelet.wait_for(AMD, healthy=8)
     server.wait_for_line(GPU, "a socket")
     server.wait_for_line(long, "too long", "107")
-    server.wait_for_line(odd, "a resource name")
+    server.wait_for_line(odd, "The kubelet refuses", "is invalid")
     assert (folder / SOCKET).read_text() == "somebody's"
     (folder / SOCKET).unlink()
     kubelet.wait_for(GPU, healthy=8)
@@ -484,21 +484,22 @@ def test_end_of_the_supervisor(registered: Kubelet, server: PluginServer, folder
 
 
 def test_state_that_cannot_be_understood(registered: Kubelet, server: PluginServer) -> None:
-    assert server.process.stdin is not None
-    server.process.stdin.write(b'{"resources": 1}\n')
-    server.process.stdin.flush()
+    server.send(b'{"resources": 1}\n')
     assert server.process.wait(nodes.PATIENCE_S) == 1
 
 
 # The extra ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("package", "name"), [("grpc", "grpcio"), ("google.protobuf", "protobuf")])
-def test_missing_extra(package: str, name: str) -> None:
-    code = (
-        f"import sys; sys.modules[{package!r}] = None\nimport gpuhook.cluster.device_plugin.server"
-    )
+@pytest.mark.parametrize("package", ["grpc", "google.protobuf"])
+def test_missing_extra(package: str) -> None:
+    code = f"""
+import sys
+from gpuhook.cluster.kubelet_endpoint.supervisor import check_packages
+sys.modules[{package!r}] = None
+check_packages()
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     last = done.stderr.splitlines()[-1]
-    assert f"package {name} isn't installed" in last
+    assert f"the module {package} is missing" in last
     assert "pip install grpcio protobuf" in last

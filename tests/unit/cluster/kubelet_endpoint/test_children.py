@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverError
-from gpuhook.cluster.device_plugin.service import Server
 from gpuhook.cluster.device_plugin.settings import Settings
 from gpuhook.cluster.device_plugin.state import State
 from gpuhook.cluster.kubelet_endpoint.listener import Listener
 from gpuhook.monitor.host.child import Channel, Work
+from gpuhook.monitor.host.state_worker import StateWorker
 from gpuhook.monitor.vendors.nvidia import events as nvidias
 
 
@@ -266,19 +266,16 @@ def test_a_driver_without_events_is_reported_once(
 
 
 @pytest.fixture
-def server(
-    said: list[str], clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Server, int]]:
+def server(said: list[str], clock: Clock) -> Iterator[tuple[StateWorker, int]]:
     """A server that reads nothing, and a pipe on which it would say so."""
     reader, writer = os.pipe2(os.O_NONBLOCK)
 
-    def be(server: Server, states: int) -> None:
+    def serve(_: int) -> int:
         while True:
             os.write(writer, b"x")
             signal.pause()
 
-    monkeypatch.setattr(Server, "_be", be)
-    made = Server(Settings(), said.append, clock)
+    made = StateWorker(serve, "The server", "gpuhook-server", said.append, clock, (writer,))
     yield made, reader
     made.end()
     os.close(reader)
@@ -286,7 +283,7 @@ def server(
 
 
 def test_a_server_that_reads_nothing_blocks_nobody(
-    server: tuple[Server, int], clock: Clock, said: list[str]
+    server: tuple[StateWorker, int], clock: Clock, said: list[str]
 ) -> None:
     made, _ = server
     made.tend()
@@ -308,7 +305,7 @@ def test_a_server_that_reads_nothing_blocks_nobody(
     wait_until(lambda: made.reap() is None and not made._zombies)
 
 
-def test_of_states_that_wait_the_last_one_counts(server: tuple[Server, int]) -> None:
+def test_of_states_that_wait_the_last_one_counts(server: tuple[StateWorker, int]) -> None:
     made, _ = server
     made.give(State().to_line())
     assert made.wants() == -1  # there is none yet
@@ -321,7 +318,7 @@ def test_of_states_that_wait_the_last_one_counts(server: tuple[Server, int]) -> 
     assert (made._state, made._is_new) == (b"c\n", True)
 
 
-def test_a_server_that_was_killed_is_not_killed_again(server: tuple[Server, int]) -> None:
+def test_a_server_that_was_killed_is_not_killed_again(server: tuple[StateWorker, int]) -> None:
     """Its id may be another process' by then."""
     made, _ = server
     made.tend()
@@ -335,7 +332,14 @@ def test_the_server_ends_with_its_supervisor_whoever_has_its_pipe() -> None:
     reader, writer = os.pipe()
     supervisor = os.fork()
     if supervisor == 0:
-        server = Server(Settings(kubelet_folder="/nowhere"), lambda _: None, time.monotonic)
+        settings = Settings(kubelet_folder="/nowhere")
+
+        def serve(fd: int) -> int:
+            from gpuhook.cluster.device_plugin import server  # noqa: PLC0415 - as the service does
+
+            return server.serve(settings, fd, lambda _: None)
+
+        server = StateWorker(serve, "It", "gpuhook-server", lambda _: None, time.monotonic)
         server.tend()
         holder = os.fork()
         if holder:
