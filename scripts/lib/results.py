@@ -1,4 +1,4 @@
-"""What was tested, with what, and how it ended: files of it, and the tables of docs/support.md.
+"""Recorded test results, and the tables of docs/support.md and of the page with all results.
 
 A run of the tests writes such a file (tests/lib/recording.py, ``--results``); scripts/record
 brings it into tests/recorded/ and writes the tables again. A file whose name begins with every-
@@ -22,7 +22,8 @@ import suites
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "tests/recorded"
-PAGE = REPOSITORY / "docs/support.md"
+PAGE = REPOSITORY / "docs/support.md"  # versions only
+DETAILS = REPOSITORY / "docs/engineering/test-results.md"
 BEGIN = "<!-- made from tests/recorded by scripts/record: don't edit it here -->"
 SUITES_BEGIN = "<!-- made from tests/recorded/suites by scripts/record: don't edit it here -->"
 END = "<!-- to here -->"
@@ -81,7 +82,34 @@ def is_of_every_change(name: str) -> bool:
     return name.startswith(EVERY_CHANGE)
 
 
-# The page -------------------------------------------------------------------------------------
+# The pages ------------------------------------------------------------------------------------
+
+
+def versions(every: Mapping[str, Result]) -> str:
+    """Return the table of versions that were tested, in Markdown; each is in one column only."""
+    found: dict[str, dict[tuple[str, str, str], Counter[str]]] = {}
+    by_change = set()
+    for name, result in every.items():
+        for row in result["programs"]:
+            key = (row["program"], row["version"], row["of"])
+            counts = {outcome: row[outcome] for outcome in OUTCOMES if outcome in row}
+            found.setdefault(row["program"], {}).setdefault(key, Counter()).update(counts)
+            by_change |= {key} if is_of_every_change(name) else set()
+    lines = ["| program | at every change | by hand |", "| --- | --- | --- |"]
+    for program in sorted(found, key=lambda each: _order((each, "", ""))):
+        keys = sorted(found[program], key=_order)
+        said = {key: _version(key, found[program][key]) for key in keys}
+        columns = [
+            [said[key] for key in keys if (key in by_change) is which] for which in (True, False)
+        ]
+        lines.append(_row((program, *(", ".join(column) for column in columns))))
+    return "\n".join(lines)
+
+
+def _version(key: tuple[str, str, str], counts: Counter[str]) -> str:
+    _, version, of = key
+    failed = f", **{counts['failed']} failed**" if counts["failed"] else ""
+    return f"{version} ({of.removeprefix('Debian ')}{failed})"
 
 
 def tables(every: Mapping[str, Result]) -> str:
@@ -163,8 +191,13 @@ def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
+def with_versions(page: str, every: Mapping[str, Result]) -> str:
+    """Return the text of the page for users with its table as it is made now."""
+    return _between(page, BEGIN, versions(every))
+
+
 def with_tables(page: str, every: Mapping[str, Result], others: Iterable[suites.Suite]) -> str:
-    """Return a page's text with its tables as they are made now, ``others`` of other projects."""
+    """Return the text of the page of details with its tables, ``others`` of other projects."""
     page = _between(page, BEGIN, tables(every))
     return _between(page, SUITES_BEGIN, suites.table(others))
 
@@ -222,12 +255,17 @@ def complaint(claimed: Path, found: Result) -> str:
 
 
 def main(words: list[str]) -> None:
-    """Take the files named, and write the page's tables."""
+    """Take the files named, and write the pages' tables."""
     try:
         for word in words:
             take(Path(word))
-        page = with_tables(PAGE.read_text("utf-8"), read_all(), suites.read_all())
-        PAGE.write_text(page, "utf-8")
+        every = read_all()
+        pages = {
+            PAGE: with_versions(PAGE.read_text("utf-8"), every),
+            DETAILS: with_tables(DETAILS.read_text("utf-8"), every, suites.read_all()),
+        }
+        for path, text in pages.items():
+            path.write_text(text, "utf-8")
     except (BadResultsError, suites.BadSuiteError) as error:
         sys.exit(f"record: {error}")
 

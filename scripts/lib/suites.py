@@ -1,4 +1,4 @@
-"""Table of other projects' test suites that were run on gpuhook, for docs/support.md.
+"""Table of other projects' test suites that were run on gpuhook, for the page on test results.
 
 ``tests/recorded/suites/`` has a file for each suite, in JSON: its ``suite``, the ``version`` of its
 tests, and either ``not run`` with a reason, or ``date``, ``gpuhook``, ``runs`` and

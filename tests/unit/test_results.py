@@ -1,4 +1,4 @@
-"""Claims in docs/support.md match the files of results, and those match real runs of tests."""
+"""Claims in the documents match the files of results, and those match real runs of tests."""
 
 import json
 import os
@@ -38,18 +38,32 @@ def row(kind: str = "containers", **fields: object) -> dict[str, object]:
 # The page -------------------------------------------------------------------------------------
 
 
-def test_the_page_says_what_the_files_say() -> None:
-    page = results.PAGE.read_text()
-    assert page == results.with_tables(page, results.read_all(), suites.read_all()), (
-        "run scripts/record"
-    )
+def made_now(path: Path) -> str:
+    page = path.read_text()
+    if path == results.PAGE:
+        return results.with_versions(page, results.read_all())
+    return results.with_tables(page, results.read_all(), suites.read_all())
 
 
-@pytest.mark.parametrize(
-    ("said", "instead"), [(r"26\.1\.5", "27.1.5"), (r"\d+ passed", "0 passed"), (r"\| Docker", "|")]
-)
-def test_a_claim_that_is_edited_by_hand_is_found(said: str, instead: str) -> None:
-    page = re.sub(said, instead, results.PAGE.read_text(), count=1)
+@pytest.mark.parametrize("path", [results.PAGE, results.DETAILS], ids=lambda path: path.stem)
+def test_a_page_says_what_the_files_say(path: Path) -> None:
+    assert path.read_text() == made_now(path), "run scripts/record"
+
+
+@pytest.mark.parametrize("path", [results.PAGE, results.DETAILS], ids=lambda path: path.stem)
+@pytest.mark.parametrize(("said", "instead"), [(r"26\.1\.5", "27.1.5"), (r"\| Docker", "|")])
+def test_a_claim_that_is_edited_by_hand_is_found(
+    path: Path, said: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edited = tmp_path / path.name
+    edited.write_text(re.sub(said, instead, path.read_text(), count=1))
+    assert edited.read_text() != path.read_text()
+    monkeypatch.setattr(results, "PAGE" if path == results.PAGE else "DETAILS", edited)
+    assert edited.read_text() != made_now(edited)
+
+
+def test_a_count_that_is_edited_by_hand_is_found() -> None:
+    page = re.sub(r"\d+ passed", "0 passed", results.DETAILS.read_text(), count=1)
     assert page != results.with_tables(page, results.read_all(), suites.read_all())
 
 
@@ -64,6 +78,17 @@ def test_what_was_not_run_has_no_results() -> None:
 def test_a_page_without_a_place_for_the_tables_is_refused() -> None:
     with pytest.raises(results.BadResultsError, match="has no lines"):
         results.with_tables("# Support\n", {}, [])
+    with pytest.raises(results.BadResultsError, match="has no lines"):
+        results.with_versions("# Support\n", {})
+
+
+def test_the_versions_are_sorted_by_how_they_were_tested() -> None:
+    by_hand = result(row(), row(version="9.1", failed=3), row(program="runc", version="1.1.5"))
+    every = {"every-change": result(row(), row("CDI documents")), "by-hand-a": by_hand}
+    assert results.versions(every).splitlines()[2:] == [
+        "| Docker | 20.10.24 (bookworm) | 9.1 (bookworm, **3 failed**) |",
+        "| runc |  | 1.1.5 (bookworm) |",
+    ]
 
 
 def test_the_tables_show_what_failed_and_what_was_left_out() -> None:
