@@ -23,7 +23,7 @@ exec(sys.argv[4])
 made = settings.Settings(
     kubelet_folder=sys.argv[1], register=sys.argv[3] == "True", state_dir=sys.argv[5]
 )
-sys.exit(server.serve(made, 0, lambda line: print(line, flush=True)))
+sys.exit(server.PluginServer(made, 0, lambda line: print(line, flush=True)).run())
 """
 
 

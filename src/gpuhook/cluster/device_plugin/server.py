@@ -35,14 +35,6 @@ _CHANNEL = (
 )
 
 
-def serve(settings: Settings, supervisor: int, tell: Tell) -> int:
-    """Serve the states that the supervisor sends on a descriptor; return the exit status.
-
-    ``tell`` gets sentences for the log.
-    """
-    return _PluginServer(settings, supervisor, tell).run()
-
-
 def _devices(count: int) -> str:
     return "1 device" if count == 1 else f"{count} devices"
 
@@ -90,9 +82,9 @@ class _Resource(Endpoint):
     """One resource."""
 
     state: Resource
-    _server: "_PluginServer"
+    _server: "PluginServer"
 
-    def __init__(self, name: str, server: "_PluginServer") -> None:
+    def __init__(self, name: str, server: "PluginServer") -> None:
         self.settings = server.settings
         super().__init__(name, server, f"{self.settings.kubelet_folder}/{api.REGISTRY}")
         # A domain has no "_", so two resources never share a name.
@@ -183,7 +175,7 @@ class _Resource(Endpoint):
         sent = None
         self._streams += 1
         self._asked = True
-        self.notice()
+        self._server.notice()
         try:
             while True:
                 news = self.news
@@ -196,7 +188,7 @@ class _Resource(Endpoint):
                     await news.wait()
         finally:
             self._streams -= 1
-            self.notice()
+            self._server.notice()
 
     async def _options(self, _request: Any, _context: Any) -> Any:
         return _OPTIONS
@@ -252,8 +244,8 @@ class _Resource(Endpoint):
         return api.plugin.PreStartContainerResponse()
 
 
-class _PluginServer(EndpointServer):
-    """The server of all resources."""
+class PluginServer(EndpointServer):
+    """The server of all resources, whose states the supervisor sends on a descriptor."""
 
     def __init__(self, settings: Settings, supervisor: int, tell: Tell) -> None:
         super().__init__(supervisor, tell, [settings.kubelet_folder])
@@ -266,7 +258,6 @@ class _PluginServer(EndpointServer):
     def _make(self, name: str) -> Endpoint:
         return _Resource(name, self)
 
-    def notice(self) -> None:
-        """Make every endpoint check its socket, and keep the status file."""
+    def _watch(self) -> None:
         self.status.keep()
-        super().notice()
+        super()._watch()

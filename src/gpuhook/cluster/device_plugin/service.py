@@ -74,7 +74,7 @@ class Supervisor(EndpointSupervisor):
             # gRPC is imported only here: it has threads, and a process with them can't fork.
             from gpuhook.cluster.device_plugin import server  # noqa: PLC0415
 
-            return server.serve(settings, fd, tell)
+            return server.PluginServer(settings, fd, tell).run()
 
         super().__init__(
             signals,

@@ -28,14 +28,6 @@ _HEALTH_AGAIN = 30.0  # seconds after which unchanged health is sent again
 _HEALTH_COUNTS = 100  # seconds after which a kubelet discards the reported health
 
 
-def serve(options: Options, publisher: Publisher | None, supervisor: int, tell: Tell) -> int:
-    """Serve until the supervisor, at the descriptor's other end, has exited; return the status.
-
-    ``publisher`` publishes meanwhile. ``tell`` gets a sentence for each message to the operator.
-    """
-    return _ClaimServer(options, publisher, supervisor, tell).run()
-
-
 def _health(devices: Sequence[Mapping[str, Any]]) -> bytes:
     """Return the health of all devices of a driver as the kubelet's message."""
     answer = api.health.NodeWatchResourcesResponse()
@@ -56,9 +48,9 @@ def _health(devices: Sequence[Mapping[str, Any]]) -> bytes:
 class _Driver(Endpoint):
     """One driver; the state is its devices' health."""
 
-    _server: "_ClaimServer"
+    _server: "ClaimServer"
 
-    def __init__(self, name: str, server: "_ClaimServer") -> None:
+    def __init__(self, name: str, server: "ClaimServer") -> None:
         super().__init__(name, server)
         options, own = server.options, short(server.options.instance)
         self._folders = f"{options.plugins}/{name}", options.registry
@@ -161,8 +153,8 @@ class _Driver(Endpoint):
                 await asyncio.wait_for(news.wait(), _HEALTH_AGAIN)
 
 
-class _ClaimServer(EndpointServer):
-    """The server of all drivers, which also publishes devices."""
+class ClaimServer(EndpointServer):
+    """The server of all drivers; ``publisher`` publishes their devices meanwhile."""
 
     def __init__(
         self, options: Options, publisher: Publisher | None, supervisor: int, tell: Tell

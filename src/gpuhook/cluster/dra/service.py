@@ -62,7 +62,7 @@ class Supervisor(EndpointSupervisor):
             # gRPC is imported only here: it has threads, and a process with them can't fork.
             from gpuhook.cluster.dra import server  # noqa: PLC0415
 
-            return server.serve(options, publisher, fd, tell)
+            return server.ClaimServer(options, publisher, fd, tell).run()
 
         super().__init__(
             signals,

@@ -59,7 +59,7 @@ class Endpoint(ABC):
         self.name = name
         self.state = server.wanted[name]
         self.news = asyncio.Event()
-        self.is_ending = self.is_withdrawn = False
+        self.is_ending = self.has_ended = False
         self._server = server
         self._registry = registry
         self._kubelet: Identity | None = None
@@ -67,7 +67,6 @@ class Endpoint(ABC):
         self._sockets: dict[str, Identity | None] = {}
         self._back_off = BackOff(*_PAUSES)
         self._said: deque[str] = deque(maxlen=_REASONS)
-        self._moved = asyncio.Event()
         self.task = asyncio.create_task(self._run(), name=name)
 
     @abstractmethod
@@ -88,22 +87,22 @@ class Endpoint(ABC):
     def withdraw(self) -> None:
         """End, because the supervisor no longer has the name."""
         self.tell("withdrawn, because the host no longer has such devices")
-        self.is_withdrawn = True
+        self.end()
+
+    def end(self) -> asyncio.Task[None]:
+        """Cancel the task."""
+        self.has_ended = True
         self.task.cancel()
+        return self.task
 
     def _wake(self) -> None:
         self.news.set()
         self.news = asyncio.Event()
 
-    def notice(self) -> None:
-        """Check the sockets and the streams again after a change."""
-        self._moved.set()
-
     async def until(self, condition: Callable[[], object]) -> None:
-        """Wait for a condition, which is checked at each change."""
+        """Wait for a condition, which is checked whenever the server notices a change."""
         while not condition():
-            self._moved.clear()
-            await self._moved.wait()
+            await self._server.changed.wait()
 
     def tell(self, sentence: str) -> None:
         """Log a sentence about this name."""
@@ -150,7 +149,7 @@ class Endpoint(ABC):
         for path, services in self._services().items():
             await self._start(path, services)
         keeping = asyncio.create_task(self._keep())
-        keeping.add_done_callback(lambda _: self.notice())
+        keeping.add_done_callback(lambda _: self._server.notice())
         try:
             # A kubelet that starts meanwhile may wait for a socket that it just removed.
             await self.until(lambda: keeping.done() or self._change())
@@ -226,13 +225,14 @@ class EndpointServer(ABC):
 
     ``wanted`` are the newest states by name, which ``_take`` sets from a line of the supervisor
     (ValueError, KeyError, TypeError, AttributeError for an invalid one). ``_make`` returns the
-    endpoint of a name. ``folders`` are watched for changes.
+    endpoint of a name. ``folders`` are watched; ``changed`` is set at each change, and replaced.
     """
 
     def __init__(self, supervisor: int, tell: Tell, folders: Sequence[str]) -> None:
         self.tell = tell
         self.wanted: dict[str, Any] = {}
         self.folders = {*folders}
+        self.changed = asyncio.Event()
         self._endpoints: dict[str, Endpoint] = {}
         self._supervisor = socket.socket(fileno=supervisor)
         self._events = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)  # -1: they are polled
@@ -259,31 +259,34 @@ class EndpointServer(ABC):
         for number in (signal.SIGTERM, signal.SIGINT):  # as systemd sends to all processes
             loop.add_signal_handler(number, self._writer.transport.abort)
         if self._events >= 0:
-            loop.add_reader(self._events, self.notice)
+            loop.add_reader(self._events, self._watch)
         polling = asyncio.create_task(self._poll())
         try:
             return await self._read(reader)
         finally:
             self._writer.transport.abort()
             self.wanted = {}
-            tasks = [polling, *(each.task for each in self._endpoints.values())]
-            for task in tasks:
-                task.cancel()
+            tasks = [polling, *(each.end() for each in self._endpoints.values())]
+            polling.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _poll(self) -> None:
         while True:
-            self.notice()
+            self._watch()
             await asyncio.sleep(_POLL)
 
-    def notice(self) -> None:
+    def _watch(self) -> None:
         """Make every endpoint check its sockets, and watch the folders that are there now."""
         with suppress(OSError):  # there is no event
             os.read(self._events, _PIECE)
         for path in self.folders:
             _libc.inotify_add_watch(self._events, os.fsencode(path), _CHANGES)
-        for endpoint in self._endpoints.values():
-            endpoint.notice()
+        self.notice()
+
+    def notice(self) -> None:
+        """Make every endpoint check its sockets and streams again."""
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     def send(self, line: Mapping[str, Any]) -> None:
         """Send the supervisor a line, as soon as it reads."""
@@ -307,24 +310,18 @@ class EndpointServer(ABC):
         return 0
 
     def _arrange(self) -> None:
-        """Update, withdraw and start endpoints, so that each name has one."""
+        """Start, update and withdraw endpoints, so that each name has one."""
+        for name in [each for each in self.wanted if each not in self._endpoints]:
+            self._endpoints[name] = self._make(name)
+            self._endpoints[name].task.add_done_callback(self._ended)
         for name, endpoint in self._endpoints.items():
-            if endpoint.is_withdrawn:
-                continue  # it is started again when it has ended
+            if endpoint.has_ended:
+                continue  # it is started again when its sockets are removed
             if name in self.wanted:
                 endpoint.update(self.wanted[name])
             else:
                 endpoint.withdraw()
-        for name in self.wanted:
-            if name not in self._endpoints:
-                self._begin(name)
-
-    def _begin(self, name: str) -> None:
-        self._endpoints[name] = endpoint = self._make(name)
-        endpoint.task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        name = task.get_name()
-        del self._endpoints[name]
-        if name in self.wanted:
-            self._begin(name)
+        del self._endpoints[task.get_name()]
+        self._arrange()

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, Self
 
 from gpuhook.base.container import clib
-from gpuhook.base.errors import PluginError
+from gpuhook.base.errors import PluginError, printable
 from gpuhook.base.host import proc
 from gpuhook.cluster.kubelet_endpoint.device_monitor import DeviceMonitor
 from gpuhook.cluster.kubelet_endpoint.folder import check_there
@@ -29,28 +29,22 @@ from gpuhook.monitor.followed import Followed, report_ready
 from gpuhook.monitor.host.state_worker import Serve, StateWorker
 from gpuhook.monitor.service_metrics import Calls, ServiceMetrics
 
-_NEEDED = ("grpc", "google.protobuf")
-
 
 def check_packages() -> None:
     """Raise PluginError if packages for talking to the kubelet are missing; imports none."""
-    try:
-        missing = [name for name in _NEEDED if find_spec(name) is None]
-    except ModuleNotFoundError as error:
-        missing = [str(error.name)]  # google, of which google.protobuf is a part
-    if missing:
-        raise PluginError(
-            "Talking to the kubelet needs the Python packages grpcio and protobuf, and the module "
-            f"{missing[0]} is missing",
-            INSTALL,
-        )
+    for name in ("grpc", "google", "google.protobuf"):
+        if find_spec(name) is None:
+            raise PluginError(
+                "Talking to the kubelet needs the Python packages grpcio and protobuf, and the "
+                f"module {name} is missing",
+                INSTALL,
+            )
 
 
 def tell(sentence: str) -> None:
     """Print a line on standard error, and ignore that its reader may have exited."""
-    line = "".join(each if each.isprintable() else "?" for each in sentence)
     try:
-        sys.stderr.write(f"gpuhook: {line}\n")
+        sys.stderr.write(f"gpuhook: {printable(sentence)}\n")
         sys.stderr.flush()
     except OSError:
         pass

@@ -33,6 +33,6 @@ def test_a_driver_that_fails_is_started_again_with_its_state(
     os.write(ours.fileno(), b'{"state": {"d": [{"pool": "n1", "device": "a", "health": 1, ')
     os.write(ours.fileno(), b'"message": ""}]}}\n')
     options = Options(plugins=str(tmp_path), registry=str(tmp_path))
-    assert asyncio.run(server._ClaimServer(options, None, theirs.detach(), said.append)._run()) == 0
+    assert asyncio.run(server.ClaimServer(options, None, theirs.detach(), said.append)._run()) == 0
     assert states[:2] == [[device], [device]]
     assert "is started again" in said[0]

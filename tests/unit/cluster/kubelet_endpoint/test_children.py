@@ -337,7 +337,7 @@ def test_the_server_ends_with_its_supervisor_whoever_has_its_pipe() -> None:
         def serve(fd: int) -> int:
             from gpuhook.cluster.device_plugin import server  # noqa: PLC0415 - as the service does
 
-            return server.serve(settings, fd, lambda _: None)
+            return server.PluginServer(settings, fd, lambda _: None).run()
 
         server = StateWorker(serve, "It", "gpuhook-server", lambda _: None, time.monotonic)
         server.tend()
