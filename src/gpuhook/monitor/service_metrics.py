@@ -115,11 +115,6 @@ class ServiceMetrics:
             host, port = self._listener.getsockname()[:2]
             tell(f"Metrics at http://{f'[{host}]' if ':' in host else host}:{port}/metrics")
 
-    @property
-    def is_on(self) -> bool:
-        """True if there is an address."""
-        return self._page is not None
-
     def note(self, values: tuple[str, ...], seconds: float, *, failed: bool) -> None:
         """Count a call."""
         if self._page is not None:

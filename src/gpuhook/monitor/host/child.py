@@ -121,10 +121,14 @@ class JsonLineWorker(Child):
 
     def _begin(self, work: Work) -> None:
         """Start a child, which does ``work`` and exits."""
+        self._fork(lambda fd: _talk(fd, work))
+
+    def _fork(self, run: Callable[[int], NoReturn]) -> None:
+        """Start a child, which runs with its end of the channel."""
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
-            _talk(theirs.fileno(), work)
+            run(theirs.fileno())
         theirs.close()
         ours.setblocking(False)
         self._fd, self._buffer = ours.detach(), b""

@@ -6,8 +6,8 @@ send requests as lines, too: responses are never dropped, except with the child 
 
 import os
 import signal
-import socket
 from collections.abc import Callable, Collection
+from typing import NoReturn
 
 from gpuhook.base.container import kernel
 from gpuhook.base.errors import GpuhookError
@@ -103,32 +103,18 @@ class StateWorker(JsonLineWorker):
             self._give_up()
         if self.again is None or now < self.again:
             return False
-        self._start()
-        return True
-
-    def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        pid = os.fork()
-        if pid == 0:
-            self._be(theirs.detach())
-        theirs.close()
-        ours.setblocking(False)
-        self._note_start(pid)
-        self._fd, self._buffer = ours.detach(), b""
+        self._fork(self._be)
         self._rest, self._is_new = b"", bool(self._state)
         self._stuck = self._clock()
         self.write()
+        return True
 
-    def _be(self, fd: int) -> None:
+    def _be(self, fd: int) -> NoReturn:
         """Run the child."""
         status = 1
         try:
             kernel.die_with_parent()  # another child may hold the other end for a while
-            start = 3
-            for kept in sorted({fd, *self._keeps}):
-                os.closerange(start, kept)
-                start = kept + 1
-            os.closerange(start, os.sysconf("SC_OPEN_MAX"))
+            kernel.keep_only((0, 1, 2, fd, *self._keeps))
             kernel.set_name(self._name)
             status = self._serve(fd)
         except GpuhookError as error:
