@@ -1,8 +1,8 @@
-"""The chart of docs/performance.md, drawn from the table of figures on that page.
+"""The chart of docs/performance.md, drawn from the table of figures on the page of measurements.
 
 usage: python3 scripts/lib/chart.py        (writes docs/images/cost.svg)
 
-The page is the only place where the figures are written down; tests/unit/test_documents.py fails
+That page is the only place where the figures are written down; tests/unit/test_documents.py fails
 while the drawing shows others.
 """
 
@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-PAGE = REPOSITORY / "docs/performance.md"
+PAGE = REPOSITORY / "docs/engineering/measurements.md"
 CHART = REPOSITORY / "docs/images/cost.svg"
 
 # What is drawn, as the table calls it, and what the drawing calls it.
