@@ -521,12 +521,16 @@ static bool become_named(struct text name, char **argv)
 }
 
 // Becomes the low-level runtime that created the container, else the first that exists, in the same
-// order as find_runtime in runtime_shim.py. Returns if Python has to find it.
+// order as find_runtime in runtime_shim.py. Returns if Python has to find it. An empty name means
+// the engine's own runtime, by its absolute path.
 static void become_runtime(const char *maker, char **argv)
 {
     struct text name;
+    const char *engines = getenv(ENGINES_RUNTIME);
     const char *other = maker == NULL ? NULL : strcmp(maker, "crun") == 0 ? "runc" : "crun";
     while (take(&runtimes, ':', &name)) {
+        if (name.length == 0 && engines != NULL && engines[0] == '/')
+            name = (struct text){engines, strlen(engines)};
         const char *slash = memrchr(name.at, '/', name.length);
         const char *base = slash == NULL ? name.at : slash + 1;
         size_t length = name.length - (size_t)(base - name.at);

@@ -52,7 +52,9 @@ def main(
 
             launcher_cache.save(config.path)
         made = find_maker(arguments, os.fsdecode(environment.get(b"XDG_RUNTIME_DIR", b"")))
-        runtime = find_runtime(config.runtimes, environment.get(b"PATH", b""), launcher, made)
+        engines = os.fsdecode(environment.get(names.ENGINES_RUNTIME.encode(), b""))
+        candidates = config.low_level_runtimes(engines)
+        runtime = find_runtime(candidates, environment.get(b"PATH", b""), launcher, made)
         if arguments.unclear:  # protects: unclear-arguments
             raise _unclear(arguments.unclear)
         if restoring:

@@ -138,6 +138,35 @@ def test_errors_reach_the_user(gpuhook: Installer, storage: Podman) -> None:
     assert "This host has no GPU or MIG device '99'" in done.stderr
 
 
+@pytest.mark.parametrize("own", ["", "runc"])
+def test_gpu_py_calls_podmans_own_runtime(
+    gpuhook: Installer, crun_storage: Podman, podman_config: Path, tmp_path: Path, own: str
+) -> None:
+    """crun where podman is left its default, and the one that containers.conf names."""
+    config = tmp_path / "config.toml"
+    config.write_text(re.sub(r"runtimes = .*\n", "", podman_config.read_text()))
+    mine = CONTAINERS / "containers.conf"
+    before = mine.read_bytes() if mine.exists() else None
+    usual = dataclasses.replace(crun_storage, runtime=None)
+    try:
+        if own:
+            mine.write_text(f'[engine]\nruntime = "{own}"\n')
+        podmans = usual.call("info", "--format={{.Host.OCIRuntime.Path}}").ok().stdout.strip()
+        with using(podman_config, config):
+            gpuhook("install").ok()
+            named = dataclasses.replace(crun_storage, runtime=Path("gpu-py"))
+            done = named.run(DEBIAN, "sleep", "1000", options=["--detach", "--name=which"]).ok()
+            kept = {"crun": "status", "runc": "state.json"}[Path(podmans).name]
+            crun_storage.namespace.run(
+                "test", "-f", f"/run/{Path(podmans).name}/{done.stdout.strip()}/{kept}"
+            ).ok()
+    finally:
+        crun_storage.call("rm", "--force", "--time=0", "which").ok()
+        mine.unlink(missing_ok=True)
+        if before is not None:
+            mine.write_bytes(before)
+
+
 def test_as_default_runtime(gpuhook: Installer, storage: Podman, driver: Driver) -> None:
     gpuhook("install", "--set-default").ok()
     default = dataclasses.replace(storage, runtime=None)

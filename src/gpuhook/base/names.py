@@ -8,6 +8,8 @@ VENDORS = ("nvidia", "amd", "neuron", "gaudi", "ascend", "intel_gpu", "intel_npu
 
 RUNTIME = "gpu-py"  # the OCI runtime's program, and its name in engines
 HOOK = "gpuhook-prestart"
+# Variable of gpu-py's environment: the path of the low-level runtime that the engine itself calls.
+ENGINES_RUNTIME = "GPUHOOK_RUNTIME"
 # A verb of that hook: only take exclusive devices and limit the devices' memory.
 LEASE_VERB = "lease"
 HOOK_STAGES = ("prestart", "createRuntime")

@@ -1,8 +1,8 @@
 """The launcher's cache: one file in /run with the settings of config.toml that it needs.
 
-The first line identifies the configuration file by device, inode and time. The second names the
-low-level runtimes. Then come the trigger strings, one a line: a config.json that requests a GPU
-contains at least one. The last line is END_MARKER.
+The first line identifies the configuration file by device, inode and time. The second is that of
+``runtimes``. Then come the trigger strings, one a line: a config.json that requests a GPU contains
+at least one. The last line is END_MARKER.
 
 The launcher uses the cache if it belongs to the launcher's user, is complete, identifies the
 present config.toml, and is younger than that, that file's folder and the launcher. Otherwise Python
@@ -91,6 +91,15 @@ def _plain_part(text: str) -> str:
     return max(parts, key=len)
 
 
+def runtimes(config: "Config") -> str:
+    """Return the low-level runtimes, each followed by a colon.
+
+    An empty one, first, stands for the engine's own (``Config.low_level_runtimes``).
+    """
+    engines = () if config.names_runtimes else ("",)
+    return "".join(f"{name}:" for name in (*engines, *filter(None, config.runtimes)))
+
+
 def save(path: str | None) -> None:
     """Write the cache for a configuration file atomically; do nothing for None.
 
@@ -109,8 +118,7 @@ def save(path: str | None) -> None:
         make_folders(folder)
         # protects: words-for-all
         found = words(config) or _ANY
-        runtimes = "".join(f"{name}:" for name in config.runtimes)
-        text = "\n".join((identity, runtimes, *found, END_MARKER, ""))
+        text = "\n".join((identity, runtimes(config), *found, END_MARKER, ""))
         fileio.replace(
             f"{folder}/{CACHE}",
             text.encode("ascii"),

@@ -38,7 +38,7 @@ def test_every_vendors_variables_are_trigger_strings() -> None:
         memory += getattr(vendor, "MEMORY_ANNOTATIONS", ())[1:]
         assert {*vendor.VARIABLES, *vendor.LEGACY[:1], *memory} <= set(triggers)
     assert names.MEMORY_VARIABLE in triggers
-    assert '"runc:crun:"' in table()
+    assert '":runc:crun:"' in table()
     assert Config().runtimes == ("runc", "crun")
 
 

@@ -19,9 +19,10 @@ from machines import read_request
 from gpuhook.base.config.loader import load, loads
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import GpuhookError
-from gpuhook.base.names import CREATING_VERBS
+from gpuhook.base.names import CREATING_VERBS, ENGINES_RUNTIME
 from gpuhook.base.oci.runtime_argv import Arguments
 from gpuhook.prefork import launcher_cache
+from gpuhook.runtime_shim import find_runtime
 
 # Command lines -----------------------------------------------------------------------------
 
@@ -475,6 +476,41 @@ def test_nvidias_variable_names_the_configuration_unless_ours_does(installed: In
     assert installed.run("state", "ID", env=nowhere) == "python runtime"
 
 
+ENGINES = [("/crun", "crun"), ("crun", "runc"), ("", "runc"), ("/none", "runc")]
+
+
+@pytest.mark.parametrize(("engines", "used"), ENGINES)
+@pytest.mark.parametrize("names", [None, ["runc"], ["", "runc"]])
+def test_engines_own_runtime_comes_first_unless_config_names_some(
+    installed: Installed, names: list[str] | None, engines: str, used: str
+) -> None:
+    """The environment names it by an absolute path; Python finds the same one."""
+    installed.runtime("crun")
+    text = "" if names is None else f"[nvidia-container-runtime]\nruntimes = {json.dumps(names)}"
+    installed.configure(text)
+    own = f"{installed.path}{engines}" if engines.startswith("/") else engines
+    line = "state ID"
+    expected = used if names is None else "runc"
+    assert installed.run(*line.split(), env={ENGINES_RUNTIME: own}) == f"{expected} {line}"
+    candidates = loads(text).low_level_runtimes(own)
+    found = find_runtime(candidates, os.fsencode(installed.path), str(installed.bin / "gpu-py"))
+    assert found == str(installed.path / expected)
+
+
+@pytest.mark.parametrize("maker", ["crun", "runc"])
+def test_the_maker_comes_before_the_engines_own_runtime(installed: Installed, maker: str) -> None:
+    installed.runtime("crun")
+    installed.configure()
+    [other] = {"crun", "runc"} - {maker}
+    kept = installed.folder / "root/ID" / {"crun": "status", "runc": "state.json"}[maker]
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    words = ("--root", str(installed.folder / "root"), "state", "ID")
+    assert installed.run(*words, env={ENGINES_RUNTIME: f"{installed.path}/{other}"}).startswith(
+        maker
+    )
+
+
 @pytest.fixture
 def unconfigured(installed: Installed, builds: Builds) -> Installed:
     """A launcher that finds no config.toml, nothing that Python has saved, and runtimes in PATH."""
@@ -492,6 +528,8 @@ def test_without_config_the_default_runtimes_are_tried_in_order(unconfigured: In
         unconfigured.program(
             unconfigured.path / name, f'#!/bin/sh\necho {name} "$@" >{unconfigured.log}\n'
         )
+    last = {**environ, ENGINES_RUNTIME: str(unconfigured.path / names[-1])}
+    assert unconfigured.run("kill", "ID", "9", env=last) == f"{names[-1]} kill ID 9"
     for name in names:
         assert unconfigured.run("kill", "ID", "9", env=environ) == f"{name} kill ID 9"
         (unconfigured.path / name).unlink()

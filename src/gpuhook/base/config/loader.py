@@ -88,6 +88,7 @@ def examine(text: str, path: str | None = None) -> tuple[Config, list[ConfigErro
         reading.apply(key, value)
     reading.check()
     reading.config.ignored = tuple(reading.ignored)
+    reading.config.given = tuple(reading.given)
     return reading.config, reading.errors
 
 

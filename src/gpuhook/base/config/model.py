@@ -144,7 +144,8 @@ class Config:
     for ``driver_root``, ``root`` and ``ldcache``, "" if unset; ``driver_root_of`` returns the
     effective driver root. ``mode`` is one of hook, spec, cdi and auto; ``nvml_timeout`` is in
     seconds; ``features`` holds the optional switches that the file sets; ``vendors`` are those
-    that it declares; ``ignored`` are (key, reason) pairs of keys without effect.
+    that it declares; ``ignored`` are (key, reason) pairs of keys without effect, ``given`` all
+    keys in the file.
     """
 
     accept_annotations: bool
@@ -169,6 +170,7 @@ class Config:
     exclusive: tuple[str, ...]
     features: dict[str, bool]
     gate: bool
+    given: tuple[str, ...]
     helper: bool
     ignored: tuple[tuple[str, str], ...]
     ldcache: str
@@ -206,6 +208,7 @@ class Config:
         self.path = path
         self.features = {}
         self.ignored = ()
+        self.given = ()
         self.vendors = ()
         for attribute, _, default in KEYS.values():
             setattr(self, attribute, default)
@@ -230,6 +233,21 @@ class Config:
     def own_driver_root(self, vendor: str) -> str:
         """Return the root that ``driver-roots`` sets for this vendor only, "" if there is none."""
         return dict(entry.split("=", 1) for entry in self.driver_roots).get(vendor, "")
+
+    @property
+    def names_runtimes(self) -> bool:
+        """True if the file names low-level runtimes: then an engine's own isn't preferred."""
+        return _RUNTIME + "runtimes" in self.given
+
+    def low_level_runtimes(self, engines: str) -> tuple[str, ...]:
+        """Return the low-level runtimes to look for, in this order.
+
+        ``engines`` is the path of the engine's own, "" if unknown. It comes first unless the file
+        names others; a name or a path relative to the caller's folder is ignored.
+        """
+        if self.names_runtimes or not engines.startswith("/"):
+            return self.runtimes
+        return (engines, *self.runtimes)
 
     @property
     def limits_memory(self) -> bool:

@@ -4,6 +4,7 @@ import json
 import os
 import tomllib
 from collections.abc import Iterator
+from functools import partial
 
 from gpuhook.base import names
 from gpuhook.base.oci import jsontext
@@ -25,6 +26,8 @@ from gpuhook.tools.doctor.engine_files import (
 )
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.doctor.machine import Machine, seen_by
+from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.podman import monitor_variables, own_runtime
 
 CONTAINERD_FILE = "/etc/containerd/config.toml"
 _FILES = {"containerd": CONTAINERD_FILE, "crio": "/etc/crio/crio.conf"}
@@ -274,6 +277,8 @@ def podman(case: Case) -> Iterator[Finding]:
     for path in podman_files(case):
         found += _podman_runtimes(case.machine, path)
     yield from found
+    if any(finding.check == "podman-runtime" for finding in found):
+        yield from _podman_low_level(case)
     if found:
         case.registered.append("podman")
     else:
@@ -300,6 +305,22 @@ def _podman_runtimes(machine: Machine, path: str) -> Iterator[Finding]:
         elif ours:
             text = f"{path} registers {ours[0]} as {name}, which can't be executed"
             yield failure(check, text, "Run gpuhook install --engine podman again")
+
+
+def _podman_low_level(case: Case) -> Iterator[Finding]:
+    """Check that gpu-py calls podman's own low-level runtime, unless config.toml names some."""
+    engines = [table(toml(case.machine, path)[0], "engine") for path in podman_files(case)]
+    every = [pair for each in engines for pair in table(each, "runtimes").items()]
+    ours = [
+        (name, "")
+        for name, paths in every
+        if any(map(partial(is_gpu_py, case.machine), strings(paths)))
+    ]
+    own = own_runtime(engines, Ask(tuple(ours), prefix=case.machine.root))
+    passed = monitor_variables(engines, "")
+    if own and not case.config.names_runtimes and f"{names.ENGINES_RUNTIME}={own}" not in passed:
+        text = f"podman itself calls {own}, and gpu-py may call another low-level runtime"
+        yield note("podman-low-level", text, "To keep podman's: gpuhook install --engine podman")
 
 
 def podman_files(case: Case) -> list[str]:

@@ -30,9 +30,14 @@ _HOOKS = {
     "prestart": "containers/oci/hooks.d/gpuhook.json",
     "precreate": "containers/oci/precreate.d/gpuhook.json",
 }
-# List settings with podman's default, which a setting replaces: runtimes that report errors as
-# JSON, runtimes that support --cgroups=disabled (the manual has another name for the key, which
-# no podman from 4.3 to 5.8 reads), and folders of hooks (the second one since 5.0).
+# List settings with podman's default, which a setting replaces: variables of conmon, which starts
+# the runtime with them; runtimes that report errors as JSON; runtimes that support
+# --cgroups=disabled (the manual has another name for the key, which no podman from 4.3 to 5.8
+# reads); folders of hooks (the second one since 5.0).
+_MONITOR_VARIABLES = (
+    "conmon_env_vars",
+    ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+)
 _JSON_RUNTIMES = ("runtime_supports_json", ["crun", "runc", "kata", "runsc", "youki", "krun"])
 _NO_CGROUPS = ("runtime_supports_nocgroup", ["crun", "krun"])
 _HOOK_FOLDERS = (
@@ -40,8 +45,13 @@ _HOOK_FOLDERS = (
     ["/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"],
 )
 _LIST_S = 20
-_CGROUP_V2 = "/sys/fs/cgroup/cgroup.controllers"
+# podman's order, where no file names a runtime, and its folders, before those of PATH.
 _LOW_LEVEL = ("crun", "runc")
+_PROGRAM_FOLDERS = (
+    *("/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/sbin", "/bin"),
+    "/run/current-system/sw/bin",
+)
+_MACHINES = ("kata", "krun")  # runtimes that start virtual machines
 _OWN_TEMPLATE = re.compile(r"\{\{ ?\.")  # podman's own placeholders, such as for log tags
 HOOK_KEYS = (("version",), ("hook",), ("when",), ("stages",))
 
@@ -67,6 +77,9 @@ class Podman(Engine):
         sources = _sources(path, ask)
         for setting in (_JSON_RUNTIMES, _NO_CGROUPS):
             engine[setting[0]] = _extended(sources.values(), setting, ask.names)
+        own = own_runtime(sources.values(), ask)
+        if own:
+            engine[_MONITOR_VARIABLES[0]] = monitor_variables(sources.values(), own)
         engine["runtimes"] = {name: [program] for name, program in ask.runtimes}
         hooks = _hook_targets(ask, path, moved)
         for hook in hooks:
@@ -82,7 +95,7 @@ class Podman(Engine):
             for each, engine in sources.items()
             if each > path and os.path.dirname(each) == os.path.dirname(path)
         }
-        warnings = (*ask.unheeded(later), *other_runtime(sources.values(), ask))
+        warnings = (*ask.unheeded(later), *other_runtime(own, ask))
         return Answer((drop_in, *hooks), warnings=warnings)
 
     def reload(self, config: str) -> list[int]:
@@ -204,29 +217,67 @@ def _sources(drop_in: str, ask: Ask) -> dict[str, Document]:
     }
 
 
-def other_runtime(sources: Iterable[Document], ask: Ask) -> Iterator[str]:
-    """Yield a warning if gpu-py calls another low-level runtime than podman does by itself.
+def own_runtime(sources: Iterable[Document], ask: Ask) -> str:
+    """Return the path of the low-level runtime that podman calls by itself; "" if gpu-py can't.
 
-    Source: containers.conf(5), "runtime": crun by default, and runc with cgroup v1.
+    ``sources`` are the engine settings of the files, in podman's order. gpu-py can't call itself,
+    nor runtimes that start virtual machines.
+    Source: containers.conf(5), "runtime" and "engine.runtimes".
     """
-    if ask.prefix or ask.default:
-        return
-    own = "crun" if os.path.exists(_CGROUP_V2) else "runc"
+    chosen, programs = "", dict[str, Any]()
     for engine in sources:
-        own = str(engine.get("runtime", own))
+        named = str(engine.get("runtime") or chosen)
+        chosen = chosen if named in ask.names else named
+        table = engine.get("runtimes")
+        programs.update(table if isinstance(table, dict) else {})
+    for name in dict.fromkeys((*filter(None, [chosen]), *_LOW_LEVEL)):
+        listed = programs.get(name, [f"{folder}/{name}" for folder in _PROGRAM_FOLDERS])
+        places = [name] if "/" in name else [*(listed if isinstance(listed, list) else ())]
+        if not ask.prefix:
+            places += filter(None, [shutil.which(name)])
+        for place in map(str, places):
+            base = os.path.basename(place)
+            if place.startswith("/") and base != names.RUNTIME and _is_program(place, ask.prefix):
+                return "" if any(each in base for each in _MACHINES) else place
+    return ""
+
+
+def _is_program(path: str, prefix: str) -> bool:
+    """Tell whether there is a program; below a prefix, whose links aren't followed, any file."""
+    if prefix:
+        return os.path.lexists(prefix.rstrip("/") + path)
+    return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
+def other_runtime(own: str, ask: Ask) -> Iterator[str]:
+    """Yield a warning if config.toml names another low-level runtime than podman's ``own``."""
+    if ask.prefix or ask.default or not own:
+        return
     try:
-        runtimes = load(ask.gpuhook_config).runtimes
-        used = find_runtime(runtimes, os.fsencode(names.SEARCH_PATH), ask.runtimes[0][1])
+        config = load(ask.gpuhook_config)
+        used = find_runtime(
+            config.low_level_runtimes(own), os.fsencode(names.SEARCH_PATH), ask.runtimes[0][1]
+        )
     except GpuhookError:
         return
-    own_name = os.path.basename(own)
-    if own_name in _LOW_LEVEL and own_name not in os.path.basename(used) and shutil.which(own):
-        order = ",".join((own, *(each for each in runtimes if each != own)))
+    if os.path.basename(own) not in os.path.basename(used):
         yield (
-            f"podman itself calls {own_name}, but gpu-py calls {used}: to keep {own_name}, run "
-            f"gpuhook config set nvidia-container-runtime.runtimes={order}, which holds for every "
-            "engine, or use --hook instead of the runtime"
+            f"podman itself calls {own}, but gpu-py calls {used}, because {config.file} names it "
+            "in nvidia-container-runtime.runtimes: to keep podman's, remove that key, which holds "
+            "for every engine, or use --hook instead of the runtime"
         )
+
+
+def monitor_variables(sources: Iterable[Document], own: str) -> list[str]:
+    """Return conmon's variables, which reach gpu-py, with podman's own low-level runtime.
+
+    An administrator's own choice of it stays.
+    """
+    found = _extended(sources, _MONITOR_VARIABLES, ())
+    start = f"{names.ENGINES_RUNTIME}="
+    if not own or any(str(each).startswith(start) for each in found):
+        return found
+    return [*found, start + own]
 
 
 def _extended(

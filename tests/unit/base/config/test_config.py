@@ -133,7 +133,7 @@ def test_commented_file_has_every_key_with_its_default() -> None:
     assert errors == []
     assert config.ignored == ()
     assert config.features == dict.fromkeys(FEATURES, False)
-    config.features = {}
+    config.features, config.given = {}, ()
     assert settings(config) == settings(Config())
     live = flatten(tomllib.loads(uncommented(default_text())))
     assert set(live) == set(KEYS) | {FEATURE_PREFIX + name for name in FEATURES}
@@ -155,7 +155,9 @@ def test_every_key_of_the_commented_file_is_explained() -> None:
 
 def test_every_attribute_has_a_key() -> None:
     attributes = {attribute for attribute, _, _ in KEYS.values()}
-    assert attributes | {"path", "features", "ignored", "vendors"} == set(Config.__annotations__)
+    assert attributes | {"path", "features", "given", "ignored", "vendors"} == set(
+        Config.__annotations__
+    )
 
 
 # --- Driver roots ---

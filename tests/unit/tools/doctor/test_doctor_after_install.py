@@ -47,6 +47,20 @@ def test_install_and_uninstall(tree: Tree, engine: str, version: str) -> None:
     assert f"{engine}-unused" in _statuses(tree, engine)
 
 
+def test_podmans_own_low_level_runtime(tree: Tree) -> None:
+    """A note says when install should run again, because another runtime is podman's own now."""
+    for program in ("/usr/bin/podman", "/usr/bin/runc", GPU_PY):
+        tree.program(program)
+    for podmans in ("runc", "crun"):
+        tree.program(f"/usr/bin/{podmans}")  # podman prefers crun
+        _gpuhook(tree, "install", "podman", "--runtime-path", GPU_PY, "--set-default")
+        assert "podman-low-level" not in _statuses(tree, "podman")
+        tree.write("/etc/containers/containers.conf", '[engine]\nruntime = "runc"\n')
+        is_other = podmans == "crun"
+        assert _statuses(tree, "podman").get("podman-low-level") == ("note" if is_other else None)
+        tree.write("/etc/containers/containers.conf", "")
+
+
 @pytest.mark.parametrize("stage", ["prestart", "precreate"])
 def test_podmans_hook(tree: Tree, stage: str) -> None:
     tree.program("/usr/bin/podman")
