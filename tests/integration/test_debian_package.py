@@ -45,6 +45,7 @@ OF_ADDITIONS = {
     "grpc": ("python3-grpcio", "gpuhook-kubernetes", "Depends"),
     "prometheus_client": ("python3-prometheus-client", "gpuhook-metrics", "Depends"),
 }
+README = "/usr/share/doc/gpuhook/README.md"
 DAEMON_JSON = '{\n  "log-level": "warn"\n}\n'
 
 
@@ -183,7 +184,10 @@ def test_an_upgrade_takes_no_older_module_for_the_new_one(debian: Debian) -> Non
 
 def test_nothing_is_left_after_a_purge(bare: Debian) -> None:
     before = bare.changed()
-    bare.call("dpkg", "-i", "/gpuhook.deb")
+    said = bare.call("dpkg", "-i", "/gpuhook.deb").stdout
+    assert f"run gpuhook install ({README})" in said
+    assert (bare.root / README.lstrip("/")).is_file()
+    assert README not in bare.call("dpkg", "-i", "/gpuhook.deb").stdout  # an upgrade
     bare.call("gpuhook", "--help")
     assert "usr/bin/gpu-py" in bare.changed()
     bare.call("dpkg", "-r", "gpuhook")
@@ -194,6 +198,32 @@ def test_nothing_is_left_after_a_purge(bare: Debian) -> None:
     assert bare.changed() == before
     assert not (bare.root / "usr/lib/gpuhook").exists()
     assert not (bare.root / "run/gpuhook").exists()
+
+
+def test_a_purge_removes_links_to_simulated_nodes(bare: Debian) -> None:
+    """Those of roots that are still there, or were removed; other links to nodes stay."""
+    bare.call("dpkg", "-i", "/gpuhook.deb")
+    links = bare.root / "dev/char"
+    run(["mount", "-t", "tmpfs", "tmpfs", links]).ok()
+    try:
+        for folder in ("srv/gpus", "srv/driver"):
+            node = bare.root / folder / "dev/nvidia-caps/nvidia-cap1"
+            node.parent.mkdir(parents=True)
+            node.touch()
+        (bare.root / "srv/gpus/.gpuhook-simulated").touch()
+        targets = {
+            "195:0": "/srv/gpus/dev/nvidia-caps/nvidia-cap1",
+            "195:1": "/srv/gone/dev/nvidia1",
+            "195:2": "/srv/driver/dev/nvidia-caps/nvidia-cap1",
+            "1:3": "../null",
+            "1:5": "../not there",
+        }
+        for name, target in targets.items():
+            (links / name).symlink_to(target)
+        bare.call("dpkg", "-P", "gpuhook")
+        assert {path.name for path in links.iterdir()} == {"195:2", "1:3", "1:5"}
+    finally:
+        run(["umount", links]).ok()
 
 
 def test_the_units_are_well_formed_and_enabled_where_that_is_safe(debian: Debian) -> None:

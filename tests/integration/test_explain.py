@@ -103,7 +103,7 @@ def test_a_container_of_docker_that_gpu_py_did_not_start(docker: Docker, explain
         "default: gpuhook install --engine docker --set-default"
     )
     assert facts(done, "Devices now") == []
-    assert facts(done, "With gpu-py")[0].startswith("see below, from ")
+    assert facts(done, "With gpu-py")[0].startswith("it would get the devices below (request in ")
     assert (found["engine"], found["runtime"], found["given"]) == ("docker", "runc", [])
 
 

@@ -157,7 +157,8 @@ def test_installing_again_loses_nothing(site: Site) -> None:
     assert site.default_runtime() == "gpu-py"
     installed = site.config.read_bytes()
     done = site.gpuhook("install").ok()
-    assert done.stdout == f"docker: unchanged {site.config}\n"
+    assert done.stdout.startswith(f"docker: unchanged {site.config}\nNothing has changed: ")
+    assert "Check this host: gpuhook doctor\n" in done.stdout
     assert site.config.read_bytes() == installed
     site.gpuhook("install", "--no-set-default", "--reload").ok()
     assert site.default_runtime() == "runc"

@@ -127,7 +127,8 @@ def test_it_wants_the_libraries_that_the_debian_package_wants(
 
 def test_it_is_installed_and_leaves_nothing(system: Debian) -> None:
     before = _changed(system)
-    system.call(*rpm(), "-i", "/gpuhook.rpm")
+    said = system.call(*rpm(), "-i", "/gpuhook.rpm").stdout
+    assert "run gpuhook install (/usr/share/doc/gpuhook/README.md)" in said
     assert f"version {__version__}" in system.call("gpuhook", "--version").stdout
     assert system.call("gpu-py", "--version").stdout == run(["runc", "--version"]).ok().stdout
     compiled = {path.name for path in (system.root / "usr/lib/gpuhook").rglob("*.pyc")}

@@ -21,7 +21,8 @@ if sys.argv[2] == "False":
     endpoint._libc.inotify_init1 = lambda flags: -1
 exec(sys.argv[4])
 made = settings.Settings(
-    kubelet_folder=sys.argv[1], register=sys.argv[3] == "True", state_dir=sys.argv[5]
+    kubelet_folder=sys.argv[1], register=sys.argv[3] == "True", state_dir=sys.argv[5],
+    status_dir=sys.argv[5],
 )
 sys.exit(server.PluginServer(made, 0, lambda line: print(line, flush=True)).run())
 """

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import ConfigError
-from gpuhook.cluster.device_plugin import options
+from gpuhook.cluster.device_plugin import options, status
 from gpuhook.cluster.device_plugin.options import INEFFECTIVE, OPTIONS, OWN, VENDORS, Content
 from gpuhook.cluster.device_plugin.settings import CDI_ANNOTATIONS, CDI_CRI, VOLUME_MOUNTS, Settings
 from gpuhook.cluster.plugin_option import Option
@@ -73,7 +73,7 @@ def apply(settings: Settings, config: Config) -> Settings:
     and gives the kubelet the host's. Outside a pod the folder of the pod's path doesn't exist.
     """
     root = look_at(settings.driver_root, settings.driver_root_ctr_path, config)
-    return replace(settings, driver_root=root, state_dir=config.state_dir)
+    return replace(settings, driver_root=root, state_dir=config.state_dir, status_dir=status.FOLDER)
 
 
 def look_at(driver_root: str, seen_as: str, config: Config) -> str:

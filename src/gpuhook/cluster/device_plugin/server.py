@@ -250,7 +250,7 @@ class PluginServer(EndpointServer):
     def __init__(self, settings: Settings, supervisor: int, tell: Tell) -> None:
         super().__init__(supervisor, tell, [settings.kubelet_folder])
         self.settings = settings
-        self.status = StatusFile(settings.state_dir if settings.register else "")
+        self.status = StatusFile(settings.status_dir if settings.register else "")
 
     def _take(self, line: bytes) -> None:
         self.wanted = {each.name: each for each in State.from_line(line).resources}

@@ -55,8 +55,9 @@ class Settings:
     the CDI specs for the strategies that name devices to the engine, and ``cdi_hook_path`` is the
     host's path of the hook in them ("": the hook in this program's folder). ``vendors`` has the
     settings of each vendor's options, by its name (``parts.Plugin.settings``). ``state_dir`` is the
-    folder for records of allocated devices ("": none are written). ``metrics_listen`` is the
-    address for the plugin's own metrics ("": none are served).
+    folder for records of allocated devices ("": none are written), ``status_dir`` that of the
+    status file, as well. ``metrics_listen`` is the address for the plugin's own metrics ("": none
+    are served).
     """
 
     fail_on_init_error: bool = True
@@ -79,4 +80,5 @@ class Settings:
     interval: float = 30.0
     vendors: Mapping[str, Any] = field(default_factory=dict)
     state_dir: str = ""
+    status_dir: str = ""
     metrics_listen: str = ""

@@ -12,18 +12,20 @@ from contextlib import suppress
 from gpuhook.base.errors import GpuhookError
 from gpuhook.base.host import files as host_files
 
-NAME = "device-plugin.status"  # in the state folder
+# Not in state-dir: the installer's pod, which reads it, doesn't know the node's settings.
+FOLDER = "/run/gpuhook"
+NAME = "device-plugin.status"
 _LONGEST_PROBLEM = 500  # characters
 
 
 class StatusFile:
-    """The file in ``state_dir``, "" for none.
+    """The file in ``folder``, "" for none.
 
     A file can't be replaced while it is locked, so it is written in place, in one call.
     """
 
-    def __init__(self, state_dir: str) -> None:
-        self._folder = state_dir
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
         self._fd = -1
         self._resources: dict[str, str] = {}
         self.keep()
@@ -56,12 +58,12 @@ class StatusFile:
             os.ftruncate(self._fd, len(data))
 
 
-def _locked(state_dir: str) -> int:
+def _locked(folder: str) -> int:
     """Return the descriptor of the locked file; OSError if another process holds the lock."""
-    host_files.check_way(state_dir)
-    os.makedirs(state_dir, 0o755, exist_ok=True)
+    host_files.check_way(folder)
+    os.makedirs(folder, 0o755, exist_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(f"{state_dir}/{NAME}", flags, 0o600)
+    fd = os.open(f"{folder}/{NAME}", flags, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -11,7 +11,10 @@ from gpuhook.vendors.nvidia import names as nvidia
 IMAGE = "debian:12"
 # Engines with a command like docker run.
 _RUN = ("docker", "podman")
-_NO_DRIVER = "No driver of a GPU is loaded here: install one, until gpuhook info shows its GPUs"
+_NO_DRIVER = (
+    "No driver of a GPU is loaded here: install one, until gpuhook info shows its GPUs, or try "
+    "simulated GPUs: gpuhook help simulate"
+)
 
 
 def lines(engine: str, runtime: str, *, gpus: bool) -> list[str]:

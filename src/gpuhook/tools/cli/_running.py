@@ -57,12 +57,12 @@ def read_running(word: str, explanation: Explanation, config_path: str | None) -
         )
         rows.append(Row("Started by", text, "poor"))
     if strange and spec is not None:
-        text = f"see below, from {found.bundle}/config.json"
+        text = f"it would get the devices below (request in {found.bundle}/config.json)"
         rows.append(Row(f"With {names.RUNTIME}", text))
     elif spec is None:
         rows.append(Row("Devices now", "unknown: its config.json wasn't found", "poor"))
     else:
-        rows.append(Row("Devices now", f"see below, from {found.bundle}/config.json"))
+        rows.append(Row("Devices now", f"those below (request in {found.bundle}/config.json)"))
     return spec
 
 

@@ -152,7 +152,9 @@ def _carry_out(job: Job) -> tuple[bool, dict[str, Any]]:
     for name in job.roots:
         say(f"{name}: {_ROOTS.get(name, '')}run gpuhook install --engine {name} as root")
     changed = any(each["changed"] for each in told) or bool(links or raised) or kept_now.changed
-    steps = _next(job, told) if changed and not job.dry_run else []
+    steps = [] if job.dry_run else _next(job, told)
+    if steps and not changed:
+        steps.insert(0, "Nothing has changed: these settings were already in the engine's files")
     for line in steps:
         say(line)
     report = {"changed": changed, "engines": told, "links": links, "settings": raised}
@@ -160,7 +162,7 @@ def _carry_out(job: Job) -> tuple[bool, dict[str, Any]]:
 
 
 def _next(job: Job, told: list[dict[str, Any]]) -> list[str]:
-    """Return the lines on what to do after a change."""
+    """Return the lines on what to do next."""
     record = aliases.LinkRecord(job.state, job.ask.prefix)
     gpus = {"docker": any(link.is_there for link in record.links()), "podman": _podmans_gpus(job)}
     name = job.ask.names[0]

@@ -223,11 +223,14 @@ def find_nvml(root: Rootfs, index: LibraryIndex, config_file: str) -> str:
     for path in index.candidates("libnvidia-ml.so"):
         if root.exists(path):
             return root.real_path(path)
-    where = "on this host" if root.path == "/" else f"below the driver root {root.path}"
+    is_host = root.path == "/"
+    where = "on this host" if is_host else f"below the driver root {root.path}"
+    trial = "; to try gpuhook without a GPU, see gpuhook help simulate" if is_host else ""
     raise NoDriverError(
         f"There is no NVIDIA driver {where}: libnvidia-ml.so.1 is not there",
         "Install the driver and run ldconfig, or name where it is, by [nvidia-container-cli] root "
-        f"or the folders of its libraries by [gpuhook] library-search-paths, in {config_file}",
+        "or the folders of its libraries by [gpuhook] library-search-paths, in "
+        f"{config_file}{trial}",
     )
 
 

@@ -11,6 +11,7 @@ from gpuhook.base.errors import ConfigError
 from gpuhook.cluster.device_plugin.configure import apply, read
 from gpuhook.cluster.device_plugin.options import OPTIONS, VENDORS
 from gpuhook.cluster.device_plugin.settings import STRATEGIES, Settings
+from gpuhook.cluster.device_plugin.status import FOLDER
 from gpuhook.cluster.plugin_option import FLAG
 from gpuhook.cluster.vendors.nvidia.plugin import PluginSettings
 
@@ -175,7 +176,7 @@ def test_no_two_options_share_a_name() -> None:
 def test_in_a_pod_the_drivers_root_has_another_path(tmp_path: Path) -> None:
     config = Config()
     pod = Settings(driver_root="/run/nvidia/driver", driver_root_ctr_path=str(tmp_path))
-    assert apply(pod, config) == replace(pod, state_dir=config.state_dir)
+    assert apply(pod, config) == replace(pod, state_dir=config.state_dir, status_dir=FOLDER)
     assert config.driver_root_of("nvidia") == str(tmp_path)
 
 
@@ -192,8 +193,12 @@ def test_outside_of_a_pod(tmp_path: Path) -> None:
     config = Config()
     config.root = "/srv/gpus"
     settings = Settings(driver_root_ctr_path=absent)
-    assert apply(settings, config) == replace(settings, state_dir=config.state_dir)
+    assert apply(settings, config) == replace(
+        settings, state_dir=config.state_dir, status_dir=FOLDER
+    )
     assert config.root == "/srv/gpus"
     settings = Settings(driver_root="/run/nvidia/driver", driver_root_ctr_path=absent)
-    assert apply(settings, config) == replace(settings, state_dir=config.state_dir)
+    assert apply(settings, config) == replace(
+        settings, state_dir=config.state_dir, status_dir=FOLDER
+    )
     assert config.root == "/run/nvidia/driver"

@@ -10,7 +10,7 @@ import pytest
 from kubelet import Kubelet
 from plugin_server import PluginServer, gpus
 
-from gpuhook.cluster.device_plugin.status import NAME, StatusFile
+from gpuhook.cluster.device_plugin.status import FOLDER, NAME, StatusFile
 
 PROBE = Path(__file__).parents[4] / "packaging/kubernetes/image/node-ready"
 AMD = "amd.com/gpu"
@@ -25,7 +25,7 @@ def folder() -> Iterator[Path]:
 def probe(folder: Path) -> str:
     """Return the sentence of the probe, "" if the node is ready."""
     text = PROBE.read_text()
-    place = '"/run/gpuhook/device-plugin.status"'
+    place = f'"{FOLDER}/{NAME}"'
     assert place in text
     text = text.replace(place, repr(f"{folder}/state/{NAME}"))
     done = subprocess.run(

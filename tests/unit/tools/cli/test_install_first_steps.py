@@ -293,7 +293,8 @@ def test_without_a_driver_it_says_so(
     driver(system, monkeypatch)
     lines = call(system, f"--engine={engine}", "--no-gpus").stdout.splitlines()
     at = lines.index(
-        "No driver of a GPU is loaded here: install one, until gpuhook info shows its GPUs"
+        "No driver of a GPU is loaded here: install one, until gpuhook info shows its GPUs, or try "
+        "simulated GPUs: gpuhook help simulate"
     )
     assert not [line for line in lines if line.startswith("Try it: ")]
     assert lines[at + 1].startswith(f"Then try: {engine} run --rm") is (engine != "crio")
@@ -310,7 +311,9 @@ def test_it_ends_with_a_container_to_try_and_the_doctor(
     done = call(system, "--engine=docker", "--gpus")
     trial = "docker run --rm --gpus all debian:12 nvidia-smi -L"
     assert done.stdout.splitlines()[-2:] == [f"Try it: {trial}", "Check this host: gpuhook doctor"]
-    assert "Try it" not in call(system, "--engine=docker").stdout  # nothing changed
+    again = call(system, "--engine=docker").stdout.splitlines()
+    assert again[-3] == "Nothing has changed: these settings were already in the engine's files"
+    assert again[-2:] == done.stdout.splitlines()[-2:]
     assert "Try it" not in call(system, "--engine=docker", "--set-default", "--dry-run").stdout
 
 
@@ -342,7 +345,10 @@ def test_the_container_to_try_is_of_this_hosts_vendor(
 def test_the_next_steps_as_json(system: Path) -> None:
     found = json.loads(call(system, "--engine=docker", "--format=json").stdout)
     assert found["next"][-1].startswith(NOT_YET)
-    assert json.loads(call(system, "--engine=docker", "--format=json").stdout)["next"] == []
+    again = json.loads(call(system, "--engine=docker", "--format=json").stdout)
+    assert not again["changed"]
+    assert again["next"] == [again["next"][0], *found["next"]]
+    assert again["next"][0].startswith("Nothing has changed: ")
 
 
 @pytest.mark.parametrize(
