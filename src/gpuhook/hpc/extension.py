@@ -12,7 +12,7 @@ COMMANDS = {
         "Folders and units",
     ),
     "nspawn-arguments": (
-        "gpuhook.hpc.commands.nspawn_arguments",
+        "gpuhook.hpc.commands.units",
         "Print systemd-nspawn arguments that add devices.",
         "Folders and units",
     ),
@@ -22,7 +22,7 @@ COMMANDS = {
         "Services",
     ),
     "unit-lines": (
-        "gpuhook.hpc.commands.unit_lines",
+        "gpuhook.hpc.commands.units",
         "Print settings that add devices to a systemd unit.",
         "",
     ),

@@ -9,23 +9,15 @@ from collections.abc import Callable, Iterable
 
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.host import proc
-from gpuhook.core.plan.operations import (
-    DEVICE_OPTIONS,
-    AddGroup,
-    AllowDevice,
-    BindDevice,
-    BindFile,
-    Plan,
-    SetVariable,
-)
-from gpuhook.core.plan.writer import MountWriter
+from gpuhook.core.plan.operations import DEVICE_OPTIONS, BindDevice, BindFile, Plan
 from gpuhook.hpc.rootfs import fstab
+from gpuhook.hpc.rootfs.node_writer import NodeWriter
 
 _KEYS = {1: "lxc.cgroup", 2: "lxc.cgroup2"}
 _BLANKS = frozenset(" \t\r\n")
 
 
-class LxcWriter(MountWriter):
+class LxcWriter(NodeWriter):
     """Writer of a plan's ``mounts`` and ``rules``, values of LXC's settings.
 
     ``place`` returns a path of the container without links; ``nodes`` are those mounted.
@@ -34,36 +26,19 @@ class LxcWriter(MountWriter):
     def __init__(self, place: Callable[[str], str]) -> None:
         super().__init__()
         self.mounts: list[str] = []
-        self.nodes: list[BindDevice] = []
-        self._allowed: list[AllowDevice] = []
         self._place = place
 
-    @property
-    def rules(self) -> list[str]:
-        """The devices to allow, by path, because a driver's major number may change."""
-        paths = {
-            (op.major, op.minor): op.source
-            for op in self.nodes
-            if _BLANKS.isdisjoint(op.source)  # LXC separates the access by them
-        }
-        return [
-            f"{paths.get((op.major, op.minor), f'c {op.major}:{op.minor}')} {op.access}"
-            for op in self._allowed
-        ]
+    def may_name(self, path: str) -> bool:
+        """Tell whether a path has no blanks, because LXC separates the access by them."""
+        return _BLANKS.isdisjoint(path)
 
-    def rule(self, op: AllowDevice) -> None:
-        """Allow a device."""
-        self._allowed.append(op)
-
-    def variable(self, op: SetVariable) -> None:
-        """Do nothing: ``fstab.settings`` handles variables."""
-
-    def group(self, op: AddGroup) -> None:
-        """Do nothing: the container's own users log in."""
+    def by_number(self, major: int, minor: int) -> str:
+        """Return a device's type and numbers."""
+        return f"c {major}:{minor}"
 
     def node(self, op: BindDevice) -> None:
         """Mount the node."""
-        self.nodes.append(op)
+        super().node(op)
         self._add(op.source, op.destination, ("create=file", *DEVICE_OPTIONS))
 
     def mount(self, op: BindFile) -> None:

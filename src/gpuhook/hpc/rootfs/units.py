@@ -5,15 +5,8 @@ Sources: systemd.nspawn(5), systemd-nspawn(1), systemd.exec(5), systemd.resource
 
 from collections.abc import Iterable, Iterator
 
-from gpuhook.core.plan.operations import (
-    AddGroup,
-    AllowDevice,
-    BindDevice,
-    BindFile,
-    Plan,
-    SetVariable,
-)
-from gpuhook.core.plan.writer import MountWriter
+from gpuhook.core.plan.operations import AddGroup, BindDevice, BindFile, Plan
+from gpuhook.hpc.rootfs.node_writer import NodeWriter
 
 _WRITABLE, _READ_ONLY = "Bind", "BindReadOnly"  # followed by Paths in a unit
 
@@ -24,36 +17,25 @@ _NSPAWNS = str.maketrans(_ESCAPED)
 _UNITS = str.maketrans({**_ESCAPED, " ": '" "', "\t": '"\t"', '"': "'\"'", "'": '"\'"'})
 
 
-class UnitWriter(MountWriter):
+class UnitWriter(NodeWriter):
     """Writer of a plan's settings for systemd.
 
-    ``binds`` are the settings for mounts, each with source and destination; ``rules`` are the
-    devices to allow, ``groups`` the process' groups.
+    ``binds`` are the settings for mounts, each with source and destination, ``groups`` the
+    process' groups.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.binds: list[tuple[str, str, str]] = []
         self.groups: list[int] = []
-        self.nodes: list[BindDevice] = []
-        self._allowed: list[AllowDevice] = []
 
-    @property
-    def rules(self) -> list[str]:
-        """The devices to allow, by path, because a driver's major number may change."""
-        nodes = [op for op in self.nodes if op.source.startswith("/dev/")]
-        paths = {(op.major, op.minor): op.source for op in nodes}
-        return [
-            f"{paths.get((op.major, op.minor), f'/dev/char/{op.major}:{op.minor}')} {op.access}"
-            for op in self._allowed
-        ]
+    def may_name(self, path: str) -> bool:
+        """Tell whether a path is below /dev: systemd refuses others."""
+        return path.startswith("/dev/")
 
-    def rule(self, op: AllowDevice) -> None:
-        """Allow a device."""
-        self._allowed.append(op)
-
-    def variable(self, op: SetVariable) -> None:
-        """Do nothing: ``fstab.settings`` handles variables."""
+    def by_number(self, major: int, minor: int) -> str:
+        """Return the path of the link to a device."""
+        return f"/dev/char/{major}:{minor}"
 
     def group(self, op: AddGroup) -> None:
         """Add a group."""
@@ -61,7 +43,7 @@ class UnitWriter(MountWriter):
 
     def node(self, op: BindDevice) -> None:
         """Mount the node."""
-        self.nodes.append(op)
+        super().node(op)
         self.binds.append((_WRITABLE, op.source, op.destination))
 
     def mount(self, op: BindFile) -> None:

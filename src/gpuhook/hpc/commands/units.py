@@ -1,4 +1,4 @@
-"""gpuhook unit-lines: settings that add devices to a systemd unit."""
+"""gpuhook unit-lines and nspawn-arguments: devices for systemd's units and machines."""
 
 import click
 
@@ -31,3 +31,24 @@ def unit_lines(
     plan, env = _settings.plan(rootfs, variables, devices, config_path, units.warnings)
     for line in units.service(plan, env, own_root=bool(rootfs)):
         click.echo(line)
+
+
+@command(
+    "nspawn-arguments",
+    examples={
+        f"gpuhook nspawn-arguments --rootfs /srv/box -e {_VARIABLE}=0": "One argument per line",
+        f"gpuhook nspawn-arguments -e {_VARIABLE}=0": "For a root folder like Debian's",
+    },
+)
+@_settings.request_options
+@config_option
+def nspawn_arguments(
+    rootfs: str, variables: tuple[str, ...], devices: tuple[str, ...], config_path: str | None
+) -> None:
+    """Print the systemd-nspawn arguments that add devices to a machine, one per line.
+
+    For a machine that machinectl starts, use gpuhook install --engine nspawn.
+    """
+    plan, env = _settings.plan(rootfs, variables, devices, config_path, units.warnings)
+    for word in units.arguments(plan, env):
+        click.echo(word)
