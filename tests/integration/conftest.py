@@ -23,7 +23,7 @@ from harness.prefork import Site
 from harness.root_folders import Folder
 from harness.vendors import Devices
 
-pytest.register_assert_rewrite("harness.vendor_contract")
+pytest.register_assert_rewrite("harness.vendor_contract", "harness.vendor_attach")
 
 WORKSPACE = Path("/run/gpuhook-test")
 RUNC, CRUN = "runc", "crun"

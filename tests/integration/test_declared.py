@@ -16,6 +16,7 @@ from harness.installation import Installation, write_config
 from harness.podman import Podman
 from harness.prefork import ONE, RUNTIMES
 from harness.snapshot import nothing_left
+from harness.vendor_attach import attached
 from harness.vendors import MODES, USER, Devices, as_user, in_mode, nodes_seen
 
 from gpuhook.base.config.loader import loads
@@ -157,6 +158,24 @@ def test_all_that_a_table_can_say(
     lines = done.stdout.splitlines()
     assert {"/usr/bin/maker-smi", "/opt/maker"} <= set(lines)
     assert [line for line in lines if line.startswith("libmaker.so.1 /")], lines[-1]
+
+
+@RUNTIMES
+def test_attached_to_a_running_container(bundle: Bundle, makers: Machine, driver: Driver) -> None:
+    config = makers.config(bundle, driver, bundle.runtime, "hook")
+    bundle.command("sleep", "1000")
+    bundle.detach(bundle.runtime, config)
+    look, every = vendors.look("/dev/maker*"), makers.nodes(0, 2, 10)
+    with attached(bundle, config, makers.devices, ["maker.com/npu=2"]) as running:
+        expected = makers.devices.nodes(*makers.nodes(2))
+        assert nodes_seen(running.call(*look)) == expected
+        running.opens(every, {numbers for _, numbers, *_ in expected.values()})
+        files = "cat /usr/bin/maker-smi /opt/maker/content; dlprobe libmaker.so.1"
+        lines = running.call("sh", "-c", files).ok().stdout.splitlines()
+        assert {"/usr/bin/maker-smi", "/opt/maker"} <= {*lines}
+        assert [line for line in lines if line.startswith("libmaker.so.1 /")]
+    assert nodes_seen(running.call(*look)) == {}
+    running.opens(every, set())
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.prefork import ONE, RUNTIMES
 from harness.snapshot import nothing_left
+from harness.vendor_attach import attached
 from harness.vendor_engines import documents, podman_with_hook, run_with
 from harness.vendors import MODES, USER, Devices, Seen, as_user, in_mode, nodes_seen
 
@@ -212,22 +213,22 @@ class Contract:
         for each, (_, words) in zip(found, wanted, strict=True):
             assert words in each["message"]
 
-    @ONE
+    @RUNTIMES
     def test_attached_to_a_running_container(
         self, bundle: Bundle, config: Path, devices: Devices, low_level: tuple[str, Namespace]
     ) -> None:
+        """It gets nodes, access and driver files, and loses the first two again."""
         bundle.command("sleep", "1000")
         bundle.detach(low_level[0], config)
-        look = (low_level[0], "exec", bundle.name, *self.case.look)
         for names, labels in self.case.by_document:
-            words = (bundle.name, *(f"{self.case.kind}={name}" for name in names))
-            for verb, expected in (
-                ("attach", self.case.expected(devices, *labels)),
-                ("detach", {}),
-            ):
-                command = (devices.installation.command, verb, "--config", config)
-                bundle.call(*command, *words).ok()
-                assert nodes_seen(bundle.call(*look)) == expected
+            asked = [f"{self.case.kind}={name}" for name in names]
+            with attached(bundle, config, devices, asked) as running:
+                expected = self.case.expected(devices, *labels)
+                assert nodes_seen(running.call(*self.case.look)) == expected
+                every = {path for _, paths, _ in self.case.other for path in paths}
+                running.opens(sorted(every), {numbers for _, numbers, *_ in expected.values()})
+            assert nodes_seen(running.call(*self.case.look)) == {}
+            running.opens(sorted(every), set())
 
     def test_podman_by_hook_and_by_document(
         self, devices: Devices, driver: Driver, host: Namespace, workspace: Path, archive: Path
