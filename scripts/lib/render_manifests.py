@@ -68,8 +68,13 @@ def rendered(program: str, folder: str) -> str:
     return HEADER + "\n".join(lines) + "\n"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Write all files again."""
     found = helm()
     COPY.write_text(RULES.read_text("utf-8"), "utf-8")
     for each in FOLDERS:
         (MANIFESTS / each / FILE).write_text(rendered(found, each), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -29,17 +29,10 @@ from harness.manifests import (
 from gpuhook import __version__
 from gpuhook.base.config.model import Config
 from gpuhook.cluster.device_plugin.resources import resources
+from gpuhook.cluster.vendors import cluster
 from gpuhook.core import contract
 from gpuhook.tools.engines import distributions
 from gpuhook.vendors import registry
-from gpuhook.vendors.amd.names import PCI_VENDOR as AMD
-from gpuhook.vendors.ascend.names import PCI_VENDOR as ASCEND
-from gpuhook.vendors.gaudi.names import PCI_VENDOR as GAUDI
-from gpuhook.vendors.nvidia.names import PCI_VENDOR as NVIDIA
-
-INTEL = "8086"
-# Neuron's class of PCI devices isn't among those that node-feature-discovery labels.
-PCI_VENDORS = (NVIDIA, AMD, INTEL, GAUDI, ASCEND)
 
 # A mode of the chart -> the folder that means the same.
 MODES = {
@@ -324,9 +317,8 @@ def test_nodes_are_those_with_accelerators(tmp_path: Path) -> None:
         pod = pod_of(document)
         terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         labels = [each["matchExpressions"][0]["key"] for each in terms["nodeSelectorTerms"]]
-        assert "gpuhook.io/node" in labels
-        vendors = {each[-12:-8] for each in labels if each.endswith(".present")}
-        assert vendors == {*PCI_VENDORS}
+        every = [cluster.of(names).node_labels() for names in registry.KNOWN.values()]
+        assert {*labels} == {"gpuhook.io/node"}.union(*every)
         assert all(each.keys() == {"key", "operator"} for each in pod["tolerations"])
     assert [each for each in rendered("--set-json=nodeLabels=[]") if "affinity" in str(each)] == []
 

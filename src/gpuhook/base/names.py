@@ -3,9 +3,6 @@
 import os
 import sys
 
-# The folders of the vendors with code, in the order in which they are served.
-VENDORS = ("nvidia", "amd", "neuron", "gaudi", "ascend", "intel_gpu", "intel_npu")
-
 RUNTIME = "gpu-py"  # the OCI runtime's program, and its name in engines
 HOOK = "gpuhook-prestart"
 # Variable of gpu-py's environment: the path of the low-level runtime that the engine itself calls.

@@ -6,7 +6,6 @@ configuration declares.
 """
 
 from gpuhook.base.errors import ConfigError, shown
-from gpuhook.base.names import VENDORS
 from gpuhook.core.request.sources import swarm_variables
 
 TYPE_CHECKING = False
@@ -15,6 +14,10 @@ if TYPE_CHECKING:
 
     from gpuhook.base.config.model import Config
     from gpuhook.core.contract import Known
+
+
+# The folders of the vendors with code, in the order in which they are served.
+VENDORS = ("nvidia", "amd", "neuron", "gaudi", "ascend", "intel_gpu", "intel_npu")
 
 
 def complete(names: "ModuleType") -> "ModuleType":
@@ -36,7 +39,7 @@ def complete(names: "ModuleType") -> "ModuleType":
     return names
 
 
-# A vendor's name -> its names (vendors/NAME/names.py).
+# A vendor's name -> its names (vendors/NAME/names.py), in the order of VENDORS.
 KNOWN: "dict[str, ModuleType]" = {
     name: complete(__import__(f"gpuhook.vendors.{name}.names", fromlist=["NAME"]))
     for name in VENDORS

@@ -196,10 +196,9 @@ def _check(choices: Choices) -> None:
 
 
 def driver_of(vendor: Vendor, choices: Choices) -> str:
-    """Return a vendor's driver name: the chosen one, the vendor's own, or the CDI kind's vendor."""
+    """Return a vendor's driver name: the chosen one, or that of ``Slices``."""
     names = vendor.names
-    kind: str = names.KIND
-    return choices.drivers.get(names.NAME) or slices.of(names).driver or kind.partition("/")[0]
+    return choices.drivers.get(names.NAME) or slices.of(names).driver
 
 
 def _collect(
@@ -229,7 +228,8 @@ def _collect(
         if device.reason:
             warnings.append(f"{device.name} is tainted: {device.reason}")
     driver.counters.update(offer.counters)
-    for each in answers.classes(name, inventory, root):
+    resources = (answers.cluster.resource(each, root) for each in inventory.devices)
+    for each in answers.classes(name, slices.only(resources)):
         driver.classes.setdefault(each.name, each)
     return warnings
 

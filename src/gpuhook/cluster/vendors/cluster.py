@@ -59,12 +59,31 @@ class Cluster:
     nothing = "void"
     # Whether errors that the driver reports count.
     listens = True
+    # The names of the resources that its devices may have; () for only the CDI kind.
+    resources: tuple[str, ...] = ()
+    # The PCI vendor in node-feature-discovery's labels, "" for that of the vendor's names; and the
+    # PCI classes there, "" for a label without a class.
+    pci_vendor = ""
+    pci_classes: tuple[str, ...] = ("1200",)  # processing accelerators
     # Why a device with parts has no name in CDI specs.
     unnamed = "only its parts have CDI names"
 
     def __init__(self, names: ModuleType, chosen: Any = None) -> None:
         self.names = names
         self.chosen = chosen
+
+    def all_resources(self) -> tuple[str, ...]:
+        """Return the names of all resources that devices of this vendor may have on some host.
+
+        Parts whose resource is named by their size aren't included.
+        """
+        return self.resources or (str(self.names.KIND),)
+
+    def node_labels(self) -> list[str]:
+        """Return node-feature-discovery's labels of nodes with a PCI device of this vendor."""
+        vendor = self.pci_vendor or self.names.PCI_VENDOR
+        found = [f"{name}_{vendor}" if name else vendor for name in self.pci_classes if vendor]
+        return [f"feature.node.kubernetes.io/pci-{each}.present" for each in found]
 
     def id(self, device: Device) -> str:
         """Return the cluster's id of a device, if possible the same after a reboot.

@@ -8,7 +8,7 @@ the vendor's own driver, so that existing claims keep working.
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -88,11 +88,12 @@ class DeviceClass:
 class Slices:
     """A vendor's functions for DRA; these defaults are for devices without further facts."""
 
-    driver = ""  # the name of the vendor's own driver; "" for none
+    driver = ""  # the name of the vendor's own driver; "" for the first part of the CDI kind
     lost_taint = "lost"
 
     def __init__(self, names: ModuleType) -> None:
         self.names = names
+        self.driver = self.driver or str(names.KIND).partition("/")[0]
         self.cluster = cluster.of(names)
 
     def offer(self, config: Config, inventory: Any, root: Rootfs, *, dynamic: bool) -> Offer:
@@ -151,10 +152,11 @@ class Slices:
         """Return the countable capacities of a device."""
         return {}
 
-    def classes(self, driver: str, inventory: Any, root: Rootfs) -> list[DeviceClass]:
-        """Return the classes of its devices, for a driver of this name."""
-        named = {self.cluster.resource(device, root) for device in inventory.devices}
-        resource = named.pop() if len(named) == 1 else ""
+    def classes(self, driver: str, resource: str) -> list[DeviceClass]:
+        """Return the classes of its devices, for a driver of this name.
+
+        ``resource`` is the only resource of the devices, "" if there are several or none.
+        """
         return [DeviceClass(driver, f'device.driver == "{driver}"', resource)]
 
 
@@ -163,6 +165,12 @@ def of(names: ModuleType) -> Slices:
     module = part("cluster", names, "slices") or part("cluster", names, "cluster")
     found: Slices = getattr(module, "SLICES", Slices)(names)
     return found
+
+
+def only(resources: Iterable[str]) -> str:
+    """Return the resource of a class whose devices have these, "" if there isn't exactly one."""
+    found = {*resources}
+    return found.pop() if len(found) == 1 else ""
 
 
 def device_name(*words: str) -> str:

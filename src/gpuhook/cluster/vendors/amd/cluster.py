@@ -20,6 +20,7 @@ from gpuhook.vendors.sysfs_devices import number
 class AmdCluster(Cluster):
     """GPUs and partitions, each one of a resource."""
 
+    pci_classes = ("", "0300", "0380", "1200")
     nothing = "none"  # AMD's own runtime would read "void" as the name of a GPU
 
 

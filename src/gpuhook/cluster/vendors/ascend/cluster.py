@@ -20,17 +20,20 @@ _FAMILIES = {
     "910B": "Ascend910",
     "910C": "Ascend910",
 }
+_OTHER = "npu"
 _VIRTUAL = "vNPU"
 
 
 class AscendCluster(Cluster):
     """NPUs, and vNPUs by their chip."""
 
+    resources = tuple(dict.fromkeys(f"{_DOMAIN}/{name}" for name in (*_FAMILIES.values(), _OTHER)))
+
     def resource(self, device: Device, root: Rootfs) -> str:
         del root
         words = device.model.split()
         chip = words[1] if len(words) > 1 else ""
-        name = f"{_DOMAIN}/{_FAMILIES.get(chip, 'npu')}"
+        name = f"{_DOMAIN}/{_FAMILIES.get(chip, _OTHER)}"
         return f"{name}-vnpu" if _VIRTUAL in words else name
 
 

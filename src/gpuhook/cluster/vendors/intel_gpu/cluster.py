@@ -18,6 +18,10 @@ _DOMAIN = "gpu.intel.com"
 class IntelGpuCluster(Cluster):
     """GPUs and virtual functions, by address, because card numbers may change at a reboot."""
 
+    resources = tuple(f"{_DOMAIN}/{driver}" for driver in DRIVERS)
+    pci_vendor = "8086"
+    pci_classes = ("0300", "0380")
+
     def id(self, device: Device) -> str:
         return next(iter(device.names.get("uid", ())), device.id)
 

@@ -15,6 +15,8 @@ from gpuhook.core.inventory.model import Device
 class NeuronCluster(Cluster):
     """Devices of which a container can have only adjacent ones (``vendor.Neuron.check``)."""
 
+    pci_classes = ()  # node-feature-discovery doesn't label their class
+
     def links(self, inventory: Any) -> dict[str, dict[str, int]]:
         by_number = {int(device.label): device.id for device in inventory.devices}
         found: dict[str, dict[str, int]] = {each: {} for each in by_number.values()}

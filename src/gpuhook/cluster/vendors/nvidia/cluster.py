@@ -25,6 +25,7 @@ _PROFILE = re.compile(r"(?:([0-9]+)c\.)?([0-9]+)g\.[0-9]+gb(?:[-+][a-z0-9.+-]+)?
 class NvidiaCluster(Cluster):
     """GPUs, or their MIG devices."""
 
+    pci_classes = ("", "0300", "0302")
     driver_folder = driver_folder.INSIDE
     unnamed = f"{Cluster.unnamed}; mig-strategy single or mixed offers those"
 

@@ -82,7 +82,7 @@ class NvidiaSlices(Slices):
     def effect(self, event: Mapping[str, Any]) -> str:
         return SEND_AWAY if xids.must_be_left(event) else KEEP_AWAY
 
-    def classes(self, driver: str, inventory: Inventory, root: Rootfs) -> list[DeviceClass]:
+    def classes(self, driver: str, resource: str) -> list[DeviceClass]:
         kinds = {"gpu": driver, "mig": f"mig.{driver.removeprefix('gpu.')}"}
         return [
             DeviceClass(
