@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from samples import SAMPLES
 
 import gpuhook
 import gpuhook_simulate
@@ -16,16 +17,10 @@ PACKAGES = [Path(str(each.__file__)).parent for each in (gpuhook, gpuhook_simula
 # Folders, of the package, of its parts or of the simulators -> what is spelled there alone.
 SPELLED = {
     ("vendors/nvidia/", "nvidia_cli/"): r"NVIDIA_|/dev/nvidia|/proc/driver/nvidia",
-    ("vendors/amd/",): r"AMD_|/dev/kfd|amdgpu|amd\.com",
-    ("vendors/neuron/",): r"NEURON_|/dev/neuron|neuron_device|aws\.amazon",
-    ("vendors/gaudi/",): r"HABANA_|habanalabs|habana\.ai",
     ("vendors/gaudi/", "vendors/intel_npu/"): r"/dev/accel",
-    ("vendors/ascend/",): r"ASCEND_|davinci|devdrv|ascend\.com",
-    ("vendors/intel_gpu/",): r"INTEL_VISIBLE_DEVICES|i915|intel\.com/gpu",
-    (
-        "vendors/intel_npu/",
-        "vendors/gaudi.py",
-    ): r"INTEL_VISIBLE_NPUS|intel_vpu|intel\.com/npu",
+    **{
+        (f"vendors/{name}/", *sample.spelled_in): sample.spelled for name, sample in SAMPLES.items()
+    },
 }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from fabricated import Tree
 from node_files import Machine
+from samples import SAMPLES, having, rows
 
 from gpuhook.base.config.loader import loads
 from gpuhook.core import contract
@@ -43,17 +44,9 @@ def examine(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Examine:
     return Examine(tree, monkeypatch)
 
 
-@pytest.mark.parametrize(
-    ("vendor", "message"),
-    [
-        ("neuron", "AWS Neuron's driver 2.24.7.0 has 4 devices"),
-        ("gaudi", "Intel Gaudi's driver 1.24.0 has 4 devices"),
-        ("intel_gpu", "Intel's driver i915 has 4 GPUs"),
-        ("intel_npu", "The driver intel_vpu has 4 NPUs"),
-    ],
-)
-def test_a_machine_in_order(examine: Examine, vendor: str, message: str) -> None:
-    assert examine.machine(vendor) == [("ok", message)]
+@pytest.mark.parametrize("vendor", having("in_order"))
+def test_a_machine_in_order(examine: Examine, vendor: str) -> None:
+    assert examine.machine(vendor) == [("ok", SAMPLES[vendor].in_order)]
 
 
 @pytest.mark.parametrize(
@@ -106,30 +99,11 @@ def test_where_a_root_is_configured_a_driver_is_expected(
     assert "can't be read" in message
 
 
-@pytest.mark.parametrize(
-    ("vendor", "settings", "status", "message"),
-    [
-        ("neuron", {"half_made": 1}, "warning", "Neuron device 1 (neuron1) can't be used: "),
-        ("neuron", {"no_node": "1,2"}, "failure",
-         "AWS Neuron's driver has no node /dev/neuron1, /dev/neuron2"),
-        ("neuron", {"gap": "1,2"}, "warning",
-         "There is no Neuron device 1-2: no container gets"),
-        ("gaudi", {"reset": 1}, "warning",
-         "Gaudi 1 (0000:1a:00.0) can't be used: its status is In reset"),
-        ("gaudi", {"no_node": 1}, "failure",
-         "Intel Gaudi's driver has no node /dev/accel/accel1, "),
-        ("gaudi", {"no_module": "0,2"}, "warning", "The module id of Gaudi 0, 2 is unknown"),
-        ("gaudi", {"net": "0,1"}, "note",
-         "The network ports of Gaudi 0, 1 are moved into no container"),
-        ("intel_gpu", {"no_node": 0}, "failure",
-         "Intel's driver has no node /dev/dri/card0, /dev/dri/renderD128"),
-        ("intel_npu", {"no_node": 0}, "failure",
-         "Intel NPU's driver has no node /dev/accel/accel0"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("vendor", "finding"), rows("findings"))
 def test_what_is_wrong(
-    examine: Examine, vendor: str, settings: dict[str, Any], status: str, message: str
+    examine: Examine, vendor: str, finding: tuple[dict[str, Any], str, str]
 ) -> None:
+    settings, status, message = finding
     (fine, _), (found, said) = examine.machine(vendor, **settings)
     assert (fine, found) == ("ok", status)
     assert said.startswith(message)

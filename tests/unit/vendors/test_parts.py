@@ -1,6 +1,8 @@
 """Every vendor's modules for commands keep their contracts: mypy compares them here."""
 
 from pathlib import Path
+from types import ModuleType
+from typing import get_type_hints
 
 import pytest
 
@@ -10,6 +12,7 @@ from gpuhook.cluster.vendors.amd import labels as amd_labels
 from gpuhook.cluster.vendors.nvidia import claim_config as nvidia_claim_config
 from gpuhook.cluster.vendors.nvidia import labels as nvidia_labels
 from gpuhook.cluster.vendors.nvidia import plugin as nvidia_plugin
+from gpuhook.core import contract
 from gpuhook.metrics.vendor_parts import MakersSeries, Readings, Telemetry
 from gpuhook.metrics.vendors.amd import telemetry as amd_telemetry
 from gpuhook.metrics.vendors.intel_gpu import telemetry as intel_gpu_telemetry
@@ -21,12 +24,10 @@ from gpuhook.monitor.vendors.nvidia import links as nvidia_links
 from gpuhook.monitor.vendors.nvidia import settings as nvidia_settings
 from gpuhook.tools.vendor_parts import DriverFolder
 from gpuhook.tools.vendors.nvidia import driver_folder as nvidia_driver_folder
-from gpuhook_simulate import vendors as simulators
-from gpuhook_simulate.vendors import Simulator, amd, ascend, gaudi, intel_gpu, intel_npu, neuron
+from gpuhook.vendors import registry
+from gpuhook_simulate.tree import Tree
+from gpuhook_simulate.vendors import simulator
 
-SIMULATORS: tuple[Simulator, ...] = (
-    amd, ascend, gaudi, intel_gpu, intel_npu, neuron,
-)  # fmt: skip
 READINGS: tuple[Readings, ...] = (amd_telemetry, intel_gpu_telemetry)
 TELEMETRY: tuple[Telemetry, ...] = (nvidia_telemetry,)
 CLAIM_CONFIGS: tuple[ClaimConfig, ...] = (nvidia_claim_config,)
@@ -68,8 +69,30 @@ def test_options_set_fields(plugin: Plugin) -> None:
     assert plugin.settings({}, {}) == plugin.SETTINGS()
 
 
-def test_no_simulator_is_forgotten() -> None:
-    compared = {str(getattr(each, "__name__", "")).rpartition(".")[2] for each in SIMULATORS}
-    there = {path.stem for path in Path(simulators.__file__).parent.glob("[a-z]*")}
-    # Those of declared vendors are made for each; NVIDIA's is a folder.
-    assert compared == there - {"declared", "nvidia"}
+@pytest.mark.parametrize("names", registry.KNOWN.values(), ids=registry.KNOWN)
+def test_every_vendor_but_nvidia_has_a_simulator(names: ModuleType) -> None:
+    """NVIDIA's is a package with commands of its own."""
+    found = getattr(simulator(names), "simulate", None)
+    assert (found is None) == (names.NAME == "nvidia")
+    if found is not None:
+        *asked, made = get_type_hints(found).values()
+        assert asked == [Tree, int, dict[str, str]]
+        assert made == list[str]
+
+
+OBLIGATORY = (
+    "NAME", "TITLE", "NOUN", "ID_TITLE", "VARIABLES", "KIND", "TYPES", "DRIVER_WORDS",
+    "LOST_REMEDY",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("names", registry.KNOWN.values(), ids=registry.KNOWN)
+def test_names_have_the_types_of_their_kind(names: ModuleType) -> None:
+    """Nine are obligatory; ``registry.complete`` has defaults for the others."""
+    plain = ModuleType("plain")
+    for word in OBLIGATORY:
+        setattr(plain, word, getattr(names, word))
+    completed = vars(registry.complete(plain))
+    for word, value in vars(names).items():
+        if word.isupper() and word not in contract.OPTIONAL_NAMES:
+            assert type(value) is type(completed[word]), word

@@ -8,6 +8,7 @@ import pci_domain
 import pytest
 from asking import labels, places, planned, resolved
 from node_files import Machine
+from samples import having
 from steps import resolve
 
 from gpuhook.base.config.model import Config
@@ -33,7 +34,6 @@ SPELLINGS = {
     "": "",
 }
 DOMAINS = pytest.mark.parametrize("domain", ["0000", "0a0b", "10000", "1000a", "3f8cfdd"])
-ON_PCI = ("amd", "ascend", "gaudi", "intel_gpu", "intel_npu")  # no file ties Neuron's to the bus
 
 
 def gpu(bus_id: str) -> Gpu:
@@ -62,7 +62,7 @@ def test_nvidias_paths(nvmls: str, kernels: str) -> None:
 
 
 @DOMAINS
-@pytest.mark.parametrize("vendor", ON_PCI)
+@pytest.mark.parametrize("vendor", having("on_pci"))
 def test_other_vendors_devices(vendor: str, domain: str, tmp_path: Path) -> None:
     machine = Machine(vendor, tmp_path, 2)
     before = machine.look()

@@ -24,7 +24,7 @@ from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.records import choice, leases, records
 from gpuhook.vendors import registry
 
-VENDORS = ("amd", "ascend", "gaudi", "intel_gpu", "intel_npu", "neuron")
+VENDORS = [name for name in registry.KNOWN if name != "nvidia"]
 VARIABLES = [(name, variable) for name in VENDORS for variable in registry.KNOWN[name].VARIABLES]
 Start = Callable[..., list[str]]
 
