@@ -1,4 +1,4 @@
-"""What the formats of LXC and systemd share: mounted nodes, and device rules by their paths."""
+"""Node mounts and device rules by path, shared by the formats of LXC and systemd."""
 
 from abc import ABC, abstractmethod
 
