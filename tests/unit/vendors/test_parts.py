@@ -22,7 +22,7 @@ from gpuhook.monitor.vendor_parts import DeviceSettings, Events, Links
 from gpuhook.monitor.vendors.nvidia import events as nvidia_events
 from gpuhook.monitor.vendors.nvidia import links as nvidia_links
 from gpuhook.monitor.vendors.nvidia import settings as nvidia_settings
-from gpuhook.tools.vendor_parts import DriverFolder
+from gpuhook.tools.driver_folder import DriverFolder
 from gpuhook.tools.vendors.nvidia import driver_folder as nvidia_driver_folder
 from gpuhook.vendors import registry
 from gpuhook_simulate.tree import Tree

@@ -24,7 +24,7 @@ from gpuhook.tools.cli import _training as training
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import format_option, print_json, say, warn
 from gpuhook.tools.engines import ask as options
-from gpuhook.tools.engines import docker, gpus_option, installer
+from gpuhook.tools.engines import docker, installed, installer
 from gpuhook.tools.engines.ask import Answer, Ask
 from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.prefix import checked, is_rootless, state_folder
@@ -182,7 +182,7 @@ def _podmans_gpus(job: Job) -> bool | None:
     if "podman" not in job.engines or job.ask.rootless:
         return None
     [version] = documents.versions_of(["podman"], job.ask.prefix).values()
-    if not gpus_option.is_by_cdi("podman", version):
+    if not installed.serves_gpus_by_cdi("podman", version):
         return None
     specs = kept(job.state, job.ask.prefix)
     return specs is not None and "podman" in specs.engines
@@ -455,9 +455,11 @@ def _with_specs(
         return chosen
     found = documents.versions_of(chosen, prefix) if gpus and told.cdi is None else {}
     for engine, version in found.items():
-        if said := gpus_option.missing(engine, version):
+        if said := installed.missing_gpus(engine, version):
             warn(said)
-    by_cdi = [each for each, version in found.items() if gpus_option.is_by_cdi(each, version)]
+    by_cdi = [
+        each for each, version in found.items() if installed.serves_gpus_by_cdi(each, version)
+    ]
     for engine in by_cdi if told.output_format == "text" else ():
         say(f"{engine} {found[engine]} serves --gpus by CDI specs: this includes --cdi for it")
     return tuple(by_cdi)

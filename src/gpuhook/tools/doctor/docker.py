@@ -13,7 +13,7 @@ from gpuhook.tools.doctor.engine_files import unread
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.doctor.host import is_ours
 from gpuhook.tools.doctor.machine import Machine, seen_by
-from gpuhook.tools.engines import gpus_option
+from gpuhook.tools.engines import installed
 from gpuhook.tools.engines.docker import program_of
 from gpuhook.tools.engines.docker_api import DEFAULT_CONFIG, DockerInfo
 
@@ -163,7 +163,7 @@ def _gpus_option(found: DockerInfo) -> Iterator[Finding]:
     path = seen_by(found.process).which(_HOOK, folders)
     version = str((found.info or {}).get("ServerVersion", ""))
     by_cdi = seen_by(found.process).which(names.TOOLKIT_CDI_HOOK, folders)
-    if by_cdi and gpus_option.is_by_cdi("docker", version or None):
+    if by_cdi and installed.serves_gpus_by_cdi("docker", version or None):
         yield note(
             "docker-gpus-option",
             f"docker run --gpus uses CDI specs in Docker {version} ({by_cdi})"

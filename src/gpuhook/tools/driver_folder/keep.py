@@ -20,9 +20,8 @@ from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import DriverFolderError
 from gpuhook.base.host.files import sync_folder
 from gpuhook.core.inventory.model import Inventory
-from gpuhook.tools import vendor_parts
+from gpuhook.tools.driver_folder import PART, DriverContent
 from gpuhook.tools.driver_folder.place import FOLDER_MODE, MARKER, Place, failure
-from gpuhook.tools.vendor_parts import DriverContent
 
 _FICLONE = 0x40049409  # linux/fs.h
 _CHUNK = 1 << 20
@@ -37,12 +36,12 @@ def keep(config: Config, names: ModuleType, inventory: Inventory, folder: str) -
     """Update ``folder`` with the driver files of a vendor's inventory; return whether it changed.
 
     The device plugin calls this at start-up and whenever the driver may have changed. Without a
-    change, it only stats each file. For a vendor without such files (``vendor_parts.DriverFolder``)
+    change, it only stats each file. For a vendor without such files (``DriverFolder``)
     nothing is done. The content of ``folder`` is replaced atomically, and containers that have
     it mounted keep the old content. GpuhookError (mostly DriverFolderError) if that fails, or if
     the path is something else; an old folder is kept then.
     """
-    driver = vendor_parts.driver_folder(names)
+    driver = PART(names)
     return driver is not None and update(folder, driver.content_of(config, inventory))
 
 

@@ -18,6 +18,7 @@ from gpuhook.base import names as our_names
 from gpuhook.base.errors import EngineError, shown
 from gpuhook.base.oci import jsontext
 from gpuhook.monitor.host import processes as host_processes
+from gpuhook.monitor.host import systemctl
 from gpuhook.monitor.host.processes import Process
 from gpuhook.tools.engines import (
     docker_api,
@@ -26,7 +27,6 @@ from gpuhook.tools.engines import (
     managed,
     marks,
     placeholders,
-    services,
     swarm,
 )
 from gpuhook.tools.engines.ask import CDI, NVIDIAS_NAME, SET_DEFAULT, SWARM, Answer, Ask, Engine
@@ -95,7 +95,7 @@ class Docker(Engine):
             return f"Restart Docker, which reads {what} only at start-up: {restart_command(path)}"
         daemons = _daemons(path)
         if daemons:
-            reload = services.command("reload", self.name, daemons)
+            reload = systemctl.command_for("reload", self.name, daemons)
             reload = reload or f"kill -HUP {' '.join(str(daemon.pid) for daemon in daemons)}"
             return f"Reload Docker: {reload} (or run this again with --reload)"
         others = [docker_api.config_of(daemon) for daemon in host_processes.running("dockerd")]
@@ -209,7 +209,7 @@ def restart_command(config: str) -> str:
     usual = f"systemctl {'--user ' if os.geteuid() else ''}restart docker"
     if not daemons:
         return usual
-    found = services.command("restart", Docker.name, daemons)
+    found = systemctl.command_for("restart", Docker.name, daemons)
     pids = " ".join(str(daemon.pid) for daemon in daemons)
     return found or f"kill {pids}, then start dockerd as before"
 

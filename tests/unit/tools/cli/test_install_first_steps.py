@@ -13,8 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpuhook.base.errors import EngineError
+from gpuhook.monitor.host import systemctl
 from gpuhook.tools.cli import _questions, cli
-from gpuhook.tools.engines import gpus_option, services
+from gpuhook.tools.engines import installed
 from gpuhook.tools.vendors.nvidia import program_links
 
 PROGRAM = "from gpuhook.tools.cli import main; main()"
@@ -246,8 +247,8 @@ def test_nvidia_ctk_keeps_that_path(tmp_path: Path) -> None:
 def test_which_versions_serve_gpus_by_cdi(
     engine: str, version: str | None, is_by_cdi: bool
 ) -> None:
-    assert gpus_option.is_by_cdi(engine, version) is is_by_cdi
-    assert bool(gpus_option.missing(engine, version)) is (engine == "podman" and not is_by_cdi)
+    assert installed.serves_gpus_by_cdi(engine, version) is is_by_cdi
+    assert bool(installed.missing_gpus(engine, version)) is (engine == "podman" and not is_by_cdi)
 
 
 @pytest.mark.parametrize(
@@ -366,7 +367,7 @@ def test_the_next_steps_as_json(system: Path) -> None:
     ],
 )  # fmt: skip
 def test_the_reload_is_systemds_where_it_runs_the_daemon(cgroup: str, command: str) -> None:
-    assert services.command_in("reload", "docker", cgroup.encode()) == command
+    assert systemctl.command_in("reload", "docker", cgroup.encode()) == command
 
 
 def test_a_terminal_is_needed_on_both_sides() -> None:

@@ -13,9 +13,8 @@ from machines import machine
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverFolderError
 from gpuhook.core.inventory.model import Inventory
+from gpuhook.tools.driver_folder import DriverContent, place
 from gpuhook.tools.driver_folder import keep as keeping
-from gpuhook.tools.driver_folder import place
-from gpuhook.tools.vendor_parts import DriverContent
 from gpuhook.tools.vendors.nvidia.driver_folder import FOLDERS
 from gpuhook.vendors.registry import KNOWN
 

@@ -13,7 +13,7 @@ from gpuhook.core import contract
 from gpuhook.core.plan.image import Image
 from gpuhook.core.plan.operations import usable
 from gpuhook.core.plan.writer import Places
-from gpuhook.tools.vendor_parts import DriverContent
+from gpuhook.tools.driver_folder import DriverContent
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.names import NAME
 
