@@ -6,7 +6,6 @@ only root could have written it.
 """
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Callable, Collection
@@ -15,7 +14,6 @@ from typing import Generic, TypeVar
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import EngineError, FolderError, GpuhookError, RequestError, shown
-from gpuhook.base.host import files as host_files
 from gpuhook.core.plan.operations import Plan
 from gpuhook.core.resolve import Progress, resolve
 from gpuhook.hpc.rootfs import fstab, work
@@ -23,6 +21,7 @@ from gpuhook.tools import root_folder
 from gpuhook.tools.engines import installer
 from gpuhook.tools.engines.ask import Ask
 from gpuhook.tools.engines.known import ENGINES
+from gpuhook.tools.engines.state_file import StateFile
 from gpuhook.tools.engines.store import Store
 from gpuhook.tools.root_folder.request import Asked
 from gpuhook.vendors import registry
@@ -70,21 +69,12 @@ class Requests(Generic[Guest]):
         self._state = state
         self._engine = engine
         self._kind = kind
-        self._path = os.path.join(state, f"{engine}.json")
+        remedy = f"Remove it, and run gpuhook install --engine {engine} for each again"
+        self._file = StateFile(os.path.join(state, f"{engine}.json"), FolderError, remedy)
 
     def load(self) -> list[Guest]:
         """Return all requests; FolderError if the file can't be read."""
-        try:
-            host_files.check_writers(self._path)
-            found = json.loads(host_files.read(self._path))
-            return [self._made(each) for each in found]
-        except FileNotFoundError:
-            return []
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise FolderError(
-                f"{self._path} can't be read: {error}",
-                f"Remove it, and run gpuhook install --engine {self._engine} for each again",
-            ) from None
+        return self._file.load(lambda found: [self._made(each) for each in found]) or []
 
     def _made(self, fields: dict[str, object]) -> Guest:
         settings, devices = fields["settings"], fields["devices"]
@@ -133,22 +123,12 @@ class Requests(Generic[Guest]):
             self._save(rest)
 
     def _save(self, requests: list[Guest]) -> None:
-        try:
-            host_files.check_way(self._path)
-            if not requests:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._path)
-                with contextlib.suppress(OSError):
-                    os.rmdir(self._state)
-                return
-            os.makedirs(self._state, exist_ok=True)
-            text = json.dumps([asdict(each) for each in requests], indent=2)
-            host_files.replace(self._path, text.encode() + b"\n", 0o600)
-        except OSError as error:
-            raise FolderError(
-                f"{self._path} can't be written: {error.strerror}",
-                "Run this as root, or name another folder with --state-dir",
-            ) from None
+        if requests:
+            self._file.save([asdict(each) for each in requests])
+            return
+        self._file.remove()
+        with contextlib.suppress(OSError):
+            os.rmdir(self._state)
 
 
 def planned(rootfs: str | None, asked: Asked, config: Config) -> tuple[work.Done, Plan]:

@@ -11,27 +11,22 @@ written them. Below a prefix used as / the first one may be part of an image: it
 only below the prefix.
 """
 
-import contextlib
 import glob
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, TypeVar, get_origin
+from typing import Any, get_origin
 
 from gpuhook.base.config.loader import PATH_VARIABLE
 from gpuhook.base.errors import CdiError, shown
-from gpuhook.base.host import files as host_files
 from gpuhook.tools.cdi.write import FORMATS
 from gpuhook.tools.engines import prefix as prefixes
-from gpuhook.tools.engines.files import make_folders
+from gpuhook.tools.engines.state_file import StateFile
 
 _KEPT = "cdi.json"
 _FAILURES = "cdi-error.json"
 _RUN = "/var/run"
 _AGAIN = "Remove that file, and run gpuhook install --engine all --cdi again"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -119,87 +114,51 @@ def kept(state: str, prefix: str = "") -> ManagedSpecs | None:
     host's is used, or the one named by $GPUHOOK_CONFIG. CdiError for a damaged or unreadable
     file, UntrustedPathError for one that a user other than root can have written.
     """
-    found = _read(os.path.join(state, _KEPT))
-    if found is None:
-        return None
-    values = found if isinstance(found, dict) else {}
-    values = {**values, **_tuples(values, "engines", "units", "made")}
-    if prefixes.came_with(prefix, state):  # protects: prefix-configuration
-        config = os.environ.get(PATH_VARIABLE)
-        values["config"] = config and os.path.abspath(config)
-    return _made(ManagedSpecs, values, state, _KEPT)
+
+    def made(found: Any) -> ManagedSpecs:
+        values = found if isinstance(found, dict) else {}
+        values = {**values, **_tuples(values, "engines", "units", "made")}
+        if prefixes.came_with(prefix, state):  # protects: prefix-configuration
+            config = os.environ.get(PATH_VARIABLE)
+            values["config"] = config and os.path.abspath(config)
+        return ManagedSpecs(**values)
+
+    return _file(state, _KEPT).load(made)
 
 
 def last_errors(state: str) -> list[Failure]:
     """Return the errors of the last refresh, none if it succeeded; raises as ``kept`` does."""
-    found = _read(os.path.join(state, _FAILURES))
-    entries = found if isinstance(found, list) else [] if found is None else [found]
-    return [_made(Failure, entry, state, _FAILURES) for entry in entries]
+
+    def made(found: Any) -> list[Failure]:
+        return [Failure(**each) for each in (found if isinstance(found, list) else [found])]
+
+    return _file(state, _FAILURES).load(made) or []
 
 
 def save(state: str, value: ManagedSpecs) -> None:
     """Save the settings of ``install --cdi``; CdiError if they can't be written."""
-    _write(os.path.join(state, _KEPT), asdict(value))
+    _file(state, _KEPT).save(asdict(value))
 
 
 def save_errors(state: str, failures: Iterable[Failure]) -> None:
     """Save the errors of a refresh, or that it succeeded; CdiError as for ``save``."""
     entries = [asdict(failure) for failure in failures]
+    file = _file(state, _FAILURES)
     if entries:
-        _write(os.path.join(state, _FAILURES), entries)
+        file.save(entries)
     else:
-        _remove(os.path.join(state, _FAILURES))
+        file.remove()
 
 
 def forget(state: str) -> None:
     """Remove the records; CdiError if that fails."""
     for name in (_KEPT, _FAILURES):
-        _remove(os.path.join(state, name))
+        _file(state, name).remove()
+
+
+def _file(state: str, name: str) -> StateFile:
+    return StateFile(os.path.join(state, name), CdiError, _AGAIN, mode=0o644)
 
 
 def _tuples(values: dict[str, Any], *names: str) -> dict[str, tuple[Any, ...]]:
     return {name: tuple(values[name]) for name in names if isinstance(values.get(name), list)}
-
-
-def _made(record: type[T], values: object, state: str, name: str) -> T:
-    try:
-        return record(**values)  # type: ignore[arg-type]
-    except (TypeError, ValueError) as error:
-        raise CdiError(f"{os.path.join(state, name)} is damaged: {error}", _AGAIN) from None
-
-
-def _read(path: str) -> Any:
-    """Return the JSON value in a file, None if there is no such file."""
-    try:
-        return json.loads(host_files.read_roots(path))  # protects: kept-writers
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise CdiError(f"{path} can't be read: {error.strerror}", "Run this as root") from None
-    except (ValueError, RecursionError) as error:
-        raise CdiError(f"{path} is damaged: {error}", _AGAIN) from None
-
-
-def _write(path: str, value: object) -> None:
-    try:
-        host_files.check_way(path)
-        make_folders(os.path.dirname(path))
-        host_files.replace(path, json.dumps(value, indent=2).encode() + b"\n", 0o644)
-    except OSError as error:
-        raise _unusable(path, error) from None
-
-
-def _remove(path: str) -> None:
-    try:
-        host_files.check_way(path)
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            os.unlink(path)
-    except OSError as error:
-        raise _unusable(path, error) from None
-
-
-def _unusable(path: str, error: OSError) -> CdiError:
-    return CdiError(
-        f"{path} can't be changed: {error.strerror}",
-        host_files.remedy(error, "Run this as root, or name another folder with --state-dir"),
-    )

@@ -4,44 +4,32 @@ One list in the state folder covers engines' files, links and CDI specs: a folde
 file may contain another one when the first is removed.
 """
 
-import contextlib
-import json
 import os
 from collections.abc import Iterable
+from typing import Any
 
 from gpuhook.base.errors import EngineError
-from gpuhook.base.host import files as host_files
 from gpuhook.tools.engines.files import make_folders, missing_folders, remove_folders
 from gpuhook.tools.engines.prefix import check_kept
+from gpuhook.tools.engines.state_file import StateFile
 
 NAME = "folders.json"  # in the state folder
-_MODE = 0o600
 
 
 class MadeFolders:
     """The list in one state folder, of folders below ``prefix`` if that is used as / ."""
 
     def __init__(self, state: str, prefix: str = "") -> None:
-        self._path = os.path.join(state, NAME)
+        remedy = "Remove it; empty folders that gpuhook created will then stay"
+        self._file = StateFile(os.path.join(state, NAME), EngineError, remedy)
         self._prefix = prefix
 
     def paths(self) -> list[str]:
         """Return the folders, outermost first; EngineError for a damaged list."""
-        try:
-            host_files.check_way(self._path)
-            found = json.loads(host_files.read(self._path))
-            if not isinstance(found, list) or not all(isinstance(path, str) for path in found):
-                raise ValueError("it isn't a list of paths")
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except (OSError, ValueError, RecursionError) as error:
-            raise EngineError(
-                f"{self._path} is damaged: {error}",
-                "Remove it; empty folders that gpuhook created will then stay",
-            ) from None
+        found = self._file.load(_paths) or []
         for path in found:
-            check_kept(self._prefix, self._path, path)
-        return sorted(found)
+            check_kept(self._prefix, self._file.path, path)
+        return found
 
     def make(self, path: str) -> None:
         """Create a folder and its missing parents; OSError if it fails, with none of them left."""
@@ -79,19 +67,13 @@ class MadeFolders:
         self._save(self.paths(), [])
 
     def _save(self, before: list[str], paths: list[str]) -> None:
-        if paths == before:
-            return
-        try:
-            if paths:
-                os.makedirs(os.path.dirname(self._path), exist_ok=True)
-                host_files.replace(self._path, json.dumps(paths, indent=2).encode(), _MODE)
-            else:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._path)
-        except OSError as error:
-            raise EngineError(
-                f"{self._path} can't be written: {error.strerror}",
-                host_files.remedy(
-                    error, "Run this as root, or name another folder with --state-dir"
-                ),
-            ) from None
+        if paths and paths != before:
+            self._file.save(paths)
+        elif before and not paths:
+            self._file.remove()
+
+
+def _paths(found: Any) -> list[str]:
+    if not isinstance(found, list) or not all(isinstance(path, str) for path in found):
+        raise ValueError("it isn't a list of paths")
+    return sorted(found)

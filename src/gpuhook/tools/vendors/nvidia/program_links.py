@@ -6,16 +6,17 @@ nvidia-container-cli. Docker 29.2 and newer implement --gpus with CDI specs if d
 nvidia-cdi-hook. Scripts call nvidia-ctk. NVIDIA's own programs are never replaced or hidden.
 """
 
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from gpuhook.base import names
 from gpuhook.base.errors import EngineError
 from gpuhook.base.host import files as host_files
 from gpuhook.tools.engines.made import MadeFolders
 from gpuhook.tools.engines.prefix import check_kept, is_plain
+from gpuhook.tools.engines.state_file import StateFile
 
 _RUNTIME = "nvidia-container-runtime"
 LINKS = {
@@ -78,26 +79,17 @@ class LinkRecord:
     """The record of created links, in the state folder; with a prefix, both are below it."""
 
     def __init__(self, state: str, prefix: str = "") -> None:
-        self._path = os.path.join(state, "nvidia-names.json")
+        path = os.path.join(state, "nvidia-names.json")
+        remedy = "Remove NVIDIA's names that are links to gpuhook by hand, and this file"
+        self._file = StateFile(path, EngineError, remedy, mode=0o644)
         self._made = MadeFolders(state, prefix)
         self._prefix = prefix
 
     def links(self) -> list[Link]:
         """Return the created links."""
-        try:
-            known = json.loads(host_files.read(self._path))
-            links = [Link(path, program) for path, program in known.items()]
-            if not all(is_plain(link.path) and isinstance(link.program, str) for link in links):
-                raise ValueError("it contains something that isn't a path")
-        except FileNotFoundError:
-            return []
-        except (OSError, ValueError, AttributeError) as error:
-            raise EngineError(
-                f"{self._path} is damaged: {error}",
-                "Remove NVIDIA's names that are links to gpuhook by hand, and this file",
-            ) from None
+        links = self._file.load(_links) or []
         for link in links:
-            check_kept(self._prefix, self._path, os.path.dirname(link.path))
+            check_kept(self._prefix, self._file.path, os.path.dirname(link.path))
         return links
 
     def runtimes(self, planned: Iterable[Link] = ()) -> tuple[str, ...]:
@@ -113,7 +105,7 @@ class LinkRecord:
 
     def check(self, folder: str) -> None:
         """Raise EngineError for a folder in which links can't be made or remembered."""
-        check_kept(self._prefix, self._path, folder)
+        check_kept(self._prefix, self._file.path, folder)
         host_files.check_way(folder)
 
     def make(self, links: list[Link]) -> list[Link]:
@@ -123,9 +115,8 @@ class LinkRecord:
         missing = [link for link in links if not link.is_there]
         before = {link.path for link in self.links() if link.is_there}
         known = {link.path: link.program for link in [*self.links(), *links]}
+        self._file.save(known)
         try:
-            os.makedirs(os.path.dirname(self._path), exist_ok=True)
-            host_files.replace(self._path, json.dumps(known, indent=2).encode())
             for link in missing:
                 self._made.make(os.path.dirname(link.path))
                 if link.path in before:
@@ -146,11 +137,17 @@ class LinkRecord:
         try:
             for link in ours:
                 os.unlink(link.path)
-            if os.path.exists(self._path):
-                os.unlink(self._path)
+            self._file.remove()
             self._made.tidy()
         except OSError as error:
             raise EngineError(
                 f"{error.filename} can't be removed: {error.strerror}", "Run this as root"
             ) from None
         return ours
+
+
+def _links(found: Any) -> list[Link]:
+    links = [Link(path, program) for path, program in found.items()]
+    if not all(is_plain(link.path) and isinstance(link.program, str) for link in links):
+        raise ValueError("it contains something that isn't a path")
+    return links
