@@ -229,14 +229,14 @@ VENDORS = {f"vendors.{name}" for name in KNOWN}
 CDI_HOOK = f"gpuhook._start, gpuhook.cdi_hook, gpuhook.core.cdi.hook, {CHOICE}, gpuhook.inject"
 STARTS = {
     "runtime, no GPU": Start(SPEC, 20, JSON),
-    "runtime, GPU": Start(f"{SPEC}, {CHOICE}, {ACCESS}", 32, JSON),
+    "runtime, GPU": Start(f"{SPEC}, {CHOICE}, {ACCESS}", 33, JSON),
     "hook, no GPU": Start("gpuhook._start, gpuhook.prestart_hook", 18, JSON),
     "hook, GPU": Start(
         f"gpuhook._start, gpuhook.prestart_hook, {CHOICE}, gpuhook.inject, {NVIDIA}.edits",
-        44,
+        45,
         JSON | KERNEL,
     ),
-    "hook of CDI": Start(f"{CDI_HOOK}, {NVIDIA}.edits", 48, JSON | KERNEL),
+    "hook of CDI": Start(f"{CDI_HOOK}, {NVIDIA}.edits", 49, JSON | KERNEL),
 }
 
 

@@ -6,13 +6,10 @@ to that folder: no pod can write a verdict, or use the one of another container.
 the hook read it before they read the container's requests.
 """
 
-import os
-import stat
-
 from gpuhook.base.errors import RequestError, UnknownDeviceError, listed
 from gpuhook.base.oci import jsontext
 from gpuhook.base.oci.jsontext import Record
-from gpuhook.core.inventory.cache import open_folder, read_whole
+from gpuhook.base.state_directory import StateDirectory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,24 +81,12 @@ def is_id(container: str) -> bool:
 
 
 def _read(state_dir: str, container: str) -> Verdict | None:
-    parent = open_folder(state_dir)
+    parent = StateDirectory.open(state_dir)
     if parent is None:
         return None
     try:
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        folder = os.open(FOLDER, flags, dir_fd=parent)
-    except OSError:
+        with parent, parent.folder(FOLDER, private=True) as folder:  # protects: verdict-owner
+            found = folder.read_checked(container)
+            return Verdict.from_json(jsontext.loads(found[0])) if found is not None else None
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    finally:
-        os.close(parent)
-    try:
-        status = os.fstat(folder)
-        # protects: verdict-owner
-        if status.st_uid not in (0, os.geteuid()) or stat.S_IMODE(status.st_mode) & 0o077:
-            return None
-        found = read_whole(folder, container)
-        return Verdict.from_json(jsontext.loads(found[0])) if found is not None else None
-    except (ValueError, KeyError, TypeError):
-        return None
-    finally:
-        os.close(folder)

@@ -13,7 +13,7 @@ from gpuhook.base.cgroup import access
 from gpuhook.base.config.loader import PATH_VARIABLE
 from gpuhook.base.config.model import Config
 from gpuhook.base.container import kernel
-from gpuhook.base.host import lock as locking
+from gpuhook.base.state_directory import StateDirectory
 from gpuhook.prefork import launcher_cache
 
 TYPE_CHECKING = False
@@ -92,10 +92,8 @@ def _lock_instance(config: Config, launcher: str) -> int | None:
     folder = open_folder(config)
     if folder is None:
         return None
-    try:
-        return take_name(folder, lock_name(launcher), locking.take)
-    finally:
-        os.close(folder)
+    with folder:
+        return take_name(folder, lock_name(launcher))
 
 
 def _become(config: Config, launcher: str, lock: int, seconds: float) -> "NoReturn":
@@ -110,39 +108,20 @@ def _become(config: Config, launcher: str, lock: int, seconds: float) -> "NoRetu
     os.execve(launcher, argv, environment)  # noqa: S606 - becoming it is the point
 
 
-def open_folder(config: Config) -> int | None:
+def open_folder(config: Config) -> StateDirectory | None:
     """Open the folder of the prefork servers, created if missing; None if that fails."""
     folder = launcher_cache.folder_of(config)
-    if folder is None:
+    if folder is None or os.geteuid() != 0:
         return None
-    path = f"{folder}/{FOLDER}"
-    try:
-        launcher_cache.make_folders(folder)
-        try:
-            os.mkdir(path, 0o700)
-        except FileExistsError:
-            pass
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    status = os.fstat(fd)
-    if status.st_uid == os.geteuid() == 0 and not status.st_mode & 0o077:
-        return fd
-    os.close(fd)
-    return None
+    return StateDirectory.make(f"{folder}/{FOLDER}", private=True)
 
 
-def take_name(folder: int, name: str, lock: "Callable[[int], bool]") -> int | None:
+def take_name(folder: StateDirectory, name: str, *, for_life: bool = False) -> int | None:
     """Return a locked file of that name, created if missing; None if another process holds it."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    file = os.open(name, flags, 0o600, dir_fd=folder)
     try:
-        if lock(file) and os.path.samestat(os.fstat(file), os.stat(name, dir_fd=folder)):
-            return file  # and not a file that its owner has just removed
+        return folder.lock(name, for_life=for_life).fd
     except OSError:
-        pass
-    os.close(file)
-    return None
+        return None
 
 
 def lock_name(launcher: str) -> str:

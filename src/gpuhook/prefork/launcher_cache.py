@@ -115,7 +115,7 @@ def save(path: str | None) -> None:
         folder = folder_of(config)
         if folder is None:
             return
-        make_folders(folder)
+        os.makedirs(folder, exist_ok=True)
         # protects: words-for-all
         found = words(config) or _ANY
         text = "\n".join((identity, runtimes(config), *found, END_MARKER, ""))
@@ -156,9 +156,3 @@ def folder_of(config: "Config") -> str | None:
         for name in config.runtimes
     )
     return FOLDER + path if readable else None
-
-
-def make_folders(path: str) -> None:
-    """Create a folder and its missing parents; OSError if that fails."""
-    if not os.path.isdir(path):
-        os.makedirs(path, exist_ok=True)

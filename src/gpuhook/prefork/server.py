@@ -12,7 +12,6 @@ import select
 import time
 
 from gpuhook.base.container import kernel
-from gpuhook.base.host import lock as locking
 from gpuhook.base.host import signals
 from gpuhook.prefork import hook_worker, instance, slots
 from gpuhook.prefork.slots import FOLDER_FD, LAUNCHER, REQUEST_PIPE, SLOT_COUNT, SLOTS
@@ -82,7 +81,7 @@ class Server:
             kernel.keep_only((REQUEST_PIPE, FOLDER_FD, LAUNCHER, *range(SLOTS, SLOTS + SLOT_COUNT)))
             self._poll.register(REQUEST_PIPE, select.POLLIN)
             self._fork_spare()
-            name = instance.take_name(FOLDER_FD, str(os.getpid()), locking.hold)
+            name = instance.take_name(slots.FOLDER, str(os.getpid()), for_life=True)
             if name is None:  # a server in another pid namespace has the same process id
                 raise SystemExit
             while not 0 < self._seconds <= time.monotonic() - self._worked:

@@ -10,12 +10,13 @@ import fcntl
 import os
 import time
 
-from gpuhook.base.host import lock as locking
+from gpuhook.base.state_directory import StateDirectory
 from gpuhook.prefork import instance
 
 # Descriptors of the prefork server, as the launcher knows them: requests come through a pipe, and
 # folder and launcher prove the server's identity. Slot N is SLOTS + N.
 REQUEST_PIPE, FOLDER_FD, LAUNCHER = 3, 5, 6
+FOLDER = StateDirectory(FOLDER_FD, "")
 SLOTS, SLOT_COUNT = 64, 192
 # A worker's, in addition to FOLDER_FD: the hook's pipes, and the one for reports to its parent.
 # Before its request, a worker has the pipe that brings it in place of the one for the response.
@@ -43,7 +44,7 @@ def renew(slot: int) -> None:
 def free(slot: int) -> None:
     """Free a slot for another launcher; it gets a new pipe."""
     renew(slot)
-    _remove(_claim_name(slot))
+    FOLDER.remove(_claim_name(slot))
 
 
 def free_late(seconds: float) -> bool:
@@ -51,7 +52,7 @@ def free_late(seconds: float) -> bool:
 
     Their launchers have ended, or are so late that they read an end of file.
     """
-    claimed = set(os.listdir(FOLDER_FD))
+    claimed = set(FOLDER.names())
     names = {slot: _claim_name(slot) for slot in range(SLOT_COUNT)}
     late = [slot for slot, name in names.items() if name in claimed and _is_older(name, seconds)]
     for slot in late:
@@ -66,29 +67,22 @@ def _claim_name(slot: int) -> str:
 def _is_older(name: str, seconds: float) -> bool:
     """Return whether a file is older; one with a future time is, as the clock was set back."""
     try:
-        return abs(time.time() - os.stat(name, dir_fd=FOLDER_FD).st_mtime) > seconds
+        return abs(time.time() - os.stat(name, dir_fd=FOLDER.fd).st_mtime) > seconds
     except FileNotFoundError:
         return False
 
 
-def _remove(name: str) -> None:
-    try:
-        os.unlink(name, dir_fd=FOLDER_FD)
-    except FileNotFoundError:
-        pass
-
-
 def _remove_names(pid: int) -> None:
-    for name in os.listdir(FOLDER_FD):
+    for name in FOLDER.names():
         if name == str(pid) or name.startswith(f".{pid}."):
-            _remove(name)
+            FOLDER.remove(name)
 
 
 def remove_forgotten() -> None:
     """Remove the files of servers that have ended, in any pid namespace."""
-    for name in os.listdir(FOLDER_FD):
+    for name in FOLDER.names():
         # protects: others-names
-        file = instance.take_name(FOLDER_FD, name, locking.hold) if name.isdecimal() else None
+        file = instance.take_name(FOLDER, name, for_life=True) if name.isdecimal() else None
         if file is not None:
             _remove_names(int(name))
             os.close(file)

@@ -59,7 +59,7 @@ def main(launcher: str, argv: list[str]) -> "NoReturn":
         folder = instance.open_folder(config)
         if folder is not None and config.helper and config.standby:
             name = instance.lock_name(launcher)
-            _place_descriptors(folder, launcher, int(lock))
+            _place_descriptors(folder.fd, launcher, int(lock))
             if float(seconds):
                 instance.leave_caller_cgroups()
             try:
@@ -117,6 +117,7 @@ def _import_all(config: Config) -> None:
 
     from gpuhook import cdi_hook, inject  # noqa: F401, PLC0415
     from gpuhook.base.cgroup import bpf, device_program, v2  # noqa: F401, PLC0415
+    from gpuhook.base.host import lock  # noqa: F401, PLC0415
     from gpuhook.base.loader import ldconfig_fallback  # noqa: F401, PLC0415
     from gpuhook.base.oci import lost_bundle, process  # noqa: F401, PLC0415
     from gpuhook.core import dev_char, edit, limiter, limits, raised, verdict  # noqa: F401, PLC0415

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.base.host import lock
+from gpuhook.base.state_directory import StateDirectory
 from gpuhook.core.inventory import fingerprint
 from gpuhook.prefork import instance, slots, snapshot, supervisor
 from gpuhook.prefork.server import Server, WorkerHandle
@@ -97,7 +97,7 @@ def test_worker_that_has_taken_its_request_has_more_time(server: Server) -> None
 @pytest.mark.protects(
     "others-names",
     "the names of those that stand in another pid namespace stay",
-    instead=("file = os.open(name, os.O_RDONLY, dir_fd=FOLDER_FD) if name.isdecimal() else None"),
+    instead="file = os.open(name, os.O_RDONLY, dir_fd=FOLDER.fd) if name.isdecimal() else None",
 )
 def test_names_of_those_that_have_ended_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -105,27 +105,27 @@ def test_names_of_those_that_have_ended_are_removed(
     """And no others', whatever their numbers are here: they may be of another pid namespace."""
     for name in ("1", "2", ".1.7", ".2.7", ".lock-1"):
         (tmp_path / name).touch()
-    mark = os.open(tmp_path, os.O_RDONLY)
-    monkeypatch.setattr(slots, "FOLDER_FD", mark)
+    folder = StateDirectory.opened(str(tmp_path))
+    monkeypatch.setattr(slots, "FOLDER", folder)
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.write(writer, b"x" if instance.take_name(mark, "1", lock.hold) else b"")
+        os.write(writer, b"x" if instance.take_name(folder, "1", for_life=True) else b"")
         signal.pause()
         os._exit(0)
     try:
         os.close(writer)
         assert os.read(reader, 1)
         slots.remove_forgotten()
-        assert sorted(os.listdir(mark)) == [".1.7", ".lock-1", "1"]
+        assert folder.names() == [".1.7", ".lock-1", "1"]
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     try:
         slots.remove_forgotten()
-        assert os.listdir(mark) == [".lock-1"]
+        assert folder.names() == [".lock-1"]
     finally:
-        os.close(mark)
+        folder.close()
         os.close(reader)
 
 
@@ -237,9 +237,9 @@ def test_a_clock_that_jumped(days: int, tmp_path: Path, monkeypatch: pytest.Monk
     """A file of times to come is from before the clock was set back: not new, and old."""
     path = tmp_path / "file"
     path.touch()
-    mark = os.open(tmp_path, os.O_RDONLY)
+    folder = StateDirectory.opened(str(tmp_path))
     try:
-        monkeypatch.setattr(slots, "FOLDER_FD", mark)
+        monkeypatch.setattr(slots, "FOLDER", folder)
         assert not fingerprint.is_settled(str(path))
         assert not slots._is_older("file", 60.0)
         now = time.time() + days * 86400
@@ -247,4 +247,4 @@ def test_a_clock_that_jumped(days: int, tmp_path: Path, monkeypatch: pytest.Monk
         assert fingerprint.is_settled(str(path))
         assert slots._is_older("file", 60.0)
     finally:
-        os.close(mark)
+        folder.close()

@@ -13,6 +13,7 @@ from limits import in_time
 from gpuhook.base.config.loader import loads
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverError, WatchError
+from gpuhook.base.state_directory import StateDirectory
 from gpuhook.core import contract
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.prefork import instance
@@ -193,7 +194,7 @@ def descriptors() -> list[str]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the prefork servers, of a configuration that has one."""
-    monkeypatch.setattr(instance, "open_folder", lambda _: os.open(tmp_path, os.O_RDONLY))
+    monkeypatch.setattr(instance, "open_folder", lambda _: StateDirectory.opened(str(tmp_path)))
     return tmp_path
 
 

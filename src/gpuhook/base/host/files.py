@@ -273,6 +273,21 @@ def replace(path: str, data: bytes, mode: int | None = None) -> None:
     sync_folder(folder)
 
 
+def remove(path: str) -> None:
+    """Remove a file, if it exists, and the temporary files of killed writers (``replace``).
+
+    OSError on failure. A running writer's temporary file is removed as well.
+    """
+    folder, name = os.path.split(path)
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    for found in os.listdir(folder) if os.path.isdir(folder) else ():
+        if found.startswith(f".{name}."):
+            fileio.remove(f"{folder}/{found}")
+
+
 def exchange(one: str, other: str) -> None:
     """Exchange two paths of one filesystem atomically; OSError if that isn't possible.
 

@@ -4,13 +4,11 @@ The server process holds a lock on it (flock(2)) for as long as it serves, so th
 whether one does. The installer of the container image reads it (packaging/kubernetes/image).
 """
 
-import fcntl
-import json
 import os
 from contextlib import suppress
 
-from gpuhook.base.errors import GpuhookError
-from gpuhook.base.host import files as host_files
+from gpuhook.base.oci import jsontext
+from gpuhook.base.state_directory import Lock, StateDirectory
 
 # Not in state-dir: the installer's pod, which reads it, doesn't know the node's settings.
 FOLDER = "/run/gpuhook"
@@ -26,15 +24,16 @@ class StatusFile:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._fd = -1
+        self._lock: Lock | None = None
         self._resources: dict[str, str] = {}
         self.keep()
 
     def keep(self) -> None:
         """Lock and write the file, if another process had it until now, or it couldn't be made."""
-        if self._folder and self._fd < 0:
-            with suppress(OSError, GpuhookError):
-                self._fd = _locked(self._folder)
+        folder = StateDirectory.make(self._folder) if self._folder and not self._lock else None
+        if folder is not None:
+            with folder, suppress(OSError):
+                self._lock = folder.lock(NAME)
                 self._write()
 
     def set(self, resource: str, problem: str) -> None:
@@ -49,24 +48,10 @@ class StatusFile:
             self._write()
 
     def _write(self) -> None:
-        if self._fd < 0:
+        if self._lock is None:
             return
         said = {name: text[:_LONGEST_PROBLEM] for name, text in sorted(self._resources.items())}
-        data = json.dumps({"resources": said}).encode() + b"\n"
+        data = jsontext.dumps({"resources": said}).encode() + b"\n"
         with suppress(OSError):  # a full disk is no reason to stop serving
-            os.pwrite(self._fd, data, 0)
-            os.ftruncate(self._fd, len(data))
-
-
-def _locked(folder: str) -> int:
-    """Return the descriptor of the locked file; OSError if another process holds the lock."""
-    host_files.check_way(folder)
-    os.makedirs(folder, 0o755, exist_ok=True)
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(f"{folder}/{NAME}", flags, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
+            os.pwrite(self._lock.fd, data, 0)
+            os.ftruncate(self._lock.fd, len(data))

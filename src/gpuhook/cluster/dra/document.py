@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpuhook.base import names as ours
 from gpuhook.base.config.model import DEFAULT_PATH, Config
 from gpuhook.base.errors import CdiError
+from gpuhook.base.host import files as host_files
 from gpuhook.cluster.device_plugin.documents import on_host
 from gpuhook.cluster.dra.options import Options
 from gpuhook.core.cdi import versions
@@ -16,7 +17,6 @@ from gpuhook.core.cdi.names import file_stem
 from gpuhook.core.contract import Vendor
 from gpuhook.core.inventory.model import Device, Inventory
 from gpuhook.monitor.host.driver_program import our_program
-from gpuhook.monitor.ledger import records
 
 if TYPE_CHECKING:
     from gpuhook.core.cdi.generate import Source
@@ -109,7 +109,7 @@ def write(where: str, made: str) -> None:
 def remove(where: str) -> None:
     """Remove a claim's CDI spec if it exists; CdiError if that fails."""
     try:
-        records.remove(where)
+        host_files.remove(where)
     except OSError as error:
         raise CdiError(
             f"{where} can't be removed: {error.strerror}",

@@ -6,7 +6,6 @@ they change; ``keeper`` does the rest. Written slices stay when it exits: a new 
 over unchanged, and the kubelet removes them if none starts within 30 s.
 """
 
-import fcntl
 import os
 import select
 import threading
@@ -16,6 +15,7 @@ from contextlib import closing, suppress
 from typing import Any, Protocol, Self
 
 from gpuhook.base.errors import GpuhookError, PluginError
+from gpuhook.base.state_directory import Lock, StateDirectory
 from gpuhook.cluster.dra.access import Access
 from gpuhook.cluster.dra.api_client import Client
 from gpuhook.cluster.dra.slice_reconciler import APART, TOGETHER, Keeper
@@ -135,32 +135,29 @@ class _LeaderLock:
     """The lock for writing: the file is locked until the previous instance exits."""
 
     def __init__(self, path: str) -> None:
-        self._fd = -1
-        self._has = not path
-        if path:
-            try:
-                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-                self._fd = os.open(path, flags, 0o600)
-            except OSError as error:
-                raise PluginError(
-                    f"{path} can't be opened: {error.strerror}",
-                    "Check that its folder exists and belongs to root",
-                ) from None
+        self._path = path
+        self._held: Lock | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+        if self._held is not None:
+            self._held.close()
 
     def take(self) -> bool:
-        """Tell whether we hold the lock, from now on or already."""
-        if self._has:
+        """Tell whether we hold the lock, now or already; PluginError if it can't be made."""
+        if self._held is not None or not self._path:
             return True
+        folder, name = os.path.split(self._path)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # protects: one-publisher
-        except BlockingIOError:
+            with StateDirectory.opened(folder) as opened:
+                self._held = opened.lock(name)  # protects: one-publisher
+        except TimeoutError:
             return False
-        self._has = True
+        except OSError as error:
+            raise PluginError(
+                f"{self._path} can't be opened: {error.strerror}",
+                "Check that its folder exists and belongs to root",
+            ) from None
         return True

@@ -3,10 +3,9 @@
 import os
 import time
 
-from gpuhook.base import fileio
 from gpuhook.base.errors import PluginError
 from gpuhook.base.oci import jsontext
-from gpuhook.core.inventory.cache import digest, make_folder
+from gpuhook.base.state_directory import StateDirectory
 from gpuhook.core.records import records
 from gpuhook.core.verdict import FOLDER, Verdict, is_id
 
@@ -27,26 +26,23 @@ class Verdicts:
                 "The engine's id of the container is invalid", "Check the engine's version"
             )
         body = jsontext.dumps(verdict.to_json()).encode()
-        data = digest(body).encode() + b"\n" + body
-        folder = _open(state_dir)
         try:
-            fileio.replace(container, data, f".{container}", folder=folder)
-            self._sweep(folder, state_dir)
+            with _open(state_dir) as folder:
+                folder.write_checked(container, body, 0o600)
+                self._sweep(folder, state_dir)
         except OSError as error:
             raise _unwritable(state_dir, error) from None
-        finally:
-            os.close(folder)
 
-    def _sweep(self, folder: int, state_dir: str) -> None:
+    def _sweep(self, folder: StateDirectory, state_dir: str) -> None:
         """Remove outdated verdicts, unless their container is running."""
         now = time.time()
         if abs(now - self._swept) < _SWEEP:
             return
         self._swept = now
         running: set[str] | None = None
-        for name in os.listdir(folder):
+        for name in folder.names():
             try:
-                made = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
+                made = os.stat(name, dir_fd=folder.fd, follow_symlinks=False).st_mtime
             except FileNotFoundError:
                 continue
             if abs(now - made) <= _KEPT:
@@ -54,30 +50,22 @@ class Verdicts:
             if running is None:
                 running = {str(each.get("id")) for each in records.read_all(state_dir)}
             if name not in running:
-                fileio.remove(name, folder)
+                folder.remove(name)
 
 
-def _open(state_dir: str) -> int:
+def _open(state_dir: str) -> StateDirectory:
     """Open the folder, which only root may enter; it is made if it doesn't exist."""
-    parent = make_folder(state_dir)
+    parent = StateDirectory.make(state_dir)
     if parent is None:
         raise PluginError(
             f"The gate can't write verdicts: {state_dir} can't be used, or others may write to it",
             "Correct state-dir in [gpuhook]",
         )
     try:
-        try:
-            os.mkdir(FOLDER, 0o700, dir_fd=parent)
-        except FileExistsError:
-            pass
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        folder = os.open(FOLDER, flags, dir_fd=parent)
-        os.fchmod(folder, 0o700)
+        with parent:
+            return parent.folder(FOLDER, make=True, private=True)
     except OSError as error:
         raise _unwritable(state_dir, error) from None
-    finally:
-        os.close(parent)
-    return folder
 
 
 def _unwritable(state_dir: str, error: OSError) -> PluginError:

@@ -10,6 +10,7 @@ import time
 
 from gpuhook import __version__
 from gpuhook.base.oci import jsontext
+from gpuhook.base.state_directory import StateDirectory, digest
 from gpuhook.core.cdi import folders
 from gpuhook.core.cdi.parse_result import Problem, Reading
 from gpuhook.core.inventory import cache
@@ -40,22 +41,20 @@ class Documents:
 
     def files(self) -> Files:
         """Return the current content of the cache."""
-        folder = cache.open_folder(self._config.state_dir)
+        folder = StateDirectory.open(self._config.state_dir)
         if folder is None:
             return {}
-        try:
+        with folder:
             name = _file_name(self._config)
             try:
-                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
             except OSError:
                 return {}
             if cache.identity(status) != self._identity:
-                whole = cache.read_whole(folder, name)
+                whole = folder.read_checked(name)
                 self._files = _parse(whole[0]) if whole else {}
                 self._identity = cache.identity(whole[1]) if whole else None
             return self._files
-        finally:
-            os.close(folder)
 
 
 def read_folders(config: "Config", documents: Documents | None = None) -> folders.Found:
@@ -79,7 +78,7 @@ def read_folders(config: "Config", documents: Documents | None = None) -> folder
 
 def _file_name(config: "Config") -> str:
     """Return a file name that is unique for each list of folders, to avoid conflicts."""
-    return f"cdi-documents-{cache.digest(jsontext.dumps(config.cdi_spec_dirs).encode())}"
+    return f"cdi-documents-{digest(jsontext.dumps(config.cdi_spec_dirs).encode())}"
 
 
 def _parse(text: str) -> Files:
@@ -105,9 +104,11 @@ def _save(config: "Config", known: Files) -> None:
         body = jsontext.dumps([__version__, files]).encode()
     except ValueError:  # an unpaired surrogate, from an escape
         return
-    folder = cache.make_folder(config.state_dir) if len(body) <= _MOST_BYTES else None
-    if folder is not None:
+    folder = StateDirectory.make(config.state_dir) if len(body) <= _MOST_BYTES else None
+    if folder is None:
+        return
+    with folder:
         try:
-            cache.write_whole(folder, _file_name(config), body, _MODE)
-        finally:
-            os.close(folder)
+            folder.write_checked(_file_name(config), body, _MODE)
+        except OSError:
+            pass  # it is only slower then

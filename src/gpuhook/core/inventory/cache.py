@@ -5,14 +5,12 @@ fingerprint is unchanged (``fingerprint``), and only if no other non-root user c
 If it is stale, damaged or suspicious, one process makes it again under a lock; the others wait.
 """
 
-import _imp
 import os
-import stat
 import time
 
-from gpuhook.base import fileio
 from gpuhook.base.errors import DriverError, NoDriverError
 from gpuhook.base.oci import jsontext
+from gpuhook.base.state_directory import StateDirectory, digest
 from gpuhook.core.inventory import fingerprint
 from gpuhook.core.inventory.model import SOCKET
 
@@ -21,12 +19,10 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from gpuhook.base.config.model import Config
+    from gpuhook.base.state_directory import Lock
     from gpuhook.core.inventory.fingerprint import Source
     from gpuhook.core.inventory.model import Inventory
 
-_LIMIT = 64 << 20
-_FOLDER_MODE = 0o755  # inventories are no secret: vendors' tools show them to every user
-_HASH_KEY = 0x67707568  # any number; the hash detects damage and isn't for secrecy
 _TRIES = 3  # to make an inventory while nothing changes meanwhile
 _LOST_SECONDS = 10.0  # how long an inventory with a lost device is valid
 _SPARE = 5.0  # seconds that a waiter allows beyond a driver's own limit
@@ -38,18 +34,16 @@ def get_inventory(config: "Config", vendor: "Source", *, save: bool = True) -> "
     A new one is saved for the next caller, unless ``save`` is off, the user lacks the rights, or
     this process sees only a part of the host's devices. DriverError if no driver works.
     """
-    folder = open_folder(config.state_dir)
+    folder = StateDirectory.open(config.state_dir)
     if folder is None:
         return _make_unsaved(config, vendor, save=save)
-    try:
+    with folder:
         found = _load(folder, config, vendor)
         if found is not None:
             return found.inventory
         if not save:
             return _discover(config, vendor).inventory
         return _make_once(folder, config, vendor).inventory
-    finally:
-        os.close(folder)
 
 
 def follow(
@@ -63,16 +57,14 @@ def follow(
     """
     if before is not None and not ask and before.is_fresh(config):
         return before
-    folder = make_folder(config.state_dir)
+    folder = StateDirectory.make(config.state_dir)
     if folder is None:
         return _discover(config, vendor)
-    try:
+    with folder:
         if not ask:
             return _load(folder, config, vendor) or _make_once(folder, config, vendor)
-        with _Lock(folder, config, vendor) as lock:
-            return _make(folder, config, vendor, lock)
-    finally:
-        os.close(folder)
+        with _Turn(folder, config, vendor) as turn:
+            return _make(folder, config, vendor, turn)
 
 
 def refresh(config: "Config", vendor: "Source") -> "Inventory":
@@ -80,14 +72,11 @@ def refresh(config: "Config", vendor: "Source") -> "Inventory":
 
     DriverError if no driver works, it can't be saved, or this process sees only some devices.
     """
-    folder = make_folder(config.state_dir)
+    folder = StateDirectory.make(config.state_dir)
     if folder is None:
         raise _no_folder(config.state_dir)
-    try:
-        with _Lock(folder, config, vendor) as lock:
-            made = _make(folder, config, vendor, lock)
-    finally:
-        os.close(folder)
+    with folder, _Turn(folder, config, vendor) as turn:
+        made = _make(folder, config, vendor, turn)
     if made.withheld:
         raise DriverError(
             f"{made.inventory.sentence()}: nothing was saved, as a device cgroup keeps this "
@@ -129,41 +118,41 @@ def saved(config: "Config", vendor: "Source") -> "Inventory | None":
 
 
 def _make_unsaved(config: "Config", vendor: "Source", *, save: bool) -> "Inventory":
-    folder = make_folder(config.state_dir) if save else None
+    folder = StateDirectory.make(config.state_dir) if save else None
     if folder is None:
         return _discover(config, vendor).inventory
-    try:
+    with folder:
         return _make_once(folder, config, vendor).inventory
-    finally:
-        os.close(folder)
 
 
-def _make_once(folder: int, config: "Config", vendor: "Source") -> "Loaded":
+def _make_once(folder: StateDirectory, config: "Config", vendor: "Source") -> "Loaded":
     """Make the inventory, or wait for the process that is making it."""
-    with _Lock(folder, config, vendor) as lock:
+    with _Turn(folder, config, vendor) as turn:
         found = _load(folder, config, vendor)
         if found is not None:
             return found
-        lock.raise_failure()
-        return _make(folder, config, vendor, lock)
+        turn.raise_failure()
+        return _make(folder, config, vendor, turn)
 
 
-def _make(folder: int, config: "Config", vendor: "Source", lock: "_Lock") -> "Loaded":
+def _make(folder: StateDirectory, config: "Config", vendor: "Source", turn: "_Turn") -> "Loaded":
     try:
         content = _discover(config, vendor)
     except DriverError as error:
         if not vendor.withheld(config):  # else other processes may have a working driver
-            lock.note_failure(error)
+            turn.note_failure(error)
         raise
     content.withheld = vendor.withheld(config)
     # Other processes may see more devices than this one, with other numbers.
     if content.withheld:  # protects: part-unsaved
         return content
-    if lock.held:
-        content.problem = _save(folder, _file_name(config, vendor), content)
-        content.is_saved = content.problem is None
-    else:
-        content.problem = lock.problem
+    content.problem = turn.problem
+    if turn.lock is not None:
+        try:
+            folder.write_checked(_file_name(config, vendor), content.to_json())
+            content.is_saved = True
+        except OSError as error:
+            content.problem = error
     return content
 
 
@@ -185,54 +174,50 @@ def _discover(config: "Config", vendor: "Source") -> "Loaded":
     return content
 
 
-class _Lock:
-    """Lock for making the inventory; its file also tells waiters of a failure.
+class _Turn:
+    """A turn at making the inventory, with its lock; that file also tells waiters of a failure.
 
-    A waiter that waits longer than a driver may take continues without it (``held`` is False).
+    A waiter that waits longer than a driver may take continues without it (``lock`` is None).
     The lock only saves work.
     """
 
-    def __init__(self, folder: int, config: "Config", vendor: "Source") -> None:
-        self._folder = folder
-        self._name = _file_name(config, vendor) + ".lock"
-        self._limit = config.nvml_timeout + _SPARE
-        self._fd = -1
+    def __init__(self, folder: StateDirectory, config: "Config", vendor: "Source") -> None:
         self._began = time.monotonic()
-        self.held = False
+        self.lock: Lock | None = None
         self.problem: OSError | None = None
-
-    def __enter__(self) -> "Self":
-        from gpuhook.base.host import lock  # noqa: PLC0415 - unneeded if the inventory is fresh
-
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            self._fd = os.open(self._name, flags, 0o600, dir_fd=self._folder)
-            self.held = lock.take(self._fd, self._limit)
+            name = _file_name(config, vendor) + ".lock"
+            self.lock = folder.lock(name, config.nvml_timeout + _SPARE)
+        except TimeoutError:
+            pass
         except OSError as error:
             self.problem = error
+
+    def __enter__(self) -> "Self":
         return self
 
     def __exit__(self, *details: object) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+        if self.lock is not None:
+            self.lock.close()
 
     def note_failure(self, error: DriverError) -> None:
         """Tell the current waiters why there is no inventory."""
-        if self.held:
+        if self.lock is not None:
             absent = isinstance(error, NoDriverError)
             text = jsontext.dumps([time.monotonic(), error.cause, error.remedy, absent])
             try:
-                os.ftruncate(self._fd, 0)
-                os.pwrite(self._fd, text.encode(), 0)
+                os.ftruncate(self.lock.fd, 0)
+                os.pwrite(self.lock.fd, text.encode(), 0)
             except OSError:
                 pass  # a full disk: they ask the driver themselves
 
     def raise_failure(self) -> None:
         """Raise the failure of the process that we waited for: ours would be the same."""
-        if not self.held:
+        if self.lock is None:
             return
         try:
-            moment, cause, remedy, absent = jsontext.loads(os.pread(self._fd, 1 << 16, 0).decode())
+            text = os.pread(self.lock.fd, 1 << 16, 0).decode()
+            moment, cause, remedy, absent = jsontext.loads(text)
         except (ValueError, TypeError, OSError):
             return
         if isinstance(moment, float) and moment > self._began:
@@ -246,42 +231,6 @@ def _file_name(config: "Config", vendor: "Source") -> str:
     """Return a file name unique for each vendor and set of settings, to avoid conflicts."""
     settings = jsontext.dumps(fingerprint.settings_of(config, vendor))
     return f"inventory-{vendor.names.NAME}-{digest(settings.encode())}"
-
-
-def digest(data: "bytes | memoryview") -> str:
-    """Return 16 hexadecimal digits, to detect damage and to make names."""
-    return _imp.source_hash(_HASH_KEY, data).hex()
-
-
-def open_folder(path: str) -> int | None:
-    """Open the state folder; None if there is no trustworthy one."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    if _is_ours(os.fstat(fd)):
-        return fd
-    os.close(fd)
-    return None
-
-
-def make_folder(path: str) -> int | None:
-    """Create the state folder and open it; None if that fails or it can't be trusted."""
-    try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        os.mkdir(path, _FOLDER_MODE)
-        os.chmod(path, _FOLDER_MODE)  # regardless of the umask
-    except FileExistsError:
-        pass  # just created by another process, or owned by another user: checked below
-    except OSError:
-        return None
-    return open_folder(path)
-
-
-def _is_ours(status: os.stat_result) -> bool:
-    """Tell whether only root or this user can have written it."""
-    # protects: saved-owner
-    return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
 
 
 class Loaded:
@@ -312,6 +261,11 @@ class Loaded:
         self._folders: list[str] = []
         self._folders_seen: list[tuple[int, ...] | None] = []
         self._saved_at = time.time()
+
+    def to_json(self) -> bytes:
+        """Return the content of its file."""
+        parts = [self.around, self.missing, self.watched, self.inventory.to_json()]
+        return jsontext.dumps(parts).encode()
 
     def read_from(self, status: os.stat_result) -> None:
         """Record the file that it was read from, and when that was written."""
@@ -378,18 +332,16 @@ def identity(status: os.stat_result) -> tuple[int, ...]:
 
 def load(config: "Config", vendor: "Source") -> Loaded | None:
     """Return the saved inventory and its fingerprint; None if there is no fresh one."""
-    folder = open_folder(config.state_dir)
+    folder = StateDirectory.open(config.state_dir)
     if folder is None:
         return None
-    try:
+    with folder:
         return _load(folder, config, vendor)
-    finally:
-        os.close(folder)
 
 
-def _load(folder: int, config: "Config", vendor: "Source") -> Loaded | None:
+def _load(folder: StateDirectory, config: "Config", vendor: "Source") -> Loaded | None:
     """Return the saved inventory, None unless it is complete, trustworthy and fresh."""
-    whole = read_whole(folder, _file_name(config, vendor))
+    whole = folder.read_checked(_file_name(config, vendor))
     if whole is None:
         return None
     text, status = whole
@@ -401,52 +353,3 @@ def _load(folder: int, config: "Config", vendor: "Source") -> Loaded | None:
         return None
     found.read_from(status)
     return found if found.is_fresh(config) else None
-
-
-def read_whole(folder: int, name: str) -> tuple[str, os.stat_result] | None:
-    """Return the text saved by ``write_whole``, None unless it is complete and trustworthy."""
-    try:
-        data, status = _read(folder, name)
-        begin = data.find(b"\n") + 1
-        body = memoryview(data)[begin:]  # no copy: it may be large
-        if not begin or data[: begin - 1] != digest(body).encode():
-            return None
-        return str(body, "utf-8"), status
-    except (OSError, ValueError):
-        return None
-
-
-def _read(folder: int, name: str) -> tuple[bytes, os.stat_result]:
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    fd = os.open(name, flags, dir_fd=folder)
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or not _is_ours(status) or status.st_size > _LIMIT:
-            return b"", status
-        return os.read(fd, status.st_size + 1), status
-    finally:
-        os.close(fd)
-
-
-def _save(folder: int, name: str, content: Loaded) -> OSError | None:
-    parts = [content.around, content.missing, content.watched, content.inventory.to_json()]
-    return _written(folder, name, jsontext.dumps(parts).encode())
-
-
-def write_whole(folder: int, name: str, body: bytes, mode: int = 0o644) -> bool:
-    """Write the file atomically and return whether it was written.
-
-    A failure costs time later and nothing else. Damage by concurrent writers is detected by
-    ``read_whole``.
-    """
-    return _written(folder, name, body, mode) is None
-
-
-def _written(folder: int, name: str, body: bytes, mode: int = 0o644) -> OSError | None:
-    """Write as ``write_whole`` does; return the error, None on success."""
-    try:
-        data = digest(body).encode() + b"\n" + body
-        fileio.replace(name, data, f".{name}.new", folder=folder, mode=mode)
-    except OSError as error:
-        return error
-    return None

@@ -10,6 +10,7 @@ import time
 
 from gpuhook import __version__
 from gpuhook.base.errors import UntrustedPathError
+from gpuhook.base.state_directory import BOOT_ID
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
 
 
 _SETTLED = 2.0  # seconds, more than the timestamp granularity of any local filesystem
-_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def settings_of(config: "Config", vendor: "Source") -> "list[Any]":
@@ -75,7 +75,7 @@ def surroundings(config: "Config", vendor: "Source") -> "list[Any]":
         # The vendor's folder: replaced code may differ even in the same version.
         status(os.path.dirname(vendor.names.__file__)),
         settings_of(config, vendor),
-        text(_BOOT_ID),
+        text(BOOT_ID),
         *vendor.surroundings(config),
     ]
 

@@ -8,10 +8,10 @@ that is started again gets its devices again, unless others are freer by then.
 
 import os
 
-from gpuhook.base import fileio
 from gpuhook.base.errors import HeldError, RequestError, UnknownDeviceError, listed, shown
 from gpuhook.base.oci import jsontext
 from gpuhook.base.oci.spec import State
+from gpuhook.base.state_directory import boot_id
 from gpuhook.core import contract
 from gpuhook.core.inventory import fingerprint, nearness
 from gpuhook.core.records import leases, records
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.base.config.model import Config
+    from gpuhook.base.state_directory import StateDirectory
     from gpuhook.core.contract import Vendor
     from gpuhook.core.inventory.model import Device, Inventory
     from gpuhook.core.request.reader import Request
@@ -118,14 +119,13 @@ def choose(
             raise _unknown("the folder of the records can't be used")
         return turn.chosen([], [])
     try:
-        if start.process <= 0:
-            return turn.chosen(records.read_folder(folder, []), _remembered(folder))
-        with leases.Lock(folder):  # protects: choice-lock
-            return turn.take(folder)
+        with folder:
+            if start.process <= 0:
+                return turn.chosen(records.read_folder(folder, []), _remembered(folder))
+            with leases.lock(folder):  # protects: choice-lock
+                return turn.take(folder)
     except OSError as error:
         raise _unknown(str(error.strerror)) from None
-    finally:
-        os.close(folder)
 
 
 def _refuse_pod(start: Start) -> None:
@@ -164,7 +164,7 @@ class _Turn:
         self._start = start
         self._is_exclusive = vendor.names.KIND in config.exclusive
 
-    def take(self, folder: int) -> "tuple[Device, ...]":
+    def take(self, folder: "StateDirectory") -> "tuple[Device, ...]":
         """Choose, with the records' folder locked, and write the choice."""
         every = records.read_folder(folder, None if self._is_exclusive else [])
         before = _remembered(folder)
@@ -296,7 +296,7 @@ class _Turn:
 
     # What is written ---------------------------------------------------------------------
 
-    def _write(self, folder: int, devices: "tuple[Device, ...]") -> None:
+    def _write(self, folder: "StateDirectory", devices: "tuple[Device, ...]") -> None:
         """Write the record of the start, which counts while its process lives."""
         start = self._start
         grant = contract.Grant(self._vendor, self._request, self._inventory, devices)
@@ -307,13 +307,13 @@ class _Turn:
             os.close(process)
         state = State(start.container, start.process, start.bundle, None)
         record = {**records.describe(state, start.annotations, [grant]), **now, "starting": True}
-        record["boot"] = leases.boot_id()
+        record["boot"] = boot_id()
         record["cgroups"] = {}
         for other in records.read_folder(folder, []):
             if records.name_of(other) == records.name_of(record):  # another vendor's
                 kept = [each for each in other["given"] if each["vendor"] != self._request.vendor]
                 record["given"] = [*kept, *record["given"]]
-        _replace(folder, records.name_of(record), record)
+        records.write(folder, record)
 
 
 def _separate(vendor: "Vendor", inventory: "Inventory") -> "list[Device]":
@@ -332,7 +332,7 @@ def _held(others: "Records", kind: str) -> "list[tuple[set[str], set[str]]]":
 
     The record of a start isn't counted once its container has its own.
     """
-    boot = leases.boot_id()
+    boot = boot_id()
     found = []
     for record in others:
         if record.get("boot", boot) != boot:
@@ -382,23 +382,17 @@ def _score(inventory: "Inventory", devices: "list[Device]") -> "Callable[[str, s
 # What is remembered ------------------------------------------------------------------------------
 
 
-def _remembered(folder: int) -> "list[Any]":
+def _remembered(folder: "StateDirectory") -> "list[Any]":
     """Return the last choices: container, bundle, kind and devices of each."""
     try:
-        fd = os.open(CHOICES, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-    except OSError:
+        found = folder.load(CHOICES, _MOST_BYTES)
+    except (OSError, ValueError):  # it is replaced
         return []
-    try:
-        found = jsontext.loads(fileio.read_start(fd, _MOST_BYTES).decode())
-    except ValueError:  # it is replaced
-        return []
-    finally:
-        os.close(fd)
     return found if jsontext.has_form(found, [(str, str, str, [str])]) else []
 
 
 def _remember(
-    folder: int,
+    folder: "StateDirectory",
     before: "list[Any]",
     start: Start,
     names: "ModuleType",
@@ -409,11 +403,8 @@ def _remember(
         return
     key = [start.container, start.bundle, names.KIND]
     kept = [each for each in before if each[:3] != key][1 - _REMEMBERED :]
-    _replace(folder, CHOICES, [*kept, [*key, [device.id for device in devices]]])
-
-
-def _replace(folder: int, name: str, content: "Any") -> None:
-    fileio.replace(name, jsontext.dumps(content).encode(), f".{name}", folder=folder)
+    choices = [*kept, [*key, [device.id for device in devices]]]
+    folder.replace(CHOICES, jsontext.dumps(choices).encode())
 
 
 # In CDI specs ------------------------------------------------------------------------------------

@@ -6,15 +6,16 @@ gets a device. A record is valid while the container's first process lives, so n
 be released. A device and its parts exclude each other; two parts of a device don't.
 """
 
-import os
-
 from gpuhook.base.errors import HeldError, shown
 from gpuhook.base.host import proc
+from gpuhook.base.state_directory import boot_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import Any, Self
+    from typing import Any
+
+    from gpuhook.base.state_directory import Lock, StateDirectory
 
 LOCK = "lock"  # in the folder of the records
 
@@ -22,7 +23,6 @@ _WHOLE, _SHORT = 64, 12  # digits of an id, and of its short form in engines
 _HEX = frozenset("0123456789abcdef")
 _WAIT = 20.0  # seconds to wait for other processes; each needs a millisecond or two
 _MARKS = dict.fromkeys(map(ord, "-_."))  # further characters of a name
-_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 # Devices that a container has of one kind, and those plus their parents.
 _Held = tuple[frozenset[str], frozenset[str]]
@@ -148,40 +148,19 @@ def _called(name: str) -> str:
     return name if name.isascii() and name.translate(_MARKS).isalnum() else name and shown(name)
 
 
-def boot_id() -> str:
-    """Return the id of this boot: no container is older."""
-    return os.fsdecode(proc.read(_BOOT_ID)).strip()
-
-
 # One at a time ---------------------------------------------------------------------------------
 
 
-class Lock:
-    """Lock for checking holders and writing a record; HeldError if it can't be taken.
+def lock(folder: "StateDirectory") -> "Lock":
+    """Lock the folder of the records, to check holders and write a record.
 
-    ``folder`` is a descriptor of the records' folder. OSError if the lock can't be created.
+    HeldError if another process holds the lock too long; OSError if it can't be created.
     """
-
-    def __init__(self, folder: int) -> None:
-        self._folder = folder
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._fd = os.open(LOCK, flags, 0o600, dir_fd=folder)
-
-    def __enter__(self) -> "Self":
-        from gpuhook.base.host import lock  # noqa: PLC0415 - only for exclusive devices
-
-        try:
-            if lock.take(self._fd, _WAIT):  # protects: lease-lock
-                return self
-        except OSError:  # a filesystem without locks
-            pass
-        os.close(self._fd)
-        path = os.readlink(f"/proc/self/fd/{self._folder}")
+    try:
+        return folder.lock(LOCK, _WAIT)  # protects: lease-lock
+    except TimeoutError:
         raise HeldError(
-            f"Another process has locked {path}/{LOCK}, so it isn't known which "
-            "container has which device",
+            f"Another process has locked {folder.path}/{LOCK}, so it isn't known which container "
+            "has which device",
             "End that process (`lslocks` names it), and start the container again",
-        )
-
-    def __exit__(self, *details: object) -> None:
-        os.close(self._fd)
+        ) from None

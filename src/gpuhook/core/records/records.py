@@ -13,14 +13,12 @@ those in a container's /dev, which the container can change.
 
 import errno
 import os
-import stat
 
-from gpuhook.base import fileio
 from gpuhook.base.cgroup import access
 from gpuhook.base.errors import HeldError
 from gpuhook.base.host import proc
 from gpuhook.base.oci import jsontext
-from gpuhook.core.inventory.cache import make_folder, open_folder
+from gpuhook.base.state_directory import StateDirectory, boot_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,8 +37,7 @@ _TEXT_LIMIT = 256  # characters of a name; Kubernetes' names have at most 253
 _NAMES_LIMIT = 16  # requested names that are kept
 _SWEPT = 4  # other records that are checked when one is written
 _OTHERS = ("lock", "choices")  # no records: ``leases`` and ``choice`` have them
-_NEW = "."  # before the name of a record that is being written
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW = "."  # before the name of a record that is being written (``StateDirectory.replace``)
 _ENDED = (errno.ENOENT, errno.ESRCH)  # errors of /proc for an exited process
 
 # An engine's names of a container, its image, its pod and the pod's namespace. containerd's CRI
@@ -220,7 +217,9 @@ class RecordWriter:
             self._close()
             raise
 
-    def _keep(self, folder: int, process: int, record: "dict[str, Any]", add: bool) -> None:
+    def _keep(
+        self, folder: StateDirectory, process: int, record: "dict[str, Any]", add: bool
+    ) -> None:
         try:
             self._write(folder, {**record, **now(process)}, add=add)
             _sweep(folder, record["pid"])
@@ -242,8 +241,8 @@ class RecordWriter:
             self._keep(self._folder, process, record, add)
             return
         try:
-            with leases.Lock(self._folder):
-                lease = {**record, **now(process), "boot": leases.boot_id()}
+            with leases.lock(self._folder):
+                lease = {**record, **now(process), "boot": boot_id()}
                 found = read_folder(self._folder)  # protects: lease-every
                 others = [each for each in found if not _same(each, lease)]
                 leases.refuse(lease, others, exclusive)  # protects: lease-refused
@@ -251,14 +250,14 @@ class RecordWriter:
         except OSError as error:
             raise _no_lease(device, str(error.strerror), error) from None
 
-    def _write(self, folder: int, record: "dict[str, Any]", *, add: bool) -> None:
+    def _write(self, folder: StateDirectory, record: "dict[str, Any]", *, add: bool) -> None:
         name = name_of(record)
         if add:
             try:
                 record = _merged(_load(folder, name), record)
             except (FileNotFoundError, ValueError):  # none, or one to be replaced
                 pass
-        fileio.replace(name, jsontext.dumps(record).encode(), _NEW + name, folder=folder)
+        write(folder, record)
         self._name = name
 
     def __enter__(self) -> "Self":
@@ -266,13 +265,18 @@ class RecordWriter:
 
     def __exit__(self, kind: object, value: object, trace: object) -> None:
         if kind is not None and self._name and self._folder is not None:
-            fileio.remove(self._name, self._folder)
+            self._folder.remove(self._name)
         self._close()
 
     def _close(self) -> None:
         if self._folder is not None:
-            os.close(self._folder)
+            self._folder.close()
             self._folder = None
+
+
+def write(folder: StateDirectory, record: "dict[str, Any]") -> None:
+    """Write a record atomically; OSError on failure."""
+    folder.replace(name_of(record), jsontext.dumps(record).encode())
 
 
 def _same(one: "dict[str, Any]", other: "dict[str, Any]") -> bool:
@@ -388,12 +392,10 @@ def read_all(state_dir: str, unclear: "list[str] | None" = None) -> "list[dict[s
     if folder is None:
         return []
     ours = proc.pids()
-    try:
+    with folder:
         found = read_folder(folder, [] if unclear is None else unclear)
         running = [each for each in found if not each.get("starting")]
         return [each for each in running if _pids_of(each) == ours]  # protects: other-pids
-    finally:
-        os.close(folder)
 
 
 def read_every(state_dir: str, device: str) -> "list[dict[str, Any]]":
@@ -405,11 +407,10 @@ def read_every(state_dir: str, device: str) -> "list[dict[str, Any]]":
     if folder is None:
         return []
     try:
-        return read_folder(folder)
+        with folder:
+            return read_folder(folder)
     except OSError as error:
         raise _no_lease(device, str(error.strerror), error) from None
-    finally:
-        os.close(folder)
 
 
 def are_unseen(state_dir: str) -> bool:
@@ -420,12 +421,9 @@ def are_unseen(state_dir: str) -> bool:
     folder = open_records(state_dir, make=False)
     if folder is None:
         return False
-    try:
-        names = [
-            name for name in os.listdir(folder) if not name.startswith(_NEW) and name not in _OTHERS
-        ]
-    finally:
-        os.close(folder)
+    with folder:
+        names = folder.names()
+    names = [name for name in names if not name.startswith(_NEW) and name not in _OTHERS]
     return any(_parts(name)[2] != str(ours) for name in names)
 
 
@@ -436,16 +434,18 @@ def _parts(name: str) -> tuple[str, str, str]:
     return pid, began, pids or str(proc.FIRST_PIDS)
 
 
-def read_folder(folder: int, unclear: "list[str] | None" = None) -> "list[dict[str, Any]]":
+def read_folder(
+    folder: StateDirectory, unclear: "list[str] | None" = None
+) -> "list[dict[str, Any]]":
     """Return the readable records.
 
     The names of invalid ones are added to ``unclear``. Without that argument, raises OSError or
     HeldError if a container's devices are unknown.
     """
     found, ours = [], proc.pids()
-    for name in sorted(os.listdir(folder)):
+    for name in folder.names():
         if is_gone(name, ours):
-            fileio.remove(name, folder)
+            folder.remove(name)
         elif name not in _OTHERS and not name.startswith(_NEW):
             try:
                 found.append(_load(folder, name))
@@ -461,18 +461,17 @@ def read_folder(folder: int, unclear: "list[str] | None" = None) -> "list[dict[s
     return found
 
 
-def _unclear(folder: int, name: str) -> HeldError:
-    path = os.readlink(f"/proc/self/fd/{folder}")
+def _unclear(folder: StateDirectory, name: str) -> HeldError:
     return HeldError(
-        f"It is unknown which devices process {_parts(name)[0]} has: {path}/{name} is damaged, or "
-        "from another version",
+        f"It is unknown which devices process {_parts(name)[0]} has: {folder.path}/{name} is "
+        "damaged, or from another version",
         "End that process, and remove that file if it stays",
     )
 
 
-def _load(folder: int, name: str) -> "dict[str, Any]":
+def _load(folder: StateDirectory, name: str) -> "dict[str, Any]":
     """Return a record; OSError, and ValueError for a format that this version doesn't know."""
-    record = jsontext.loads(_read(name, folder).decode())
+    record = folder.load(name, _LIMIT)
     known = isinstance(record, dict) and record.get("version") == VERSION
     if not known or not _is_sound(record) or name != name_of(record):
         raise ValueError(name)
@@ -487,13 +486,13 @@ def _is_sound(record: "dict[str, Any]") -> bool:
     )
 
 
-def _sweep(folder: int, start: int) -> None:
+def _sweep(folder: StateDirectory, start: int) -> None:
     """Remove some records of exited processes: in the long run, more than are written."""
-    names, ours = os.listdir(folder), proc.pids()
+    names, ours = folder.names(), proc.pids()
     for number in range(min(_SWEPT, len(names))):
         name = names[(start + number) % len(names)]
         if is_gone(name, ours):
-            fileio.remove(name, folder)
+            folder.remove(name)
 
 
 def is_gone(name: str, ours: int | None = None) -> bool:
@@ -584,14 +583,10 @@ def _began(status: bytes) -> int:
 
 
 def _read(path: str, folder: int | None = None) -> bytes:
-    fd = os.open(path, _FLAGS, dir_fd=folder)
-    try:
-        return fileio.read_start(fd, _LIMIT)
-    finally:
-        os.close(fd)
+    return proc.read(path, folder, _LIMIT)
 
 
-def open_records(state_dir: str, *, make: bool) -> int | None:
+def open_records(state_dir: str, *, make: bool) -> StateDirectory | None:
     """Open the folder of the records; None if another user could have written to it.
 
     A user of a rootless engine, who can't write to root's, has a separate one.
@@ -615,22 +610,14 @@ def _users_folder() -> str:
     return ""
 
 
-def _open_in(state_dir: str, *, make: bool) -> int | None:
-    parent = open_folder(state_dir)
+def _open_in(state_dir: str, *, make: bool) -> StateDirectory | None:
+    parent = StateDirectory.open(state_dir)
     if parent is None and make:
-        parent = make_folder(state_dir)
+        parent = StateDirectory.make(state_dir)
     if parent is None:
         return None
     try:
-        if make and not os.access(FOLDER, os.F_OK, dir_fd=parent):
-            os.mkdir(FOLDER, 0o700, dir_fd=parent)
-        fd = os.open(FOLDER, _FLAGS | os.O_DIRECTORY, dir_fd=parent)
+        with parent:
+            return parent.folder(FOLDER, make=make)
     except OSError:
         return None
-    finally:
-        os.close(parent)
-    status = os.fstat(fd)
-    if status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o022:
-        return fd
-    os.close(fd)
-    return None

@@ -15,8 +15,8 @@ from typing import Any
 from gpuhook.base.errors import FolderError
 from gpuhook.base.fileio import write_all
 from gpuhook.base.host import files as host_files
-from gpuhook.base.host import proc
 from gpuhook.base.oci.jsontext import has_form
+from gpuhook.base.state_directory import boot_id
 
 Place = dict[str, Any]
 
@@ -25,7 +25,6 @@ _ENDING = ".json"
 _LIMIT = 256 << 20
 _FIRST_LINE = 64 << 10
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 # Keys of a record, and of a place to restore: for a link, and for a rewritten file.
 _PLACE = {"path": str, "named": [str], "written": bool, "made": [str], "was": {"is": str}}
 _FORM = {"rootfs": str, "boot": str, "namespace": int, "there": [[str]], "places": [_PLACE]}
@@ -129,8 +128,11 @@ class Record:
 
 
 def boot() -> str:
-    """Return the kernel's boot id; proc_sys_kernel(5)."""
-    return os.fsdecode(proc.data_of(_BOOT_ID)).strip()
+    """Return the id of this boot, "" where /proc doesn't show it."""
+    try:
+        return boot_id()
+    except OSError:
+        return ""
 
 
 def digest(data: bytes) -> str:

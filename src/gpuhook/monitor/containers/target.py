@@ -5,13 +5,12 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from gpuhook.base import fileio
 from gpuhook.base.cgroup import access
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import ContainerError, GpuhookError
 from gpuhook.base.host import proc
-from gpuhook.base.oci import jsontext
 from gpuhook.base.oci.spec import Spec, State
+from gpuhook.base.state_directory import StateDirectory, boot_id
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.records import leases, records
 from gpuhook.monitor.containers import cgroup_check, live, open_nodes
@@ -59,7 +58,7 @@ class Target:
             raise ContainerError(f"The first process of {self.id} has exited", "Start it again")
         state = State(self.id, self.first.pid, self.spec.bundle, None)
         described = records.describe(state, self.spec.data.get("annotations"), [])
-        self._new = {**described, **now, "boot": leases.boot_id()}
+        self._new = {**described, **now, "boot": boot_id()}
         before = self.record()
         self.written = records.cgroups_of(before) if before is not self._new else {}
         if not self.written:
@@ -98,7 +97,7 @@ class Target:
 
     def change(self, change: Change) -> None:
         """Replace its record by the result of ``change``, which gets it, and all others."""
-        with self._folder() as folder, leases.Lock(folder):
+        with self._folder() as folder, leases.lock(folder):
             every = records.read_folder(folder, None if self._config.exclusive else [])
             old = self._read(folder)
             others = [
@@ -108,20 +107,18 @@ class Target:
                 and not records.is_start_of(each, old)
             ]
             record = change(old, others)
-            name = records.name_of(record)
             if record["given"] or record.get("documents") or record.get("nodes"):
-                data = jsontext.dumps(record).encode()
-                fileio.replace(name, data, f".{name}", folder=folder)
+                records.write(folder, record)
             else:
-                fileio.remove(name, folder)
+                folder.remove(records.name_of(record))
 
-    def _read(self, folder: int) -> Record:
+    def _read(self, folder: StateDirectory) -> Record:
         name = records.name_of(self._new)
         every = records.read_folder(folder, [])
         return next((each for each in every if records.name_of(each) == name), self._new)
 
     @contextlib.contextmanager
-    def _folder(self) -> Iterator[int]:
+    def _folder(self) -> Iterator[StateDirectory]:
         folder = records.open_records(self._config.state_dir, make=True)
         if folder is None:
             raise ContainerError(
@@ -129,14 +126,13 @@ class Target:
                 "Set state-dir in [gpuhook] to a folder that only root can use",
             )
         try:
-            yield folder
+            with folder:
+                yield folder
         except OSError as error:
             raise ContainerError(
                 f"The record of {self.id} can't be used: {error.strerror}",
                 "Check the filesystem of the state-dir",
             ) from None
-        finally:
-            os.close(folder)
 
     # Its cgroup --------------------------------------------------------------------------
 

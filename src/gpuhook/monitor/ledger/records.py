@@ -20,7 +20,6 @@ allocated: the record may say that a container has it.
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import time
@@ -30,9 +29,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple, Self
 
 from gpuhook.base.errors import PluginError, RequestError, shown
-from gpuhook.base.host import files, lock
-from gpuhook.core.inventory import cache
-from gpuhook.core.records.leases import boot_id
+from gpuhook.base.host import files
+from gpuhook.base.oci import jsontext
+from gpuhook.base.state_directory import StateDirectory, boot_id
 
 FOLDER = "devices"  # in the state folder; the manifests mount it
 CLAIM, POD, MPS = "claim", "pod", "mps"  # owners
@@ -43,7 +42,6 @@ _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 _DRIVER = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 _END = ".json"
 _MOST = 1 << 20  # bytes of a record
-_MODE = 0o600
 # Errors from reading a file that is damaged, or that another program wrote.
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _REMEDIES = {
@@ -181,33 +179,6 @@ def in_the_way(
     ]
 
 
-def _read(path: str) -> dict[str, Any]:
-    """Return the JSON object in a file; raise one of ``_DAMAGE`` if there is none."""
-    found = json.loads(files.read(path, _MOST))
-    if not isinstance(found, dict):
-        raise TypeError(path)
-    return found
-
-
-def remove(path: str) -> None:
-    """Remove a file, and the temporary files of its writers; OSError on failure.
-
-    Needs the lock, because another writer's temporary file would be removed as well.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    folder, _, name = path.rpartition("/")
-    _remove_remains(folder, f".{name}.")
-
-
-def _remove_remains(folder: str, start: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir(folder):
-            if name.startswith(start):
-                with contextlib.suppress(OSError):  # nothing reads these files
-                    os.unlink(f"{folder}/{name}")
-
-
 def check_names(driver: str, uid: str) -> None:
     """Raise PluginError for a driver or uid that can't be part of a file name."""
     if not _UID.fullmatch(uid) or not _DRIVER.fullmatch(driver):  # protects: dra-names
@@ -227,65 +198,48 @@ class Records:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the lock on the records for a block; PluginError on failure."""
-        fd = self._open_lock()
         try:
-            if not lock.take(fd, _WAIT):  # protects: dra-lock
-                raise PluginError(
-                    f"Another process has had the lock {self.folder}/{_LOCK} for {_WAIT} seconds",
-                    "It is tried again; `lslocks` names the process",
-                )
+            with self._made() as folder:
+                held = folder.lock(_LOCK, _WAIT)  # protects: dra-lock
+        except TimeoutError:
+            raise PluginError(
+                f"Another process has had the lock {self.folder}/{_LOCK} for {_WAIT} seconds",
+                "It is tried again; `lslocks` names the process",
+            ) from None
+        except OSError as error:
+            raise self._unusable(error) from None
+        with held:
             yield
-        finally:
-            os.close(fd)
 
     def make(self) -> None:
         """Create the folder if it is missing; PluginError if it can't be used."""
-        os.close(self._open_lock())
-
-    def _open_lock(self) -> int:
-        folder = self._open_folder()
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            return os.open(_LOCK, flags, _MODE, dir_fd=folder)
+            self._made().close()
         except OSError as error:
             raise self._unusable(error) from None
-        finally:
-            os.close(folder)
 
-    def _open_folder(self) -> int:
-        """Open the folder, and create it if missing; PluginError if other users may change it.
+    def _made(self) -> StateDirectory:
+        """Open the folder, and create it if missing; OSError if other users may change it.
 
         In a pod it is a mount below a folder that all users can write to (an emptyDir): only root
         can change a mount.
         """
-        if not os.path.ismount(self.folder):
-            self._make_folder()
-        found = cache.open_folder(self.folder)  # protects: dra-folder
-        if found is None:
-            raise PluginError(
-                f"{self.folder} can't be used, or others may write to it",
-                "Make it a folder that belongs to root and that no other user can write to",
-            )
-        return found
-
-    def _make_folder(self) -> None:
-        above = cache.make_folder(self._state_dir)
+        if os.path.ismount(self.folder):
+            return StateDirectory.opened(self.folder)
+        above = StateDirectory.make(self._state_dir)
         if above is None:
             raise PluginError(
                 f"{self._state_dir} can't be used, or others may write to it",
                 "Correct state-dir in [gpuhook]",
             )
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(FOLDER, 0o700, dir_fd=above)
-        except OSError as error:
-            raise self._unusable(error) from None
-        finally:
-            os.close(above)
+        with above:
+            return above.folder(FOLDER, make=True)  # protects: dra-folder
 
     def _unusable(self, error: OSError) -> PluginError:
-        remedy = files.remedy(error, "Run this as root")
-        return PluginError(f"{self.folder} can't be used: {error.strerror}", remedy)
+        remedy = "Make it a folder of root that no other user can write to, and run this as root"
+        return PluginError(
+            f"{self.folder} can't be used: {error.strerror}", files.remedy(error, remedy)
+        )
 
     # Reading ----------------------------------------------------------------------------------
 
@@ -301,18 +255,29 @@ class Records:
     def _load(self, key: str) -> Record | None:
         """Return the record in a file if it belongs to the file's owner, else None."""
         try:
-            found = Record.from_json(_read(f"{self.folder}/{key}"))
+            found = Record.from_json(self._data(key))
             is_its = found.key == key  # protects: record-owner
         except _DAMAGE:
             return None
         return found if is_its else None
 
+    def _data(self, key: str) -> dict[str, Any]:
+        """Return the JSON object in a file; raise one of ``_DAMAGE`` if there is none."""
+        with StateDirectory.opened(self.folder) as folder:
+            found = folder.load(key, _MOST)
+        if not isinstance(found, dict):
+            raise TypeError(key)
+        return found
+
     def keys(self) -> list[str]:
         """Return the file names of all records, including unreadable ones."""
         try:
-            entries = sorted(os.listdir(self.folder))
+            with StateDirectory.opened(self.folder) as folder:
+                entries = folder.names()
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise self._unusable(error) from None
         owners = {name: name.removesuffix(_END).partition("_")[0] for name in entries}
         return [
             name
@@ -346,7 +311,7 @@ class Records:
         if self._load(key) is not None:
             return False
         try:
-            data = _read(f"{self.folder}/{key}")
+            data = self._data(key)
         except FileNotFoundError:
             return False
         except _DAMAGE:
@@ -373,11 +338,10 @@ class Records:
 
     def write(self, record: Record) -> None:
         """Write a record atomically; PluginError on failure."""
-        text = json.dumps(asdict(record)).encode()
-        path = f"{self.folder}/{record.key}"
+        text = jsontext.dumps(asdict(record)).encode()
         try:
-            _remove_remains(self.folder, f".{record.key}.")
-            files.replace(path, text, _MODE)  # protects: dra-lease-kept
+            with StateDirectory.opened(self.folder) as folder:
+                folder.replace(record.key, text, lasting=True)  # protects: dra-lease-kept
         except OSError as error:
             raise PluginError(
                 f"The record of {record} can't be written: {error.strerror}",
@@ -385,18 +349,22 @@ class Records:
             ) from None
 
     def forget(self, key: str) -> None:
-        """Remove a record if it exists, and the temporary files of killed writers.
-
-        PluginError on failure.
-        """
+        """Remove a record if it exists, and what a killed writer left; PluginError on failure."""
         try:
-            remove(f"{self.folder}/{key}")
+            with StateDirectory.opened(self.folder) as folder:
+                folder.remove(f".{key}")
+                os.unlink(key, dir_fd=folder.fd)
+        except FileNotFoundError:
+            pass
         except OSError as error:
             raise self._unusable(error) from None
 
     def tidy(self) -> None:
         """Remove the temporary files of killed writers; the lock excludes running ones."""
-        _remove_remains(self.folder, ".")
+        with contextlib.suppress(OSError), StateDirectory.opened(self.folder) as folder:
+            for name in folder.names():
+                if name.startswith("."):
+                    folder.remove(name)
 
     # Pods of the device plugin ----------------------------------------------------------------
 

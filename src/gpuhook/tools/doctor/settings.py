@@ -33,8 +33,8 @@ def device_settings(case: Case) -> Iterator[Finding]:
     except GpuhookError as error:
         yield failure(_CHECK, error.cause, error.remedy)
     settings = Settings(case.config, lambda vendor: _inventory(case, vendor))
-    changed = [each for each in records.current() if each.settings]
     try:
+        changed = [each for each in records.current() if each.settings]
         found = [
             (record, each) for record in changed for each in settings.differences(record.settings)
         ]

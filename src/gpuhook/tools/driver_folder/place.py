@@ -18,6 +18,7 @@ from gpuhook.base.errors import DriverFolderError
 from gpuhook.base.host import files as host_files
 from gpuhook.base.host import lock
 from gpuhook.base.host.proc import FIRST_PIDS, Mounts
+from gpuhook.base.state_directory import boot_id
 from gpuhook.monitor.host.namespaces import Look
 
 MARKER = ".gpuhook-driver-folder"  # in every complete driver folder
@@ -98,7 +99,11 @@ class Place:
             os.close(fd)
 
     def _open(self) -> int:
-        """Open the work folder, inaccessible to other users, who could otherwise lock it."""
+        """Open the work folder, inaccessible to other users, who could otherwise lock it.
+
+        It is itself locked, and not a file in it as in a ``StateDirectory``, so that running
+        programs of earlier versions are excluded, and the empty folder can be removed.
+        """
         os.makedirs(os.path.dirname(self._work), exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._work, 0o700)
@@ -192,7 +197,7 @@ def _may_be_used(old: str) -> bool:
     except OSError:
         _note_superseded(old)
         return True
-    if boot != _boot():
+    if boot.strip() != boot_id().encode():
         return False
     # protects: folder-in-use
     return not _sees_every_process() or _is_mounted(os.path.basename(old))
@@ -200,12 +205,7 @@ def _may_be_used(old: str) -> bool:
 
 def _note_superseded(old: str) -> None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        host_files.replace(os.path.join(old, _SUPERSEDED), _boot())
-
-
-def _boot() -> bytes:
-    """Return the host's boot id."""
-    return host_files.read("/proc/sys/kernel/random/boot_id")
+        host_files.replace(os.path.join(old, _SUPERSEDED), boot_id().encode() + b"\n")
 
 
 def _sees_every_process() -> bool:

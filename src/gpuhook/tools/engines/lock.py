@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from gpuhook.base.errors import GpuhookError
 from gpuhook.base.host import files as host_files
-from gpuhook.base.host import lock
+from gpuhook.base.state_directory import Lock as HeldLock
+from gpuhook.base.state_directory import StateDirectory
 from gpuhook.tools.engines.files import make_folders, remove_folders
 
 NAME = "lock"  # the file in the folder
@@ -38,34 +39,19 @@ class Lock:
     def held(self) -> Iterator[None]:
         """Hold the lock; ``error`` if another process holds it too long, or if it fails."""
         made = {os.path.dirname(self._folder), self._folder}
-        fd = self._lock(made, time.monotonic() + self._patience)
-        try:
-            yield
-        finally:
-            os.unlink(self._file)
-            remove_folders(sorted(made))
-            os.close(fd)
+        with self._take(made, time.monotonic() + self._patience):
+            try:
+                yield
+            finally:
+                os.unlink(self._file)
+                remove_folders(sorted(made))
 
-    def _lock(self, made: set[str], end: float) -> int:
-        """Lock the file, which the previous holder may have removed meanwhile.
+    def _take(self, made: set[str], end: float) -> HeldLock:
+        """Lock the file, whose folder the previous holder may have removed meanwhile.
 
         The folders created for it are added to ``made``. The process that holds the lock writes
         its id into the file.
         """
-        while True:
-            fd = self._open(made)
-            if not lock.take(fd, end - time.monotonic()):
-                raise self._held_too_long(fd)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(fd), os.stat(self._file)):
-                    with contextlib.suppress(
-                        OSError
-                    ):  # such as a full disk: it is only for messages
-                        os.pwrite(fd, str(os.getpid()).encode(), 0)
-                    return fd
-            os.close(fd)
-
-    def _open(self, made: set[str]) -> int:
         host_files.check_way(self._folder)
         attempts = _ATTEMPTS
         while True:
@@ -74,13 +60,17 @@ class Lock:
                 made.update(make_folders(self._folder))
                 if stat.S_IMODE(os.stat(self._folder).st_mode) != _FOLDER_MODE:
                     os.chmod(self._folder, _FOLDER_MODE)
-                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-                return os.open(self._file, flags, 0o600)
+                with StateDirectory.opened(self._folder) as folder:
+                    lock = folder.lock(NAME, end - time.monotonic())
+            except TimeoutError:
+                raise self._held_too_long() from None
             except OSError as error:
-                # The previous holder removes the folders.
                 if isinstance(error, FileNotFoundError) and attempts:
                     continue
                 raise self._unusable(error) from None
+            with contextlib.suppress(OSError):  # such as a full disk: it is only for messages
+                os.pwrite(lock.fd, str(os.getpid()).encode(), 0)
+            return lock
 
     def _unusable(self, error: OSError) -> GpuhookError:
         return self._error(
@@ -88,12 +78,13 @@ class Lock:
             host_files.remedy(error, "Run this as root, or name another folder with --state-dir"),
         )
 
-    def _held_too_long(self, fd: int) -> GpuhookError:
-        """Return an error that names the holder of the lock, and close the file."""
-        holder = os.pread(fd, _ID_DIGITS, 0).decode("ascii", "replace")
-        os.close(fd)
+    def _held_too_long(self) -> GpuhookError:
+        """Return an error that names the holder of the lock."""
+        holder = b""
+        with contextlib.suppress(OSError):
+            holder = host_files.read_start(self._file, _ID_DIGITS)
         return self._error(
-            f"The process {holder or '(unknown)'} has been {self._doing} for more "
-            f"than {self._patience:.0f} seconds: it has locked {self._file}",
+            f"The process {holder.decode('ascii', 'replace') or '(unknown)'} has been "
+            f"{self._doing} for more than {self._patience:.0f} seconds: it has locked {self._file}",
             "Wait until it has exited, or kill it if it hangs, and run this again",
         )

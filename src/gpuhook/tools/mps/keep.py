@@ -15,9 +15,9 @@ from gpuhook.base import names
 from gpuhook.base.config.model import Config
 from gpuhook.base.config.mps import bytes_of
 from gpuhook.base.errors import GpuhookError, MpsError, listed
-from gpuhook.base.fileio import remove
-from gpuhook.base.host import lock
+from gpuhook.base.host import files as host_files
 from gpuhook.base.oci import jsontext
+from gpuhook.base.state_directory import StateDirectory
 from gpuhook.core import contract
 from gpuhook.core.inventory import cache
 from gpuhook.monitor.followed import Followed
@@ -298,7 +298,8 @@ class Keeper:
         if state is None:
             return is_held
         self._unmount_shm()
-        remove(f"{self._config.state_dir}/{mps.STATE}")
+        with StateDirectory.opened(self._config.state_dir) as folder:
+            folder.remove(mps.STATE)
         return True
 
     def _unmount_shm(self) -> None:
@@ -335,31 +336,27 @@ class Keeper:
         """Hold the lock of gpuhook mps for a block."""
         if os.geteuid() != 0:
             raise MpsError("Only root can start or stop MPS", "Run this as root")
-        folder = cache.make_folder(self._config.state_dir)
+        folder = StateDirectory.make(self._config.state_dir)
         if folder is None:
             raise MpsError(
                 f"{self._config.state_dir} can't be used, or others may write to it",
                 "Correct state-dir in [gpuhook]",
             )
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        path = f"{self._config.state_dir}/{_LOCK}"
+        path = f"{folder.path}/{_LOCK}"
         try:
-            fd = os.open(_LOCK, flags, 0o600, dir_fd=folder)  # protects: mps-lock
+            with folder:
+                held = folder.lock(_LOCK, _WAIT)
+        except TimeoutError:
+            raise MpsError(
+                f"Another process has locked {path} for {_WAIT:g} seconds",
+                "Wait until it has ended, and run this again; `lslocks` names it",
+            ) from None
         except OSError as error:
             raise MpsError(
                 f"{path} can't be made: {error.strerror}", "Make space for it, or remove it"
             ) from None
-        finally:
-            os.close(folder)
-        try:
-            if not lock.take(fd, _WAIT):
-                raise MpsError(
-                    f"Another process has locked {path} for {_WAIT:g} seconds",
-                    "Wait until it has ended, and run this again; `lslocks` names it",
-                )
+        with held:
             yield
-        finally:
-            os.close(fd)
 
     def _make_folders(self, version: int) -> None:
         for name, mode in (("", 0o755), (mps.PIPE, 0o755), (mps.LOG, 0o700), (mps.CLAIMS, 0o700)):
@@ -371,15 +368,15 @@ class Keeper:
                 _mount("mount", "-t", "tmpfs", "-o", _SHM_SIZE, "gpuhook-mps", shm)
 
     def _save(self, state: mps.State) -> None:
-        folder = cache.open_folder(self._config.state_dir)
         text = jsontext.dumps(state.to_json()).encode()
-        written = folder is not None and cache.write_whole(folder, mps.STATE, text)
-        if folder is not None:
-            os.close(folder)
-        if not written:
+        try:
+            with StateDirectory.opened(self._config.state_dir) as folder:
+                folder.write_checked(mps.STATE, text)
+        except OSError as error:
             raise MpsError(
-                f"{self._config.state_dir}/{mps.STATE} can't be written", "Make space for it"
-            )
+                f"{self._config.state_dir}/{mps.STATE} can't be written: {error.strerror}",
+                host_files.remedy(error, "Correct state-dir in [gpuhook]"),
+            ) from None
 
 
 def _folder(path: str, mode: int) -> None:

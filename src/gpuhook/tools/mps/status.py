@@ -1,12 +1,11 @@
 """The status of MPS: the daemon, its devices, and the containers that are its clients."""
 
-import os
 from typing import Any
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import GpuhookError, MpsError
 from gpuhook.base.host import proc
-from gpuhook.core.inventory.cache import open_folder
+from gpuhook.base.state_directory import StateDirectory
 from gpuhook.core.records import records
 from gpuhook.tools.mps.keep import Keeper
 from gpuhook.tools.running.names import Names
@@ -56,13 +55,11 @@ def check(config: Config) -> None:
 
 def _containers(config: Config) -> list[dict[str, Any]]:
     """Return the containers that hold an MPS slot, by their records."""
-    folder = open_folder(f"{config.state_dir}/{mps.FOLDER}/{mps.CLAIMS}")
+    folder = StateDirectory.open(f"{config.state_dir}/{mps.FOLDER}/{mps.CLAIMS}")
     if folder is None:
         return []
-    try:
+    with folder:
         taken = mps_mounts.claims(folder)
-    finally:
-        os.close(folder)
     known = {records.name_of(each): each for each in records.read_all(config.state_dir)}
     found = [known.get(process, {}) for process, _ in taken.values()]
     names = Names()

@@ -4,14 +4,12 @@
 that. Loaded only if [gpuhook.mps] names devices. Source: NVIDIA's MPS guide of release 615.
 """
 
-import os
-
 from gpuhook.base.config.mps import bytes_of
 from gpuhook.base.errors import DriverError, RequestError, listed
 from gpuhook.base.oci import jsontext
 from gpuhook.base.oci.jsontext import Record
 from gpuhook.base.oci.process import Setting
-from gpuhook.core.inventory.cache import open_folder, read_whole
+from gpuhook.base.state_directory import StateDirectory
 from gpuhook.core.records import records
 from gpuhook.core.request.reader import effective_mode
 from gpuhook.vendors.nvidia.model import WSL
@@ -82,16 +80,15 @@ class State(Record, devices=Shared):
 
 def read(state_dir: str) -> State | None:
     """Return the state that root saved; None if there is none that can be trusted."""
-    folder = open_folder(state_dir)
+    folder = StateDirectory.open(state_dir)
     if folder is None:
         return None
     try:
-        found = read_whole(folder, STATE)
+        with folder:
+            found = folder.read_checked(STATE)
         return State.from_json(jsontext.loads(found[0])) if found is not None else None
     except (ValueError, KeyError, TypeError):
         return None
-    finally:
-        os.close(folder)
 
 
 def lives(state: State) -> bool:

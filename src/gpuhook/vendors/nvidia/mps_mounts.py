@@ -9,10 +9,10 @@ MPS version 3 a place is a namespace, whose folder no other container has.
 import os
 import stat
 
-from gpuhook.base import fileio
 from gpuhook.base.container.rootfs import PATH_FLAGS
 from gpuhook.base.errors import DriverError, HeldError
-from gpuhook.base.host import lock, proc
+from gpuhook.base.host import proc
+from gpuhook.base.state_directory import StateDirectory
 from gpuhook.core.plan.operations import _Bind
 from gpuhook.core.records import records
 from gpuhook.vendors.nvidia import mps
@@ -90,7 +90,7 @@ class BindPipe(BindOwn):
         self._base = f"{state_dir}/{mps.FOLDER}"
         self._state = state
         self._labels = labels
-        self._claims = -1
+        self._claims: StateDirectory | None = None
         self._place = ""
         self._pids = 0
         own = "/NAMESPACE" if state.version >= 3 else ""
@@ -98,27 +98,29 @@ class BindPipe(BindOwn):
 
     def prepare(self, host: "Rootfs") -> None:
         """Reserve a place, and clone its folder; HeldError if all places are taken."""
-        # protects: mps-claims-folder
-        self._claims = host.open_own(f"{self._base}/{mps.CLAIMS}")
-        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._claims)
-        os.close(self._claims)
-        self._claims = folder
-        number = self._claim()
+        path = f"{self._base}/{mps.CLAIMS}"
+        above = host.open_own(path)  # protects: mps-claims-folder
+        try:
+            fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)
+        finally:
+            os.close(above)
+        self._claims = StateDirectory(fd, path)
+        number = self._claim(self._claims)
         if self._state.version >= 3:
             self.path = self.source = f"{self._base}/{mps.PIPE}/{self._state.places[number]}"
         super().prepare(host)
 
-    def _claim(self) -> int:
+    def _claim(self, folder: StateDirectory) -> int:
         """Return the number of our reserved place."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(_LOCK, flags, 0o600, dir_fd=self._claims)
         try:
-            if not lock.take(fd, _WAIT):
-                raise HeldError(
-                    f"Another process has locked {self._base}/{mps.CLAIMS}/{_LOCK}",
-                    "End that process (`lslocks` names it), and start the container again",
-                )
-            taken = claims(self._claims, sweep=True)
+            lock = folder.lock(_LOCK, _WAIT)
+        except TimeoutError:
+            raise HeldError(
+                f"Another process has locked {folder.path}/{_LOCK}",
+                "End that process (`lslocks` names it), and start the container again",
+            ) from None
+        with lock:
+            taken = claims(folder, sweep=True)
             self._refuse(taken)
             number = next(each for each in range(len(taken) + 1) if _name(each) not in taken)
             places = self._state.places
@@ -130,10 +132,8 @@ class BindPipe(BindOwn):
                 )
             self._place = _name(number)
             self._pids = proc.pids()  # before /proc is the container's
-            self._write(_own_name())
+            self._write(_own_name(), folder)
             return number
-        finally:
-            os.close(fd)
 
     def _refuse(self, taken: dict[str, tuple[str, list[str]]]) -> None:
         """Raise HeldError if a device already has its maximum number of containers."""
@@ -146,34 +146,33 @@ class BindPipe(BindOwn):
                     "Stop one of them (`gpuhook mps status` shows them), or request another GPU",
                 )
 
-    def _write(self, process: str) -> None:
-        text = " ".join((process, *self._labels))
-        new = f".{self._place}.new"
-        fileio.replace(self._place, text.encode(), new, folder=self._claims)
+    def _write(self, process: str, folder: StateDirectory) -> None:
+        folder.replace(self._place, " ".join((process, *self._labels)).encode())
 
     def execute(self, container: "Container") -> None:
         """Mount the folder, and transfer the reservation to the container."""
         super().execute(container)
-        self._write(records.name_of_process(container.process, self._pids))
+        if self._claims is not None:
+            self._write(records.name_of_process(container.process, self._pids), self._claims)
         self._place = ""
 
     def close(self) -> None:
         """Close the clone, and remove a reservation without a container."""
         super().close()
-        if self._claims >= 0:
+        if self._claims is not None:
             if self._place:
-                fileio.remove(self._place, self._claims)
-            os.close(self._claims)
-            self._claims, self._place = -1, ""
+                self._claims.remove(self._place)
+            self._claims.close()
+            self._claims, self._place = None, ""
 
 
-def claims(folder: int, *, sweep: bool = False) -> dict[str, tuple[str, list[str]]]:
+def claims(folder: StateDirectory, *, sweep: bool = False) -> dict[str, tuple[str, list[str]]]:
     """Return the valid reservations, by place: the process of each, and its devices.
 
     With ``sweep``, only for the lock's holder, those of ended processes are removed.
     """
     found = {}
-    for name in sorted(os.listdir(folder)):
+    for name in folder.names():
         if name == _LOCK or name.startswith("."):
             continue
         process, *devices = _read(name, folder)
@@ -182,22 +181,18 @@ def claims(folder: int, *, sweep: bool = False) -> dict[str, tuple[str, list[str
             process, *devices = _read(name, folder)
             if records.is_gone(process):
                 if sweep:
-                    fileio.remove(name, folder)
+                    folder.remove(name)
                 continue
         found[name] = (process, devices)
     return found
 
 
-def _read(name: str, folder: int) -> list[str]:
-    """Return the words of a reservation, none if it is gone."""
+def _read(name: str, folder: StateDirectory) -> list[str]:
+    """Return the words of a reservation, none if it is gone or damaged."""
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-    except FileNotFoundError:
+        return folder.read(name, _LIMIT).decode(errors="replace").split(" ")
+    except (FileNotFoundError, ValueError):
         return [""]
-    try:
-        return os.read(fd, _LIMIT).decode(errors="replace").split(" ")
-    finally:
-        os.close(fd)
 
 
 def _name(number: int) -> str:

@@ -14,12 +14,14 @@ import pytest
 import gpuhook
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import GpuhookError
+from gpuhook.base.state_directory import StateDirectory
 from gpuhook.cluster.device_plugin.status import StatusFile
 from gpuhook.cluster.dra import publish
 from gpuhook.core import contract
 from gpuhook.core.inventory import cache
 from gpuhook.core.records import leases
 from gpuhook.monitor.ledger.records import Records
+from gpuhook.prefork import instance
 from gpuhook.tools.driver_folder.place import Place
 from gpuhook.tools.engines.lock import Lock
 from gpuhook.tools.mps.control import Control
@@ -45,33 +47,21 @@ def _daemon_of_mps(folder: Path) -> None:
 
 def _place_of_mps(folder: Path) -> None:
     made = BindPipe(str(folder), mps.State(2, (), "", 0, 1, ()), {}, "")
-    claims = folder / mps.FOLDER / mps.CLAIMS
-    claims.mkdir(parents=True)
-    made._claims = os.open(claims, os.O_RDONLY)
-    try:
-        made._claim()
-    finally:
-        os.close(made._claims)
+    with StateDirectory.opened(str(folder)) as claims:
+        made._claim(claims)
 
 
 def _lease(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        with leases.Lock(fd):
-            pass
-    finally:
-        os.close(fd)
+    with StateDirectory.opened(str(folder)) as opened, leases.lock(opened):
+        pass
 
 
 def _inventory(folder: Path) -> None:
     config = Config()
     config.state_dir = str(folder)
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        with cache._Lock(fd, config, contract.load(registry.KNOWN["amd"])):
-            pass
-    finally:
-        os.close(fd)
+    vendor = contract.load(registry.KNOWN["amd"])
+    with StateDirectory.opened(str(folder)) as opened, cache._Turn(opened, config, vendor):
+        pass
 
 
 def _installation(folder: Path) -> None:
@@ -98,6 +88,13 @@ def _status(folder: Path) -> None:
     StatusFile(str(folder)).keep()
 
 
+def _prefork_server(folder: Path) -> None:
+    with StateDirectory.opened(str(folder)) as opened:
+        lock = instance.take_name(opened, "lock")
+    assert lock is not None
+    os.close(lock)
+
+
 LOCKS: dict[str, Callable[[Path], None]] = {
     "tools/mps/keep.py": _mps,
     "tools/mps/control.py": _daemon_of_mps,
@@ -108,14 +105,15 @@ LOCKS: dict[str, Callable[[Path], None]] = {
     "cluster/dra/publish.py": _publisher,
     "cluster/device_plugin/status.py": _status,
     "monitor/ledger/records.py": _claims,
+    "prefork/instance.py": _prefork_server,
     "tools/driver_folder/place.py": _driver_folder,
 }
 
 
 @pytest.mark.protects(
-    "mps-lock",
-    "no other user can have gpuhook mps wait for a lock",
-    instead="fd = os.open('.', os.O_RDONLY, dir_fd=folder)",
+    "state-lock",
+    "no other user can have a start or a service wait for a lock",
+    instead="fd = os.open('.', os.O_RDONLY, dir_fd=self.fd)",
 )
 @pytest.mark.parametrize("name", [*LOCKS])
 def test_nobody_else_can_lock_it(
@@ -147,6 +145,8 @@ def test_every_lock_is_looked_at() -> None:
     found = {
         str(path.relative_to(source))
         for path in source.rglob("*.py")
-        if re.search(r"\block\.take\(|\bfcntl\.(flock|lockf)\(", path.read_text())
+        if re.search(
+            r"\block\.take\(|(?<!leases)\.lock\(|\bfcntl\.(flock|lockf)\(", path.read_text()
+        )
     }
-    assert found == {*LOCKS, "base/host/lock.py"}
+    assert found == {*LOCKS, "base/host/lock.py", "base/state_directory.py"}

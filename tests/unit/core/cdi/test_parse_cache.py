@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import gpuhook
+from gpuhook.base import state_directory
 from gpuhook.base.config.model import Config
 from gpuhook.core.cdi import document, parse_cache, parse_result
-from gpuhook.core.inventory import cache
 
 LONG_AGO = 10**10 * 60  # nanoseconds
 
@@ -199,7 +199,7 @@ def test_what_is_no_such_file_costs_time_alone(site: Site, text: str) -> None:
     site.write("a.json", of("x"))
     site.names()
     body = text.replace("{v}", f'"{gpuhook.__version__}"').encode()
-    site.file.write_bytes(cache.digest(body).encode() + b"\n" + body)
+    site.file.write_bytes(state_directory.digest(body).encode() + b"\n" + body)
     assert site.names() == ["x"]
     assert site.reads == 2
 

@@ -19,6 +19,7 @@ from gpuhook import prestart_hook
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import AnyDeviceError, HeldError, RequestError, UnknownDeviceError
 from gpuhook.base.oci.spec import Spec, State
+from gpuhook.base.state_directory import StateDirectory
 from gpuhook.core.inventory import nearness
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.records import choice, leases, records
@@ -297,7 +298,9 @@ def test_starts_at_the_same_time(gpus: Host, monkeypatch: pytest.MonkeyPatch) ->
     """Each has read the records of those before it."""
     read = records.read_folder
 
-    def read_slowly(folder: int, unclear: list[str] | None = None) -> list[dict[str, Any]]:
+    def read_slowly(
+        folder: StateDirectory, unclear: list[str] | None = None
+    ) -> list[dict[str, Any]]:
         found = read(folder, unclear)
         time.sleep(0.03)
         return found

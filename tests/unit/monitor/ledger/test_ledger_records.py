@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuhook.base import fileio
 from gpuhook.base.errors import PluginError, RequestError
-from gpuhook.base.host import files
 from gpuhook.monitor.ledger import records as ledger
 from gpuhook.monitor.ledger.records import (
     COMPLETED,
@@ -96,7 +96,7 @@ def test_what_can_t_be_read_gives_nothing_away(records: Records, data: bytes) ->
 @pytest.mark.protects(
     "dra-folder",
     "records of claims are in a folder of root's alone",
-    instead="found = os.open(self.folder, os.O_RDONLY)",
+    instead="return StateDirectory(os.open(self.folder, os.O_RDONLY), self.folder)",
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has somebody to fear")
 @pytest.mark.parametrize("how", ["mode", "owner", "link"])
@@ -165,7 +165,7 @@ def test_a_lease_is_as_old_as_it_is(
 @pytest.mark.protects(
     "dra-lease-kept",
     "a lease of the device plugin's stays while a newer one can't be written",
-    instead="remove(path)\n<the statement>",
+    instead="folder.remove(record.key)\n<the statement>",
 )
 def test_a_lease_outlives_one_that_cannot_be_written(
     records: Records, monkeypatch: pytest.MonkeyPatch
@@ -174,10 +174,10 @@ def test_a_lease_outlives_one_that_cannot_be_written(
     lend(records, "GPU-a")
     before = lent(records)
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files, "replace", fail)
+    monkeypatch.setattr(fileio, "replace", fail)
     with pytest.raises(PluginError, match="No space left"):
         lend(records, "GPU-a")
     assert lent(records) == before

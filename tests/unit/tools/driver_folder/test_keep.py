@@ -279,7 +279,7 @@ def test_older_ones_go_after_a_reboot(
     assert len(waiting(folder)) == 2
     keeping.update(str(folder), wanted)
     assert len(waiting(folder)) == 2
-    monkeypatch.setattr(place, "_boot", lambda: b"another\n")
+    monkeypatch.setattr(place, "boot_id", lambda: "another")
     keeping.update(str(folder), wanted)
     assert waiting(folder) == []
     assert found(folder) == expected(wanted)

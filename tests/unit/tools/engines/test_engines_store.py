@@ -406,7 +406,7 @@ def test_a_state_folder_that_its_last_user_removes_just_then_is_made_again(
     real, failures = os.open, [FileNotFoundError(errno.ENOENT, "gone")]
 
     def open_file(path: str, *rest: int, **more: int) -> int:
-        if path == f"{store.folder}/lock" and failures:
+        if path == "lock" and failures:
             raise failures.pop()
         return real(path, *rest, **more)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuhook.base.errors import HeldError
+from gpuhook.base.state_directory import StateDirectory
 from gpuhook.core.records import records
 from gpuhook.vendors.nvidia import mps
 from gpuhook.vendors.nvidia.mps_mounts import BindPipe
@@ -21,10 +22,10 @@ class Client(BindPipe):
         gpu = mps.Shared("GPU-a", 0, 0)
         state = mps.State(3, (gpu,), "1-1", 0, 2, PLACES, ready=True)
         super().__init__(str(folder), state, {"GPU-a": "0"}, "")
-        self._claims = os.open(folder / mps.FOLDER / mps.CLAIMS, os.O_RDONLY)
+        self._claims = self.opened = StateDirectory.opened(f"{folder}/{mps.FOLDER}/{mps.CLAIMS}")
 
     def claim(self) -> int:
-        return self._claim()
+        return self._claim(self.opened)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from gpuhook.base.config.loader import loads
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverError, GpuhookError, LimitError, RequestError
 from gpuhook.base.oci.spec import Spec
+from gpuhook.base.state_directory import StateDirectory
 from gpuhook.cluster.nri.answer import InjectionMode, decide
 from gpuhook.cluster.nri.asked import Asked
 from gpuhook.core import contract, edit
@@ -72,10 +73,8 @@ def keep(config: Config, *, daemon: bool = True, ready: bool = True) -> None:
     os.close(fd)
     shared = tuple(mps.Shared(gpu.uuid, gpu.index, 8 * GIB, 80 * GIB) for gpu in GPUS[:2])
     state = mps.State(2, shared, name, 40, 2, (), ready=ready)
-    folder = cache.make_folder(config.state_dir)
-    assert folder is not None
-    assert cache.write_whole(folder, mps.STATE, json.dumps(state.to_json()).encode())
-    os.close(folder)
+    with StateDirectory.opened(config.state_dir) as folder:
+        folder.write_checked(mps.STATE, json.dumps(state.to_json()).encode())
 
 
 def asked(config: Config, *env: str, inventory: Inventory | None = None) -> Allocation | None:
