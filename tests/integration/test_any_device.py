@@ -437,39 +437,54 @@ def of_containerd(
     )
 
 
-@pytest.fixture(params=["docker", "podman", "podman-hook", "podman-precreate", "containerd"])
+@pytest.fixture(
+    params=[
+        "docker", "podman", "podman-crun", "podman-hook", "podman-hook-crun", "podman-precreate",
+        "containerd", "containerd-crun",
+    ]
+)  # fmt: skip
 def exclusive_engine(
     request: pytest.FixtureRequest,
     workspace: Path,
     host: Namespace,
+    v1: Namespace,
     installation: Installation,
     archive: Path,
     exclusive: Path,
     tmp_path: Path,
 ) -> Iterator[Engine]:
-    name, env = request.param, {"GPUHOOK_CONFIG": str(exclusive)}
-    folder, runtime = workspace / f"any-{name}", installation.runtime
+    folder, runtime = workspace / f"any-{request.param}", installation.runtime
+    name = request.param.removesuffix("-crun")
+    space, low_level = (host, "runc") if name == request.param else (v1, "crun")
+    env = {"GPUHOOK_CONFIG": str(exclusive)}
     with ExitStack() as stack:
+        stack.callback(exclusive.write_text, exclusive.read_text())
+        exclusive.write_text(exclusive.read_text().replace('"runc"', f'"{low_level}"'))
         if name == "docker":
-            yield of_docker(stack, folder, host, runtime, archive, env)
+            yield of_docker(stack, folder, space, runtime, archive, env)
         elif name == "containerd":
-            yield of_containerd(stack, folder, host, runtime, archive, env)
+            yield of_containerd(stack, folder, space, runtime, archive, env)
         elif name == "podman":
-            program = workspace / "any-gpu-py"
+            program = tmp_path / "gpu-py"
             program.write_text(f'#!/bin/sh\nGPUHOOK_CONFIG={exclusive} exec {runtime} "$@"\n')
             program.chmod(0o755)
-            yield of_podman(stack, folder, host, program, archive, None)
+            yield of_podman(stack, folder, space, program, archive, None)
         else:
             stage = name.partition("-")[2].replace("hook", "prestart")
             args = ("--config", str(exclusive), stage)
             hooks = hooks_dir(tmp_path / "hooks", installation.hook, *args, stage=stage)
-            yield of_podman(stack, folder, host, path_of("runc"), archive, hooks)
+            yield of_podman(stack, folder, space, path_of(low_level), archive, hooks)
 
 
 def test_containers_of_engines(exclusive_engine: Engine, exclusive: Path, driver: Driver) -> None:
-    """Nine at once get eight GPUs, each its own; a killed one gets its own again."""
+    """Sixteen at once get eight GPUs, each its own; a killed one gets its own again, or another."""
     engine, state = exclusive_engine, str(exclusive.parent / "state")
-    names = [f"any{number}-{os.urandom(4).hex()}" for number in range(9)]
+    names = [f"any{number}-{os.urandom(4).hex()}" for number in range(16)]
+
+    def errors() -> str:
+        """Return the saved errors: crun shows nothing that hooks print."""
+        saved = exclusive.parent / "state/errors.log"
+        return saved.read_text() if saved.exists() else ""
 
     def gpus() -> dict[str, str]:
         found = {each["id"]: each for each in records.read_all(state)}
@@ -482,14 +497,26 @@ def test_containers_of_engines(exclusive_engine: Engine, exclusive: Path, driver
         started = [name for name, result in done.items() if result.status == 0]
         assert len(started) == 8, {name: str(result) for name, result in done.items()}
         assert sorted(gpus().values()) == sorted(gpu.uuid for gpu in driver.gpus)
-        [refused] = [result for name, result in done.items() if name not in started]
-        assert "The container asks for any 1 GPU; 0 of 8 are free here" in refused.stderr
+        for name in [name for name in names if name not in started]:
+            assert "any 1 GPU; 0 of 8 are free here" in done[name].stderr + errors()
         before = gpus()
         for name in (started[5], started[2]):
             engine.kill(name)
         for name in (started[2], started[5]):
             engine.again(name).ok()
         assert gpus() == before
+        engine.kill(started[0])
+        another = f"any-{os.urandom(4).hex()}"
+        names.append(another)
+        engine.start(another).ok()
+        started.append(another)
+        assert engine.again(started[0]).status != 0, "its own has another container now"
+        engine.kill(started[1])
+        engine.again(started[0]).ok()
+        own, other = started.pop(0), started.pop(0)
+        started.append(own)
+        after = gpus()
+        assert (after[another], after[own]) == (before[own], before[other])
     finally:
         for name in names:
             engine.remove(name)

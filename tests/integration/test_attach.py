@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,7 @@ from harness.images import image
 from harness.installation import Installation, write_config
 from harness.namespaces import MOUNT_FUSE, Namespace
 from harness.podman import Podman
-from harness.prefork import ONE
+from harness.prefork import ONE, RUNTIMES
 
 SLEEP = ("sleep", "1000")
 CONTROL = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
@@ -263,6 +264,124 @@ def test_a_device_that_is_open(start: Callable[..., Running], openable: Path, co
     done = one.detach("--force", "acme.com/npu=0")
     assert [each.endswith("keeps /dev/acme0 open") for each in done["warnings"]] == [True]
     assert one.opens("/dev/acme0") == "ENOENT"
+
+
+# Ends gpuhook as soon as one of its functions has returned.
+KILLED = """
+import os, signal, sys
+from gpuhook.monitor.containers import live
+from gpuhook.monitor.containers.target import Target
+from gpuhook.tools.cli import cli
+
+place, name = {"live": live, "target": Target}[sys.argv[1]], sys.argv[2]
+function = getattr(place, name)
+
+def killed(*args):
+    function(*args)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+setattr(place, name, killed)
+cli(sys.argv[3:])
+"""
+
+
+@RUNTIMES
+@pytest.mark.protects(
+    "attach-killed", "detach removes the nodes of an attachment that was killed",
+    instead="places: list[str] = []", only="attach-live-mount and runc",
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("verb", "where", "step"),
+    [
+        ("attach", "target", "change"),
+        ("attach", "target", "allow"),
+        ("attach", "live", "mount"),
+        ("detach", "target", "deny"),
+        ("detach", "live", "unmount"),
+    ],
+    ids="-".join,
+)
+def test_a_change_that_is_killed(
+    start: Callable[..., Running], driver: Driver, verb: str, where: str, step: str
+) -> None:
+    """repair gives what the record has, detach takes all of it, and another change works."""
+    one = start(plain=True)
+    new = node(driver, 4)
+    if verb == "detach":
+        one.attach("4")
+    words = (where, step, verb, "--config", one.config, one.name, "4")
+    assert one.outside(sys.executable, "-c", KILLED, *words).status != 0
+    assert one.json("explain", one.name)["container"]["attached"] == [driver.gpus[4].uuid]
+    one.gpuhook("repair", one.name).ok()
+    one.inside("busybox", "mknod", "/made", "c", "195", new.removeprefix("/dev/nvidia")).ok()
+    assert one.opens("/made") == "ENXIO"
+    one.detach("4")
+    assert one.opens("/made") == "EPERM"
+    assert not {new, *CONTROL} & one.mounts()
+    assert one.name not in [each["id"] for each in one.json("list")["containers"]]
+    assert {*one.attach("4")["nodes"]} == {new, *CONTROL}
+    assert one.opens(new) == "ENXIO"
+
+
+@ONE
+def test_changes_of_a_container_at_once(start: Callable[..., Running], driver: Driver) -> None:
+    """Control nodes stay for as long as one of the devices."""
+    one, other = start(plain=True), start("NVIDIA_VISIBLE_DEVICES=0")
+
+    def change(words: tuple[str, str, str]) -> None:
+        verb, name, device = words
+        one.gpuhook(verb, name, device).ok()
+
+    def at_once(*changes: tuple[str, str, str]) -> None:
+        with ThreadPoolExecutor(len(changes)) as pool:
+            list(pool.map(change, changes))
+
+    at_once(*(("attach", one.name, f"{n}") for n in (3, 4, 5)), ("attach", other.name, "3"))
+    at_once(
+        *(("detach", one.name, f"{n}") for n in (3, 4, 5)),
+        *(("attach", one.name, f"{n}") for n in (6, 7)),
+        ("detach", other.name, "3"),
+    )
+    given = {node(driver, 6), node(driver, 7), *CONTROL}
+    assert {each: one.opens(each) for each in given} == dict.fromkeys(given, "ENXIO")
+    assert {one.opens(node(driver, n)) for n in (3, 4, 5)} == {"ENOENT"}
+    assert {other.opens(each) for each in (node(driver, 0), *CONTROL)} == {"ENXIO"}
+    at_once(("detach", one.name, "6"), ("detach", one.name, "7"))
+    assert not given & one.mounts()
+
+
+@ONE
+def test_a_container_in_a_user_namespace(start: Callable[..., Running], driver: Driver) -> None:
+    from test_user_namespaces import into_user_namespace  # noqa: PLC0415
+
+    one = start(plain=True, change=into_user_namespace)
+    new = node(driver, 4)
+    assert {*one.attach("4")["nodes"]} == {new, *CONTROL}
+    assert {one.opens(each) for each in (new, *CONTROL)} == {"ENXIO"}
+    assert one.inside("nvidia-smi", "-L").ok().stdout.count("UUID") == 1
+    assert {*one.detach("4")["nodes"]} == {new, *CONTROL}
+    assert one.opens(new) == "ENOENT"
+
+
+@ONE
+@pytest.mark.parametrize("leads", ["/", "../../../../../../../../"])
+def test_a_folder_that_leads_out_of_the_container(
+    start: Callable[..., Running], workspace: Path, tmp_path: Path, leads: str
+) -> None:
+    """The driver's programs are mounted where it leads to below the container's root."""
+    victim = workspace / f"victim-{tmp_path.name}"
+    victim.mkdir()
+    one = start(plain=True)
+    away = "/busybox mv /usr/bin /usr/away && /busybox ln -s"
+    script = f"busybox cp /bin/busybox / && {away} {leads}{str(victim)[1:]} /usr/bin"
+    one.inside("busybox", "sh", "-c", script).ok()
+    one.attach("4")
+    assert [*victim.iterdir()] == []
+    assert str(victim) not in Path("/proc/self/mountinfo").read_text()
+    mounts = one.inside("/busybox", "cat", "/proc/self/mountinfo").ok().stdout
+    assert f" {victim}/nvidia-smi " in mounts
+    one.detach("4")
+    victim.rmdir()
 
 
 @ONE

@@ -1,14 +1,18 @@
 """Devices in a container's record that it got, or lost again, while it was running.
 
 Each entry of the record's key ``attached`` has ``devices``, the nodes that the container's cgroup
-denied before, and ``places``, the nodes that were mounted. ``lasts`` tells whether systemd knows
-that they are allowed.
+denied before, and ``places``, the nodes that were mounted; until the attachment is done, those that
+may be. ``lasts`` tells whether systemd knows that they are allowed.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import contextlib
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpuhook.base.config.model import Config
+from gpuhook.base.errors import ContainerError
+from gpuhook.base.host import lock
 from gpuhook.core import contract
 from gpuhook.core.contract import Grant
 from gpuhook.core.inventory.model import Inventory
@@ -17,16 +21,39 @@ from gpuhook.monitor.containers.nodes import Numbers
 from gpuhook.vendors import registry
 
 SOURCE = "attach"  # of the request in a record
+_WAIT = 120.0  # seconds for another change of a container: each of its steps has a limit
 
 Record = dict[str, Any]
 Ids = Collection[tuple[str, str]]  # devices, by vendor and id
 
 
+@contextlib.contextmanager
+def one_at_a_time(folder: int) -> Iterator[None]:
+    """Wait until no other process changes attached devices, and let none do so meanwhile.
+
+    Devices of a container share nodes, and their access is changed in several steps. ``folder`` is
+    a descriptor of the records' folder. ContainerError if that takes too long.
+    """
+    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        if not lock.take(fd, _WAIT):  # protects: attach-one-at-a-time
+            raise ContainerError(
+                "Another process hasn't finished changing the devices of a container",
+                "Wait for gpuhook attach, detach or repair, and run this again",
+            )
+        yield
+    finally:
+        os.close(fd)
+
+
 def entries(grant: Grant, pairs: Iterable[Numbers]) -> list[Record]:
     """Return the entries of a grant's devices with these nodes."""
-    nodes = [list(pair) for pair in pairs]
+    new = {*pairs}
+    nodes = [list(pair) for pair in sorted(new)]
+    # protects: attach-killed
+    places = [each.inside or each.path for each, _ in grant.nodes if each.numbers in new]
     vendor = grant.vendor.names.NAME
-    entry = {"vendor": vendor, "devices": nodes, "places": [], "lasts": False}
+    entry = {"vendor": vendor, "devices": nodes, "places": places, "lasts": False}
     return [{**entry, "device": name} for name in grant.ids]
 
 

@@ -13,7 +13,7 @@ from gpuhook.base.oci.spec import Spec, State
 from gpuhook.base.state_directory import StateDirectory, boot_id
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.records import leases, records
-from gpuhook.monitor.containers import cgroup_check, live, open_nodes
+from gpuhook.monitor.containers import attached, cgroup_check, live, open_nodes
 from gpuhook.monitor.containers.nodes import Numbers
 from gpuhook.monitor.host import systemctl
 from gpuhook.monitor.host.namespaces import Look, mounts_of
@@ -28,7 +28,8 @@ Change = Callable[[Record, list[Record]], Record]
 class Target:
     """A running container with its current record; ContainerError if it has exited.
 
-    To be used in a with block, in which ``process`` is a descriptor of /proc/PID.
+    To be used in a with block, in which ``process`` is a descriptor of /proc/PID. One process at a
+    time is in such a block (``attached.one_at_a_time``).
     """
 
     def __init__(
@@ -47,10 +48,23 @@ class Target:
         self.process = -1
         self.written: dict[int, str] = {}
         self._new: Record = {}
+        self._opened = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
+        with contextlib.ExitStack() as opened:
+            with self._folder() as folder:
+                opened.enter_context(attached.one_at_a_time(folder))
+            self._open(opened)
+            self._opened = opened.pop_all()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._opened.close()
+
+    def _open(self, opened: contextlib.ExitStack) -> None:
         try:
             self.process = os.open(f"/proc/{self.first.pid}", os.O_PATH | os.O_CLOEXEC)
+            opened.callback(os.close, self.process)
             now = records.now(self.process)
         except OSError:
             now = {}
@@ -65,10 +79,6 @@ class Target:
             cgroups = {key: self._own_part(path) for key, path in now["cgroups"].items()}
             self._new["cgroups"] = cgroups
             self.written = records.cgroups_of(self._new)
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        os.close(self.process)
 
     def _own_part(self, path: str) -> str:
         """Return the part of a cgroup's path up to the one that is named after the container."""

@@ -56,7 +56,7 @@ def repair(
     With ``config``, its memory limits are set again as well. Raises CgroupError, LimitError, and
     ContainerError if its devices are unknown.
     """
-    with _first_process(container) as process:
+    with _first_process(container) as process, _unchanged(container, config):
         given = given_devices(container, process, inventories)
         written = _written(container, process)
         missing = _nodes(cgroup_check.missing(process, given, written=written), inventories)
@@ -153,6 +153,33 @@ def _first_process(container: Container) -> Iterator[int]:
         yield process
     finally:
         os.close(process)
+
+
+@contextlib.contextmanager
+def _unchanged(container: Container, config: Config | None) -> Iterator[None]:
+    """Prevent that attached devices are detached meanwhile; ContainerError if they just were."""
+    record = container.record or {}
+    folder = None
+    if config is not None and record.get("attached"):
+        folder = records.open_records(config.state_dir, make=False)
+    if folder is None:
+        yield
+        return
+    try:
+        with attached.one_at_a_time(folder):
+            every = records.read_folder(folder, [])
+            now = [each.get("attached") for each in every if _same(each, record)]
+            if now != [record["attached"]]:  # protects: repair-attached
+                raise ContainerError(
+                    f"The devices of {container.name} have just changed", "Run this again"
+                )
+            yield
+    finally:
+        os.close(folder)
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return records.name_of(one) == records.name_of(other)
 
 
 def _nodes(wanted: Iterable[Numbers], inventories: Iterable[Inventory]) -> tuple[Node, ...]:

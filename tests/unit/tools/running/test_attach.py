@@ -2,23 +2,28 @@
 
 import copy
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpuhook.base import fileio
 from gpuhook.base.cgroup import device_program as code
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import ContainerError, LimitError, RequestError
-from gpuhook.base.oci.spec import Spec
+from gpuhook.base.oci import jsontext
+from gpuhook.base.oci.spec import Spec, State
 from gpuhook.core import contract
 from gpuhook.core.contract import Grant
 from gpuhook.core.inventory.model import Node
+from gpuhook.core.records import leases, records
 from gpuhook.core.resolve import Allocation
 from gpuhook.monitor.containers import attach, attached, live
 from gpuhook.monitor.containers.cgroup_check import program_allows
+from gpuhook.monitor.containers.device_users import Container
 from gpuhook.monitor.containers.target import Target
-from gpuhook.tools.running import bundles
+from gpuhook.tools.running import bundles, repair
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.model import Gpu, Inventory
 
@@ -215,6 +220,66 @@ def test_a_containers_scope(path: str, expected: str) -> None:
     one = target(ID)
     one.written = {2: path}
     assert one._scope() == expected
+
+
+# One change at a time -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Iterator[tuple[Config, int, Container]]:
+    """A configuration, its folder of records, and a container of this process with GPU 1."""
+    config = Config()
+    config.state_dir = str(tmp_path / "state")
+    folder = records.open_records(config.state_dir, make=True)
+    assert folder is not None
+    process = os.open(f"/proc/{os.getpid()}", os.O_PATH)
+    state = State(ID, os.getpid(), str(tmp_path), None)
+    described = {**records.describe(state, {}, []), **records.now(process)}
+    os.close(process)
+    record = given({**described, "boot": leases.boot_id()}, 1, denied=[(195, 1)])
+    name = records.name_of(record)
+    fileio.replace(name, jsontext.dumps(record).encode(), f".{name}", folder=folder)
+    [record] = records.read_folder(folder)
+    yield config, folder, Container(ID, "docker", os.getpid(), "x", {(195, 1)}, record=record)
+    os.close(folder)
+
+
+@pytest.mark.protects(
+    "attach-one-at-a-time", "two processes don't change a container's devices at once",
+    instead="if False:\n    pass",
+)  # fmt: skip
+def test_a_change_waits_for_another(
+    recorded: tuple[Config, int, Container], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, _, container = recorded
+    monkeypatch.setattr(attached, "_WAIT", 0.05)
+    folder = records.open_records(config.state_dir, make=False)
+    assert folder is not None
+    process = live.Process(os.getpid(), bundles.start_time(os.getpid()) or 0)
+    one = Target(ID, process, Spec("config.json", "{}"), [FOUR], config)
+    with attached.one_at_a_time(folder):
+        for change in (one, repair._unchanged(container, config)):
+            with pytest.raises(ContainerError, match="Another process hasn't finished"), change:
+                pass
+    with repair._unchanged(container, config):
+        pass
+    os.close(folder)
+
+
+@pytest.mark.protects("repair-attached", "repair doesn't allow a device that was just detached")
+def test_a_device_that_was_detached_meanwhile_is_not_repaired(
+    recorded: tuple[Config, int, Container],
+) -> None:
+    config, folder, container = recorded
+    with repair._unchanged(container, config):
+        pass
+    assert container.record is not None
+    fileio.remove(records.name_of(container.record), folder)
+    with (
+        pytest.raises(ContainerError, match="have just changed"),
+        repair._unchanged(container, config),
+    ):
+        pass
 
 
 # Device programs ------------------------------------------------------------------------------
