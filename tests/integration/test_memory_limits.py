@@ -394,6 +394,59 @@ def test_a_limit_that_was_lost_is_given_back(place: Place) -> None:
     assert call(python, "-c", there).ok().stdout == f"0 {8 * GIB}\n"
 
 
+# Sets a soft limit of 4 GiB on a container's cgroup, as other software does, by a hook.
+SOFT = """#!{python}
+import json, os, sys
+pid = json.load(sys.stdin)["pid"]
+[path] = [line[3:-1] for line in open(f"/proc/{{pid}}/cgroup") if line.startswith("0::")]
+os.setxattr(f"/sys/fs/cgroup{{path}}", "user.gpuhook.limit.{uuid}", b"{soft} {hard}")
+"""
+LIMITS = """
+import os, sys
+folder = sys.argv[1]
+while folder.startswith("/sys/fs/cgroup"):
+    if os.path.isdir(folder):
+        names = [name for name in os.listxattr(folder) if "gpuhook.limit" in name]
+        print(folder, *(os.getxattr(folder, name).decode() for name in names), sep="|")
+    folder = os.path.dirname(folder)
+"""
+
+
+@RUNTIMES
+@pytest.mark.parametrize("is_set_before", [False, True])
+@pytest.mark.parametrize("way", ["hook", "spec", "alone"])
+def test_no_soft_limit_remains(place: Place, way: str, is_set_before: bool) -> None:
+    """Neither on the container's cgroup, nor on those above it after its end."""
+    config = place.configured(way if way == "spec" else "hook")
+    uuid = place.driver.gpus[0].uuid
+    settings = ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_GPU_MEMORY_REQUEST=8192")
+    made = place.made(*settings, command="sleep 999")
+    if way == "alone":
+        made.prestart(place.installation.hook, config)
+    if is_set_before:
+        other = made.path / "other-hook"
+        sizes = {"soft": 4 * GIB, "hard": 16 * GIB}
+        other.write_text(SOFT.format(python=sys.executable, uuid=uuid, **sizes))
+        other.chmod(0o755)
+        first = {"path": str(other)}
+        made.change(
+            lambda spec: spec.setdefault("hooks", {}).setdefault("prestart", []).insert(0, first)
+        )
+    made.detach(place.runtime if way == "alone" else place.installation.runtime, config)
+    [record] = records.read_all(str(config.parent / "state"))
+    folder = f"/sys/fs/cgroup{record['cgroups']['2']}"
+
+    def limits() -> list[str]:
+        done = place.namespace.run(sys.executable, "-c", LIMITS, folder).ok()
+        return [line for line in done.stdout.splitlines() if line.count("|")]
+
+    assert limits() == [f"{folder}|0 {8 * GIB}"]
+    made.call(place.runtime, "kill", made.name, "KILL")
+    delete = (place.runtime, "delete", "--force", made.name)
+    wait_until(lambda: made.call(*delete).status == 0, "it is gone")
+    wait_until(lambda: limits() == [], "its cgroup is gone")
+
+
 @ONE
 def test_what_is_used_of_a_limit_is_the_cgroups(place: Place) -> None:
     """The driver's own list of processes names the container's first one with 2 GiB."""

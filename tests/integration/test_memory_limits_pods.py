@@ -198,3 +198,39 @@ def test_a_limit_by_a_pods_own_word(
             assert allocated(begin(two))[1:] == NINE
         with cri.pod("gpu-py", "bad") as pod, pytest.raises(CriError, match="isn't a memory size"):
             begin(pod, "GPUHOOK_DEVICE_MEMORY=8G")
+
+
+def test_a_pod_of_the_kai_scheduler(
+    workspace: Path,
+    entered: Namespace,
+    installation: Installation,
+    archive: Path,
+    pause_archive: Path,
+    config: Path,
+    driver: Driver,
+) -> None:
+    """Its annotations are limits of each container, and it names GPUs as NVIDIA's plugin does."""
+    options = '    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.gpu-py.options]'
+    text = WITH_HANDLERS.replace(options, f'    pod_annotations = ["nvidia.com/*"]\n{options}')
+    env = {"GPUHOOK_CONFIG": str(config)}
+    words = (workspace / "limits-kai", entered, installation.runtime, archive, env, text)
+    gpu = f"NVIDIA_VISIBLE_DEVICES=k8s.device-plugin.nvidia.com/gpu={driver.gpus[1].uuid}"
+    container = "nvidia.com/container.main"
+    given = {
+        f"{container}.gpus.devices": driver.gpus[1].uuid,
+        f"{container}.gpu-compute.mode": "shared",
+        f"{container}.gpu-memory.request": "4Gi",
+        f"{container}.gpu-memory.limit": "8Gi",
+    }
+    with containerd(*words) as engine, cri_of(engine, archive, pause_archive) as cri:
+        with cri.pod("gpu-py", "kai", annotations=given) as pod:
+            main = pod.start(DEBIAN, "sleep", "1000", env=[gpu])
+            assert allocated(main) == EIGHT
+            assert driver.gpus[1].uuid in main.exec("nvidia-smi", "-L").ok().stdout
+            assert main.exec("nvidia-smi", "-L").ok().stdout.count("UUID") == 1
+            other = pod.start(DEBIAN, "sleep", "1000", env=[gpu], name="other")
+            assert allocated(other)[1:] == NINE
+        more = {**given, f"{container}.gpu-memory.request": "9Gi"}
+        refused = pytest.raises(CriError, match="asks for 9Gi, which is more than 8Gi")
+        with cri.pod("gpu-py", "kai", annotations=more) as pod, refused:
+            pod.start(DEBIAN, "sleep", "1000", env=[gpu])

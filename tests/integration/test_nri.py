@@ -77,6 +77,21 @@ def test_a_memory_limit_in_a_pods_annotations(node: Node) -> None:
         inside(node, annotations={**given, "nvidia.com/container.main.gpu-memory.request": "1 Gi"})
 
 
+def test_a_pod_of_the_kai_scheduler(node: Node, driver: Driver) -> None:
+    """It names GPUs as NVIDIA's plugin does, and its annotations are limits of each container."""
+    gpu = driver.gpus[3]
+    asked = f"NVIDIA_VISIBLE_DEVICES=k8s.device-plugin.nvidia.com/gpu={gpu.uuid}"
+    container = "nvidia.com/container.main"
+    given = {f"{container}.gpus.devices": gpu.uuid, f"{container}.gpu-memory.request": "4Gi"}
+    with node.plugin():
+        found = seen(inside(node, asked, command=look(driver.minors)))
+        assert found.gpu_minors == {gpu.minor}
+        done = inside(node, command=("env",), annotations=given)
+        assert "NVIDIA_GPU_MEMORY_LIMIT=4096" in done.stdout.splitlines()
+        with pytest.raises(CriError, match="limits memory since release 615"):
+            inside(node, asked, annotations=given)
+
+
 def test_raised_limits(node: Node) -> None:
     """Only of containers with devices: one that asks for none keeps its engine's."""
     had = node.system.config.read_text()
