@@ -24,6 +24,9 @@ from harness.namespaces import Namespace
 from harness.releases import Release, release
 from harness.vendors import Devices, nodes_seen
 from kubelet import AdmissionError, Answers, Kubelet
+from samples import SAMPLES
+
+from gpuhook.vendors import registry
 
 DEBIAN = image("debian")
 GPU, AMD_GPU = "nvidia.com/gpu", "amd.com/gpu"
@@ -207,12 +210,10 @@ def test_a_pod_that_was_granted_none(
 
 # Other vendors' devices: a vendor, its variable and a resource of its.
 OTHERS = [
-    ("amd", "AMD_VISIBLE_DEVICES", AMD_GPU),
-    ("neuron", "AWS_NEURON_VISIBLE_DEVICES", "aws.amazon.com/neuron"),
-    ("gaudi", "HABANA_VISIBLE_DEVICES", "habana.ai/gaudi"),
-    ("ascend", "ASCEND_VISIBLE_DEVICES", "huawei.com/Ascend910"),
-    ("intel_gpu", "INTEL_VISIBLE_DEVICES", "gpu.intel.com/i915"),
-    ("intel_npu", "INTEL_VISIBLE_NPUS", "npu.intel.com/accel"),
+    *(
+        (name, next(iter(registry.KNOWN[name].VARIABLES)), sample.claim.resource)
+        for name, sample in SAMPLES.items()
+    ),
     ("rebellions", "REBELLIONS_VISIBLE_DEVICES", "rebellions.ai/npu"),
 ]
 

@@ -20,6 +20,7 @@ import ran
 import results
 
 from gpuhook import __version__
+from gpuhook.vendors import registry
 
 # What the tests of a file are about, by how its name begins; the first that fits.
 KINDS = {
@@ -35,8 +36,9 @@ KINDS = {
     "test_install": "install",
     "test_rootless": "rootless",
     **dict.fromkeys(
-        ("test_amd", "test_ascend", "test_declared", "test_gaudi", "test_intel", "test_neuron",
-         "test_second_vendor"), "other vendors"),
+        ("test_declared", "test_second_vendor",
+         *(f"test_{name.partition('_')[0]}" for name in registry.VENDORS if name != "nvidia")),
+        "other vendors"),
 }  # fmt: skip
 OTHER = "containers"
 _RANK = ("passed", "skipped", "failed")

@@ -1,6 +1,7 @@
 """The vendor of tests/vendors, in a gpuhook that knows it, and machines with its devices."""
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -8,6 +9,7 @@ from typing import Any
 
 import paper
 import pytest
+from sample import Sample
 from steps import resolve
 
 import gpuhook.cluster.vendors
@@ -54,11 +56,23 @@ def part(name: str) -> ModuleType:
     return importlib.import_module(whole)
 
 
-def machine(root: Path, count: int = 4, **settings: str) -> Inventory:
+def sample() -> Sample:
+    """Return ACME's sample, which gpuhook's own tests don't have."""
+    spec = importlib.util.spec_from_file_location("acme_sample", FOLDER / "samples/acme.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: Sample = module.SAMPLE
+    return found
+
+
+def machine(root: Path, count: int = 4, **settings: object) -> Inventory:
     """Simulate a machine in that folder and return what it has; its nodes are on paper."""
     discover = part("discover")
     simulator = importlib.import_module("gpuhook_simulate.vendors.acme")
-    return paper.simulated(simulator, discover, root, count, settings, discover._inside)
+    words = {name: str(value) for name, value in settings.items()}
+    return paper.simulated(simulator, discover, root, count, words, discover._inside)
 
 
 def spec_with(*env: str, **more: Any) -> dict[str, Any]:

@@ -4,8 +4,9 @@
 """
 
 from gpuhook.base.container.rootfs import Rootfs
-from gpuhook.base.errors import DriverError, NoDriverError
+from gpuhook.base.errors import NoDriverError
 from gpuhook.core.inventory.model import Device, Inventory, Node
+from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.acme import names
 from gpuhook.vendors.acme.vendor import CLASS
 
@@ -15,19 +16,11 @@ VERSION = "/sys/module/acme/version"
 
 def discover(path: str) -> Inventory:
     """Look at the driver root; DriverError if there is no driver."""
-    try:
-        with Rootfs(path) as root:
-            return _discover(root)
-    except OSError as error:
-        kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
-        raise kind(
-            f"ACME's driver root {path} can't be read: {error.strerror}",
-            "Start the driver, or correct [gpuhook] driver-roots in config.toml",
-        ) from None
+    return sysfs_devices.discover_below(names.TITLE, path, _discover)
 
 
 def _discover(root: Rootfs) -> Inventory:
-    version = _text(root, VERSION)
+    version = sysfs_devices.text(root, VERSION)
     if not version:
         raise NoDriverError("ACME's driver isn't loaded", "Run modprobe acme")
     labels = [name.removeprefix("acme").split(".") for name in root.list_folder(CLASS)]
@@ -45,7 +38,7 @@ def _device(root: Rootfs, number: int, part: int | None = None) -> Device:
     label = whole if part is None else f"{whole}.{part}"
 
     def fact(name: str, of: str = label) -> str:
-        return _text(root, f"{CLASS}/acme{of}/{name}")
+        return sysfs_devices.text(root, f"{CLASS}/acme{of}/{name}")
 
     called = {"board": (fact("board"),), "serial": (fact("serial"),)}
     nodes: tuple[str, ...] = (f"/dev/acme{label}",)
@@ -56,6 +49,8 @@ def _device(root: Rootfs, number: int, part: int | None = None) -> Device:
         called["part"] = (label,)
     parent = "" if part is None else fact("serial", whole)
     state = "" if fact("state") == "ready" else f"it is {fact('state')}"
+    node = Node.of(nodes[0], root.stat(nodes[0]))
+    state = state or sysfs_devices.wrong_numbers(node, fact("dev"))
     facts = fact("bus_id"), fact("model")
     return Device(fact("serial"), label, called, nodes, *facts, parent, state)
 
@@ -63,7 +58,3 @@ def _device(root: Rootfs, number: int, part: int | None = None) -> Device:
 def _inside(path: str) -> str:
     """Return where ACME's library looks for a node, "" for the same place as on the host."""
     return path.replace("/acme_dma", "/acme/dma") if "_dma" in path else ""
-
-
-def _text(root: Rootfs, path: str) -> str:
-    return (root.read_file(path, 1 << 12) or b"").decode("ascii", "replace").strip()

@@ -8,6 +8,7 @@ from gpuhook.vendors.acme import names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from gpuhook.base.config.model import Config
@@ -21,6 +22,9 @@ class Acme(Vendor):
     """NPUs, by what the kernel says of them."""
 
     names = names
+
+    def traces(self) -> "Sequence[str]":
+        return (CLASS,)
 
     def surroundings(self, config: "Config") -> "list[Any]":
         folder = self.root(config).rstrip("/") + CLASS

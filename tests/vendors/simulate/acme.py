@@ -32,14 +32,17 @@ def simulate(tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
             "model": "ACME NPU 100",
             "serial": f"A-{number:04d}",
             "state": "in reset" if label in reset else "ready",
+            "dev": f"{majors['acme']}:{number}",
         }
         _write(tree, label, facts)
         tree.node(f"dev/acme{label}", majors["acme"], number, 0o660, gid)
         tree.node(f"dev/acme_dma{label}", majors["acme_dma"], number, 0o660, gid)
         lines.append(f"NPU {label}: {facts['serial']} on board {facts['board']}")
         for part in range(2) if label in split else ():
-            _write(tree, f"{label}.{part}", {**facts, "serial": f"{facts['serial']}/{part}"})
-            tree.node(f"dev/acme{label}.{part}", majors["acme_part"], 2 * number + part, 0o660, gid)
+            major, minor = majors["acme_part"], 2 * number + part
+            own = {"serial": f"{facts['serial']}/{part}", "dev": f"{major}:{minor}"}
+            _write(tree, f"{label}.{part}", {**facts, **own})
+            tree.node(f"dev/acme{label}.{part}", major, minor, 0o660, gid)
             lines.append(f"  part {label}.{part}")
     return lines
 

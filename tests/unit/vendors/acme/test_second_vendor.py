@@ -70,6 +70,22 @@ def test_what_names_mean(npus: Inventory, words: tuple[str, ...], labels: list[s
     assert selected(npus, *words) == labels
 
 
+def test_names_of_the_sample(tmp_path: Path) -> None:
+    """A new vendor's sample is a copy of it."""
+    sample = second_vendor.sample()
+    found = second_vendor.machine(tmp_path, sample.count, **sample.settings)
+
+    def env_of(words: str) -> list[str]:
+        return words.split() if "VISIBLE" in words else [f"ACME_VISIBLE_DEVICES={words}"]
+
+    for words, labels in sample.named:
+        answer = resolved(spec_with(*env_of(words)), {"acme": found})
+        assert " ".join(device.label for device in answer.grants[0].devices) == labels
+    for words in sample.unknown:
+        with pytest.raises(UnknownDeviceError, match=sample.it_has):
+            resolved(spec_with(*env_of(words)), {"acme": found})
+
+
 def test_a_variable_searches_its_own_spaces_alone(npus: Inventory) -> None:
     assert selected(npus, "B0", by="ACME_VISIBLE_BOARDS") == ["0", "2"]
     for word in ("0", "A-0000", "0000:41:00.0", "1.0"):
