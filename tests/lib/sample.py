@@ -67,7 +67,7 @@ class Sample:
     refused: tuple[Settings, str] | None = None
     # Whether its CDI specs have hooks.
     has_hooks: bool = False
-    # Whether its devices have PCI addresses.
+    # Whether the simulator puts its devices on a PCI bus.
     on_pci: bool = True
     # Its modules that a container start imports.
     imported: frozenset[str] = frozenset({"names", "vendor"})

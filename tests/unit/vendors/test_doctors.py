@@ -1,6 +1,5 @@
 """The doctor's findings on drivers with common checks, on simulated machines."""
 
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -11,6 +10,9 @@ from samples import SAMPLES, having, rows
 from gpuhook.base.config.loader import loads
 from gpuhook.core import contract
 from gpuhook.core.inventory.model import Node
+from gpuhook.monitor.vendor_parts import part
+from gpuhook.tools.doctor.case import VendorChecks, step_of
+from gpuhook.tools.doctor.driver import default_checks
 from gpuhook.vendors import registry
 
 Found = list[tuple[str, str]]
@@ -28,14 +30,16 @@ class Examine:
 
     def __call__(self, vendor: str, made: Machine | None = None) -> Found:
         """Return status and message of each finding."""
-        doctor = import_module(f"gpuhook.tools.vendors.{vendor}.doctor")
-        [check] = doctor.CHECKS.driver
+        names = registry.KNOWN[vendor]
+        module = part("tools", names, "doctor")
+        checks: VendorChecks = module.CHECKS if module else default_checks(names)
+        [check] = map(step_of, checks.driver)
         if made is not None:
-            loaded = contract.load(registry.KNOWN[vendor])
+            loaded = contract.load(names)
             look = made.look
             self._monkeypatch.setattr(loaded, "discover", lambda _: look(), raising=False)
-        findings = [*check(self.tree.case)]
-        assert {each.check for each in findings} <= {check.check}
+        findings = [*check.check(self.tree.case)]
+        assert {each.check for each in findings} <= {check.name}
         return [(str(each.status), each.message) for each in findings]
 
 

@@ -1,6 +1,6 @@
-"""Look at what ACME's driver shows below a driver root, without opening a device.
+"""Discovery of ACME's NPUs below a driver root, without opening a device.
 
-/sys/class/acme/acme0 is NPU 0, acme0.1 the second part of it; each is a folder of small files.
+/sys/class/acme/acme0 is NPU 0, acme0.1 its second part; each is a folder of small files.
 """
 
 from gpuhook.base.container.rootfs import Rootfs
@@ -15,7 +15,7 @@ VERSION = "/sys/module/acme/version"
 
 
 def discover(path: str) -> Inventory:
-    """Look at the driver root; DriverError if there is no driver."""
+    """Discover the NPUs below the driver root; DriverError if there is no driver."""
     return sysfs_devices.discover_below(names.TITLE, path, _discover)
 
 
