@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import ContainerError
 from gpuhook.base.host import lock
+from gpuhook.base.state_directory import StateDirectory
 from gpuhook.core import contract
 from gpuhook.core.contract import Grant
 from gpuhook.core.inventory.model import Inventory
@@ -28,13 +29,13 @@ Ids = Collection[tuple[str, str]]  # devices, by vendor and id
 
 
 @contextlib.contextmanager
-def one_at_a_time(folder: int) -> Iterator[None]:
+def one_at_a_time(folder: StateDirectory) -> Iterator[None]:
     """Wait until no other process changes attached devices, and let none do so meanwhile.
 
     Devices of a container share nodes, and their access is changed in several steps. ``folder`` is
-    a descriptor of the records' folder. ContainerError if that takes too long.
+    the records' folder. ContainerError if that takes too long.
     """
-    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder.fd)
     try:
         if not lock.take(fd, _WAIT):  # protects: attach-one-at-a-time
             raise ContainerError(

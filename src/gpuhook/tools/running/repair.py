@@ -165,17 +165,14 @@ def _unchanged(container: Container, config: Config | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    try:
-        with attached.one_at_a_time(folder):
-            every = records.read_folder(folder, [])
-            now = [each.get("attached") for each in every if _same(each, record)]
-            if now != [record["attached"]]:  # protects: repair-attached
-                raise ContainerError(
-                    f"The devices of {container.name} have just changed", "Run this again"
-                )
-            yield
-    finally:
-        os.close(folder)
+    with folder, attached.one_at_a_time(folder):
+        every = records.read_folder(folder, [])
+        now = [each.get("attached") for each in every if _same(each, record)]
+        if now != [record["attached"]]:  # protects: repair-attached
+            raise ContainerError(
+                f"The devices of {container.name} have just changed", "Run this again"
+            )
+        yield
 
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -14,10 +14,11 @@ from gpuhook.base.config.model import Config
 from gpuhook.base.errors import ContainerError, LimitError, RequestError
 from gpuhook.base.oci import jsontext
 from gpuhook.base.oci.spec import Spec, State
+from gpuhook.base.state_directory import StateDirectory, boot_id
 from gpuhook.core import contract
 from gpuhook.core.contract import Grant
 from gpuhook.core.inventory.model import Node
-from gpuhook.core.records import leases, records
+from gpuhook.core.records import records
 from gpuhook.core.resolve import Allocation
 from gpuhook.monitor.containers import attach, attached, live
 from gpuhook.monitor.containers.cgroup_check import program_allows
@@ -226,7 +227,7 @@ def test_a_containers_scope(path: str, expected: str) -> None:
 
 
 @pytest.fixture
-def recorded(tmp_path: Path) -> Iterator[tuple[Config, int, Container]]:
+def recorded(tmp_path: Path) -> Iterator[tuple[Config, StateDirectory, Container]]:
     """A configuration, its folder of records, and a container of this process with GPU 1."""
     config = Config()
     config.state_dir = str(tmp_path / "state")
@@ -236,12 +237,12 @@ def recorded(tmp_path: Path) -> Iterator[tuple[Config, int, Container]]:
     state = State(ID, os.getpid(), str(tmp_path), None)
     described = {**records.describe(state, {}, []), **records.now(process)}
     os.close(process)
-    record = given({**described, "boot": leases.boot_id()}, 1, denied=[(195, 1)])
+    record = given({**described, "boot": boot_id()}, 1, denied=[(195, 1)])
     name = records.name_of(record)
-    fileio.replace(name, jsontext.dumps(record).encode(), f".{name}", folder=folder)
+    fileio.replace(name, jsontext.dumps(record).encode(), f".{name}", folder=folder.fd)
     [record] = records.read_folder(folder)
     yield config, folder, Container(ID, "docker", os.getpid(), "x", {(195, 1)}, record=record)
-    os.close(folder)
+    folder.close()
 
 
 @pytest.mark.protects(
@@ -249,7 +250,7 @@ def recorded(tmp_path: Path) -> Iterator[tuple[Config, int, Container]]:
     instead="if False:\n    pass",
 )  # fmt: skip
 def test_a_change_waits_for_another(
-    recorded: tuple[Config, int, Container], monkeypatch: pytest.MonkeyPatch
+    recorded: tuple[Config, StateDirectory, Container], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, _, container = recorded
     monkeypatch.setattr(attached, "_WAIT", 0.05)
@@ -263,18 +264,18 @@ def test_a_change_waits_for_another(
                 pass
     with repair._unchanged(container, config):
         pass
-    os.close(folder)
+    folder.close()
 
 
 @pytest.mark.protects("repair-attached", "repair doesn't allow a device that was just detached")
 def test_a_device_that_was_detached_meanwhile_is_not_repaired(
-    recorded: tuple[Config, int, Container],
+    recorded: tuple[Config, StateDirectory, Container],
 ) -> None:
     config, folder, container = recorded
     with repair._unchanged(container, config):
         pass
     assert container.record is not None
-    fileio.remove(records.name_of(container.record), folder)
+    fileio.remove(records.name_of(container.record), folder.fd)
     with (
         pytest.raises(ContainerError, match="have just changed"),
         repair._unchanged(container, config),
