@@ -14,11 +14,18 @@ from gpuhook import __version__
 from gpuhook.base import log, names
 from gpuhook.base.config.loader import load
 from gpuhook.base.config.model import Config
-from gpuhook.base.errors import CdiError, GpuhookError, InjectError, LimitError, StateError, shown
+from gpuhook.base.errors import (
+    CdiError,
+    GpuhookError,
+    InjectError,
+    MemoryLimitError,
+    StateError,
+    shown,
+)
 from gpuhook.base.oci.spec import State, hook_name, parse_state, read_spec
 from gpuhook.core import contract
 from gpuhook.core.cdi import hook_args
-from gpuhook.core.resolve import limits
+from gpuhook.core.resolve import find_memory_limits
 from gpuhook.vendors import registry
 
 TYPE_CHECKING = False
@@ -31,7 +38,7 @@ if TYPE_CHECKING:
     from gpuhook.base.oci.spec import Spec
     from gpuhook.core.contract import Grant, Known, Vendor
     from gpuhook.core.inventory.model import Inventory
-    from gpuhook.core.limits import Limits
+    from gpuhook.core.memory_limits import MemoryLimits
     from gpuhook.core.plan.image import Examine
     from gpuhook.core.records.records import RecordWriter
     from gpuhook.inject import PreparedPlan
@@ -41,13 +48,13 @@ USAGE = f"""usage: {names.CDI_HOOK} [--config FILE] KIND
 Reads an OCI container state on standard input and does what a CDI spec of that kind
 (nvidia.com/gpu) can't express. The CDI specs that `gpuhook cdi generate` writes name it.
 
-       {names.CDI_HOOK} {names.LIMITS_VERB} [--driver-root DIR] [--gpu-id UUID ...]
+       {names.CDI_HOOK} {names.MEMORY_LIMITS_VERB} [--driver-root DIR] [--gpu-id UUID ...]
 
 Limits the memory of the container's GPUs, as a createRuntime hook: NVIDIA's toolkit calls
 its nvidia-cdi-hook in this way.
 """
-_LIMITS_OPTIONS = ("driver-root", "gpu-id")
-_STATE_LIMIT = 16 << 20
+_MEMORY_LIMITS_OPTIONS = ("driver-root", "gpu-id")
+_MAX_STATE = 16 << 20
 
 
 def main(argv: list[str]) -> "NoReturn":
@@ -61,14 +68,14 @@ def main(argv: list[str]) -> "NoReturn":
     config = Config()
     words = [word for word in argv if word != names.HELPER_KILLED]
     try:
-        if words[:1] == [names.LIMITS_VERB]:
+        if words[:1] == [names.MEMORY_LIMITS_VERB]:
             ids = gpu_ids(words[1:])
-            state = sys.stdin.buffer.read(_STATE_LIMIT)
+            state = sys.stdin.buffer.read(_MAX_STATE)
             config = load(None)
-            set_limits(state, config, ids)
+            set_memory_limits(state, config, ids)
             os._exit(0)
         config_path, kind = read_arguments(words)
-        state = sys.stdin.buffer.read(_STATE_LIMIT)
+        state = sys.stdin.buffer.read(_MAX_STATE)
         config = load(config_path)
         if names.HELPER_KILLED in argv:
             raise InjectError("The helper was killed", "Start the container again")
@@ -102,8 +109,8 @@ def read_arguments(argv: list[str]) -> tuple[str | None, str]:
 
 
 def gpu_ids(argv: list[str]) -> list[str]:
-    """Return the UUIDs in the arguments of LIMITS_VERB; others print the usage and exit with 2."""
-    given: dict[str, list[str]] = {name: [] for name in _LIMITS_OPTIONS}
+    """Return the UUIDs in MEMORY_LIMITS_VERB's arguments; others print the usage and exit."""
+    given: dict[str, list[str]] = {name: [] for name in _MEMORY_LIMITS_OPTIONS}
     words = list(argv)
     while words:
         name, equals, value = words.pop(0).partition("=")
@@ -114,21 +121,21 @@ def gpu_ids(argv: list[str]) -> list[str]:
     return given["gpu-id"]
 
 
-def set_limits(state_text: bytes, config: Config, ids: "Sequence[str]") -> None:
-    """Limit the memory of a container's devices, which an engine gives it; LimitError.
+def set_memory_limits(state_text: bytes, config: Config, ids: "Sequence[str]") -> None:
+    """Limit the memory of a container's devices, which an engine gives it; MemoryLimitError.
 
     ``ids`` are GPUs that the caller names, which must be among the container's devices. All its
     devices are limited in one call: NVIDIA's specs have a call for each.
     """
     state = parse_state(state_text)
     spec = read_spec(os.path.join(state.bundle, "config.json"))
-    found = _limits(spec, config, ())
+    found = _memory_limits(spec, config, ())
     if found is None:
         return
     limited = {operation.id for operation in found.operations}
     others = [name for name in ids if name not in limited]
     if others:  # protects: limit-named-gpu
-        raise LimitError(
+        raise MemoryLimitError(
             f"The memory of GPU {shown(others[0])} is to be limited, which isn't one of the "
             "container's devices",
             "Make the CDI spec again",
@@ -285,7 +292,7 @@ def import_hook_modules(vendor: "Vendor") -> None:
     from gpuhook.core.records import records  # noqa: F401, PLC0415
 
 
-def _limits(spec: "Spec", config: Config, given: "Sequence[Grant]") -> "Limits | None":
+def _memory_limits(spec: "Spec", config: Config, given: "Sequence[Grant]") -> "MemoryLimits | None":
     """Return the limits to set, None if there are none or gpu-py's own hook sets them.
 
     ``given`` are the container's grants that its config.json doesn't show.
@@ -293,7 +300,7 @@ def _limits(spec: "Spec", config: Config, given: "Sequence[Grant]") -> "Limits |
     ours = [hook for stage in names.HOOK_STAGES for hook in spec.hooks(stage)]
     if any(hook_name(hook) == names.HOOK for hook in ours):
         return None
-    return limits(spec, config, registry.known(config), None, given=given)
+    return find_memory_limits(spec, config, registry.known(config), None, given=given)
 
 
 class DocumentInjection:
@@ -333,7 +340,7 @@ class DocumentInjection:
         contract.check_others(self._work.grant, config)
         self._prepared: PreparedPlan | None = None
         more = () if seen is None else (self._work.grant,)  # protects: limit-by-mounts
-        self.limits = _limits(spec, config, more)
+        self.memory_limits = _memory_limits(spec, config, more)
 
     @property
     def _examiners(self) -> "dict[str, Examine]":
@@ -344,8 +351,8 @@ class DocumentInjection:
         from gpuhook import inject  # noqa: PLC0415 - imported already
 
         self._prepared = inject.PreparedPlan(self._work.plan)
-        if self.limits is not None:
-            self.limits.begin()
+        if self.memory_limits is not None:
+            self.memory_limits.begin()
         self._prepared.begin(self._spec.root_path, self._config, self._examiners)
 
     def read_state(self, text: bytes, hook: int) -> State:
@@ -369,12 +376,14 @@ class DocumentInjection:
         found = inject.examine(container, self._config, self._examiners)
         plan = (self._prepared or inject.PreparedPlan(self._work.plan)).for_image(found)
         with self._record(state, process):
-            if self.limits is not None:
-                self.limits.set(process, container=container)
+            if self.memory_limits is not None:
+                self.memory_limits.set(process, container=container)
             if self._config.shm_size and self._work.grant.devices:
-                from gpuhook.core import raised  # noqa: PLC0415 - only where it is configured
+                from gpuhook.core import resource_limits  # noqa: PLC0415 - only where it is configured
 
-                raised.resize_shared_memory(container, self._spec.data, self._config, self.program)
+                resource_limits.resize_shared_memory(
+                    container, self._spec.data, self._config, self.program
+                )
             inject.apply_inside(plan, container, enter=enter)
         if self._config.cli_debug:
             facts = {"devices": list(self._work.grant.ids), "cgroup": "cdi"}
@@ -395,8 +404,8 @@ class DocumentInjection:
         else:
             record = records.describe(state, self._spec.data.get("annotations"), grants)
         self._work.recorded(record["given"][0])
-        if self.limits is not None:
-            record["limits"] = self.limits.to_json()
+        if self.memory_limits is not None:
+            record["limits"] = self.memory_limits.to_json()
         exclusive = config.exclusive
         return records.RecordWriter(
             config.state_dir, process, record, add=True, exclusive=exclusive

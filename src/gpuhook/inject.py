@@ -30,7 +30,7 @@ from gpuhook.core.plan import image
 from gpuhook.core.plan.operations import SetVariable
 from gpuhook.core.planner import make_plan
 from gpuhook.core.records import records
-from gpuhook.core.resolve import limits
+from gpuhook.core.resolve import find_memory_limits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,16 +97,16 @@ class Injection:
         self._spec = spec
         self._config = config
         self._resolved = resolved
-        self.limits = limits(spec, config, resolved.known, resolved)
-        steps = self.limits.operations if self.limits is not None else ()
+        self.memory_limits = find_memory_limits(spec, config, resolved.known, resolved)
+        steps = self.memory_limits.operations if self.memory_limits is not None else ()
         self._prepared = PreparedPlan(
             lambda found: make_plan(resolved.grants, found, resolved.groups, steps)
         )
 
     def begin(self) -> None:
         """Prepare for the image in the bundle; ``finish`` checks that it is the same image."""
-        if self.limits is not None:
-            self.limits.begin()
+        if self.memory_limits is not None:
+            self.memory_limits.begin()
         self._prepared.begin(self._spec.root_path, self._config, self._resolved.examiners())
 
     def read_state(self, text: bytes, hook: int) -> "State":  # noqa: ARG002 - as the CDI hook's
@@ -136,12 +136,14 @@ class Injection:
                 how = allow_devices(
                     container.process, plan.devices, spec.device_rules, no_cgroups=config.no_cgroups
                 )
-                if self.limits is not None:
-                    self.limits.set(container.process, container=container)  # protects: limit-set
+                if self.memory_limits is not None:
+                    self.memory_limits.set(
+                        container.process, container=container
+                    )  # protects: limit-set
                 if config.shm_size and self._resolved.gives_devices:
-                    from gpuhook.core import raised  # noqa: PLC0415 - only where it is configured
+                    from gpuhook.core import resource_limits  # noqa: PLC0415 - only where it is configured
 
-                    raised.resize_shared_memory(container, spec.data, config, self.program)
+                    resource_limits.resize_shared_memory(container, spec.data, config, self.program)
                 apply(plan, container)
         if config.cli_debug:
             facts = {"devices": list(self._resolved.ids), "cgroup": how}
@@ -159,7 +161,11 @@ class Injection:
     def _record(self, state: "State") -> "dict[str, Any]":
         """Return the container's record."""
         record = self._described(state)
-        return record if self.limits is None else {**record, "limits": self.limits.to_json()}
+        return (
+            record
+            if self.memory_limits is None
+            else {**record, "limits": self.memory_limits.to_json()}
+        )
 
     def _described(self, state: "State") -> "dict[str, Any]":
         if not self._config.exclusive:

@@ -10,7 +10,7 @@ from gpuhook.base.config.model import Config
 from gpuhook.base.errors import AnyDeviceError, GpuhookError, InjectError, SpecError
 from gpuhook.base.fileio import read_start
 from gpuhook.base.oci.spec import Spec, parse_state, read_spec
-from gpuhook.core.resolve import limits, resolve
+from gpuhook.core.resolve import find_memory_limits, resolve
 from gpuhook.vendors import registry
 
 TYPE_CHECKING = False
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from gpuhook.base.oci.spec import State
     from gpuhook.core.edit import Edited
-    from gpuhook.core.limits import Limits
+    from gpuhook.core.memory_limits import MemoryLimits
     from gpuhook.core.resolve import Allocation
 
 USAGE = f"""usage: {names.HOOK} [--config FILE] [--bundle DIR] [prestart | precreate | lease]
@@ -37,9 +37,9 @@ and prints it with the device rules and the hook that its GPUs need.
 With lease, it only allocates exclusive devices to the container and limits the memory of
 its devices. gpu-py uses this if it adds the devices to config.json itself.
 """
-_STATE_LIMIT = 16 << 20
+_MAX_STATE = 16 << 20
 _INPUT = "The configuration on standard input"
-_SPEC_LIMIT = 64 << 20
+_MAX_SPEC = 64 << 20
 # NVIDIA's hook accepts these verbs and does nothing; hook files name them.
 _IDLE_VERBS = ("poststart", "poststop")
 _VERBS = ("prestart", names.LEASE_VERB, *_IDLE_VERBS)
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> "NoReturn":
         sys.exit(0)
     words = [word for word in argv if word != names.HELPER_KILLED]
     config_path, bundle, verb = read_arguments(words)
-    state = _drain(_STATE_LIMIT)
+    state = _drain(_MAX_STATE)
     if verb in _IDLE_VERBS:
         sys.exit(0)
     config = Config()
@@ -131,7 +131,7 @@ def run(state_text: bytes, config: Config, bundle: str = "") -> None:
 
         Injection(spec, config, resolved).finish(state)
         return
-    found = limits(spec, config, registry.known(config), resolved)
+    found = find_memory_limits(spec, config, registry.known(config), resolved)
     if found is not None:
         _take(state, spec, resolved, config, found)
 
@@ -146,11 +146,11 @@ def _resolved(state: "State", spec: "Spec", config: Config) -> "Allocation | Non
 def take(state_text: bytes, config: Config, bundle: str) -> None:
     """Allocate the container's exclusive devices to it, and limit the memory of its devices.
 
-    ``bundle`` is as for ``run``. HeldError or LimitError if that fails.
+    ``bundle`` is as for ``run``. HeldError or MemoryLimitError if that fails.
     """
     state, spec = _read(state_text, bundle)
     resolved = _resolved(state, spec, config)
-    found = limits(spec, config, registry.known(config), resolved)
+    found = find_memory_limits(spec, config, registry.known(config), resolved)
     chosen = resolved is not None and resolved.chosen
     if config.exclusive or chosen or found is not None:
         _take(state, spec, resolved, config, found)
@@ -161,7 +161,7 @@ def _take(
     spec: "Spec",
     resolved: "Allocation | None",
     config: Config,
-    found: "Limits | None",
+    found: "MemoryLimits | None",
 ) -> None:
     from gpuhook.core.records import exclusive_request  # noqa: PLC0415
     from gpuhook.inject import open_container  # noqa: PLC0415 - few containers need it, and claims
@@ -181,12 +181,12 @@ def precreate(folder: str, argv: list[str]) -> "NoReturn":
     ``folder`` contains gpuhook-prestart; ``argv`` may contain ``--config FILE``.
     """
     config_path, _, _ = read_arguments(argv)
-    text = _drain(_SPEC_LIMIT)
+    text = _drain(_MAX_SPEC)
     config = Config()
     try:
         config = load(config_path)
-        if len(text) > _SPEC_LIMIT:
-            raise SpecError(f"{_INPUT} is larger than {_SPEC_LIMIT >> 20} MiB", "Make it smaller")
+        if len(text) > _MAX_SPEC:
+            raise SpecError(f"{_INPUT} is larger than {_MAX_SPEC >> 20} MiB", "Make it smaller")
         spec = Spec(_INPUT, text.decode("utf-8", "surrogateescape"))
         edited = _edited(spec, config, folder)
     except GpuhookError as error:

@@ -20,7 +20,7 @@ from pod_resources import PodResources
 
 from gpuhook.base.errors import PluginError
 from gpuhook.cluster.dra.probe import probe
-from gpuhook.cluster.dra.work import LIMIT
+from gpuhook.cluster.dra.work import TIMEOUT
 
 PREFIX = "k8s.gpu.nvidia.com/claim="
 SHORT = 8  # seconds for a claim's work, instead of those that a kubelet waits for
@@ -339,7 +339,7 @@ def test_what_nobody_waits_for_is_in_nobody_s_way(node: Node, driver: Driver) ->
     "dra-deadline", "a claim whose work hangs is answered in time", instead="late = False"
 )
 def test_a_late_api_server_is_one_claims_error(node: Node, driver: Driver) -> None:
-    assert SHORT < LIMIT < DEADLINE_S
+    assert SHORT < TIMEOUT < DEADLINE_S
     late = node.claim("late", result(gpu(driver, 0)), hang=100)
     good = node.claim("good", result(gpu(driver, 1)))
     with node.service(limit=SHORT):

@@ -28,7 +28,7 @@ from harness.namespaces import Namespace, host_cgroups, runtime_layouts
 from harness.recorder import recorder
 
 from gpuhook.core.records import records
-from gpuhook.core.request.sources import SOURCE, limit_place
+from gpuhook.core.request.sources import SOURCE, memory_limit_place
 
 GIB = 1 << 30
 OPTIONS = ("--gpus=2", "--model=H100", "--set=driver-version=615.10.01")
@@ -481,7 +481,7 @@ def test_a_limit_of_a_document_can_not_be_widened(place: Place) -> None:
     document = generate(place.installation, config, place.folder / "cdi")
     wider = "GPUHOOK_DEVICE_MEMORY=70GiB"
     folder = "/var/run/nvidia-container-devices"
-    limit = limit_place(folder, place.driver.gpus[0].uuid, "8GiB")
+    limit = memory_limit_place(folder, place.driver.gpus[0].uuid, "8GiB")
 
     def mount(spec: Spec) -> None:
         spec["mounts"].append({"source": SOURCE, "destination": limit, "options": ["bind"]})

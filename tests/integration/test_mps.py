@@ -27,7 +27,7 @@ from harness.mps import LIMITS, PLACE, PROBE, SETTINGS, Site, daemons
 from harness.namespaces import Namespace
 from harness.podman import podman
 from harness.prefork import ONE, RUNTIMES
-from limits import in_time
+from timeouts import in_time
 
 DEFAULT, EXCLUSIVE_PROCESS = 0, 3
 GPU = "nvidia.com/gpu"

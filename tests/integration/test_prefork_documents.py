@@ -15,7 +15,7 @@ from harness.commands import Result, wait_until
 from harness.inside import look, seen
 from harness.installation import copied
 from harness.prefork import ONE, Site, ended_in_a_container
-from limits import in_time
+from timeouts import in_time
 
 from gpuhook.base.names import CDI_HOOK, HELPER_OPTION
 from gpuhook.core.cdi.hook_args import MOUNTS_OPTION

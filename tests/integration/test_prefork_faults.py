@@ -26,7 +26,7 @@ from harness.prefork import (
     is_running,
     parent_of,
 )
-from limits import in_time
+from timeouts import in_time
 
 from gpuhook.prefork.instance import OPTION, lock_name
 from gpuhook.prefork.slots import SLOT_COUNT, SLOTS

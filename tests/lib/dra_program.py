@@ -91,7 +91,7 @@ def main() -> None:
     if words.get("killable"):
         _end_where_told(Path(words["claims"]) / KILL)
     for module in (service, work):
-        vars(module)["LIMIT"] = words.get("limit", work.LIMIT)
+        vars(module)["TIMEOUT"] = words.get("limit", work.TIMEOUT)
     devices = Devices(config, choices, tell, recovery=words.get("recovery", 300.0),
                       interval=words.get("interval", 0.2))  # fmt: skip
     claims = FolderClaims(Path(words["claims"]))

@@ -10,8 +10,8 @@ from gpuhook.base.config.model import Config
 from gpuhook.core import contract
 from gpuhook.core.inventory.model import DriverFile
 from gpuhook.core.request.reader import Request
-from gpuhook.vendors.nvidia import limits
-from gpuhook.vendors.nvidia.limits import Nvml
+from gpuhook.vendors.nvidia import nvml_limiter
+from gpuhook.vendors.nvidia.nvml_limiter import NvmlLimiter
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
 GIB = 1 << 30
@@ -56,7 +56,7 @@ TAKES = "hard = it->hard"
 
 def limiter(
     folder: Path, set_: str = TAKES, get: str = "", init: str = "", *more: str, wait: float = 10
-) -> Nvml:
+) -> NvmlLimiter:
     """Make a library in a folder that does so much in each call; return what sets limits by it."""
     path = folder / "libnvidia-ml.so.1"
     values = {"SET": set_, "GET": get, "INIT": init, "PATH": f'"{FOLDER}"'}
@@ -64,9 +64,9 @@ def limiter(
     gcc = shutil.which("gcc") or "gcc"
     command = [gcc, "-shared", "-fPIC", "-w", *words, *more, "-o", str(path), "-xc", "-"]
     subprocess.run(command, input=LIBRARY, text=True, check=True)
-    file = DriverFile("library", str(path), path.name, "utility", limits.LIBRARY)
+    file = DriverFile("library", str(path), path.name, "utility", nvml_limiter.LIBRARY)
     inventory = machine(gpu(0, 3).but(memory=80 * GIB)).but(version="615.1", files=(file,))
     grant = contract.Grant(VENDOR, Request("nvidia"), inventory, inventory.devices)
     config = Config()
     config.nvml_timeout = wait
-    return Nvml(grant, config)
+    return NvmlLimiter(grant, config)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from limits import in_time
+from timeouts import in_time
 
 from gpuhook.base.config.loader import load
 from gpuhook.metrics import serve, service

@@ -84,7 +84,7 @@ ALLOWED = {
     "vendors/nvidia/mps_mounts._own_name: os.open": "our own /proc/self",
     "core/edit.add_hook: os.access": "our own hook, beside gpu-py",
     "inject.open_container: os.open": "/proc/PID, opened once",
-    "core/raised._opened: os.open": "a folder of the host, by the mount that the descriptor is on",
+    "core/resource_limits._opened: os.open": "a folder of the host, by the descriptor's mount",
     "inject.open_inside: os.open": "our own /proc/PID, opened once",
     "monitor/containers/live._enter: os.open": "the host's root folder",
     "monitor/containers/live._enter: os.chroot": "the host's root folder, and nothing is executed",

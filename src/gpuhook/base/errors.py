@@ -100,7 +100,7 @@ class RequirementError(RequestError):
     code = "requirement"
 
 
-class LimitError(RequestError):
+class MemoryLimitError(RequestError):
     """A memory limit of a device that is malformed, forbidden, or can't be set."""
 
     code = "memory-limit"

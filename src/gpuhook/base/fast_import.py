@@ -26,7 +26,7 @@ _PACKAGE = "gpuhook"
 _OURS = f"{_PACKAGE}."
 _HEADER = 16  # bytes before the code: magic number, flags, the source's time and size
 _BY_TIME = b"\0\0\0\0"  # the flags of a file that is validated by time and size
-_LIMIT = 1 << 32
+_MODULUS = 1 << 32
 _SUFFIX = f".{sys.implementation.cache_tag}.pyc"
 # Extension modules of the standard library that modules of ours import. To find one, the import
 # system would list two folders.
@@ -115,7 +115,7 @@ def _compiled(folder: str, name: str) -> "CodeType | None":
             os.close(fd)
     except OSError:
         return None
-    time, size = int(source.st_mtime) % _LIMIT, source.st_size % _LIMIT
+    time, size = int(source.st_mtime) % _MODULUS, source.st_size % _MODULUS
     header = MAGIC_NUMBER + _BY_TIME + time.to_bytes(4, "little") + size.to_bytes(4, "little")
     if data[:_HEADER] != header:
         return None

@@ -25,7 +25,7 @@ MEMORY_ANNOTATION = "gpuhook.io/device-memory"
 TOOLKIT_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 # Docker 29.2 and newer look for this program before they serve --gpus from CDI specs.
 TOOLKIT_CDI_HOOK = "nvidia-cdi-hook"
-LIMITS_VERB = "apply-cuda-memory-limits"  # of that program, from NVIDIA's toolkit 1.20.1 on
+MEMORY_LIMITS_VERB = "apply-cuda-memory-limits"  # of that program, from NVIDIA's toolkit 1.20.1 on
 
 # A PATH without users' own folders, and the one that an administrator usually has.
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"

@@ -38,7 +38,7 @@ _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MODE = 0o755  # inventories are no secret: vendors' tools show them to every user
 _PRIVATE = 0o700  # of folders in it, in which other users could else open locks
 _WRITE, _ANY = 0o022, 0o077  # rights of other users
-_LIMIT = 64 << 20  # bytes of a file
+_MAX_BYTES = 64 << 20  # bytes of a file
 _HASH_KEY = 0x67707568  # any number; the hash detects damage and isn't for secrecy
 
 
@@ -152,7 +152,7 @@ class StateDirectory:
         """Return the names of all files and folders, sorted."""
         return sorted(os.listdir(self.fd))
 
-    def read(self, name: str, most: int = _LIMIT) -> bytes:
+    def read(self, name: str, most: int = _MAX_BYTES) -> bytes:
         """Return a file's content; ValueError if it is larger, no file, or other users' too."""
         return self._read(name, most)[0]
 
@@ -166,14 +166,14 @@ class StateDirectory:
         finally:
             os.close(fd)
 
-    def load(self, name: str, most: int = _LIMIT) -> "Any":
+    def load(self, name: str, most: int = _MAX_BYTES) -> "Any":
         """Return the JSON value in a file; ValueError if it is damaged."""
         return jsontext.loads(self.read(name, most).decode())
 
     def read_checked(self, name: str) -> tuple[str, os.stat_result] | None:
         """Return text and status of a file of ``write_checked``, None unless it is complete."""
         try:
-            data, status = self._read(name, _LIMIT)
+            data, status = self._read(name, _MAX_BYTES)
             begin = data.find(b"\n") + 1
             body = memoryview(data)[begin:]  # no copy: it may be large
             if not begin or data[: begin - 1] != digest(body).encode():

@@ -9,7 +9,7 @@ docs/engineering/add-a-vendor.md describes it step by step.
 
 import os
 
-from gpuhook.base.errors import DriverError, LimitError, RequestError, listed
+from gpuhook.base.errors import DriverError, MemoryLimitError, RequestError, listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpuhook.base.oci.jsontext import Record
     from gpuhook.base.oci.process import Setting
     from gpuhook.core.inventory.model import Device, Inventory, Node
-    from gpuhook.core.limiter import Limiter
+    from gpuhook.core.memory_limiter import MemoryLimiter
     from gpuhook.core.plan.image import Image
     from gpuhook.core.plan.operations import Operation
     from gpuhook.core.request.reader import Reading, Request
@@ -355,13 +355,13 @@ class Vendor:
         """Return the variables to set in the container; only the runtime can, the hook can't."""
         return []
 
-    def limiter(self, grant: Grant, config: "Config") -> "Limiter":  # noqa: ARG002
-        """Return the limiter of the granted devices' memory; LimitError if there is none."""
+    def memory_limiter(self, grant: Grant, config: "Config") -> "MemoryLimiter":  # noqa: ARG002
+        """Return the limiter of the granted devices' memory; MemoryLimitError if there is none."""
         if self.in_dmem:
-            from gpuhook.core.limiter import Dmem  # noqa: PLC0415 - few containers have limits
+            from gpuhook.core.memory_limiter import DmemLimiter  # noqa: PLC0415 - few containers have limits
 
-            return Dmem(grant.devices, grant.inventory, self.names.NOUN)
-        raise LimitError(
+            return DmemLimiter(grant.devices, grant.inventory, self.names.NOUN)
+        raise MemoryLimitError(
             f"The memory of {self.names.TITLE}'s devices can't be limited: neither their driver "
             "nor the kernel supports it",
             "Start the container without a limit, and set none in [gpuhook.limits] on this node",

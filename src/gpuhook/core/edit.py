@@ -6,10 +6,10 @@ Its callers are gpu-py, podman's precreate hook, and the workers of the prefork 
 import os
 
 from gpuhook.base import log, names
-from gpuhook.base.errors import LimitError, RuntimeMissingError, SpecError
+from gpuhook.base.errors import MemoryLimitError, RuntimeMissingError, SpecError
 from gpuhook.base.oci.jsontext import Record
 from gpuhook.base.oci.spec import hook_name
-from gpuhook.core.resolve import limits, resolve, says_limit
+from gpuhook.core.resolve import find_memory_limits, resolve, sets_memory_limit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -101,10 +101,10 @@ def edit(
         spec, resolved, config, documents, folder, has_worker=has_worker
     )
     edited = _edit_process(edited, resolved)
-    if config.raises_limits and resolved.gives_devices:
-        from gpuhook.core import raised  # noqa: PLC0415 - only where it is configured
+    if config.raises_resource_limits and resolved.gives_devices:
+        from gpuhook.core import resource_limits  # noqa: PLC0415 - only where it is configured
 
-        edited = raised.apply(edited, config)
+        edited = resource_limits.apply(edited, config)
     way = "cdi"
     if resolved.grants:
         from gpuhook.core.request import reader  # noqa: PLC0415 - only where a GPU is asked for
@@ -138,10 +138,14 @@ def _edit_without_devices(
         log.without(spec.path, resolved.absent, config)
     # protects: engines-lease
     edited = _take(spec, resolved, config, known, folder, "", inventories)
-    if config.raises_limits:
-        from gpuhook.core import raised  # noqa: PLC0415 - only where it is configured
+    if config.raises_resource_limits:
+        from gpuhook.core import resource_limits  # noqa: PLC0415 - only where it is configured
 
-        edited = raised.apply(edited, config) if raised.has_devices(spec, known) else edited
+        edited = (
+            resource_limits.apply(edited, config)
+            if resource_limits.has_devices(spec, known)
+            else edited
+        )
     return None if edited is spec else Edited(edited, config, folder)
 
 
@@ -178,19 +182,19 @@ def check_restored(spec: "Spec", config: "Config", known: "Known") -> None:
     """Refuse to restore a container with limited, shared or exclusive devices from a checkpoint.
 
     Nothing is edited for such a container, so no hook of ours runs before its program continues.
-    Raises LimitError, or the error of a start that would be refused as well. The gate has no
+    Raises MemoryLimitError, or the error of a start that would be refused as well. The gate has no
     verdict on such a container.
     """
     gated = config.gate  # protects: restored-gate
     ruled = gated or config.exclusive or config.mps_devices or config.limits_memory
-    if not (ruled or says_limit(spec.data, known)):
+    if not (ruled or sets_memory_limit(spec.data, known)):
         return
     resolved = resolve(spec.data, config, known, starter=0)
     grants = resolved.grants if resolved is not None else ()
     # protects: restored-shared
     shared = any(grant.vendor.only_by_runtime(grant, config) for grant in grants)
     if _needs_hook(spec, resolved, config, known) or shared:  # protects: restored-limits
-        raise LimitError(
+        raise MemoryLimitError(
             "The container has devices that are limited, shared or exclusive, which gpuhook can "
             "enforce when a container is created, but not when one is restored from a checkpoint",
             "Start it again instead",
@@ -223,10 +227,10 @@ def _needs_hook(
 ) -> bool:
     """Return whether devices of the container are limited or exclusive.
 
-    HeldError if another container uses an exclusive one now, LimitError for an impossible limit,
-    RequestError for a device that the engine adds and that only gpuhook may add.
+    HeldError if another container uses an exclusive one now, MemoryLimitError for an impossible
+    limit, RequestError for a device that the engine adds and that only gpuhook may add.
     """
-    needed = limits(spec, config, known, resolved, inventories) is not None
+    needed = find_memory_limits(spec, config, known, resolved, inventories) is not None
     if config.exclusive:
         from gpuhook.core.records import exclusive_request  # noqa: PLC0415 - rarely configured
 

@@ -13,7 +13,7 @@ from gpuhook.base.errors import (
 )
 from gpuhook.core import contract
 from gpuhook.core.request.reader import Request, SpecReader, check_kinds
-from gpuhook.core.request.sources import ANY, is_any, may_limit
+from gpuhook.core.request.sources import ANY, is_any, may_limit_memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpuhook.base.oci.spec import Spec
     from gpuhook.core.contract import Grant, Known, Vendor
     from gpuhook.core.inventory.model import Device, Inventory
-    from gpuhook.core.limits import Limits
+    from gpuhook.core.memory_limits import MemoryLimits
     from gpuhook.core.plan.image import Examine
     from gpuhook.core.records.choice import Start
     from gpuhook.core.verdict import Verdict
@@ -280,7 +280,7 @@ def _verdict(
     return found
 
 
-def limits(
+def find_memory_limits(
     spec: "Spec",
     config: "Config",
     known: "Known",
@@ -288,23 +288,23 @@ def limits(
     inventories: "Mapping[str, Inventory] | None" = None,
     *,
     given: "Sequence[Grant]" = (),
-) -> "Limits | None":
+) -> "MemoryLimits | None":
     """Return the memory limits of a container's devices, None if there are none.
 
     ``resolved`` is the result of its requests; devices that engines give themselves count as well.
-    LimitError for limits that can't be met, RequestError for a device that an engine gives and only
-    gpu-py may give. ``inventories`` as for ``resolve``; ``given`` are further devices, which
-    aren't in its config.json.
+    MemoryLimitError for limits that can't be met, RequestError for a device that an engine
+    gives and only gpu-py may give. ``inventories`` as for ``resolve``; ``given`` are further
+    devices, which aren't in its config.json.
     """
-    if not (config.limits_memory or config.mps_devices or says_limit(spec.data, known)):
+    if not (config.limits_memory or config.mps_devices or sets_memory_limit(spec.data, known)):
         return None
-    from gpuhook.core import limits as found  # noqa: PLC0415 - few containers have any
+    from gpuhook.core import memory_limits as found  # noqa: PLC0415 - few containers have any
 
     grants = resolved.grants if resolved is not None else ()
     return found.find(spec, config, known, (*grants, *given), inventories or {})
 
 
-def says_limit(spec: "dict[str, Any]", known: "Known") -> bool:
+def sets_memory_limit(spec: "dict[str, Any]", known: "Known") -> bool:
     """Tell whether a container sets a memory limit; its spec may have any shape."""
     process, annotations = spec.get("process"), spec.get("annotations")
     env = process.get("env") if isinstance(process, dict) else None
@@ -320,7 +320,7 @@ def says_limit(spec: "dict[str, Any]", known: "Known") -> bool:
             for each in (env if isinstance(env, list) else ())
         )
         or any(
-            isinstance(each, dict) and may_limit(each.get("destination"))
+            isinstance(each, dict) and may_limit_memory(each.get("destination"))
             for each in (mounts if isinstance(mounts, list) else ())
         )
     )

@@ -92,7 +92,7 @@ class Client:
                 if not self._answer:
                     self._say_end()
             elif not self.is_whole:
-                piece = self._socket.recv(http_request.LIMIT)
+                piece = self._socket.recv(http_request.MAX_BYTES)
                 # Data after the response is read, too: otherwise, closing would reset the
                 # connection, and the client could lose the response (RFC 9112, 9.6).
                 self.request += piece if self._answer is None else b""

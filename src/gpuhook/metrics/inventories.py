@@ -16,7 +16,7 @@ from gpuhook.monitor.host.child import Channel, Clock, JsonLineWorker
 from gpuhook.monitor.machine import InventoryPending
 
 _SPARE = 15.0  # seconds beyond the driver's own limit: other processes may be querying, too
-_LIMIT = 64 << 20  # bytes of a response
+_MAX_BYTES = 64 << 20  # bytes of a response
 
 
 class Inventories:
@@ -73,7 +73,7 @@ class _Child(JsonLineWorker):
     """A process that queries a driver once; ``end`` is its deadline."""
 
     def __init__(self, config: Config, vendor: Any, clock: Clock) -> None:
-        super().__init__(clock, _LIMIT)
+        super().__init__(clock, _MAX_BYTES)
         self.end = clock() + config.nvml_timeout + _SPARE
         self._begin(lambda talk: _look(config, vendor, talk))
 

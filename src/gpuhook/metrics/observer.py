@@ -19,7 +19,7 @@ from gpuhook.metrics.model import Container, Device, Process, Snapshot, Usage
 from gpuhook.metrics.processes import Processes, find, poses, sees_all_processes, user_of
 from gpuhook.monitor import kubelet
 from gpuhook.monitor.containers import memory
-from gpuhook.monitor.containers.device_users import LIMIT, WITHOUT_ROOT, command_of
+from gpuhook.monitor.containers.device_users import MAX_CONTAINERS, WITHOUT_ROOT, command_of
 from gpuhook.monitor.containers.groups import SLURM
 from gpuhook.monitor.machine import HostDevices
 from gpuhook.monitor.telemetry import PATIENCE, Files, Telemetry
@@ -32,8 +32,8 @@ _OTHER_NAMESPACE = (
 
 _NO_MPS = "The control daemon of MPS isn't running: containers with shared GPUs fail"
 _MANY = (
-    f"Processes of more than {LIMIT} containers without a record use devices: those of the others "
-    "are counted as processes outside of containers"
+    f"Processes of more than {MAX_CONTAINERS} containers without a record use devices: those "
+    "of the others are counted as processes outside of containers"
 )
 
 _LEAST = 0.5  # minimum seconds for querying a driver's limits, whatever the earlier steps took
@@ -81,7 +81,7 @@ class Observer:
         self._processes = Processes()
         self._host_use = HostUse()
         self._names = Names(clock)
-        self._room, self._left_out = LIMIT, False  # for containers known only by use
+        self._room, self._left_out = MAX_CONTAINERS, False  # for containers known only by use
         self._errors: Counter[str] = Counter()
         self._durations: dict[str, float] = {}
 
@@ -226,7 +226,7 @@ class Observer:
         self, holders: list[Holder], values: Values, problems: list[str]
     ) -> tuple[list[Container], list[Usage]]:
         """Return the containers, and their usage of each device."""
-        self._room, self._left_out = LIMIT, False
+        self._room, self._left_out = MAX_CONTAINERS, False
         if self._each is not None:
             self._each = []
         groups = {each.group: each.container.name for each in holders if each.group}
@@ -251,12 +251,12 @@ class Observer:
                 if "processes" in said and (each.id, device) not in used:
                     sm = 0.0 if "sm" in said else None
                     used[each.id, device] = Usage(each.id, device, 0, sm, 0)
-        self._limit(holders, used, problems)
+        self._use_cgroups(holders, used, problems)
         self._ask_names(holders, known)
         named = [self._named(each) for each in known.values()]
         return named, [*used.values()]
 
-    def _limit(
+    def _use_cgroups(
         self, holders: list[Holder], used: dict[tuple[str, str], Usage], problems: list[str]
     ) -> None:
         """Replace the memory usage of containers' processes by that of their cgroups."""

@@ -2,7 +2,7 @@
 
 import re
 
-LIMIT = 1 << 14  # bytes of a request
+MAX_BYTES = 1 << 14  # bytes of a request
 END = re.compile(rb"\r?\n\r?\n")  # RFC 9112, 2.2: a lone line feed may end a line
 _VERSION = re.compile(rb"HTTP/1\.[0-9]", re.IGNORECASE)
 _VISIBLE = bytes(range(0x21, 0x7F))
@@ -21,7 +21,7 @@ FAILURE: Answer = (
 
 def refusal(request: bytes) -> Answer | None:
     """Return the error response if the received bytes aren't a valid request, else None."""
-    if len(request) > LIMIT:
+    if len(request) > MAX_BYTES:
         return "431 Request Header Fields Too Large", PLAIN, b"This request is too long.\n"
     if first(request) is None:
         return "400 Bad Request", PLAIN, b"This isn't an HTTP/1.0 or 1.1 request.\n"
@@ -57,7 +57,7 @@ def has_body(request: bytes) -> bool:
 
 def is_whole(request: bytes) -> bool:
     """Tell whether enough of a request was received for a response."""
-    if len(request) > LIMIT or END.search(request):
+    if len(request) > MAX_BYTES or END.search(request):
         return True
     return b"\n" in request and first(request) is None
 

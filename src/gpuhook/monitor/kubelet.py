@@ -22,7 +22,7 @@ from gpuhook.monitor.host.child import Channel, Work
 
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 _DEADLINE = 0.5  # seconds that the child waits for the kubelet
-_LIMIT = 16 << 20  # bytes of a response, as many as the kubelet's own clients accept
+_MAX_BYTES = 16 << 20  # bytes of a response, as many as the kubelet's own clients accept
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _listed(path: str, seconds: float) -> Any:
     from gpuhook.monitor import kubelet_api as api  # noqa: PLC0415
 
     options = (
-        ("grpc.max_receive_message_length", _LIMIT),
+        ("grpc.max_receive_message_length", _MAX_BYTES),
         ("grpc.default_authority", "localhost"),
         ("grpc.enable_http_proxy", 0),
     )

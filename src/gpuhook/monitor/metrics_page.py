@@ -42,7 +42,7 @@ class _Page:
         os.set_blocking(self._fd, False)
         asyncio.get_running_loop().add_reader(self._fd, self._read)
         async with await asyncio.start_server(
-            self._answer, sock=listener, limit=http_request.LIMIT
+            self._answer, sock=listener, limit=http_request.MAX_BYTES
         ):
             await self._end.wait()
 
@@ -76,7 +76,7 @@ class _Page:
     async def _answer_to(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = b""
         while not http_request.is_whole(request):
-            piece = await reader.read(http_request.LIMIT)
+            piece = await reader.read(http_request.MAX_BYTES)
             if not piece:
                 return
             request += piece

@@ -17,7 +17,7 @@ from gpuhook.monitor.host.child import Channel, Clock, JsonLineWorker, Work, how
 
 PATIENCE = 4.0  # seconds; Prometheus waits for ten
 _SILENCE = 300.0  # seconds for which a device is skipped after the driver hung in it
-_LIMIT = 16 << 20  # bytes of one line
+_MAX_BYTES = 16 << 20  # bytes of one line
 _PAIR = 2  # a process id, and what that process uses
 _DIGITS = 10  # of a process id
 _MOST = 1 << 64  # of any value
@@ -43,7 +43,7 @@ class Telemetry(JsonLineWorker):
         patience: float = PATIENCE,
         who: str = "driver",
     ) -> None:
-        super().__init__(clock, _LIMIT)
+        super().__init__(clock, _MAX_BYTES)
         self._who = who
         self._patience = patience
         self._module = module

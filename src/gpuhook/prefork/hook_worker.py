@@ -44,7 +44,7 @@ DONE = "done"
 # and when the prefork server ends (Server.run).
 _IGNORED = _signal.SIGTERM, _signal.SIGHUP
 
-_STATE_LIMIT = 16 << 20
+_MAX_STATE = 16 << 20
 STATE_FD = 6  # the hook's copy of its standard input
 
 
@@ -210,6 +210,6 @@ def state_text(hook: int) -> bytes:
     """Read the container's state, which the low-level runtime writes to its hook."""
     fd = os.open(f"/proc/{hook}/fd/{STATE_FD}", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return read_start(fd, _STATE_LIMIT + 1)
+        return read_start(fd, _MAX_STATE + 1)
     finally:
         os.close(fd)

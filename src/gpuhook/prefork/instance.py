@@ -33,7 +33,7 @@ _ADOPTERS = ("systemd", "containerd-shim")
 # Signals that Python ignores in order to get errors instead, and those that can't be ignored.
 _PYTHONS_SIGNALS = {_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGKILL, _signal.SIGSTOP}
 _TIMER_SLACK = 50_000  # ns, the value of init
-_LIMITS = (
+_RESOURCE_LIMITS = (
     kernel.RLIMIT_AS, kernel.RLIMIT_CPU, kernel.RLIMIT_DATA, kernel.RLIMIT_FSIZE,
     kernel.RLIMIT_SIGPENDING,
 )  # fmt: skip
@@ -141,8 +141,8 @@ def reset_process_attributes() -> None:
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
     kernel.forget_personality()
     kernel.set_timer_slack(_TIMER_SLACK)
-    for number in _LIMITS:
-        kernel.lift_limit(number)
+    for number in _RESOURCE_LIMITS:
+        kernel.lift_resource_limit(number)
     steps: list[tuple[Callable[..., object], tuple[object, ...]]] = [
         (os.sched_setscheduler, (0, os.SCHED_OTHER, os.sched_param(0))),
         (os.setpriority, (os.PRIO_PROCESS, 0, 0)),

@@ -15,7 +15,7 @@ from gpuhook.base.container import kernel
 from gpuhook.base.host import signals
 from gpuhook.prefork import hook_worker, instance, slots
 from gpuhook.prefork.slots import FOLDER_FD, LAUNCHER, REQUEST_PIPE, SLOT_COUNT, SLOTS
-from gpuhook.prefork.worker import LIMITED, LONG, PATIENCE, STALE, TAKEN, Worker
+from gpuhook.prefork.worker import LONG, MEMORY_LIMITED, PATIENCE, STALE, TAKEN, Worker
 from gpuhook.vendors.nvidia.nvml_session import NvmlSession
 
 TYPE_CHECKING = False
@@ -39,8 +39,8 @@ class WorkerHandle:
     """The server's view of one worker.
 
     The request is written to ``request``. The worker is killed at ``deadline`` unless it reports
-    before; 0, before the request and after the response, means never. ``limits`` is set if its
-    container has memory limits that a driver sets.
+    before; 0, before the request and after the response, means never. ``memory_limits`` is set
+    if its container has memory limits that a driver sets.
     """
 
     def __init__(self, pid: int, request: int, report: int) -> None:
@@ -48,7 +48,7 @@ class WorkerHandle:
         self.request = request
         self.report = report
         self.deadline = 0.0
-        self.limits = False
+        self.memory_limits = False
 
 
 class Server:
@@ -167,7 +167,7 @@ class Server:
         report = os.read(worker.report, 16)
         if report:
             worker.deadline = time.monotonic() + LONG if report == TAKEN else 0.0
-            worker.limits |= LIMITED in report
+            worker.memory_limits |= MEMORY_LIMITED in report
             if STALE in report:
                 raise SystemExit
             return
@@ -178,7 +178,7 @@ class Server:
         if worker is self._spare:  # another process has killed it
             os.close(worker.request)
             self._spare = None
-        if worker.limits:
+        if worker.memory_limits:
             inventory = self._state.inventories.get("nvidia")
             self._nvml.keep(inventory, self._state.config)
 

@@ -120,7 +120,7 @@ def _import_all(config: Config) -> None:
     from gpuhook.base.host import lock  # noqa: F401, PLC0415
     from gpuhook.base.loader import ldconfig_fallback  # noqa: F401, PLC0415
     from gpuhook.base.oci import lost_bundle, process  # noqa: F401, PLC0415
-    from gpuhook.core import dev_char, edit, limiter, limits, raised, verdict  # noqa: F401, PLC0415
+    from gpuhook.core import dev_char, edit, memory_limiter, memory_limits, resource_limits, verdict  # noqa: F401, PLC0415
     from gpuhook.core.cdi import apply, hook, parse_cache, worker_mounts  # noqa: F401, PLC0415
     from gpuhook.core.plan import spec_edits  # noqa: F401, PLC0415
     from gpuhook.core.records import engine_names, exclusive_request  # noqa: F401, PLC0415

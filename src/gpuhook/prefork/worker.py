@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # Seconds for taking the request, and then for the response. The first shows that the worker runs;
 # the second suffices even if a hundred containers start at once.
 PATIENCE, LONG = 2.0, 10.0
-TAKEN, ANSWERED, STALE, LIMITED = b"t", b"a", b"s", b"l"  # reports to the server
+TAKEN, ANSWERED, STALE, MEMORY_LIMITED = b"t", b"a", b"s", b"l"  # reports to the server
 NAME = "gpuhook-standby"  # process name of supervisor, server, and a worker with a request
 _SPARE_NAME = "gpuhook-next"
 _NO = b"no\n"
@@ -125,15 +125,15 @@ class Worker:
         write_all(ANSWER, b"%d %d\n" % (launcher, len(data)) + data)
         if task is not None:
             injection = hook_worker.injection_of(task, self._config, state.inventories)
-            self._report_limits(injection)
+            self._report_memory_limits(injection)
             hook_worker.serve(
                 hook_worker.Pipes(ASKED, ANSWER, FOLDER_FD, runtime), self._config, injection
             )
 
-    def _report_limits(self, injection: "Injection | cdi_hook.DocumentInjection") -> None:
+    def _report_memory_limits(self, injection: "Injection | cdi_hook.DocumentInjection") -> None:
         """Report limits of the container that NVML sets; without any, drop our access to NVML."""
-        if injection.limits is not None and injection.limits.are_slow:
-            os.write(REPORT, LIMITED)
+        if injection.memory_limits is not None and injection.memory_limits.are_slow:
+            os.write(REPORT, MEMORY_LIMITED)
         else:
             self._nvml.forget()
 
@@ -159,7 +159,7 @@ class Worker:
         def work() -> None:
             vendor = contract.load(vendor_names)
             text = hook_worker.state_text(hook)
-            cdi_hook.serve(text, hook, self._config, vendor, inventory, self._report_limits)
+            cdi_hook.serve(text, hook, self._config, vendor, inventory, self._report_memory_limits)
 
         hook_worker.answer(ANSWER, self._config, names.CDI_HOOK, work)
 

@@ -10,7 +10,7 @@ from gpuhook.base.config.loader import loads
 from gpuhook.base.config.model import Config
 from gpuhook.core import resolve
 from gpuhook.core.inventory.model import Device, Inventory
-from gpuhook.core.request.sources import SOURCE, limit_place
+from gpuhook.core.request.sources import SOURCE, memory_limit_place
 from gpuhook.vendors import registry
 
 VENDORS = [name for name, names in registry.KNOWN.items() if names.MOUNTS and names.VOID]
@@ -98,7 +98,7 @@ def test_nodes_without_void_are_not_of_a_cdi_spec(vendor: str, tmp_path: Path) -
 
 def test_a_mount_with_a_limit_adds_nothing_either(tmp_path: Path) -> None:
     inventory = inventory_of("nvidia", tmp_path)
-    place = limit_place(registry.KNOWN["nvidia"].MOUNTS, "1", "8GiB", gives=True)
+    place = memory_limit_place(registry.KNOWN["nvidia"].MOUNTS, "1", "8GiB", gives=True)
     by_engine = [node(inventory, inventory.devices[0])]
     assert given(inventory, "void", by_engine, loads(BY_MOUNTS), place)[0] == ()
     assert given(inventory, "void", [], loads(BY_MOUNTS), place)[0] == (inventory.devices[1].id,)

@@ -190,7 +190,7 @@ def test_nobody_uses_a_device_in_anothers_name(tmp_path: Path, group: str, expec
 
 def test_unknown_containers_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user who may create cgroups gets no more series than the maximum."""
-    monkeypatch.setattr(observers, "LIMIT", 3)
+    monkeypatch.setattr(observers, "MAX_CONTAINERS", 3)
     (tmp_path / "config.toml").touch()
     observer = Observer(load(str(tmp_path / "config.toml")))
     ids = [f"{number:064x}" for number in range(5)]

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from limits import in_time
 from serving import serving
+from timeouts import in_time
 from yardstick import of_this_process, yardstick
 
 from gpuhook.metrics import connections, exporter

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from limits import in_time
 from serving import Breaking, serving
+from timeouts import in_time
 
 from gpuhook.metrics import answers, service
 from gpuhook.metrics.model import Container, Device, SeriesOptions, Snapshot, Usage

@@ -15,8 +15,8 @@ from typing import Any
 
 import bcrypt
 import pytest
-from limits import in_time
 from serving import serving
+from timeouts import in_time
 
 from gpuhook.base.errors import MetricsError
 from gpuhook.metrics.web_config import Web

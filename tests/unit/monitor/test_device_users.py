@@ -78,12 +78,12 @@ def test_a_look_ends(looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_
 def test_containers_without_a_record_are_counted(
     looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for count in (device_users.LIMIT, device_users.LIMIT + 1):
+    for count in (device_users.MAX_CONTAINERS, device_users.MAX_CONTAINERS + 1):
         seen = others(*(f"box{number:04}" for number in range(count)))
         monkeypatch.setattr(device_users, "_others", lambda *_, seen=seen: iter(seen))
         found = device_users.running([], str(tmp_path))
-        assert len(found.containers) == device_users.LIMIT
-        assert len(found.problems) == count - device_users.LIMIT
+        assert len(found.containers) == device_users.MAX_CONTAINERS
+        assert len(found.problems) == count - device_users.MAX_CONTAINERS
 
 
 def test_a_damaged_record_is_told_and_hides_no_container(tmp_path: Path) -> None:

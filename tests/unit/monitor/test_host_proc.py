@@ -202,7 +202,7 @@ def test_what_there_is_no_time_for() -> None:
 
 
 def test_a_table_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(namespaces, "_TABLE_LIMIT", 10)
+    monkeypatch.setattr(namespaces, "_MAX_TABLE", 10)
     look = Look(600)
     assert look.table("self") == b""
     assert not look.is_whole

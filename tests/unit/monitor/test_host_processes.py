@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fabricated import BOOT, Tree
-from limits import in_time
+from timeouts import in_time
 
 from gpuhook.base.host import files as host_files
 from gpuhook.monitor.host import processes as host_processes
@@ -108,7 +108,7 @@ def test_nothing_but_the_status_of_anothers_process_is_read(
     opened = []
     read = host_files.read_start
 
-    def noting(path: str, most: int = host_files.LIMIT) -> bytes:
+    def noting(path: str, most: int = host_files.MAX_BYTES) -> bytes:
         opened.append(path)
         return read(path, most)
 

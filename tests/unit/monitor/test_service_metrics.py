@@ -13,8 +13,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from limits import in_time
 from prometheus_client.parser import text_string_to_metric_families
+from timeouts import in_time
 
 from gpuhook.base.errors import MetricsError
 from gpuhook.monitor.service_metrics import Calls, ServiceMetrics, listen

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launcher_inputs import command_lines, specs
 from launchers import Builds, Installed, Probe
-from limits import in_time
 from machines import read_request
+from timeouts import in_time
 
 from gpuhook.base.config.loader import load, loads
 from gpuhook.base.config.model import Config

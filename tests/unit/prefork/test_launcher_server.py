@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from launchers import PATIENCE, Installed
-from limits import in_time
+from timeouts import in_time
 
 from gpuhook.prefork import instance, slots
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from limits import in_time
+from timeouts import in_time
 
 from gpuhook.base.config.loader import loads
 from gpuhook.base.config.model import Config

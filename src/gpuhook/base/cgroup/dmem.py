@@ -10,7 +10,7 @@ import os
 
 from gpuhook.base.cgroup import access
 from gpuhook.base.container import kernel
-from gpuhook.base.errors import CgroupError, LimitError, shown
+from gpuhook.base.errors import CgroupError, MemoryLimitError, shown
 from gpuhook.base.host import proc as host_proc
 
 TYPE_CHECKING = False
@@ -37,10 +37,10 @@ def place_of(
     """Return the mount point of cgroup v2, and the folder of a container's own cgroup there.
 
     ``process`` is a descriptor of /proc/PID of its first process; ``proc`` and ``written`` are as
-    for ``access.cgroup_of``. LimitError if the container has no cgroup to itself.
+    for ``access.cgroup_of``. MemoryLimitError if the container has no cgroup to itself.
     """
     if not access.in_first_user_namespace(proc):
-        raise LimitError(
+        raise MemoryLimitError(
             "The engine runs in a user namespace (rootless), and only the host's root can limit "
             "device memory",
             "Run the container with an engine that runs as root, or without a limit",
@@ -48,7 +48,7 @@ def place_of(
     try:
         found = access.unified(process, proc, written)
     except CgroupError as error:
-        raise LimitError(f"A memory limit needs cgroup v2: {error.cause}", _V2) from None
+        raise MemoryLimitError(f"A memory limit needs cgroup v2: {error.cause}", _V2) from None
     if written is None:  # in a running one, a program may have made mount namespaces
         _check_alone(process, found[1], proc)  # protects: cgroup-alone
         _check_owners(*found)  # protects: cgroup-owners
@@ -56,7 +56,7 @@ def place_of(
 
 
 def have_no_children(folder: str) -> None:
-    """Forbid child cgroups in a cgroup; LimitError.
+    """Forbid child cgroups in a cgroup; MemoryLimitError.
 
     Root in a container that may create user namespaces can mount its own cgroup in one, and
     create child cgroups. The kernel enforces limits of parents; NVIDIA's driver doesn't always.
@@ -68,7 +68,7 @@ def have_no_children(folder: str) -> None:
         finally:
             os.close(fd)
     except OSError as error:
-        raise LimitError(
+        raise MemoryLimitError(
             f"{folder}/{DESCENDANTS} can't be written: {error.strerror}",
             _REMEDIES.get(error.errno or 0, _OWN),
         ) from None
@@ -83,9 +83,9 @@ def _check_owners(tree: str, folder: str) -> None:
         try:
             status = os.stat(f"{path}/cgroup.procs")
         except OSError as error:
-            raise LimitError(f"{path} can't be read: {error.strerror}", _OWN) from None
+            raise MemoryLimitError(f"{path} can't be read: {error.strerror}", _OWN) from None
         if status.st_uid != 0 or status.st_mode & 0o022:
-            raise LimitError(
+            raise MemoryLimitError(
                 f"A memory limit holds only if no user but root moves processes, and other users "
                 f"may write to {path}",
                 "Let the engine make the container's cgroup somewhere else (--cgroup-parent), or "
@@ -94,14 +94,16 @@ def _check_owners(tree: str, folder: str) -> None:
 
 
 def _check_alone(process: int, folder: str, proc: str) -> None:
-    """Refuse a cgroup with processes outside the container's mount namespace; LimitError.
+    """Refuse a cgroup with processes outside the container's mount namespace; MemoryLimitError.
 
     The limit would also apply to those processes, and they could replace it later.
     """
     try:
         pids = host_proc.words(host_proc.read(f"{folder}/cgroup.procs").replace(b"\n", b" "))
     except OSError as error:
-        raise LimitError(f"{folder}/cgroup.procs can't be read: {error.strerror}", _OWN) from None
+        raise MemoryLimitError(
+            f"{folder}/cgroup.procs can't be read: {error.strerror}", _OWN
+        ) from None
     for pid in pids:
         try:
             other = os.stat(f"{proc}/{os.fsdecode(pid)}/ns/mnt")
@@ -111,7 +113,7 @@ def _check_alone(process: int, folder: str, proc: str) -> None:
         else:
             if os.path.samestat(other, os.stat("ns/mnt", dir_fd=process)):
                 continue
-        raise LimitError(
+        raise MemoryLimitError(
             f"A memory limit needs a cgroup of the container's own, but {folder} has other "
             "processes",
             _OWN,
@@ -123,11 +125,11 @@ _V2 = "Boot with only cgroup v2 (systemd.unified_cgroup_hierarchy=1), or start w
 
 
 def regions(tree: str) -> dict[str, int]:
-    """Return the size in bytes of each region in the kernel; LimitError without dmem."""
+    """Return the size in bytes of each region in the kernel; MemoryLimitError without dmem."""
     try:
         return read(tree, CAPACITY)
     except OSError as error:
-        raise LimitError(
+        raise MemoryLimitError(
             f"This kernel can't limit device memory: {tree}/{CAPACITY}: {error.strerror}",
             "Use Linux 6.14 or newer with CONFIG_CGROUP_DMEM, and cgroup v2",
         ) from None
@@ -163,7 +165,7 @@ def used(folder: str, devices: "Mapping[str, Iterable[str]]") -> dict[str, tuple
 
 
 def limit(tree: str, folder: str, wanted: "Mapping[str, int]") -> None:
-    """Limit regions of a cgroup to these numbers of bytes; LimitError if that has no effect.
+    """Limit regions of a cgroup to these numbers of bytes; MemoryLimitError if that has no effect.
 
     Enables the controller in all parent cgroups where it is off, as runtimes do for controllers
     that they know. Writes one region at a time: older kernels read no more.
@@ -182,14 +184,14 @@ def limit(tree: str, folder: str, wanted: "Mapping[str, int]") -> None:
         there = read(folder, MAX)
     except OSError as error:
         remedy = "Check that the kernel has the dmem controller, and what manages that cgroup"
-        raise LimitError(
+        raise MemoryLimitError(
             f"The memory of the container's devices can't be limited: {path}: {error.strerror}",
             _REMEDIES.get(error.errno or 0, remedy),
         ) from None
     for region, number in wanted.items():
         # A kernel may round down to pages, so it may be less, but never more.
         if not 0 <= there.get(region, number + 1) <= number:  # protects: limit-read-back
-            raise LimitError(
+            raise MemoryLimitError(
                 f"The kernel hasn't accepted the limit of {shown(region)} in {folder}",
                 "Read the kernel's log, and start without a limit if that can't be fixed",
             )

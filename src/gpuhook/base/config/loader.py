@@ -201,7 +201,7 @@ class _Reading:
 
     def check_containers(self) -> None:
         """Check the limits to raise: sizes, or the word for no limit."""
-        for name in ("memlock", "stack", "shm-size") if self.config.raises_limits else ():
+        for name in ("memlock", "stack", "shm-size") if self.config.raises_resource_limits else ():
             from gpuhook.base.sizes import parse_size  # noqa: PLC0415 - rarely set
 
             key = f"gpuhook.containers.{name}"

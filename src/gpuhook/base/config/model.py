@@ -255,7 +255,7 @@ class Config:
         return bool(self.device_memory or self.most_device_memory or self.limit_required)
 
     @property
-    def raises_limits(self) -> bool:
+    def raises_resource_limits(self) -> bool:
         """True if limits of containers with devices are raised."""
         return bool(self.memlock or self.stack or self.shm_size)
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 UTF_8_MARK = b"\xef\xbb\xbf"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-SIZE_LIMIT = 1 << 18  # bytes; the commented default has less than 5 % of it
-_DOTS_LIMIT = 64  # in a line's key; tomllib's time is quadratic in their number
-_KEY_LIMIT = 256  # characters of a dotted key; no known one is half as long
+MAX_BYTES = 1 << 18  # bytes; the commented default has less than 5 % of it
+_MAX_DOTS = 64  # in a line's key; tomllib's time is quadratic in their number
+_MAX_KEY = 256  # characters of a dotted key; no known one is half as long
 _BARE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_")
 _DIGITS = 9  # of a number; longer ones are left to tomllib
 _DEPTH = 8  # of a table; no real one is so deep
@@ -62,9 +62,9 @@ def _read_bytes(path: str) -> bytes:
         mode = os.fstat(fd).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISCHR(mode)):
             raise ValueError("it is not a regular file")
-        data = read_start(fd, SIZE_LIMIT + 1)
-        if len(data) > SIZE_LIMIT:
-            raise ValueError(f"it is larger than {SIZE_LIMIT} bytes")
+        data = read_start(fd, MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"it is larger than {MAX_BYTES} bytes")
         return data
     finally:
         os.close(fd)
@@ -78,7 +78,7 @@ def parse(text: str, path: str | None = None) -> "dict[str, Any]":
     import tomllib  # noqa: PLC0415
 
     try:
-        if any(line.partition("=")[0].count(".") > _DOTS_LIMIT for line in text.split("\n")):
+        if any(line.partition("=")[0].count(".") > _MAX_DOTS for line in text.split("\n")):
             raise ValueError("a key has too many parts")
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -101,7 +101,7 @@ def flatten(table: "dict[str, Any]", whole: "tuple[str, ...]" = ()) -> dict[str,
         prefix, table = pending.pop()
         for name, value in table.items():
             key = prefix + (f'"{name}"' if "." in name else name)
-            if isinstance(value, dict) and key not in whole and len(key) < _KEY_LIMIT:
+            if isinstance(value, dict) and key not in whole and len(key) < _MAX_KEY:
                 pending.append((key + ".", value))
             else:
                 leaves[key] = value

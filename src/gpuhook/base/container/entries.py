@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 _LINK_FLAGS: "Final" = PATH_FLAGS | os.O_NOFOLLOW
-_FILE_LIMIT: "Final" = 64 << 20
+_MAX_FILE: "Final" = 64 << 20
 
 
 class OldFile:
@@ -59,7 +59,7 @@ def remember(parent: int, name: str) -> OldFile | None:
     finally:
         os.close(fd)
     try:
-        data = read_all(readable, _FILE_LIMIT, name)
+        data = read_all(readable, _MAX_FILE, name)
         return OldFile(status, data, None, _label(readable))
     finally:
         os.close(readable)

@@ -390,7 +390,7 @@ def end_after(seconds: int) -> None:
         made = _libc.timer_create(*words)
         # Timers count as pending signals, in one count for all of root's processes, including
         # containers whose root is the host's. setrlimit(2)
-        if made < 0 and lift_limit(RLIMIT_SIGPENDING):  # protects: others-signals
+        if made < 0 and lift_resource_limit(RLIMIT_SIGPENDING):  # protects: others-signals
             made = _libc.timer_create(*words)
         if made < 0:
             raise _os_error("timer_create")
@@ -401,7 +401,7 @@ def end_after(seconds: int) -> None:
         raise _os_error("timer_settime")
 
 
-def lift_limit(number: int) -> bool:
+def lift_resource_limit(number: int) -> bool:
     """Raise a limit of this process (RLIMIT_*) to its maximum; False if it can't be raised.
 
     Uses the C library: where this runs, an import could come from a container's image. Source:

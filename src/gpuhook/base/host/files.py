@@ -14,7 +14,7 @@ import stat
 from gpuhook.base import fileio
 from gpuhook.base.errors import UntrustedPathError
 
-LIMIT = 16 << 20  # bytes; far more than any configuration or record of an engine
+MAX_BYTES = 16 << 20  # bytes; far more than any configuration or record of an engine
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # protects: no-waiting-open
 # protects: no-link-followed
 _NEW = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -28,7 +28,7 @@ _PRIVATE = 0o600
 _ACL = "system.posix_acl_access"  # acl(5); with one, the group bits are the mask of all entries
 
 
-def read(path: str, most: int = LIMIT) -> bytes:
+def read(path: str, most: int = MAX_BYTES) -> bytes:
     """Return a regular file's content; OSError for anything else, and for more than ``most`` bytes.
 
     Never blocks: neither for a pipe's other end, nor for a file lease.
@@ -36,7 +36,7 @@ def read(path: str, most: int = LIMIT) -> bytes:
     return _whole(path, read_start(path, most + 1), most)
 
 
-def read_start(path: str, most: int = LIMIT) -> bytes:
+def read_start(path: str, most: int = MAX_BYTES) -> bytes:
     """Return at most the first ``most`` bytes of a regular file; OSError for anything else."""
     fd = _open_regular(path, _READ)
     try:
@@ -45,7 +45,7 @@ def read_start(path: str, most: int = LIMIT) -> bytes:
         os.close(fd)
 
 
-def read_roots(path: str, most: int = LIMIT) -> bytes:
+def read_roots(path: str, most: int = MAX_BYTES) -> bytes:
     """Return the content of a file that root is to execute, as ``read`` does.
 
     UntrustedPathError if a non-root user can have written it. The opened file itself is checked,

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterator
     from typing import Final
 
-LIMIT: "Final" = 1 << 26  # bytes; the mount table of a busy node has some MiB
+MAX_BYTES: "Final" = 1 << 26  # bytes; the mount table of a busy node has some MiB
 FIRST_PIDS: "Final" = 0xEFFFFFFC  # PROC_PID_INIT_INO of include/linux/proc_ns.h
 # Characters that mountinfo writes as \ooo: blank, tab, newline, backslash, and # in sources.
 _ESCAPED: "Final" = {b"040": b" ", b"011": b"\t", b"012": b"\n", b"134": b"\\", b"043": b"#"}
 
 
-def read(path: str, folder: "int | None" = None, most: int = LIMIT) -> bytes:
+def read(path: str, folder: "int | None" = None, most: int = MAX_BYTES) -> bytes:
     """Return a file of /proc, relative to a descriptor if one is given.
 
     OSError if it can't be read, and for more than ``most`` bytes.
@@ -74,7 +74,7 @@ def pids() -> int:
         return FIRST_PIDS
 
 
-def read_open(fd: int, most: int = LIMIT) -> bytes:
+def read_open(fd: int, most: int = MAX_BYTES) -> bytes:
     """Return the rest of an open file; OSError for more than ``most`` bytes."""
     data = read_start(fd, most + 1)
     if len(data) > most:

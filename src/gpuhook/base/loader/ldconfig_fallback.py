@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 10.0
 _MIB = 1 << 20
-LIMITS = (
+RESOURCE_LIMITS = (
     (resource.RLIMIT_CPU, 10),
     (resource.RLIMIT_AS, 2048 * _MIB),
     (resource.RLIMIT_NOFILE, 64),
@@ -50,7 +50,7 @@ _HARMLESS = kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV | kernel.MOUNT_AT
 # Folders that engines create in every container; the first existing one takes the result.
 _COVERED = ("/dev", "/proc", "/sys")
 _RESULT = "ld.so.cache"
-_SAID_LIMIT = 4096
+_MAX_SAID = 4096
 
 
 def load(path: str) -> int:
@@ -119,7 +119,7 @@ def _ending(status: int | None) -> str:
 
 def _words(said: int) -> str:
     """Return the end of its output: printable, because the image influences it."""
-    text = os.pread(said, _SAID_LIMIT, 0).decode("ascii", "replace").strip()
+    text = os.pread(said, _MAX_SAID, 0).decode("ascii", "replace").strip()
     line = "".join(c if c.isprintable() else "?" for c in text.rpartition("\n")[2])
     return f" ({line[:200]})" if line else ""
 
@@ -152,7 +152,7 @@ def _be_ldconfig(
         isolation.change_root(isolation.clone_here(_HARMLESS | kernel.MOUNT_ATTR_RDONLY))
         target = _cover(output)
         _keep_only(program, said)
-        for limit, value in LIMITS:
+        for limit, value in RESOURCE_LIMITS:
             resource.setrlimit(limit, (value, value))
         isolation.drop_privileges(*owner)
         kernel.die_with_parent()

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_READ_LIMIT = 64 << 20  # a config.json with 10^6 environment entries has about 40 MiB
+_MAX_READ = 64 << 20  # a config.json with 10^6 environment entries has about 40 MiB
 
 
 class Spec:
@@ -182,7 +182,7 @@ def read_spec(path: str) -> Spec:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            data = read_start(fd, _READ_LIMIT + 1)
+            data = read_start(fd, _MAX_READ + 1)
         finally:
             os.close(fd)
     except OSError as error:
@@ -191,9 +191,9 @@ def read_spec(path: str) -> Spec:
             f"{path} can't be read: {error.strerror}",
             "Pass the bundle's folder, with a config.json in it, by --bundle",
         ) from None
-    if len(data) > _READ_LIMIT:
+    if len(data) > _MAX_READ:
         raise SpecError(
-            f"{path} is larger than {_READ_LIMIT >> 20} MiB",
+            f"{path} is larger than {_MAX_READ >> 20} MiB",
             "Remove environment variables or mounts that the container doesn't need",
         )
     try:

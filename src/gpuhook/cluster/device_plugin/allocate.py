@@ -19,7 +19,7 @@ from gpuhook.cluster.device_plugin.settings import (
 )
 from gpuhook.cluster.device_plugin.state import Node, Resource, Unit
 from gpuhook.core.cdi.names import ANNOTATION_PREFIX, annotate
-from gpuhook.core.request.sources import SOURCE, limit_place
+from gpuhook.core.request.sources import SOURCE, memory_limit_place
 from gpuhook.vendors.nvidia.variables import MPS_LIMITS
 
 _PLUGIN = "nvidia-device-plugin"  # in the annotation's key: the name that engines know
@@ -71,7 +71,7 @@ def allocate(
     if not (by_variable or by_mounts):
         envs.update(_of_devices(units))
     if resource.shares:
-        envs.update(_limits(resource, ids, units))
+        envs.update(_mps_limits(resource, ids, units))
     return Answer(
         envs=envs,
         mounts=_mounts(resource, ids, units, settings, by_mounts, by_nodes),
@@ -133,7 +133,7 @@ def _of_devices(units: list[Unit]) -> dict[str, str]:
     return {name: ",".join(each) for name, each in found.items() if len(each) == len(units)}
 
 
-def _limits(resource: Resource, ids: Sequence[str], units: list[Unit]) -> dict[str, str]:
+def _mps_limits(resource: Resource, ids: Sequence[str], units: list[Unit]) -> dict[str, str]:
     """Return the variables that limit an MPS client; several shares of one device add up.
 
     The thread limit is that of the smallest share. If one share has no limit, nothing is limited.
@@ -163,7 +163,7 @@ def _mounts(
     found = []
     if by_mounts:
         if resource.memory:
-            places = _limited(resource, ids, units)  # protects: plugin-memory
+            places = _memory_limit_mounts(resource, ids, units)  # protects: plugin-memory
         else:
             places = [f"{resource.mounts}/{unit.selector}" for unit in units]
         places += [f"{resource.mounts}/{place}" for place in resource.places]
@@ -173,7 +173,7 @@ def _mounts(
     return tuple(found)
 
 
-def _limited(resource: Resource, ids: Sequence[str], units: list[Unit]) -> list[str]:
+def _memory_limit_mounts(resource: Resource, ids: Sequence[str], units: list[Unit]) -> list[str]:
     """Return the mounts that request devices with a limit; shares of one device add up."""
     offers = resource.offers()
     shares: dict[str, list[Size]] = {}
@@ -189,7 +189,7 @@ def _limited(resource: Resource, ids: Sequence[str], units: list[Unit]) -> list[
             text = f"{min(total, _WHOLE)}%"
         else:
             text = str(min(total, unit.memory))
-        found.append(limit_place(resource.mounts, unit.selector, text, gives=True))
+        found.append(memory_limit_place(resource.mounts, unit.selector, text, gives=True))
     return found
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.container.rootfs import Rootfs
-from gpuhook.base.errors import DriverError, GpuhookError, LimitError, RequestError, listed
+from gpuhook.base.errors import DriverError, GpuhookError, MemoryLimitError, RequestError, listed
 from gpuhook.base.sizes import amount, parse_size
 from gpuhook.cluster.device_plugin.names import wrong_name
 from gpuhook.cluster.device_plugin.settings import (
@@ -187,8 +187,8 @@ class _Vendors:
         if unit.reason:
             return unit
         try:
-            limiter = self.vendor.limiter(self._grant((device,)), self.config)
-        except LimitError as error:
+            limiter = self.vendor.memory_limiter(self._grant((device,)), self.config)
+        except MemoryLimitError as error:
             return replace(unit, reason=error.cause)
         memory = limiter.memory[device.id]
         sizes = [size.of(memory) for text in shared.memory if (size := parse_size(text))]

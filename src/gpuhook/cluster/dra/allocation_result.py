@@ -15,8 +15,8 @@ from gpuhook.cluster.vendors import cluster
 from gpuhook.core.contract import Grant, Vendor
 from gpuhook.core.inventory.model import Device, Inventory
 from gpuhook.core.request.reader import Request
-from gpuhook.core.request.sources import SOURCE, limit_place
-from gpuhook.monitor import limit_support
+from gpuhook.core.request.sources import SOURCE, memory_limit_place
+from gpuhook.monitor import memory_limit_support
 from gpuhook.monitor.ledger.records import Held
 
 TRY_AGAIN = "The kubelet tries again; if that keeps failing, delete the pod to get other devices"
@@ -138,7 +138,7 @@ class _Reading:
             (_bytes(vendor, inventory, device, self._devices.config, size) for size in sizes),
             default=0,
         )
-        more = {"mounts": [_limit(vendor, device, limit)]} if limit else {}
+        more = {"mounts": [_memory_limit_mount(vendor, device, limit)]} if limit else {}
         given = Given(name, device, vendor, inventory, more, with_hook=bool(limit))
         return AllocationResult(held, given, wish.plan)
 
@@ -164,15 +164,17 @@ def _consumed(result: Mapping[str, Any]) -> Size | None:
 
 
 def _bytes(vendor: Vendor, inventory: Inventory, device: Device, config: Config, size: Size) -> int:
-    """Return a limit in bytes; a LimitError or DriverError if limits can't be enforced.
+    """Return a limit in bytes; a MemoryLimitError or DriverError if limits can't be enforced.
 
     That is checked here, because errors of a container's start are less visible.
     """
-    problem = limit_support.what_it_takes(vendor, inventory, config, (device,))
+    problem = memory_limit_support.what_it_takes(vendor, inventory, config, (device,))
     if problem is not None:  # protects: dra-limit-holds
         raise problem
     request = Request(vendor.names.NAME)
-    memory = vendor.limiter(Grant(vendor, request, inventory, (device,)), config).memory[device.id]
+    memory = vendor.memory_limiter(Grant(vendor, request, inventory, (device,)), config).memory[
+        device.id
+    ]
     found = size.of(memory)
     if not 0 < found <= memory:
         raise RequestError(
@@ -183,7 +185,7 @@ def _bytes(vendor: Vendor, inventory: Inventory, device: Device, config: Config,
     return found
 
 
-def _limit(vendor: Vendor, device: Device, limit: int) -> dict[str, Any]:
+def _memory_limit_mount(vendor: Vendor, device: Device, limit: int) -> dict[str, Any]:
     """Return the mount that makes the hooks limit a device; no pod or image can override it."""
     folder: str = vendor.names.MOUNTS
     if not folder:
@@ -193,5 +195,5 @@ def _limit(vendor: Vendor, device: Device, limit: int) -> dict[str, Any]:
         )
     names = {name for space in device.names.values() for name in space}
     name = device.id if device.id in names else device.label  # an index may change
-    place = limit_place(folder, name, str(limit))
+    place = memory_limit_place(folder, name, str(limit))
     return {"hostPath": SOURCE, "containerPath": place, "options": [*MOUNT_OPTIONS]}

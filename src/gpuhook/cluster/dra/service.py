@@ -14,7 +14,7 @@ from gpuhook.cluster.dra.claim_preparer import ClaimPreparer, Claims
 from gpuhook.cluster.dra.devices import Devices
 from gpuhook.cluster.dra.options import Options
 from gpuhook.cluster.dra.publish import Publisher, wanted
-from gpuhook.cluster.dra.work import LIMIT, Job
+from gpuhook.cluster.dra.work import TIMEOUT, Job
 from gpuhook.cluster.kubelet_endpoint import supervisor
 from gpuhook.cluster.kubelet_endpoint.supervisor import EndpointSupervisor, Signals, give_back, tell
 from gpuhook.monitor import kubelet
@@ -119,7 +119,7 @@ class Supervisor(EndpointSupervisor):
             self._begin(call)
         times = [
             self._sweep_at,
-            *(job.limit for job in self._jobs),
+            *(job.deadline for job in self._jobs),
             *(at for at, _ in self._calls[:1]),
         ]
         return [*times, *(self._clock() + _POLL for _ in self._dying)]
@@ -129,7 +129,7 @@ class Supervisor(EndpointSupervisor):
 
     def _called(self, call: Mapping[str, Any]) -> None:
         if call["claim"]:
-            self._calls.append((self._clock() + LIMIT, call))
+            self._calls.append((self._clock() + TIMEOUT, call))
         else:
             self._reply(call["call"], {})
 

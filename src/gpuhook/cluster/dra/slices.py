@@ -16,7 +16,7 @@ from gpuhook.cluster.vendors import slices
 from gpuhook.cluster.vendors.slices import DeviceClass, Published, Value, Version
 from gpuhook.core.contract import Vendor
 from gpuhook.core.inventory.model import Inventory
-from gpuhook.monitor import limit_support
+from gpuhook.monitor import memory_limit_support
 from gpuhook.monitor.vendors import pci
 
 API = "resource.k8s.io/v1"
@@ -246,7 +246,7 @@ def _shared(
         return given, []
     if not given.capacity.get(MEMORY):
         return given, [f"{given.name} isn't shared: its memory size is unknown"]
-    problem = limit_support.what_it_takes(vendor, inventory, config, (device,))
+    problem = memory_limit_support.what_it_takes(vendor, inventory, config, (device,))
     if problem is not None:  # protects: dra-shared-limits
         return given, [f"{given.name} isn't shared: {problem.cause}"]
     return replace(given, shares=choices.shares[vendor.names.NAME]), []

@@ -18,7 +18,7 @@ from gpuhook.base.errors import GpuhookError
 from gpuhook.cluster.dra.claim_preparer import ClaimPreparer
 from gpuhook.monitor.host.child import Channel, Clock, JsonLineWorker
 
-LIMIT = 38.0  # seconds for a claim's work; the kubelet waits for 45
+TIMEOUT = 38.0  # seconds for a claim's work; the kubelet waits for 45
 _LONGEST_LINE = 16 << 20
 _LATE = "It took longer than {:g} seconds and was stopped; unfinished steps are rolled back later"
 
@@ -34,7 +34,7 @@ class Job(JsonLineWorker):
         self.call = call
         self.about = about
         self.what = what
-        self.limit = clock() + LIMIT
+        self.deadline = clock() + TIMEOUT
         self.answer: dict[str, Any] | None = None
         self.has_ended = False
         self.sentences: list[str] = []
@@ -57,9 +57,9 @@ class Job(JsonLineWorker):
 
     def tend(self) -> None:
         """Stop it if it takes too long."""
-        late = self._fd >= 0 and self._clock() >= self.limit  # protects: dra-deadline
+        late = self._fd >= 0 and self._clock() >= self.deadline  # protects: dra-deadline
         if late and not self._has_spoken():
-            self._finish(_LATE.format(LIMIT))
+            self._finish(_LATE.format(TIMEOUT))
 
     def _finish(self, otherwise: str) -> None:
         self.has_ended = True
@@ -86,7 +86,7 @@ class Job(JsonLineWorker):
 def _work(
     talk: Channel, handing: ClaimPreparer, do: str, driver: str, claim: Mapping[str, str]
 ) -> None:
-    kernel.end_after(int(LIMIT) + 1)
+    kernel.end_after(int(TIMEOUT) + 1)
     kernel.set_name(f"gpuhook-{do}")
     handing.say_by(lambda sentence: talk.say({"say": sentence}))
     try:

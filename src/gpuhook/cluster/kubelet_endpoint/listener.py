@@ -32,9 +32,9 @@ class Listener(JsonLineWorker):
 
     def deadline(self) -> float | None:
         """Return when ``tend`` is due next."""
-        return self._limit() if self.pid else self.again
+        return self._overdue() if self.pid else self.again
 
-    def _limit(self) -> float:
+    def _overdue(self) -> float:
         """Return when its next message is overdue; the driver may be slow at first."""
         patience = 3.0 * float(self.module.BEAT)
         return self._heard + patience + (0.0 if self._listens else self._config.nvml_timeout)
@@ -55,7 +55,7 @@ class Listener(JsonLineWorker):
             self._close()
             self._note_end()
         now = self._clock()
-        if self.pid and now >= self._limit() and not self._has_spoken():
+        if self.pid and now >= self._overdue() and not self._has_spoken():
             self._give_up()
         if self.again is not None and now >= self.again:
             self._start(inventory, now)

@@ -18,12 +18,12 @@ from gpuhook.cluster.nri import asked as words
 from gpuhook.cluster.nri.asked import PATIENCE, Asked
 from gpuhook.cluster.nri.gate import Gate, spec_of, ungated
 from gpuhook.cluster.vendors import cluster
-from gpuhook.core import raised
+from gpuhook.core import resource_limits
 from gpuhook.core.cdi.generate import Source, tidy
 from gpuhook.core.contract import Grant
 from gpuhook.core.inventory import cache
 from gpuhook.core.inventory.model import Device
-from gpuhook.core.request import limits as sizes
+from gpuhook.core.request import memory_settings as sizes
 from gpuhook.core.request.sources import parse_environment
 from gpuhook.core.resolve import resolve
 from gpuhook.core.verdict import Verdict
@@ -65,7 +65,7 @@ def decide(asked: Asked, way: InjectionMode, end: float | None = None) -> Answer
     """Return the response for a container; ``end`` is the deadline.
 
     RequestError or a DriverError, with a sentence, for a container that may not have the devices
-    that it requests. LimitError for invalid annotations about memory.
+    that it requests. MemoryLimitError for invalid annotations about memory.
     """
     limits = _memory_variables(asked, way.config)
     found = _decide(asked, way, end)
@@ -170,8 +170,8 @@ def _own(
         devices = tuple(grant.devices) if gate is None else gate.let_through(grant)
         for key, values in _edits(grant, devices, way).items():
             found.setdefault(key, []).extend(values)
-    if way.config.raises_limits and any(key in found for key in ("deviceNodes", "names")):
-        found["rlimits"] = raised.of_pod(dict(asked.rlimits), way.config)
+    if way.config.raises_resource_limits and any(key in found for key in ("deviceNodes", "names")):
+        found["rlimits"] = resource_limits.of_pod(dict(asked.rlimits), way.config)
     return found, [grant.vendor.names for grant in resolved.grants]
 
 

@@ -360,7 +360,7 @@ def _tenant_names(resolved: Allocation) -> list[str]:
 def _is_below(place: str, folder: str) -> bool:
     """Tell whether a mount is a vendor's folder or below it, however the path is spelled."""
     request = MountRequests([(sources.SOURCE, place)], folder)
-    return bool(request.devices or request.imex or request.limits or request.skipped)
+    return bool(request.devices or request.imex or request.memory_limits or request.skipped)
 
 
 def _is_plain(grant: Grant, name: str) -> bool:

@@ -20,7 +20,7 @@ HOOK_STAGES = (
     "prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop",
 )  # fmt: skip
 NODE_TYPES = ("", "b", "c", "u", "p")
-_CLOS_LIMIT = 4096  # bytes: it is the name of a folder
+_MAX_CLOS = 4096  # bytes: it is the name of a folder
 _LISTS = ("env", "deviceNodes", "hooks", "mounts", "additionalGids", "netDevices")
 
 
@@ -142,6 +142,6 @@ def _net_devices(devices: "list[dict[str, Any]]") -> "Found":
 
 def _rdt(rdt: "dict[str, Any]") -> "Found":
     name = rdt.get("closID") or ""
-    too_long = len(name.encode("utf-8", "surrogateescape")) >= _CLOS_LIMIT
+    too_long = len(name.encode("utf-8", "surrogateescape")) >= _MAX_CLOS
     if name != "/" and (too_long or name in (".", "..") or "/" in name or "\n" in name):
         yield ("closID",), f"closID must be / or the name of a folder, not {shown(name)}"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 ANNOTATION_PREFIX = "cdi.k8s.io/"
-_KEY_LIMIT = 63  # characters after the prefix, as in Kubernetes
+_MAX_KEY = 63  # characters after the prefix, as in Kubernetes
 
 _ALNUM = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 _KEY = _ALNUM | frozenset("-_.")
@@ -57,11 +57,11 @@ def annotation_key(plugin: str, device_id: str) -> str:
     """Return the annotation key for a device plugin's device; CdiError if it can't be one."""
     name = f"{plugin}_{device_id.replace('/', '_')}"
     ends = (plugin[:1], device_id[-1:])
-    if len(name) <= _KEY_LIMIT and _ALNUM.issuperset(ends) and _KEY.issuperset(name):
+    if len(name) <= _MAX_KEY and _ALNUM.issuperset(ends) and _KEY.issuperset(name):
         return ANNOTATION_PREFIX + name
     raise CdiError(
         f"{shown(name)} can't be the name of an annotation",
-        f"Use at most {_KEY_LIMIT} letters, digits and -_. for plugin and device together, "
+        f"Use at most {_MAX_KEY} letters, digits and -_. for plugin and device together, "
         "a letter or digit first and last",
     )
 

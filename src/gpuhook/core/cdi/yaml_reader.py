@@ -50,7 +50,7 @@ _WORDS: "dict[str, Scalar]" = {
 }
 _INTEGER = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO]?[0-7]+|0|[1-9][0-9]*)", re.ASCII)
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", re.ASCII)
-_NUMBER_LIMIT = 100  # characters; 64 bits have fewer in every base
+_MAX_NUMBER = 100  # characters; 64 bits have fewer in every base
 _TYPES: "dict[str, tuple[type, ...]]" = {
     "bool": (bool,),
     "int": (int,),
@@ -224,7 +224,7 @@ def _resolved(text: str) -> "Scalar":
         return _WORDS[text]
     # Go drops each _ in a number that begins with a digit or a sign.
     plain = text if text[:1] in "._" else text.replace("_", "")
-    if len(plain) > _NUMBER_LIMIT:
+    if len(plain) > _MAX_NUMBER:
         return text
     if _INTEGER.fullmatch(plain):
         octal = plain.lstrip("+-")[0] == "0" and plain.lstrip("+-").isdigit()

@@ -55,8 +55,8 @@ _OPTIONAL_FOLDERS = (
 _SETTLED_FOLDERS = ("/usr/", "/lib/", "/lib64/", "/opt/", "/etc/", "/nix/store/")
 
 LD_CACHE = "/etc/ld.so.cache"
-_LD_CACHE_LIMIT = 64 << 20
-_WRITTEN_LIMIT = 1 << 20
+_MAX_LD_CACHE = 64 << 20
+_MAX_WRITTEN = 1 << 20
 
 
 def attributes_of(options: tuple[str, ...]) -> int:
@@ -502,7 +502,7 @@ class UpdateLdCache(Operation):
 
     def execute(self, container: "Container") -> None:
         """Merge and replace the file; leave it if nothing changes."""
-        old = container.read_file(LD_CACHE, _LD_CACHE_LIMIT)
+        old = container.read_file(LD_CACHE, _MAX_LD_CACHE)
         if old is None and not container.may_write(LD_CACHE):
             # Without a cache the loader searches its default folders, which have the libraries.
             container.skipped.append(f"{LD_CACHE}: it would have to be made in a volume")
@@ -561,7 +561,7 @@ class WriteFile(Operation):
     def execute(self, container: "Container") -> None:
         """Replace the file; leave it if it has the same content."""
         new = self.content.encode()
-        if container.read_file(self.destination, _WRITTEN_LIMIT) != new:
+        if container.read_file(self.destination, _MAX_WRITTEN) != new:
             container.replace_file(self.destination, new, self.mode)
 
     def to_json(self) -> "dict[str, Any]":

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
         chosen: tuple[str, ...]
         start: Start | None
 
-    class Limits(Protocol):
-        """Memory limits of a container's devices: ``core.limits.Limits``."""
+    class MemoryLimits(Protocol):
+        """Memory limits of a container's devices: ``core.memory_limits.MemoryLimits``."""
 
         def set(self, process: int, *, container: "Container") -> None:
-            """Set all limits; LimitError."""
+            """Set all limits; MemoryLimitError."""
 
         def to_json(self) -> list[dict[str, Any]]:
             """Return them as recorded."""
@@ -201,12 +201,12 @@ def take(
     resolved: "Allocation | None",
     known: "Known",
     config: "Config",
-    limits: "Limits | None" = None,
+    limits: "MemoryLimits | None" = None,
 ) -> None:
     """Write the record of a container with devices in its config.json; set its limits.
 
     ``container`` is its root while it is being created. HeldError if another container has one of
-    the devices, LimitError if a limit can't be set.
+    the devices, MemoryLimitError if a limit can't be set.
     """
     chosen = resolved.chosen if resolved is not None else ()
     record = describe(state, spec, *_asked(resolved), known, config, chosen=chosen)

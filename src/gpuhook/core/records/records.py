@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 FOLDER = "containers"
 VERSION = 2
 
-_LIMIT = 1 << 20  # bytes of a record
-_TEXT_LIMIT = 256  # characters of a name; Kubernetes' names have at most 253
-_NAMES_LIMIT = 16  # requested names that are kept
+_MAX_BYTES = 1 << 20  # bytes of a record
+_MAX_TEXT = 256  # characters of a name; Kubernetes' names have at most 253
+_MAX_NAMES = 16  # requested names that are kept
 _SWEPT = 4  # other records that are checked when one is written
 _OTHERS = ("lock", "choices")  # no records: ``leases`` and ``choice`` have them
 _NEW = "."  # before the name of a record that is being written (``StateDirectory.replace``)
@@ -111,7 +111,7 @@ def describe(state: "State", annotations: "Any", grants: "Iterable[Grant]") -> "
 
 
 def _given(grant: "Grant") -> "dict[str, Any]":
-    asked = list(grant.request.devices or ())[:_NAMES_LIMIT]
+    asked = list(grant.request.devices or ())[:_MAX_NAMES]
     found = given(grant.vendor.names, grant.inventory, grant.devices, grant.rules())
     return {**found, "request": {"source": grant.request.source, "devices": asked}}
 
@@ -170,11 +170,11 @@ def _names(engine: str, annotations: "dict[str, Any]") -> dict[str, str]:
         read = {name: annotations.get(key) for name, key in _CONTAINERD_KEYS.items()}
     elif engine == "cri-o":  # protects: engines-own-annotations
         labels = annotations.get(_CRIO_LABELS)
-        if isinstance(labels, str) and len(labels) < _LIMIT:
+        if isinstance(labels, str) and len(labels) < _MAX_BYTES:
             read = _labels(labels)
         read["image"] = annotations.get(_CRIO_IMAGE)
     values = {name: read.get(name) for name in _CONTAINERD_KEYS}
-    return {name: it[:_TEXT_LIMIT] if isinstance(it, str) else "" for name, it in values.items()}
+    return {name: it[:_MAX_TEXT] if isinstance(it, str) else "" for name, it in values.items()}
 
 
 def _labels(text: str) -> "dict[str, Any]":
@@ -471,7 +471,7 @@ def _unclear(folder: StateDirectory, name: str) -> HeldError:
 
 def _load(folder: StateDirectory, name: str) -> "dict[str, Any]":
     """Return a record; OSError, and ValueError for a format that this version doesn't know."""
-    record = folder.load(name, _LIMIT)
+    record = folder.load(name, _MAX_BYTES)
     known = isinstance(record, dict) and record.get("version") == VERSION
     if not known or not _is_sound(record) or name != name_of(record):
         raise ValueError(name)
@@ -583,7 +583,7 @@ def _began(status: bytes) -> int:
 
 
 def _read(path: str, folder: int | None = None) -> bytes:
-    return proc.read(path, folder, _LIMIT)
+    return proc.read(path, folder, _MAX_BYTES)
 
 
 def open_records(state_dir: str, *, make: bool) -> StateDirectory | None:

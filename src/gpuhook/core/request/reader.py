@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _MOST_NAMES = 1 << 12  # of one vendor's devices; no host has a tenth of them
-_NAME_LIMIT = 256  # characters; the longest real name, an old MIG one, has about 60
+_MAX_NAME = 256  # characters; the longest real name, an old MIG one, has about 60
 _NAME_CHARACTERS = frozenset(
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.:/=+@"
 )
@@ -457,7 +457,7 @@ def _check_name(name: str, every: tuple[str, ...]) -> None:
 
 
 def _is_name(name: str) -> bool:
-    return len(name) <= _NAME_LIMIT and _NAME_CHARACTERS.issuperset(name) and ".." not in name
+    return len(name) <= _MAX_NAME and _NAME_CHARACTERS.issuperset(name) and ".." not in name
 
 
 def _table(spec: "dict[str, Any]", name: str) -> "dict[str, Any]":

@@ -2,7 +2,7 @@
 
 A cluster's device plugin requests devices by mounting /dev/null below a folder whose name its
 vendor defines, because a user's image can't forge mounts. For the same reason memory limits
-that a pod must not remove are there (``limit_place``).
+that a pod must not remove are there (``memory_limit_place``).
 """
 
 from os.path import normpath
@@ -21,12 +21,12 @@ ANY = "any"
 
 # Below a vendor's folder, before SIZE/DEVICE: a limit of a device that the container gets by other
 # means, and one that requests the device as well.
-_LIMIT, _LIMITED = "limit", "memory"
+_LIMIT_ONLY, _WITH_DEVICE = "limit", "memory"
 _PARTS = ("/limit", "/memory")
 FOLDERS = "-container-devices"  # in the name of every vendor's folder
 
 
-def limit_place(folder: str, device: str, size: str, *, gives: bool = False) -> str:
+def memory_limit_place(folder: str, device: str, size: str, *, gives: bool = False) -> str:
     """Return the path at which to mount SOURCE in a container that may use ``size`` of a device.
 
     ``folder`` is the vendor's ``MOUNTS``, ``device`` any of the device's names ("": each of the
@@ -38,10 +38,12 @@ def limit_place(folder: str, device: str, size: str, *, gives: bool = False) -> 
     plugin's mount; then the device is gone as well, and not only the limit. CDI
     specs, which contain the device themselves and whose mounts can't be replaced, do without.
     """
-    return "/".join([folder, _LIMITED if gives else _LIMIT, size, *filter(None, (device,))])
+    return "/".join(
+        [folder, _WITH_DEVICE if gives else _LIMIT_ONLY, size, *filter(None, (device,))]
+    )
 
 
-def may_limit(destination: object) -> bool:
+def may_limit_memory(destination: object) -> bool:
     """Tell whether a mount could be a limit: quick, and True for all limits."""
     return (
         isinstance(destination, str)
@@ -53,11 +55,11 @@ def may_limit(destination: object) -> bool:
 class MountRequests:
     """The requested names: ``devices`` and ``imex`` channels in mount order, once each.
 
-    ``limits`` are pairs of size and device, as ``limit_place`` takes them, and unchecked.
-    ``skipped`` has the reason for every invalid name.
+    ``memory_limits`` are pairs of size and device, as ``memory_limit_place`` takes them, and
+    unchecked. ``skipped`` has the reason for every invalid name.
     """
 
-    __slots__ = ("devices", "imex", "limits", "skipped")
+    __slots__ = ("devices", "imex", "memory_limits", "skipped")
 
     def __init__(self, mounts: "Iterable[tuple[str, str]]", root: str) -> None:
         """Read (source, destination) pairs; ``root`` is the vendor's folder, "" if it has none."""
@@ -70,10 +72,10 @@ class MountRequests:
             if name is None:
                 continue
             kind, _, rest = name.partition("/")
-            if kind in (_LIMIT, _LIMITED):
+            if kind in (_LIMIT_ONLY, _WITH_DEVICE):
                 size, _, name = rest.partition("/")
                 limits[size, name] = None
-                if kind == _LIMIT or not name:
+                if kind == _LIMIT_ONLY or not name:
                     continue
             if name.startswith("imex/"):
                 imex[name[5:]] = None
@@ -87,7 +89,7 @@ class MountRequests:
                 devices[name] = None
         self.devices = tuple(devices)
         self.imex = tuple(imex)
-        self.limits = tuple(limits)
+        self.memory_limits = tuple(limits)
         self.skipped = tuple(skipped)
 
 

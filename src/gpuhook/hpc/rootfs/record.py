@@ -22,7 +22,7 @@ Place = dict[str, Any]
 
 _FOLDER = "applied"  # in the state folder
 _ENDING = ".json"
-_LIMIT = 256 << 20
+_MAX_BYTES = 256 << 20
 _FIRST_LINE = 64 << 10
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 # Keys of a record, and of a place to restore: for a link, and for a rewritten file.
@@ -151,7 +151,7 @@ def load(path: str) -> Record | None:
     """Return the record in a file, None if there is no file; FolderError for a damaged one."""
     try:
         host_files.check_writers(path)
-        *lines, torn = host_files.read(path, _LIMIT).split(b"\n")  # of a run that was killed
+        *lines, torn = host_files.read(path, _MAX_BYTES).split(b"\n")  # of a run that was killed
         del torn
         head, was, *notes = map(json.loads, lines)
         found = Record(path, folder=Identity(**head.pop("folder")), **head, **was)

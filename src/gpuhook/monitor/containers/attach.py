@@ -14,19 +14,18 @@ from gpuhook.base.config.model import Config
 from gpuhook.base.errors import (
     ContainerError,
     GpuhookError,
-    LimitError,
+    MemoryLimitError,
     RequestError,
     listed,
     shown,
 )
 from gpuhook.base.oci.spec import Spec
-from gpuhook.core import contract, dev_char
-from gpuhook.core import limits as memory_limits
+from gpuhook.core import contract, dev_char, memory_limits
 from gpuhook.core.contract import Grant
 from gpuhook.core.inventory.model import Device, Inventory
 from gpuhook.core.inventory.selection import select
 from gpuhook.core.records import leases
-from gpuhook.core.resolve import Allocation, limits
+from gpuhook.core.resolve import Allocation, find_memory_limits
 from gpuhook.monitor.containers import attached, live
 from gpuhook.monitor.containers.nodes import Numbers
 from gpuhook.monitor.containers.open_nodes import NodeUser
@@ -58,7 +57,7 @@ def attach(container: Target, new: Sequence[Grant], request: Spec, config: Confi
     record = container.record()
     combined = [_with_former(grant, record) for grant in new]
     allocation = Allocation(combined, config, registry.known(config))
-    limited = _limits(request, allocation, new, config)
+    limited = _memory_limits(request, allocation, new, config)
     rules = [container.denied(grant.rules()) for grant in combined]
     pairs = sorted({pair for each in rules for pair in each})
     entries = [
@@ -189,16 +188,16 @@ def _with_former(grant: Grant, record: Mapping[str, Any]) -> Grant:
     return whole
 
 
-def _limits(
+def _memory_limits(
     request: Spec, allocation: Allocation, new: Iterable[Grant], config: Config
 ) -> list[dict[str, Any]]:
     """Return the memory limits of new devices by the container's variables, for its record."""
     if config.limits_memory:  # protects: attach-limits
-        raise LimitError(
+        raise MemoryLimitError(
             "This host limits the memory of devices, which is only safe at a container's start",
             "Stop the container and start it with the devices",
         )
-    found = limits(request, config, allocation.known, allocation)
+    found = find_memory_limits(request, config, allocation.known, allocation)
     ids = {(grant.vendor.names.NAME, name) for grant in new for name in grant.ids}
     every = found.to_json() if found is not None else []
     return [each for each in every if (each["vendor"], each["id"]) in ids]

@@ -22,7 +22,7 @@ WITHOUT_ROOT = (
     "Without root, only your own containers are listed, and those of a Docker that you can access; "
     "run this as root for all."
 )
-LIMIT = 512  # most containers without a record to show
+MAX_CONTAINERS = 512  # most containers without a record to show
 _LATE = (
     "Containers without a record may be missing: the host's processes have more mounts than "
     f"can be examined in {PATIENCE:.0f} seconds"
@@ -35,7 +35,7 @@ _UNCLEAR = (
     "The devices of these processes are unknown until they are restarted, because their records "
     f"are damaged or of another version, in the folder {records.FOLDER} of"
 )
-_MANY = f"There are more than {LIMIT} containers without a record: the others are left out"
+_MANY = f"There are more than {MAX_CONTAINERS} containers without a record: the others are left out"
 
 
 @dataclass
@@ -131,12 +131,12 @@ def running(inventories: Iterable[Inventory], state_dir: str) -> Running:
     others = [*found.values()]
     problems = (
         _LATE if not look.is_whole else "",
-        _MANY if len(others) > LIMIT else "",
+        _MANY if len(others) > MAX_CONTAINERS else "",
         f"{_UNCLEAR} {state_dir}: {listed(unclear)}" if unclear else "",
         _UNSEEN if records.are_unseen(state_dir) else "",  # protects: unseen-told
     )
     # protects: look-limit
-    containers = sorted([*recorded, *others[:LIMIT]], key=lambda each: each.name)
+    containers = sorted([*recorded, *others[:MAX_CONTAINERS]], key=lambda each: each.name)
     return Running(containers, tuple(each for each in problems if each))
 
 

@@ -13,7 +13,7 @@ from gpuhook.base.cgroup import dmem
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import GpuhookError
 from gpuhook.core.inventory.model import Inventory
-from gpuhook.core.limits import recorded
+from gpuhook.core.memory_limits import recorded
 from gpuhook.core.records import records
 from gpuhook.monitor.containers.device_users import Container
 from gpuhook.vendors import registry

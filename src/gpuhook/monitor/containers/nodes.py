@@ -16,7 +16,7 @@ from gpuhook.base.host import proc
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.monitor.host.namespaces import Look
 
-_NODES_LIMIT = 1 << 14  # most entries of a container's /dev to read
+_MAX_NODES = 1 << 14  # most entries of a container's /dev to read
 _RESOLVE_CACHED = 0x20  # linux/openat2.h, Linux 5.12: EAGAIN instead of asking a filesystem
 # Kernel filesystems, which never block on another process.
 _LOCAL = frozenset(
@@ -120,7 +120,7 @@ def _nodes_in(dev: int, folder: str, look: Look) -> Iterator[Numbers]:
     except OSError:
         return
     with _held(opened) as fd, os.scandir(fd) as entries:
-        for entry in itertools.islice(entries, _NODES_LIMIT):
+        for entry in itertools.islice(entries, _MAX_NODES):
             if not look.goes_on():
                 return
             try:

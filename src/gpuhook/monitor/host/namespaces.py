@@ -14,7 +14,7 @@ from gpuhook.base.host import proc
 PATIENCE = 2.0  # seconds for a scan
 _INIT = "1"
 _ENDED = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # /proc's errors for a process that has ended
-_TABLE_LIMIT = 1 << 24  # bytes of a mount table; with thousands of mounts it has one MiB
+_MAX_TABLE = 1 << 24  # bytes of a mount table; with thousands of mounts it has one MiB
 
 
 class Look:
@@ -55,7 +55,7 @@ class Look:
     def table(self, entry: str) -> bytes | None:
         """Return the mount table of a process: b"" if it is too long, None if the process ended."""
         try:
-            return proc.read(f"/proc/{entry}/mountinfo", most=_TABLE_LIMIT)
+            return proc.read(f"/proc/{entry}/mountinfo", most=_MAX_TABLE)
         except OSError as error:
             if error.errno in _ENDED:
                 return None

@@ -13,10 +13,10 @@ from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import GpuhookError, printable
 from gpuhook.base.oci import process
 from gpuhook.base.oci.spec import Spec
-from gpuhook.core import contract, raised
+from gpuhook.core import contract, resource_limits
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.inventory.selection import fallen_off
-from gpuhook.core.limits import Limits
+from gpuhook.core.memory_limits import MemoryLimits
 from gpuhook.core.plan import image, spec_edits
 from gpuhook.core.plan.operations import AddGroup, Operation, Plan, usable
 from gpuhook.core.plan.volumes import Volumes
@@ -25,7 +25,7 @@ from gpuhook.core.planner import make_plan
 from gpuhook.core.records import exclusive_request
 from gpuhook.core.request import sources as environments
 from gpuhook.core.request.reader import Request, SpecReader, effective_mode
-from gpuhook.core.resolve import Allocation, Progress, limits, resolve
+from gpuhook.core.resolve import Allocation, Progress, find_memory_limits, resolve
 from gpuhook.tools import root_folder
 from gpuhook.tools.cli import _image_checks, _suggest
 from gpuhook.vendors import registry
@@ -149,7 +149,7 @@ class Explanation:
         if config.exclusive and self.container is None:
             exclusive_request.check(_with_documents(spec, documents), resolved, self.known, config)
         given = _with_documents(spec, documents) if documents else spec
-        limited = limits(given, config, self.known, resolved)
+        limited = find_memory_limits(given, config, self.known, resolved)
         plan = make_plan(resolved.grants, found, resolved.groups)
         folders = self.layers if root_path is None else [root_path]
         gives_files = bool(Places().write(plan.operations).mounts)
@@ -176,9 +176,9 @@ class Explanation:
         else:
             self.left_out += _lacking(spec, plan, root_path)
         self.operations = [op for op in self.operations if op not in self.undone]
-        self._add_limits(limited)
-        if config.raises_limits and resolved.gives_devices and not folder:
-            more = raised.changes(spec, config)
+        self._add_memory_limits(limited)
+        if config.raises_resource_limits and resolved.gives_devices and not folder:
+            more = resource_limits.changes(spec, config)
             self.undone += [op for op in more if self._hook_alone and not op.by_hook]
             self.operations[:0] = [op for op in more if op not in self.undone]
 
@@ -194,7 +194,7 @@ class Explanation:
         elif _image_checks.has_musl(folders):
             self.hints.append(_image_checks.MUSL)
 
-    def _add_limits(self, limited: Limits | None) -> None:
+    def _add_memory_limits(self, limited: MemoryLimits | None) -> None:
         """Add the limits, which a hook sets in every mode, after the rules for devices."""
         place = sum(op.allows is not None for op in self.operations)
         self.operations[place:place] = limited.operations if limited is not None else ()

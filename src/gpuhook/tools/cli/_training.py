@@ -16,14 +16,14 @@ from gpuhook.tools.config.edit import set_value
 from gpuhook.tools.config.render import value_of
 from gpuhook.tools.engines.prefix import below
 
-LIMITS = {
+RESOURCE_LIMITS = {
     "gpuhook.containers.memlock": "unlimited",
     "gpuhook.containers.stack": "64MiB",
     "gpuhook.containers.shm-size": "50%",
 }
 
 
-def raise_limits(prefix: str, *, dry_run: bool) -> list[str]:
+def raise_resource_limits(prefix: str, *, dry_run: bool) -> list[str]:
     """Set the limits that config.toml lacks, and print and return them, as KEY=VALUE.
 
     ConfigError if the file has an error or can't be written.
@@ -35,7 +35,9 @@ def raise_limits(prefix: str, *, dry_run: bool) -> list[str]:
         except FileNotFoundError:
             text = settings.default_text()
         present = loads(text)
-        missing = {key: value for key, value in LIMITS.items() if not value_of(present, key)}
+        missing = {
+            key: value for key, value in RESOURCE_LIMITS.items() if not value_of(present, key)
+        }
         for key, value in missing.items():
             text = set_value(text, key, value)
         if missing and not dry_run:

@@ -57,10 +57,10 @@ def _as_json(inventories: list[Inventory]) -> dict[str, Any]:
 
 def _show(inventory: Inventory, vendor: ModuleType, config: Config, *, blank: bool) -> None:
     """Print one vendor's driver and devices, after an empty line if ``blank``."""
-    from gpuhook.monitor import limit_support  # noqa: PLC0415 - --help needs none of it
+    from gpuhook.monitor import memory_limit_support  # noqa: PLC0415 - --help needs none of it
     from gpuhook.tools.cli import _screen  # noqa: PLC0415 - costs a tenth of a second
 
-    lacking = limit_support.what_it_takes(contract.load(vendor), inventory, config)
+    lacking = memory_limit_support.what_it_takes(contract.load(vendor), inventory, config)
     kinds = Counter(file.kind for file in inventory.files)
     found = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     facts = (

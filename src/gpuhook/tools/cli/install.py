@@ -131,7 +131,7 @@ def _carry_out(job: Job) -> tuple[bool, dict[str, Any]]:
     if job.documents:
         documents.check_folders(job.ask.prefix)
     dry, prefix = job.dry_run, job.ask.prefix
-    raised = training.raise_limits(prefix, dry_run=dry) if job.for_training else []
+    raised = training.raise_resource_limits(prefix, dry_run=dry) if job.for_training else []
     store = Store(job.state, job.ask.prefix)
     # Read under the lock, too, so that no concurrent installation's changes are lost.
     with contextlib.nullcontext() if job.dry_run else store.locked():

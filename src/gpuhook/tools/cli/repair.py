@@ -121,7 +121,7 @@ def _to_json(
         **found,
         "restored_nodes": [node.path for node in done.nodes],
         "created_links": [f"/dev/char/{link}" for link in done.links],
-        "restored_limits": [*done.limits],
+        "restored_limits": [*done.memory_limits],
         "lasts": done.lasts,
         "result": done.how.partition(":")[2],
     }
@@ -140,8 +140,8 @@ def _line(name: str, done: repairs.Repaired) -> str:
     if done.links:
         links = listed([f"/dev/char/{link}" for link in done.links], _SHOWN)
         found.append(f"created {links}, without which systemd would remove the access again")
-    if done.limits:
-        devices = listed(done.limits, _SHOWN)
+    if done.memory_limits:
+        devices = listed(done.memory_limits, _SHOWN)
         found.append(f"the memory limit on device {devices} was lost and is set again")
     if not done.lasts:
         found.append(

@@ -93,7 +93,7 @@ def files(case: Case) -> Iterator[Finding]:
             yield _if(_has_rootless(case), "cdi-mode", text, f"Run chmod 644 {place}")
 
 
-def limits(case: Case) -> Iterator[Finding]:
+def resource_limits(case: Case) -> Iterator[Finding]:
     """Name the limits of [gpuhook.containers] that a CDI spec has no field for."""
     config = case.config
     found = [name for name in ("memlock", "stack") if getattr(config, name)]

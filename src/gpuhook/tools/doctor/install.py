@@ -20,7 +20,7 @@ from gpuhook.base.loader import elf
 from gpuhook.core import contract
 from gpuhook.core.inventory import cache
 from gpuhook.core.records import engine_names, records
-from gpuhook.monitor import limit_support
+from gpuhook.monitor import memory_limit_support
 from gpuhook.monitor.vendors import survey
 from gpuhook.prefork import launcher_cache
 from gpuhook.runtime_shim import find_runtime
@@ -228,7 +228,7 @@ def memory_limits(case: Case) -> Iterator[Finding]:
         inventory = cache.saved(config, vendor)
         if inventory is None:
             continue
-        lacking = limit_support.what_it_takes(vendor, inventory, config)
+        lacking = memory_limit_support.what_it_takes(vendor, inventory, config)
         title = vendor.names.TITLE
         if lacking is None:
             yield ok("memory-limits", f"The memory of {title} devices can be limited")

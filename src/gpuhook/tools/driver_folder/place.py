@@ -27,7 +27,7 @@ _SUPERSEDED = ".gpuhook-superseded"  # in a replaced one: the boot id at its rep
 _WORK = ".{}.gpuhook"  # the work folder
 
 _PATIENCE = 30.0  # seconds; linking or copying takes less
-_MARKER_LIMIT = 1 << 20
+_MAX_MARKER = 1 << 20
 _LOOK = 10.0  # seconds to search the mounts; nothing waits for it
 _INIT = "1"  # in no container, and not accessible to every root user
 _REMEDIES = {
@@ -70,7 +70,7 @@ class Place:
     def marker(self) -> bytes:
         """Return the content of its marker, b"" if there is none."""
         try:
-            return host_files.read(os.path.join(self.path, MARKER), _MARKER_LIMIT)
+            return host_files.read(os.path.join(self.path, MARKER), _MAX_MARKER)
         except OSError:
             return b""
 

@@ -23,7 +23,7 @@ _DEFAULT_SOCKET = "/var/run/docker.sock"
 _REQUEST = "GET {} HTTP/1.0\r\nHost: docker\r\n\r\n"  # 1.0: the answer ends with the connection
 _OK = "200"
 _PATIENCE = 5.0  # seconds for the whole answer
-_LIMIT = 4 << 20  # bytes; a typical answer has 5,000
+_MAX_BYTES = 4 << 20  # bytes; a typical answer has 5,000
 _PIECE = 1 << 16
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7): process, user, group
 _ROOT = 0
@@ -118,8 +118,8 @@ def _talk(path: str, request: bytes, limit: float) -> bytes:
             if not piece:
                 return bytes(data)
             data += piece
-            if len(data) > _LIMIT:  # protects: docker-bound
-                raise OSError(f"it answers more than {_LIMIT >> 20} MiB")
+            if len(data) > _MAX_BYTES:  # protects: docker-bound
+                raise OSError(f"it answers more than {_MAX_BYTES >> 20} MiB")
     raise TimeoutError(f"it doesn't finish its answer within {limit:.0f} seconds")
 
 

@@ -19,7 +19,7 @@ from gpuhook.tools.engines import containerd_files, docker_api
 from gpuhook.tools.engines.merge import Document, get
 from gpuhook.tools.engines.store import Record, Store
 
-_PATH_LIMIT = 4096  # bytes, PATH_MAX
+_MAX_PATH = 4096  # bytes, PATH_MAX
 _SCRIPT = 4096  # bytes of the script that Docker writes for a runtime with arguments
 _SHORT = 12  # characters of a container's id, as Docker prints it
 # Daemons that read their files only at start-up: the default file, the key of the default runtime.
@@ -104,7 +104,7 @@ def _of_shims(program: str) -> Iterator[Needing]:
     """Yield containers of containerd and Docker, from the working directories of their shims."""
     for process in host_processes.running("containerd-shim-runc-v2"):
         try:
-            runtime = host_files.read(f"/proc/{process.pid}/cwd/runtime", _PATH_LIMIT)
+            runtime = host_files.read(f"/proc/{process.pid}/cwd/runtime", _MAX_PATH)
         except OSError:
             continue
         namespace, name = ((process.option(option) or [""])[-1] for option in ("-namespace", "-id"))

@@ -1,13 +1,13 @@
 """Requests for root folders without a container engine, and what a folder can't have."""
 
 from gpuhook.base.config.model import Config
-from gpuhook.base.errors import LimitError, RequestError, listed
+from gpuhook.base.errors import MemoryLimitError, RequestError, listed
 from gpuhook.base.names import MEMORY_VARIABLE
 from gpuhook.base.oci.spec import Spec
 from gpuhook.core.contract import check_others
 from gpuhook.core.plan.operations import AddGroup, AllowDevice, Operation, Plan
 from gpuhook.core.plan.writer import PlanWriter
-from gpuhook.core.resolve import Allocation, limits
+from gpuhook.core.resolve import Allocation, find_memory_limits
 
 _MODE = "hook"
 
@@ -21,7 +21,7 @@ def settle(config: Config) -> None:
 
 
 def check(resolved: Allocation, config: Config, spec: Spec) -> None:
-    """Refuse what a folder can't have: RequestError, or LimitError if a limit is required.
+    """Refuse what a folder can't have: RequestError, or MemoryLimitError if a limit is required.
 
     ``spec`` holds the request.
     """
@@ -40,8 +40,10 @@ def check(resolved: Allocation, config: Config, spec: Spec) -> None:
 
     for grant in resolved.grants:
         check_others(grant, config)
-    if limits(spec, config, resolved.known, resolved) is not None:  # protects: folder-limits
-        raise LimitError(
+    if (
+        find_memory_limits(spec, config, resolved.known, resolved) is not None
+    ):  # protects: folder-limits
+        raise MemoryLimitError(
             "The memory of these devices is to be limited, and a folder has no cgroup of a "
             "container's, by which that is done",
             f"Start a container, or ask without {MEMORY_VARIABLE} where [gpuhook.limits] sets none",

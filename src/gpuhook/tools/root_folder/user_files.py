@@ -17,7 +17,7 @@ def read(path: str, rootfs: str) -> bytes:
     below = inside(path, rootfs)
     if below is not None:
         with Rootfs(rootfs) as root:
-            return root.read_file(below, host_files.LIMIT) or b""  # protects: environ-confined
+            return root.read_file(below, host_files.MAX_BYTES) or b""  # protects: environ-confined
     return host_files.read(path) if os.path.lexists(path) else b""
 
 

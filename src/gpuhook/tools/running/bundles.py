@@ -29,7 +29,7 @@ _STATE_FILES = (
     "/run/crun/*/status",
 )
 _SHIM = "containerd-shim-runc-v2"
-_LIMIT = 16 << 20  # bytes of a state file, which includes the whole config.json
+_MAX_BYTES = 16 << 20  # bytes of a state file, which includes the whole config.json
 _NAME = 4096  # bytes of a program's path
 
 
@@ -188,7 +188,7 @@ def _load(path: str) -> dict[str, Any]:
             trusted = status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
             if not trusted or not stat.S_ISREG(status.st_mode):
                 return {}
-            state = json.loads(file.read(_LIMIT))
+            state = json.loads(file.read(_MAX_BYTES))
     except (OSError, ValueError):
         return {}
     return state if isinstance(state, dict) else {}

@@ -19,7 +19,7 @@ from gpuhook.base.errors import GpuhookError
 from gpuhook.core.inventory.model import Device, Inventory
 from gpuhook.core.inventory.selection import select
 from gpuhook.core.resolve import resolve
-from gpuhook.monitor.containers.device_users import LIMIT, Container, command_of
+from gpuhook.monitor.containers.device_users import MAX_CONTAINERS, Container, command_of
 from gpuhook.monitor.containers.nodes import Numbers
 from gpuhook.tools.engines import docker_api, docker_gpus
 from gpuhook.tools.running.names import docker_sockets
@@ -51,7 +51,7 @@ def asked(
                     found.append(container)
         except (OSError, ValueError):
             continue
-    return found[:LIMIT]
+    return found[:MAX_CONTAINERS]
 
 
 class _Docker:

@@ -19,7 +19,7 @@ from gpuhook.base.errors import ContainerError
 from gpuhook.base.host import proc
 from gpuhook.core import dev_char
 from gpuhook.core.inventory.model import Inventory, Node
-from gpuhook.core.limits import recorded
+from gpuhook.core.memory_limits import recorded
 from gpuhook.core.records import records
 from gpuhook.monitor.containers import attached, cgroup_check
 from gpuhook.monitor.containers.device_users import Container, believed
@@ -38,14 +38,14 @@ class Repaired(NamedTuple):
     ``how`` is the result of ``access.allow``. ``nodes`` are those that its cgroup didn't allow,
     ``links`` the missing names in /dev/char that systemd needs. ``lasts`` is False if systemd will
     remove the access again, because only a hook added it and systemd has no rule for it.
-    ``limits`` are the devices whose recorded memory limit was lost and is set again.
+    ``memory_limits`` are the devices whose recorded memory limit was lost and is set again.
     """
 
     how: str
     nodes: tuple[Node, ...]
     links: tuple[str, ...]
     lasts: bool
-    limits: tuple[str, ...] = ()
+    memory_limits: tuple[str, ...] = ()
 
 
 def repair(
@@ -53,8 +53,8 @@ def repair(
 ) -> Repaired:
     """Restore a container's access to its devices; return what was missing.
 
-    With ``config``, its memory limits are set again as well. Raises CgroupError, LimitError, and
-    ContainerError if its devices are unknown.
+    With ``config``, its memory limits are set again as well. Raises CgroupError, MemoryLimitError,
+    and ContainerError if its devices are unknown.
     """
     with _first_process(container) as process, _unchanged(container, config):
         given = given_devices(container, process, inventories)
@@ -65,7 +65,11 @@ def repair(
         lasting = attached.lasting(container.record or {})
         by_hook = [pair for pair in given if pair not in lasting]
         lasts = not of_systemd or _is_in_spec(container, process, by_hook)
-        limited = _limit(container, process, inventories, config) if config is not None else ()
+        limited = (
+            _restore_memory_limits(container, process, inventories, config)
+            if config is not None
+            else ()
+        )
     links = [
         link
         for inventory in (inventories if of_systemd and lasts else ())
@@ -74,7 +78,7 @@ def repair(
     return Repaired(how, missing, tuple(links), lasts, limited)
 
 
-def _limit(
+def _restore_memory_limits(
     container: Container, process: int, inventories: Iterable[Inventory], config: Config
 ) -> tuple[str, ...]:
     """Set a container's recorded limits that aren't in effect; return the devices."""

@@ -28,7 +28,7 @@ TOPOLOGY = ("/etc/hccl_rootinfo.json", f"{DRIVER}/topo")
 
 _ENDING = ".list"
 _MOST_LINES, _LONGEST_LINE = 128, 4096
-_LIMIT = 1 << 20  # bytes
+_MAX_BYTES = 1 << 20  # bytes
 
 
 class Found:
@@ -69,7 +69,7 @@ def _read(root: Rootfs, path: str) -> tuple[list[str], str]:
         if not ours or each.st_mode & 0o022:
             return [], "non-root users may write to it"
     try:
-        text = (root.read_file(path, _LIMIT) or b"").decode()
+        text = (root.read_file(path, _MAX_BYTES) or b"").decode()
     except (OSError, UnicodeDecodeError) as error:
         return [], f"it can't be read ({type(error).__name__})"
     lines = [line.strip() for line in text.split("\n")]

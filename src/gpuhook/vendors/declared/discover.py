@@ -23,7 +23,7 @@ from gpuhook.vendors.declared.names import (
     WRITABLE,
 )
 
-_CACHE_LIMIT = 64 << 20
+_MAX_CACHE = 64 << 20
 _SMALL = 1 << 12
 
 
@@ -196,7 +196,7 @@ class _Search:
 
     def _cached(self) -> Iterable[tuple[str, str]]:
         """Return the libraries in the driver root's cache, in the loader's order."""
-        data = self._root.read_file(LD_CACHE, _CACHE_LIMIT)
+        data = self._root.read_file(LD_CACHE, _MAX_CACHE)
         flags = cache_flags(machine_name(), bits32=False)
         if data is None or flags is None:
             return []

@@ -24,7 +24,7 @@ OWNER = "NVIDIA Corporation"
 _LIBRARY = "libcuda.so."
 _FORMAT = 1
 _KEYS = ("format", "CUDA version", "driver")
-_NOTE_LIMIT = 1 << 16  # bytes; real notes have about a hundred
+_MAX_NOTE = 1 << 16  # bytes; real notes have about a hundred
 
 # NVIDIA's folders have a dozen files; reading an image's thousands would cost the host time.
 _MOST_FILES = 64
@@ -61,7 +61,7 @@ def parse_note(content: bytes) -> Note | None:
 
     NVIDIA's programs read it with Go's encoding/json: keys in any case, null like a missing key.
     """
-    if len(content) > _NOTE_LIMIT:
+    if len(content) > _MAX_NOTE:
         return None
     try:
         data = jsontext.loads(content.strip(b"\0").decode("utf-8"))

@@ -127,8 +127,8 @@ _LOADER_FOLDERS = ("", "/lib", "/lib64", "/usr/lib", "/usr/lib64")
 
 _FIRMWARE = "/lib/firmware"
 _FIRMWARE_PARAMETER = "/sys/module/firmware_class/parameters/path"
-_PARAMETER_LIMIT = 1 << 13  # bytes; the kernel stores a path
-_CACHE_LIMIT = 64 << 20
+_MAX_PARAMETER = 1 << 13  # bytes; the kernel stores a path
+_MAX_CACHE = 64 << 20
 
 
 class LibraryIndex:
@@ -145,7 +145,7 @@ class LibraryIndex:
         self._listed: dict[bool, dict[str, list[str]]] = {}
 
     def _read_cache(self, path: str) -> "list[tuple[str, str, int]]":
-        data = self._root.read_file(path, _CACHE_LIMIT)
+        data = self._root.read_file(path, _MAX_CACHE)
         if data is None:
             return []
         where = self._root.path.rstrip("/") + path
@@ -460,7 +460,7 @@ def _firmware_folders(root: Rootfs) -> list[str]:
     release = os.uname().release
     folders = [f"{_FIRMWARE}/updates/{release}", f"{_FIRMWARE}/updates"]
     folders += [f"{_FIRMWARE}/{release}", _FIRMWARE]
-    own = os.fsdecode((root.read_file(_FIRMWARE_PARAMETER, _PARAMETER_LIMIT) or b"").strip())
+    own = os.fsdecode((root.read_file(_FIRMWARE_PARAMETER, _MAX_PARAMETER) or b"").strip())
     return [own.rstrip("/"), *folders] if own.startswith("/") else folders
 
 

@@ -42,7 +42,7 @@ _OWN_NAME = "nvidia"  # in the names of the driver's own manifests, with any con
 _NAMES32 = frozenset({"i386", "i586", "i686", "x86", "armhf", "armv7l"})
 _KEY = "library_path"
 _JSON, _ICD = ".json", ".icd"
-_LIMIT = 1 << 16  # bytes
+_MAX_BYTES = 1 << 16  # bytes
 _MOST = 1000  # names in a folder
 _LEVELS = 8  # of objects and lists in a manifest
 
@@ -168,7 +168,7 @@ def _read(root: "Rootfs", locations: "Locations", folder: str, name: str) -> _Ma
     if path is None:
         return None
     try:
-        data = root.read_file(path, _LIMIT)
+        data = root.read_file(path, _MAX_BYTES)
     except OSError:  # it is too long
         return None
     if data is None:

@@ -30,7 +30,7 @@ _PIPE_OPTIONS = ("ro", "nosuid", "nodev", "noexec")  # protects: mps-read-only
 _SHM_OPTIONS = ("nosuid", "nodev", "noexec")
 _LOCK = "lock"
 _WAIT = 20.0  # seconds to wait for others; each needs a moment
-_LIMIT = 1 << 14  # bytes of a reservation
+_MAX_BYTES = 1 << 14  # bytes of a reservation
 _DIGITS = 2  # of a place
 
 
@@ -190,7 +190,7 @@ def claims(folder: StateDirectory, *, sweep: bool = False) -> dict[str, tuple[st
 def _read(name: str, folder: StateDirectory) -> list[str]:
     """Return the words of a reservation, none if it is gone or damaged."""
     try:
-        return folder.read(name, _LIMIT).decode(errors="replace").split(" ")
+        return folder.read(name, _MAX_BYTES).decode(errors="replace").split(" ")
     except (FileNotFoundError, ValueError):
         return [""]
 

@@ -61,7 +61,7 @@ _NOT_LOADED = 9
 _NOBODY = 65534  # the kernel's overflowuid and overflowgid
 # Needed by libnvidia-ml.so.1; a separate driver root may contain no C library.
 _PRELOAD = ("libm.so.6", "librt.so.1", "libpthread.so.0", "libdl.so.2")
-_ANSWER_LIMIT = 16 << 20
+_MAX_ANSWER = 16 << 20
 _SIGKILL = 9
 # A child that can't be killed, because it hangs in the driver, is left to init.
 _REAP_SECONDS = 0.5
@@ -161,7 +161,7 @@ def _group(name: str) -> int:
 def _read_until(fd: int, deadline: float) -> bytes | None:
     chunks: list[bytes] = []
     size = 0
-    while size <= _ANSWER_LIMIT:
+    while size <= _MAX_ANSWER:
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([fd], [], [], left)[0]:
             return None

@@ -17,10 +17,10 @@ import sys
 import time
 
 from gpuhook.base.container import kernel
-from gpuhook.base.errors import LimitError
+from gpuhook.base.errors import MemoryLimitError
 from gpuhook.base.host import signals
 from gpuhook.base.oci import jsontext
-from gpuhook.vendors.nvidia import limits
+from gpuhook.vendors.nvidia import nvml_limiter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from gpuhook.base.config.model import Config
     from gpuhook.core.inventory.model import Inventory
-    from gpuhook.core.limiter import Bytes
+    from gpuhook.core.memory_limiter import Bytes
 
 _KEPT = 60.0  # seconds after the last container with a limit
 _PATIENCE = 1.0  # seconds for a response
@@ -52,14 +52,14 @@ class NvmlSession:
         self._socket: _socket.socket | None = None
 
     def keep(self, inventory: "Inventory | None", config: "Config") -> None:
-        """Start the child, after a container had limits. Failures are ignored."""
+        """Start the child, after a container had nvml_limiter. Failures are ignored."""
         self._until = time.monotonic() + _KEPT
         if self._pid or inventory is None:
             return
         try:
-            self._key = inventory.root, limits.library_of(inventory)
+            self._key = inventory.root, nvml_limiter.library_of(inventory)
             self._start(int(config.nvml_timeout))
-        except (LimitError, OSError):  # the next container reports the problem
+        except (MemoryLimitError, OSError):  # the next container reports the problem
             return
         self._poll.register(self._news, select.POLLIN)
 
@@ -83,9 +83,9 @@ class NvmlSession:
         if not self._pid or descriptor != self._news:
             return False
         if os.read(self._news, 1):
-            limits.kept = self.ask
+            nvml_limiter.kept = self.ask
             return True
-        limits.kept = None
+        nvml_limiter.kept = None
         self._poll.unregister(self._news)
         os.close(self._news)
         self.forget()
@@ -96,8 +96,8 @@ class NvmlSession:
     def end_in_time(self) -> None:
         """Kill the child if there were no limits for long enough; ``hear`` reaps it."""
         if self._pid and time.monotonic() >= self._until:
-            limits.kept = None
-            signals.send_to_child(self._pid, limits.SIGKILL)
+            nvml_limiter.kept = None
+            signals.send_to_child(self._pid, nvml_limiter.SIGKILL)
 
     def descriptors(self) -> tuple[int, ...]:
         """Return the descriptors that a process needs for queries."""
@@ -146,7 +146,7 @@ def _run(
         kernel.end_after(max(patience, 1))  # 0 would be no deadline
         kernel.die_with_parent()
         if os.getppid() == parent:
-            setter = limits.Setter(*key)
+            setter = nvml_limiter.Setter(*key)
             kernel.end_after(_END)
             os.write(telling, _YES)
             while True:
@@ -155,7 +155,7 @@ def _run(
         os._exit(1)
 
 
-def _answer(socket: _socket.socket, setter: limits.Setter) -> None:
+def _answer(socket: _socket.socket, setter: nvml_limiter.Setter) -> None:
     """Wait for a query, and answer it."""
     happened = select.select([socket.fileno()], [], [], _BEAT)[0]
     kernel.end_after(_END)
@@ -170,7 +170,7 @@ def _answer(socket: _socket.socket, setter: limits.Setter) -> None:
     try:
         for uuid, limit in question["wanted"].items():
             setter.limit(uuid, question["folder"], limit)
-    except (AttributeError, limits.NvmlError):
+    except (AttributeError, nvml_limiter.NvmlError):
         done = _NO
     try:
         os.write(pipes[0], done)

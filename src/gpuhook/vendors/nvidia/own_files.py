@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PROC_DRIVER = "/proc/driver/nvidia"
 PROC_OPTIONS = ("ro", "nosuid", "nodev", "noexec")
-_PROC_FILE_LIMIT = 1 << 20
+_MAX_PROC_FILE = 1 << 20
 
 PROFILE_PATH = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
 PROFILE_MODE = 0o444
@@ -105,7 +105,7 @@ class MaskProc(Operation):
             return
         self._tmpfs = kernel.new_tmpfs({"mode": "0555", "size": "1m"}, 0)
         for name in self.files:
-            data = host.read_file(f"{PROC_DRIVER}/{name}", _PROC_FILE_LIMIT)
+            data = host.read_file(f"{PROC_DRIVER}/{name}", _MAX_PROC_FILE)
             if data is not None:
                 masked = masked_params(data) if name == "params" else None
                 self._copy(name, masked or data)

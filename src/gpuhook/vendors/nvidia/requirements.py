@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Factor = tuple[str, str, str]  # property, operator, value
     Alternatives = tuple[tuple[Factor, ...], ...]
 
-_VERSION_LIMIT = 64  # characters; no real version is a third as long
+_MAX_VERSION = 64  # characters; no real version is a third as long
 _OPERATORS = ("!=", "<=", ">=", "=", "<", ">")  # longer ones first
 _OPERATOR_CHARACTERS = "<>=!"
 _VERSIONS = ("cuda", "driver", "arch")
@@ -158,7 +158,7 @@ def _unmet(
 
 def parse_version(text: str) -> tuple[int, ...] | None:
     """Return a version's numbers, trailing zeros dropped (9 = 9.0), None if it is invalid."""
-    if len(text) > _VERSION_LIMIT:
+    if len(text) > _MAX_VERSION:
         return None
     parts = text.split(".")
     if not all(part.isascii() and part.isdecimal() for part in parts):

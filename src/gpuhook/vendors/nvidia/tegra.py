@@ -32,7 +32,7 @@ FAMILY = "/sys/devices/soc0/family"
 ORDINARY = ("devices.csv", "drivers.csv", "l4t.csv")
 TYPES = ("dev", "dir", "lib", "sym")
 _OWN_GPUS = ("(nvgpu)", "NVIDIA Thor")  # in NVML's names of integrated GPUs
-_LIST_LIMIT = 1 << 20
+_MAX_LIST = 1 << 20
 _MOST_LINKS = 40  # the kernel's limit
 _ANYWHERE = "**/"
 _MAGIC = frozenset("*?[")
@@ -100,7 +100,7 @@ def is_trusted(root: "Rootfs", path: str) -> bool:
 
 def _text(root: "Rootfs", path: str) -> str:
     try:
-        data = root.read_file(path, _LIST_LIMIT) if is_trusted(root, path) else None
+        data = root.read_file(path, _MAX_LIST) if is_trusted(root, path) else None
     except OSError as error:
         raise DriverError(
             f"Tegra's list {path} can't be read: {error.strerror}",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpuhook.base.oci.process import Setting
     from gpuhook.core.contract import Grant
     from gpuhook.core.inventory.model import Device, Node
-    from gpuhook.core.limiter import Limiter
+    from gpuhook.core.memory_limiter import MemoryLimiter
     from gpuhook.core.plan.image import Image
     from gpuhook.core.plan.operations import Operation
     from gpuhook.core.request.reader import Reading
@@ -163,10 +163,10 @@ class Nvidia(Vendor):
     def rules(self, grant: "Grant") -> "dict[tuple[int, int], str]":
         return device_nodes.management_rules(grant)
 
-    def limiter(self, grant: "Grant", config: "Config") -> "Limiter":
-        from gpuhook.vendors.nvidia.limits import Nvml  # noqa: PLC0415 - few containers have limits
+    def memory_limiter(self, grant: "Grant", config: "Config") -> "MemoryLimiter":
+        from gpuhook.vendors.nvidia.nvml_limiter import NvmlLimiter  # noqa: PLC0415 - few containers have limits
 
-        return Nvml(grant, config)
+        return NvmlLimiter(grant, config)
 
     def environment(self, grant: "Grant") -> "list[Setting]":
         if not grant.request.options.mps:

@@ -15,7 +15,7 @@ import pytest
 from gpuhook.base.config.loader import default_user, examine, load, loads
 from gpuhook.base.config.locate import line_of
 from gpuhook.base.config.model import FEATURE_PREFIX, FEATURES, KEYS, MODES, Config
-from gpuhook.base.config.source import SIZE_LIMIT, flatten
+from gpuhook.base.config.source import MAX_BYTES, flatten
 from gpuhook.base.errors import ConfigError
 
 Case = dict[str, Any]
@@ -458,7 +458,7 @@ def test_named_file_must_exist(by_variable: bool, monkeypatch: pytest.MonkeyPatc
 def test_unreadable_files(tmp_path: Path) -> None:
     fifo, big, latin, link = (tmp_path / name for name in ("fifo", "big", "latin", "link"))
     os.mkfifo(fifo)
-    big.write_bytes(b"#" * (SIZE_LIMIT + 1))
+    big.write_bytes(b"#" * (MAX_BYTES + 1))
     latin.write_bytes(b"# \xff")
     link.symlink_to(link)
     for path, problem in (
@@ -475,7 +475,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
 
 def test_largest_file_and_dev_null_are_fine(tmp_path: Path) -> None:
     big = tmp_path / "big"
-    big.write_bytes(b"#" * SIZE_LIMIT)
+    big.write_bytes(b"#" * MAX_BYTES)
     assert load(str(big)).mode == "hook"
     assert load("/dev/null").mode == "hook"
 

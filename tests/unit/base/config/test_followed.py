@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from limits import in_time
+from timeouts import in_time
 
 import gpuhook
 from gpuhook.base.config.model import Config

@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from limits import in_time
+from timeouts import in_time
 
 from gpuhook.base.errors import UntrustedPathError
 from gpuhook.base.host import files as host_files

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from api_server import HANG, ApiServer, serving
-from limits import in_time
+from timeouts import in_time
 
 from gpuhook.base.errors import PluginError
 from gpuhook.cluster.dra.access import Access

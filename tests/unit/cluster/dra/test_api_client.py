@@ -11,7 +11,7 @@ import pytest
 from api_server import CUT, DRIP, GARBAGE, HANG, TOKEN, ApiServer, certify, serving
 from hypothesis import given
 from hypothesis import strategies as some
-from limits import in_time
+from timeouts import in_time
 
 from gpuhook.base.errors import PluginError
 from gpuhook.cluster.dra.access import Access

@@ -24,7 +24,7 @@ from gpuhook.cluster.vendors import slices
 from gpuhook.cluster.vendors.slices import Published, Slices, device_name, semantic
 from gpuhook.core import contract
 from gpuhook.core.inventory.model import Inventory, Node
-from gpuhook.monitor import limit_support
+from gpuhook.monitor import memory_limit_support
 from gpuhook.tools.cdi.write import to_text
 from gpuhook.vendors import registry
 
@@ -235,7 +235,7 @@ def test_shares_of_memory(
     shares: int, release: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A claim that says nothing gets all of a device's memory, or one share of it."""
-    monkeypatch.setattr(limit_support, "what_it_takes", lambda *_: None)
+    monkeypatch.setattr(memory_limit_support, "what_it_takes", lambda *_: None)
     choices = Choices("n1", kubernetes=release, shares={"amd": shares})
     made = published(paper.machine("amd", tmp_path), choices=choices)
     every = [each for one in check(made, release) for each in one.spec.devices or ()]

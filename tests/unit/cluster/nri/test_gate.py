@@ -18,7 +18,7 @@ from hypothesis import strategies as some
 from yardstick import costs_less
 
 from gpuhook.base.config.model import Config
-from gpuhook.base.errors import GpuhookError, LimitError, NoDriverError, RequestError
+from gpuhook.base.errors import GpuhookError, MemoryLimitError, NoDriverError, RequestError
 from gpuhook.cluster.nri import parser
 from gpuhook.cluster.nri.answer import Answer, InjectionMode, decide
 from gpuhook.cluster.nri.asked import LONGEST, PATIENCE, Asked, check_length
@@ -537,7 +537,7 @@ def test_memory_annotations_beside_devices(machine: Machine) -> None:
 
 def test_invalid_memory_annotations_are_refused(machine: Machine) -> None:
     for annotations in ({"limit": "8 GiB"}, {"limit": "1Gi", "request": "2Gi"}):
-        with pytest.raises(LimitError):
+        with pytest.raises(MemoryLimitError):
             changed(machine, limited(**annotations))
     refused(machine, limited(f"{LIMIT}=1", f"{LIMIT}=9", limit="2Gi"), "more than once")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from limits import in_time
+from timeouts import in_time
 
 from gpuhook.core.cdi import checks, document, yaml_reader
 from gpuhook.core.cdi import parse_result as reading

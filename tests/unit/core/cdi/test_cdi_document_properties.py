@@ -7,7 +7,7 @@ import pytest
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from limits import in_time
+from timeouts import in_time
 
 from gpuhook.core.cdi import checks, document, versions, yaml_reader
 from gpuhook.core.cdi.document import read

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from limits import in_time
+from timeouts import in_time
 
 from gpuhook.core.cdi import document, folders, names, parse_result
 from gpuhook.core.cdi.folders import FileError, Found, Ignored, Parses, read_folders

@@ -333,7 +333,7 @@ def test_limits_that_no_spec_can_raise(tree: Tree, names: tuple[str, ...], is_th
         tree.write("/etc/cdi/x.yaml", document(hooks=[hook]))
     for name in names:
         setattr(tree.case.config, name, "1GiB")
-    found = said(cdi.limits(tree.case))
+    found = said(cdi.resource_limits(tree.case))
     told = [name for name in names if name != "shm_size"]
     assert [*found] == (["cdi-limits"] if is_there and told else [])
     for _, words in found.values():

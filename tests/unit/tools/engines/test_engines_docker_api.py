@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from limits import in_time
+from timeouts import in_time
 
 from gpuhook.tools.engines import docker_api
 

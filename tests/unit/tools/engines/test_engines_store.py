@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from limits import in_time
+from timeouts import in_time
 
 from gpuhook.base.errors import EngineError
 from gpuhook.tools.engines import installer, toml_text

@@ -11,7 +11,7 @@ import pytest
 from gpuhook.base import fileio
 from gpuhook.base.cgroup import device_program as code
 from gpuhook.base.config.model import Config
-from gpuhook.base.errors import ContainerError, LimitError, RequestError
+from gpuhook.base.errors import ContainerError, MemoryLimitError, RequestError
 from gpuhook.base.oci import jsontext
 from gpuhook.base.oci.spec import Spec, State
 from gpuhook.base.state_directory import StateDirectory, boot_id
@@ -141,8 +141,8 @@ def test_a_host_that_limits_memory() -> None:
     config.device_memory = "1GiB"
     assert config.limits_memory
     allocation = Allocation([], config, registry.KNOWN)
-    with pytest.raises(LimitError, match="This host limits the memory"):
-        attach._limits(Spec("config.json", "{}"), allocation, [], config)
+    with pytest.raises(MemoryLimitError, match="This host limits the memory"):
+        attach._memory_limits(Spec("config.json", "{}"), allocation, [], config)
 
 
 # First processes and cgroups ------------------------------------------------------------------

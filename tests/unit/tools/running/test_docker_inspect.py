@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fabricated import Tree
-from limits import in_time
+from timeouts import in_time
 
 from gpuhook.base.config.loader import load
 from gpuhook.base.config.model import Config

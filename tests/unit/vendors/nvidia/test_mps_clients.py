@@ -13,7 +13,7 @@ import pytest
 from gpuhook import inject
 from gpuhook.base.config.loader import loads
 from gpuhook.base.config.model import Config
-from gpuhook.base.errors import DriverError, GpuhookError, LimitError, RequestError
+from gpuhook.base.errors import DriverError, GpuhookError, MemoryLimitError, RequestError
 from gpuhook.base.oci.spec import Spec
 from gpuhook.base.state_directory import StateDirectory
 from gpuhook.cluster.nri.answer import InjectionMode, decide
@@ -25,7 +25,7 @@ from gpuhook.core.inventory.model import Node
 from gpuhook.core.plan import image
 from gpuhook.core.planner import make_plan
 from gpuhook.core.records import exclusive_request, records
-from gpuhook.core.resolve import Allocation, limits, resolve
+from gpuhook.core.resolve import Allocation, find_memory_limits, resolve
 from gpuhook.nvidia_cli import configure
 from gpuhook.tools import root_folder
 from gpuhook.vendors import registry
@@ -176,7 +176,7 @@ def test_limits_and_exclusive_devices_hang_on_no_capability(
     config = loads("[gpuhook.limits]\ndevice-memory = '8GiB'\n")
     known, inventories = registry.known(config), {"nvidia": with_library()}
     found = resolve(spec.data, config, known, inventories=inventories)
-    limited = limits(spec, config, known, found, inventories)
+    limited = find_memory_limits(spec, config, known, found, inventories)
     assert limited is not None
     assert [each.bytes for each in limited.operations] == [8 * GIB] * 2
     config = Config()
@@ -256,7 +256,7 @@ def test_a_container_of_a_checkpoint(config: Config, capabilities: str) -> None:
         env = [f"{VARIABLE}={device}", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}"]
         spec = Spec("config.json", json.dumps({"process": {"env": env}}))
         if refused:
-            with pytest.raises(LimitError, match="limited, shared or exclusive"):
+            with pytest.raises(MemoryLimitError, match="limited, shared or exclusive"):
                 edit.check_restored(spec, config, known)
         else:
             edit.check_restored(spec, config, known)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from limiting_nvml import FOLDER, GIB, limiter
 
-from gpuhook.vendors.nvidia import limits, nvml_session
-from gpuhook.vendors.nvidia.limits import Nvml
+from gpuhook.vendors.nvidia import nvml_limiter, nvml_session
+from gpuhook.vendors.nvidia.nvml_limiter import NvmlLimiter
 from gpuhook.vendors.nvidia.nvml_session import NvmlSession
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets root alone set limits")
@@ -20,7 +20,7 @@ ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets root alone set li
 class Standing:
     """Use of it by a prefork server."""
 
-    def __init__(self, nvml: Nvml) -> None:
+    def __init__(self, nvml: NvmlLimiter) -> None:
         self.poll = select.poll()
         self.ready = NvmlSession(self.poll)
         self.key = nvml._root, nvml._library
@@ -41,7 +41,7 @@ class Standing:
     def end(self) -> None:
         with suppress(ProcessLookupError):
             if self.ready._pid:
-                os.kill(self.ready._pid, limits.SIGKILL)
+                os.kill(self.ready._pid, nvml_limiter.SIGKILL)
                 self.hear()
 
 
@@ -52,16 +52,16 @@ def standing(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Standin
     made.start()
     yield made
     made.end()
-    assert limits.kept is None
+    assert nvml_limiter.kept is None
 
 
 @ROOT
 def test_it_sets_limits_again_and_again(standing: Standing) -> None:
-    assert limits.kept is not None
-    assert all(limits.kept(standing.key, FOLDER, standing.wanted) for _ in range(3))
-    assert not limits.kept(standing.key, "/sys/fs/cgroup/another", standing.wanted)
-    assert not limits.kept(standing.key, FOLDER, {"no GPU": GIB})
-    assert limits.kept(standing.key, FOLDER, standing.wanted), "it goes on"
+    assert nvml_limiter.kept is not None
+    assert all(nvml_limiter.kept(standing.key, FOLDER, standing.wanted) for _ in range(3))
+    assert not nvml_limiter.kept(standing.key, "/sys/fs/cgroup/another", standing.wanted)
+    assert not nvml_limiter.kept(standing.key, FOLDER, {"no GPU": GIB})
+    assert nvml_limiter.kept(standing.key, FOLDER, standing.wanted), "it goes on"
 
 
 @pytest.mark.protects(
@@ -97,7 +97,7 @@ def test_one_that_hangs_is_not_waited_for(standing: Standing) -> None:
     assert not standing.ready.ask(standing.key, FOLDER, standing.wanted)
     standing.hear()  # the kernel ends it
     assert time.monotonic() - begun < 600
-    assert limits.kept is None
+    assert nvml_limiter.kept is None
 
 
 @pytest.mark.protects(
@@ -107,7 +107,7 @@ def test_one_that_hangs_is_not_waited_for(standing: Standing) -> None:
 )
 @ROOT
 def test_nobody_asks_what_has_ended(standing: Standing) -> None:
-    os.kill(standing.ready._pid, limits.SIGKILL)
+    os.kill(standing.ready._pid, nvml_limiter.SIGKILL)
     assert not standing.ready.ask(standing.key, FOLDER, standing.wanted)
     standing.hear()
     assert standing.ready.descriptors() == ()
@@ -119,11 +119,11 @@ def test_it_ends_when_there_were_no_limits_for_long(
     standing: Standing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     standing.ready.end_in_time()
-    assert limits.kept is not None
+    assert nvml_limiter.kept is not None
     later = time.monotonic() + nvml_session._KEPT + 1
     monkeypatch.setattr(time, "monotonic", lambda: later)
     standing.ready.end_in_time()
-    assert limits.kept is None
+    assert nvml_limiter.kept is None
     standing.hear()
 
 
@@ -134,5 +134,5 @@ def test_a_driver_that_does_not_start_is_not_kept(tmp_path: Path) -> None:
     made.ready._start(10)
     made.poll.register(made.ready._news, select.POLLIN)
     made.hear()
-    assert limits.kept is None
+    assert nvml_limiter.kept is None
     assert made.ready.descriptors() == ()

@@ -12,7 +12,7 @@ from gpuhook.base.config.loader import loads
 from gpuhook.base.config.model import ALL_CAPABILITIES, Config
 from gpuhook.base.errors import CapabilityError, ConfigError, RequestError
 from gpuhook.core import contract
-from gpuhook.core.request import limits
+from gpuhook.core.request import memory_settings
 from gpuhook.core.request.reader import SpecReader
 from gpuhook.vendors.nvidia import names, variables
 
@@ -274,7 +274,7 @@ def asked_by(*settings: str) -> Any:
     """Return a privileged container's request, and its memory limits."""
     spec = {"process": {"env": [*settings], "capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}}
     reader = SpecReader(spec, Config())
-    return reader.read(names, contract.load(names)), limits.read(reader, [names]).said
+    return reader.read(names, contract.load(names)), memory_settings.read(reader, [names]).said
 
 
 @pytest.mark.parametrize("name", READ)

@@ -7,7 +7,7 @@ from gpuhook_simulate.vendors.nvidia.models import MigProfile, Model
 from gpuhook_simulate.vendors.nvidia.options import NVLINKS, Failure
 
 # The first branches with memory limits by cgroup, GPU performance monitoring and recovery actions.
-_LIMITS_BRANCH = 615
+_MEMORY_LIMITS_BRANCH = 615
 _GPM_BRANCH = 520
 _RECOVERY_BRANCH = 570
 
@@ -31,7 +31,7 @@ def generated_header(
         f"#define SIM_DRIVER_VERSION {_text(version)}\n"
         f"#define SIM_NVML_VERSION {_text(f'{machine.cuda // 1000}.{version}')}\n"
         f"#define SIM_DRIVER_BRANCH {_text('r' + version.rpartition('.')[0].replace('.', '_'))}\n"
-        f"#define SIM_LIMITS {int(branch >= _LIMITS_BRANCH)}\n"
+        f"#define SIM_LIMITS {int(branch >= _MEMORY_LIMITS_BRANCH)}\n"
         f"#define SIM_GPM {int(branch >= _GPM_BRANCH)}\n"
         f"#define SIM_RECOVERY {int(branch >= _RECOVERY_BRANCH)}\n"
         f"#define SIM_CUDA_VERSION {machine.cuda}\n"

@@ -29,7 +29,7 @@ _KINDS = {"GpuConfig": False, "MigDeviceConfig": True}  # whether the kind is fo
 _MPS = "mps"
 _THREADS, _MEMORY = "defaultActiveThreadPercentage", "defaultPinnedDeviceMemoryLimit"
 _EACH, _MULTI_USER = "defaultPerDevicePinnedMemoryLimit", "multiUser"
-_LIMITS = "limits"  # memory limits, by the claim's names in a plan, by UUID in an effect
+_MEMORY_LIMITS = "limits"  # memory limits, by the claim's names in a plan, by UUID in an effect
 _MEGA = 1 << 20
 
 Plan = Mapping[str, Any]
@@ -95,7 +95,9 @@ def _mps(given: Mapping[str, Any], *, is_part: bool) -> Plan:
         plan["memory"] = _size(given[_MEMORY], _MEMORY)
     each = _object(given, _EACH)
     if each:
-        plan[_LIMITS] = {name: _size(size, f"{_EACH}[{name}]") for name, size in each.items()}
+        plan[_MEMORY_LIMITS] = {
+            name: _size(size, f"{_EACH}[{name}]") for name, size in each.items()
+        }
     return plan
 
 
@@ -172,8 +174,8 @@ def _daemon(shared: Sequence[tuple[Device, Plan]], folder: str) -> dict[str, Any
         )
     devices = [device.id for device, _ in shared]
     effect = {**shared[0][1], "devices": devices, "folder": folder}
-    if _LIMITS in effect:
-        effect[_LIMITS] = _by_device(effect[_LIMITS], devices)
+    if _MEMORY_LIMITS in effect:
+        effect[_MEMORY_LIMITS] = _by_device(effect[_MEMORY_LIMITS], devices)
     return effect
 
 
@@ -217,7 +219,7 @@ def _keeper(config: Config, inventory: Inventory | None, effect: Plan) -> Keeper
     own.mps_percentage = effect["threads"]
     own.mps_memory = f"{effect['memory'] // _MEGA}MiB" if effect["memory"] else ""
     own.mps_clients = 1  # all containers of a claim share one place, and its limits
-    limits = effect.get(_LIMITS, {})
+    limits = effect.get(_MEMORY_LIMITS, {})
     if len({limits.get(device, effect["memory"]) for device in effect["devices"]}) > 1:
         own.mps_version = "2"  # a namespace of version 3 has one limit for all devices
     return Keeper(own, lambda _: None, limits, inventory, for_claim=True)

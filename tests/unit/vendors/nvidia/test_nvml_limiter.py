@@ -10,19 +10,19 @@ from pathlib import Path
 import pynvml
 import pytest
 from limiting_nvml import FOLDER, GIB, TAKES, limiter
-from limits import in_time
 from machines import gpu, machine
+from timeouts import in_time
 
 from gpuhook.base.config.model import Config
-from gpuhook.base.errors import LimitError
+from gpuhook.base.errors import MemoryLimitError
 from gpuhook.core import contract
 from gpuhook.core.inventory.model import DriverFile
 from gpuhook.core.request.reader import Request
-from gpuhook.vendors.nvidia import limits
-from gpuhook.vendors.nvidia.limits import Nvml
+from gpuhook.vendors.nvidia import nvml_limiter
+from gpuhook.vendors.nvidia.nvml_limiter import NvmlLimiter
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
-Make = Callable[..., Nvml]
+Make = Callable[..., NvmlLimiter]
 
 
 @pytest.fixture
@@ -31,14 +31,14 @@ def make(tmp_path: Path) -> Make:
     return partial(limiter, tmp_path)
 
 
-def limit(nvml: Nvml) -> None:
+def limit(nvml: NvmlLimiter) -> None:
     nvml.set("/sys/fs/cgroup", FOLDER, dict.fromkeys(nvml.memory, 8 * GIB))
 
 
 def test_the_structures_are_those_of_the_published_binding() -> None:
     """The one that NVIDIA publishes for release 615."""
-    name = limits._name(FOLDER)
-    ours = bytes(limits._struct(name, 3, 5, 7))
+    name = nvml_limiter._name(FOLDER)
+    ours = bytes(nvml_limiter._struct(name, 3, 5, 7))
     path = ctypes.create_string_buffer(FOLDER.encode())
     both = (
         (pynvml.c_nvmlGetMemoryLimits_v1_t, (3, 5, 7)),
@@ -48,7 +48,7 @@ def test_the_structures_are_those_of_the_published_binding() -> None:
         theirs = structure(ctypes.addressof(path), *numbers)
         assert bytes(theirs)[8:] == ours[8 : ctypes.sizeof(structure)]
     assert ctypes.string_at(int.from_bytes(ours[:8], "little")) == FOLDER.encode()
-    assert pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX == limits.UNLIMITED
+    assert pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX == nvml_limiter.UNLIMITED
 
 
 def test_a_driver_root_without_a_place_for_cgroups(tmp_path: Path) -> None:
@@ -56,16 +56,18 @@ def test_a_driver_root_without_a_place_for_cgroups(tmp_path: Path) -> None:
     inventory = machine(gpu(0, 3).but(memory=80 * GIB)).but(
         version="615.1",
         root=str(tmp_path),
-        files=(DriverFile("library", "/libnvidia-ml.so.1", "", "utility", limits.LIBRARY),),
+        files=(DriverFile("library", "/libnvidia-ml.so.1", "", "utility", nvml_limiter.LIBRARY),),
     )
     grant = contract.Grant(VENDOR, Request("nvidia"), inventory, inventory.devices)
     for there in ("", "sys", "sys/fs"):
         (tmp_path / there).mkdir(exist_ok=True)
-        with pytest.raises(LimitError, match=f"The folder {tmp_path}/sys/fs/cgroup") as caught:
-            VENDOR.limiter(grant, Config())
+        with pytest.raises(
+            MemoryLimitError, match=f"The folder {tmp_path}/sys/fs/cgroup"
+        ) as caught:
+            VENDOR.memory_limiter(grant, Config())
         assert caught.value.remedy == f"Create it: mkdir -p {tmp_path}/sys/fs/cgroup"
     (tmp_path / "sys/fs/cgroup").mkdir()
-    assert VENDOR.limiter(grant, Config()).memory == {inventory.devices[0].id: 80 * GIB}
+    assert VENDOR.memory_limiter(grant, Config()).memory == {inventory.devices[0].id: 80 * GIB}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets root alone set limits")
@@ -106,12 +108,12 @@ def test_a_cgroup_that_never_had_a_limit(make: Make, number: int) -> None:
     ],
 )
 def test_whatever_answers_otherwise_is_an_error(make: Make, does: dict[str, str], why: str) -> None:
-    with pytest.raises(LimitError, match=why):
+    with pytest.raises(MemoryLimitError, match=why):
         limit(make(**does))
 
 
 def test_a_library_without_the_function(make: Make) -> None:
-    with pytest.raises(LimitError, match="nvmlDeviceSetMemoryLimits_v1"):
+    with pytest.raises(MemoryLimitError, match="nvmlDeviceSetMemoryLimits_v1"):
         limit(make(TAKES, "", "", "-DOLD"))
 
 
@@ -122,7 +124,7 @@ def test_a_library_that_hangs_has_a_limit(make: Make, where: str) -> None:
     nvml.begin()
     assert nvml._child is not None
     child = nvml._child._pid
-    with pytest.raises(LimitError, match="hasn't set the limits"):
+    with pytest.raises(MemoryLimitError, match="hasn't set the limits"):
         limit(nvml)
     assert time.monotonic() - begun < 600
     with pytest.raises(ChildProcessError):
@@ -142,6 +144,6 @@ def test_what_takes_time_is_done_beforehand(make: Make, tmp_path: Path) -> None:
 
 def test_cgroups_in_another_place(make: Make) -> None:
     nvml = make()
-    with pytest.raises(LimitError, match="/sys/fs/cgroup, and here it is at /elsewhere"):
+    with pytest.raises(MemoryLimitError, match="/sys/fs/cgroup, and here it is at /elsewhere"):
         nvml.set("/elsewhere", "/elsewhere/container", {})
     nvml.close()

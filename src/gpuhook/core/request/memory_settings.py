@@ -4,7 +4,7 @@ Pure: a size for each device, or several NAME=SIZE. The effect of less trusted s
 only here: they make a limit smaller, and never larger than what the administrator allows.
 """
 
-from gpuhook.base.errors import LimitError, RequestError, shown
+from gpuhook.base.errors import MemoryLimitError, RequestError, shown
 from gpuhook.base.names import MEMORY_ANNOTATION, MEMORY_VARIABLE
 from gpuhook.base.oci import jsontext
 from gpuhook.base.oci.jsontext import Record
@@ -56,13 +56,13 @@ class Words(Record):
 
 
 def parse(text: str, source: str) -> "tuple[tuple[str, Size], ...]":
-    """Return the (name, size) pairs of a text; LimitError for anything else.
+    """Return the (name, size) pairs of a text; MemoryLimitError for anything else.
 
     A name may contain =, as CDI names do: the last one separates.
     """
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > _MOST_SIZES:  # protects: most-sizes
-        raise LimitError(
+        raise MemoryLimitError(
             f"{source} has {len(parts)} memory sizes; the maximum is {_MOST_SIZES}", _REMEDY
         )
     found = []
@@ -71,13 +71,15 @@ def parse(text: str, source: str) -> "tuple[tuple[str, Size], ...]":
         read = parse_size(size)
         alone = not equals and len(parts) == 1
         if read is None or not (alone or name.strip()):
-            raise LimitError(f"{source} has {shown(part)}, which isn't a memory size", _REMEDY)
+            raise MemoryLimitError(
+                f"{source} has {shown(part)}, which isn't a memory size", _REMEDY
+            )
         found.append((name.strip(), read))
     return tuple(found)
 
 
 def read(reader: "SpecReader", vendors: "Iterable[ModuleType]" = ()) -> Words:
-    """Return a container's settings; LimitError if they are malformed.
+    """Return a container's settings; MemoryLimitError if they are malformed.
 
     Mounts are read below the folders of ``vendors`` (names), those of the container's devices.
     Variables of these vendors are read, too. Both count even if the configuration ignores mounts
@@ -94,7 +96,7 @@ def read(reader: "SpecReader", vendors: "Iterable[ModuleType]" = ()) -> Words:
         source = f"The annotation {MEMORY_ANNOTATION}"
         text = reader.annotations[MEMORY_ANNOTATION]
         if not isinstance(text, str):
-            raise LimitError(f"{source} isn't a text", _REMEDY)
+            raise MemoryLimitError(f"{source} isn't a text", _REMEDY)
         said.append(Word(source, parse(text, source), heard and config.reads_annotations))
     mounted = [word for names in vendors for word in _by_mounts(reader, names)]
     said += mounted  # protects: limit-mounts
@@ -107,11 +109,13 @@ def read(reader: "SpecReader", vendors: "Iterable[ModuleType]" = ()) -> Words:
 def _by_mounts(reader: "SpecReader", names: "ModuleType") -> "list[Word]":
     """Return the settings in mounts below a vendor's folder, for its devices only."""
     found = []
-    for size, device in MountRequests(reader.mounts, names.MOUNTS).limits:
+    for size, device in MountRequests(reader.mounts, names.MOUNTS).memory_limits:
         source = f"A mount below {names.MOUNTS}"
         limit = parse_size(size)
         if limit is None:
-            raise LimitError(f"{source} has {shown(size)}, which isn't a memory size", _REMEDY)
+            raise MemoryLimitError(
+                f"{source} has {shown(size)}, which isn't a memory size", _REMEDY
+            )
         found.append(Word(source, ((f"{names.KIND}={device or 'all'}", limit),), widens=False))
     return found
 
@@ -163,7 +167,7 @@ def by_annotations(
 def _quantity(text: object, source: str) -> Size:
     number = parse_quantity(text) if isinstance(text, str) else None
     if number is None:
-        raise LimitError(
+        raise MemoryLimitError(
             f"{source} has {shown(str(text))}, which isn't an amount of memory",
             "Write a quantity of Kubernetes, such as 8Gi or 8192Mi",
         )
@@ -196,7 +200,7 @@ def _paired(
     limit = found.get(limit_name) or found[request_name]
     request = found.get(request_name) or limit
     if request.number > limit.number:
-        raise LimitError(
+        raise MemoryLimitError(
             f"{request_name} asks for {request.text}, which is more than {limit.text} in "
             f"{limit_name}",
             f"Raise {limit_name}, or ask for less",
@@ -214,7 +218,7 @@ def _mebibytes(text: str, source: str) -> int:
         number = int(digits)
         if number <= _MOST_MEBIBYTES:
             return number
-    raise LimitError(
+    raise MemoryLimitError(
         f"{source} has {shown(text)}, which isn't a whole number of MiB up to {_MOST_MEBIBYTES}",
         "Write decimal digits only, such as 8192, or unset it",
     )
@@ -232,8 +236,8 @@ def decide(
 
     ``said`` are the container's settings for this ``device``. The smallest of these wins: the
     settings; ``device-memory``, unless a setting that may widen it exists; and
-    ``most-device-memory``, unless a privileged container has a setting of gpuhook's own. LimitError
-    for more than the device has.
+    ``most-device-memory``, unless a privileged container has a setting of gpuhook's own.
+    MemoryLimitError for more than the device has.
     """
     said = [*said]
     found = [(_checked(word, size, memory, device), f"{word.source} says {size.text}")
@@ -256,7 +260,7 @@ def _checked(word: Word, size: Size, memory: int, device: str) -> int:
     found = min(size.of(memory), memory) if word.exceeds else size.of(memory)
     if 0 < found <= memory:
         return found
-    raise LimitError(
+    raise MemoryLimitError(
         f"{word.source} says {size.text} for {device}, which has {amount(memory)}",
         "Request at most the memory that the device has, or a percentage such as 50%",
     )
@@ -264,7 +268,7 @@ def _checked(word: Word, size: Size, memory: int, device: str) -> int:
 
 def unknown_name(name: str, source: str) -> RequestError:
     """Return the error for a name that isn't one of the container's devices."""
-    return LimitError(
+    return MemoryLimitError(
         f"{source} names {shown(name)}, which isn't one of the container's devices",
         "Name devices as in the variable that requests them, or give one size for all",
     )

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from requests_made import config_of
 
 from gpuhook.base.config.loader import examine
-from gpuhook.base.errors import LimitError
+from gpuhook.base.errors import MemoryLimitError
 from gpuhook.base.names import MEMORY_ANNOTATION, MEMORY_VARIABLE
 from gpuhook.base.sizes import Size, amount, parse_size
-from gpuhook.core.request import limits
-from gpuhook.core.request.limits import Word, Words
+from gpuhook.core.request import memory_settings
+from gpuhook.core.request.memory_settings import Word, Words
 from gpuhook.core.request.reader import SpecReader
 
 GIB = 1 << 30
@@ -46,18 +46,18 @@ def test_sizes(text: str, number: int) -> None:
 )  # fmt: skip
 def test_what_is_no_size(text: str) -> None:
     assert parse_size(text) is None
-    with pytest.raises(LimitError, match="isn't a memory size"):
-        limits.parse(text, MEMORY_VARIABLE)
+    with pytest.raises(MemoryLimitError, match="isn't a memory size"):
+        memory_settings.parse(text, MEMORY_VARIABLE)
 
 
 @pytest.mark.parametrize("text", ["8GiB,4GiB", "0=8GiB,4GiB", "=8GiB", ",", "0=8GiB,", "0=", "0:8"])
 def test_what_is_no_list(text: str) -> None:
-    with pytest.raises(LimitError):
-        limits.parse(text, MEMORY_VARIABLE)
+    with pytest.raises(MemoryLimitError):
+        memory_settings.parse(text, MEMORY_VARIABLE)
 
 
 def test_names_may_hold_an_equals_sign() -> None:
-    found = limits.parse("nvidia.com/gpu=0=8GiB, 1 = 50%", MEMORY_VARIABLE)
+    found = memory_settings.parse("nvidia.com/gpu=0=8GiB, 1 = 50%", MEMORY_VARIABLE)
     assert [(name, size.of(MEMORY)) for name, size in found] == [
         ("nvidia.com/gpu=0", 8 * GIB),
         ("1", MEMORY // 2),
@@ -67,8 +67,8 @@ def test_names_may_hold_an_equals_sign() -> None:
 @given(st.text())
 def test_any_text_is_sizes_or_one_sentence(text: str) -> None:
     try:
-        found = limits.parse(text, MEMORY_VARIABLE)
-    except LimitError:
+        found = memory_settings.parse(text, MEMORY_VARIABLE)
+    except MemoryLimitError:
         return
     assert all(size.number > 0 for _, size in found)
     assert len(found) == 1 or all(name for name, _ in found)
@@ -92,7 +92,7 @@ def words(
         },
         "annotations": {} if annotation is None else {MEMORY_ANNOTATION: annotation},
     }
-    return limits.read(SpecReader(spec, config_of(**settings)))
+    return memory_settings.read(SpecReader(spec, config_of(**settings)))
 
 
 def decided(
@@ -102,7 +102,7 @@ def decided(
     said = words(env, annotation, privileged=privileged, **settings)
     about = [(word, size) for word in said.said for _, size in word.entries]
     config = config_of(**settings)
-    found = limits.decide(about, MEMORY, config, "GPU 0", privileged=said.privileged)
+    found = memory_settings.decide(about, MEMORY, config, "GPU 0", privileged=said.privileged)
     return None if found is None else found[0] // GIB
 
 
@@ -178,12 +178,12 @@ def test_an_administrators_size_may_be_more_than_a_device_has() -> None:
 
 
 def test_a_container_may_not_ask_for_more_than_there_is() -> None:
-    with pytest.raises(LimitError, match="81GiB for GPU 0, which has 80GiB"):
+    with pytest.raises(MemoryLimitError, match="81GiB for GPU 0, which has 80GiB"):
         decided("81GiB", most_device_memory="8GiB")
 
 
 def test_an_annotation_that_is_no_text() -> None:
-    with pytest.raises(LimitError, match="isn't a text"):
+    with pytest.raises(MemoryLimitError, match="isn't a text"):
         words(annotation=8)
 
 
@@ -192,7 +192,7 @@ def test_privilege_lifts_no_limit_by_nvidias_variables(*, privileged: bool) -> N
     size = Size("8GiB", 8 * GIB)
     about = [(Word("NVIDIA_GPU_MEMORY_LIMIT", (("", size),), widens=False, exceeds=True), size)]
     config = config_of(most_device_memory="4GiB")
-    found = limits.decide(about, MEMORY, config, "GPU 0", privileged=privileged)
+    found = memory_settings.decide(about, MEMORY, config, "GPU 0", privileged=privileged)
     assert found is not None
     assert found[0] == 4 * GIB
 
@@ -216,7 +216,7 @@ def test_no_word_widens_what_the_administrator_allows(
         assert size is not None
         about.append((Word("word", (("", size),), widens), size))
     config = config_of(most_device_memory=most, device_memory=default)
-    found = limits.decide(about, MEMORY, config, "GPU 0", privileged=False)
+    found = memory_settings.decide(about, MEMORY, config, "GPU 0", privileged=False)
     assert found is not None
     bounds = [size for _, size in about] + [Size("", min(_gib(most), MEMORY))]
     if default and not any(widens for _, widens in said):

@@ -19,17 +19,17 @@ from gpuhook.base.cgroup import access, dmem
 from gpuhook.base.config.loader import loads
 from gpuhook.base.config.model import Config
 from gpuhook.base.container import kernel
-from gpuhook.base.errors import DriverError, GpuhookError, LimitError, NoDriverError
+from gpuhook.base.errors import DriverError, GpuhookError, MemoryLimitError, NoDriverError
 from gpuhook.base.host import proc
 from gpuhook.base.oci.spec import Spec
 from gpuhook.core import contract, resolve
-from gpuhook.core import limits as limiting
+from gpuhook.core import memory_limits as limiting
 from gpuhook.core.inventory import cache, model
 from gpuhook.core.inventory.model import Device
-from gpuhook.core.limits import Limits
-from gpuhook.core.request import limits as words
+from gpuhook.core.memory_limits import MemoryLimits
+from gpuhook.core.request import memory_settings as words
 from gpuhook.core.request.reader import Request, SpecReader
-from gpuhook.core.request.sources import limit_place
+from gpuhook.core.request.sources import memory_limit_place
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.model import Inventory
 
@@ -64,7 +64,7 @@ def found(
     mounts: Sequence[str] = (),
     annotations: dict[str, Any] | None = None,
     **inventories: Any,
-) -> Limits | None:
+) -> MemoryLimits | None:
     """Return the limits of a container with these variables, and mounts of /dev/null."""
     config = config or Config()
     inventories = inventories or {"nvidia": nvidia()}
@@ -73,7 +73,7 @@ def found(
     data = {"process": {"env": env}, "mounts": mounted, "annotations": annotations or {}}
     spec = Spec("config.json", json.dumps(data))
     resolved = resolve.resolve(spec.data, config, known, inventories=inventories)
-    return resolve.limits(spec, config, known, resolved, inventories)
+    return resolve.find_memory_limits(spec, config, known, resolved, inventories)
 
 
 def sizes(*env: str, **given: Any) -> dict[str, int]:
@@ -124,17 +124,19 @@ def test_a_request_for_nothing_is_no_limit() -> None:
      "17592186044416", "9" * 5000, "\N{ARABIC-INDIC DIGIT EIGHT}"],
 )  # fmt: skip
 def test_nvidias_variables_are_whole_mebibytes(name: str, value: str) -> None:
-    with pytest.raises(LimitError, match=f"{name} has .* isn't a whole number of MiB"):
+    with pytest.raises(MemoryLimitError, match=f"{name} has .* isn't a whole number of MiB"):
         found(ALL, f"{name}={value}")
 
 
 def test_a_request_above_the_limit_is_refused() -> None:
-    with pytest.raises(LimitError, match=f"{REQUEST} asks for 8193MiB, which is more than 8192"):
+    with pytest.raises(
+        MemoryLimitError, match=f"{REQUEST} asks for 8193MiB, which is more than 8192"
+    ):
         found(ALL, f"{LIMIT}=8192", f"{REQUEST}=8193")
 
 
 def test_a_limit_of_nothing_is_refused() -> None:
-    with pytest.raises(LimitError, match=f"{LIMIT} says 0MiB"):
+    with pytest.raises(MemoryLimitError, match=f"{LIMIT} says 0MiB"):
         found(ALL, f"{LIMIT}=0")
 
 
@@ -195,14 +197,14 @@ def test_annotations_without_a_containers_name() -> None:
 @pytest.mark.parametrize("value", ["", "8GiB", "8 Gi", "-1", "all", "0", 8, None, ["8Gi"]])
 def test_annotations_are_quantities(value: Any) -> None:
     notes = {NOTE.format("main", "limit"): value}
-    with pytest.raises(LimitError, match="isn't an amount of memory"):
+    with pytest.raises(MemoryLimitError, match="isn't an amount of memory"):
         found(ALL, annotations=notes)
     assert found(annotations=notes) is None, "it asks for no device"
 
 
 def test_an_annotation_that_requests_more_than_its_limit() -> None:
     notes = {NOTE.format("main", "limit"): "1Gi", NOTE.format("main", "request"): "2Gi"}
-    with pytest.raises(LimitError, match="asks for 2Gi, which is more than 1Gi"):
+    with pytest.raises(MemoryLimitError, match="asks for 2Gi, which is more than 1Gi"):
         found(ALL, annotations=notes)
 
 
@@ -231,7 +233,7 @@ def test_names_are_those_of_the_device_variable(word: str, expected: dict[str, i
     "name", ["1", "0-1", "7", "nvidia.com/gpu=1", "amd.com/gpu=0", "../0", "GPU-00000001"]
 )
 def test_names_of_devices_that_it_has_not_been_given(name: str) -> None:
-    with pytest.raises(LimitError, match="isn't one of the container's devices"):
+    with pytest.raises(MemoryLimitError, match="isn't one of the container's devices"):
         found("NVIDIA_VISIBLE_DEVICES=0", f"GPUHOOK_DEVICE_MEMORY={name}=8GiB")
 
 
@@ -240,7 +242,7 @@ def test_what_has_no_limit_is_refused_where_one_is_required() -> None:
     config = loads("[gpuhook.limits]\nrequired = true\n")
     assert sizes(ALL, "GPUHOOK_DEVICE_MEMORY=8GiB", config=config) == {"0": 8, "1": 8}
     for env in ((ALL,), (ALL, "GPUHOOK_DEVICE_MEMORY=0=8GiB")):
-        with pytest.raises(LimitError, match="gives no device without a memory limit"):
+        with pytest.raises(MemoryLimitError, match="gives no device without a memory limit"):
             found(*env, config=config)
     assert found(config=config) is None, "it has no device"
 
@@ -255,12 +257,12 @@ BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts = true\n"
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
-        (limit_place(NVIDIA, "GPU-00000001", "8GiB"), {"1": 8}),
-        (limit_place(NVIDIA, "0", "50%"), {"0": 40}),
-        (limit_place(NVIDIA, "", "8GiB"), {"0": 8, "1": 8}),
+        (memory_limit_place(NVIDIA, "GPU-00000001", "8GiB"), {"1": 8}),
+        (memory_limit_place(NVIDIA, "0", "50%"), {"0": 40}),
+        (memory_limit_place(NVIDIA, "", "8GiB"), {"0": 8, "1": 8}),
         (f"{NVIDIA}//limit/./8GiB/0", {"0": 8}),
         ("/var/../var/run/nvidia-container-devices/x/../limit/8GiB/0", {"0": 8}),
-        (limit_place(ITS_AMD, "0", "8GiB"), {}),
+        (memory_limit_place(ITS_AMD, "0", "8GiB"), {}),
         ("/srv/limit/8GiB/0", {}),
     ],
 )
@@ -275,17 +277,21 @@ def test_a_mount_limits_what_the_container_has(place: str, expected: dict[str, i
 )
 def test_a_mount_that_gives_a_device_with_its_limit() -> None:
     config = loads(BY_MOUNTS + "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")
-    place = limit_place(NVIDIA, "GPU-00000001", "8GiB", gives=True)
+    place = memory_limit_place(NVIDIA, "GPU-00000001", "8GiB", gives=True)
     assert sizes(mounts=[place], config=config) == {"1": 8}
     assert sizes(ALL, "GPUHOOK_DEVICE_MEMORY=80GiB", mounts=[place], config=config) == {"1": 8}
     assert sizes(ALL, "GPUHOOK_DEVICE_MEMORY=4GiB", mounts=[place], config=config) == {"1": 4}
-    both = [place, limit_place(NVIDIA, "0", "10%", gives=True), limit_place(NVIDIA, "0", "4GiB")]
+    both = [
+        place,
+        memory_limit_place(NVIDIA, "0", "10%", gives=True),
+        memory_limit_place(NVIDIA, "0", "4GiB"),
+    ]
     assert sizes(mounts=both, config=config) == {"1": 8, "0": 4}
     assert sizes(mounts=[f"{NVIDIA}/0"], config=config) == {}
 
 
 def test_of_mount_and_configuration_the_smaller_limit_holds() -> None:
-    place = limit_place(NVIDIA, "0", "50%", gives=True)
+    place = memory_limit_place(NVIDIA, "0", "50%", gives=True)
     for key, size, expected in (
         ("device-memory", "25%", 20),
         ("most-device-memory", "25%", 20),
@@ -310,7 +316,7 @@ def test_of_mount_and_configuration_the_smaller_limit_holds() -> None:
     ],
 )
 def test_a_mount_that_makes_no_sense_is_refused(place: str, why: str) -> None:
-    with pytest.raises(LimitError, match=why):
+    with pytest.raises(MemoryLimitError, match=why):
         found(ALL, mounts=[place])
 
 
@@ -322,7 +328,9 @@ def test_a_mount_for_all_devices_of_a_vendor_in_whichever_ways_they_came() -> No
         contract.Grant(vendor, Request("nvidia"), inventory, (device,))
         for device in inventory.devices
     ]
-    spec = {"mounts": [{"source": "/dev/null", "destination": limit_place(NVIDIA, "", "8GiB")}]}
+    spec = {
+        "mounts": [{"source": "/dev/null", "destination": memory_limit_place(NVIDIA, "", "8GiB")}]
+    }
     said = words.read(SpecReader(spec, config), [vendor.names])
     limits = limiting.of_grants(grants, said, config)
     assert limits is not None
@@ -339,10 +347,10 @@ def test_a_mount_for_all_devices_of_a_vendor_in_whichever_ways_they_came() -> No
     ],
 )
 def test_what_nvidias_driver_has_no_limits_for(inventory: Inventory, why: str) -> None:
-    with pytest.raises(LimitError, match=why):
+    with pytest.raises(MemoryLimitError, match=why):
         found(ALL, "GPUHOOK_DEVICE_MEMORY=8GiB", nvidia=inventory)
     config = loads('[gpuhook.limits]\nmost-device-memory = "8GiB"\n')
-    with pytest.raises(LimitError, match=why):
+    with pytest.raises(MemoryLimitError, match=why):
         found(ALL, nvidia=inventory, config=config)
 
 
@@ -367,7 +375,7 @@ def given(
     linux = {"devices": [*nodes], "resources": {"devices": [{"allow": False}, *rules]}}
     spec = Spec("config.json", json.dumps({"process": process or {}, "linux": linux}))
     inventories = inventories or {"nvidia": nvidia()}
-    limits = resolve.limits(spec, config, known, None, inventories)
+    limits = resolve.find_memory_limits(spec, config, known, None, inventories)
     return {op.device: op.bytes // GIB for op in limits.operations} if limits else {}
 
 
@@ -411,7 +419,7 @@ def test_a_rule_gives_a_device_too(rules: tuple[Any, ...], expected: dict[str, i
     """A container makes the node itself: engines leave CAP_MKNOD to it."""
     assert given(MOST, *rules) == expected
     if expected:
-        with pytest.raises(LimitError, match="gives no device without a memory limit"):
+        with pytest.raises(MemoryLimitError, match="gives no device without a memory limit"):
             given(REQUIRED, *rules)
 
 
@@ -504,16 +512,16 @@ def test_who_may_write_to_cgroups_has_no_limit_of_the_administrators(
 ) -> None:
     """A program that runs in a cgroup of its own making isn't counted by every driver."""
     env = ("AMD_VISIBLE_DEVICES=0", "GPUHOOK_DEVICE_MEMORY=8GiB")
-    place = limit_place("/var/run/amd-container-devices", "", "8GiB")
+    place = memory_limit_place("/var/run/amd-container-devices", "", "8GiB")
     of_cluster = {"source": "/dev/null", "destination": place}
 
-    def limits(text: str, privileges: Any, *more: Any) -> Limits:
+    def limits(text: str, privileges: Any, *more: Any) -> MemoryLimits:
         config, inventories = loads(text), {"amd": AMD}
         known = registry.known(config)
         data = {"process": {"env": env, **privileges}, "mounts": [*said, *more]}
         spec = Spec("config.json", json.dumps(data))
         resolved = resolve.resolve(spec.data, config, known, inventories=inventories)
-        made = resolve.limits(spec, config, known, resolved, inventories)
+        made = resolve.find_memory_limits(spec, config, known, resolved, inventories)
         assert made is not None
         return made
 
@@ -526,7 +534,7 @@ def test_who_may_write_to_cgroups_has_no_limit_of_the_administrators(
     for text, more in (*by_administrator, ("", [of_cluster])):
         tree.written.clear()
         if where is not None:
-            with pytest.raises(LimitError, match=f"cgroups, which are mounted at '{where}'"):
+            with pytest.raises(MemoryLimitError, match=f"cgroups, which are mounted at '{where}'"):
                 limits(text, {}, *more).set(process, container=container)
             assert not tree.written
         else:
@@ -555,7 +563,7 @@ def test_a_word_of_config_json_is_taken_from_crun_alone(
     limits.promised = {PLACE}
     container: Any = Mounted(LATER)
     if comm.startswith(b"runc"):
-        with pytest.raises(LimitError, match="may write to cgroups"):
+        with pytest.raises(MemoryLimitError, match="may write to cgroups"):
             limits.set(-1, container=container)
         assert not tree.written
     else:
@@ -567,7 +575,7 @@ def test_a_cgroup_that_can_t_be_closed(tree: "Tree") -> None:
     limits = amds()
     limits.promised = set()
     container: Any = Mounted(USUAL)
-    with pytest.raises(LimitError, match=r"max\.descendants can't be written: Read-only"):
+    with pytest.raises(MemoryLimitError, match=r"max\.descendants can't be written: Read-only"):
         limits.set(-1, container=container)
     assert len(tree.written) == 1
 
@@ -602,7 +610,7 @@ def test_what_may_be_a_failing_drivers_is_refused(
 ) -> None:
     broken = Broken(monkeypatch)
     others = {"amd": drm("amd", "0000:03:00.0")}
-    with pytest.raises(LimitError, match=r"must be limited: NVML hangs.*\n?.*Look at dmesg"):
+    with pytest.raises(MemoryLimitError, match=r"must be limited: NVML hangs.*\n?.*Look at dmesg"):
         given(text, *rules, nodes=nodes, **others)
     broken.failing = ()
     assert given(text, *rules, nodes=nodes, **others) == {}, "there is no driver"
@@ -683,7 +691,7 @@ def test_one_region_a_write_and_the_controller_above(tree: Tree) -> None:
     assert tree.limits() == {VRAM: 8 * GIB, TILES[0]: 4 * GIB, TILES[1]: 12 * GIB}
 
 
-def amds(size: str = "8GiB", inventory: model.Inventory = AMD) -> Limits:
+def amds(size: str = "8GiB", inventory: model.Inventory = AMD) -> MemoryLimits:
     limits = found("AMD_VISIBLE_DEVICES=all", f"GPUHOOK_DEVICE_MEMORY={size}", amd=inventory)
     assert limits is not None
     return limits
@@ -713,13 +721,13 @@ def test_what_is_used_is_read_from_the_cgroup(tree: Tree) -> None:
 
 def test_a_kernel_without_dmem(tree: Tree) -> None:
     (tree.root / "dmem.capacity").unlink()
-    with pytest.raises(LimitError, match="This kernel can't limit"):
+    with pytest.raises(MemoryLimitError, match="This kernel can't limit"):
         amds()
 
 
 def test_a_driver_that_registers_no_memory(tree: Tree) -> None:
     assert tree
-    with pytest.raises(LimitError, match="lists no memory of AMD GPU 0"):
+    with pytest.raises(MemoryLimitError, match="lists no memory of AMD GPU 0"):
         amds(inventory=drm("amd", "0000:03:00.1"))
 
 
@@ -729,7 +737,7 @@ def test_a_driver_that_registers_no_memory(tree: Tree) -> None:
 )
 def test_a_part_of_a_card(tree: Tree, inventory: model.Inventory) -> None:
     assert tree
-    with pytest.raises(LimitError, match="a part of a card"):
+    with pytest.raises(MemoryLimitError, match="a part of a card"):
         amds(inventory=inventory)
 
 
@@ -745,7 +753,7 @@ def test_a_part_of_a_card(tree: Tree, inventory: model.Inventory) -> None:
 )
 def test_a_write_that_fails(tree: Tree, path: str, number: int, remedy: str) -> None:
     tree.fails[path] = number
-    with pytest.raises(LimitError, match=remedy):
+    with pytest.raises(MemoryLimitError, match=remedy):
         amds().set(-1)
 
 
@@ -754,14 +762,14 @@ def test_a_write_that_fails(tree: Tree, path: str, number: int, remedy: str) -> 
 )
 def test_a_limit_that_the_kernel_does_not_take(tree: Tree) -> None:
     tree.takes = False
-    with pytest.raises(LimitError, match="hasn't accepted the limit"):
+    with pytest.raises(MemoryLimitError, match="hasn't accepted the limit"):
         amds().set(-1)
 
 
 def test_a_container_that_has_moved_meanwhile(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     places = iter([(str(tree.root), str(tree.folder)), (str(tree.root), str(tree.root))])
     monkeypatch.setattr(access, "unified", lambda *_: next(places))
-    with pytest.raises(LimitError, match="changed its cgroup"):
+    with pytest.raises(MemoryLimitError, match="changed its cgroup"):
         amds().set(-1)
 
 
@@ -775,7 +783,7 @@ def test_a_cgroup_of_which_others_are(tree: Tree) -> None:
             assert other.stdout.readline() == b"in\n"
             for theirs in (other.pid, 0):
                 procs.write_text(f"{os.getpid()}\n{theirs}\n")
-                with pytest.raises(LimitError, match="has other processes"):
+                with pytest.raises(MemoryLimitError, match="has other processes"):
                     amds().set(process)
             assert tree.written == []
             # In a container that runs, programs may be in mount namespaces of their own.
@@ -799,7 +807,7 @@ def test_a_cgroup_below_one_of_a_users(tree: Tree, above: str, how: str) -> None
         procs.chmod(0o664 if how == "group" else 0o646)
     process = os.open("/proc/self", os.O_PATH)
     try:
-        with pytest.raises(LimitError, match="other users may write to"):
+        with pytest.raises(MemoryLimitError, match="other users may write to"):
             amds().set(process)
         assert tree.written == []
         os.chown(procs, 0, -1)
@@ -811,7 +819,7 @@ def test_a_cgroup_below_one_of_a_users(tree: Tree, above: str, how: str) -> None
 
 def test_rootless_is_refused(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "in_first_user_namespace", lambda *_: False)
-    with pytest.raises(LimitError, match="rootless"):
+    with pytest.raises(MemoryLimitError, match="rootless"):
         amds().set(-1)
     assert tree.written == []
 
@@ -856,7 +864,7 @@ def test_a_container_without_a_cgroup_of_its_own(
 def test_a_vendor_that_has_no_limits() -> None:
     devices = (Device("0", "0", {"index": ("0",), "uuid": ("x",)}),)
     inventory = model.Inventory("intel_npu", "/", "1", devices, ())
-    with pytest.raises(LimitError, match="can't be limited"):
+    with pytest.raises(MemoryLimitError, match="can't be limited"):
         found(
             "GPUHOOK_DEVICE_MEMORY=8GiB",
             f"{next(iter(registry.KNOWN['intel_npu'].VARIABLES))}=0",
@@ -873,6 +881,6 @@ def test_limits_that_were_written_down(tree: Tree) -> None:
     assert again is not None
     again.set(-1)
     assert tree.limits() == {VRAM: 8 * GIB}
-    with pytest.raises(LimitError, match="no longer has"):
+    with pytest.raises(MemoryLimitError, match="no longer has"):
         limiting.recorded(entries, [drm("amd", "0000:04:00.0")], known, config)
     assert limiting.recorded([], [AMD], known, config) is None

@@ -44,7 +44,7 @@ _RLIMITS = {
 }
 
 
-class RaiseLimit(Operation):
+class RaiseResourceLimit(Operation):
     """A limit of the container that is raised: ``limit`` is its name, ``value`` the new one."""
 
     kind = "raise-limit"
@@ -66,7 +66,7 @@ class RaiseLimit(Operation):
         return f"raise {self.limit} to {self.value}"
 
 
-def changes(spec: "Spec", config: "Config") -> "list[RaiseLimit]":
+def changes(spec: "Spec", config: "Config") -> "list[RaiseResourceLimit]":
     """Return the limits that are raised for a container with devices."""
     return [op for op, _ in _changes(spec, config)]
 
@@ -149,20 +149,22 @@ def of_pod(present: "Mapping[str, str]", config: "Config") -> "list[dict[str, An
     return found
 
 
-def _changes(spec: "Spec", config: "Config") -> "list[tuple[RaiseLimit, dict[str, Any] | str]]":
+def _changes(
+    spec: "Spec", config: "Config"
+) -> "list[tuple[RaiseResourceLimit, dict[str, Any] | str]]":
     """Return what is raised, each with the new entry of config.json, or a path to resize."""
-    found: list[tuple[RaiseLimit, dict[str, Any] | str]] = []
+    found: list[tuple[RaiseResourceLimit, dict[str, Any] | str]] = []
     for key, (kind, number) in _RLIMITS.items():
         setting = getattr(config, key)
         if setting:
             entry = _rlimit(spec.data, kind, number, _wanted(setting))
             if entry is not None:
-                found.append((RaiseLimit(kind, entry["soft"], key, setting), entry))
+                found.append((RaiseResourceLimit(kind, entry["soft"], key, setting), entry))
     if config.shm_size:
         change = _shm(spec.data, _of_memory(spec.data, config.shm_size))
         if change is not None:
             size = _of_memory(spec.data, config.shm_size)
-            found.append((RaiseLimit(_SHM, size, "shm-size", config.shm_size), change))
+            found.append((RaiseResourceLimit(_SHM, size, "shm-size", config.shm_size), change))
     return found
 
 

@@ -14,11 +14,11 @@ import time
 
 from gpuhook.base.cgroup.dmem import TREE
 from gpuhook.base.container import clib, kernel
-from gpuhook.base.errors import LimitError
+from gpuhook.base.errors import MemoryLimitError
 from gpuhook.base.fileio import write_all
 from gpuhook.base.host import signals
 from gpuhook.base.oci import jsontext
-from gpuhook.core.limiter import Limiter
+from gpuhook.core.memory_limiter import MemoryLimiter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gpuhook.base.config.model import Config
     from gpuhook.core.contract import Grant
     from gpuhook.core.inventory.model import Device, Inventory
-    from gpuhook.core.limiter import Bytes, Use
+    from gpuhook.core.memory_limiter import Bytes, Use
 
 DRIVER = 615
 LIBRARY = "libnvidia-ml.so.1"
@@ -58,8 +58,8 @@ kept: "Callable[[tuple[str, str], str, Bytes], bool] | None" = None
 _OLD = f"Install NVIDIA's driver {DRIVER} or newer, or start without a limit"
 
 
-class Nvml(Limiter):
-    """Limits by NVML; LimitError if this driver or these devices don't support them."""
+class NvmlLimiter(MemoryLimiter):
+    """Limits by NVML; MemoryLimitError if this driver or these devices don't support them."""
 
     is_slow = True
 
@@ -74,7 +74,7 @@ class Nvml(Limiter):
         self.memory = {device.id: memory[device.id] for device in grant.devices}
         unknown = [device.label for device in grant.devices if not self.memory[device.id]]
         if unknown:
-            raise LimitError(
+            raise MemoryLimitError(
                 f"NVML doesn't report how much memory GPU {unknown[0]} has",
                 "Make nvidia-smi work on the host first",
             )
@@ -113,7 +113,7 @@ class Nvml(Limiter):
 
     def _ask(self, tree: str, folders: list[str], wanted: "Bytes") -> "dict[str, Any]":
         if tree != TREE:
-            raise LimitError(
+            raise MemoryLimitError(
                 f"NVIDIA's driver limits memory by cgroup v2 at {TREE}, and here it is at {tree}",
                 "Boot with cgroup v2 only (systemd.unified_cgroup_hierarchy=1)",
             )
@@ -123,12 +123,12 @@ class Nvml(Limiter):
         finally:
             self.close()
         if answer is None:
-            raise LimitError(
+            raise MemoryLimitError(
                 f"NVML hasn't set the limits of the GPUs' memory within {self._timeout:g} seconds",
                 "Enable persistence mode (nvidia-smi -pm 1), or raise nvml-timeout in config.toml",
             )
         if "error" in answer:
-            raise LimitError(
+            raise MemoryLimitError(
                 f"The memory of the container's GPUs can't be limited: {answer['error']}",
                 "Make the driver account memory by cgroup: gpuhook doctor says what that needs",
             )
@@ -142,23 +142,23 @@ class Nvml(Limiter):
 
 
 def library_of(inventory: "Inventory") -> str:
-    """Return the path of NVML below the driver root; LimitError if there is none."""
+    """Return the path of NVML below the driver root; MemoryLimitError if there is none."""
     for file in inventory.files:
         if file.kind == "library" and file.soname == LIBRARY:
             return file.path
-    raise LimitError(f"The driver has no {LIBRARY}, which sets limits", _OLD)
+    raise MemoryLimitError(f"The driver has no {LIBRARY}, which sets limits", _OLD)
 
 
 def _check(grant: "Grant") -> None:
     inventory = grant.inventory
     if inventory.platform:
-        raise LimitError(
+        raise MemoryLimitError(
             f"The platform {inventory.platform} has no GPU memory limits",
             "Start the container without a limit",
         )
     major = inventory.version.partition(".")[0]
     if not (major.isdecimal() and int(major) >= DRIVER):
-        raise LimitError(
+        raise MemoryLimitError(
             f"NVIDIA's driver limits memory since release {DRIVER}, and this is "
             f"{inventory.version}",
             _OLD,
@@ -166,13 +166,13 @@ def _check(grant: "Grant") -> None:
     split = {gpu.id for gpu in inventory.gpus if gpu.mig_enabled}
     for device in grant.devices:
         if device.parent or device.id in split:
-            raise LimitError(
+            raise MemoryLimitError(
                 f"NVIDIA's driver has no limits for GPUs in MIG mode, as {device.label} is",
                 "Start the container without a limit: a MIG device has no more than its own memory",
             )
     place = inventory.root.rstrip("/") + TREE
     if not os.path.isdir(place):
-        raise LimitError(
+        raise MemoryLimitError(
             f"The folder {place} doesn't exist, where the driver looks up cgroups",
             f"Create it: mkdir -p {place}" if inventory.root != "/" else "Mount cgroup v2 there",
         )

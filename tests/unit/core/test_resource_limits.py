@@ -11,7 +11,7 @@ from machines import gpu, machine
 from gpuhook.base.config.loader import loads
 from gpuhook.base.errors import ConfigError
 from gpuhook.base.oci.spec import Spec
-from gpuhook.core import edit, raised
+from gpuhook.core import edit, resource_limits
 from gpuhook.vendors import registry
 
 GIB, MOST = 1 << 30, (1 << 64) - 1
@@ -22,7 +22,7 @@ SHM = {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": [
 
 @pytest.fixture(autouse=True)
 def _may_raise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raised, "_may_raise", lambda: True)
+    monkeypatch.setattr(resource_limits, "_may_raise", lambda: True)
 
 
 def shm(*options: str, **more: Any) -> dict[str, Any]:
@@ -34,7 +34,9 @@ def made(config: str = SETTINGS, memory: int = 0, **fields: Any) -> dict[str, An
     data: dict[str, Any] = {"process": {"env": [ALL]}, "mounts": [], **fields}
     if memory:
         data["linux"] = {"resources": {"memory": {"limit": memory}}}
-    found: dict[str, Any] = raised.apply(Spec("config.json", json.dumps(data)), loads(config)).data
+    found: dict[str, Any] = resource_limits.apply(
+        Spec("config.json", json.dumps(data)), loads(config)
+    ).data
     return found
 
 
@@ -61,7 +63,7 @@ def test_limits_are_never_lowered() -> None:
         {"type": "RLIMIT_STACK", "soft": GIB, "hard": MOST},
     ]
     spec = Spec("config.json", json.dumps({"process": {"rlimits": high}}))
-    assert raised.apply(spec, loads(SETTINGS)).text == spec.text
+    assert resource_limits.apply(spec, loads(SETTINGS)).text == spec.text
     found = rlimits(
         made(process={"rlimits": [{"type": "RLIMIT_STACK", "soft": 1 << 20, "hard": MOST}]})
     )
@@ -69,7 +71,7 @@ def test_limits_are_never_lowered() -> None:
 
 
 def test_hard_limits_stay_where_they_can_not_be_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raised, "_may_raise", lambda: False)
+    monkeypatch.setattr(resource_limits, "_may_raise", lambda: False)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (65536, 1 << 20))
     assert rlimits(made())["RLIMIT_MEMLOCK"] == (1 << 20, 1 << 20)
 
@@ -168,8 +170,8 @@ def test_a_pods_limits() -> None:
     config = loads(SETTINGS)
     every = {"type": "RLIMIT_MEMLOCK", "hard": MOST, "soft": MOST}
     stack = {"type": "RLIMIT_STACK", "hard": 64 << 20, "soft": 64 << 20}
-    assert raised.of_pod({}, config) == [every], "an engine's stack may be larger"
+    assert resource_limits.of_pod({}, config) == [every], "an engine's stack may be larger"
     low = {"RLIMIT_MEMLOCK": "65536", "RLIMIT_STACK": "65536"}
-    assert raised.of_pod(low, config) == [every, stack]
-    assert raised.of_pod(dict.fromkeys(low, str(MOST)), config) == []
-    assert raised.of_pod(low, loads("")) == []
+    assert resource_limits.of_pod(low, config) == [every, stack]
+    assert resource_limits.of_pod(dict.fromkeys(low, str(MOST)), config) == []
+    assert resource_limits.of_pod(low, loads("")) == []

@@ -4,7 +4,7 @@ import os
 
 from gpuhook.base.cgroup import dmem
 from gpuhook.base.config.model import Config
-from gpuhook.base.errors import GpuhookError, LimitError
+from gpuhook.base.errors import GpuhookError, MemoryLimitError
 from gpuhook.core.contract import Grant, Vendor
 from gpuhook.core.inventory.model import Device, Inventory
 from gpuhook.core.request.reader import Request
@@ -21,7 +21,7 @@ def what_it_takes(
     ``devices`` selects some devices, None all of them.
     """
     if not os.path.exists(f"{dmem.TREE}/cgroup.controllers"):
-        return LimitError(
+        return MemoryLimitError(
             f"Memory limits need cgroup v2 at {dmem.TREE}",
             "Boot with only cgroup v2 (systemd.unified_cgroup_hierarchy=1)",
         )
@@ -32,7 +32,7 @@ def what_it_takes(
         inventory.devices if devices is None else devices,
     )
     try:
-        vendor.limiter(every, config)
+        vendor.memory_limiter(every, config)
     except GpuhookError as error:
         return error
     return None

@@ -1,7 +1,7 @@
 """Contract of device memory limiters, and the limiter that uses the kernel's dmem controller."""
 
 from gpuhook.base.cgroup import dmem
-from gpuhook.base.errors import LimitError
+from gpuhook.base.errors import MemoryLimitError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Use = dict[str, tuple[int, int | None]]
 
 
-class Limiter:
+class MemoryLimiter:
     """Memory limits for one container; used once."""
 
     memory: "Bytes"  # the memory of each device that can be limited
@@ -29,25 +29,25 @@ class Limiter:
         """Do slow preparations in advance; ``set`` reports their errors."""
 
     def set(self, tree: str, folder: str, wanted: "Bytes") -> None:
-        """Limit device memory for a cgroup (v2, mounted at ``tree``); LimitError."""
+        """Limit device memory for a cgroup (v2, mounted at ``tree``); MemoryLimitError."""
         raise NotImplementedError
 
     def used(self, tree: str, folders: "Iterable[str]") -> "dict[str, Use]":
-        """Return, by cgroup, the use and limit (or None) of each device; LimitError."""
+        """Return, by cgroup, the use and limit (or None) of each device; MemoryLimitError."""
         raise NotImplementedError
 
     def close(self) -> None:
         """Release the resources of ``begin``."""
 
 
-class Dmem(Limiter):
+class DmemLimiter(MemoryLimiter):
     """Limits set by the kernel, for drivers that register their memory with it.
 
     A device may have several regions: each gets its share of the limit.
     """
 
     def __init__(self, devices: "Iterable[Device]", inventory: "Inventory", noun: str) -> None:
-        """Find the devices' regions; LimitError if a device has none of its own.
+        """Find the devices' regions; MemoryLimitError if a device has none of its own.
 
         ``noun`` is the word for a device in messages.
         """
@@ -57,14 +57,14 @@ class Dmem(Limiter):
         for device in devices:
             bus_id = device.bus_id
             if device.parent or not bus_id or shared.count(bus_id) > 1:
-                raise LimitError(
+                raise MemoryLimitError(
                     f"The memory of {noun} {device.label} can't be limited separately: it is a "
                     "part of a card, and the kernel counts memory by card",
                     "Start the container without a limit: a part has only its own memory anyway",
                 )
             found = {name: size for name, size in every.items() if bus_id in name.split("/")}
             if not found:
-                raise LimitError(
+                raise MemoryLimitError(
                     f"dmem.capacity lists no memory of {noun} {device.label} ({bus_id})",
                     "Use a driver that registers its memory there, or start without a limit",
                 )

@@ -7,14 +7,20 @@ the container's program runs, and is gone with it. One that can't be set fails t
 import os
 
 from gpuhook.base.cgroup import access, dmem
-from gpuhook.base.errors import DriverError, LimitError, NoDriverError, UnknownDeviceError, shown
+from gpuhook.base.errors import (
+    DriverError,
+    MemoryLimitError,
+    NoDriverError,
+    UnknownDeviceError,
+    shown,
+)
 from gpuhook.base.host import proc
 from gpuhook.base.names import MEMORY_VARIABLE, cdi_parts
 from gpuhook.base.sizes import amount
 from gpuhook.core import contract, spec_devices
 from gpuhook.core.inventory import cache, selection
 from gpuhook.core.plan.operations import Operation
-from gpuhook.core.request import limits as words
+from gpuhook.core.request import memory_settings as words
 from gpuhook.core.request.reader import Request, SpecReader, is_privileged
 
 TYPE_CHECKING = False
@@ -28,8 +34,8 @@ if TYPE_CHECKING:
     from gpuhook.base.sizes import Size
     from gpuhook.core.contract import Grant, Known, Vendor
     from gpuhook.core.inventory.model import Device, Inventory
-    from gpuhook.core.limiter import Limiter, Use
-    from gpuhook.core.request.limits import Word, Words
+    from gpuhook.core.memory_limiter import MemoryLimiter, Use
+    from gpuhook.core.request.memory_settings import Word, Words
 
     # A device's id -> the container's memory limit of it.
     Said = dict[str, list[tuple[Word, Size]]]
@@ -38,7 +44,7 @@ if TYPE_CHECKING:
 class LimitMemory(Operation):
     """A limit of a device's memory, set in the container's cgroup.
 
-    All limits of a plan are set together, before anything is mounted: see ``Limits``.
+    All limits of a plan are set together, before anything is mounted: see ``MemoryLimits``.
     """
 
     kind = "limit-memory"
@@ -59,10 +65,10 @@ class LimitMemory(Operation):
         return f"limit the memory of {what} ({self.means})"
 
 
-class Limits:
+class MemoryLimits:
     """The limits of one container's devices, and their limiters."""
 
-    def __init__(self, parts: "list[tuple[Limiter, list[LimitMemory]]]") -> None:
+    def __init__(self, parts: "list[tuple[MemoryLimiter, list[LimitMemory]]]") -> None:
         self.operations = [op for _, operations in parts for op in operations]
         # Where config.json has cgroups read-only; None if the limits are the container's own.
         self.promised: set[str] | None = None
@@ -80,7 +86,7 @@ class Limits:
         written: "Mapping[int, str] | None" = None,
         container: "Container | None" = None,
     ) -> None:
-        """Set all limits; LimitError if one can't be set, and then the container may not start.
+        """Set all limits; MemoryLimitError if one can't be set: then the container may not start.
 
         ``process`` is a descriptor of /proc/PID of its first process; ``written`` are its cgroups
         by version, if they are recorded. ``container`` is set while the container is being
@@ -95,7 +101,7 @@ class Limits:
                 limiter.set(tree, folder, {op.id: op.bytes for op in operations})
             # The limited path must still belong to the container, and not to another one by now.
             if dmem.place_of(process, written=written) != (tree, folder):
-                raise LimitError(
+                raise MemoryLimitError(
                     "The container has changed its cgroup while its memory was limited",
                     "Start the container again",
                 )
@@ -105,7 +111,7 @@ class Limits:
     def used(self, tree: str, folders: "Iterable[str]") -> "dict[str, Use]":
         """Return by cgroup its use of each device, and its limit there.
 
-        By the devices' ids, in bytes; None means no limit. LimitError if they can't be read.
+        By the devices' ids, in bytes; None means no limit. MemoryLimitError if they can't be read.
         """
         places = [*folders]
         found: dict[str, Use] = {folder: {} for folder in places}
@@ -133,33 +139,33 @@ def recorded(
     inventories: "Iterable[Inventory]",
     known: "Known",
     config: "Config",
-) -> Limits | None:
+) -> MemoryLimits | None:
     """Return the recorded limits of a container, None if there are none.
 
-    LimitError for a device that this host no longer has, or can no longer limit.
+    MemoryLimitError for a device that this host no longer has, or can no longer limit.
     """
     by_vendor: dict[str, dict[str, int]] = {}
     for entry in entries:
         by_vendor.setdefault(entry["vendor"], {})[entry["id"]] = entry["bytes"]
     there = {each.vendor: each for each in inventories}
-    parts: list[tuple[Limiter, list[LimitMemory]]] = []
+    parts: list[tuple[MemoryLimiter, list[LimitMemory]]] = []
     for name, wanted in by_vendor.items():
         inventory = there.get(name)
         every = inventory.devices if inventory is not None else ()
         devices = [device for device in every if device.id in wanted]
         if inventory is None or len(devices) < len(wanted):
-            raise LimitError(
+            raise MemoryLimitError(
                 "The container has a limit for a device that this host no longer has",
                 "Start the container again",
             )
         granted = _grant(contract.load(known[name]), inventory, devices)
-        limiter = granted.vendor.limiter(granted, config)
+        limiter = granted.vendor.memory_limiter(granted, config)
         operations = [
             LimitMemory(granted, device, wanted[device.id], limiter.means(device), "its record")
             for device in devices
         ]
         parts.append((limiter, operations))
-    return Limits(parts) if parts else None
+    return MemoryLimits(parts) if parts else None
 
 
 def find(
@@ -168,8 +174,8 @@ def find(
     known: "Known",
     asked: "Sequence[Grant]",
     inventories: "Mapping[str, Inventory]",
-) -> Limits | None:
-    """Return the limits of a container for ``resolve.limits``, which has checked for any.
+) -> MemoryLimits | None:
+    """Return a container's limits for ``resolve.find_memory_limits``, which has checked for any.
 
     ``asked`` are the grants of what it requests from gpuhook.
     """
@@ -207,7 +213,7 @@ def _promised(spec: "Spec") -> "set[str]":
 
 
 def _check_mounts(process: int, container: "Container", promised: "set[str]") -> None:
-    """Refuse a container with a writable mount of cgroup v2; LimitError.
+    """Refuse a container with a writable mount of cgroup v2; MemoryLimitError.
 
     It could leave its own cgroup, or change the settings there. Mounts under another mount count,
     too: a process that shares a volume with the container may rename folders under both.
@@ -227,7 +233,7 @@ def _check_mounts(process: int, container: "Container", promised: "set[str]") ->
         promised = set()
     for path in writable:
         if path not in promised or places.count(path) > 1:
-            raise LimitError(
+            raise MemoryLimitError(
                 f"The container may write to cgroups, which are mounted at {shown(path)}, and so "
                 "remove a limit that others set",
                 "Let the engine mount them read-only, as podman does with --systemd=false, and "
@@ -243,24 +249,24 @@ def _is_runc(process: int) -> bool:
         return True
 
 
-def of_grants(grants: "Sequence[Grant]", said: "Words", config: "Config") -> Limits | None:
-    """Return the limits of granted devices, None if there are none; LimitError."""
+def of_grants(grants: "Sequence[Grant]", said: "Words", config: "Config") -> MemoryLimits | None:
+    """Return the limits of granted devices, None if there are none; MemoryLimitError."""
     about = _about(grants, said.said)
     general = config.device_memory or config.most_device_memory
-    parts: list[tuple[Limiter, list[LimitMemory]]] = []
+    parts: list[tuple[MemoryLimiter, list[LimitMemory]]] = []
     for grant in grants:
         if general or any(device.id in about for device in grant.devices):
-            limiter = grant.vendor.limiter(grant, config)
+            limiter = grant.vendor.memory_limiter(grant, config)
             operations = [*_operations(grant, limiter, about, said.privileged, config)]
             parts += [(limiter, operations)] if operations else []
-    limits = Limits(parts)
+    limits = MemoryLimits(parts)
     if config.limit_required:
         _check_all(grants, limits.operations)  # protects: limit-required
     return limits if parts else None
 
 
 def _operations(
-    grant: "Grant", limiter: "Limiter", about: "Said", privileged: bool, config: "Config"
+    grant: "Grant", limiter: "MemoryLimiter", about: "Said", privileged: bool, config: "Config"
 ) -> "Iterator[LimitMemory]":
     for device in grant.devices:
         name = f"{grant.vendor.names.NOUN} {device.label}"
@@ -275,7 +281,7 @@ def _check_all(grants: "Sequence[Grant]", operations: "list[LimitMemory]") -> No
     for grant in grants:
         for device in grant.devices:
             if device.id not in limited:
-                raise LimitError(
+                raise MemoryLimitError(
                     f"This host gives no device without a memory limit, and the "
                     f"container has none for {grant.vendor.names.NOUN} {device.label}",
                     f"Set {MEMORY_VARIABLE} in the container, or device-memory in {words.SECTION}",
@@ -283,7 +289,7 @@ def _check_all(grants: "Sequence[Grant]", operations: "list[LimitMemory]") -> No
 
 
 def _about(grants: "Sequence[Grant]", said: "Iterable[Word]") -> "Said":
-    """Return the words about each device that has some; LimitError."""
+    """Return the words about each device that has some; MemoryLimitError."""
     found: Said = {}
     for word in said:
         for name, size in word.entries:
@@ -302,7 +308,7 @@ def _named(grants: "Sequence[Grant]", name: str, source: str) -> "list[Device]":
         grants, name = [each for each in grants if kind == each.vendor.names.KIND], bare
     found = [matches for grant in grants if (matches := _matches(grant, name, source))]
     if len(found) > 1 and not by_kind:
-        raise LimitError(
+        raise MemoryLimitError(
             f"{source}: {shown(name)} is ambiguous, several vendors have a device of that name",
             f"Name it with its kind, as {grants[0].vendor.names.KIND}={name} does",
         )
@@ -339,7 +345,7 @@ def _given_by_others(
 
     Engines carry out CDI specs themselves, and give nodes by --device, or only by rules: a
     container can create such a node itself. A privileged container with access to every device has
-    them by its privilege. LimitError if its devices are unknown, because a driver fails.
+    them by its privilege. MemoryLimitError if its devices are unknown, because a driver fails.
     """
     rules = [*spec_devices.objects(spec.device_rules)]
     # protects: limit-unprivileged
@@ -375,10 +381,10 @@ def _given_by_others(
 
 
 def _check_unknown(numbers: "set[tuple[int, int]]", error: DriverError) -> None:
-    """Refuse a container with a device that may belong to a failing driver; LimitError."""
+    """Refuse a container with a device that may belong to a failing driver; MemoryLimitError."""
     unknown = sorted(pair for pair in numbers if pair[0] not in spec_devices.SYSTEM)
     if unknown:
-        raise LimitError(
+        raise MemoryLimitError(
             f"It is unknown whether the memory of the container's device {unknown[0][0]}:"
             f"{unknown[0][1]} must be limited: {error.cause}",
             error.remedy,
