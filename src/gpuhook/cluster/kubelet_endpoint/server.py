@@ -33,6 +33,7 @@ import grpc
 __all__ = ["Endpoint", "EndpointServer", "grpc"]
 
 _PAUSES = (0.1, 10.0)  # seconds between two attempts: the first pause, the longest one
+_SHORT = 1.0  # seconds before the first attempt after a success, at most
 _STEADY = 10.0  # seconds after which an attempt counts as a success
 _POLL = 5.0  # seconds between checks of the folders, most changes of which inotify reports
 _END = 0.5  # seconds for streams to end by themselves
@@ -51,8 +52,9 @@ class Endpoint(ABC):
     """A name at the kubelet, which ``task`` serves until it is cancelled.
 
     ``state`` is the newest one of the name, and ``news`` is set at each change of it, and
-    replaced. ``is_ending`` tells streams to end. ``registry`` is the path of the kubelet's socket
-    at which it registers ("": the kubelet finds it itself).
+    replaced. ``is_ending`` tells streams to end; ``has_ended`` means that the task is cancelled.
+    ``registry`` is the path of the kubelet's socket at which it registers ("": the kubelet finds it
+    itself).
     """
 
     def __init__(self, name: str, server: "EndpointServer", registry: str = "") -> None:
@@ -116,6 +118,7 @@ class Endpoint(ABC):
 
     def succeed(self, sentence: str) -> None:
         """Log a success."""
+        self._back_off.pause = min(self._back_off.pause, _SHORT / 2)  # half the next one
         self._said.clear()
         self.tell(sentence)
 
