@@ -17,6 +17,7 @@ from harness.podman import Podman
 from harness.prefork import ONE, RUNTIMES
 from harness.snapshot import nothing_left
 from harness.vendor_attach import attached
+from harness.vendor_contract import ANY_MODES, given_any
 from harness.vendors import MODES, USER, Devices, as_user, in_mode, nodes_seen
 
 from gpuhook.base.config.loader import loads
@@ -158,6 +159,15 @@ def test_all_that_a_table_can_say(
     lines = done.stdout.splitlines()
     assert {"/usr/bin/maker-smi", "/opt/maker"} <= set(lines)
     assert [line for line in lines if line.startswith("libmaker.so.1 /")], lines[-1]
+
+
+@RUNTIMES
+@ANY_MODES
+def test_any_device(bundle: Bundle, makers: Machine, driver: Driver, mode: str) -> None:
+    config = write_config(bundle.path / "etc", driver.root, [bundle.runtime])
+    makers.devices.configured(config, tail=f"\n{makers.text}")
+    asked, look = ("MAKER_VISIBLE_DEVICES", "any"), vendors.look("/dev/maker*")
+    given_any(bundle, config, makers.devices, mode, asked, "maker.com/npu", look)
 
 
 @RUNTIMES

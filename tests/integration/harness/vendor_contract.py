@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+import pytest
+
 from harness import vendors
 from harness.bundles import Bundle
 from harness.commands import run
@@ -26,6 +28,8 @@ from harness.vendors import MODES, USER, Devices, Seen, as_user, in_mode, nodes_
 
 NO_GROUPS = "[features]\nno-additional-gids-for-device-nodes = true\n"
 NVIDIAS = "NVIDIA_VISIBLE_DEVICES=5"
+
+ANY_MODES = pytest.mark.parametrize("mode", ["hook", "spec", "cdi"])
 
 Labels = Sequence[int | str]
 
@@ -87,6 +91,38 @@ class Case:
     def look(self) -> tuple[str, ...]:
         """The command that looks inside."""
         return vendors.look(*self.patterns)
+
+
+def given_any(
+    bundle: Bundle,
+    config: Path,
+    devices: Devices,
+    mode: str,
+    asked: tuple[str, str],
+    kind: str,
+    look: Sequence[str],
+) -> None:
+    """Start a container that asks for any device, and check that it has exactly a whole one.
+
+    ``asked`` are a vendor's variable and its value.
+    """
+    folder = bundle.path / "any-cdi"
+    folder.mkdir()
+    section, plain = "[nvidia-container-runtime]\n", config.with_name("plain.toml")
+    plain.write_text(config.read_text())  # explain has no steps in mode cdi
+    text = config.read_text().replace(section, f'{section}mode = "{mode}"\n')
+    config.write_text(f'{text}[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["{folder}"]\n')
+    words: list[str | Path] = [devices.installation.command, "cdi", "generate", "--config", config]
+    run([*words, f"--kind={kind}", "--output", folder]).ok()
+    bundle.environ("=".join(asked))
+    devices.start(bundle, config)
+    listed = [each for each in devices.ask(config, "list")["devices"] if each["containers"]]
+    [chosen] = [each for each in listed if bundle.name in each["containers"]]
+    assert chosen["vendor"] == devices.vendor
+    plan = devices.ask(plain, "explain", "-e", f"{asked[0]}={chosen['id']}")["operations"]
+    nodes = {each["destination"] for each in plan if each["kind"] == "device"}
+    inside = nodes_seen(bundle.call(bundle.runtime, "exec", bundle.name, *look))
+    assert {path: seen[0] for path, seen in inside.items()} == dict.fromkeys(nodes, "ENXIO")
 
 
 class Contract:
@@ -212,6 +248,16 @@ class Contract:
         assert [each["status"] for each in found] == [status for status, _ in wanted]
         for each, (_, words) in zip(found, wanted, strict=True):
             assert words in each["message"]
+
+    @RUNTIMES
+    @ANY_MODES
+    @pytest.mark.parametrize("is_qualified", [False, True], ids=["any", "KIND=any"])
+    def test_any_of_its_devices(
+        self, bundle: Bundle, config: Path, devices: Devices, mode: str, is_qualified: bool
+    ) -> None:
+        variable = self.case.listed[0].partition("=")[0]
+        word = f"{self.case.kind}=any" if is_qualified else "any"
+        given_any(bundle, config, devices, mode, (variable, word), self.case.kind, self.case.look)
 
     @RUNTIMES
     def test_attached_to_a_running_container(
