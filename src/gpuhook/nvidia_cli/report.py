@@ -15,6 +15,7 @@ from gpuhook.vendors.nvidia.model import (
     Inventory,
     Selection,
 )
+from gpuhook.vendors.nvidia.variables import FEATURES
 
 _LABEL_WIDTH = 15
 _CAPABILITIES = "/proc/driver/nvidia/capabilities"
@@ -70,6 +71,8 @@ def listing(inventory: Inventory, wanted: Wanted) -> Iterator[str]:
         yield from _mig_management(inventory, name)
     for kind in wanted.kinds:
         for file in inventory.files:
+            if file.capability in FEATURES:  # protects: list-features
+                continue
             if file.kind == kind and (kind != SOCKET or _is_there(inventory.root, file.path)):
                 yield file.target if kind == "firmware" else file.path
 

@@ -84,6 +84,17 @@ def test_firmware_is_listed_by_the_name_that_it_has_everywhere() -> None:
     assert list(listing(MACHINE, Wanted(("firmware",), None))) == [FIRMWARE]
 
 
+@pytest.mark.protects(
+    "list-features", "who mounts all that is listed gets no library of rdma-core",
+    instead="if False:",
+)  # fmt: skip
+def test_libraries_of_a_feature_are_not_listed() -> None:
+    path = "/usr/lib/libibumad.so.3.3.50.0"
+    feature = DriverFile("library", path, "libibumad.so.3.3.50.0", "nvswitch", "libibumad.so.3")
+    found = listing(MACHINE.but(files=(*FILES, feature)), Wanted(("library",), None))
+    assert list(found) == ["/usr/lib/libcuda.so.1.2"]
+
+
 # Command lines --------------------------------------------------------------------------------
 
 

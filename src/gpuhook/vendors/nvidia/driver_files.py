@@ -80,6 +80,10 @@ LIBRARIES = {
     ),
 }
 
+# Libraries that only containers with a feature get, as NVIDIA's management specs have them (toolkit
+# 1.20.2): NVLink's and NVSwitch's management, and what that needs of rdma-core.
+_FEATURE_LIBRARIES = {"nvswitch": ("libnvsdm.so", "libibumad.so", "libibmad.so")}
+
 # Libraries with names that other vendors use, too: the driver's would replace those.
 _SHARED = frozenset(
     {
@@ -106,6 +110,8 @@ _OWN_VERSION = frozenset(
         "libnvidia-egl-wayland2.so",
         "libnvidia-egl-xcb.so",
         "libnvidia-egl-xlib.so",
+        "libibumad.so",
+        "libibmad.so",
     }
 )
 
@@ -261,9 +267,11 @@ def _libraries(
     kind = "library32" if bits32 else "library"
     bits = 32 if bits32 else 64
     listed = set()
-    for capability, names in LIBRARIES.items():
+    features = {} if bits32 else _FEATURE_LIBRARIES
+    for capability, names in (*LIBRARIES.items(), *features.items()):
         for name in names:
-            listed.add(name)
+            if capability in LIBRARIES:  # others come with all capabilities as well
+                listed.add(name)
             library = _library(root, index.candidates(name, bits32=bits32), name, version, bits)
             if library is not None:
                 path, soname = library

@@ -206,6 +206,21 @@ def test_feature_files(root: Root) -> None:
     ]
 
 
+def test_libraries_of_a_feature(root: Root) -> None:
+    """They manage NVSwitches, and two are of rdma-core; NVIDIA's come with all, too."""
+    root.add("libnvsdm.so", "libnvsdm.so.1")
+    root.add("libibumad.so", "libibumad.so.3", version="3.3.50.0")
+    root.add("libibmad.so", "libibmad.so.5", version="5.5.50.0")
+    root.add_file(f"{own.FOLDER32}/libibmad.so.5", "libibmad.so.5", bits=32)
+    root.make_cache()
+    assert [(file.target, file.capability) for file in root.find()] == [
+        (f"libnvsdm.so.{VERSION}", "nvswitch"),
+        ("libibumad.so.3.3.50.0", "nvswitch"),
+        ("libibmad.so.5.5.50.0", "nvswitch"),
+        (f"libnvsdm.so.{VERSION}", EVERYTHING),
+    ]
+
+
 # Libraries without the driver's version in their names -------------------------------------------
 
 
