@@ -532,7 +532,7 @@ def test_shared_and_other_devices_do_not_mix(site: Site) -> None:
     "mps-folder",
     "MPS: its folder is given from where root alone can change it",
     instead="parent = host.open(above)",
-    also=("mps-claims-folder", 'self._claims = host.open(f"{self._base}/{mps.CLAIMS}")'),
+    also=("mps-claims-folder", "above = host.open(path)"),
     only="575 and others_may_change",
 )
 @ONE
