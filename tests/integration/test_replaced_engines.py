@@ -36,6 +36,16 @@ def test_a_program_is_replaced_at_its_absolute_path(replaced: With) -> None:
     assert "replaced" not in run([str(place), "--version"]).stdout
 
 
+def test_a_program_is_replaced_in_an_overlay_of_its_folder(replaced: With, tmp_path: Path) -> None:
+    """Since 1.2 runc starts its own second process from there."""
+    place = Path(shutil.which("runc") or "").resolve()
+    (tmp_path / "seen").mkdir()
+    (tmp_path / "empty").mkdir()
+    layers = f"lowerdir={place.parent}:{tmp_path}/empty"
+    mounted = f"mount -t overlay -o {layers} overlay {tmp_path}/seen"
+    assert replaced(f"{mounted} && {tmp_path}/seen/runc --version") == "replaced runc\n"
+
+
 def test_a_program_that_the_system_lacks_is_found(replaced: With) -> None:
     assert shutil.which("gpuhook-test-engine") is None
     assert replaced("gpuhook-test-engine") == "replaced gpuhook-test-engine\n"
