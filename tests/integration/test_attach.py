@@ -299,7 +299,6 @@ cli(sys.argv[3:])
         ("detach", "target", "deny"),
         ("detach", "live", "unmount"),
     ],
-    ids="-".join,
 )
 def test_a_change_that_is_killed(
     start: Callable[..., Running], driver: Driver, verb: str, where: str, step: str
