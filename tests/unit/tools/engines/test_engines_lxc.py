@@ -40,6 +40,14 @@ def ask(prefix: Path, path: str, line: str = INCLUDED, text: str = "lxc.a = b\n"
     return Ask((), units=((f"{prefix}{path}", line), (f"{prefix}{INCLUDED}", header + text)))
 
 
+def written(prefix: Path, path: str, text: str) -> tuple[Path, Store]:
+    """Write a container's file below a folder; return it, and the records of changes."""
+    place = prefix / path[1:]
+    place.parent.mkdir(parents=True)
+    place.write_bytes(text.encode())
+    return place, Store(str(prefix / "state"))
+
+
 def install(store: Store, asked: Ask) -> None:
     with store.locked():
         installer.install(store, list(ENGINES["lxc"].install(asked).targets))
@@ -77,10 +85,7 @@ def test_the_line_is_found_and_everything_else_stays(others: str, path: str) -> 
 
 @pytest.mark.parametrize(("path", "before"), CASES)
 def test_a_file_is_restored_to_the_byte(tmp_path: Path, path: str, before: str) -> None:
-    place = tmp_path / path[1:]
-    place.parent.mkdir(parents=True)
-    place.write_bytes(before.encode())
-    store = Store(str(tmp_path / "state"))
+    place, store = written(tmp_path, path, before)
     for text in ("lxc.a = b\n", "lxc.a = c\n", "lxc.a = b\n"):
         install(store, ask(tmp_path, path, text=text))
         now = place.read_bytes().decode()
@@ -108,10 +113,7 @@ def test_between_two_comments_but_for_proxmox_whose_comments_are_notes(tmp_path:
 @pytest.mark.parametrize("also", ["", "memory: 512\n"])
 def test_a_file_that_proxmox_has_written_again(tmp_path: Path, before: str, also: str) -> None:
     """A change in its web interface, for instance."""
-    place = tmp_path / PROXMOX[1:]
-    place.parent.mkdir(parents=True)
-    place.write_text(before)
-    store = Store(str(tmp_path / "state"))
+    place, store = written(tmp_path, PROXMOX, before)
     install(store, ask(tmp_path, PROXMOX))
     place.write_text(rewritten(also + place.read_text()))
     for _ in range(2):
@@ -122,10 +124,7 @@ def test_a_file_that_proxmox_has_written_again(tmp_path: Path, before: str, also
 
 
 def test_the_line_in_a_snapshot_is_not_ours_to_remove(tmp_path: Path) -> None:
-    place = tmp_path / PROXMOX[1:]
-    place.parent.mkdir(parents=True)
-    place.write_text("arch: amd64\n")
-    store = Store(str(tmp_path / "state"))
+    place, store = written(tmp_path, PROXMOX, "arch: amd64\n")
     install(store, ask(tmp_path, PROXMOX))
     with place.open("a") as file:
         file.write(f"\n[snap]\narch: amd64\nlxc.include: {INCLUDED}\n")
@@ -134,10 +133,7 @@ def test_the_line_in_a_snapshot_is_not_ours_to_remove(tmp_path: Path) -> None:
 
 
 def test_what_an_owner_changed_meanwhile_stays(tmp_path: Path) -> None:
-    place = tmp_path / PLAIN[1:]
-    place.parent.mkdir(parents=True)
-    place.write_text("lxc.arch = x\n")
-    store = Store(str(tmp_path / "state"))
+    place, store = written(tmp_path, PLAIN, "lxc.arch = x\n")
     install(store, ask(tmp_path, PLAIN))
     text = place.read_text()
     place.write_text(f"# first\n{text}lxc.cap.drop = sys_time\n")
@@ -146,10 +142,7 @@ def test_what_an_owner_changed_meanwhile_stays(tmp_path: Path) -> None:
 
 
 def test_a_file_that_a_program_writes_is_refused_unless_that_has_the_line(tmp_path: Path) -> None:
-    place = tmp_path / PLAIN[1:]
-    place.parent.mkdir(parents=True)
-    place.write_text("# Ansible managed\nlxc.arch = x\n")
-    store = Store(str(tmp_path / "state"))
+    place, store = written(tmp_path, PLAIN, "# Ansible managed\nlxc.arch = x\n")
     with pytest.raises(EngineError, match=rf"write lxc\.include = {INCLUDED}, and run this again"):
         install(store, ask(tmp_path, PLAIN))
     assert not (tmp_path / INCLUDED[1:]).exists()
@@ -170,10 +163,7 @@ def test_another_program_s_file_at_the_included_path_is_refused(tmp_path: Path) 
 
 
 def test_a_removed_line_stays_removed_when_the_lines_are_written_again(tmp_path: Path) -> None:
-    place = tmp_path / PLAIN[1:]
-    place.parent.mkdir(parents=True)
-    place.write_text("lxc.arch = x\n")
-    store = Store(str(tmp_path / "state"))
+    place, store = written(tmp_path, PLAIN, "lxc.arch = x\n")
     install(store, ask(tmp_path, PLAIN))
     place.write_text("lxc.arch = y\n")
     install(store, ask(tmp_path, PLAIN, line="", text="lxc.a = c\n"))
