@@ -9,6 +9,7 @@ import textwrap
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -24,6 +25,7 @@ from command_lines import commands
 from gpuhook.base import errors
 from gpuhook.base.config.model import FEATURE_PREFIX, FEATURES, KEYS
 from gpuhook.tools.cli import cli
+from gpuhook.vendors.registry import KNOWN
 
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -111,6 +113,18 @@ def test_links_lead_somewhere(path: Path) -> None:
         Path(os.path.normpath(path.parent / each)) for each in LINK.findall(path.read_text())
     }
     assert [target for target in targets if not target.exists()] == []
+
+
+@pytest.mark.parametrize("names", KNOWN.values(), ids=KNOWN)
+def test_every_vendor_is_described(names: ModuleType) -> None:
+    """Its variables are in the table of all, and on a page of its own that support names."""
+    docs = REPOSITORY / "docs"
+    requests = (docs / "requests.md").read_text()
+    assert [name for name in names.VARIABLES if f"`{name}`" not in requests] == []
+    support = (docs / "support.md").read_text()
+    pages = [path for path in (docs / "vendors").glob("*.md") if f"vendors/{path.name}" in support]
+    [first, *_] = names.VARIABLES
+    assert [path for path in pages if first in path.read_text()], f"docs/vendors for {first}"
 
 
 def test_the_page_on_vendors_shows_what_is_there() -> None:

@@ -12,7 +12,6 @@ VARIABLES = {
     "ACME_VISIBLE_DEVICES": ("index", "part", "serial", "bus_id", "board"),
     "ACME_VISIBLE_BOARDS": ("board",),
 }
-MOUNTS = ""  # no device plugin requests its devices by mounts
 
 KIND = "acme.example/npu"  # of CDI devices, and the cluster's resource
 # What a device is called before its number in CDI's names npu0 and part1.0, and a part of one.
