@@ -1,11 +1,13 @@
 """Contracts of the vendors' optional modules for measurements (``monitor.vendor_parts``)."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 from gpuhook.base.config.model import Config
 from gpuhook.monitor.host.child import Work
 from gpuhook.monitor.vendor_parts import Part, Values
+from gpuhook.monitor.vendors import sensors
 
 
 class Readings(Protocol):
@@ -53,6 +55,16 @@ class MakersSeries(Protocol):
         """Return the series of a snapshot (``metrics/model.Snapshot``)."""
 
 
-telemetry: Part[Readings | Telemetry] = Part("metrics", "telemetry")
-
 makers_series: Part[MakersSeries] = Part("metrics", "makers_series")
+
+_own_telemetry: Part[Readings | Telemetry] = Part("metrics", "telemetry")
+_DRM = 226  # the major of its nodes (Documentation/admin-guide/devices.txt)
+
+
+def telemetry(names: ModuleType) -> Readings | Telemetry | None:
+    """Return the telemetry of the vendor with these names, None if it has none.
+
+    DRM drivers without a module have the kernel's sensors.
+    """
+    kernels: Readings | None = sensors if _DRM in names.FIXED_MAJORS else None
+    return _own_telemetry(names) or kernels

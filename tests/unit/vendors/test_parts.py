@@ -13,9 +13,7 @@ from gpuhook.cluster.vendors.nvidia import claim_config as nvidia_claim_config
 from gpuhook.cluster.vendors.nvidia import labels as nvidia_labels
 from gpuhook.cluster.vendors.nvidia import plugin as nvidia_plugin
 from gpuhook.core import contract
-from gpuhook.metrics.vendor_parts import MakersSeries, Readings, Telemetry
-from gpuhook.metrics.vendors.amd import telemetry as amd_telemetry
-from gpuhook.metrics.vendors.intel_gpu import telemetry as intel_gpu_telemetry
+from gpuhook.metrics.vendor_parts import MakersSeries, Telemetry
 from gpuhook.metrics.vendors.nvidia import makers_series as nvidia_makers_series
 from gpuhook.metrics.vendors.nvidia import telemetry as nvidia_telemetry
 from gpuhook.monitor.vendor_parts import DeviceSettings, Events, Links
@@ -28,7 +26,6 @@ from gpuhook.vendors import registry
 from gpuhook_simulate.tree import Tree
 from gpuhook_simulate.vendors import simulator
 
-READINGS: tuple[Readings, ...] = (amd_telemetry, intel_gpu_telemetry)
 TELEMETRY: tuple[Telemetry, ...] = (nvidia_telemetry,)
 CLAIM_CONFIGS: tuple[ClaimConfig, ...] = (nvidia_claim_config,)
 SETTINGS: tuple[DeviceSettings, ...] = (nvidia_settings,)
@@ -43,7 +40,7 @@ FOLDER = Path(gpuhook.__file__).parent
 
 
 def test_none_is_forgotten() -> None:
-    known = (*CLAIM_CONFIGS, *READINGS, *TELEMETRY, *DRIVER_FOLDERS, *EVENTS, *LABELS,
+    known = (*CLAIM_CONFIGS, *TELEMETRY, *DRIVER_FOLDERS, *EVENTS, *LABELS,
              *LINKS, *MAKERS_SERIES, *PLUGINS, *SETTINGS)  # fmt: skip
     compared = {str(getattr(each, "__name__", "")) for each in known}
     kinds = (

@@ -11,8 +11,6 @@ from gpuhook.base.config.loader import loads
 from gpuhook.base.config.model import Config
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.core.inventory.model import Node
-from gpuhook.metrics.vendors.amd import telemetry as amd
-from gpuhook.metrics.vendors.intel_gpu import telemetry as intel
 from gpuhook.monitor.vendors import sensors
 from gpuhook.monitor.vendors.survey import concerns_us
 from gpuhook.vendors import sysfs_devices
@@ -91,7 +89,7 @@ def every(device: str) -> bool:
 
 def test_amd(tmp_path: Path) -> None:
     found = machine("amd", tmp_path / "amd", 2)
-    values = amd.read(found, every)
+    values = sensors.read(found, every)
     assert values.keys() == {device.id for device in found.devices}
     assert values[found.devices[0].id] == {
         "temperature_celsius": 38, "power_watts": 140, "utilization": 0,
@@ -102,14 +100,14 @@ def test_amd(tmp_path: Path) -> None:
 def test_parts_of_one_device_have_none(tmp_path: Path) -> None:
     found = machine("amd", tmp_path / "amd", 1, split="0", partitions=2)
     assert len(found.devices) == 2
-    assert amd.read(found, every) == {}
+    assert sensors.read(found, every) == {}
 
 
 def test_intel(tmp_path: Path) -> None:
     found = machine("intel_gpu", tmp_path / "intel", 1, vfs=1)
     whole, part = found.devices
     expected = {"temperature_celsius": 41, "energy_joules": 90}
-    assert intel.read(found, every) == {whole.id: expected, part.id: {}}
+    assert sensors.read(found, every) == {whole.id: expected, part.id: {}}
 
 
 @pytest.mark.parametrize("text", ["", "n/a\n", "1" * 5000, "9" * 20, "٣\n", "0x10\n", "-\n"])
@@ -143,7 +141,7 @@ def test_a_device_that_is_left_alone(tmp_path: Path) -> None:
         return device != found.devices[1].id
 
     first, second, third = (device.id for device in found.devices)
-    assert amd.read(found, asking).keys() == {first, third}
+    assert sensors.read(found, asking).keys() == {first, third}
     assert asked == [first, second, third]
 
 

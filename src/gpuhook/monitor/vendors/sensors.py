@@ -1,8 +1,8 @@
-"""Sensors of PCI devices in sysfs, below a driver root: temperature, power, energy.
+"""Sensors of PCI devices in sysfs, below a driver root: temperature, power, energy, memory, load.
 
-They are small files, the same for every driver with a hwmon device (Documentation/hwmon/
-sysfs-interface.rst): millidegrees Celsius, microwatts, hertz, microjoules. No driver library is
-used.
+They are small files, the first three the same for every driver with a hwmon device
+(Documentation/hwmon/sysfs-interface.rst): millidegrees Celsius, microwatts, hertz, microjoules. A
+DRM driver may have more (Documentation/gpu): bytes, percent. No driver library is used.
 """
 
 from collections import Counter
@@ -25,18 +25,19 @@ _SENSORS = (
     ("clock_mhz", ("freq1_input",), 1_000_000),
     ("energy_joules", ("energy1_input",), 1_000_000),
 )
+# In the device's own folder.
+_FACTS = (
+    ("memory_total_bytes", "mem_info_vram_total", 1),
+    ("memory_used_bytes", "mem_info_vram_used", 1),
+    ("utilization", "gpu_busy_percent", 100),
+)
 
 
-def read(
-    inventory: Inventory,
-    asking: Asking,
-    more: Callable[[Rootfs, str], Values] = lambda _, __: {},
-) -> dict[str, Values]:
+def read(inventory: Inventory, asking: Asking) -> dict[str, Values]:
     """Return values of the devices, by their ids and by fields of the exporter's ``Device``.
 
     ``asking`` is called before the files of a device are read, and tells whether to read them.
-    ``more`` adds driver-specific values of a folder. Partitions of one PCI device have no values,
-    because the values are those of the whole device.
+    Partitions of one PCI device have no values, because the values are those of the whole device.
     """
     shared = Counter(device.bus_id for device in inventory.devices)
     found: dict[str, Values] = {}
@@ -46,7 +47,7 @@ def read(
                 own = sysfs_devices.is_address(device.bus_id) and shared[device.bus_id] == 1
                 if own and asking(device.id):
                     folder = f"{_DEVICES}/{device.bus_id}"
-                    found[device.id] = {**_sensors(root, folder), **more(root, folder)}
+                    found[device.id] = {**_sensors(root, folder), **_facts(root, folder)}
     except OSError:
         pass  # the root is gone, which the inventory detects
     return found
@@ -73,3 +74,12 @@ def _sensors(root: Rootfs, folder: str) -> Values:
         if value is not None:
             found[name] = value / per_unit
     return found
+
+
+def _facts(root: Rootfs, folder: str) -> Values:
+    found = {name: (integer(root, f"{folder}/{file}"), unit) for name, file, unit in _FACTS}
+    return {
+        name: value if unit == 1 else value / unit
+        for name, (value, unit) in found.items()
+        if value is not None
+    }

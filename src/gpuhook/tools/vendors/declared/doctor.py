@@ -1,4 +1,7 @@
-"""Checks of a declared vendor for the doctor."""
+"""Checks of a declared vendor for the doctor.
+
+A missing driver is a warning only: nothing shows whether this host should have one.
+"""
 
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace

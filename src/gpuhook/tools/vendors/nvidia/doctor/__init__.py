@@ -1,6 +1,10 @@
 """Checks of NVIDIA's driver for the doctor."""
 
-from gpuhook.tools.doctor.case import Check, Step, VendorChecks
+from collections.abc import Iterable
+from functools import wraps
+
+from gpuhook.tools.doctor.case import Case, Check, Step, VendorChecks
+from gpuhook.tools.doctor.finding import Finding
 from gpuhook.tools.vendors.nvidia.doctor import driver, nodes, parts, platforms, toolkit
 
 # Checks that must succeed before the later ones run.
@@ -9,8 +13,21 @@ _LOADED = (*_ROOT, "driver-loaded")
 _MATCHING = (*_LOADED, "driver-versions")
 
 
+def _where_nvidia_is(check: Check) -> Check:
+    """Return a check that reports nothing on hosts without NVIDIA's driver for Linux.
+
+    Those are the hosts of ``is_elsewhere``, and NVIDIA's other platforms.
+    """
+
+    @wraps(check)
+    def run(case: Case) -> Iterable[Finding]:
+        return () if platforms.platform_of(case) or driver.is_elsewhere(case) else check(case)
+
+    return run
+
+
 def _detail(check: Check, *needs: str) -> Step:
-    return Step(driver.where_nvidia_is(check), needs)
+    return Step(_where_nvidia_is(check), needs)
 
 
 CHECKS = VendorChecks(

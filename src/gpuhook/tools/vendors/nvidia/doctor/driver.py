@@ -1,16 +1,15 @@
 """Checks of the driver: whether it is loaded, consistent, complete, responsive and cached."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import DriverError, GpuhookError, LdCacheError
 from gpuhook.base.loader import ldcache
 from gpuhook.core import contract
 from gpuhook.core.inventory.selection import fallen_off
-from gpuhook.tools.doctor.case import Case, Check
+from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.vendors.nvidia.doctor.nodes import gpu_minors, module_version
 from gpuhook.tools.vendors.nvidia.doctor.platforms import platform_of
@@ -88,19 +87,6 @@ def driver_loaded(case: Case) -> Iterator[Finding]:
             "The NVIDIA kernel module isn't loaded",
             "Run modprobe nvidia; if that fails, (re)install the driver for this kernel",
         )
-
-
-def where_nvidia_is(check: Check) -> Check:
-    """Return a check that reports nothing on hosts without NVIDIA's driver for Linux.
-
-    Those are the hosts of ``is_elsewhere``, and NVIDIA's other platforms.
-    """
-
-    @wraps(check)
-    def run(case: Case) -> Iterable[Finding]:
-        return () if platform_of(case) or is_elsewhere(case) else check(case)
-
-    return run
 
 
 def is_elsewhere(case: Case) -> bool:

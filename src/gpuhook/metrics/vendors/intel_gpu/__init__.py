@@ -1,1 +1,0 @@
-"""Intel GPUs: their measurements."""
