@@ -272,7 +272,7 @@ def shared_memory(case: Case) -> Iterator[Finding]:
         verb = "have" if len(small) > 1 else "has"
         yield note(
             "shared-memory",
-            f"{many} with devices {verb} only 64 MiB of /dev/shm, their engine's default, which "
+            f"{many} with devices {verb} only 64 MiB of /dev/shm, the engine's default, which "
             f"training across processes exceeds: {listed(_titles(small))}",
             'Set shm-size = "50%" below [gpuhook.containers] for new ones, or pass --shm-size',
         )
