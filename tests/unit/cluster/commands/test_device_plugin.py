@@ -16,6 +16,7 @@ from gpuhook.cluster.commands.device_plugin import device_plugin
 from gpuhook.cluster.device_plugin import service
 from gpuhook.cluster.device_plugin.options import INEFFECTIVE, OPTIONS
 from gpuhook.cluster.device_plugin.settings import Settings
+from gpuhook.cluster.device_plugin.status import FOLDER
 from gpuhook.core.contract import Vendor
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.monitor.followed import Followed
@@ -87,6 +88,7 @@ def test_options_reach_the_service(started: list[Any], empty: str, tmp_path: Pat
         driver_root="/run/nvidia/driver",
         xids={68: "ignore", 13: "fatal", 94: "ignore"},
         state_dir=config.state_dir,
+        status_dir=FOLDER,
     )
     assert config.driver_root_of("nvidia") == "/run/nvidia/driver"
     assert "nvidia.com/gds" in done.stderr, "what goes badly together is said"
