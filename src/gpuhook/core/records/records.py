@@ -36,7 +36,8 @@ _MAX_BYTES = 1 << 20  # bytes of a record
 _MAX_TEXT = 256  # characters of a name; Kubernetes' names have at most 253
 _MAX_NAMES = 16  # requested names that are kept
 _SWEPT = 4  # other records that are checked when one is written
-_OTHERS = ("lock", "choices")  # no records: ``leases`` and ``choice`` have them
+CHANGES = "changes"  # the lock of changes of running containers
+_OTHERS = ("lock", "choices", CHANGES)  # no records: ``leases`` and ``choice`` have the first
 _NEW = "."  # before the name of a record that is being written (``StateDirectory.replace``)
 _ENDED = (errno.ENOENT, errno.ESRCH)  # errors of /proc for an exited process
 

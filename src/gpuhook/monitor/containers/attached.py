@@ -6,13 +6,11 @@ may be. ``lasts`` tells whether systemd knows that they are allowed.
 """
 
 import contextlib
-import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import ContainerError
-from gpuhook.base.host import lock
 from gpuhook.base.state_directory import StateDirectory
 from gpuhook.core import contract
 from gpuhook.core.contract import Grant
@@ -35,16 +33,15 @@ def one_at_a_time(folder: StateDirectory) -> Iterator[None]:
     Devices of a container share nodes, and their access is changed in several steps. ``folder`` is
     the records' folder. ContainerError if that takes too long.
     """
-    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder.fd)
     try:
-        if not lock.take(fd, _WAIT):  # protects: attach-one-at-a-time
-            raise ContainerError(
-                "Another process hasn't finished changing the devices of a container",
-                "Wait for gpuhook attach, detach or repair, and run this again",
-            )
+        held = folder.lock(records.CHANGES, _WAIT)  # protects: attach-one-at-a-time
+    except TimeoutError:
+        raise ContainerError(
+            "Another process hasn't finished changing the devices of a container",
+            "Wait for gpuhook attach, detach or repair, and run this again",
+        ) from None
+    with held:
         yield
-    finally:
-        os.close(fd)
 
 
 def entries(grant: Grant, pairs: Iterable[Numbers]) -> list[Record]:

@@ -20,6 +20,7 @@ from gpuhook.cluster.dra import publish
 from gpuhook.core import contract
 from gpuhook.core.inventory import cache
 from gpuhook.core.records import leases
+from gpuhook.monitor.containers import attached
 from gpuhook.monitor.ledger.records import Records
 from gpuhook.prefork import instance
 from gpuhook.tools.driver_folder.place import Place
@@ -88,6 +89,11 @@ def _status(folder: Path) -> None:
     StatusFile(str(folder)).keep()
 
 
+def _changes(folder: Path) -> None:
+    with StateDirectory.opened(str(folder)) as opened, attached.one_at_a_time(opened):
+        pass
+
+
 def _prefork_server(folder: Path) -> None:
     with StateDirectory.opened(str(folder)) as opened:
         lock = instance.take_name(opened, "lock")
@@ -104,6 +110,7 @@ LOCKS: dict[str, Callable[[Path], None]] = {
     "tools/engines/lock.py": _installation,
     "cluster/dra/publish.py": _publisher,
     "cluster/device_plugin/status.py": _status,
+    "monitor/containers/attached.py": _changes,
     "monitor/ledger/records.py": _claims,
     "prefork/instance.py": _prefork_server,
     "tools/driver_folder/place.py": _driver_folder,

@@ -247,7 +247,7 @@ def recorded(tmp_path: Path) -> Iterator[tuple[Config, StateDirectory, Container
 
 @pytest.mark.protects(
     "attach-one-at-a-time", "two processes don't change a container's devices at once",
-    instead="if False:\n    pass",
+    instead="held = contextlib.nullcontext()",
 )  # fmt: skip
 def test_a_change_waits_for_another(
     recorded: tuple[Config, StateDirectory, Container], monkeypatch: pytest.MonkeyPatch
