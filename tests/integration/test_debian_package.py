@@ -204,6 +204,7 @@ def test_a_purge_removes_links_to_simulated_nodes(bare: Debian) -> None:
     """Those of roots that are still there, or were removed; other links to nodes stay."""
     bare.call("dpkg", "-i", "/gpuhook.deb")
     links = bare.root / "dev/char"
+    links.mkdir()
     run(["mount", "-t", "tmpfs", "tmpfs", links]).ok()
     try:
         for folder in ("srv/gpus", "srv/driver"):
@@ -215,15 +216,24 @@ def test_a_purge_removes_links_to_simulated_nodes(bare: Debian) -> None:
             "195:0": "/srv/gpus/dev/nvidia-caps/nvidia-cap1",
             "195:1": "/srv/gone/dev/nvidia1",
             "195:2": "/srv/driver/dev/nvidia-caps/nvidia-cap1",
+            "195:3": "/srv/driver/dev/nvidia3",
+            "195:4": "/srv/gone/nvidia4",
             "1:3": "../null",
             "1:5": "../not there",
         }
         for name, target in targets.items():
             (links / name).symlink_to(target)
         bare.call("dpkg", "-P", "gpuhook")
-        assert {path.name for path in links.iterdir()} == {"195:2", "1:3", "1:5"}
+        assert {path.name for path in links.iterdir()} == {
+            "195:2",
+            "195:3",
+            "195:4",
+            "1:3",
+            "1:5",
+        }
     finally:
-        run(["umount", links]).ok()
+        run(["umount", links])
+        links.rmdir()
 
 
 def test_the_units_are_well_formed_and_enabled_where_that_is_safe(debian: Debian) -> None:
