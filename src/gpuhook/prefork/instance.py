@@ -13,6 +13,7 @@ from gpuhook.base.cgroup import access
 from gpuhook.base.config.loader import PATH_VARIABLE
 from gpuhook.base.config.model import Config
 from gpuhook.base.container import kernel
+from gpuhook.base.host import lock as _lock  # noqa: F401 - the hook may import nothing in a container
 from gpuhook.base.state_directory import StateDirectory
 from gpuhook.prefork import launcher_cache
 
