@@ -478,7 +478,7 @@ def test_a_document_for_an_old_engine(site: Site, programs: Programs) -> None:
         node.chmod(0o660)
     said = programs.install("podman", podman="podman version 5.4.2").ok().stderr
     assert "additionalGids" in Path("/etc/cdi/nvidia.com-gpu.yaml").read_text()
-    assert said == ""
+    assert "CDI specs" not in said
     said = programs.install("podman", podman="podman version 4.9.3").ok().stderr
     assert "podman 4.9.3 supports CDI specs up to version 0.6.0" in said
     assert "additionalGids" not in IN_RUN.read_text()
