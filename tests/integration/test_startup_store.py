@@ -126,7 +126,7 @@ def test_refresh_command_saves(host: Host, installation: Any) -> None:
     [described] = json.loads(more.stdout)
     assert (described["vendor"], described["devices"]) == ("nvidia", 3)
     assert described["links"] == []  # the first call has made them
-    assert (left / "cache").read_text().splitlines()[1] == "runc:crun:"
+    assert (left / "cache").read_text().splitlines()[1] == ":runc:crun:"
     # What another installation saved, ours doesn't believe; but the file is there and whole.
     (saved,) = Path(host.config.state_dir).glob("inventory-nvidia-????????????????")
     assert saved.read_text().count('"uuid"') == 3

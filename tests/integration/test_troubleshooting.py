@@ -351,6 +351,7 @@ OTHERS = {
     'exec: "nvidia-container-cli": executable file not found in $PATH',
     "No devices were found",
     "Failed to initialize NVML: ...",
+    "AMD CDI spec not found",
     "unresolvable CDI devices ...",
     "sh: 0: getcwd() failed: No such file or directory",
 }
