@@ -96,6 +96,11 @@ def is_running(pid: int) -> bool:
     return state not in "ZX"
 
 
+def is_in_poll(pid: int) -> bool:
+    """Tell whether a process waits in poll(2), ppoll(2) on arm64. Source: proc(5), syscall."""
+    return Path(f"/proc/{pid}/syscall").read_text().split()[0] in ("7", "73")
+
+
 @pytest.fixture
 def case(bundle: Bundle, installation: Installation, driver: Driver, tmp_path: Path) -> Case:
     return Case(bundle, installation, driver, bundle.runtime, tmp_path / "case")
@@ -260,8 +265,8 @@ def test_deadline(case: Case, installation: Installation) -> None:
     )
     try:
         wait_until((case.folder / "helper").exists, "the helper runs")
+        wait_until(lambda: is_in_poll(case.helper), "the helper waits, and so has a timer")
         os.kill(case.helper, signal.SIGSTOP)
-        # In seconds, but where it is stopped before it waits to be asked: then by its first timer.
         wait_until(case.helper_is_gone, "the helper is gone")
         assert started.poll() is None, "the runtime still waits"
     finally:
