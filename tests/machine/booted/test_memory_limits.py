@@ -127,7 +127,7 @@ def test_root_of_a_user_namespace_makes_no_cgroup(docker: tuple[str]) -> None:
             done = container.exec("owncgroup").ok()
     finally:
         set_config("gpuhook.limits.required=false")
-    assert done.stdout.endswith("mount OK\nbelow EAGAIN\nroom EPERM\n"), done
+    assert done.stdout.endswith("mount OK\nbelow EAGAIN\nspace EPERM\n"), done
 
 
 def test_a_container_without_a_limit_has_none(docker: tuple[str]) -> None:
