@@ -311,7 +311,7 @@ def test_a_lock_of_another_process(folder: StateDirectory, kind: str) -> None:
 def test_a_lock_file_that_its_last_holder_removed(
     folder: StateDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lock of such a file would exclude nobody: the new one is locked."""
+    """The lock of such a file would exclude no process: the new one is locked."""
     take, taken = lock.take, list[int]()
 
     def look(fd: int, seconds: float = 0.0) -> bool:

@@ -85,7 +85,7 @@ def test_firmware_is_listed_by_the_name_that_it_has_everywhere() -> None:
 
 
 @pytest.mark.protects(
-    "list-features", "who mounts all that is listed gets no library of rdma-core",
+    "list-features", "mounting all that is listed adds no library of rdma-core",
     instead="if False:",
 )  # fmt: skip
 def test_libraries_of_a_feature_are_not_listed() -> None:

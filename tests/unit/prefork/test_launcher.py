@@ -498,7 +498,9 @@ def test_engines_own_runtime_comes_first_unless_config_names_some(
 
 
 @pytest.mark.parametrize("maker", ["crun", "runc"])
-def test_the_maker_comes_before_the_engines_own_runtime(installed: Installed, maker: str) -> None:
+def test_the_creating_runtime_comes_before_the_engines_own(
+    installed: Installed, maker: str
+) -> None:
     installed.runtime("crun")
     installed.configure()
     [other] = {"crun", "runc"} - {maker}
