@@ -17,13 +17,14 @@ from harness.commands import Result, run, stop, wait_until
 from harness.driver import Driver, lines_of_nvidia_smi, simulate
 from harness.inside import look, seen
 from harness.installation import Installation, write_config
-from harness.namespaces import Namespace, host_cgroups, namespace
+from harness.namespaces import Namespace, allow_user_range, host_cgroups, namespace
 
 from gpuhook.base.config.loader import loads
 
 ASK = "NVIDIA_VISIBLE_DEVICES"
 MINORS = (3, 0, 7)
 FIRST_USER = 100_000  # of the host: root of a container with mapped users
+USERS = 65_536
 LXC = """
 lxc.uts.name = box
 lxc.rootfs.path = dir:ROOT
@@ -34,8 +35,8 @@ lxc.tty.max = 0
 """
 PRIVILEGED = "lxc.include = /usr/share/lxc/config/common.conf\n"
 MAPPED = f"""{PRIVILEGED}lxc.include = /usr/share/lxc/config/userns.conf
-lxc.idmap = u 0 {FIRST_USER} 65536
-lxc.idmap = g 0 {FIRST_USER} 65536
+lxc.idmap = u 0 {FIRST_USER} {USERS}
+lxc.idmap = g 0 {FIRST_USER} {USERS}
 """
 _NODES = "busybox find /dev -type c -exec busybox stat -c %t:%T {} +"
 _numbers = itertools.count()
@@ -63,6 +64,7 @@ class Box:
     def map_users(self) -> None:
         """Make it an unprivileged container."""
         self.write(MAPPED)
+        allow_user_range("root", FIRST_USER, USERS)
         for path in (self.root, *self.root.rglob("*")):
             os.chown(path, FIRST_USER, FIRST_USER, follow_symlinks=False)
 

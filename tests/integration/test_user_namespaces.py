@@ -18,7 +18,7 @@ from harness.driver import Driver, lines_of_nvidia_smi
 from harness.images import image
 from harness.inside import look, seen
 from harness.installation import Installation, write_config
-from harness.namespaces import Namespace
+from harness.namespaces import Namespace, allow_user_range
 from harness.podman import Podman, hooks_dir
 from harness.prefork import Site
 from harness.snapshot import nothing_left
@@ -194,10 +194,7 @@ def one(
     "options", [["--userns=auto:size=4096"], ["--uidmap=0:100000:65536", "--gidmap=0:100000:65536"]]
 )
 def test_by_podman(one: Podman, driver: Driver, options: list[str]) -> None:
-    for name in ("subuid", "subgid"):
-        path = Path("/etc", name)  # the session's own
-        if "containers:" not in path.read_text():
-            path.write_text(f"{path.read_text()}containers:2000000:1000000\n")
+    allow_user_range("containers", 2_000_000, 1_000_000)
     words = ["sh", "-c", CHECK, "sh", "nvidia-smi", "-L"]
     with nothing_left(driver.root, pid=one.pid):
         done = one.run(

@@ -114,6 +114,18 @@ def runtime_layouts() -> list[tuple[str, str]]:
     return [pair for pair in pairs if pair != ("crun", "v2") or may_raise_memlock()]
 
 
+def allow_user_range(name: str, first: int, count: int) -> None:
+    """Let the user ``name`` map ``count`` of the host's ids from ``first`` on (subuid(5)).
+
+    newuidmap, which LXC calls where it is installed, asks it of root, too.
+    """
+    line = f"{name}:{first}:{count}\n"
+    for path in (Path("/etc/subuid"), Path("/etc/subgid")):  # the session has an /etc of its own
+        text = path.read_text() if path.exists() else ""
+        if line not in text.splitlines(keepends=True):
+            path.write_text(f"{text}{line}")
+
+
 def isolate_session() -> None:
     """Move this process into the session's mount namespace."""
     os.environ["PODMAN_IGNORE_CGROUPSV1_WARNING"] = "1"  # from podman 5 on
