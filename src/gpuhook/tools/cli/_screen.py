@@ -5,6 +5,7 @@ Only the drawing modules of the command line import rich, and only when they dra
 """
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -70,7 +71,7 @@ def beside(head: Text, body: Text, width: int) -> Lines:
     """
     full = console().width
     space = full - width
-    longest = max(map(cell_len, body.plain.split(" ")))
+    longest = max(map(cell_len, _units(body.plain, full - _INDENT)))
     if longest > space and full - _INDENT > space:
         return [head, *_indented(_wrap(body, full - _INDENT), _INDENT)]
     first, *others = _wrap(body, space)
@@ -82,17 +83,28 @@ def _indented(lines: Lines, width: int) -> Lines:
 
 
 def _wrap(words: Text, width: int) -> Lines:
-    """Return a text as lines of whole words; a longer word has a line of its own."""
+    """Return a text as lines of whole units; a longer one has a line of its own."""
     if cell_len(words.plain) <= width:
         return [words]
     lines = [""]
-    for word in words.plain.split(" "):
+    for word in _units(words.plain, width):
         joined = f"{lines[-1]} {word}" if lines[-1] else word
         if lines[-1] and cell_len(joined) > width:
             lines.append(word)
         else:
             lines[-1] = joined
     return [Text(line, style=words.style) for line in lines]
+
+
+def _units(plain: str, width: int) -> list[str]:
+    """Return the words, each with what begins in brackets behind it: ``0 (GPU-...)``.
+
+    Where both together are longer than the width, each is a unit.
+    """
+    units = re.split(r" (?!\()", plain)
+    return [
+        word for unit in units for word in ([unit] if cell_len(unit) <= width else unit.split(" "))
+    ]
 
 
 def _join(cells: Sequence[tuple[Text, int]]) -> Text:

@@ -153,6 +153,16 @@ def test_a_text_beside_a_title_is_wrapped_whatever_the_others_are(
         assert cell_len(line) <= width or len(line.split()) == 1
 
 
+@pytest.mark.parametrize("width", range(40, 120))
+def test_a_number_stays_with_the_id_in_brackets_behind_it(width: int) -> None:
+    uuid = "GPU-e4c09598-4fb0-5de0-9c83-ea9dc3a21a8a"
+    with patch.object(_screen, "_ENDLESS", width):
+        lines = printed(_screen.facts([("Gets", f"GPU 0 ({uuid}), 1 ({uuid}); NVIDIA H200", "")]))
+    fits = cell_len(f"  1 ({uuid}),") <= width
+    assert [f"{number} ({uuid})" in "\n".join(lines) for number in (0, 1)] == [fits, fits]
+    assert max(map(cell_len, lines)) <= max(width, cell_len(f"  ({uuid}),"))
+
+
 MODELS = ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H100 80GB HBM3 MIG 2g.20gb", "NVIDIA H200")
 
 
