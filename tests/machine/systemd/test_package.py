@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -167,7 +168,29 @@ def test_dpkg_is_killed(seconds: float, docker: tuple[str]) -> None:
     start(docker)
 
 
-def test_a_purge_leaves_nothing(before: set[str], installed: None) -> None:
+@pytest.fixture
+def failed(installed: None) -> list[str]:
+    """Units of two packages that have failed."""
+    units = ["gpuhook-metrics.service", "gpuhook-watch.service"]
+    folders = [Path(f"/run/systemd/system/{unit}.d") for unit in units]
+    try:
+        for folder in folders:
+            folder.mkdir(parents=True)
+            (folder / "once.conf").write_text("[Service]\nRestart=no\n")
+        call("systemctl", "daemon-reload")
+        call("systemctl", "start", *units)
+        call("systemctl", "kill", "--signal=KILL", *units)
+        wait_until(lambda: states(*units) == ["failed"] * len(units), "they have failed")
+    finally:
+        for folder in folders:
+            shutil.rmtree(folder)
+        call("systemctl", "daemon-reload")
+    return units
+
+
+def test_a_purge_leaves_nothing(before: set[str], failed: list[str]) -> None:
+    """Systemd lists no unit that had failed, either."""
+    assert states(*failed) == ["failed"] * len(failed)
     call("gpuhook", "install", "--engine", "docker", "--cdi", "--reload")
     assert "/usr/bin/gpu-py" in traces()
     call("apt-get", "purge", "--yes", "gpuhook")
