@@ -4,10 +4,11 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from harness import bundles, distributions, images, namespaces, prometheus, root_folders
+from harness import bundles, cdi, distributions, images, namespaces, prometheus, root_folders
 from harness import releases as other_releases
 from harness.bundles import Bundle, GpuBundle
 from harness.commands import path_of, run, served
@@ -22,6 +23,7 @@ from harness.podman import Podman, hooks_dir, podman
 from harness.prefork import Site
 from harness.root_folders import Folder
 from harness.vendors import Devices
+from harness.ways import Place
 
 pytest.register_assert_rewrite("harness.vendor_contract", "harness.vendor_attach")
 
@@ -204,6 +206,39 @@ def low_level(request: pytest.FixtureRequest, workspace: Path) -> Iterator[tuple
     runtime, layout = request.param
     with namespace(layout) as entered:
         yield runtime, entered
+
+
+@pytest.fixture(scope="session")
+def document(workspace: Path, installation: Installation, configs: dict[str, Path]) -> str:
+    """The CDI spec of the driver's GPUs, for the configuration of runc."""
+    return cdi.generate(installation, configs[RUNC], workspace / "cdi-of-runc").read_text()
+
+
+@pytest.fixture
+def place(
+    workspace: Path,
+    roots: dict[str, Path],
+    installation: Installation,
+    driver: Driver,
+    low_level: tuple[str, Namespace],
+    document: str,
+    configs: dict[str, Path],
+    tmp_path: Path,
+) -> Iterator[Place]:
+    """A configuration, and containers that get GPUs with it in each way."""
+    runtime, entered = low_level
+    config = write_config(tmp_path / "etc", driver.root, [runtime])
+    with ExitStack() as stack:
+
+        def bundle() -> Bundle:
+            made = bundles.bundle(workspace / "bundles", roots["debian"], entered, runtime)
+            return stack.enter_context(made)
+
+        place = Place(installation, runtime, bundle, config, driver)
+        place.documents.mkdir()
+        text = document.replace(str(configs[RUNC]), str(config))
+        (place.documents / "nvidia.com-gpu.yaml").write_text(text)
+        yield place
 
 
 @pytest.fixture(params=["debian"])

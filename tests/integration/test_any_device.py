@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import signal
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,12 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-from harness import bundles
-from harness.bundles import CGROUP_PARENT, Bundle
-from harness.cdi import generate
+from harness.bundles import CGROUP_PARENT
 from harness.commands import Result, path_of, run, wait_until
 from harness.containerd import containerd
 from harness.docker import dockerd
@@ -28,112 +23,12 @@ from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.podman import hooks_dir, podman
 from harness.prefork import ONE, RUNTIMES, SERVED, Site
+from harness.ways import EXCLUSIVE, Place
+from harness.ways import MODES as GPU_PY
 
 from gpuhook.core.records import records
 
-EXCLUSIVE = 'exclusive = ["nvidia.com/gpu"]\n'
-QUIET = ("sh", "-c", 'exec "$@" </dev/null >output 2>&1', "sh")
-MODES = ("hook", "spec", "cdi", "alone")
-
-
-@dataclass
-class Place:
-    """A configuration, and containers that ask for any GPU with it, each in its own bundle."""
-
-    installation: Installation
-    runtime: str
-    bundle: Callable[[], Bundle]
-    config: Path
-    driver: Driver
-
-    def configure(self, line: str) -> None:
-        self.config.write_text(self.config.read_text().replace("[gpuhook]\n", f"[gpuhook]\n{line}"))
-
-    def mode(self, mode: str) -> Path:
-        """Return a configuration with the same state folder and another mode."""
-        path = self.config.with_name(f"{mode}.toml")
-        real = "hook" if mode == "alone" else mode
-        folder = self.config.parent / "cdi"
-        documents = f'[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["{folder}"]\n'
-        path.write_text(f'{self.config.read_text()}mode = "{real}"\n{documents}')
-        return path
-
-    def ask(self, word: str = "any", mode: str = "hook") -> Bundle:
-        made = self.bundle()
-        made.command("sleep", "1000")
-        made.environ(f"NVIDIA_VISIBLE_DEVICES={word}")
-        if mode == "alone":
-            made.prestart(self.installation.hook, self.mode(mode))
-        return made
-
-    def words(self, made: Bundle, mode: str) -> list[str | Path]:
-        program = self.runtime if mode == "alone" else self.installation.runtime
-        return [*QUIET, program, "create", "--bundle", made.path, made.name]
-
-    def create(self, made: Bundle, mode: str = "hook") -> Result:
-        """Create a container, without starting it; the output says what went wrong."""
-        env = {"GPUHOOK_CONFIG": str(self.mode(mode))}
-        status = made.call(*self.words(made, mode), env=env).status
-        return Result((), status, "", (made.path / "output").read_text())
-
-    def create_at_once(self, several: list[Bundle], mode: str) -> list[bool]:
-        """Create containers at the same time; return which of them were created."""
-        env = {**os.environ, "GPUHOOK_CONFIG": str(self.mode(mode))}
-        running = []
-        for made in several:
-            argv = made.namespace.enter(*self.words(made, mode), cwd=made.path)
-            running.append(subprocess.Popen(argv, cwd=made.path, env=env))
-        return [process.wait(timeout=300) == 0 for process in running]
-
-    def records(self) -> dict[str, dict[str, Any]]:
-        return {each["id"]: each for each in records.read_all(str(self.config.parent / "state"))}
-
-    def gpus(self, made: Bundle) -> list[int]:
-        """Return the indices of a container's GPUs, by its record."""
-        there = {gpu.uuid: gpu.index for gpu in self.driver.gpus}
-        return [
-            there[name] for each in self.records()[made.name]["given"] for name in each["selected"]
-        ]
-
-    def end(self, made: Bundle) -> None:
-        """Kill a container's first process, and delete the container."""
-        os.kill(self.records()[made.name]["pid"], signal.SIGKILL)
-        wait_until(lambda: made.name not in self.records(), "it is gone")
-        made.call(self.runtime, "delete", "--force", made.name)
-
-    def errors(self) -> str:
-        """Return the saved errors: crun shows nothing that hooks print."""
-        return (self.config.parent / "state/errors.log").read_text()
-
-
-@pytest.fixture(scope="module")
-def document(workspace: Path, installation: Installation, configs: dict[str, Path]) -> str:
-    return generate(installation, configs["runc"], workspace / "cdi-any").read_text()
-
-
-@pytest.fixture
-def place(
-    workspace: Path,
-    roots: dict[str, Path],
-    installation: Installation,
-    driver: Driver,
-    low_level: tuple[str, Namespace],
-    document: str,
-    configs: dict[str, Path],
-    tmp_path: Path,
-) -> Iterator[Place]:
-    runtime, entered = low_level
-    config = write_config(tmp_path / "etc", driver.root, [runtime])
-    with ExitStack() as stack:
-
-        def bundle() -> Bundle:
-            made = bundles.bundle(workspace / "bundles", roots["debian"], entered, runtime)
-            return stack.enter_context(made)
-
-        (config.parent / "cdi").mkdir()
-        text = document.replace(str(configs["runc"]), str(config))
-        (config.parent / "cdi/nvidia.com-gpu.yaml").write_text(text)
-        yield Place(installation, runtime, bundle, config, driver)
+MODES = (*GPU_PY, "alone")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -192,7 +87,7 @@ def test_sixteen_at_once_for_exclusive_gpus(place: Place, mode: str) -> None:
         assert "and 4 more. Stop one of these containers, or ask for fewer" in text
     place.end(won[3])
     made = lost[0]
-    made.call(place.runtime, "delete", "--force", made.name)
+    place.delete(made)
     place.create(made, mode).ok()
 
 

@@ -3,18 +3,12 @@
 import json
 import os
 import re
-import signal
-import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import bundles
 from harness.bundles import Bundle
-from harness.cdi import generate, give
 from harness.commands import Result, run, wait_until
 from harness.docker import Docker, dockerd
 from harness.driver import Driver
@@ -24,106 +18,16 @@ from harness.installation import Installation, open_kinds, write_config
 from harness.namespaces import Namespace
 from harness.podman import Podman, podman
 from harness.prefork import ONE, RUNTIMES
+from harness.ways import EXCLUSIVE, MODES, WAYS, Place
 
 from gpuhook.core.cdi import apply, folders
-from gpuhook.core.records import records
-
-EXCLUSIVE = 'exclusive = ["nvidia.com/gpu"]\n'
-QUIET = ("sh", "-c", 'exec "$@" </dev/null >output 2>&1', "sh")
-# How a container gets GPUs: by gpu-py in each mode, by the hook alone, by an engine that reads CDI.
-WAYS = ("hook", "spec", "cdi", "alone", "engine")
-
-
-@dataclass
-class Place:
-    """Starter of containers with exclusive devices, each in a bundle of its own."""
-
-    installation: Installation
-    runtime: str
-    folder: Path
-    bundle: Callable[[], Bundle]
-    config: Path
-
-    def configured(self, mode: str) -> Path:
-        """Return a configuration with the same state folder and another mode."""
-        path = self.config.with_name(f"{mode}.toml")
-        path.write_text(f'{self.config.read_text()}mode = "{mode}"\n{self.documents()}')
-        return path
-
-    def documents(self) -> str:
-        return f'[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["{self.folder / "cdi"}"]\n'
-
-    def ask(self, device: str, way: str = "hook", made: Bundle | None = None) -> Bundle:
-        """Return a bundle that is to get a GPU in that way."""
-        made = made or self.bundle()
-        made.command("sleep", "1000")
-        config = self.configured(way if way in ("hook", "spec", "cdi") else "hook")
-        if way == "engine":
-            give(made, self.folder / "cdi/nvidia.com-gpu.yaml", device)
-        else:
-            made.environ(f"NVIDIA_VISIBLE_DEVICES={device}")
-        if way == "alone":
-            made.prestart(self.installation.hook, config)
-        return made
-
-    def create(self, made: Bundle, way: str = "hook") -> Result:
-        """Create a bundle's container, without starting it; the output says what went wrong."""
-        program = self.runtime if way in ("alone", "engine") else self.installation.runtime
-        mode = way if way in ("hook", "spec", "cdi") else "hook"
-        env = {"GPUHOOK_CONFIG": str(self.config.with_name(f"{mode}.toml"))}
-        words = (program, "create", "--bundle", made.path, made.name)
-        status = made.call(*QUIET, *words, env=env).status
-        return Result((), status, "", (made.path / "output").read_text())
-
-    def records(self) -> list[dict[str, Any]]:
-        return records.read_all(str(self.config.parent / "state"))
-
-    def pid(self, made: Bundle) -> int:
-        [found] = [each["pid"] for each in self.records() if each["id"] == made.name]
-        return int(found)
-
-    def end(self, made: Bundle) -> None:
-        """Kill a container's first process, and wait until it is gone or a zombie."""
-        pid = self.pid(made)
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: all(each["pid"] != pid for each in self.records()), "it is gone")
-
-    def errors(self) -> str:
-        """Return what was kept of errors: crun shows nothing that hooks say."""
-        return (self.config.parent / "state/errors.log").read_text()
-
-
-@pytest.fixture(scope="module")
-def document(workspace: Path, installation: Installation, configs: dict[str, Path]) -> str:
-    """A document of the driver's GPUs, for the configuration of runc."""
-    return generate(installation, configs["runc"], workspace / "cdi-leases").read_text()
 
 
 @pytest.fixture
-def place(
-    workspace: Path,
-    roots: dict[str, Path],
-    installation: Installation,
-    driver: Driver,
-    low_level: tuple[str, Namespace],
-    document: str,
-    configs: dict[str, Path],
-    tmp_path: Path,
-) -> Iterator[Place]:
-    runtime, entered = low_level
-    config = write_config(tmp_path / "etc", driver.root, [runtime])
-    config.write_text(config.read_text().replace("[gpuhook]\n", f"[gpuhook]\n{EXCLUSIVE}"))
-    with ExitStack() as stack:
-
-        def bundle() -> Bundle:
-            made = bundles.bundle(workspace / "bundles", roots["debian"], entered, runtime)
-            return stack.enter_context(made)
-
-        made = Place(installation, runtime, tmp_path, bundle, config)
-        (tmp_path / "cdi").mkdir()
-        text = document.replace(str(configs["runc"]), str(config))
-        (tmp_path / "cdi/nvidia.com-gpu.yaml").write_text(text)
-        yield made
+def place(place: Place) -> Place:
+    """A configuration with exclusive GPUs."""
+    place.configure(EXCLUSIVE)
+    return place
 
 
 def is_held(place: Place, done: Result, holder: Bundle, way: str) -> None:
@@ -131,7 +35,7 @@ def is_held(place: Place, done: Result, holder: Bundle, way: str) -> None:
     assert done.status != 0
     says = done.stderr if "in use by" in done.stderr else place.errors()
     assert f"in use by the container {holder.name}" in says
-    if way in ("hook", "spec", "cdi"):
+    if way in MODES:
         assert "in use by" in done.stderr, "gpu-py says so before it calls the low-level runtime"
 
 
@@ -142,13 +46,13 @@ def test_a_device_has_one_container(place: Place, way: str) -> None:
     first, second = place.ask("1", way), place.ask("1", way)
     place.create(first, way).ok()
     is_held(place, place.create(second, way), first, way)
-    assert [each["id"] for each in place.records()] == [first.name]
+    assert [*place.records()] == [first.name]
     other = place.ask("2", way)
     place.create(other, way).ok()
-    place.end(first)
-    second.call(place.runtime, "delete", "--force", second.name)
+    place.kill(first)
+    place.delete(second)
     place.create(second, way).ok()
-    assert {each["id"] for each in place.records()} == {second.name, other.name}
+    assert set(place.records()) == {second.name, other.name}
 
 
 @ONE
@@ -158,8 +62,8 @@ def test_those_of_other_ways_are_refused_too(place: Place, theirs: str) -> None:
     place.create(first, theirs).ok()
     for ours in (way for way in WAYS if way != theirs):
         is_held(place, place.create(place.ask("1", ours), ours), first, ours)
-    assert [each["id"] for each in place.records()] == [first.name]
-    place.end(first)
+    assert [*place.records()] == [first.name]
+    place.kill(first)
     place.create(place.ask("1", ours), ours).ok()
 
 
@@ -168,7 +72,7 @@ def test_all_is_refused_where_one_is_held(place: Place, driver: Driver) -> None:
     first = place.ask("3")
     place.create(first).ok()
     is_held(place, place.create(place.ask("all")), first, "hook")
-    place.end(first)
+    place.kill(first)
     everything = place.ask("all")
     place.create(everything).ok()
     is_held(place, place.create(place.ask(driver.gpus[0].uuid)), everything, "hook")
@@ -183,7 +87,7 @@ def test_a_container_that_is_started_again(place: Place, mode: str) -> None:
         place.create(made, mode).ok()
         made.call(place.runtime, "start", made.name).ok()
         assert place.create(place.ask("1", mode), mode).status != 0
-        made.call(place.runtime, "delete", "--force", made.name).ok()
+        place.delete(made).ok()
 
 
 @ONE
@@ -195,7 +99,7 @@ def test_a_container_that_cannot_be_created_has_nothing(place: Place) -> None:
     broken = place.ask("1")
     broken.call("sh", "-c", "rm -rf etc/ld.so.cache; mkdir etc/ld.so.cache", cwd=broken.root).ok()
     assert place.create(broken).status != 0
-    wait_until(lambda: place.records() == [], "nobody has a record")
+    wait_until(lambda: place.records() == {}, "nobody has a record")
     place.create(place.ask("1")).ok()
 
 
@@ -203,7 +107,7 @@ def test_a_container_that_cannot_be_created_has_nothing(place: Place) -> None:
 def test_who_has_what_is_listed_and_explained(place: Place) -> None:
     first = place.ask("1")
     place.create(first).ok()
-    config = place.config.with_name("hook.toml")
+    config = place.mode("hook")
     words: list[str | Path] = [place.installation.command, "list", "--config", config]
     [line] = [line for line in run(words).ok().stdout.splitlines() if line.startswith("1 ")]
     assert first.name in line
@@ -225,7 +129,7 @@ def test_who_sees_no_process_of_it_ends_no_lease(place: Place) -> None:
     """As in a tool's container that has the state folder, without --pid=host."""
     first = place.ask("1")
     place.create(first).ok()
-    config = place.config.with_name("hook.toml")
+    config = place.mode("hook")
     outside: list[str | Path] = ["unshare", "--pid", "--fork", "--mount-proc"]
     outside.append(place.installation.command)
     done = run([*outside, "list", "--config", config]).ok()
@@ -245,7 +149,7 @@ def test_a_device_that_a_document_alone_describes(place: Place) -> None:
             {"name": name, "containerEdits": {"env": [f"MAKER_{name.upper()}=1"]}} for name in "ab"
         ],
     }
-    (place.folder / "cdi/maker.json").write_text(json.dumps(document))
+    (place.documents / "maker.json").write_text(json.dumps(document))
     text = place.config.read_text().replace("nvidia.com/gpu", "maker.example/card")
     place.config.write_text(text)
     open_kinds(place.config, "maker.example/card")
@@ -253,10 +157,10 @@ def test_a_device_that_a_document_alone_describes(place: Place) -> None:
     place.create(first).ok()
     is_held(place, place.create(place.ask("0,maker.example/card=a")), first, "hook")
     place.create(place.ask("0,maker.example/card=b")).ok()
-    config = place.config.with_name("hook.toml")
+    config = place.mode("hook")
     shown = run([place.installation.command, "list", "--config", config]).ok().stdout
     assert re.search(rf"^maker.example/card=a +{first.name}$", shown, re.MULTILINE)
-    place.end(first)
+    place.kill(first)
     place.create(place.ask("maker.example/card=a")).ok()
 
 
@@ -283,7 +187,7 @@ def second(place: Place, driver: Driver, request: pytest.FixtureRequest) -> str:
     path = driver.root / f"dev/nvidia{driver.gpus[1].minor}"
     device = {"name": "x", "containerEdits": FORMS[request.param](str(path))}
     document = {"cdiVersion": "0.5.0", "kind": "other.example/nic", "devices": [device]}
-    (place.folder / "cdi/other.json").write_text(json.dumps(document))
+    (place.documents / "other.json").write_text(json.dumps(document))
     open_kinds(place.config, "other.example/nic")
     return "other.example/nic=x"
 
@@ -304,7 +208,7 @@ def test_a_second_document_with_the_same_node(place: Place, second: str, way: st
     gpu, other = place.ask("1", way), place.ask(second, way)
     place.create(gpu, way).ok()
     is_held(place, place.create(other, way), gpu, way)
-    place.end(gpu)
+    place.kill(gpu)
     place.create(other, way).ok()
     is_held(place, place.create(place.ask("1", way), way), other, way)
     is_held(place, place.create(place.ask("1", "engine"), "engine"), other, "engine")
@@ -321,7 +225,7 @@ def test_a_second_document_with_the_same_node(place: Place, second: str, way: st
 @pytest.mark.parametrize("second", FORMS, indirect=True)
 def test_a_second_document_that_the_engine_carries_out(place: Place, second: str) -> None:
     """With ours, whose hook checks all nodes there; and without, if gpu-py starts it."""
-    edits = folders.read_folders([str(place.folder / "cdi")]).devices[second].edits
+    edits = folders.read_folders([str(place.documents)]).devices[second].edits
     first = place.ask("1")
     place.create(first).ok()
     beside = place.ask("3", "engine")
@@ -330,7 +234,7 @@ def test_a_second_document_that_the_engine_carries_out(place: Place, second: str
     alone = place.ask("void")
     alone.change(lambda spec: spec.update(apply.apply(spec, edits)))
     is_held(place, place.create(alone), first, "hook")
-    place.end(first)
+    place.kill(first)
     place.create(alone).ok()
     is_held(place, place.create(place.ask("1")), alone, "hook")
 
@@ -350,11 +254,11 @@ def test_the_container_has_its_devices(place: Place, driver: Driver) -> None:
     """The hook that takes a lease in mode spec keeps nothing from it."""
     made = place.ask("4", "spec")
     made.command(*look(driver.minors))
-    env = {"GPUHOOK_CONFIG": str(place.config.with_name("spec.toml"))}
+    env = {"GPUHOOK_CONFIG": str(place.mode("spec"))}
     for _ in range(2):
         assert seen(made.run(place.installation.runtime, env)).gpu_minors == {driver.gpus[4].minor}
     assert len(made.spec()["hooks"]["prestart"]) == 1
-    env = {"GPUHOOK_CONFIG": str(place.configured("hook"))}
+    env = {"GPUHOOK_CONFIG": str(place.mode("hook"))}
     assert seen(made.run(place.installation.runtime, env)).gpu_minors == {driver.gpus[4].minor}
 
 
@@ -363,17 +267,11 @@ def test_a_hundred_at_once(place: Place) -> None:
     """Eight GPUs, a hundred containers: eight of them get one, and each GPU has one of them."""
     count, gpus = 100, 8
     asking = [place.ask(str(number % gpus)) for number in range(count)]
-    env = {**os.environ, "GPUHOOK_CONFIG": str(place.config.with_name("hook.toml"))}
-    running = []
-    for made in asking:
-        words: list[str | Path] = [*QUIET, place.installation.runtime, "create"]
-        words += ["--bundle", made.path, made.name]
-        argv = made.namespace.enter(*words, cwd=made.path)
-        running.append(subprocess.Popen(argv, cwd=made.path, env=env))
-    won = [number for number, process in enumerate(running) if process.wait() == 0]
+    created = place.create_at_once(asking)
+    won = [number for number, is_created in enumerate(created) if is_created]
     assert sorted(number % gpus for number in won) == list(range(gpus))
     names = {asking[number].name for number in won}
-    assert {each["id"] for each in place.records()} == names
+    assert set(place.records()) == names
     for number in sorted(set(range(count)) - set(won)):
         text = (asking[number].path / "output").read_text()
         assert any(f"in use by the container {name}" in text for name in names), text
