@@ -497,8 +497,10 @@ def names_root_alone(
     words = [f"--output={document}", f"--config={config}", "--kind=nvidia.com/gpu"]
     run([installation.command, "cdi", "generate", *words]).ok()
     made.mkdir()
-    unshared = ["unshare", "--mount", "--propagation=private", "python3", "-c", APPTAINERS]
-    return bundle.namespace.run(*unshared, bundle.root, document, made, HOOK)
+    # A process stays in the engine's namespace, as apptainer's starter does.
+    starter = ["sh", "-c", '"$@"; exit $?', "sh", "unshare", "--mount", "--propagation=private"]
+    words = ["python3", "-c", APPTAINERS, bundle.root, document, made, HOOK]
+    return bundle.namespace.run(*starter, *words)
 
 
 def test_a_bundle_that_names_the_root_alone(
@@ -509,10 +511,10 @@ def test_a_bundle_that_names_the_root_alone(
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(1))
 
 
-def test_a_bundle_that_names_the_root_alone_beside_a_process(
+def test_a_bundle_that_names_the_root_alone_beside_a_prefork_server(
     bundle: Bundle, standing: Standing, driver: Driver, tmp_path: Path
 ) -> None:
-    """That has to look in there for what is mounted."""
+    """The server has to look in the container for what is mounted."""
     standing.stand(bundle.namespace)
     before = standing.hooks()
     done = names_root_alone(bundle, standing.installation, standing.config, tmp_path).ok()
