@@ -499,7 +499,7 @@ def names_root_alone(
     made.mkdir()
     # A process stays in the engine's namespace, as apptainer's starter does.
     starter = ["sh", "-c", '"$@"; exit $?', "sh", "unshare", "--mount", "--propagation=private"]
-    words = ["python3", "-c", APPTAINERS, bundle.root, document, made, HOOK]
+    words = ("python3", "-c", APPTAINERS, bundle.root, document, made, HOOK)
     return bundle.namespace.run(*starter, *words)
 
 

@@ -247,7 +247,7 @@ KILLED = """
 import sys
 import time
 from gpuhook.base.config.loader import load
-from gpuhook.tools.mps import control, keep
+from gpuhook.monitor.mps import control, keep
 def stop(*words):
     print("here", flush=True)
     time.sleep(1000)
@@ -308,7 +308,7 @@ def test_a_client_that_comes_before_the_limits(site: Site) -> None:
     program_of = site.installation.command.parent / "python"
     code = (
         "import time; from gpuhook.base.config.loader import load;"
-        "from gpuhook.tools.mps import keep; set_up = keep.Keeper._set_up;"
+        "from gpuhook.monitor.mps import keep; set_up = keep.Keeper._set_up;"
         "keep.Keeper._set_up = lambda *words: time.sleep(3) or set_up(*words);"
         "keep.Keeper(load(), print).start()"
     )
@@ -330,7 +330,7 @@ def test_a_daemon_that_nobody_wrote_down_is_ended(site: Site) -> None:
     site.mps("start").ok()
     program = site.installation.command.parent / "python"
     code = (
-        "from gpuhook.vendors.nvidia import mps; from gpuhook.tools.mps.keep import Keeper;"
+        "from gpuhook.vendors.nvidia import mps; from gpuhook.monitor.mps.keep import Keeper;"
         "from gpuhook.base.config.loader import load; c = load();"
         "Keeper(c, print)._save(mps.read(c.state_dir).but(daemon=''))"
     )

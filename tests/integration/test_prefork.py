@@ -101,7 +101,7 @@ def test_command_line_that_the_runtime_refuses(site: Site, ids: tuple[str, ...])
 
 @pytest.mark.parametrize("line", ["standby = 0", "helper = false"])
 @ONE
-def test_nobody_stands_where_nobody_shall(site: Site, line: str) -> None:
+def test_no_prefork_server_where_it_is_switched_off(site: Site, line: str) -> None:
     site.configure(line)
     site.works()
     helper = site.helper
@@ -110,7 +110,7 @@ def test_nobody_stands_where_nobody_shall(site: Site, line: str) -> None:
 
 
 @ONE
-def test_hook_alone_leaves_nobody(site: Site, low_level: tuple[str, Namespace]) -> None:
+def test_the_hook_alone_leaves_no_server(site: Site, low_level: tuple[str, Namespace]) -> None:
     site.bundle.prestart(site.installation.hook, site.config)
     assert seen(site.bundle.run(low_level[0])).gpu_minors
     assert not site.folder.exists()
@@ -322,7 +322,7 @@ def test_containers_of_engines_are_served(engine: Engine, driver: Driver) -> Non
     wait_until(is_served, "a container is served")
 
 
-def test_nobody_stands_below_conmon(podman_runtime: Podman, driver: Driver) -> None:
+def test_no_prefork_server_below_conmon(podman_runtime: Podman, driver: Driver) -> None:
     """It waits for all that comes out of a container's start, before it tidies up."""
     env = ["NVIDIA_VISIBLE_DEVICES=0,2"]
     inside = seen(podman_runtime.run(image("debian"), *look(driver.minors), env=env))

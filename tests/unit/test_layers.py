@@ -128,7 +128,7 @@ def between(place: Callable[[str], str]) -> dict[str, set[str]]:
     return {each: others - {each} for each, others in found.items()}
 
 
-def test_the_wall() -> None:
+def test_start_code_imports_start_code_only() -> None:
     """The code of a container start imports nothing that only commands and services use."""
     through = [
         (module, other)
@@ -147,7 +147,7 @@ def test_parts_import_what_the_table_says() -> None:
     assert [(a, b) for a in order for b in PARTS[a] if order.index(b) >= order.index(a)] == []
 
 
-def test_rooms_are_in_no_circle() -> None:
+def test_packages_are_in_no_circle() -> None:
     assert circle(between(package)) == []
 
 
@@ -155,7 +155,7 @@ def test_packages_at_the_second_level_are_in_no_circle() -> None:
     assert circle(between(second)) == []
 
 
-def test_no_part_is_a_hall() -> None:
+def test_no_part_is_too_large() -> None:
     sizes = dict.fromkeys(PARTS, 0)
     for name, path in MODULES.items():
         if name != "gpuhook":
@@ -163,7 +163,7 @@ def test_no_part_is_a_hall() -> None:
     assert max(sizes.values()) < _MOST, sizes
 
 
-def test_the_page_counts_what_is_inside_the_wall() -> None:
+def test_the_page_counts_files_and_lines() -> None:
     page = (SOURCES.parent / "docs/engineering/architecture.md").read_text()
     said = re.findall(r"(\d+) files and\s+([\d,]+) lines", page)
     for (files, lines), names in zip(said, ({*INSIDE}, {*PARTS} - {*INSIDE}), strict=True):

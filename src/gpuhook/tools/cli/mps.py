@@ -10,12 +10,12 @@ import click
 
 from gpuhook.base.config.loader import load
 from gpuhook.monitor.followed import Followed, report_ready
+from gpuhook.monitor.mps.keep import Keeper
 from gpuhook.monitor.telemetry import ids_in_use
 from gpuhook.tools.cli._containers import pod_resources_option
 from gpuhook.tools.cli._help import Seconds, group
 from gpuhook.tools.cli._output import config_option, format_option, print_json
-from gpuhook.tools.mps.keep import Keeper
-from gpuhook.tools.mps.status import status as status_of
+from gpuhook.tools.running.mps_status import status as status_of
 
 _MEBI = 1 << 20
 _SHORT = 12  # characters of a container's id

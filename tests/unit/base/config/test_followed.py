@@ -22,7 +22,7 @@ from gpuhook.cluster.dra import service as dra
 from gpuhook.metrics import service as metrics_service
 from gpuhook.monitor import followed as following
 from gpuhook.monitor.followed import Changed, Followed
-from gpuhook.tools.mps import keep
+from gpuhook.monitor.mps import keep
 from gpuhook.tools.watch import Watch
 from gpuhook.vendors.nvidia import mps
 

@@ -22,11 +22,11 @@ from gpuhook.core.inventory import cache
 from gpuhook.core.records import leases
 from gpuhook.monitor.containers import attached
 from gpuhook.monitor.ledger.records import Records
+from gpuhook.monitor.mps.control import Control
+from gpuhook.monitor.mps.keep import Keeper
 from gpuhook.prefork import instance
 from gpuhook.tools.driver_folder.place import Place
 from gpuhook.tools.engines.lock import Lock
-from gpuhook.tools.mps.control import Control
-from gpuhook.tools.mps.keep import Keeper
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia import mps
 from gpuhook.vendors.nvidia.mps_mounts import BindPipe
@@ -102,8 +102,8 @@ def _prefork_server(folder: Path) -> None:
 
 
 LOCKS: dict[str, Callable[[Path], None]] = {
-    "tools/mps/keep.py": _mps,
-    "tools/mps/control.py": _daemon_of_mps,
+    "monitor/mps/keep.py": _mps,
+    "monitor/mps/control.py": _daemon_of_mps,
     "vendors/nvidia/mps_mounts.py": _place_of_mps,
     "core/records/leases.py": _lease,
     "core/inventory/cache.py": _inventory,

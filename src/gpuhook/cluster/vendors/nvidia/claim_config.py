@@ -16,10 +16,10 @@ from gpuhook.base.errors import RequestError, listed, shown
 from gpuhook.base.sizes import parse_quantity
 from gpuhook.core.inventory.model import Device
 from gpuhook.monitor.host import driver_program
+from gpuhook.monitor.mps.control import program_of
+from gpuhook.monitor.mps.devices import DEFAULT, EXCLUSIVE_PROCESS
+from gpuhook.monitor.mps.keep import Keeper
 from gpuhook.monitor.vendors.nvidia.settings import MODE, SLICE, SLICES, check_program
-from gpuhook.tools.mps.control import program_of
-from gpuhook.tools.mps.devices import DEFAULT, EXCLUSIVE_PROCESS
-from gpuhook.tools.mps.keep import Keeper
 from gpuhook.vendors.nvidia import mps
 from gpuhook.vendors.nvidia.model import Inventory
 from gpuhook.vendors.nvidia.variables import MPS_LIMITS

@@ -223,10 +223,10 @@ def mps_answers(case: Case) -> Iterator[Finding]:
     """Check that the control daemon of [gpuhook.mps] answers."""
     if not case.config.mps_devices:
         return
-    from gpuhook.tools.mps import status  # noqa: PLC0415 - few share devices by MPS
+    from gpuhook.tools.running import mps_status  # noqa: PLC0415 - few share devices by MPS
 
     try:
-        status.check(case.config)
+        mps_status.check(case.config)
     except GpuhookError as error:
         yield failure("mps", f"GPUs are shared by MPS, and {error.cause}", error.remedy)
     else:

@@ -24,8 +24,8 @@ from gpuhook.monitor.followed import Followed
 from gpuhook.monitor.host import users_tree
 from gpuhook.monitor.host.child import BackOff
 from gpuhook.monitor.ledger.records import Ids
-from gpuhook.tools.mps.control import SERVER, Control, program_of
-from gpuhook.tools.mps.devices import Devices
+from gpuhook.monitor.mps.control import SERVER, Control, program_of
+from gpuhook.monitor.mps.devices import Devices
 from gpuhook.vendors.nvidia import mps
 from gpuhook.vendors.nvidia import names as nvidia
 from gpuhook.vendors.nvidia.model import WSL, Gpu, Inventory

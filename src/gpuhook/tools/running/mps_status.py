@@ -7,7 +7,7 @@ from gpuhook.base.errors import GpuhookError, MpsError
 from gpuhook.base.host import proc
 from gpuhook.base.state_directory import StateDirectory
 from gpuhook.core.records import records
-from gpuhook.tools.mps.keep import Keeper
+from gpuhook.monitor.mps.keep import Keeper
 from gpuhook.tools.running.names import Names
 from gpuhook.vendors.nvidia import mps, mps_mounts
 
