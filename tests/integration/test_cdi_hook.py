@@ -499,8 +499,8 @@ def names_root_alone(
     made.mkdir()
     # A process stays in the engine's namespace, as apptainer's starter does.
     starter = ["sh", "-c", '"$@"; exit $?', "sh", "unshare", "--mount", "--propagation=private"]
-    words = ("python3", "-c", APPTAINERS, bundle.root, document, made, HOOK)
-    return bundle.namespace.run(*starter, *words)
+    starter += ["python3", "-c", APPTAINERS]
+    return bundle.namespace.run(*starter, bundle.root, document, made, HOOK)
 
 
 def test_a_bundle_that_names_the_root_alone(
